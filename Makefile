@@ -1,0 +1,331 @@
+# make run GPUS=2     trains; make help lists everything else.
+
+# ----- Options of the program: passed on when set, otherwise the program takes its own ---------
+
+# Number of devices
+GPUS ?=
+# Network: lenet
+MODEL ?=
+# Batch size over all devices together
+BATCH ?=
+# Learning rate
+LR ?=
+# Passes over the training data
+EPOCHS ?=
+# How gradients are summed over the devices: naive
+ALLREDUCE ?=
+# Seed of the parameters and of the order of the samples
+SEED ?=
+# 0 keeps the training samples in file order
+SHUFFLE ?= 1
+# Stop after this many training steps
+STEPS ?=
+# Folder with the data set, by default data/, where `make data` puts it
+DATA ?=
+# Folder with .npy files to start from
+INIT ?=
+# Folder for the trained parameters, as .npy files
+SAVE ?=
+# File for the epoch rows, by default build/log.csv
+LOG ?=
+# Anything more for the program, such as ARGS=--help
+ARGS ?=
+# Options of the tests, such as T='-tc=allreduce*'
+T ?=
+
+# ----- How to build ----------------------------------------------------------------------------
+
+# Where to run: cuda, cpu (the stand-in), or auto: cuda where both nvcc and a GPU are found
+BACKEND ?= auto
+# CUDA compiler
+NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc),nvcc)
+# GPU architecture to compile for, such as 75 or 90: that of the first GPU, 75 where there is none
+SM ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
+    sed -nE '1s/^([0-9]+)\.([0-9]+)$$/\1\2/p'),75)
+# C++ compiler of the CPU stand-in: g++ or clang++
+CXX ?= g++
+# Processor the stand-in is compiled for; empty where the compiler does not know `native`
+MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && echo -march=native)
+# Compiler flags of the CPU stand-in
+CPUFLAGS ?= -std=c++17 -O3 $(MARCH) -fopenmp-simd -g -Wall -Wextra
+# 1 turns warnings into errors
+WERROR ?=
+# doctest's header: the system's, or the one that make brings
+DOCTEST ?= $(firstword $(wildcard /usr/include/doctest/doctest.h \
+    /usr/local/include/doctest/doctest.h) build/doctest/doctest.h)
+
+# What `make asan` and `make race` add to CPUFLAGS
+flags_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+flags_race := -O1 -fsanitize=thread
+
+nvcc_flags = -std=c++17 -O3 -lineinfo -gencode arch=compute_$(SM),code=sm_$(SM) \
+    -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
+cpu_flags = $(CPUFLAGS) $(if $(WERROR),-Werror) -pthread -Icpu
+
+# Each option in quotes as it was typed, so that the program, not the shell, judges it
+quote = '$(subst ','\'',$1)'
+option = $(if $(value $2),$1 $(call quote,$(value $2)))
+options = $(call option,--gpus,GPUS) $(call option,--model,MODEL) $(call option,--batch,BATCH) \
+    $(call option,--lr,LR) $(call option,--epochs,EPOCHS) $(call option,--allreduce,ALLREDUCE) \
+    $(call option,--seed,SEED) $(call option,--steps,STEPS) $(call option,--data,DATA) \
+    $(call option,--init,INIT) $(call option,--save,SAVE) $(call option,--log,LOG) \
+    $(if $(filter-out 0 1,$(SHUFFLE)),$(error SHUFFLE=$(SHUFFLE) is unknown: use 0 or 1)) \
+    $(if $(filter 0,$(SHUFFLE)),--no-shuffle) $(value ARGS)
+
+# ----- Which backend, and why ------------------------------------------------------------------
+
+has_nvcc = $(shell command -v $(firstword $(NVCC)) 2>/dev/null)
+has_gpu = $(shell nvidia-smi -L 2>/dev/null | grep '^GPU')
+
+ifeq ($(BACKEND),cpu)
+  dir := build/cpu
+  why := cpu stand-in (BACKEND=cpu)
+else ifeq ($(BACKEND),cuda)
+  $(if $(has_nvcc),,$(error BACKEND=cuda needs nvcc: install the CUDA Toolkit or set \
+    NVCC=/path/to/nvcc))
+  dir := build/gpu
+  SM := $(SM)
+  why := cuda for SM $(SM) (BACKEND=cuda)
+else ifneq ($(BACKEND),auto)
+  $(error BACKEND=$(BACKEND) is unknown: use auto, cuda or cpu)
+else ifeq ($(has_nvcc),)
+  dir := build/cpu
+  why := cpu stand-in (no nvcc found; NVCC=/path/to/nvcc if there is one)
+else ifeq ($(has_gpu),)
+  dir := build/cpu
+  why := cpu stand-in (no GPU found; BACKEND=cuda to force)
+else
+  dir := build/gpu
+  SM := $(SM)
+  why := cuda for SM $(SM) (nvcc and a GPU found; BACKEND=cpu for the stand-in)
+endif
+
+# The data set is fetched only where DATA does not name another folder
+dataset := $(if $(filter-out data data/ ./data,$(value DATA)),,build/data.ok)
+
+# ----- What you can make -----------------------------------------------------------------------
+
+.PHONY: all run test bench race asan sanitize plot data clean help backend FORCE
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+all: $(dir)/mgpu $(dir)/tests  ## build the program and the tests
+
+run: backend $(dir)/mgpu $(dataset)  ## train: make run GPUS=2 BATCH=256 LR=0.2 EPOCHS=10
+	@$(dir)/mgpu $(options)
+
+test: backend $(dir)/tests $(dataset)  ## run the tests: make test T='-tc=allreduce*'
+	@set -f; $(dir)/tests $(value T)
+
+bench: backend $(dir)/mgpu $(dataset)  ## measure training steps and allreduce
+	@$(dir)/mgpu --bench $(options)
+
+asan: build/asan/tests $(dataset)  ## the tests under AddressSanitizer and UBSan (CPU stand-in)
+	@set -f; build/asan/tests $(value T)
+
+# The kernel may spread addresses too widely for ThreadSanitizer: setarch -R turns that off
+tsan = TSAN_OPTIONS="halt_on_error=0 exitcode=66 $$TSAN_OPTIONS" \
+    $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
+
+race: build/race/tests build/race/mgpu $(dataset)  ## tests, training under ThreadSanitizer (CPU)
+	@set -f; $(tsan) build/race/tests $(value T)
+	@$(tsan) build/race/mgpu --gpus 2 --batch 16 --steps 3 --log build/race/log.csv $(options)
+
+memory_checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \
+    /usr/local/cuda/bin/compute-sanitizer))
+
+sanitize:  ## a short training under compute-sanitizer (GPU)
+	@$(if $(has_gpu),,echo 'make sanitize needs a GPU: none found' >&2; exit 1)
+	@$(if $(memory_checker),,echo 'make sanitize needs compute-sanitizer (CUDA Toolkit)' >&2; exit 1)
+	@$(MAKE) --no-print-directory BACKEND=cuda build/gpu/mgpu $(dataset)
+	@for tool in memcheck racecheck initcheck synccheck; do \
+	    echo "compute-sanitizer --tool $$tool"; \
+	    $(memory_checker) --tool $$tool --error-exitcode 1 build/gpu/mgpu \
+	        --gpus 2 --batch 64 --steps 3 --log build/gpu/log.csv $(options) || exit 1; \
+	done
+
+plot: log = $(if $(LOG),$(call quote,$(value LOG)),build/log.csv)
+plot:  ## draw build/log.csv, test accuracy over epochs, to build/plot.svg (gnuplot)
+	@command -v gnuplot >/dev/null || { \
+	    echo 'make plot needs gnuplot: apt-get install gnuplot-nox' >&2; exit 1; }
+	@grep -qs '^[0-9]' $(log) || { echo 'make plot needs a training log: make run' >&2; exit 1; }
+	@mkdir -p build
+	@gnuplot -e "set terminal svg size 420,300 background 'white'; set grid; unset key; \
+	    set xlabel 'epoch'; set ylabel 'test acc'; set datafile separator comma; \
+	    plot '<cat' using 1:3 every ::1 with linespoints lw 2 pt 7 ps 0.4 lc rgb '#1f77b4'" \
+	    <$(log) >build/plot.svg.new && mv build/plot.svg.new build/plot.svg
+	@echo build/plot.svg
+
+data: build/data.ok  ## bring Fashion-MNIST into data/
+
+clean:  ## remove build/ (data/ stays)
+	rm -rf build
+
+help:  ## this list
+	@echo 'make TARGET [NAME=value ...]'; echo
+	@sed -nE 's/^([a-z]+):.*  ## (.*)/\1\t\2/p' Makefile | expand -t 12
+	@echo
+	@sed -nE '/^# /{ h; n; /^[A-Z]+ \?=/{ s/ .*//; G; s/\n# /\t/p } }' Makefile | expand -t 12
+
+backend:
+	@echo 'backend: $(why)' >&2
+
+# ----- Compiling -------------------------------------------------------------------------------
+
+build/gpu/mgpu: mgpu.cu build/gpu/flags
+	$(NVCC) $(nvcc_flags) $< -o $@
+
+build/gpu/tests: tests.cu mgpu.cu $(DOCTEST) build/gpu/flags
+	$(NVCC) $(nvcc_flags) -isystem $(dir $(DOCTEST)) $< -o $@
+
+build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
+    build/cpu/mgpu.cu cpu/cuda_runtime.h build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) -x c++ $< -o $@
+
+build/cpu/tests build/asan/tests build/race/tests: build/%/tests: \
+    build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h $(DOCTEST) build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) -iquote build/cpu -isystem $(dir $(DOCTEST)) -x c++ $< -o $@
+
+# build/*/flags holds the flags of the last build, and the processor's name because of
+# -march=native. It is rewritten only when they change, and what depends on it is then rebuilt.
+build/%/flags: command = $(if $(filter gpu,$*),$(NVCC) $(nvcc_flags),$(CXX) $(cpu_flags) $(flags_$*))
+build/%/flags: FORCE
+	@mkdir -p $(@D)
+	@{ echo $(call quote,$(command)); grep -m1 '^model name' /proc/cpuinfo; } >$@.new; \
+	cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+FORCE:
+
+# What g++ cannot read in a .cu file is put in C++, each thing on the lines it was on:
+#   extern __shared__ T name[];         a pointer to the block's dynamic shared memory
+#   __shared__ T name[a][b];            a reference to an array that the block's threads share
+#   kernel<T> <<<config>>> (arguments)  a launch object, called with the arguments
+# A name is followed by template arguments nested at most once; a config has no ; { or }.
+name := [A-Za-z_][A-Za-z0-9_]*
+scoped := [A-Za-z_][A-Za-z0-9_:]*
+type := (($(scoped)(<[^<>;]*>)?[ \t*]+)+)
+kernel := ($(scoped)([ \t]*<([^<>;{}"\n]|<[^<>;{}"\n]*>)*>)?)
+config := (((<<?)?(>>?)?[^;{}<>])+)
+define to_cpp
+s/extern[ \t]+__shared__[ \t]+$(type)($(name))[ \t]*\[[ \t]*\][ \t]*;/\1*\4 = ::cuda_cpu::dynamic_shared<\1>();/g
+s/__shared__[ \t]+$(type)($(name))[ \t]*((\[[^];\n]+\][ \t]*)*);/struct \4_shared {}; auto \&\4 = ::cuda_cpu::shared_memory<\1\5, \4_shared>();/g
+s/$(kernel)(\s*)<<<$(config)>>>(\s*)\(/(::cuda_cpu::configured(::cuda_cpu::Launch("\1", __FILE__, __LINE__, \4\5), [=](auto... arguments) { \1(arguments...); }))\9(/g
+endef
+# Before that, <<< and __shared__ in a "string" or after // are taken apart, so as not to be met
+code := ([^"]|"([^"\\]|\\.)*")*
+define hide
+:string
+s~^($(code)"([^"\\]|\\.)*)(<<|__shared)(<|__)~\1\5""\6~
+t string
+:comment
+s~^($(code)//.*)(<<|__shared)(<|__)~\1\4 \5~
+t comment
+endef
+export to_cpp hide
+
+build/cpu/%.cu: %.cu Makefile
+	@mkdir -p $(@D)
+	@{ echo '#line 1 "$<"'; LC_ALL=C sed -E "$$hide" $< | LC_ALL=C sed -zE "$$to_cpp"; } >$@
+	@line=$$(sed -n '1d; /<<<\|__shared__/{=;q}' $@); [ -z "$$line" ] || { \
+	echo "$<:$$((line - 1)): the CPU stand-in's sed script does not understand this launch:" \
+	    "$$(sed -n "$$((line - 1))s/^ *//p" $<)" >&2; exit 1; }
+
+# ----- What a build needs and the machine may lack -----------------------------------------------
+# Each file comes from the first source that has it: a folder of this machine, a Debian package
+# (apt:NAME, or the address of a .deb), or a folder on the web. It counts only if its sha256 is
+# known, and is moved into place whole, so that nothing half-written is ever left.
+
+archives := train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \
+    t10k-images-idx3-ubyte.gz t10k-labels-idx1-ubyte.gz
+debian := https://deb.debian.org/debian/pool/main/d
+archive_sources := /usr/share/datasets/fashion-mnist apt:dataset-fashion-mnist \
+    $(debian)/dataset-fashion-mnist/dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb \
+    https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion \
+    http://fashion-mnist.s3-website.eu-central-1.amazonaws.com
+
+# doctest 2.4.9, 2.4.11 and 2.4.12, as Debian packages them; 2.4.9 is also the published header
+define doctest_sha256
+041dced3b82ed2d6c920977fcba16e8b9e49daaa200c81ba0ccec529a4f1fd5d  doctest.h
+44faa038e9c3f9728efbda143748d01124ea0a27f4bf78f35a15d8fab2e039fb  doctest.h
+94029a7d32da24a56249658147dbd2b33ff0b9ed665295cbbaf19aafff5b0ced  doctest.h
+endef
+doctest_sources := apt:doctest-dev $(debian)/doctest/doctest-dev_2.4.9~ds-1_all.deb \
+    https://raw.githubusercontent.com/doctest/doctest/v2.4.9/doctest
+
+# sh -c "$$fetch" fetch FOLDER SHA256-LIST 'SOURCE ...' FILE ...
+define fetch
+folder=$1 sha256=$2 sources=$3; shift 3
+new=$PWD/$folder/.fetch.$$
+trap 'rm -rf "$new"' EXIT; trap 'exit 1' HUP INT TERM
+
+right() {  # right PATH: is it there, and its sha256 one of those listed for its name?
+    [ -f "$1" ] && echo "$sha256" | grep -qxF "$(sha256sum <"$1" | cut -c-64)  ${1##*/}"
+}
+keep() {  # moves what is right from $new into the folder; ends when nothing is missing
+    missing=
+    for file; do
+        right "$folder/$file" || { right "$new/$file" && mv -f "$new/$file" "$folder/"; } ||
+            missing="$missing $file"
+    done
+    [ -n "$missing" ] || exit 0
+}
+unpack() {  # unpacks the .deb files in $new, with dpkg-deb or with what g++ brings anyway
+    for deb in "$new"/*.deb; do
+        dpkg-deb -x "$deb" "$new/deb" || (cd "$new/deb" && ar x "$deb" && tar xf data.tar.*)
+        rm -f "$deb"
+    done
+    for file in $missing; do find "$new/deb" -name "$file" -exec mv -f {} "$new/" \; ; done
+}
+get() {  # get ADDRESS PATH
+    curl -fsSL --connect-timeout 10 --speed-limit 1000 --speed-time 20 -o "$2" "$1" ||
+        wget -q --timeout=10 --tries=1 -O "$2" "$1"
+}
+apt() {  # apt-get for any user, whatever apt's sandbox user may read
+    apt-get -qq -o APT::Sandbox::User="$(id -un)" -o Acquire::Retries=0 \
+        -o Acquire::http::Timeout=10 -o Acquire::https::Timeout=10 "$@"
+}
+own_apt() {  # the same with package lists of its own
+    apt -o Dir::State::Lists="$new/lists" -o Dir::Cache="$new/cache" -o Debug::NoLocking=1 "$@"
+}
+
+keep "$@"
+for file in $missing; do
+    [ ! -e "$folder/$file" ] || echo "$folder/$file is damaged: it will be replaced" >&2
+done
+echo "fetching$missing into $folder/" >&2
+mkdir -p "$new/deb" "$new/lists/partial" "$new/cache/archives/partial" || exit 1
+for source in $sources; do
+    case $source in
+    /*) for file in $missing; do cp "$source/$file" "$new/"; done ;;
+    apt:*)
+        (cd "$new" && apt download "${source#apt:}"); unpack; keep "$@"
+        (cd "$new" && own_apt update && own_apt download "${source#apt:}"); unpack ;;
+    *.deb) get "$source" "$new/package.deb"; unpack ;;
+    *) for file in $missing; do get "$source/$file" "$new/$file"; done ;;
+    esac >/dev/null 2>&1
+    keep "$@"
+done
+{
+    echo "cannot fetch$missing: no source answers."
+    echo "Please put each file into $folder/; it comes from any of"
+    for source in $sources; do
+        case $source in
+        http*.deb) echo "    $source (unpack it with dpkg-deb -x)" ;;
+        http*) echo "    $source/FILE" ;;
+        esac
+    done
+} >&2
+exit 1
+endef
+fetch := $(value fetch)
+export fetch doctest_sha256
+
+build/data.ok: data/sha256 $(addprefix data/,$(archives))
+	@sh -c "$$fetch" fetch data "$$(cat data/sha256)" '$(archive_sources)' $(archives)
+	@mkdir -p build && touch $@
+
+# An archive that is not there is no error yet: the rule above brings it
+$(addprefix data/,$(archives)): ;
+
+build/doctest/doctest.h:
+	@mkdir -p $(@D)
+	@sh -c "$$fetch" fetch $(@D) "$$doctest_sha256" '$(doctest_sources)' doctest.h

@@ -1,0 +1,1520 @@
+// A stand-in for the CUDA runtime on machines without a GPU: the same .cu file, compiled by g++ or
+// clang++ (C++17, Linux, no library), runs on emulated devices, with CUDA's own names and error codes.
+//
+// It is stricter than a GPU. Every emulated device has its own memory, filled with NaN when fresh, and
+// its own cores; every stream is a thread with an in-order queue, so devices and streams really run at
+// the same time and a missing event is a real race. What a GPU turns into a crash, a hang or a wrong
+// number is named here with the line that did it: pointers of another device or of the host, wrong
+// device numbers, copies and accesses out of bounds, use after free, bad launch configurations,
+// barriers that only some threads of a block reach.
+//
+//   CUDA_CPU_DEVICES   how many devices to show                            (default 1)
+//   CUDA_CPU_CORES     cores of each device          (default: the machine's, divided among the devices)
+//   CUDA_CPU_MEMORY    memory of each device in MiB  (default: the machine's, divided among the devices)
+//
+// kernel<<<grid, block, shared, stream>>>(args) and __shared__ are not C++: the sed script in the
+// Makefile turns the first into a call of configured() and the second into shared_memory(), below.
+//
+//   1. The language     qualifiers, built-in variables, vector types
+//   2. Errors           codes, strings, and how a mistake is reported
+//   3. Devices          memory: one address range a device, a table of what is allocated in it
+//   4. Streams          queues, events, who waits for whom
+//   5. Fibers           the threads of a block, switched at __syncthreads()
+//   6. Launch           a grid's blocks over a device's cores
+//   7. The runtime API  cudaMalloc, cudaMemcpyPeerAsync, cudaStreamWaitEvent, ...
+#pragma once
+#define CUDA_CPU 1
+
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <csignal>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_THREAD__)
+#define CUDA_CPU_TSAN 1
+#elif defined(__SANITIZE_ADDRESS__)
+#define CUDA_CPU_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define CUDA_CPU_TSAN 1
+#elif __has_feature(address_sanitizer)
+#define CUDA_CPU_ASAN 1
+#endif
+#endif
+#ifdef CUDA_CPU_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef CUDA_CPU_TSAN
+#include <sanitizer/tsan_interface.h>
+extern "C" void AnnotateIgnoreReadsBegin(const char *file, int line);
+extern "C" void AnnotateIgnoreReadsEnd(const char *file, int line);
+extern "C" void AnnotateIgnoreWritesBegin(const char *file, int line);
+extern "C" void AnnotateIgnoreWritesEnd(const char *file, int line);
+extern "C" void AnnotateIgnoreSyncBegin(const char *file, int line);
+extern "C" void AnnotateIgnoreSyncEnd(const char *file, int line);
+#endif
+#if !defined(__x86_64__) || defined(CUDA_CPU_PORTABLE)
+#undef CUDA_CPU_PORTABLE
+#define CUDA_CPU_PORTABLE 1
+#include <setjmp.h>
+#include <ucontext.h>
+#endif
+
+// ---------------------------------------------------------------------------------------------
+// 1. The language
+
+#define __global__ inline __attribute__((always_inline))
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __syncthreads() ::cuda_cpu::barrier(__FILE__, __LINE__)
+
+struct uint3 {
+    unsigned x, y, z;
+};
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+// Of the CUDA thread that this core runs at the moment.
+inline __thread uint3 threadIdx, blockIdx;
+inline __thread dim3 blockDim, gridDim;
+
+template <class T> constexpr T min(T a, T b) { return b < a ? b : a; }
+template <class T> constexpr T max(T a, T b) { return a < b ? b : a; }
+
+// ---------------------------------------------------------------------------------------------
+// 2. Errors
+
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidMemcpyDirection = 21,
+    cudaErrorNoDevice = 100,
+    cudaErrorInvalidDevice = 101,
+    cudaErrorPeerAccessUnsupported = 217,
+    cudaErrorInvalidResourceHandle = 400,
+    cudaErrorNotReady = 600,
+    cudaErrorIllegalAddress = 700,
+    cudaErrorPeerAccessAlreadyEnabled = 704,
+    cudaErrorPeerAccessNotEnabled = 705,
+    cudaErrorLaunchFailure = 719,
+};
+
+inline const char *cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+#define CUDA_CPU_NAME(name) case name: return #name;
+    CUDA_CPU_NAME(cudaSuccess)
+    CUDA_CPU_NAME(cudaErrorInvalidValue)
+    CUDA_CPU_NAME(cudaErrorMemoryAllocation)
+    CUDA_CPU_NAME(cudaErrorInvalidConfiguration)
+    CUDA_CPU_NAME(cudaErrorInvalidMemcpyDirection)
+    CUDA_CPU_NAME(cudaErrorNoDevice)
+    CUDA_CPU_NAME(cudaErrorInvalidDevice)
+    CUDA_CPU_NAME(cudaErrorPeerAccessUnsupported)
+    CUDA_CPU_NAME(cudaErrorInvalidResourceHandle)
+    CUDA_CPU_NAME(cudaErrorNotReady)
+    CUDA_CPU_NAME(cudaErrorIllegalAddress)
+    CUDA_CPU_NAME(cudaErrorPeerAccessAlreadyEnabled)
+    CUDA_CPU_NAME(cudaErrorPeerAccessNotEnabled)
+    CUDA_CPU_NAME(cudaErrorLaunchFailure)
+#undef CUDA_CPU_NAME
+    }
+    return "unrecognized error code";
+}
+inline const char *cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorPeerAccessUnsupported: return "peer access is not supported between these two devices";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorNotReady: return "device not ready";
+    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+    case cudaErrorPeerAccessAlreadyEnabled: return "peer access is already enabled";
+    case cudaErrorPeerAccessNotEnabled: return "peer access has not been enabled";
+    case cudaErrorLaunchFailure: return "unspecified launch failure";
+    }
+    return "unrecognized error code";
+}
+
+namespace cuda_cpu {
+
+// Where in the user's file a call stands: every function of the API takes its caller's line as a
+// last, defaulted argument.
+struct Where {
+    const char *file;
+    int line;
+};
+#define CUDA_CPU_WHERE                                                                             \
+    ::cuda_cpu::Where where = { __builtin_FILE(), __builtin_LINE() }
+
+inline __thread cudaError_t last_error = cudaSuccess; // of this host thread, for cudaGetLastError
+
+inline cudaError_t fail(cudaError_t error) { return last_error = error; }
+
+// Say on stderr, in one line, what is wrong and where, then fail with CUDA's code for it.
+__attribute__((format(printf, 3, 4), cold)) inline cudaError_t fail(cudaError_t error, Where where,
+                                                                    const char *format, ...) {
+    char text[1000];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fprintf(stderr, "%s:%d: %s [%s]\n", where.file, where.line, text, cudaGetErrorName(error));
+    return fail(error);
+}
+
+// ThreadSanitizer must see the order that the CUDA program establishes, and nothing else: the locks of
+// the queues below would order far more than the program does and hide its races. So everything that
+// the stand-in does for itself is Hidden, and the CUDA order is told by published() and observed().
+#ifdef CUDA_CPU_TSAN
+struct Hidden {
+    Hidden() {
+        AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
+        AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+        AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+    }
+    ~Hidden() {
+        AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+        AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+        AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
+    }
+};
+inline void published(void *order) { __tsan_release(order); }
+inline void observed(void *order) { __tsan_acquire(order); }
+#else
+struct Hidden {
+    Hidden() {}
+};
+inline void published(void *) {}
+inline void observed(void *) {}
+#endif
+
+// ---------------------------------------------------------------------------------------------
+// 3. Devices
+// Each device has one range of addresses, so a pointer tells whose it is. An allocation ends at a page's
+// end and an unmapped page follows it; freed memory is unmapped and, while addresses last, not handed
+// out again, so that an access to either is caught.
+
+struct Stream;
+struct Team;
+
+struct Allocation {
+    size_t bytes;
+    char *pages; // what is mapped: from here to the end of the allocation
+    Where made, freed;
+    bool live;
+};
+
+struct Device {
+    int id = 0, cores = 1;
+    char *base = nullptr, *next = nullptr, *end = nullptr; // range of addresses, and its unused rest
+    size_t total = 0, used = 0;                            // bytes
+    std::map<const char *, Allocation> allocations;        // by first byte
+    std::vector<Stream *> streams;                         // streams[0] is the default stream
+    std::vector<bool> peers;                               // to which access was enabled
+    std::atomic<cudaError_t> fault{cudaSuccess};           // of a kernel; stays, as on a GPU
+    std::mutex kernel_lock;                                // one kernel at a time; copies run beside it
+    Team *team = nullptr;
+};
+
+struct Machine {
+    std::vector<Device *> devices;
+    std::map<const char *, size_t> pinned; // cudaMallocHost: first byte -> bytes
+    std::mutex lock;                       // guards the tables of allocations and streams
+    bool spin;                             // whether there is a core for every worker
+    Machine();
+};
+inline Machine &machine() {
+    static Machine *machine = new Machine; // never destroyed: its threads outlive main
+    return *machine;
+}
+inline __thread int current_device = 0;
+
+inline Device &current() { return *machine().devices[current_device]; }
+inline bool valid_device(int id) { return id >= 0 && id < (int)machine().devices.size(); }
+
+// Which device's range p lies in (null: none), and the allocation there or just before it (null: none).
+struct Place {
+    Device *device;
+    const char *first;
+    const Allocation *allocation;
+};
+inline Place locate(const void *pointer) {
+    const char *p = (const char *)pointer;
+    for (Device *device : machine().devices)
+        if (p >= device->base && p < device->end) {
+            auto found = device->allocations.upper_bound(p);
+            if (found == device->allocations.begin()) return {device, nullptr, nullptr};
+            --found;
+            return {device, found->first, &found->second};
+        }
+    return {nullptr, nullptr, nullptr};
+}
+inline bool is_pinned(const void *pointer) {
+    auto found = machine().pinned.upper_bound((const char *)pointer);
+    if (found == machine().pinned.begin()) return false;
+    --found;
+    return (const char *)pointer < found->first + found->second;
+}
+
+// Check that [pointer, pointer + bytes) is live memory of `device`; `what` names the call and argument.
+inline cudaError_t check_memory(const Device &device, const void *pointer, size_t bytes, Where where,
+                                const char *what) {
+    std::lock_guard<std::mutex> guard(machine().lock);
+    Place at = locate(pointer);
+    if (!at.device)
+        return fail(cudaErrorInvalidValue, where,
+                    "%s: %p is %s memory, not memory of device %d: allocate it with cudaMalloc", what,
+                    pointer, is_pinned(pointer) ? "pinned host" : "host", device.id);
+    if (at.device != &device)
+        return fail(cudaErrorInvalidValue, where, "%s: %p is memory of device %d, not of device %d", what,
+                    pointer, at.device->id, device.id);
+    const char *p = (const char *)pointer;
+    if (!at.allocation || p > at.first + at.allocation->bytes)
+        return fail(cudaErrorInvalidValue, where, "%s: nothing is allocated at %p on device %d", what,
+                    pointer, device.id);
+    if (!at.allocation->live)
+        return fail(cudaErrorInvalidValue, where, "%s: %p is memory of device %d that %s:%d has freed", what,
+                    pointer, device.id, at.allocation->freed.file, at.allocation->freed.line);
+    size_t offset = p - at.first;
+    if (offset + bytes > at.allocation->bytes)
+        return fail(cudaErrorInvalidValue, where,
+                    "%s: %zu bytes from byte %zu on overrun the %zu bytes that %s:%d allocated on device %d",
+                    what, bytes, offset, at.allocation->bytes, at.allocation->made.file,
+                    at.allocation->made.line, device.id);
+    return cudaSuccess;
+}
+
+inline size_t page_size() {
+    static const size_t bytes = sysconf(_SC_PAGESIZE);
+    return bytes;
+}
+
+// The arrays that kernels declare __shared__ get fixed places, one behind the other, in an arena that
+// every worker has a copy of. Tag is a type of its own for each declaration.
+constexpr size_t shared_gap = 64, dynamic_shared_bytes = 48 * 1024;
+inline size_t &shared_arena_bytes() {
+    static size_t bytes = 0;
+    return bytes;
+}
+inline size_t reserve_shared(size_t bytes) {
+    size_t offset = shared_arena_bytes();
+    shared_arena_bytes() = offset + (bytes + shared_gap - 1) / shared_gap * shared_gap + shared_gap;
+    return offset;
+}
+template <class T, class Tag> inline const size_t shared_offset = reserve_shared(sizeof(T));
+
+// What the operating system thread is running, for the messages of the fault handler.
+struct Running {
+    const char *name;
+    Where where;
+    int device;
+};
+inline __thread Running running = {nullptr, {nullptr, 0}, -1};
+
+// SIGSEGV or SIGBUS: where the address belongs to a device, say whose memory was missed and by whom.
+inline void on_fault(int signal, siginfo_t *info, void *) {
+    Place at = locate(info->si_addr);
+    struct sigaction plain = {};
+    plain.sa_handler = SIG_DFL;
+    sigaction(signal, &plain, nullptr); // any other fault crashes as it would without the stand-in
+    if (!at.device) return;
+    char text[600], range[200] = "where nothing is allocated";
+    if (at.allocation) {
+        const char *p = (const char *)info->si_addr;
+        const Where &where = at.allocation->live ? at.allocation->made : at.allocation->freed;
+        snprintf(range, sizeof range, "byte %td of the %zu bytes that %s:%d %s", p - at.first,
+                 at.allocation->bytes, where.file, where.line, at.allocation->live ? "allocated" : "has freed");
+    }
+    int n;
+    if (running.name)
+        n = snprintf(text, sizeof text, "%s:%d: %s on device %d: access to memory of device %d, %s [%s]\n",
+                     running.where.file, running.where.line, running.name, running.device, at.device->id,
+                     range, cudaGetErrorName(cudaErrorIllegalAddress));
+    else
+        n = snprintf(text, sizeof text, "the host accesses memory of device %d, %s [%s]\n", at.device->id,
+                     range, cudaGetErrorName(cudaErrorIllegalAddress));
+    if (write(STDERR_FILENO, text, n)) _exit(1);
+    _exit(1);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 4. Streams
+// A stream is a thread that works off a queue of tasks in order. A mark is a point in a stream that
+// others wait for: what an event stands for, once it is recorded.
+
+struct Mark {
+    std::mutex lock;
+    std::condition_variable changed;
+    bool reached = false;
+    double seconds = 0; // when it was reached
+};
+
+struct Task {
+    std::function<void()> run;
+    Running running;
+};
+
+struct Stream {
+    static constexpr size_t most = 1024; // pending tasks, beyond which the host waits, as on a GPU
+    Device *device;
+    bool blocking; // ordered with the default stream
+    std::mutex lock;
+    std::condition_variable pushed, popped;
+    std::deque<Task *> queue;
+    bool stopping = false, stopped = false;
+    bool used = false;                  // since the default stream last waited for this one
+    std::shared_ptr<Mark> default_mark; // of the default stream, that this stream has yet to wait for
+    Stream(Device *device, bool blocking) : device(device), blocking(blocking) {
+        std::thread([this] { work(); }).detach();
+    }
+    void push(Running running, std::function<void()> run);
+    void work();
+};
+
+// Put a task at the end of the stream's queue.
+inline void Stream::push(Running running, std::function<void()> run) {
+    Task *task = new Task{std::move(run), running};
+    published(task);
+    Hidden hidden;
+    std::unique_lock<std::mutex> guard(lock);
+    popped.wait(guard, [&] { return queue.size() < most; });
+    queue.push_back(task);
+    used = true;
+    guard.unlock();
+    pushed.notify_one();
+}
+
+inline void start_worker();
+
+inline void Stream::work() {
+    start_worker();
+    for (;;) {
+        Task *task;
+        {
+            Hidden hidden;
+            std::unique_lock<std::mutex> guard(lock);
+            pushed.wait(guard, [&] { return stopping || !queue.empty(); });
+            if (queue.empty()) {
+                stopped = true;
+                guard.unlock();
+                popped.notify_all();
+                return;
+            }
+            task = queue.front();
+            queue.pop_front();
+        }
+        popped.notify_one();
+        observed(task);
+        running = task->running;
+        task->run();
+        running.name = nullptr;
+        Hidden hidden;
+        delete task;
+    }
+}
+
+inline double seconds_now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+// Mark the end of what the stream has been given so far.
+inline std::shared_ptr<Mark> mark(Stream *stream) {
+    Hidden hidden;
+    auto mark = std::make_shared<Mark>();
+    stream->push({nullptr, {nullptr, 0}, stream->device->id}, [mark] {
+        published(mark.get());
+        Hidden hidden;
+        {
+            std::lock_guard<std::mutex> guard(mark->lock);
+            mark->reached = true;
+            mark->seconds = seconds_now();
+        }
+        mark->changed.notify_all();
+    });
+    return mark;
+}
+inline bool is_reached(Mark &mark) {
+    bool reached;
+    {
+        Hidden hidden;
+        std::lock_guard<std::mutex> guard(mark.lock);
+        reached = mark.reached;
+    }
+    if (reached) observed(&mark);
+    return reached;
+}
+// The calling thread waits for the mark.
+inline void wait(Mark &mark) {
+    {
+        Hidden hidden;
+        std::unique_lock<std::mutex> guard(mark.lock);
+        mark.changed.wait(guard, [&] { return mark.reached; });
+    }
+    observed(&mark);
+}
+// The stream waits for the mark before it goes on to what it is given later.
+inline void wait(Stream *stream, std::shared_ptr<Mark> mark) {
+    Hidden hidden;
+    stream->push({nullptr, {nullptr, 0}, stream->device->id}, [mark] { wait(*mark); });
+}
+
+// The default stream (stream 0, or none given) waits for what the other streams of its device were given
+// so far, and they wait for it: CUDA's "legacy default stream". cudaStreamNonBlocking opts out.
+inline Stream *ordered(Stream *stream, Device &device) {
+    Hidden hidden;
+    if (!stream) stream = device.streams[0];
+    if (stream == device.streams[0]) {
+        for (Stream *other : device.streams)
+            if (other != stream && other->blocking && other->used) {
+                other->used = false;
+                wait(stream, mark(other));
+            }
+    } else if (stream->default_mark) {
+        wait(stream, stream->default_mark);
+        stream->default_mark = nullptr;
+    }
+    return stream;
+}
+// To be called after a push to the stream that ordered() returned.
+inline void pushed(Stream *stream) {
+    Hidden hidden;
+    Device &device = *stream->device;
+    if (stream != device.streams[0] || device.streams.size() == 1) return;
+    auto last = mark(stream);
+    for (Stream *other : device.streams)
+        if (other != stream && other->blocking) other->default_mark = last;
+}
+inline void submit(Stream *stream, Device &device, Running running, std::function<void()> run) {
+    stream = ordered(stream, device);
+    stream->push(running, std::move(run));
+    pushed(stream);
+}
+
+// The host waits for a stream, or for a device; returns the device's fault.
+inline cudaError_t synchronize(Stream *stream) {
+    std::shared_ptr<Mark> last;
+    {
+        Hidden hidden;
+        last = mark(ordered(stream, *stream->device));
+    }
+    wait(*last);
+    Hidden hidden;
+    last.reset();
+    return stream->device->fault;
+}
+inline cudaError_t synchronize(Device &device) {
+    for (size_t i = 0; i < device.streams.size(); i++) synchronize(device.streams[i]);
+    return device.fault;
+}
+
+// ---------------------------------------------------------------------------------------------
+// 5. Fibers
+// The threads of a block share one core. Thread 0 runs on a stack of its own. If it ends without having
+// met a barrier, the kernel has none, and the other threads run one after another in a plain loop, into
+// which the compiler inlines the kernel. If it meets one, every other thread gets a stack too, and at
+// each barrier thread t hands over to thread t+1, the last one back to thread 0.
+
+#if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
+constexpr size_t stack_bytes = 256 * 1024;
+#else
+constexpr size_t stack_bytes = 64 * 1024;
+#endif
+
+struct Fiber {
+    char *stack = nullptr; // lowest byte
+#ifdef CUDA_CPU_PORTABLE
+    bool fresh = false; // not yet switched to
+    jmp_buf registers;
+    ucontext_t start;
+#else
+    void *sp = nullptr;
+#endif
+#ifdef CUDA_CPU_TSAN
+    void *tsan = nullptr;
+#endif
+#ifdef CUDA_CPU_ASAN
+    void *fake_stack = nullptr;
+    const void *bottom = nullptr;
+    size_t size = 0;
+#endif
+};
+
+struct Worker {
+    char *shared = nullptr, *dynamic_shared = nullptr;
+    std::vector<Fiber> fibers; // one for each thread of the block
+    Fiber scheduler;           // the stack of the operating system's thread
+    // The block that is running:
+    void (*call)(const void *) = nullptr;
+    const void *kernel = nullptr;
+    int threads = 0, current = 0;
+    bool in_fiber = false, met_barrier = false, thread0_ended = false, failed = false;
+    unsigned phase = 0;          // barriers that thread 0 has met
+    const char *file = nullptr;  // where thread 0 met the last one
+    int line = 0;
+    char begin = 0, end = 0, barrier[2] = {}; // addresses that stand for an order, see published()
+};
+inline __thread Worker *worker = nullptr;
+
+// Leave the fiber `from`, continue `to`; returns when somebody continues `from`.
+#ifdef CUDA_CPU_PORTABLE
+__attribute__((noinline)) inline void switch_stack(Fiber &from, Fiber &to) {
+    if (_setjmp(from.registers)) return;
+    if (to.fresh) {
+        to.fresh = false;
+        setcontext(&to.start);
+    }
+    _longjmp(to.registers, 1);
+}
+#else
+#ifdef __AVX512F__
+#define CUDA_CPU_MORE_REGISTERS                                                                    \
+    , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", \
+        "xmm27", "xmm28", "xmm29", "xmm30", "xmm31", "k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
+#else
+#define CUDA_CPU_MORE_REGISTERS
+#endif
+// Inline, so that the jump is predicted for each barrier by itself and only live registers are saved.
+__attribute__((always_inline)) inline void switch_stack(Fiber &from, Fiber &to) {
+    void **save = &from.sp, *load = to.sp;
+    asm volatile("leaq -128(%%rsp), %%rsp\n\t" // step over the red zone
+                 "pushq %%rbp\n\t"
+                 "pushq %%rbx\n\t"
+                 "leaq 1f(%%rip), %%rax\n\t"
+                 "pushq %%rax\n\t"
+                 "movq %%rsp, (%0)\n\t"
+                 "movq %1, %%rsp\n\t"
+                 "popq %%rax\n\t"
+                 "jmpq *%%rax\n\t"
+                 ".p2align 4\n"
+                 "1:\n\t"
+                 "popq %%rbx\n\t"
+                 "popq %%rbp\n\t"
+                 "leaq 128(%%rsp), %%rsp\n\t"
+                 : "+D"(save), "+S"(load)
+                 :
+                 : "memory", "cc", "rax", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15",
+                   "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",
+                   "xmm11", "xmm12", "xmm13", "xmm14", "xmm15" CUDA_CPU_MORE_REGISTERS);
+}
+#endif
+
+// What hands over from fiber to fiber is inlined, for speed; for ThreadSanitizer it is hidden instead.
+#ifdef CUDA_CPU_TSAN
+#define CUDA_CPU_SWITCHING __attribute__((noinline, no_sanitize("thread")))
+#else
+#define CUDA_CPU_SWITCHING __attribute__((always_inline))
+#endif
+
+// `ends`: the fiber `from` will not be continued.
+CUDA_CPU_SWITCHING inline void switch_fiber(Fiber &from, Fiber &to, bool ends = false) {
+    (void)ends;
+#ifdef CUDA_CPU_TSAN
+    __tsan_switch_to_fiber(to.tsan, __tsan_switch_to_fiber_no_sync);
+#endif
+#ifdef CUDA_CPU_ASAN
+    __sanitizer_start_switch_fiber(ends ? nullptr : &from.fake_stack, to.bottom, to.size);
+#endif
+    switch_stack(from, to);
+#ifdef CUDA_CPU_ASAN
+    __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
+#endif
+}
+
+inline uint3 thread_index(int t) {
+    unsigned x = blockDim.x, y = blockDim.y;
+    return {t % x, t / x % y, t / (x * y)};
+}
+
+// Thread `t` of the block did something else than thread 0: report it, and give the block up.
+__attribute__((noinline, cold, no_sanitize("thread"))) inline void diverged(int t, const char *file, int line, const char *did) {
+    Worker &w = *worker;
+    uint3 thread = thread_index(t);
+    char zero[300];
+    if (w.thread0_ended || !w.met_barrier)
+        snprintf(zero, sizeof zero, "thread (0,0,0) %s", w.met_barrier ? "has ended" : "ended without meeting it");
+    else
+        snprintf(zero, sizeof zero, "thread (0,0,0) waits at the barrier in %s:%d", w.file, w.line);
+    fail(cudaErrorLaunchFailure, {file, line},
+         "%s on device %d: divergent barrier in block (%u,%u,%u): thread (%u,%u,%u) %s, but %s", running.name,
+         running.device, blockIdx.x, blockIdx.y, blockIdx.z, thread.x, thread.y, thread.z, did, zero);
+    w.failed = true;
+}
+struct BlockFailed {};
+
+// What runs on a new stack: the kernel, for the thread whose turn it is.
+__attribute__((no_sanitize("thread"))) inline void fiber_main() {
+    Worker &w = *worker;
+#ifdef CUDA_CPU_ASAN
+    const void **bottom = w.current == 0 || !w.met_barrier ? &w.scheduler.bottom : nullptr;
+    size_t *size = bottom ? &w.scheduler.size : nullptr;
+    __sanitizer_finish_switch_fiber(nullptr, bottom, size);
+#endif
+    observed(&w.begin);
+    const int t = w.current;
+    threadIdx = thread_index(t);
+    w.call(w.kernel);
+    published(&w.end);
+    Fiber *next = &w.scheduler;
+    if (w.met_barrier) {
+        if (t == 0)
+            w.thread0_ended = true;
+        else if (!w.thread0_ended)
+            diverged(t, w.file, w.line, "has ended");
+        if (!w.failed && t + 1 < w.threads) {
+            w.current = t + 1;
+            next = &w.fibers[t + 1];
+        }
+    }
+    switch_fiber(w.fibers[t], *next, true);
+    __builtin_unreachable();
+}
+
+// Make fiber t start at fiber_main when it is first switched to.
+__attribute__((no_sanitize("thread"), no_sanitize("address"))) inline void prepare(Worker &w, int t) {
+    Fiber &fiber = w.fibers[t];
+#ifdef CUDA_CPU_ASAN
+    fiber.bottom = fiber.stack;
+    fiber.size = stack_bytes;
+    ASAN_UNPOISON_MEMORY_REGION(fiber.stack, stack_bytes);
+#endif
+#ifdef CUDA_CPU_PORTABLE
+    fiber.fresh = true;
+    getcontext(&fiber.start);
+    fiber.start.uc_stack.ss_sp = fiber.stack;
+    fiber.start.uc_stack.ss_size = stack_bytes;
+    fiber.start.uc_link = nullptr;
+    makecontext(&fiber.start, fiber_main, 0);
+#else
+    // Neighbours' stacks start a few cache lines apart, so that their locals do not share cache sets.
+    void **sp = (void **)(fiber.stack + stack_bytes - 64 - t % 32 * 192);
+    *--sp = nullptr; // fiber_main's return address: none
+    *--sp = (void *)fiber_main;
+    fiber.sp = sp;
+#endif
+}
+
+// Give the worker stacks for that many threads, each with an unmapped page below it.
+inline void grow_fibers(Worker &w, int threads) {
+    Hidden hidden;
+    while ((int)w.fibers.size() < threads) {
+        size_t guard = page_size();
+        void *p = mmap(nullptr, guard + stack_bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED || mprotect(p, guard, PROT_NONE)) {
+            fprintf(stderr, "cuda_runtime.h: no memory for the stack of a thread of %s\n", running.name);
+            _exit(1);
+        }
+        w.fibers.emplace_back();
+        w.fibers.back().stack = (char *)p + guard;
+#ifdef CUDA_CPU_TSAN
+        w.fibers.back().tsan = __tsan_create_fiber(0);
+#endif
+    }
+#ifdef CUDA_CPU_TSAN
+    w.scheduler.tsan = __tsan_get_current_fiber();
+#endif
+}
+
+CUDA_CPU_SWITCHING inline void barrier(const char *file, int line) {
+    Worker &w = *worker;
+    const int t = w.current;
+    if (!w.in_fiber) {
+        diverged(t, file, line, "waits at a barrier");
+        throw BlockFailed();
+    }
+    if (t == 0) {
+        if (!w.met_barrier) {
+            w.met_barrier = true;
+            for (int i = 1; i < w.threads; i++) prepare(w, i);
+        }
+        w.phase++;
+        w.file = file;
+        w.line = line;
+    } else if (w.thread0_ended || !w.met_barrier || line != w.line) {
+        diverged(t, file, line, "waits at a barrier");
+        switch_fiber(w.fibers[t], w.scheduler, true);
+    }
+    if (w.threads == 1) return;
+    const int next = t + 1 == w.threads ? 0 : t + 1;
+    const unsigned parity = w.phase % 2;
+    published(&w.barrier[parity]);
+    w.current = next;
+    const uint3 index = threadIdx;
+    switch_fiber(w.fibers[t], w.fibers[next]);
+    threadIdx = index;
+    observed(&worker->barrier[parity]);
+}
+
+// A __shared__ array: its place in the worker's arena, filled with NaN by the block's first thread.
+template <class T, class Tag> __attribute__((always_inline)) inline T &shared_memory() {
+    static_assert(sizeof(T) <= 48 * 1024, "a block has 48 KiB of static shared memory");
+    Worker &w = *worker;
+    char *p = w.shared + shared_offset<T, Tag>;
+#ifdef CUDA_CPU_ASAN
+    ASAN_UNPOISON_MEMORY_REGION(p, sizeof(T));
+#endif
+    if (w.current == 0) {
+        Hidden hidden;
+        memset(p, 0xFF, sizeof(T));
+    }
+    return *(T *)p;
+}
+template <class T> T *dynamic_shared() { return (T *)worker->dynamic_shared; }
+
+// What a thread of the operating system needs before it can run blocks, or be told what it did wrong.
+inline void start_worker() {
+    sigset_t all; // signals are for the host thread
+    sigfillset(&all);
+    for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&all, own);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    worker = new Worker;
+    size_t bytes = shared_arena_bytes() + shared_gap;
+    worker->shared = (char *)aligned_alloc(shared_gap, bytes);
+    worker->dynamic_shared = (char *)aligned_alloc(shared_gap, dynamic_shared_bytes);
+#ifdef CUDA_CPU_ASAN
+    ASAN_POISON_MEMORY_REGION(worker->shared, bytes);
+#endif
+#if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
+    stack_t stack = {}; // a fiber whose stack overflowed cannot run the fault handler on it
+    stack.ss_size = 64 * 1024;
+    stack.ss_sp = malloc(stack.ss_size);
+    sigaltstack(&stack, nullptr);
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------
+// 6. Launch
+
+// The configuration of a launch: what stands between <<< and >>>, and where.
+struct Launch {
+    const char *name;
+    Where where;
+    dim3 grid, block;
+    size_t shared;
+    Stream *stream;
+    Launch(const char *name, const char *file, int line, dim3 grid, dim3 block, size_t shared = 0,
+           Stream *stream = nullptr)
+        : name(name), where{file, line}, grid(grid), block(block), shared(shared), stream(stream) {}
+};
+
+// A kernel with its arguments: one type for each launch in the source, so that it can be inlined.
+template <class F, class... A> struct Kernel {
+    F f;
+    std::tuple<A...> args;
+    __attribute__((always_inline)) void operator()() const { std::apply(f, args); }
+    static void call(const void *kernel) { (*(const Kernel *)kernel)(); }
+};
+
+// Threads first, first+1, ... of the block, one after another: a kernel without barriers.
+template <class K> __attribute__((flatten, noinline)) void run_plain(const K &kernel, int first) {
+    const K local = kernel; // a copy that nothing else points to
+    const unsigned X = blockDim.x, Y = blockDim.y, Z = blockDim.z;
+    int &current = worker->current;
+    unsigned x = first;
+    for (unsigned z = 0; z < Z; z++)
+        for (unsigned y = 0; y < Y; y++, x = 0)
+            for (; x < X; x++) {
+                threadIdx = {x, y, z};
+                current = x + X * (y + Y * z);
+                local();
+            }
+}
+
+template <class K>
+__attribute__((no_sanitize("thread"))) void run_block(const K &kernel, const Launch &launch, unsigned block) {
+    Worker &w = *worker;
+    blockDim = launch.block;
+    gridDim = launch.grid;
+    blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y, block / gridDim.x / gridDim.y};
+    w.threads = blockDim.x * blockDim.y * blockDim.z;
+    if (w.fibers.empty() || (int)w.fibers.size() < w.threads) grow_fibers(w, w.threads);
+    w.call = K::call;
+    w.kernel = &kernel;
+    w.current = 0;
+    w.met_barrier = w.thread0_ended = w.failed = false;
+    w.phase = 0;
+    w.in_fiber = true;
+    if (launch.shared) memset(w.dynamic_shared, 0xFF, launch.shared);
+#ifdef CUDA_CPU_ASAN
+    ASAN_UNPOISON_MEMORY_REGION(w.dynamic_shared, dynamic_shared_bytes);
+    ASAN_POISON_MEMORY_REGION(w.dynamic_shared + launch.shared, dynamic_shared_bytes - launch.shared);
+#endif
+    prepare(w, 0);
+    published(&w.begin);
+    switch_fiber(w.scheduler, w.fibers[0]);
+#ifdef CUDA_CPU_TSAN // every thread on a fiber of its own, so that races between them are seen
+    for (int t = 1; t < w.threads && !w.met_barrier && !w.failed; t++) {
+        w.current = t;
+        prepare(w, t);
+        switch_fiber(w.scheduler, w.fibers[t]);
+    }
+#else
+    w.in_fiber = false;
+    if (!w.met_barrier && w.threads > 1) {
+        try {
+            run_plain(kernel, 1);
+        } catch (BlockFailed) {
+        }
+    }
+#endif
+    observed(&w.end);
+}
+
+// The cores of a device: the thread of the stream whose kernel runs, and size-1 helpers.
+struct Team {
+    int size;
+    std::mutex lock;
+    std::condition_variable started;
+    std::atomic<unsigned> generation{0};
+    std::atomic<int> busy{0};
+    void (*job)(void *, int) = nullptr;
+    void *context = nullptr;
+    char begin = 0, end = 0; // see published()
+
+    explicit Team(int size) : size(size) {
+        for (int i = 1; i < size; i++) std::thread([this, i] { help(i); }).detach();
+    }
+    // Run job(context, 0..size-1), one on each core.
+    void run(void (*job)(void *, int), void *context) {
+        published(&begin);
+        {
+            Hidden hidden;
+            this->job = job;
+            this->context = context;
+            busy = size - 1;
+            {
+                std::lock_guard<std::mutex> guard(lock);
+                generation++;
+            }
+            started.notify_all();
+        }
+        job(context, 0);
+        {
+            Hidden hidden;
+            for (int spin = 0; busy; spin++)
+                if (!machine().spin || spin > 10000) sched_yield();
+        }
+        observed(&end);
+    }
+    void help(int i) {
+        start_worker();
+        for (unsigned seen = 0;;) {
+            {
+                Hidden hidden;
+                for (int spin = 0; machine().spin && spin < 20000 && generation == seen; spin++)
+                    ;
+                std::unique_lock<std::mutex> guard(lock);
+                started.wait(guard, [&] { return generation != seen; });
+                seen = generation;
+            }
+            observed(&begin);
+            job(context, i);
+            published(&end);
+            Hidden hidden;
+            busy--;
+        }
+    }
+};
+
+template <class K> struct Grid {
+    const K &kernel;
+    const Launch &launch;
+    Running running;
+    Device &device;
+    unsigned blocks, chunk;
+    std::atomic<unsigned> next{0};
+
+    // One core's share: chunks of blocks, taken as the core gets to them. Under ThreadSanitizer blocks are
+    // dealt round-robin, so that neighbouring blocks always run on different cores.
+    void work(int core) {
+        cuda_cpu::running = running;
+#ifdef CUDA_CPU_TSAN
+        for (unsigned b = core; b < blocks && !device.fault; b += device.team->size) one(b);
+#else
+        (void)core;
+        for (unsigned first; (first = next.fetch_add(chunk)) < blocks && !device.fault;)
+            for (unsigned b = first; b < min(first + chunk, blocks) && !device.fault; b++) one(b);
+#endif
+    }
+    void one(unsigned b) {
+        run_block(kernel, launch, b);
+        if (worker->failed) device.fault = cudaErrorLaunchFailure;
+    }
+    static void job(void *grid, int core) { ((Grid *)grid)->work(core); }
+};
+
+// Run a whole grid on the device's cores; called on the stream's thread.
+template <class K> void run_grid(const K &kernel, const Launch &launch, Device &device) {
+    std::unique_ptr<std::lock_guard<std::mutex>> guard;
+    {
+        Hidden hidden;
+        guard.reset(new std::lock_guard<std::mutex>(device.kernel_lock));
+    }
+    const unsigned blocks = launch.grid.x * launch.grid.y * launch.grid.z;
+    const unsigned chunk = max(1u, min(16u, blocks / (8 * device.team->size)));
+    Grid<K> grid{kernel, launch, running, device, blocks, chunk};
+    if (!device.fault) {
+        if (device.team->size == 1 || blocks == 1)
+            while (grid.next < blocks && !device.fault) grid.one(grid.next++);
+        else
+            device.team->run(Grid<K>::job, &grid);
+    }
+    Hidden hidden;
+    guard.reset();
+}
+
+inline cudaError_t check_pointer(const Launch &launch, const Device &device, int i, const void *pointer) {
+    char what[300];
+    snprintf(what, sizeof what, "%s: argument %d", launch.name, i);
+    if (!pointer || is_pinned(pointer)) return cudaSuccess; // a GPU reads pinned host memory too
+    return check_memory(device, pointer, 0, launch.where, what);
+}
+// A pointer must point to memory of the device; in anything else that is large enough to hold pointers,
+// words that are addresses of another device are taken for such.
+template <class T> cudaError_t check_argument(const Launch &launch, const Device &device, int i, const T &arg) {
+    if constexpr (std::is_pointer<T>::value) {
+        return check_pointer(launch, device, i, (const void *)arg);
+    } else if constexpr (std::is_class<T>::value && std::is_trivially_copyable<T>::value) {
+        for (size_t at = 0; at + sizeof(void *) <= sizeof(T); at += alignof(void *)) {
+            const void *word;
+            memcpy(&word, (const char *)&arg + at, sizeof word);
+            if (locate(word).device)
+                if (cudaError_t error = check_pointer(launch, device, i, word)) return error;
+        }
+    }
+    return cudaSuccess;
+}
+
+inline cudaError_t check_launch(const Launch &l, const Device &device) {
+    const unsigned long long threads = (unsigned long long)l.block.x * l.block.y * l.block.z;
+    const unsigned long long blocks = (unsigned long long)l.grid.x * l.grid.y * l.grid.z;
+    if (threads == 0 || threads > 1024 || l.block.x > 1024 || l.block.y > 1024 || l.block.z > 64)
+        return fail(cudaErrorInvalidConfiguration, l.where,
+                    "%s on device %d: a block of %u x %u x %u threads: 1 to 1024 in all, z at most 64", l.name,
+                    device.id, l.block.x, l.block.y, l.block.z);
+    if (blocks == 0 || l.grid.x > 0x7fffffff || l.grid.y > 65535 || l.grid.z > 65535 || blocks > 0xffffff00)
+        return fail(cudaErrorInvalidConfiguration, l.where,
+                    "%s on device %d: a grid of %u x %u x %u blocks: at least 1, y and z at most 65535", l.name,
+                    device.id, l.grid.x, l.grid.y, l.grid.z);
+    if (l.shared > dynamic_shared_bytes)
+        return fail(cudaErrorInvalidConfiguration, l.where,
+                    "%s on device %d: %zu bytes of shared memory, a block has 49152", l.name, device.id, l.shared);
+    if (l.stream && l.stream->device != &device)
+        return fail(cudaErrorInvalidResourceHandle, l.where,
+                    "%s: the stream belongs to device %d, but the current device is %d: call cudaSetDevice(%d)",
+                    l.name, l.stream->device->id, device.id, l.stream->device->id);
+    return cudaSuccess;
+}
+
+template <class F> struct Configured {
+    Launch launch;
+    F f;
+    template <class... A> void operator()(A... args) const {
+        Device &device = current();
+        int i = 0;
+        cudaError_t error = check_launch(launch, device);
+        (void)i;
+        ((error = error ? error : check_argument(launch, device, ++i, args)), ...);
+        if (error) return;
+        Kernel<F, A...> kernel{f, std::tuple<A...>(args...)};
+        Launch l = launch;
+        Device *d = &device;
+        submit(launch.stream, device, {launch.name, launch.where, device.id},
+               [kernel, l, d] { run_grid(kernel, l, *d); });
+    }
+};
+template <class F> Configured<F> configured(const Launch &launch, F f) { return {launch, f}; }
+
+// ---------------------------------------------------------------------------------------------
+// 7. The runtime API
+
+inline long setting(const char *name, long otherwise, long least, long most) {
+    const char *text = getenv(name);
+    if (!text || !*text) return otherwise;
+    char *end;
+    long value = strtol(text, &end, 10);
+    if (*end || value < least || value > most) {
+        fprintf(stderr, "%s=%s: a whole number from %ld to %ld is wanted\n", name, text, least, most);
+        _exit(1);
+    }
+    return value;
+}
+
+inline Machine::Machine() {
+    const size_t gib = size_t(1) << 30;
+    int devices_shown = setting("CUDA_CPU_DEVICES", 1, 1, 64);
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    int cores = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    int cores_each = setting("CUDA_CPU_CORES", max(1, cores / devices_shown), 1, 1024);
+    spin = cores_each * devices_shown <= cores;
+    size_t physical = (size_t)sysconf(_SC_PHYS_PAGES) * page_size();
+    size_t total = (size_t)setting("CUDA_CPU_MEMORY", physical / devices_shown >> 20, 1, 1 << 24) << 20;
+#if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
+    size_t range = min(total, 4 * gib) + gib;
+#else
+    size_t range = 8 * total + 16 * gib; // addresses cost nothing
+    struct sigaction action = {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, nullptr);
+    sigaction(SIGBUS, &action, nullptr);
+#endif
+#ifdef CUDA_CPU_TSAN
+    cores_each = max(2, cores_each); // two blocks of a grid never share all of their order
+#endif
+    for (int id = 0; id < devices_shown; id++) {
+        Device *device = new Device;
+        void *p = mmap(nullptr, range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) {
+            fprintf(stderr, "cuda_runtime.h: no addresses for the memory of device %d\n", id);
+            _exit(1);
+        }
+        device->id = id;
+        device->cores = cores_each;
+        device->base = device->next = (char *)p;
+        device->end = device->base + range;
+        device->total = total;
+        device->peers.resize(devices_shown);
+        device->streams.push_back(new Stream(device, true));
+        device->team = new Team(cores_each);
+        devices.push_back(device);
+    }
+}
+
+} // namespace cuda_cpu
+
+struct cudaEvent {
+    cuda_cpu::Device *device;
+    bool timing;
+    std::shared_ptr<cuda_cpu::Mark> mark; // null until it is recorded
+};
+typedef cuda_cpu::Stream *cudaStream_t;
+typedef cudaEvent *cudaEvent_t;
+
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice
+};
+constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
+constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
+
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlock;
+    int multiProcessorCount, maxThreadsPerBlock, major, minor;
+};
+
+// --- errors and devices
+
+inline cudaError_t cudaGetLastError() {
+    cudaError_t error = cuda_cpu::last_error, fault = cuda_cpu::current().fault;
+    cuda_cpu::last_error = cudaSuccess;
+    return error ? error : fault;
+}
+inline cudaError_t cudaPeekAtLastError() {
+    cudaError_t error = cuda_cpu::last_error, fault = cuda_cpu::current().fault;
+    return error ? error : fault;
+}
+inline cudaError_t cudaGetDeviceCount(int *count) {
+    *count = cuda_cpu::machine().devices.size();
+    return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int device, CUDA_CPU_WHERE) {
+    if (!cuda_cpu::valid_device(device))
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where, "cudaSetDevice: device %d of %zu", device,
+                              cuda_cpu::machine().devices.size());
+    cuda_cpu::current_device = device;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int *device) {
+    *device = cuda_cpu::current_device;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device, CUDA_CPU_WHERE) {
+    if (!cuda_cpu::valid_device(device))
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where, "cudaGetDeviceProperties: device %d of %zu", device,
+                              cuda_cpu::machine().devices.size());
+    const cuda_cpu::Device &d = *cuda_cpu::machine().devices[device];
+    *prop = {};
+    snprintf(prop->name, sizeof prop->name, "CPU stand-in, %d core%s", d.cores, d.cores == 1 ? "" : "s");
+    prop->totalGlobalMem = d.total;
+    prop->sharedMemPerBlock = cuda_cpu::dynamic_shared_bytes;
+    prop->multiProcessorCount = d.cores;
+    prop->maxThreadsPerBlock = 1024;
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceSynchronize() { return cuda_cpu::synchronize(cuda_cpu::current()); }
+
+// Peer access only says that a copy need not be staged through the host. That a kernel may then read
+// another device's memory by itself is deliberately not emulated: such a pointer stays a mistake here.
+inline cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer, CUDA_CPU_WHERE) {
+    if (!cuda_cpu::valid_device(device) || !cuda_cpu::valid_device(peer))
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where, "cudaDeviceCanAccessPeer: devices %d and %d of %zu",
+                              device, peer, cuda_cpu::machine().devices.size());
+    *can = device != peer;
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned, CUDA_CPU_WHERE) {
+    if (!cuda_cpu::valid_device(peer) || peer == cuda_cpu::current_device)
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where, "cudaDeviceEnablePeerAccess: device %d to device %d",
+                              cuda_cpu::current_device, peer);
+    if (cuda_cpu::current().peers[peer]) return cuda_cpu::fail(cudaErrorPeerAccessAlreadyEnabled);
+    cuda_cpu::current().peers[peer] = true;
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceDisablePeerAccess(int peer, CUDA_CPU_WHERE) {
+    if (!cuda_cpu::valid_device(peer))
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where, "cudaDeviceDisablePeerAccess: device %d", peer);
+    if (!cuda_cpu::current().peers[peer]) return cuda_cpu::fail(cudaErrorPeerAccessNotEnabled);
+    cuda_cpu::current().peers[peer] = false;
+    return cudaSuccess;
+}
+
+// --- memory
+
+// Fresh memory is filled with NaN.
+inline cudaError_t cudaMalloc(void **pointer, size_t bytes, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    Device &device = current();
+    *pointer = nullptr;
+    if (bytes == 0) return cudaSuccess;
+    const size_t page = page_size(), rounded = (bytes + 255) / 256 * 256;
+    const size_t mapped = (rounded + page - 1) / page * page;
+    std::lock_guard<std::mutex> guard(machine().lock);
+    if (bytes > device.total || device.used + mapped > device.total) return fail(cudaErrorMemoryAllocation);
+    char *pages = device.next;
+    if (mapped + page > size_t(device.end - device.next)) { // out of addresses: use freed ones again
+        pages = nullptr;
+        for (auto &entry : device.allocations) {
+            Allocation &a = entry.second;
+            if (a.live || size_t(entry.first + (a.bytes + 255) / 256 * 256 - a.pages) != mapped) continue;
+            pages = a.pages;
+            device.allocations.erase(entry.first);
+            break;
+        }
+        if (!pages) return fail(cudaErrorMemoryAllocation);
+    } else {
+        device.next += mapped + page;
+    }
+    if (mprotect(pages, mapped, PROT_READ | PROT_WRITE)) return fail(cudaErrorMemoryAllocation);
+    char *first = pages + mapped - rounded;
+    {
+        Hidden hidden;
+#ifdef CUDA_CPU_ASAN
+        ASAN_UNPOISON_MEMORY_REGION(pages, mapped);
+#endif
+        memset(first, 0xFF, bytes);
+    }
+#ifdef CUDA_CPU_ASAN
+    ASAN_POISON_MEMORY_REGION(pages, first - pages);
+    ASAN_POISON_MEMORY_REGION(first + bytes, rounded - bytes);
+#endif
+    device.allocations[first] = {bytes, pages, where, {nullptr, 0}, true};
+    device.used += mapped;
+    *pointer = first;
+    return cudaSuccess;
+}
+template <class T> cudaError_t cudaMalloc(T **pointer, size_t bytes, CUDA_CPU_WHERE) {
+    return cudaMalloc((void **)pointer, bytes, where);
+}
+
+// Waits for the device first, as CUDA does.
+inline cudaError_t cudaFree(void *pointer, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (!pointer) return cudaSuccess;
+    Place at;
+    {
+        std::lock_guard<std::mutex> guard(machine().lock);
+        at = locate(pointer);
+        if (!at.device || !at.allocation || at.first != pointer)
+            return fail(cudaErrorInvalidValue, where, "cudaFree: %p is not what cudaMalloc returned", pointer);
+        if (!at.allocation->live)
+            return fail(cudaErrorInvalidValue, where, "cudaFree: %p on device %d, which %s:%d has freed already",
+                        pointer, at.device->id, at.allocation->freed.file, at.allocation->freed.line);
+    }
+    synchronize(*at.device);
+    std::lock_guard<std::mutex> guard(machine().lock);
+    Allocation &a = at.device->allocations[at.first];
+    size_t mapped = at.first + (a.bytes + 255) / 256 * 256 - a.pages;
+#ifdef CUDA_CPU_ASAN
+    ASAN_POISON_MEMORY_REGION(a.pages, mapped);
+#endif
+    // A new mapping in its place: no access, and the memory goes back to the system.
+    mmap(a.pages, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    a.live = false;
+    a.freed = where;
+    at.device->used -= mapped;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
+    using namespace cuda_cpu;
+    *pointer = bytes ? aligned_alloc(256, (bytes + 255) / 256 * 256) : nullptr;
+    if (!*pointer) return bytes ? fail(cudaErrorMemoryAllocation) : cudaSuccess;
+#ifdef CUDA_CPU_ASAN
+    ASAN_POISON_MEMORY_REGION((char *)*pointer + bytes, (bytes + 255) / 256 * 256 - bytes);
+#endif
+    std::lock_guard<std::mutex> guard(machine().lock);
+    machine().pinned[(const char *)*pointer] = bytes;
+    return cudaSuccess;
+}
+template <class T> cudaError_t cudaMallocHost(T **pointer, size_t bytes) {
+    return cudaMallocHost((void **)pointer, bytes);
+}
+inline cudaError_t cudaFreeHost(void *pointer, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (!pointer) return cudaSuccess;
+    for (Device *device : machine().devices) synchronize(*device);
+    std::lock_guard<std::mutex> guard(machine().lock);
+    if (!machine().pinned.erase((const char *)pointer))
+        return fail(cudaErrorInvalidValue, where, "cudaFreeHost: %p is not what cudaMallocHost returned", pointer);
+    free(pointer);
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
+    std::lock_guard<std::mutex> guard(cuda_cpu::machine().lock);
+    *total = cuda_cpu::current().total;
+    *free = *total - cuda_cpu::current().used;
+    return cudaSuccess;
+}
+
+namespace cuda_cpu {
+// Both ends of a copy that is not between devices; `device` is the one whose memory takes part.
+inline cudaError_t check_copy(Device *&device, const void *to, const void *from, size_t bytes,
+                              cudaMemcpyKind kind, Where where, const char *call) {
+    auto host = [&](const void *p, const char *what) {
+        std::lock_guard<std::mutex> guard(machine().lock);
+        Place at = locate(p);
+        if (!at.device) return cudaSuccess;
+        return fail(cudaErrorInvalidValue, where, "%s: the %s %p is memory of device %d, not of the host", call,
+                    what, p, at.device->id);
+    };
+    char dst[100], src[100];
+    snprintf(dst, sizeof dst, "%s, destination", call);
+    snprintf(src, sizeof src, "%s, source", call);
+    const void *on_device = kind == cudaMemcpyDeviceToHost ? from : to;
+    {
+        std::lock_guard<std::mutex> guard(machine().lock);
+        if (Device *owner = locate(on_device).device) device = owner;
+    }
+    cudaError_t error = cudaSuccess;
+    switch (kind) {
+    case cudaMemcpyHostToHost: error = host(to, "destination"); return error ? error : host(from, "source");
+    case cudaMemcpyHostToDevice:
+        error = check_memory(*device, to, bytes, where, dst);
+        return error ? error : host(from, "source");
+    case cudaMemcpyDeviceToHost:
+        error = check_memory(*device, from, bytes, where, src);
+        return error ? error : host(to, "destination");
+    case cudaMemcpyDeviceToDevice:
+        error = check_memory(*device, to, bytes, where, dst);
+        return error ? error : check_memory(*device, from, bytes, where, src);
+    }
+    return fail(cudaErrorInvalidMemcpyDirection);
+}
+} // namespace cuda_cpu
+
+// Pageable host memory is read before the call returns, or written before it returns, as on a GPU; only
+// pinned memory is copied while the host goes on.
+inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (bytes == 0) return cudaSuccess;
+    Device *device = stream ? stream->device : &current();
+    Device *queue = device;
+    if (cudaError_t error = check_copy(device, to, from, bytes, kind, where, "cudaMemcpyAsync")) return error;
+    bool pageable_source = false, pageable_target = false;
+    {
+        std::lock_guard<std::mutex> guard(machine().lock);
+        if (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyHostToHost) pageable_source = !is_pinned(from);
+        if (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyHostToHost) pageable_target = !is_pinned(to);
+    }
+    Running what = {"cudaMemcpyAsync", where, queue->id};
+    if (pageable_source && !pageable_target) {
+        std::shared_ptr<char> staged((char *)malloc(bytes), free);
+        memcpy(staged.get(), from, bytes);
+        submit(stream, *queue, what, [=] { memcpy(to, staged.get(), bytes); });
+    } else {
+        submit(stream, *queue, what, [=] { memcpy(to, from, bytes); });
+        if (pageable_target) return synchronize(stream ? stream : queue->streams[0]);
+    }
+    return cudaSuccess;
+}
+// Waits until the copy is done.
+inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    Device *device = &current();
+    if (bytes == 0) return cudaSuccess;
+    if (cudaError_t error = check_copy(device, to, from, bytes, kind, where, "cudaMemcpy")) return error;
+    submit(nullptr, *device, {"cudaMemcpy", where, device->id}, [=] { memcpy(to, from, bytes); });
+    return synchronize(device->streams[0]);
+}
+inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream = nullptr,
+                                   CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (bytes == 0) return cudaSuccess;
+    Device &device = stream ? *stream->device : current();
+    if (cudaError_t error = check_memory(device, to, bytes, where, "cudaMemsetAsync")) return error;
+    submit(stream, device, {"cudaMemsetAsync", where, device.id}, [=] { memset(to, value, bytes); });
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemset(void *to, int value, size_t bytes, CUDA_CPU_WHERE) {
+    return cudaMemsetAsync(to, value, bytes, nullptr, where);
+}
+
+namespace cuda_cpu {
+inline cudaError_t check_peers(const void *to, int to_device, const void *from, int from_device, size_t bytes,
+                               Where where, const char *call) {
+    if (!valid_device(to_device) || !valid_device(from_device))
+        return fail(cudaErrorInvalidDevice, where, "%s: from device %d to device %d, of %zu", call, from_device,
+                    to_device, machine().devices.size());
+    char dst[100], src[100];
+    snprintf(dst, sizeof dst, "%s, destination", call);
+    snprintf(src, sizeof src, "%s, source", call);
+    cudaError_t error = check_memory(*machine().devices[to_device], to, bytes, where, dst);
+    return error ? error : check_memory(*machine().devices[from_device], from, bytes, where, src);
+}
+} // namespace cuda_cpu
+
+// In the order of its stream alone: that the source is ready, and stays so, is for events to see to.
+inline cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes,
+                                       cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (bytes == 0) return cudaSuccess;
+    const char *call = "cudaMemcpyPeerAsync";
+    if (cudaError_t error = check_peers(to, to_device, from, from_device, bytes, where, call)) return error;
+    Device &device = stream ? *stream->device : current();
+    submit(stream, device, {call, where, device.id}, [=] { memcpy(to, from, bytes); });
+    return cudaSuccess;
+}
+// The host goes on, but everything that either device was given before or is given later is ordered with it.
+inline cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t bytes,
+                                  CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (bytes == 0) return cudaSuccess;
+    const char *call = "cudaMemcpyPeer";
+    if (cudaError_t error = check_peers(to, to_device, from, from_device, bytes, where, call)) return error;
+    std::vector<Stream *> all;
+    for (int id : {to_device, from_device})
+        for (Stream *stream : machine().devices[id]->streams) all.push_back(stream);
+    Stream *copy = machine().devices[to_device]->streams[0];
+    for (Stream *stream : all)
+        if (stream != copy) wait(copy, mark(stream));
+    copy->push({call, where, to_device}, [=] { memcpy(to, from, bytes); });
+    auto done = mark(copy);
+    for (Stream *stream : all)
+        if (stream != copy) wait(stream, done);
+    return cudaSuccess;
+}
+
+// --- streams and events
+
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    using namespace cuda_cpu;
+    std::lock_guard<std::mutex> guard(machine().lock);
+    *stream = new Stream(&current(), flags != cudaStreamNonBlocking);
+    current().streams.push_back(*stream);
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    return cuda_cpu::synchronize(stream ? stream : cuda_cpu::current().streams[0]);
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    using namespace cuda_cpu;
+    if (!stream) return fail(cudaErrorInvalidResourceHandle);
+    synchronize(stream);
+    auto &streams = stream->device->streams;
+    for (size_t i = 0; i < streams.size(); i++)
+        if (streams[i] == stream) streams.erase(streams.begin() + i);
+    {
+        Hidden hidden;
+        std::unique_lock<std::mutex> guard(stream->lock);
+        stream->stopping = true;
+        stream->pushed.notify_all();
+        stream->popped.wait(guard, [&] { return stream->stopped; });
+    }
+    return cudaSuccess; // the Stream itself stays: its thread may still be leaving it
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+    *event = new cudaEvent{&cuda_cpu::current(), !(flags & cudaEventDisableTiming), nullptr};
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    cuda_cpu::Hidden hidden;
+    delete event;
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    Hidden hidden;
+    if (!stream) stream = current().streams[0];
+    if (event->device != stream->device)
+        return fail(cudaErrorInvalidResourceHandle, where,
+                    "cudaEventRecord: the event belongs to device %d, the stream to device %d", event->device->id,
+                    stream->device->id);
+    event->mark = mark(ordered(stream, *stream->device));
+    return cudaSuccess;
+}
+// Waits for the event as it was last recorded; one that never was is no wait at all.
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
+    cuda_cpu::Hidden hidden;
+    if (event->mark) cuda_cpu::wait(stream ? stream : cuda_cpu::current().streams[0], event->mark);
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    if (event->mark) cuda_cpu::wait(*event->mark);
+    return event->device->fault;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+    return !event->mark || cuda_cpu::is_reached(*event->mark) ? cudaSuccess : cudaErrorNotReady;
+}
+inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
+    using namespace cuda_cpu;
+    if (!start->timing || !end->timing || !start->mark || !end->mark) return fail(cudaErrorInvalidResourceHandle);
+    if (!is_reached(*start->mark) || !is_reached(*end->mark)) return cudaErrorNotReady;
+    Hidden hidden;
+    *milliseconds = (end->mark->seconds - start->mark->seconds) * 1e3;
+    return cudaSuccess;
+}

@@ -1,0 +1,1627 @@
+// Training on multiple GPUs, from scratch: the chapter of "Dive into Deep Learning" in one CUDA file.
+//
+//     make run GPUS=2      train LeNet on Fashion-MNIST on two devices
+//     make test            check every kernel, and that k devices learn what one device learns
+//
+// Read it beside the tutorial: sections 2 to 6 are the tutorial, with its titles and its names; the
+// sections after them are what the tutorial takes for granted.
+//
+//   1. The vocabulary
+//   2. A toy network
+//   3. Data synchronization
+//   4. Distributing data
+//   5. Training
+//   6. Experiment
+//   7. Kernels and operators
+//   8. Autograd
+//   9. Devices and memory
+//  10. Data, timing, output
+//  11. Program
+//
+// Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K side of a
+// convolution kernel, k devices. All numbers are 32-bit floats. A gradient is called dX, dW, db.
+// Without a GPU the same file is compiled by g++ with cpu/cuda_runtime.h in place of CUDA's own.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <getopt.h>
+#include <unistd.h>
+
+// ---------------------------------------------------------------------------------------------
+// 1. The vocabulary
+// What np, npx, autograd and d2l are to the tutorial. Everything here is defined in sections 7 to 10.
+
+struct Device {
+    int id; // 0, 1, ...: gpu(id); -1: the host
+};
+inline Device gpu(int i) { return {i}; }
+inline Device cpu() { return {-1}; }
+
+// A handle: copies of a Tensor share its numbers.
+struct Tensor {
+    Device device = {-1};
+    std::vector<int> shape;
+    std::shared_ptr<float> data;  // size(t) floats in the memory of `device`
+    std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
+    unsigned written = 0;         // of a gradient: the backward pass that wrote it last
+};
+int size(const Tensor &t); // the product of the shape
+
+// Tensors. On a device all of these return at once; the device does the work in the order of the calls.
+Tensor empty(std::vector<int> shape, Device device);
+Tensor full(std::vector<int> shape, float value, Device device);
+Tensor arange(int n);                                          // 0, 1, ..., n-1   (n) on the host
+Tensor normal(float scale, std::vector<int> shape);            // N(0, scale^2) on the host
+Tensor reshape(const Tensor &X, std::vector<int> shape);       // the same numbers; one size may be -1
+Tensor rows(const Tensor &X, int begin, int end);              // the same numbers: X[begin:end]
+std::vector<float> to_host(const Tensor &t);                   // waits for the device, then copies
+std::string to_string(const Tensor &t);                        // as NumPy prints it
+void attach_grad(Tensor &t);                                   // a gradient of zeros
+void add_(const Tensor &a, const Tensor &b);                   // a[:] += b, on the same device
+
+// Operators. Each runs forward at once and puts its backward on the tape of its device.
+Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b);     // (N,C,H,W) (O,C,K,K) (O) -> (N,O,H-K+1,W-K+1)
+Tensor relu(const Tensor &X);                                         // any shape
+Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);      // (N,C,H,W) -> (N,C,OH,OW)
+Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b);     // (N,C) (C,O) (O) -> (N,O): X @ W + b
+Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y);   // (N,classes) (N) -> (N)
+void backward(const Tensor &l);                                       // the gradient of sum(l)
+void sgd(const std::vector<Tensor> &params, float lr, int batch_size); // param -= lr * grad / batch_size
+struct NoGrad;                                                        // while one exists, no tape
+
+// What the command line sets.
+struct Options {
+    int gpus = 1, batch = 256, epochs = 10, steps = 0; // steps: stop after so many; 0: never
+    float lr = 0.2f;
+    unsigned seed = 0;
+    bool shuffle = true, bench = false;
+    std::string model = "lenet", allreduce = "naive", data = "data", init, save, log = "build/log.csv";
+};
+extern Options options;
+
+// Minibatches of a data set, in pinned host memory: X (N,1,28,28) in [0,1], y (N) the class.
+struct DataIter {
+    const struct DataSet *set;
+    int batch_size;
+    bool shuffle;
+    Tensor X, y;            // the whole epoch, written as it is used, so that no copy is waited for
+    std::vector<int> order; // of the samples in this epoch
+    int begin = 0, filled = 0;
+    void reset();                    // a new epoch
+    bool next(Tensor &X, Tensor &y); // the next minibatch; the last one may be smaller
+};
+std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // for training, for testing
+float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter, Device device);
+
+struct Timer { // seconds, mean over start-stop pairs
+    std::vector<double> times;
+    double t0 = 0;
+    void start();
+    void stop();
+    double avg() const;
+};
+
+// The tutorial's plot, as text: a progress bar on a terminal, a row an epoch, and a file for `make plot`.
+struct Animator {
+    std::vector<Device> devices;
+    int steps;                       // of an epoch
+    std::vector<Tensor> losses;      // on each device: the sum of its losses for each step of the epoch
+    std::vector<int> samples;        // of each step
+    std::deque<cudaEvent_t> pending; // steps that the devices may not have finished, oldest first
+    std::vector<std::string> log;
+    bool bar;
+    Animator(const std::vector<Device> &devices, int steps);
+    void step(const std::vector<Tensor> &ls);                   // a minibatch has been queued
+    double finish(int epoch);                                   // wait for the epoch; its mean loss
+    void add(int epoch, double loss, float acc, double seconds); // a row
+    void draw(int done);
+};
+
+Device try_gpu(int i);
+std::string str(Device device);                      // gpu(0)
+std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
+
+// The physical device of gpu(i), and where work for it is queued. on() also makes it the current one.
+int physical(Device device);
+cudaStream_t on(Device device);
+cudaEvent_t ready(Device device);
+void waitall();        // the host waits for all devices
+void stop_requested(); // ends the program cleanly if Ctrl-C was pressed
+void check_replicas(const std::vector<std::vector<Tensor>> &device_params);
+void save_params(const std::vector<Tensor> &params, const std::string &folder);
+
+// A user's mistake: main prints it in one line and ends with status 1.
+struct Error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+[[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
+
+// Every CUDA call and every launch is checked.
+#define CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
+#define CHECK_LAUNCH() check_cuda(cudaGetLastError(), "the kernel launch above", __FILE__, __LINE__)
+void check_cuda(cudaError_t code, const char *call, const char *file, int line);
+
+// ---------------------------------------------------------------------------------------------
+// 2. A toy network                                                     tutorial: "A Toy Network"
+// LeNet as the tutorial writes it: its parameters, the model, its loss.
+
+std::vector<Tensor> params; // on the host
+const std::vector<std::string> param_names = {"W1", "b1", "W2", "b2", "W3", "b3", "W4", "b4"};
+
+// Initialize model parameters
+void init_params() {
+    const float scale = 0.01f;
+    Tensor W1 = normal(scale, {20, 1, 3, 3});
+    Tensor b1 = full({20}, 0, cpu());
+    Tensor W2 = normal(scale, {50, 20, 5, 5});
+    Tensor b2 = full({50}, 0, cpu());
+    Tensor W3 = normal(scale, {800, 128});
+    Tensor b3 = full({128}, 0, cpu());
+    Tensor W4 = normal(scale, {128, 10});
+    Tensor b4 = full({10}, 0, cpu());
+    params = {W1, b1, W2, b2, W3, b3, W4, b4};
+}
+
+// Define the model
+Tensor lenet(const Tensor &X, const std::vector<Tensor> &params) {
+    Tensor h1_conv       = conv2d(X, params[0], params[1]);
+    Tensor h1_activation = relu(h1_conv);
+    Tensor h1            = avg_pool2d(h1_activation, 2, 2);
+    Tensor h2_conv       = conv2d(h1, params[2], params[3]);
+    Tensor h2_activation = relu(h2_conv);
+    Tensor h2            = avg_pool2d(h2_activation, 2, 2);
+    h2                   = reshape(h2, {h2.shape[0], -1});
+    Tensor h3_linear     = linear(h2, params[4], params[5]);
+    Tensor h3            = relu(h3_linear);
+    Tensor y_hat         = linear(h3, params[6], params[7]);
+    return y_hat;
+}
+
+// Cross-entropy loss function, one number for each sample
+Tensor loss(const Tensor &y_hat, const Tensor &y) { return softmax_cross_entropy(y_hat, y); }
+
+// ---------------------------------------------------------------------------------------------
+// 3. Data synchronization                                      tutorial: "Data Synchronization"
+// How parameters get to every device, and how the devices' gradients become one sum: the exercise.
+
+// dst[:] = src, from any device to any device, of equal size. Nobody waits but the devices: dst's device
+// does the copy once src's device has got so far, and src's device goes on once the copy is done.
+void copyto(const Tensor &src, const Tensor &dst) {
+    size_t bytes = sizeof(float) * size(src);
+    if (size(src) != size(dst)) error("copyto: %d numbers do not fit a tensor of %d", size(src), size(dst));
+    if (bytes == 0) return;
+    if (src.device.id < 0 && dst.device.id < 0) {
+        memcpy(dst.data.get(), src.data.get(), bytes);
+    } else if (src.device.id < 0) {
+        CHECK(cudaMemcpyAsync(dst.data.get(), src.data.get(), bytes, cudaMemcpyHostToDevice, on(dst.device)));
+    } else if (dst.device.id < 0) {
+        CHECK(cudaMemcpyAsync(dst.data.get(), src.data.get(), bytes, cudaMemcpyDeviceToHost, on(src.device)));
+        CHECK(cudaStreamSynchronize(on(src.device))); // the host will read it
+    } else {
+        CHECK(cudaEventRecord(ready(src.device), on(src.device)));
+        CHECK(cudaStreamWaitEvent(on(dst.device), ready(src.device), 0));
+        CHECK(cudaMemcpyPeerAsync(dst.data.get(), physical(dst.device), src.data.get(), physical(src.device),
+                                  bytes, on(dst.device)));
+        CHECK(cudaEventRecord(ready(dst.device), on(dst.device)));
+        CHECK(cudaStreamWaitEvent(on(src.device), ready(dst.device), 0));
+    }
+}
+Tensor copyto(const Tensor &src, Device device) {
+    Tensor dst = empty(src.shape, device);
+    copyto(src, dst);
+    return dst;
+}
+
+// A copy of the parameters on the device, with gradients attached.
+std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device) {
+    std::vector<Tensor> new_params;
+    for (const Tensor &p : params) new_params.push_back(copyto(p, device));
+    for (Tensor &p : new_params) attach_grad(p);
+    return new_params;
+}
+
+// data[c] lies on device c. Afterwards each of them is the elementwise sum of them all.
+// With k devices and n bytes each: 2(k-1) messages, one after another; device 0 receives (k-1)n bytes and
+// sends as many, the others n each.
+void allreduce(std::vector<Tensor> &data) {
+    for (size_t i = 1; i < data.size(); i++) add_(data[0], copyto(data[i], data[0].device));
+    for (size_t i = 1; i < data.size(); i++) copyto(data[0], data[i]);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 4. Distributing data                                            tutorial: "Distributing Data"
+// How a minibatch is cut into one shard for each device.
+
+// k contiguous shards in order, as equal as can be, the larger ones first. A minibatch of fewer samples
+// than devices leaves the last devices empty shards. Same as gluon.utils.split_and_load(even_split=False).
+std::vector<Tensor> split_and_load(const Tensor &X, const std::vector<Device> &devices) {
+    std::vector<Tensor> shards;
+    int n = X.shape[0], k = devices.size(), begin = 0;
+    for (int i = 0; i < k; i++) {
+        int end = begin + n / k + (i < n % k);
+        shards.push_back(copyto(rows(X, begin, end), devices[i]));
+        begin = end;
+    }
+    return shards;
+}
+
+// Split `X` and `y` into multiple devices.
+std::pair<std::vector<Tensor>, std::vector<Tensor>> split_batch(const Tensor &X, const Tensor &y,
+                                                                const std::vector<Device> &devices) {
+    if (X.shape[0] != y.shape[0]) error("split_batch: %d samples but %d labels", X.shape[0], y.shape[0]);
+    return {split_and_load(X, devices), split_and_load(y, devices)};
+}
+
+// ---------------------------------------------------------------------------------------------
+// 5. Training                                                              tutorial: "Training"
+// One minibatch on all devices, then epochs of them.
+
+// Returns the losses, (samples of the shard) on each device.
+std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y, std::vector<std::vector<Tensor>> &device_params,
+                                const std::vector<Device> &devices, float lr) {
+    auto [X_shards, y_shards] = split_batch(X, y, devices);
+    std::vector<Tensor> ls; // Loss is calculated separately on each GPU
+    for (size_t c = 0; c < devices.size(); c++)
+        ls.push_back(loss(lenet(X_shards[c], device_params[c]), y_shards[c]));
+    for (const Tensor &l : ls) backward(l); // Back Propagation is performed separately on each GPU
+    // Sum all gradients from each GPU and broadcast them to all GPUs
+    for (size_t i = 0; i < device_params[0].size(); i++) {
+        std::vector<Tensor> grads;
+        for (size_t c = 0; c < devices.size(); c++) grads.push_back(*device_params[c][i].grad);
+        allreduce(grads);
+    }
+    // The model parameters are updated separately on each GPU
+    for (const auto &param : device_params) sgd(param, lr, X.shape[0]); // Here, we use a full-size batch
+    return ls;
+}
+
+// As in the tutorial, but that nobody waits for a single minibatch: the host queues a whole epoch, and
+// then waits for the devices once.
+void train(int num_gpus, int batch_size, float lr) {
+    if (batch_size < num_gpus)
+        error("batch %d cannot be split over %d devices: use BATCH >= %d", batch_size, num_gpus, num_gpus);
+    auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
+    std::vector<Device> devices;
+    for (int i = 0; i < num_gpus; i++) devices.push_back(try_gpu(i));
+    // Copy model parameters to num_gpus GPUs
+    std::vector<std::vector<Tensor>> device_params;
+    for (Device d : devices) device_params.push_back(get_params(params, d));
+    const int num_epochs = options.epochs;
+    Animator animator(devices, (train_iter.X.shape[0] + batch_size - 1) / batch_size);
+    Timer timer;
+    Tensor X, y;
+    float acc = 0;
+    int steps = 0;
+    bool more = true;
+    for (int epoch = 0; epoch < num_epochs && more; epoch++) {
+        timer.start();
+        train_iter.reset();
+        while (more && train_iter.next(X, y)) {
+            // Perform multi-GPU training for a single minibatch
+            animator.step(train_batch(X, y, device_params, devices, lr));
+            more = ++steps != options.steps;
+        }
+        double mean_loss = animator.finish(epoch);
+        timer.stop();
+        check_replicas(device_params);
+        // Verify the model on GPU 0
+        acc = evaluate_accuracy_gpu([&](const Tensor &x) { return lenet(x, device_params[0]); }, test_iter, devices[0]);
+        animator.add(epoch + 1, mean_loss, acc, timer.times.back());
+    }
+    if (!options.save.empty()) save_params(device_params[0], options.save);
+    printf("test acc: %.2f, %.1f sec/epoch on %s\n", acc, timer.avg(), str(devices).c_str());
+}
+
+// ---------------------------------------------------------------------------------------------
+// 6. Experiment                                                          tutorial: "Experiment"
+// The tutorial's demonstrations, each printed from what lies on the devices, and its run.
+
+void demos(int num_gpus) {
+    std::vector<Device> devices;
+    for (int i = 0; i < num_gpus; i++) devices.push_back(try_gpu(i));
+
+    std::vector<Tensor> new_params = get_params(params, try_gpu(0));
+    printf("b1 weight: %s\n", to_string(new_params[1]).c_str());
+    printf("b1 grad: %s\n", to_string(*new_params[1].grad).c_str());
+
+    std::vector<Tensor> data;
+    for (int i = 0; i < num_gpus; i++) data.push_back(full({1, 2}, i + 1, try_gpu(i)));
+    printf("before allreduce:\n");
+    for (const Tensor &t : data) printf(" %s\n", to_string(t).c_str());
+    std::vector<Tensor> sums = data; // handles of the same numbers: `data` shows what lies on the devices
+    allreduce(sums);
+    printf("after allreduce:\n");
+    for (const Tensor &t : data) printf(" %s\n", to_string(t).c_str());
+
+    Tensor matrix = reshape(arange(20), {4, 5});
+    std::vector<Tensor> split = split_and_load(matrix, devices);
+    printf("input :\n %s\n", to_string(matrix).c_str());
+    printf("load into %s\n", str(devices).c_str());
+    printf("output:\n");
+    for (const Tensor &t : split) printf(" %s\n", to_string(t).c_str());
+}
+
+void experiment() {
+    demos(options.gpus);
+    train(options.gpus, options.batch, options.lr);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 7. Kernels and operators
+// Each operator: its kernels, its forward, its backward. A backward writes the gradient of each input
+// (=), or adds to it (+=) if another operator of the same pass has written it: put(g, accumulate, value).
+
+// Loops over a thread's registers, and the innermost one over neighbours, which a CPU does as vectors.
+#if defined(__CUDACC__)
+#define UNROLL _Pragma("unroll")
+#define UNROLL_LANES _Pragma("unroll")
+constexpr int warp = 32;              // threads that take neighbouring numbers
+constexpr int tile_m = 8, tile_n = 8; // outputs of one thread
+#else
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+#define UNROLL_LANES _Pragma("omp simd")
+constexpr int warp = 1; // threads of a block run one after another
+constexpr int tile_m = 6, tile_n = 16;
+#endif
+constexpr int threads = 256; // of a block, where nothing else decides
+inline int blocks(int n, int per_block = threads) { return (n + per_block - 1) / per_block; }
+
+__device__ inline void put(float *g, bool accumulate, float value) { *g = accumulate ? *g + value : value; }
+
+// What section 8 does for the operators below.
+Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape); // where y goes
+void record(const Tensor &y, std::function<void()> backward);                              // on the tape
+float *grad_of(const Tensor &X, bool *accumulate);                                         // where dX goes
+void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
+void same_device(const char *op, const std::vector<Tensor> &inputs);
+
+// --- convolution and dense layers -----------------------------------------------------------------
+// Both are one sum. A convolution, as in PyTorch (a cross-correlation), is
+//   y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i+u,j+v] * W[o,c,u,v]
+// and a dense layer is the convolution of a 1x1 image with a 1x1 kernel. Three passes, one scheme: each
+// thread keeps tile_m x tile_n sums in registers, and for each term loads tile_m + tile_n numbers for
+// tile_m * tile_n multiplications. The tile_n numbers are neighbours in a packed copy of W or of dy.
+
+// Sizes of one such sum. Element (k, o) of W, k = (c*K + u)*K + v, lies at W[k*step_k + o*step_o].
+struct Conv {
+    int N, C, H, W, O, K, OH, OW;
+    int step_k, step_o;
+    int pad; // so many rows and columns at the borders of X are known to be zero
+};
+
+// out[tile][outer*inner][tile_n] = in: columns in tiles of tile_n, the last one filled up with zeros
+//   row (a, t) of column o is in[a*step_a + t*step_t + o*step_o]    a < outer, t < inner, o < cols
+__global__ void pack_kernel(float *out, const float *in, int outer, int inner, int cols, int step_a, int step_t,
+                            int step_o) {
+    int t = blockIdx.x * blockDim.y + threadIdx.y, a = blockIdx.z;
+    int o = blockIdx.y * blockDim.x + threadIdx.x;
+    if (t >= inner) return;
+    out[((blockIdx.y * outer + a) * inner + t) * tile_n + threadIdx.x] =
+        o < cols ? in[a * step_a + t * step_t + o * step_o] : 0;
+}
+
+static Tensor pack(const float *in, Device device, int outer, int inner, int cols, int step_a, int step_t,
+                   int step_o) {
+    int tiles = blocks(cols, tile_n);
+    Tensor out = empty({tiles, outer * inner, tile_n}, device);
+    dim3 block(tile_n, threads / tile_n), grid(blocks(inner, block.y), tiles, outer);
+    if (outer * inner == 0) return out;
+    pack_kernel<<<grid, block, 0, on(device)>>>(out.data.get(), in, outer, inner, cols, step_a, step_t, step_o);
+    CHECK_LAUNCH();
+    return out;
+}
+
+// y[n,o,i,j] = or += b[o] + sum over c,u,v of X[n,c,i+u,j+v] * packed[o/tile_n][c,u,v][o%tile_n]
+//   X (N,C,H,W)   b (O) or null   ->   y (N,O,OH,OW)
+// Each thread: tile_m pixels (n,i,j), one warp's width apart, of tile_n channels.
+__global__ void correlate_kernel(float *y, const float *X, const float *packed, const float *b, Conv s,
+                                 bool accumulate) {
+    const int thread = blockIdx.x * blockDim.x + threadIdx.x, o0 = blockIdx.y * tile_n;
+    const int plane = s.OH * s.OW, pixels = s.N * plane;
+    const int first = thread / warp * warp * tile_m + thread % warp;
+    if (first >= pixels) return;
+    int at[tile_m]; // X[n,0,i,j] for each pixel
+    int top = s.OH, bottom = 0;
+    UNROLL
+    for (int m = 0; m < tile_m; m++) {
+        int p = first + m * warp < pixels ? first + m * warp : pixels - 1;
+        int n = p / plane, i = p % plane / s.OW, j = p % s.OW;
+        at[m] = (n * s.C * s.H + i) * s.W + j;
+        top = min(top, i);
+        bottom = max(bottom, i);
+    }
+    const int u_begin = max(0, s.pad - bottom), u_end = min(s.K, s.H - s.pad - top); // the rest meets zeros
+    float sum[tile_m][tile_n] = {};
+    for (int c = 0; c < s.C; c++)
+        for (int u = u_begin; u < u_end; u++) {
+            const float *x = X + (c * s.H + u) * s.W;
+            const float *w = packed + ((blockIdx.y * s.C + c) * s.K + u) * s.K * tile_n;
+            for (int v = 0; v < s.K; v++, x++, w += tile_n) {
+                UNROLL
+                for (int m = 0; m < tile_m; m++) {
+                    const float xm = x[at[m]];
+                    UNROLL_LANES
+                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * w[q];
+                }
+            }
+        }
+    UNROLL
+    for (int m = 0; m < tile_m; m++) {
+        int p = first + m * warp;
+        if (p >= pixels) break;
+        float *out = y + (p / plane * s.O + o0) * plane + p % plane;
+        UNROLL
+        for (int q = 0; q < tile_n; q++)
+            if (o0 + q < s.O) put(out + q * plane, accumulate, sum[m][q] + (b ? b[o0 + q] : 0));
+    }
+}
+
+// partial[slice][o/tile_n][k][o%tile_n] = sum over the slice's n and all i,j of X[n,c,i+u,j+v] * dy[n,o,i,j]
+//   X (N,C,H,W)   packed dy [o/tile_n][n,i,j][o%tile_n]   k = (c*K + u)*K + v; row k = C*K*K: sum of dy
+// Each thread: tile_m rows k, one warp's width apart, of tile_n channels. The images are cut into slices
+// so that there are threads enough; nobody adds to another's sums, so every run gives the same bits.
+__global__ void weight_grad_kernel(float *partial, const float *X, const float *packed, Conv s) {
+    const int thread = blockIdx.x * blockDim.x + threadIdx.x, slice = blockIdx.z, slices = gridDim.z;
+    const int terms = s.C * s.K * s.K, plane = s.OH * s.OW;
+    const int first = thread / warp * warp * tile_m + thread % warp;
+    if (first >= terms) return;
+    int at[tile_m]; // X[0,c,u,v] for each row
+    UNROLL
+    for (int m = 0; m < tile_m; m++) {
+        int k = first + m * warp < terms ? first + m * warp : terms - 1;
+        at[m] = (k / (s.K * s.K) * s.H + k / s.K % s.K) * s.W + k % s.K;
+    }
+    const int begin = (long long)s.N * slice / slices, end = (long long)s.N * (slice + 1) / slices;
+    const float *dy = packed + (blockIdx.y * s.N + begin) * plane * tile_n;
+    float sum[tile_m][tile_n] = {}, sum_dy[tile_n] = {};
+    for (int n = begin; n < end; n++)
+        for (int i = 0; i < s.OH; i++) {
+            const float *x = X + (n * s.C * s.H + i) * s.W;
+            for (int j = 0; j < s.OW; j++, x++, dy += tile_n) {
+                UNROLL
+                for (int m = 0; m < tile_m; m++) {
+                    const float xm = x[at[m]];
+                    UNROLL_LANES
+                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * dy[q];
+                }
+                UNROLL_LANES
+                for (int q = 0; q < tile_n; q++) sum_dy[q] += dy[q];
+            }
+        }
+    float *out = partial + (slice * gridDim.y + blockIdx.y) * (terms + 1) * tile_n;
+    UNROLL
+    for (int m = 0; m < tile_m; m++) {
+        int k = first + m * warp;
+        if (k >= terms) break;
+        UNROLL_LANES
+        for (int q = 0; q < tile_n; q++) out[k * tile_n + q] = sum[m][q];
+    }
+    if (thread == 0) {
+        UNROLL_LANES
+        for (int q = 0; q < tile_n; q++) out[terms * tile_n + q] = sum_dy[q];
+    }
+}
+
+// dW and db (= or +=) from the slices' partial sums, added in their order. One thread a weight.
+__global__ void sum_slices_kernel(float *dW, float *db, const float *partial, int slices, Conv s,
+                                  bool accumulate_W, bool accumulate_b) {
+    const int terms = s.C * s.K * s.K, k = blockIdx.x * blockDim.y + threadIdx.y;
+    const int o = blockIdx.y * tile_n + threadIdx.x;
+    if (k > terms || o >= s.O) return;
+    float sum = 0;
+    for (int slice = 0; slice < slices; slice++)
+        sum += partial[((slice * gridDim.y + blockIdx.y) * (terms + 1) + k) * tile_n + threadIdx.x];
+    if (k < terms)
+        put(dW + k * s.step_k + o * s.step_o, accumulate_W, sum);
+    else
+        put(db + o, accumulate_b, sum);
+}
+
+// out (P,H+2*pad,W+2*pad) = in (P,H,W) with a border of zeros. One thread an element, a block a plane.
+__global__ void pad_kernel(float *out, const float *in, int H, int W, int pad) {
+    const int PH = H + 2 * pad, PW = W + 2 * pad;
+    in += blockIdx.x * H * W;
+    out += blockIdx.x * PH * PW;
+    for (int i = threadIdx.y; i < PH; i += blockDim.y)
+        for (int j = threadIdx.x; j < PW; j += blockDim.x) {
+            bool inside = i >= pad && i < pad + H && j >= pad && j < pad + W;
+            out[i * PW + j] = inside ? in[(i - pad) * W + j - pad] : 0;
+        }
+}
+
+static void correlate(float *y, const Tensor &X, const Tensor &packed, const float *b, const Conv &s,
+                      bool accumulate) {
+    const int pixels = s.N * s.OH * s.OW, block = 64;
+    if (pixels == 0) return;
+    dim3 grid(blocks(blocks(pixels, warp * tile_m) * warp, block), blocks(s.O, tile_n));
+    correlate_kernel<<<grid, block, 0, on(X.device)>>>(y, X.data.get(), packed.data.get(), b, s, accumulate);
+    CHECK_LAUNCH();
+}
+
+// dX: correlate dy, with K-1 zeros around it, with W turned by 180 degrees, inputs and outputs exchanged.
+static void conv_backward_input(const Tensor &X, const Tensor &W, const Tensor &y, const Conv &s) {
+    Tensor dy = *y.grad, padded = dy;
+    Conv t = {s.N, s.O, s.OH + 2 * (s.K - 1), s.OW + 2 * (s.K - 1), s.C, s.K, s.H, s.W, 0, 0, s.K - 1};
+    if (t.pad > 0) {
+        padded = empty({t.N, t.C, t.H, t.W}, X.device);
+        if (size(padded) > 0) {
+            dim3 block(min(32, t.W), threads / min(32, t.W));
+            pad_kernel<<<t.N * t.C, block, 0, on(X.device)>>>(padded.data.get(), dy.data.get(), s.OH, s.OW, t.pad);
+            CHECK_LAUNCH();
+        }
+    }
+    const int taps = s.K * s.K;
+    Tensor packed = pack(W.data.get() + (taps - 1) * s.step_k, X.device, s.O, taps, s.C, s.step_o, -s.step_k,
+                         taps * s.step_k);
+    bool accumulate;
+    float *dX = grad_of(X, &accumulate);
+    correlate(dX, padded, packed, nullptr, t, accumulate);
+}
+
+static void conv_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b, const Tensor &y, const Conv &s) {
+    const int plane = s.OH * s.OW, terms = s.C * s.K * s.K, slices = min(s.N, 32), block = 32;
+    Tensor dy = s.K == 1 && plane == 1 ? pack(y.grad->data.get(), X.device, 1, s.N, s.O, 0, s.O, 1)
+                                       : pack(y.grad->data.get(), X.device, s.N, plane, s.O, s.O * plane, 1, plane);
+    const int tiles = dy.shape[0];
+    Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
+    if (slices > 0) {
+        dim3 grid(blocks(blocks(terms, warp * tile_m) * warp, block), tiles, slices);
+        weight_grad_kernel<<<grid, block, 0, on(X.device)>>>(partial.data.get(), X.data.get(), dy.data.get(), s);
+        CHECK_LAUNCH();
+    }
+    bool accumulate_W, accumulate_b;
+    float *dW = grad_of(W, &accumulate_W), *db = grad_of(b, &accumulate_b);
+    dim3 rows(tile_n, threads / tile_n), grid(blocks(terms + 1, rows.y), tiles);
+    sum_slices_kernel<<<grid, rows, 0, on(X.device)>>>(dW, db, partial.data.get(), slices, s, accumulate_W,
+                                                       accumulate_b);
+    CHECK_LAUNCH();
+}
+
+static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tensor &b, const Conv &s,
+                   std::vector<int> shape) {
+    Tensor y = output(op, {X, W, b}, shape);
+    Tensor packed = pack(W.data.get(), X.device, 1, s.C * s.K * s.K, s.O, 0, s.step_k, s.step_o);
+    correlate(y.data.get(), X, packed, b.data.get(), s, false);
+    record(y, [=] {
+        if (W.grad && b.grad) conv_backward_weights(X, W, b, y, s);
+        if (X.grad) conv_backward_input(X, W, y, s);
+    });
+    return y;
+}
+
+// X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,H-K+1,W-K+1)
+// Same as F.conv2d(X, W, b); PyTorch's gradients.
+Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
+    bool right = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] && W.shape[2] == W.shape[3] &&
+                 b.shape == std::vector<int>{W.shape[0]} && X.shape[2] >= W.shape[2] && X.shape[3] >= W.shape[3];
+    check_shape("conv2d", right, "(N,C,H,W), (O,C,K,K), (O) with K <= H and W", {X, W, b});
+    Conv s = {X.shape[0], X.shape[1], X.shape[2], X.shape[3], W.shape[0], W.shape[2], 0, 0, 1, 0, 0};
+    s.OH = s.H - s.K + 1;
+    s.OW = s.W - s.K + 1;
+    s.step_o = s.C * s.K * s.K;
+    return conv("conv2d", X, W, b, s, {s.N, s.O, s.OH, s.OW});
+}
+
+// X (N,C)   W (C,O)   b (O)   ->   X @ W + b (N,O)
+Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
+    bool right = X.shape.size() == 2 && W.shape.size() == 2 && W.shape[0] == X.shape[1] &&
+                 b.shape == std::vector<int>{W.shape[1]};
+    check_shape("linear", right, "(N,C), (C,O), (O)", {X, W, b});
+    Conv s = {X.shape[0], X.shape[1], 1, 1, W.shape[1], 1, 1, 1, W.shape[1], 1, 0};
+    return conv("linear", X, W, b, s, {s.N, s.O});
+}
+
+// --- relu -----------------------------------------------------------------------------------------
+
+// y = max(X, 0), NaN stays NaN. One thread an element.
+__global__ void relu_kernel(float *y, const float *X, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = X[i] < 0 ? 0 : X[i];
+}
+// dX = or += dy where X > 0, else 0
+__global__ void relu_backward_kernel(float *dX, const float *dy, const float *X, int n, bool accumulate) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) put(dX + i, accumulate, X[i] > 0 ? dy[i] : 0);
+}
+
+Tensor relu(const Tensor &X) {
+    Tensor y = output("relu", {X}, X.shape);
+    const int n = size(X);
+    if (n > 0) relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.data.get(), X.data.get(), n);
+    CHECK_LAUNCH();
+    record(y, [=] {
+        bool accumulate;
+        float *dX = grad_of(X, &accumulate);
+        if (n == 0) return;
+        relu_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, y.grad->data.get(), X.data.get(), n,
+                                                                      accumulate);
+        CHECK_LAUNCH();
+    });
+    return y;
+}
+
+// --- average pooling ------------------------------------------------------------------------------
+
+// y[n,c,i,j] = mean over u,v < K of X[n,c,i*S+u,j*S+v]
+//   X (P,H,W), P = N*C planes   ->   y (P,OH,OW)
+// One thread an output element; a block takes rows of one plane.
+__global__ void avg_pool2d_kernel(float *y, const float *X, int H, int W, int OH, int OW, int K, int S) {
+    X += blockIdx.x * H * W;
+    y += blockIdx.x * OH * OW;
+    for (int i = threadIdx.y; i < OH; i += blockDim.y)
+        for (int j = threadIdx.x; j < OW; j += blockDim.x) {
+            float sum = 0;
+            for (int u = 0; u < K; u++)
+                for (int v = 0; v < K; v++) sum += X[(i * S + u) * W + j * S + v];
+            y[i * OW + j] = sum / (K * K);
+        }
+}
+// dX[h,w] = or += 1/K^2 * sum of dy[i,j] over the windows that hold (h,w): none past the last whole window
+//   dy (P,OH,OW)   ->   dX (P,H,W)
+// One thread an S x S patch of dX, from (i*S, j*S) on: every element gets its value, zeros too.
+__global__ void avg_pool2d_backward_kernel(float *dX, const float *dy, int H, int W, int OH, int OW, int K, int S,
+                                           bool accumulate) {
+    dX += blockIdx.x * H * W;
+    dy += blockIdx.x * OH * OW;
+    for (int i = threadIdx.y; i * S < H; i += blockDim.y)
+        for (int j = threadIdx.x; j * S < W; j += blockDim.x)
+            for (int h = i * S; h < min(H, i * S + S); h++)
+                for (int w = j * S; w < min(W, j * S + S); w++) {
+                    float sum = 0;
+                    for (int a = min(i, OH - 1); a >= 0 && a * S + K > h; a--)
+                        for (int b = min(j, OW - 1); b >= 0 && b * S + K > w; b--) sum += dy[a * OW + b];
+                    put(dX + h * W + w, accumulate, sum / (K * K));
+                }
+}
+
+// X (N,C,H,W)   ->   y (N,C,OH,OW), OH = (H-kernel_size)/stride + 1 rounded down
+// Same as F.avg_pool2d(X, kernel_size, stride).
+Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
+    bool right = X.shape.size() == 4 && stride > 0 && kernel_size > 0 && X.shape[2] >= kernel_size &&
+                 X.shape[3] >= kernel_size;
+    check_shape("avg_pool2d", right, "(N,C,H,W) with kernel_size <= H and W", {X});
+    const int planes = X.shape[0] * X.shape[1], H = X.shape[2], W = X.shape[3];
+    const int OH = (H - kernel_size) / stride + 1, OW = (W - kernel_size) / stride + 1;
+    Tensor y = output("avg_pool2d", {X}, {X.shape[0], X.shape[1], OH, OW});
+    dim3 block(min(32, OW), 128 / min(32, OW));
+    if (planes > 0)
+        avg_pool2d_kernel<<<planes, block, 0, on(X.device)>>>(y.data.get(), X.data.get(), H, W, OH, OW, kernel_size,
+                                                              stride);
+    CHECK_LAUNCH();
+    record(y, [=] {
+        bool accumulate;
+        float *dX = grad_of(X, &accumulate);
+        if (planes == 0) return;
+        avg_pool2d_backward_kernel<<<planes, block, 0, on(X.device)>>>(dX, y.grad->data.get(), H, W, OH, OW,
+                                                                       kernel_size, stride, accumulate);
+        CHECK_LAUNCH();
+    });
+    return y;
+}
+
+// --- softmax cross-entropy ------------------------------------------------------------------------
+
+// l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit taken out of the exponents
+//   y_hat (N,classes)   y (N) class numbers   ->   l (N)
+// One thread a sample.
+__global__ void softmax_cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N, int classes) {
+    int n = blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= N) return;
+    const float *z = y_hat + n * classes;
+    float largest = z[0], sum = 0;
+    for (int j = 1; j < classes; j++) largest = z[j] > largest ? z[j] : largest;
+    for (int j = 0; j < classes; j++) sum += expf(z[j] - largest);
+    l[n] = logf(sum) - (z[(int)y[n]] - largest);
+}
+// dy_hat[n,j] = or += dl[n] * (softmax(y_hat[n])[j] - [j == y[n]])
+__global__ void softmax_cross_entropy_backward_kernel(float *dy_hat, const float *dl, const float *y_hat,
+                                                      const float *y, int N, int classes, bool accumulate) {
+    int n = blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= N) return;
+    const float *z = y_hat + n * classes;
+    float largest = z[0], sum = 0;
+    for (int j = 1; j < classes; j++) largest = z[j] > largest ? z[j] : largest;
+    for (int j = 0; j < classes; j++) sum += expf(z[j] - largest);
+    for (int j = 0; j < classes; j++) {
+        float p = expf(z[j] - largest) / sum;
+        put(dy_hat + n * classes + j, accumulate, dl[n] * (p - (j == (int)y[n] ? 1.0f : 0.0f)));
+    }
+}
+
+// y_hat (N,classes)   y (N)   ->   (N). Labels must be whole numbers from 0 to classes-1.
+// Same as nn.CrossEntropyLoss(reduction='none')(y_hat, y); y gets no gradient.
+Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
+    bool right = y_hat.shape.size() == 2 && y.shape == std::vector<int>{y_hat.shape[0]} && y_hat.shape[1] > 0;
+    check_shape("softmax_cross_entropy", right, "(N,classes), (N)", {y_hat, y});
+    const int N = y_hat.shape[0], classes = y_hat.shape[1], block = 64;
+    Tensor l = output("softmax_cross_entropy", {y_hat, y}, {N});
+    if (N > 0)
+        softmax_cross_entropy_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
+            l.data.get(), y_hat.data.get(), y.data.get(), N, classes);
+    CHECK_LAUNCH();
+    record(l, [=] {
+        bool accumulate;
+        float *dy_hat = grad_of(y_hat, &accumulate);
+        if (N == 0) return;
+        softmax_cross_entropy_backward_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
+            dy_hat, l.grad->data.get(), y_hat.data.get(), y.data.get(), N, classes, accumulate);
+        CHECK_LAUNCH();
+    });
+    return l;
+}
+
+// --- on tensors without gradients -----------------------------------------------------------------
+
+__global__ void fill_kernel(float *a, float value, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) a[i] = value;
+}
+__global__ void add_kernel(float *a, const float *b, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) a[i] += b[i];
+}
+__global__ void sgd_kernel(float *param, const float *grad, float lr, float batch_size, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) param[i] -= lr * grad[i] / batch_size;
+}
+
+void add_(const Tensor &a, const Tensor &b) {
+    same_device("add_", {a, b});
+    check_shape("add_", a.shape == b.shape, "two of the same shape", {a, b});
+    if (int n = size(a))
+        add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(a.data.get(), b.data.get(), n);
+    CHECK_LAUNCH();
+}
+
+// param -= lr * param.grad / batch_size, for each of them
+void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
+    for (const Tensor &p : params) {
+        int n = size(p);
+        sgd_kernel<<<blocks(n), threads, 0, on(p.device)>>>(p.data.get(), p.grad->data.get(), lr, batch_size, n);
+        CHECK_LAUNCH();
+    }
+}
+
+// The sum of value(i) over i < n by the one block that calls it; thread 0 gets it. `scratch` is shared,
+// one float a thread, blockDim.x a power of two. The order is fixed: the same bits on every run.
+template <class Value> __device__ inline float block_sum(float *scratch, int n, Value value) {
+    float sum = 0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) sum += value(i);
+    scratch[threadIdx.x] = sum;
+    __syncthreads();
+    for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) scratch[threadIdx.x] += scratch[threadIdx.x + half];
+        __syncthreads();
+    }
+    return scratch[0];
+}
+
+// out[0] = sum of l.   l (n)   One block.
+__global__ void sum_kernel(float *out, const float *l, int n) {
+    __shared__ float scratch[threads];
+    float sum = block_sum(scratch, n, [=](int i) { return l[i]; });
+    if (threadIdx.x == 0) out[0] = sum;
+}
+
+// correct[0] += how many rows of y_hat have their (first) largest number at the label.   One block.
+//   y_hat (N,classes)   y (N)
+__global__ void count_correct_kernel(float *correct, const float *y_hat, const float *y, int N, int classes) {
+    __shared__ float scratch[threads];
+    float sum = block_sum(scratch, N, [=](int n) {
+        int best = 0;
+        for (int j = 1; j < classes; j++)
+            if (y_hat[n * classes + j] > y_hat[n * classes + best]) best = j;
+        return best == (int)y[n] ? 1.0f : 0.0f;
+    });
+    if (threadIdx.x == 0) correct[0] += sum;
+}
+
+// ---------------------------------------------------------------------------------------------
+// 8. Autograd
+// Each device has a tape: the backward of every operator that ran on it, in order.
+
+struct Step {
+    std::shared_ptr<Tensor> grad; // of the operator's result
+    std::function<void()> backward;
+};
+// A logical device; section 9 makes them.
+struct Gpu {
+    int physical;
+    cudaStream_t stream;
+    cudaEvent_t ready;
+    std::map<size_t, std::vector<float *>> free_blocks; // by bytes: memory that no tensor uses any more
+    std::vector<Step> tape;
+};
+static Gpu &state(Device device);
+
+static bool recording = true;
+struct NoGrad {
+    bool before = recording;
+    NoGrad() { recording = false; }
+    ~NoGrad() { recording = before; }
+};
+
+void attach_grad(Tensor &t) { t.grad = std::make_shared<Tensor>(full(t.shape, 0, t.device)); }
+
+// A fresh tensor on the inputs' device. It wants a gradient if one of them does; that gets its memory
+// when the backward pass first writes it.
+Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape) {
+    same_device(op, inputs);
+    Tensor y = empty(shape, inputs[0].device);
+    for (const Tensor &X : inputs)
+        if (recording && X.grad) y.grad = std::make_shared<Tensor>();
+    return y;
+}
+void record(const Tensor &y, std::function<void()> backward) {
+    if (y.grad) state(y.device).tape.push_back({y.grad, std::move(backward)});
+}
+
+static unsigned pass = 0; // backward passes so far
+
+// Where a backward puts dX, and whether it adds to what the same pass has put there.
+float *grad_of(const Tensor &X, bool *accumulate) {
+    Tensor &g = *X.grad;
+    if (!g.data) g = empty(X.shape, X.device);
+    *accumulate = g.written == pass;
+    g.written = pass;
+    return g.data.get();
+}
+
+// Run the tape of l's device in reverse and empty it: afterwards every tensor that l depends on and that
+// has a gradient holds that of sum(l), in place of whatever it held. Memory is given back on the way.
+void backward(const Tensor &l) {
+    auto &tape = state(l.device).tape;
+    if (!l.grad || tape.empty()) error("backward: no operator on %s was recorded", str(l.device).c_str());
+    pass++;
+    bool accumulate;
+    float *dl = grad_of(l, &accumulate);
+    if (int n = size(l)) fill_kernel<<<blocks(n), threads, 0, on(l.device)>>>(dl, 1, n);
+    CHECK_LAUNCH();
+    while (!tape.empty()) {
+        Step step = std::move(tape.back());
+        tape.pop_back();
+        if (step.grad->written == pass) step.backward(); // else l does not depend on it
+    }
+}
+
+void same_device(const char *op, const std::vector<Tensor> &inputs) {
+    for (const Tensor &X : inputs)
+        if (X.device.id != inputs[0].device.id || X.device.id < 0)
+            error("%s: its arguments lie on %s and %s, they must be on one device", op,
+                  str(inputs[0].device).c_str(), str(X.device).c_str());
+}
+void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs) {
+    if (right) return;
+    std::string got;
+    for (const Tensor &X : inputs) {
+        got += got.empty() ? "(" : ", (";
+        for (size_t i = 0; i < X.shape.size(); i++) got += (i ? "," : "") + std::to_string(X.shape[i]);
+        got += ")";
+    }
+    error("%s: wants %s, got %s", op, wanted, got.c_str());
+}
+
+// ---------------------------------------------------------------------------------------------
+// 9. Devices and memory
+// k logical devices on the GPUs there are, the memory of tensors, and what to say when CUDA fails.
+
+static std::vector<Gpu> gpus; // the logical devices
+
+static Gpu &state(Device device) {
+    if (device.id < 0 || device.id >= (int)gpus.size())
+        error("there is no %s: the program runs on %zu devices", str(device).c_str(), gpus.size());
+    return gpus[device.id];
+}
+int physical(Device device) { return state(device).physical; }
+cudaEvent_t ready(Device device) { return state(device).ready; }
+cudaStream_t on(Device device) {
+    Gpu &g = state(device);
+    CHECK(cudaSetDevice(g.physical));
+    return g.stream;
+}
+void waitall() {
+    for (size_t i = 0; i < gpus.size(); i++) CHECK(cudaStreamSynchronize(on(gpu(i))));
+}
+
+void check_cuda(cudaError_t code, const char *call, const char *file, int line) {
+    if (code == cudaSuccess) return;
+    fflush(stdout);
+    fprintf(stderr, "mgpu: %s:%d: %s: %s (%s)\n", file, line, call, cudaGetErrorString(code), cudaGetErrorName(code));
+    _exit(1); // what CUDA still has in its queues is worth nothing now
+}
+
+// Copy a pattern from gpu(i) to gpu(j) and compare: a broken link shows here and not as a wrong gradient.
+static void check_link(Device i, Device j) {
+    std::vector<float> want(1 << 14);
+    Tensor host = empty({(int)want.size()}, cpu());
+    for (size_t n = 0; n < want.size(); n++) want[n] = host.data.get()[n] = 1000.0f * i.id + 10.0f * j.id + n % 7;
+    if (to_host(copyto(copyto(host, i), j)) != want)
+        error("what is copied from %s to %s arrives changed", str(i).c_str(), str(j).c_str());
+}
+
+// Make logical devices gpu(0) ... gpu(k-1), round-robin on the GPUs there are, and print how each pair
+// exchanges data: peer (directly) or staged (through the host), or that they share a GPU.
+void use_devices(int k, bool quiet = false) {
+    int count = 0;
+    cudaError_t code = cudaGetDeviceCount(&count);
+    if (code != cudaSuccess || count == 0)
+        error("no GPU (%s): `make run BACKEND=cpu` emulates devices", cudaGetErrorString(code));
+    for (int i = gpus.size(); i < k; i++) {
+        Gpu g = {i % count, nullptr, nullptr, {}, {}};
+        CHECK(cudaSetDevice(g.physical));
+        CHECK(cudaStreamCreateWithFlags(&g.stream, cudaStreamNonBlocking));
+        CHECK(cudaEventCreateWithFlags(&g.ready, cudaEventDisableTiming));
+        gpus.push_back(g);
+    }
+    if (k > count && !quiet)
+        printf("notice: %d logical devices share %d GPU%s, each with its own memory and stream\n", k, count,
+               count > 1 ? "s" : "");
+    for (int i = 0; i < k; i++) {
+        cudaDeviceProp prop;
+        CHECK(cudaGetDeviceProperties(&prop, physical(gpu(i))));
+        std::string links[3];
+        for (int j = 0; j < k; j++) {
+            if (j == i) continue;
+            int can = 0;
+            bool same = physical(gpu(i)) == physical(gpu(j));
+            if (!same) CHECK(cudaDeviceCanAccessPeer(&can, physical(gpu(i)), physical(gpu(j))));
+            if (can) {
+                CHECK(cudaSetDevice(physical(gpu(i))));
+                code = cudaDeviceEnablePeerAccess(physical(gpu(j)), 0);
+                if (code == cudaErrorPeerAccessAlreadyEnabled)
+                    cudaGetLastError(); // not sticky: forget it
+                else
+                    CHECK(code);
+            }
+            check_link(gpu(i), gpu(j));
+            links[same ? 0 : can ? 1 : 2] += " " + str(gpu(j));
+        }
+        if (quiet) continue;
+        printf("%s: %s", str(gpu(i)).c_str(), prop.name);
+        const char *names[3] = {"same GPU as", "peer", "staged"};
+        for (int l = 0; l < 3; l++)
+            if (!links[l].empty()) printf("; %s:%s", names[l], links[l].c_str());
+        printf("\n");
+    }
+}
+
+int size(const Tensor &t) {
+    int n = 1;
+    for (int s : t.shape) n *= s;
+    return n;
+}
+
+// Memory for n floats. On a device it comes from blocks of the same size that earlier tensors have left,
+// if there are any: a training step allocates nothing after the first. The stream's order makes that safe.
+// On the host it is pinned, so that devices can copy from it while the host goes on.
+static std::shared_ptr<float> allocate(int n, Device device) {
+    const size_t bytes = n * sizeof(float);
+    float *p = nullptr;
+    if (n == 0) return nullptr;
+    if (device.id < 0) {
+        if (cudaMallocHost((void **)&p, bytes) != cudaSuccess)
+            error("the host has no %.1f MB of pinned memory left", bytes / 1e6);
+        return std::shared_ptr<float>(p, [](float *p) { cudaFreeHost(p); });
+    }
+    auto &blocks = state(device).free_blocks[bytes];
+    if (!blocks.empty()) {
+        p = blocks.back();
+        blocks.pop_back();
+    } else {
+        on(device);
+        if (cudaMalloc((void **)&p, bytes) != cudaSuccess) {
+            size_t free = 0, total = 0;
+            cudaGetLastError();
+            CHECK(cudaMemGetInfo(&free, &total));
+            error("%s is out of memory: %.1f MB more are needed, %.1f of its %.1f MB are free: use a smaller BATCH",
+                  str(device).c_str(), bytes / 1e6, free / 1e6, total / 1e6);
+        }
+    }
+    return std::shared_ptr<float>(p, [device, bytes](float *p) { gpus[device.id].free_blocks[bytes].push_back(p); });
+}
+
+Tensor empty(std::vector<int> shape, Device device) {
+    Tensor t;
+    t.device = device;
+    t.shape = std::move(shape);
+    t.data = allocate(size(t), device);
+    return t;
+}
+Tensor full(std::vector<int> shape, float value, Device device) {
+    Tensor t = empty(std::move(shape), device);
+    int n = size(t);
+    if (device.id < 0)
+        std::fill_n(t.data.get(), n, value);
+    else if (n > 0)
+        fill_kernel<<<blocks(n), threads, 0, on(device)>>>(t.data.get(), value, n);
+    CHECK_LAUNCH();
+    return t;
+}
+Tensor arange(int n) {
+    Tensor t = empty({n}, cpu());
+    for (int i = 0; i < n; i++) t.data.get()[i] = i;
+    return t;
+}
+
+static std::mt19937 rng; // seeded by main
+
+Tensor normal(float scale, std::vector<int> shape) {
+    Tensor t = empty(std::move(shape), cpu());
+    std::normal_distribution<float> distribution(0, scale);
+    for (int i = 0; i < size(t); i++) t.data.get()[i] = distribution(rng);
+    return t;
+}
+
+// One size may be -1: what is left. The gradient is shared like the numbers.
+Tensor reshape(const Tensor &X, std::vector<int> shape) {
+    int known = 1;
+    for (int s : shape) known *= s < 0 ? 1 : s;
+    for (int &s : shape)
+        if (s < 0) s = known ? size(X) / known : std::accumulate(X.shape.begin() + 1, X.shape.end(), 1, std::multiplies<int>());
+    Tensor y = X;
+    y.shape = shape;
+    check_shape("reshape", size(y) == size(X), "as many numbers as there are", {X, y});
+    return y;
+}
+Tensor rows(const Tensor &X, int begin, int end) {
+    Tensor y = X;
+    y.grad = nullptr;
+    y.shape[0] = end - begin;
+    size_t row = 1;
+    for (size_t i = 1; i < X.shape.size(); i++) row *= X.shape[i];
+    if (X.data) y.data = std::shared_ptr<float>(X.data, X.data.get() + begin * row);
+    return y;
+}
+std::vector<float> to_host(const Tensor &t) {
+    std::vector<float> numbers(size(t));
+    if (numbers.empty()) return numbers;
+    Tensor host = copyto(t, cpu());
+    std::copy_n(host.data.get(), numbers.size(), numbers.begin());
+    return numbers;
+}
+
+// Every device must hold the same bits: what allreduce promises, and nothing else checks.
+void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
+    for (size_t i = 0; i < device_params[0].size(); i++) {
+        std::vector<float> first = to_host(device_params[0][i]);
+        for (size_t c = 1; c < device_params.size(); c++) {
+            std::vector<float> other = to_host(device_params[c][i]);
+            for (size_t n = 0; n < first.size(); n++)
+                if (memcmp(&first[n], &other[n], sizeof(float)) != 0)
+                    error("the replicas differ: %s[%zu] is %.9g on gpu(0) but %.9g on gpu(%zu): does allreduce leave "
+                          "the same sum on every device?",
+                          param_names[i].c_str(), n, first[n], other[n], c);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// 10. Data, timing, output
+
+std::string str(Device device) { return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")"; }
+std::string str(const std::vector<Device> &devices) {
+    std::string s;
+    for (Device d : devices) s += (s.empty() ? "" : ", ") + str(d);
+    return "[" + s + "]";
+}
+Device try_gpu(int i) { return state(gpu(i)), gpu(i); }
+
+// As NumPy prints an array: as few digits as show all of it, up to 8, and columns aligned.
+std::string to_string(const Tensor &t) {
+    std::vector<float> numbers = to_host(t);
+    std::vector<std::string> texts(numbers.size());
+    size_t digits = 0, width = 0;
+    for (float v : numbers) {
+        char text[64];
+        int n = snprintf(text, sizeof text, "%.8f", v);
+        while (text[n - 1] == '0') n--;
+        if (char *point = strchr(text, '.')) digits = std::max<size_t>(digits, text + n - point - 1);
+    }
+    for (size_t i = 0; i < numbers.size(); i++) {
+        char text[64];
+        snprintf(text, sizeof text, digits ? "%.*f" : "%.*f.", (int)digits, numbers[i]);
+        texts[i] = text;
+        width = std::max(width, texts[i].size());
+    }
+    std::function<std::string(size_t, size_t &)> nested = [&](size_t axis, size_t &at) {
+        if (axis == t.shape.size()) {
+            std::string &text = texts[at++];
+            return std::string(width - text.size(), ' ') + text;
+        }
+        std::string s = "[";
+        for (int i = 0; i < t.shape[axis]; i++) {
+            if (i > 0) s += axis + 1 == t.shape.size() ? " " : "\n " + std::string(axis + 1, ' ');
+            s += nested(axis + 1, at);
+        }
+        return s + "]";
+    };
+    size_t at = 0;
+    return nested(0, at) + (t.device.id < 0 ? "" : " @" + str(t.device));
+}
+
+void error(const char *format, ...) {
+    char text[1000];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    throw Error(text);
+}
+
+// One half of a data set as it lies in its files: bytes, 28 x 28 an image.
+struct DataSet {
+    int count = 0;
+    std::vector<uint8_t> images, labels;
+};
+
+// Unpack a .gz file in the IDX format of http://yann.lecun.com/exdb/mnist: a magic number, the sizes
+// (both big-endian, 4 bytes each), then the bytes. Anything else in the file is an error.
+//   dims: 1 for labels (magic 2049), 3 for images (magic 2051)   ->   the bytes; *count samples
+std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
+    FILE *file = fopen(path.c_str(), "rb");
+    if (!file) error("%s: %s: `make data` brings it", path.c_str(), strerror(errno));
+    fclose(file);
+    std::string quoted;
+    for (char c : path) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    FILE *pipe = popen(("gzip -dc < '" + quoted + "' 2> /dev/null").c_str(), "r");
+    if (!pipe) error("%s: cannot start gzip: %s", path.c_str(), strerror(errno));
+    uint8_t header[16] = {};
+    const size_t header_bytes = 4 + 4 * dims;
+    size_t got = fread(header, 1, header_bytes, pipe);
+    auto number = [&](int i) {
+        return (uint32_t)header[4 * i] << 24 | header[4 * i + 1] << 16 | header[4 * i + 2] << 8 | header[4 * i + 3];
+    };
+    std::string wrong;
+    std::vector<uint8_t> bytes;
+    const uint32_t magic = 0x800 + dims;
+    if (got == header_bytes) {
+        if (number(0) != magic)
+            wrong = "its magic number is " + std::to_string(number(0)) + ", not " + std::to_string(magic);
+        else if (dims == 3 && (number(2) != 28 || number(3) != 28))
+            wrong = "its images are " + std::to_string(number(2)) + "x" + std::to_string(number(3)) + ", not 28x28";
+        else if (number(1) == 0 || number(1) > 1000000)
+            wrong = "it says that it has " + std::to_string(number(1)) + " samples";
+    }
+    if (wrong.empty() && got == header_bytes) {
+        *count = number(1);
+        bytes.resize(*count * (dims == 3 ? size_t(28 * 28) : 1) + 1);
+        got = fread(bytes.data(), 1, bytes.size(), pipe);
+        if (got == bytes.size()) wrong = "there is more in it than the " + std::to_string(*count) + " samples it names";
+        bytes.pop_back();
+    }
+    int status = pclose(pipe);
+    if (wrong.empty() && status != 0) wrong = "gzip cannot unpack it";
+    if (wrong.empty() && got < std::max(header_bytes, bytes.size())) wrong = "it ends early";
+    if (!wrong.empty()) error("%s: %s: remove it, `make data` brings the right one", path.c_str(), wrong.c_str());
+    return bytes;
+}
+
+// `which`: train or t10k
+DataSet load_data(const std::string &folder, const std::string &which) {
+    DataSet set;
+    int labels = 0;
+    std::string images_path = folder + "/" + which + "-images-idx3-ubyte.gz";
+    std::string labels_path = folder + "/" + which + "-labels-idx1-ubyte.gz";
+    set.images = load_idx(images_path, 3, &set.count);
+    set.labels = load_idx(labels_path, 1, &labels);
+    if (labels != set.count)
+        error("%s has %d images, but %s has %d labels", images_path.c_str(), set.count, labels_path.c_str(), labels);
+    for (size_t i = 0; i < set.labels.size(); i++)
+        if (set.labels[i] > 9) error("%s: label %zu is %d, not 0 to 9", labels_path.c_str(), i, set.labels[i]);
+    return set;
+}
+
+static DataSet train_set, test_set; // main reads them before anything starts
+
+static DataIter make_iter(const DataSet &set, int batch_size, bool shuffle) {
+    DataIter iter = {&set, batch_size, shuffle, empty({set.count, 1, 28, 28}, cpu()), empty({set.count}, cpu()), {}};
+    for (int i = 0; i < set.count; i++) iter.order.push_back(i);
+    return iter;
+}
+std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
+    return {make_iter(train_set, batch_size, options.shuffle), make_iter(test_set, batch_size, false)};
+}
+
+// Not before the devices have done with the epoch before.
+void DataIter::reset() {
+    begin = 0;
+    if (!shuffle) return; // what was filled stays right
+    filled = 0;
+    std::shuffle(order.begin(), order.end(), rng);
+}
+bool DataIter::next(Tensor &X, Tensor &y) {
+    const int end = std::min(begin + batch_size, set->count);
+    if (begin == end) return false;
+    for (; filled < end; filled++) {
+        const uint8_t *image = &set->images[(size_t)order[filled] * 28 * 28];
+        float *x = this->X.data.get() + (size_t)filled * 28 * 28;
+        for (int p = 0; p < 28 * 28; p++) x[p] = image[p] / 255.0f;
+        this->y.data.get()[filled] = set->labels[order[filled]];
+    }
+    X = rows(this->X, begin, end);
+    y = rows(this->y, begin, end);
+    begin = end;
+    return true;
+}
+
+// The fraction of the test set that the network puts into the right class; each sample counts once.
+float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter, Device device) {
+    NoGrad guard;
+    Tensor correct = full({1}, 0, device), X, y;
+    test_iter.reset();
+    while (test_iter.next(X, y)) {
+        stop_requested();
+        Tensor y_hat = net(copyto(X, device)), labels = copyto(y, device);
+        count_correct_kernel<<<1, threads, 0, on(device)>>>(correct.data.get(), y_hat.data.get(), labels.data.get(),
+                                                            y_hat.shape[0], y_hat.shape[1]);
+        CHECK_LAUNCH();
+    }
+    return to_host(correct)[0] / test_iter.set->count;
+}
+
+static double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+void Timer::start() { t0 = now(); }
+void Timer::stop() { times.push_back(now() - t0); }
+double Timer::avg() const {
+    double sum = 0;
+    for (double t : times) sum += t;
+    return times.empty() ? 0 : sum / times.size();
+}
+
+Animator::Animator(const std::vector<Device> &devices, int steps)
+    : devices(devices), steps(steps), bar(isatty(STDOUT_FILENO)) {
+    for (Device d : devices) losses.push_back(full({steps}, 0, d));
+    printf("%5s  %8s  %8s  %8s\n", "epoch", "loss", "test acc", "seconds");
+}
+void Animator::step(const std::vector<Tensor> &ls) {
+    stop_requested();
+    const int s = samples.size();
+    samples.push_back(0);
+    for (size_t c = 0; c < ls.size(); c++) {
+        samples[s] += size(ls[c]);
+        sum_kernel<<<1, threads, 0, on(devices[c])>>>(losses[c].data.get() + s, ls[c].data.get(), size(ls[c]));
+        CHECK_LAUNCH();
+    }
+    cudaEvent_t done;
+    on(devices[0]);
+    CHECK(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
+    CHECK(cudaEventRecord(done, on(devices[0])));
+    pending.push_back(done);
+    while (!pending.empty() && cudaEventQuery(pending.front()) == cudaSuccess) {
+        CHECK(cudaEventDestroy(pending.front()));
+        pending.pop_front();
+        draw(s + 1 - pending.size());
+    }
+}
+void Animator::draw(int done) {
+    if (!bar) return;
+    const int width = 30, filled = done * width / steps;
+    printf("\r%5d/%d [%.*s%*s]", done, steps, filled, "==============================", width - filled, "");
+    fflush(stdout);
+}
+// The only wait of an epoch. A loss that is not a number stops the run.
+double Animator::finish(int epoch) {
+    for (; !pending.empty(); pending.pop_front()) {
+        stop_requested();
+        CHECK(cudaEventSynchronize(pending.front()));
+        CHECK(cudaEventDestroy(pending.front()));
+        draw(samples.size() - pending.size() + 1);
+    }
+    waitall();
+    if (bar) printf("\r\033[K");
+    std::vector<double> sum(samples.size());
+    for (const Tensor &l : losses) {
+        std::vector<float> host = to_host(l);
+        for (size_t s = 0; s < sum.size(); s++) sum[s] += host[s];
+    }
+    double total = 0;
+    long count = 0;
+    for (size_t s = 0; s < sum.size(); s++) {
+        if (!std::isfinite(sum[s]))
+            error("the loss is %g in step %zu of epoch %d: use a smaller LR than %g", sum[s], s + 1, epoch + 1,
+                  options.lr);
+        total += sum[s];
+        count += samples[s];
+    }
+    samples.clear();
+    return total / count;
+}
+
+// Write a file in one go: it is there whole or not at all. Folders on the way are made.
+static void write_file(const std::string &path, const std::string &bytes) {
+    std::error_code code;
+    std::filesystem::path folder = std::filesystem::path(path).parent_path();
+    if (!folder.empty()) std::filesystem::create_directories(folder, code);
+    std::string part = path + ".part";
+    FILE *file = fopen(part.c_str(), "wb");
+    bool written = file && fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
+    if (file) written = fclose(file) == 0 && written;
+    if (!written || rename(part.c_str(), path.c_str()) != 0) {
+        int reason = errno;
+        remove(part.c_str());
+        error("cannot write %s: %s", path.c_str(), strerror(reason));
+    }
+}
+// Fail now if a file cannot be written there later; leaves nothing behind.
+static void check_writable(const std::string &path) {
+    std::filesystem::path folder = std::filesystem::path(path).parent_path(), made;
+    std::error_code code;
+    for (auto f = folder; !f.empty() && !std::filesystem::exists(f, code); f = f.parent_path()) made = f;
+    if (std::filesystem::is_directory(path, code)) error("cannot write %s: it is a folder", path.c_str());
+    try {
+        write_file(path + ".test", "");
+    } catch (const Error &) {
+        int reason = errno;
+        if (!made.empty()) std::filesystem::remove_all(made, code);
+        error("cannot write %s: %s", path.c_str(), strerror(reason));
+    }
+    remove((path + ".test").c_str());
+    if (!made.empty()) std::filesystem::remove_all(made, code); // only the folders made here
+}
+
+// A row, and the same in the file for `make plot`.
+void Animator::add(int epoch, double loss, float acc, double seconds) {
+    char row[100];
+    printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss, acc, seconds);
+    snprintf(row, sizeof row, "%d,%.6f,%.4f,%.4f\n", epoch, loss, acc, seconds);
+    log.push_back(row);
+    std::string csv = "epoch,loss,test_acc,seconds\n";
+    for (const std::string &line : log) csv += line;
+    write_file(options.log, csv);
+}
+
+// NumPy's .npy, version 1.0: a magic string, the length of a header, the header (a Python dict), numbers.
+// https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+void save_npy(const std::string &path, const Tensor &t) {
+    std::string shape;
+    for (int s : t.shape) shape += std::to_string(s) + (t.shape.size() == 1 ? "," : ", ");
+    if (t.shape.size() > 1) shape.resize(shape.size() - 2);
+    std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': (" + shape + "), }";
+    while ((10 + header.size() + 1) % 64) header += ' ';
+    header += '\n';
+    std::vector<float> numbers = to_host(t);
+    std::string bytes = std::string("\x93NUMPY\x01\x00", 8);
+    bytes += {char(header.size() & 255), char(header.size() >> 8)};
+    bytes += header;
+    bytes.append((const char *)numbers.data(), numbers.size() * sizeof(float));
+    write_file(path, bytes);
+}
+
+// Read `path` into t (on the host); it must hold little-endian 32-bit floats in C order, of t's shape.
+void load_npy(const std::string &path, const Tensor &t) {
+    FILE *file = fopen(path.c_str(), "rb");
+    if (!file) error("%s: %s", path.c_str(), strerror(errno));
+    std::string bytes(size(t) * sizeof(float) + 70000, 0); // a header has at most 65535 bytes
+    bytes.resize(fread(&bytes[0], 1, bytes.size(), file));
+    fclose(file);
+    auto byte = [&](int i) { return (size_t)(uint8_t)bytes[i]; };
+    if (bytes.size() < 10 || bytes.compare(0, 6, "\x93NUMPY") != 0) error("%s: not a .npy file", path.c_str());
+    const bool v1 = byte(6) == 1;
+    const size_t start = v1 ? 10 : 12;
+    if (byte(6) < 1 || byte(6) > 3 || bytes.size() < start) error("%s: not a .npy file that this can read", path.c_str());
+    const size_t length = byte(8) | byte(9) << 8 | (v1 ? 0 : byte(10) << 16 | byte(11) << 24);
+    if (bytes.size() < start + length) error("%s: its header is cut off", path.c_str());
+    const std::string header = bytes.substr(start, length);
+    // The text after 'key': up to `end`.
+    auto value = [&](const std::string &key, const char *end) {
+        size_t at = header.find("'" + key + "':");
+        if (at == std::string::npos) error("%s: no '%s' in its header", path.c_str(), key.c_str());
+        at = header.find_first_not_of(' ', at + key.size() + 3);
+        size_t stop = header.find_first_of(end, at + 1);
+        return at == std::string::npos || stop == std::string::npos ? "" : header.substr(at, stop - at);
+    };
+    std::string type = value("descr", "',"), order = value("fortran_order", ",}"), shape = value("shape", ")");
+    if (type != "'<f4")
+        error("%s: its numbers are %s, not little-endian 32-bit floats ('<f4')", path.c_str(), (type + "'").c_str());
+    if (order != "False") error("%s: it is in Fortran order, save it in C order", path.c_str());
+    std::vector<int> got;
+    for (size_t i = 1; i < shape.size();) {
+        char *end;
+        got.push_back(strtol(&shape[i], &end, 10));
+        i = end - shape.data();
+        while (i < shape.size() && (shape[i] == ',' || shape[i] == ' ')) i++;
+        if (end == &shape[i]) error("%s: its shape %s) cannot be read", path.c_str(), shape.c_str());
+    }
+    if (got != t.shape) {
+        std::string wanted;
+        for (int s : t.shape) wanted += std::to_string(s) + ",";
+        error("%s: its shape is %s), not (%s)", path.c_str(), shape.c_str(), wanted.c_str());
+    }
+    if (bytes.size() != start + length + size(t) * sizeof(float))
+        error("%s: it has %s numbers than its shape says", path.c_str(),
+              bytes.size() < start + length + size(t) * sizeof(float) ? "fewer" : "more");
+    memcpy(t.data.get(), &bytes[start + length], size(t) * sizeof(float));
+}
+
+void save_params(const std::vector<Tensor> &params, const std::string &folder) {
+    for (size_t i = 0; i < params.size(); i++) save_npy(folder + "/" + param_names[i] + ".npy", params[i]);
+}
+void load_params(const std::vector<Tensor> &params, const std::string &folder) {
+    for (size_t i = 0; i < params.size(); i++) load_npy(folder + "/" + param_names[i] + ".npy", params[i]);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 11. Program
+
+Options options;
+
+static volatile sig_atomic_t interrupted = 0;
+void stop_requested() {
+    if (!interrupted) return;
+    if (isatty(STDOUT_FILENO)) printf("\r\033[K");
+    fflush(stdout);
+    fprintf(stderr, "mgpu: interrupted\n");
+    _exit(128 + SIGINT); // what is queued on the devices is dropped
+}
+
+// Time a training step, one minibatch again and again: the median of 5 blocks of steps.
+void bench() {
+    std::vector<Device> devices;
+    for (int i = 0; i < options.gpus; i++) devices.push_back(gpu(i));
+    std::vector<std::vector<Tensor>> device_params;
+    for (Device d : devices) device_params.push_back(get_params(params, d));
+    Tensor X = empty({options.batch, 1, 28, 28}, cpu()), y = empty({options.batch}, cpu());
+    for (int i = 0; i < size(X); i++) X.data.get()[i] = rng() % 256 / 255.0f;
+    for (int i = 0; i < size(y); i++) y.data.get()[i] = rng() % 10;
+    auto steps = [&](int n) { // seconds for each of n steps
+        double t0 = now();
+        for (int i = 0; i < n; i++) {
+            stop_requested();
+            train_batch(X, y, device_params, devices, options.lr);
+        }
+        waitall();
+        return (now() - t0) / n;
+    };
+    steps(3);
+    int n = std::min(200, std::max(3, int(0.5 / steps(3))));
+    std::vector<double> times;
+    for (int block = 0; block < 5; block++) times.push_back(steps(n));
+    std::nth_element(times.begin(), times.begin() + 2, times.end());
+    char row[200];
+    snprintf(row, sizeof row, "step,%s,%s,%d,%d,,%.1f,%.0f,images/s\n", options.model.c_str(),
+             options.allreduce.c_str(), options.gpus, options.batch, times[2] * 1e6, options.batch / times[2]);
+    const char *head = "what,model,allreduce,gpus,batch,bytes,us,rate,unit\n";
+    printf("%s%s", head, row);
+    write_file("build/bench.csv", std::string(head) + row);
+}
+
+static const char *usage =
+    "Train LeNet on Fashion-MNIST on k devices: \"Training on Multiple GPUs\" of Dive into Deep Learning.\n"
+    "  --gpus K          number of devices, 1 to 64; more than there are GPUs share them       (1)\n"
+    "  --model NAME      lenet                                                             (lenet)\n"
+    "  --allreduce NAME  naive                                                             (naive)\n"
+    "  --batch N         samples of a minibatch, over all devices                            (256)\n"
+    "  --lr X            learning rate                                                       (0.2)\n"
+    "  --epochs N                                                                             (10)\n"
+    "  --steps N         stop after N minibatches\n"
+    "  --seed N          of the parameters and of the shuffling                                (0)\n"
+    "  --no-shuffle      minibatches in the order of the file\n"
+    "  --data DIR        where the four .gz files of Fashion-MNIST are                      (data)\n"
+    "  --init DIR        start from the parameters in DIR/W1.npy, b1.npy, ...\n"
+    "  --save DIR        write the trained parameters there\n"
+    "  --log FILE        a row for each epoch                                      (build/log.csv)\n"
+    "  --bench           time a training step instead, and write build/bench.csv\n"
+    "  --help\n";
+
+static long whole(const char *name, const char *text, long least, long most) {
+    char *end;
+    errno = 0;
+    long value = strtol(text, &end, 10);
+    if (end == text || *end || errno || value < least || value > most)
+        error("--%s %s: a whole number from %ld to %ld is wanted", name, text, least, most);
+    return value;
+}
+
+// Read the command line into `options`; false if --help was asked for.
+bool parse_options(int argc, char **argv) {
+    enum { GPUS = 256, MODEL, ALLREDUCE, BATCH, LR, EPOCHS, STEPS, SEED, NO_SHUFFLE, DATA, INIT, SAVE, LOG, BENCH, HELP };
+    static const option names[] = {
+        {"gpus", required_argument, nullptr, GPUS},     {"model", required_argument, nullptr, MODEL},
+        {"allreduce", required_argument, nullptr, ALLREDUCE}, {"batch", required_argument, nullptr, BATCH},
+        {"lr", required_argument, nullptr, LR},         {"epochs", required_argument, nullptr, EPOCHS},
+        {"steps", required_argument, nullptr, STEPS},   {"seed", required_argument, nullptr, SEED},
+        {"no-shuffle", no_argument, nullptr, NO_SHUFFLE}, {"data", required_argument, nullptr, DATA},
+        {"init", required_argument, nullptr, INIT},     {"save", required_argument, nullptr, SAVE},
+        {"log", required_argument, nullptr, LOG},       {"bench", no_argument, nullptr, BENCH},
+        {"help", no_argument, nullptr, HELP},           {nullptr, 0, nullptr, 0}};
+    opterr = 0;
+    optind = 1;
+    for (int c; (c = getopt_long(argc, argv, ":", names, nullptr)) != -1;) {
+        switch (c) {
+        case GPUS: options.gpus = whole("gpus", optarg, 1, 64); break;
+        case BATCH: options.batch = whole("batch", optarg, 1, 60000); break;
+        case EPOCHS: options.epochs = whole("epochs", optarg, 1, 1000000); break;
+        case STEPS: options.steps = whole("steps", optarg, 1, 1000000000); break;
+        case SEED: options.seed = whole("seed", optarg, 0, 4294967295); break;
+        case LR: {
+            char *end;
+            options.lr = strtof(optarg, &end);
+            if (end == optarg || *end || !std::isfinite(options.lr) || options.lr <= 0)
+                error("--lr %s: a number greater than 0 is wanted", optarg);
+            break;
+        }
+        case MODEL:
+            if (strcmp(optarg, "lenet") != 0) error("--model %s: there is lenet", optarg);
+            break;
+        case ALLREDUCE:
+            if (strcmp(optarg, "naive") != 0) error("--allreduce %s: there is naive", optarg);
+            break;
+        case NO_SHUFFLE: options.shuffle = false; break;
+        case DATA: options.data = optarg; break;
+        case INIT: options.init = optarg; break;
+        case SAVE: options.save = optarg; break;
+        case LOG: options.log = optarg; break;
+        case BENCH: options.bench = true; break;
+        case HELP: printf("%s", usage); return false;
+        case ':': error("%s wants a value: try --help", argv[optind - 1]);
+        default: error("unknown option %s: try --help", argv[optind - 1]);
+        }
+    }
+    if (optind < argc) error("unknown argument %s: try --help", argv[optind]);
+    if (options.batch < options.gpus)
+        error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, options.gpus, options.gpus);
+    return true;
+}
+
+#ifndef MGPU_NO_MAIN
+int main(int argc, char **argv) {
+    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+    try {
+        if (!parse_options(argc, argv)) return 0;
+        struct sigaction action = {};
+        action.sa_handler = [](int) { interrupted = 1; };
+        sigaction(SIGINT, &action, nullptr);
+        sigaction(SIGTERM, &action, nullptr);
+        if (!options.bench) {
+            train_set = load_data(options.data, "train");
+            test_set = load_data(options.data, "t10k");
+            check_writable(options.log);
+            if (!options.save.empty()) check_writable(options.save + "/W1.npy");
+        }
+#ifdef CUDA_CPU
+        setenv("CUDA_CPU_DEVICES", std::to_string(options.gpus).c_str(), 0); // the stand-in shows that many
+#endif
+        use_devices(options.gpus);
+        rng.seed(options.seed);
+        init_params();
+        if (!options.init.empty()) load_params(params, options.init);
+        if (options.bench)
+            bench();
+        else
+            experiment();
+        params.clear();
+    } catch (const Error &e) {
+        fflush(stdout);
+        fprintf(stderr, "mgpu: %s\n", e.what());
+        _exit(1); // what is queued on the devices is dropped
+    }
+    return 0;
+}
+#endif
