@@ -390,6 +390,10 @@ constexpr int tile_m = 6, tile_n = 16;
 #endif
 constexpr int threads = 256; // of a block, where nothing else decides
 inline int blocks(int n, int per_block = threads) { return (n + per_block - 1) / per_block; }
+inline dim3 plane_block(int H, int W) { // for one plane: a thread an element, as far as that goes
+    const int x = std::min(W, 32), y = std::min(H, threads / x);
+    return dim3(x, y);
+}
 
 __device__ inline void put(float *g, bool accumulate, float value) { *g = accumulate ? *g + value : value; }
 
@@ -439,13 +443,13 @@ static Tensor pack(const float *in, Device device, int outer, int inner, int col
 // y[n,o,i,j] = or += b[o] + sum over c,u,v of X[n,c,i+u,j+v] * packed[o/tile_n][c,u,v][o%tile_n]
 //   X (N,C,H,W)   b (O) or null   ->   y (N,O,OH,OW)
 // Each thread: tile_m pixels (n,i,j), one warp's width apart, of tile_n channels.
-__global__ void correlate_kernel(float *y, const float *X, const float *packed, const float *b, Conv s,
+__global__ void __launch_bounds__(64) correlate_kernel(float *y, const float *X, const float *packed, const float *b, Conv s,
                                  bool accumulate) {
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, o0 = blockIdx.y * tile_n;
     const int plane = s.OH * s.OW, pixels = s.N * plane;
     const int first = thread / warp * warp * tile_m + thread % warp;
     if (first >= pixels) return;
-    int at[tile_m]; // X[n,0,i,j] for each pixel
+    long at[tile_m]; // X[n,0,i,j] for each pixel
     int top = s.OH, bottom = 0;
     UNROLL
     for (int m = 0; m < tile_m; m++) {
@@ -457,11 +461,10 @@ __global__ void correlate_kernel(float *y, const float *X, const float *packed, 
     }
     const int u_begin = max(0, s.pad - bottom), u_end = min(s.K, s.H - s.pad - top); // the rest meets zeros
     float sum[tile_m][tile_n] = {};
-    for (int c = 0; c < s.C; c++)
-        for (int u = u_begin; u < u_end; u++) {
-            const float *x = X + (c * s.H + u) * s.W;
-            const float *w = packed + ((blockIdx.y * s.C + c) * s.K + u) * s.K * tile_n;
-            for (int v = 0; v < s.K; v++, x++, w += tile_n) {
+    const float *x = X + u_begin * s.W, *w = packed + (blockIdx.y * s.C * s.K + u_begin) * s.K * tile_n;
+    for (int c = 0; c < s.C; c++) {
+        for (int u = u_begin; u < u_end; u++, x += s.W - s.K)
+            for (const float *end = x + s.K; x < end; x++, w += tile_n) {
                 UNROLL
                 for (int m = 0; m < tile_m; m++) {
                     const float xm = x[at[m]];
@@ -469,7 +472,9 @@ __global__ void correlate_kernel(float *y, const float *X, const float *packed, 
                     for (int q = 0; q < tile_n; q++) sum[m][q] += xm * w[q];
                 }
             }
-        }
+        x += (s.H - (u_end - u_begin)) * s.W;
+        w += (s.K - (u_end - u_begin)) * s.K * tile_n;
+    }
     UNROLL
     for (int m = 0; m < tile_m; m++) {
         int p = first + m * warp;
@@ -542,16 +547,13 @@ __global__ void sum_slices_kernel(float *dW, float *db, const float *partial, in
         put(db + o, accumulate_b, sum);
 }
 
-// out (P,H+2*pad,W+2*pad) = in (P,H,W) with a border of zeros. One thread an element, a block a plane.
+// The inner part of out (P,H+2*pad,W+2*pad) = in (P,H,W). A block copies a plane.
 __global__ void pad_kernel(float *out, const float *in, int H, int W, int pad) {
-    const int PH = H + 2 * pad, PW = W + 2 * pad;
+    const int width = W + 2 * pad;
     in += blockIdx.x * H * W;
-    out += blockIdx.x * PH * PW;
-    for (int i = threadIdx.y; i < PH; i += blockDim.y)
-        for (int j = threadIdx.x; j < PW; j += blockDim.x) {
-            bool inside = i >= pad && i < pad + H && j >= pad && j < pad + W;
-            out[i * PW + j] = inside ? in[(i - pad) * W + j - pad] : 0;
-        }
+    out += (blockIdx.x * (H + 2 * pad) + pad) * width + pad;
+    for (int i = threadIdx.y; i < H; i += blockDim.y)
+        for (int j = threadIdx.x; j < W; j += blockDim.x) out[i * width + j] = in[i * W + j];
 }
 
 static void correlate(float *y, const Tensor &X, const Tensor &packed, const float *b, const Conv &s,
@@ -570,8 +572,8 @@ static void conv_backward_input(const Tensor &X, const Tensor &W, const Tensor &
     if (t.pad > 0) {
         padded = empty({t.N, t.C, t.H, t.W}, X.device);
         if (size(padded) > 0) {
-            dim3 block(min(32, t.W), threads / min(32, t.W));
-            pad_kernel<<<t.N * t.C, block, 0, on(X.device)>>>(padded.data.get(), dy.data.get(), s.OH, s.OW, t.pad);
+            CHECK(cudaMemsetAsync(padded.data.get(), 0, size(padded) * sizeof(float), on(X.device)));
+            pad_kernel<<<t.N * t.C, plane_block(s.OH, s.OW), 0, on(X.device)>>>(padded.data.get(), dy.data.get(), s.OH, s.OW, t.pad);
             CHECK_LAUNCH();
         }
     }
@@ -646,7 +648,9 @@ __global__ void relu_kernel(float *y, const float *X, int n) {
 // dX = or += dy where X > 0, else 0
 __global__ void relu_backward_kernel(float *dX, const float *dy, const float *X, int n, bool accumulate) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) put(dX + i, accumulate, X[i] > 0 ? dy[i] : 0);
+    if (i >= n) return;
+    const float g = dy[i]; // loaded in any case: no branch on the sign
+    put(dX + i, accumulate, X[i] > 0 ? g : 0);
 }
 
 Tensor relu(const Tensor &X) {
@@ -669,8 +673,11 @@ Tensor relu(const Tensor &X) {
 
 // y[n,c,i,j] = mean over u,v < K of X[n,c,i*S+u,j*S+v]
 //   X (P,H,W), P = N*C planes   ->   y (P,OH,OW)
-// One thread an output element; a block takes rows of one plane.
+// One thread an output element, a block a plane. `fixed` is K and S where both are known, else 0: loops
+// of known length cost nothing.
+template <int fixed>
 __global__ void avg_pool2d_kernel(float *y, const float *X, int H, int W, int OH, int OW, int K, int S) {
+    if (fixed) K = S = fixed;
     X += blockIdx.x * H * W;
     y += blockIdx.x * OH * OW;
     for (int i = threadIdx.y; i < OH; i += blockDim.y)
@@ -684,19 +691,46 @@ __global__ void avg_pool2d_kernel(float *y, const float *X, int H, int W, int OH
 // dX[h,w] = or += 1/K^2 * sum of dy[i,j] over the windows that hold (h,w): none past the last whole window
 //   dy (P,OH,OW)   ->   dX (P,H,W)
 // One thread an S x S patch of dX, from (i*S, j*S) on: every element gets its value, zeros too.
+template <int fixed>
 __global__ void avg_pool2d_backward_kernel(float *dX, const float *dy, int H, int W, int OH, int OW, int K, int S,
                                            bool accumulate) {
+    if (fixed) K = S = fixed;
     dX += blockIdx.x * H * W;
     dy += blockIdx.x * OH * OW;
     for (int i = threadIdx.y; i * S < H; i += blockDim.y)
-        for (int j = threadIdx.x; j * S < W; j += blockDim.x)
-            for (int h = i * S; h < min(H, i * S + S); h++)
-                for (int w = j * S; w < min(W, j * S + S); w++) {
-                    float sum = 0;
-                    for (int a = min(i, OH - 1); a >= 0 && a * S + K > h; a--)
+        for (int j = threadIdx.x; j * S < W; j += blockDim.x) {
+            const float window = fixed && i < OH && j < OW ? dy[i * OW + j] : 0; // where no two overlap
+            UNROLL
+            for (int u = 0; u < S; u++)
+                UNROLL
+                for (int v = 0; v < S; v++) {
+                    const int h = i * S + u, w = j * S + v;
+                    float sum = window;
+                    for (int a = min(i, OH - 1); !fixed && a >= 0 && a * S + K > h; a--)
                         for (int b = min(j, OW - 1); b >= 0 && b * S + K > w; b--) sum += dy[a * OW + b];
-                    put(dX + h * W + w, accumulate, sum / (K * K));
+                    if (h < H && w < W) put(dX + h * W + w, accumulate, sum / (K * K));
                 }
+        }
+}
+
+template <int fixed> Tensor avg_pool2d_fixed(const Tensor &X, int K, int S) {
+    const int planes = X.shape[0] * X.shape[1], H = X.shape[2], W = X.shape[3];
+    const int OH = (H - K) / S + 1, OW = (W - K) / S + 1;
+    Tensor y = output("avg_pool2d", {X}, {X.shape[0], X.shape[1], OH, OW});
+    const dim3 block = plane_block(blocks(H, S), blocks(W, S));
+    if (planes > 0)
+        avg_pool2d_kernel<fixed>
+            <<<planes, block, 0, on(X.device)>>>(y.data.get(), X.data.get(), H, W, OH, OW, K, S);
+    CHECK_LAUNCH();
+    record(y, [=] {
+        bool accumulate;
+        float *dX = grad_of(X, &accumulate);
+        if (planes == 0) return;
+        avg_pool2d_backward_kernel<fixed>
+            <<<planes, block, 0, on(X.device)>>>(dX, y.grad->data.get(), H, W, OH, OW, K, S, accumulate);
+        CHECK_LAUNCH();
+    });
+    return y;
 }
 
 // X (N,C,H,W)   ->   y (N,C,OH,OW), OH = (H-kernel_size)/stride + 1 rounded down
@@ -705,23 +739,8 @@ Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
     bool right = X.shape.size() == 4 && stride > 0 && kernel_size > 0 && X.shape[2] >= kernel_size &&
                  X.shape[3] >= kernel_size;
     check_shape("avg_pool2d", right, "(N,C,H,W) with kernel_size <= H and W", {X});
-    const int planes = X.shape[0] * X.shape[1], H = X.shape[2], W = X.shape[3];
-    const int OH = (H - kernel_size) / stride + 1, OW = (W - kernel_size) / stride + 1;
-    Tensor y = output("avg_pool2d", {X}, {X.shape[0], X.shape[1], OH, OW});
-    dim3 block(min(32, OW), 128 / min(32, OW));
-    if (planes > 0)
-        avg_pool2d_kernel<<<planes, block, 0, on(X.device)>>>(y.data.get(), X.data.get(), H, W, OH, OW, kernel_size,
-                                                              stride);
-    CHECK_LAUNCH();
-    record(y, [=] {
-        bool accumulate;
-        float *dX = grad_of(X, &accumulate);
-        if (planes == 0) return;
-        avg_pool2d_backward_kernel<<<planes, block, 0, on(X.device)>>>(dX, y.grad->data.get(), H, W, OH, OW,
-                                                                       kernel_size, stride, accumulate);
-        CHECK_LAUNCH();
-    });
-    return y;
+    const bool tutorial = kernel_size == 2 && stride == 2;
+    return tutorial ? avg_pool2d_fixed<2>(X, 2, 2) : avg_pool2d_fixed<0>(X, kernel_size, stride);
 }
 
 // --- softmax cross-entropy ------------------------------------------------------------------------
@@ -1445,9 +1464,8 @@ void load_npy(const std::string &path, const Tensor &t) {
     for (size_t i = 1; i < shape.size();) {
         char *end;
         got.push_back(strtol(&shape[i], &end, 10));
-        i = end - shape.data();
-        while (i < shape.size() && (shape[i] == ',' || shape[i] == ' ')) i++;
         if (end == &shape[i]) error("%s: its shape %s) cannot be read", path.c_str(), shape.c_str());
+        i = std::min(shape.size(), shape.find_first_not_of(", ", end - shape.data()));
     }
     if (got != t.shape) {
         std::string wanted;

@@ -83,11 +83,11 @@ extern "C" void AnnotateIgnoreSyncEnd(const char *file, int line);
 // ---------------------------------------------------------------------------------------------
 // 1. The language
 
-#define __global__ inline __attribute__((always_inline))
+#define __global__ inline
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __launch_bounds__(...)
+#define __launch_bounds__(...) __attribute__((noinline))
 #define __syncthreads() ::cuda_cpu::barrier(__FILE__, __LINE__)
 
 struct uint3 {
