@@ -1608,8 +1608,7 @@ bool parse_options(int argc, char **argv) {
     return true;
 }
 
-#ifndef MGPU_NO_MAIN
-int main(int argc, char **argv) {
+int mgpu_main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     try {
         if (!parse_options(argc, argv)) return 0;
@@ -1642,4 +1641,7 @@ int main(int argc, char **argv) {
     }
     return 0;
 }
+
+#ifndef MGPU_NO_MAIN // tests.cu has a main of its own
+int main(int argc, char **argv) { return mgpu_main(argc, argv); }
 #endif
