@@ -20,6 +20,8 @@ SEED ?=
 SHUFFLE ?= 1
 # Stop after this many training steps
 STEPS ?=
+# Only the first so many training and test samples
+LIMIT ?=
 # Folder with the data set, by default data/, where `make data` puts it
 DATA ?=
 # Folder with .npy files to start from
@@ -67,8 +69,8 @@ quote = '$(subst ','\'',$1)'
 option = $(if $(value $2),$1 $(call quote,$(value $2)))
 options = $(call option,--gpus,GPUS) $(call option,--model,MODEL) $(call option,--batch,BATCH) \
     $(call option,--lr,LR) $(call option,--epochs,EPOCHS) $(call option,--allreduce,ALLREDUCE) \
-    $(call option,--seed,SEED) $(call option,--steps,STEPS) $(call option,--data,DATA) \
-    $(call option,--init,INIT) $(call option,--save,SAVE) $(call option,--log,LOG) \
+    $(call option,--seed,SEED) $(call option,--steps,STEPS) $(call option,--limit,LIMIT) \
+    $(call option,--data,DATA) $(call option,--init,INIT) $(call option,--save,SAVE) $(call option,--log,LOG) \
     $(if $(filter-out 0 1,$(SHUFFLE)),$(error SHUFFLE=$(SHUFFLE) is unknown: use 0 or 1)) \
     $(if $(filter 0,$(SHUFFLE)),--no-shuffle) $(value ARGS)
 
@@ -129,7 +131,7 @@ tsan = TSAN_OPTIONS="halt_on_error=0 exitcode=66 $$TSAN_OPTIONS" \
 
 race: build/race/tests build/race/mgpu $(dataset)  ## tests, training under ThreadSanitizer (CPU)
 	@set -f; $(tsan) build/race/tests $(value T)
-	@$(tsan) build/race/mgpu --gpus 2 --batch 16 --steps 3 --log build/race/log.csv $(options)
+	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 20 --epochs 1 --log build/race/log.csv $(options)
 
 memory_checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \
     /usr/local/cuda/bin/compute-sanitizer))
@@ -141,7 +143,7 @@ sanitize:  ## a short training under compute-sanitizer (GPU)
 	@for tool in memcheck racecheck initcheck synccheck; do \
 	    echo "compute-sanitizer --tool $$tool"; \
 	    $(memory_checker) --tool $$tool --error-exitcode 1 build/gpu/mgpu \
-	        --gpus 2 --batch 64 --steps 3 --log build/gpu/log.csv $(options) || exit 1; \
+	        --gpus 2 --batch 64 --limit 160 --epochs 1 --log build/gpu/log.csv $(options) || exit 1; \
 	done
 
 plot: log = $(if $(LOG),$(call quote,$(value LOG)),build/log.csv)

@@ -92,7 +92,8 @@ struct NoGrad;                                                        // while o
 
 // What the command line sets.
 struct Options {
-    int gpus = 1, batch = 256, epochs = 10, steps = 0; // steps: stop after so many; 0: never
+    int gpus = 1, batch = 256, epochs = 10;
+    int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
     float lr = 0.2f;
     unsigned seed = 0;
     bool shuffle = true, bench = false;
@@ -449,7 +450,7 @@ __global__ void __launch_bounds__(64) correlate_kernel(float *y, const float *X,
     const int plane = s.OH * s.OW, pixels = s.N * plane;
     const int first = thread / warp * warp * tile_m + thread % warp;
     if (first >= pixels) return;
-    long at[tile_m]; // X[n,0,i,j] for each pixel
+    int at[tile_m]; // X[n,0,i,j] for each pixel
     int top = s.OH, bottom = 0;
     UNROLL
     for (int m = 0; m < tile_m; m++) {
@@ -1252,6 +1253,7 @@ DataSet load_data(const std::string &folder, const std::string &which) {
         error("%s has %d images, but %s has %d labels", images_path.c_str(), set.count, labels_path.c_str(), labels);
     for (size_t i = 0; i < set.labels.size(); i++)
         if (set.labels[i] > 9) error("%s: label %zu is %d, not 0 to 9", labels_path.c_str(), i, set.labels[i]);
+    if (options.limit) set.count = std::min(set.count, options.limit);
     return set;
 }
 
@@ -1539,6 +1541,7 @@ static const char *usage =
     "  --lr X            learning rate                                                       (0.2)\n"
     "  --epochs N                                                                             (10)\n"
     "  --steps N         stop after N minibatches\n"
+    "  --limit N         only the first N training and the first N test samples\n"
     "  --seed N          of the parameters and of the shuffling                                (0)\n"
     "  --no-shuffle      minibatches in the order of the file\n"
     "  --data DIR        where the four .gz files of Fashion-MNIST are                      (data)\n"
@@ -1559,11 +1562,11 @@ static long whole(const char *name, const char *text, long least, long most) {
 
 // Read the command line into `options`; false if --help was asked for.
 bool parse_options(int argc, char **argv) {
-    enum { GPUS = 256, MODEL, ALLREDUCE, BATCH, LR, EPOCHS, STEPS, SEED, NO_SHUFFLE, DATA, INIT, SAVE, LOG, BENCH, HELP };
+    enum { GPUS = 256, MODEL, ALLREDUCE, BATCH, LR, EPOCHS, STEPS, LIMIT, SEED, NO_SHUFFLE, DATA, INIT, SAVE, LOG, BENCH, HELP };
     static const option names[] = {
         {"gpus", required_argument, nullptr, GPUS},     {"model", required_argument, nullptr, MODEL},
         {"allreduce", required_argument, nullptr, ALLREDUCE}, {"batch", required_argument, nullptr, BATCH},
-        {"lr", required_argument, nullptr, LR},         {"epochs", required_argument, nullptr, EPOCHS},
+        {"lr", required_argument, nullptr, LR},         {"epochs", required_argument, nullptr, EPOCHS}, {"limit", required_argument, nullptr, LIMIT},
         {"steps", required_argument, nullptr, STEPS},   {"seed", required_argument, nullptr, SEED},
         {"no-shuffle", no_argument, nullptr, NO_SHUFFLE}, {"data", required_argument, nullptr, DATA},
         {"init", required_argument, nullptr, INIT},     {"save", required_argument, nullptr, SAVE},
@@ -1577,6 +1580,7 @@ bool parse_options(int argc, char **argv) {
         case BATCH: options.batch = whole("batch", optarg, 1, 60000); break;
         case EPOCHS: options.epochs = whole("epochs", optarg, 1, 1000000); break;
         case STEPS: options.steps = whole("steps", optarg, 1, 1000000000); break;
+        case LIMIT: options.limit = whole("limit", optarg, 1, 1000000); break;
         case SEED: options.seed = whole("seed", optarg, 0, 4294967295); break;
         case LR: {
             char *end;
