@@ -950,7 +950,7 @@ void check_shape(const char *op, bool right, const char *wanted, const std::vect
 // 9. Devices and memory
 // k logical devices on the GPUs there are, the memory of tensors, and what to say when CUDA fails.
 
-static std::vector<Gpu> gpus; // the logical devices
+static std::vector<Gpu> &gpus = *new std::vector<Gpu>; // the logical devices; tensors may outlive main
 
 static Gpu &state(Device device) {
     if (device.id < 0 || device.id >= (int)gpus.size())

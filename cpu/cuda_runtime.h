@@ -66,6 +66,8 @@
 #endif
 #ifdef CUDA_CPU_TSAN
 #include <sanitizer/tsan_interface.h>
+extern "C" void __tsan_func_entry(void *pc);
+extern "C" void __tsan_func_exit();
 extern "C" void AnnotateIgnoreReadsBegin(const char *file, int line);
 extern "C" void AnnotateIgnoreReadsEnd(const char *file, int line);
 extern "C" void AnnotateIgnoreWritesBegin(const char *file, int line);
@@ -177,9 +179,17 @@ namespace cuda_cpu {
 struct Where {
     const char *file;
     int line;
+    void *pc; // the same as an address of code, for ThreadSanitizer's reports
 };
+__attribute__((always_inline)) inline void *here() {
+    void *pc = nullptr;
+#if defined(CUDA_CPU_TSAN) && defined(__x86_64__)
+    asm volatile("leaq 0(%%rip), %0" : "=r"(pc));
+#endif
+    return pc;
+}
 #define CUDA_CPU_WHERE                                                                             \
-    ::cuda_cpu::Where where = { __builtin_FILE(), __builtin_LINE() }
+    ::cuda_cpu::Where where = { __builtin_FILE(), __builtin_LINE(), ::cuda_cpu::here() }
 
 inline __thread cudaError_t last_error = cudaSuccess; // of this host thread, for cudaGetLastError
 
@@ -344,7 +354,7 @@ struct Running {
     Where where;
     int device;
 };
-inline __thread Running running = {nullptr, {nullptr, 0}, -1};
+inline __thread Running running = {nullptr, {nullptr, 0, nullptr}, -1};
 
 // SIGSEGV or SIGBUS: where the address belongs to a device, say whose memory was missed and by whom.
 inline void on_fault(int signal, siginfo_t *info, void *) {
@@ -441,7 +451,13 @@ inline void Stream::work() {
         popped.notify_one();
         observed(task);
         running = task->running;
+#ifdef CUDA_CPU_TSAN // the stack that a report shows goes on to the line that gave the stream this task
+        if (running.where.pc) __tsan_func_entry(running.where.pc);
         task->run();
+        if (running.where.pc) __tsan_func_exit();
+#else
+        task->run();
+#endif
         running.name = nullptr;
         Hidden hidden;
         delete task;
@@ -458,7 +474,7 @@ inline double seconds_now() {
 inline std::shared_ptr<Mark> mark(Stream *stream) {
     Hidden hidden;
     auto mark = std::make_shared<Mark>();
-    stream->push({nullptr, {nullptr, 0}, stream->device->id}, [mark] {
+    stream->push({nullptr, {nullptr, 0, nullptr}, stream->device->id}, [mark] {
         published(mark.get());
         Hidden hidden;
         {
@@ -492,7 +508,7 @@ inline void wait(Mark &mark) {
 // The stream waits for the mark before it goes on to what it is given later.
 inline void wait(Stream *stream, std::shared_ptr<Mark> mark) {
     Hidden hidden;
-    stream->push({nullptr, {nullptr, 0}, stream->device->id}, [mark] { wait(*mark); });
+    stream->push({nullptr, {nullptr, 0, nullptr}, stream->device->id}, [mark] { wait(*mark); });
 }
 
 // The default stream (stream 0, or none given) waits for what the other streams of its device were given
@@ -671,7 +687,7 @@ __attribute__((noinline, cold, no_sanitize("thread"))) inline void diverged(int 
         snprintf(zero, sizeof zero, "thread (0,0,0) %s", w.met_barrier ? "has ended" : "ended without meeting it");
     else
         snprintf(zero, sizeof zero, "thread (0,0,0) waits at the barrier in %s:%d", w.file, w.line);
-    fail(cudaErrorLaunchFailure, {file, line},
+    fail(cudaErrorLaunchFailure, {file, line, nullptr},
          "%s on device %d: divergent barrier in block (%u,%u,%u): thread (%u,%u,%u) %s, but %s", running.name,
          running.device, blockIdx.x, blockIdx.y, blockIdx.z, thread.x, thread.y, thread.z, did, zero);
     w.failed = true;
@@ -831,7 +847,7 @@ struct Launch {
     Stream *stream;
     Launch(const char *name, const char *file, int line, dim3 grid, dim3 block, size_t shared = 0,
            Stream *stream = nullptr)
-        : name(name), where{file, line}, grid(grid), block(block), shared(shared), stream(stream) {}
+        : name(name), where{file, line, nullptr}, grid(grid), block(block), shared(shared), stream(stream) {}
 };
 
 // A kernel with its arguments: one type for each launch in the source, so that it can be inlined.
@@ -1249,7 +1265,7 @@ inline cudaError_t cudaMalloc(void **pointer, size_t bytes, CUDA_CPU_WHERE) {
     ASAN_POISON_MEMORY_REGION(pages, first - pages);
     ASAN_POISON_MEMORY_REGION(first + bytes, rounded - bytes);
 #endif
-    device.allocations[first] = {bytes, pages, where, {nullptr, 0}, true};
+    device.allocations[first] = {bytes, pages, where, {nullptr, 0, nullptr}, true};
     device.used += mapped;
     *pointer = first;
     return cudaSuccess;
