@@ -533,7 +533,8 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
     }
 }
 
-// dW and db (= or +=) from the slices' partial sums, added in their order. One thread a weight.
+// dW and db (= or +=, none where null) from the slices' partial sums, added in their order.
+// One thread a weight.
 __global__ void sum_slices_kernel(float *dW, float *db, const float *partial, int slices, Conv s,
                                   bool accumulate_W, bool accumulate_b) {
     const int terms = s.C * s.K * s.K, k = blockIdx.x * blockDim.y + threadIdx.y;
@@ -542,10 +543,8 @@ __global__ void sum_slices_kernel(float *dW, float *db, const float *partial, in
     float sum = 0;
     for (int slice = 0; slice < slices; slice++)
         sum += partial[((slice * gridDim.y + blockIdx.y) * (terms + 1) + k) * tile_n + threadIdx.x];
-    if (k < terms)
-        put(dW + k * s.step_k + o * s.step_o, accumulate_W, sum);
-    else
-        put(db + o, accumulate_b, sum);
+    if (k < terms && dW) put(dW + k * s.step_k + o * s.step_o, accumulate_W, sum);
+    if (k == terms && db) put(db + o, accumulate_b, sum);
 }
 
 // The inner part of out (P,H+2*pad,W+2*pad) = in (P,H,W). A block copies a plane.
@@ -597,8 +596,9 @@ static void conv_backward_weights(const Tensor &X, const Tensor &W, const Tensor
         weight_grad_kernel<<<grid, block, 0, on(X.device)>>>(partial.data.get(), X.data.get(), dy.data.get(), s);
         CHECK_LAUNCH();
     }
-    bool accumulate_W, accumulate_b;
-    float *dW = grad_of(W, &accumulate_W), *db = grad_of(b, &accumulate_b);
+    bool accumulate_W = false, accumulate_b = false;
+    float *dW = W.grad ? grad_of(W, &accumulate_W) : nullptr;
+    float *db = b.grad ? grad_of(b, &accumulate_b) : nullptr;
     dim3 rows(tile_n, threads / tile_n), grid(blocks(terms + 1, rows.y), tiles);
     sum_slices_kernel<<<grid, rows, 0, on(X.device)>>>(dW, db, partial.data.get(), slices, s, accumulate_W,
                                                        accumulate_b);
@@ -611,7 +611,7 @@ static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tenso
     Tensor packed = pack(W.data.get(), X.device, 1, s.C * s.K * s.K, s.O, 0, s.step_k, s.step_o);
     correlate(y.data.get(), X, packed, b.data.get(), s, false);
     record(y, [=] {
-        if (W.grad && b.grad) conv_backward_weights(X, W, b, y, s);
+        if (W.grad || b.grad) conv_backward_weights(X, W, b, y, s);
         if (X.grad) conv_backward_input(X, W, y, s);
     });
     return y;
