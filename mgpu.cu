@@ -1366,8 +1366,8 @@ double Animator::finish(int epoch) {
     long count = 0;
     for (size_t s = 0; s < sum.size(); s++) {
         if (!std::isfinite(sum[s]))
-            error("the loss is %g in step %zu of epoch %d: use a smaller LR than %g", sum[s], s + 1, epoch + 1,
-                  options.lr);
+            error("the loss is %s in step %zu of epoch %d: use a smaller LR than %g",
+                  std::isnan(sum[s]) ? "nan" : "infinite", s + 1, epoch + 1, options.lr);
         total += sum[s];
         count += samples[s];
     }
@@ -1590,10 +1590,10 @@ bool parse_options(int argc, char **argv) {
             break;
         }
         case MODEL:
-            if (strcmp(optarg, "lenet") != 0) error("--model %s: there is lenet", optarg);
+            if (strcmp(optarg, "lenet") != 0) error("--model %s: unknown, there is lenet", optarg);
             break;
         case ALLREDUCE:
-            if (strcmp(optarg, "naive") != 0) error("--allreduce %s: there is naive", optarg);
+            if (strcmp(optarg, "naive") != 0) error("--allreduce %s: unknown, there is naive", optarg);
             break;
         case NO_SHUFFLE: options.shuffle = false; break;
         case DATA: options.data = optarg; break;
