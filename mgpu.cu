@@ -1151,37 +1151,38 @@ std::string str(const std::vector<Device> &devices) {
 }
 Device try_gpu(int i) { return state(gpu(i)), gpu(i); }
 
-// As NumPy prints an array: as few digits as show all of it, up to 8, and columns aligned.
+// As NumPy prints an array: each number with as few digits as tell it from its neighbours, at most 8
+// after the point, and the points of all of them below each other.
 std::string to_string(const Tensor &t) {
     std::vector<float> numbers = to_host(t);
-    std::vector<std::string> texts(numbers.size());
-    size_t digits = 0, width = 0;
+    std::vector<std::string> texts;
+    size_t before = 0, after = 0; // the longest part before and after the point
     for (float v : numbers) {
         char text[64];
-        int n = snprintf(text, sizeof text, "%.8f", v);
-        while (text[n - 1] == '0') n--;
-        if (char *point = strchr(text, '.')) digits = std::max<size_t>(digits, text + n - point - 1);
-    }
-    for (size_t i = 0; i < numbers.size(); i++) {
-        char text[64];
-        snprintf(text, sizeof text, digits ? "%.*f" : "%.*f.", (int)digits, numbers[i]);
-        texts[i] = text;
-        width = std::max(width, texts[i].size());
-    }
-    std::function<std::string(size_t, size_t &)> nested = [&](size_t axis, size_t &at) {
-        if (axis == t.shape.size()) {
-            std::string &text = texts[at++];
-            return std::string(width - text.size(), ' ') + text;
+        for (int digits = 0; digits <= 8; digits++) {
+            snprintf(text, sizeof text, digits || !std::isfinite(v) ? "%.*f" : "%.*f.", digits, v);
+            if (strtof(text, nullptr) == v || std::isnan(v)) break;
         }
+        texts.push_back(text);
+        before = std::max(before, strcspn(text, "."));
+        after = std::max(after, strlen(text) - strcspn(text, ".")); // none in "nan"
+    }
+    auto text = texts.begin();
+    std::function<std::string(size_t)> nested = [&](size_t axis) {
+        if (axis == t.shape.size()) {
+            const size_t point = strcspn(text->c_str(), ".");
+            const std::string left(before - point, ' '), right(after - (text->size() - point), ' ');
+            return left + *text++ + right;
+        }
+        const size_t inner = t.shape.size() - axis - 1; // dimensions: as many line breaks between two
         std::string s = "[";
         for (int i = 0; i < t.shape[axis]; i++) {
-            if (i > 0) s += axis + 1 == t.shape.size() ? " " : "\n " + std::string(axis + 1, ' ');
-            s += nested(axis + 1, at);
+            if (i > 0) s += inner == 0 ? " " : std::string(inner, '\n') + std::string(axis + 1, ' ');
+            s += nested(axis + 1);
         }
         return s + "]";
     };
-    size_t at = 0;
-    return nested(0, at) + (t.device.id < 0 ? "" : " @" + str(t.device));
+    return nested(0) + (t.device.id < 0 ? "" : " @" + str(t.device));
 }
 
 void error(const char *format, ...) {
@@ -1190,6 +1191,8 @@ void error(const char *format, ...) {
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c < ' ') *c = '?'; // a file name, say, may hold a line break
     throw Error(text);
 }
 
@@ -1212,14 +1215,14 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
     if (!pipe) error("%s: cannot start gzip: %s", path.c_str(), strerror(errno));
     uint8_t header[16] = {};
     const size_t header_bytes = 4 + 4 * dims;
-    size_t got = fread(header, 1, header_bytes, pipe);
+    bool ends_early = fread(header, 1, header_bytes, pipe) < header_bytes;
     auto number = [&](int i) {
         return (uint32_t)header[4 * i] << 24 | header[4 * i + 1] << 16 | header[4 * i + 2] << 8 | header[4 * i + 3];
     };
     std::string wrong;
     std::vector<uint8_t> bytes;
     const uint32_t magic = 0x800 + dims;
-    if (got == header_bytes) {
+    if (!ends_early) {
         if (number(0) != magic)
             wrong = "its magic number is " + std::to_string(number(0)) + ", not " + std::to_string(magic);
         else if (dims == 3 && (number(2) != 28 || number(3) != 28))
@@ -1227,16 +1230,18 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
         else if (number(1) == 0 || number(1) > 1000000)
             wrong = "it says that it has " + std::to_string(number(1)) + " samples";
     }
-    if (wrong.empty() && got == header_bytes) {
+    if (wrong.empty() && !ends_early) {
         *count = number(1);
         bytes.resize(*count * (dims == 3 ? size_t(28 * 28) : 1) + 1);
-        got = fread(bytes.data(), 1, bytes.size(), pipe);
+        size_t got = fread(bytes.data(), 1, bytes.size(), pipe);
         if (got == bytes.size()) wrong = "there is more in it than the " + std::to_string(*count) + " samples it names";
         bytes.pop_back();
+        ends_early = got < bytes.size();
     }
     int status = pclose(pipe);
+    stop_requested(); // Ctrl-C ends gzip too
     if (wrong.empty() && status != 0) wrong = "gzip cannot unpack it";
-    if (wrong.empty() && got < std::max(header_bytes, bytes.size())) wrong = "it ends early";
+    if (wrong.empty() && ends_early) wrong = "it ends early";
     if (!wrong.empty()) error("%s: %s: remove it, `make data` brings the right one", path.c_str(), wrong.c_str());
     return bytes;
 }
@@ -1375,20 +1380,24 @@ double Animator::finish(int epoch) {
     return total / count;
 }
 
-// Write a file in one go: it is there whole or not at all. Folders on the way are made.
-static void write_file(const std::string &path, const std::string &bytes) {
+// Write a file in one go: it is there whole or not at all. Folders on the way are made. A device or a
+// pipe, such as /dev/null, is written to: a rename would put a file in its place.   ->   0, or an errno
+static int try_write(const std::string &path, const std::string &bytes) {
     std::error_code code;
     std::filesystem::path folder = std::filesystem::path(path).parent_path();
     if (!folder.empty()) std::filesystem::create_directories(folder, code);
-    std::string part = path + ".part";
+    const bool special = std::filesystem::is_other(path, code);
+    std::string part = special ? path : path + ".part";
     FILE *file = fopen(part.c_str(), "wb");
     bool written = file && fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
     if (file) written = fclose(file) == 0 && written;
-    if (!written || rename(part.c_str(), path.c_str()) != 0) {
-        int reason = errno;
-        remove(part.c_str());
-        error("cannot write %s: %s", path.c_str(), strerror(reason));
-    }
+    if (written && (special || rename(part.c_str(), path.c_str()) == 0)) return 0;
+    int reason = errno;
+    if (!special) remove(part.c_str());
+    return reason;
+}
+static void write_file(const std::string &path, const std::string &bytes) {
+    if (int reason = try_write(path, bytes)) error("cannot write %s: %s", path.c_str(), strerror(reason));
 }
 // Fail now if a file cannot be written there later; leaves nothing behind.
 static void check_writable(const std::string &path) {
@@ -1396,15 +1405,14 @@ static void check_writable(const std::string &path) {
     std::error_code code;
     for (auto f = folder; !f.empty() && !std::filesystem::exists(f, code); f = f.parent_path()) made = f;
     if (std::filesystem::is_directory(path, code)) error("cannot write %s: it is a folder", path.c_str());
-    try {
-        write_file(path + ".test", "");
-    } catch (const Error &) {
-        int reason = errno;
-        if (!made.empty()) std::filesystem::remove_all(made, code);
-        error("cannot write %s: %s", path.c_str(), strerror(reason));
-    }
-    remove((path + ".test").c_str());
+    int reason = 0;
+    if (!std::filesystem::is_other(path, code)) {
+        reason = try_write(path + ".test", "");
+        remove((path + ".test").c_str());
+    } else if (access(path.c_str(), W_OK) != 0)
+        reason = errno;
     if (!made.empty()) std::filesystem::remove_all(made, code); // only the folders made here
+    if (reason) error("cannot write %s: %s", path.c_str(), strerror(reason));
 }
 
 // A row, and the same in the file for `make plot`.
@@ -1420,11 +1428,13 @@ void Animator::add(int epoch, double loss, float acc, double seconds) {
 
 // NumPy's .npy, version 1.0: a magic string, the length of a header, the header (a Python dict), numbers.
 // https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+static std::string python_tuple(const std::vector<int> &shape) { // (20,) or (2, 3)
+    std::string text;
+    for (int s : shape) text += (text.empty() ? "" : ", ") + std::to_string(s);
+    return "(" + text + (shape.size() == 1 ? ",)" : ")");
+}
 void save_npy(const std::string &path, const Tensor &t) {
-    std::string shape;
-    for (int s : t.shape) shape += std::to_string(s) + (t.shape.size() == 1 ? "," : ", ");
-    if (t.shape.size() > 1) shape.resize(shape.size() - 2);
-    std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': (" + shape + "), }";
+    std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': " + python_tuple(t.shape) + ", }";
     while ((10 + header.size() + 1) % 64) header += ' ';
     header += '\n';
     std::vector<float> numbers = to_host(t);
@@ -1462,18 +1472,15 @@ void load_npy(const std::string &path, const Tensor &t) {
     if (type != "'<f4")
         error("%s: its numbers are %s, not little-endian 32-bit floats ('<f4')", path.c_str(), (type + "'").c_str());
     if (order != "False") error("%s: it is in Fortran order, save it in C order", path.c_str());
-    std::vector<int> got;
+    std::vector<long> got;
     for (size_t i = 1; i < shape.size();) {
         char *end;
         got.push_back(strtol(&shape[i], &end, 10));
         if (end == &shape[i]) error("%s: its shape %s) cannot be read", path.c_str(), shape.c_str());
         i = std::min(shape.size(), shape.find_first_not_of(", ", end - shape.data()));
     }
-    if (got != t.shape) {
-        std::string wanted;
-        for (int s : t.shape) wanted += std::to_string(s) + ",";
-        error("%s: its shape is %s), not (%s)", path.c_str(), shape.c_str(), wanted.c_str());
-    }
+    if (got != std::vector<long>(t.shape.begin(), t.shape.end()))
+        error("%s: its shape is %s), not %s", path.c_str(), shape.c_str(), python_tuple(t.shape).c_str());
     if (bytes.size() != start + length + size(t) * sizeof(float))
         error("%s: it has %s numbers than its shape says", path.c_str(),
               bytes.size() < start + length + size(t) * sizeof(float) ? "fewer" : "more");
@@ -1573,7 +1580,7 @@ bool parse_options(int argc, char **argv) {
         {"log", required_argument, nullptr, LOG},       {"bench", no_argument, nullptr, BENCH},
         {"help", no_argument, nullptr, HELP},           {nullptr, 0, nullptr, 0}};
     opterr = 0;
-    optind = 1;
+    optind = 0; // from the start, also after an earlier call (1 would keep getopt's place in a word)
     for (int c; (c = getopt_long(argc, argv, ":", names, nullptr)) != -1;) {
         switch (c) {
         case GPUS: options.gpus = whole("gpus", optarg, 1, 64); break;
@@ -1603,7 +1610,9 @@ bool parse_options(int argc, char **argv) {
         case BENCH: options.bench = true; break;
         case HELP: printf("%s", usage); return false;
         case ':': error("%s wants a value: try --help", argv[optind - 1]);
-        default: error("unknown option %s: try --help", argv[optind - 1]);
+        default: // a letter in optopt: -x
+            if (optopt > 0 && optopt < GPUS) error("unknown option -%c: try --help", optopt);
+            error("unknown option %s: try --help", argv[optind - 1]);
         }
     }
     if (optind < argc) error("unknown argument %s: try --help", argv[optind]);

@@ -887,11 +887,11 @@ __attribute__((no_sanitize("thread"))) void run_block(const K &kernel, const Lau
     w.met_barrier = w.thread0_ended = w.failed = false;
     w.phase = 0;
     w.in_fiber = true;
-    if (launch.shared) memset(w.dynamic_shared, 0xFF, launch.shared);
 #ifdef CUDA_CPU_ASAN
     ASAN_UNPOISON_MEMORY_REGION(w.dynamic_shared, dynamic_shared_bytes);
     ASAN_POISON_MEMORY_REGION(w.dynamic_shared + launch.shared, dynamic_shared_bytes - launch.shared);
 #endif
+    if (launch.shared) memset(w.dynamic_shared, 0xFF, launch.shared);
     prepare(w, 0);
     published(&w.begin);
     switch_fiber(w.scheduler, w.fibers[0]);
