@@ -406,11 +406,12 @@ struct Stream {
     std::mutex lock;
     std::condition_variable pushed, popped;
     std::deque<Task *> queue;
-    bool stopping = false, stopped = false;
+    bool stopping = false;
     bool used = false;                  // since the default stream last waited for this one
     std::shared_ptr<Mark> default_mark; // of the default stream, that this stream has yet to wait for
+    std::thread thread;
     Stream(Device *device, bool blocking) : device(device), blocking(blocking) {
-        std::thread([this] { work(); }).detach();
+        thread = std::thread([this] { work(); });
     }
     void push(Running running, std::function<void()> run);
     void work();
@@ -430,6 +431,7 @@ inline void Stream::push(Running running, std::function<void()> run) {
 }
 
 inline void start_worker();
+inline void stop_worker();
 
 inline void Stream::work() {
     start_worker();
@@ -440,10 +442,8 @@ inline void Stream::work() {
             std::unique_lock<std::mutex> guard(lock);
             pushed.wait(guard, [&] { return stopping || !queue.empty(); });
             if (queue.empty()) {
-                stopped = true;
                 guard.unlock();
-                popped.notify_all();
-                return;
+                return stop_worker();
             }
             task = queue.front();
             queue.pop_front();
@@ -832,6 +832,32 @@ inline void start_worker() {
     stack.ss_size = 64 * 1024;
     stack.ss_sp = malloc(stack.ss_size);
     sigaltstack(&stack, nullptr);
+#endif
+}
+
+// What start_worker() and grow_fibers() took goes back.
+inline void stop_worker() {
+    for (Fiber &fiber : worker->fibers) {
+#ifdef CUDA_CPU_TSAN
+        __tsan_destroy_fiber(fiber.tsan);
+#endif
+#ifdef CUDA_CPU_ASAN
+        ASAN_UNPOISON_MEMORY_REGION(fiber.stack, stack_bytes);
+#endif
+        munmap(fiber.stack - page_size(), page_size() + stack_bytes);
+    }
+#ifdef CUDA_CPU_ASAN
+    ASAN_UNPOISON_MEMORY_REGION(worker->shared, shared_arena_bytes() + shared_gap);
+    ASAN_UNPOISON_MEMORY_REGION(worker->dynamic_shared, dynamic_shared_bytes);
+#endif
+    free(worker->shared);
+    free(worker->dynamic_shared);
+    delete worker;
+    worker = nullptr;
+#if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
+    stack_t stack = {}, none = {};
+    none.ss_flags = SS_DISABLE;
+    if (sigaltstack(&none, &stack) == 0) free(stack.ss_sp);
 #endif
 }
 
@@ -1488,9 +1514,11 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
         std::unique_lock<std::mutex> guard(stream->lock);
         stream->stopping = true;
         stream->pushed.notify_all();
-        stream->popped.wait(guard, [&] { return stream->stopped; });
+        guard.unlock();
+        stream->thread.join();
+        delete stream;
     }
-    return cudaSuccess; // the Stream itself stays: its thread may still be leaving it
+    return cudaSuccess;
 }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     *event = new cudaEvent{&cuda_cpu::current(), !(flags & cudaEventDisableTiming), nullptr};
