@@ -1,4 +1,5 @@
-// Training on multiple GPUs, from scratch: the chapter of "Dive into Deep Learning" in one CUDA file.
+// Training on multiple GPUs, from scratch: the chapter of "Dive into Deep Learning" in one CUDA
+// file.
 //
 //     make run GPUS=2      train LeNet on Fashion-MNIST on two devices
 //     make test            check every kernel, and that k devices learn what one device learns
@@ -18,8 +19,8 @@
 //  10. Data, timing, output
 //  11. Program
 //
-// Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K side of a
-// convolution kernel, k devices. All numbers are 32-bit floats. A gradient is called dX, dW, db.
+// Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K side of
+// a convolution kernel, k devices. All numbers are 32-bit floats. A gradient is called dX, dW, db.
 // Without a GPU the same file is compiled by g++ with cpu/cuda_runtime.h in place of CUDA's own.
 
 #include <cuda_runtime.h>
@@ -50,7 +51,8 @@
 
 // ---------------------------------------------------------------------------------------------
 // 1. The vocabulary
-// What np, npx, autograd and d2l are to the tutorial. Everything here is defined in sections 7 to 10.
+// What np, npx, autograd and d2l are to the tutorial. Everything here is defined in sections 7
+// to 10.
 
 struct Device {
     int id; // 0, 1, ...: gpu(id); -1: the host
@@ -68,27 +70,34 @@ struct Tensor {
 };
 int size(const Tensor &t); // the product of the shape
 
-// Tensors. On a device all of these return at once; the device does the work in the order of the calls.
+// Tensors. On a device these return at once; the device does the work in the order of the calls.
 Tensor empty(std::vector<int> shape, Device device);
 Tensor full(std::vector<int> shape, float value, Device device);
-Tensor arange(int n);                                          // 0, 1, ..., n-1   (n) on the host
-Tensor normal(float scale, std::vector<int> shape);            // N(0, scale^2) on the host
-Tensor reshape(const Tensor &X, std::vector<int> shape);       // the same numbers; one size may be -1
-Tensor rows(const Tensor &X, int begin, int end);              // the same numbers: X[begin:end]
-std::vector<float> to_host(const Tensor &t);                   // waits for the device, then copies
-std::string to_string(const Tensor &t);                        // as NumPy prints it
-void attach_grad(Tensor &t);                                   // a gradient of zeros
-void add_(const Tensor &a, const Tensor &b);                   // a[:] += b, on the same device
+Tensor arange(int n);                                    // 0, 1, ..., n-1   (n) on the host
+Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2) on the host
+Tensor reshape(const Tensor &X, std::vector<int> shape); // the same numbers; one size may be -1
+Tensor rows(const Tensor &X, int begin, int end);        // the same numbers: X[begin:end]
+std::vector<float> to_host(const Tensor &t);             // waits for the device, then copies
+std::string to_string(const Tensor &t);                  // as NumPy prints it
+void attach_grad(Tensor &t);                             // a gradient of zeros
+void add_(const Tensor &a, const Tensor &b);             // a[:] += b, on the same device
 
 // Operators. Each runs forward at once and puts its backward on the tape of its device.
-Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b);     // (N,C,H,W) (O,C,K,K) (O) -> (N,O,H-K+1,W-K+1)
-Tensor relu(const Tensor &X);                                         // any shape
-Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);      // (N,C,H,W) -> (N,C,OH,OW)
-Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b);     // (N,C) (C,O) (O) -> (N,O): X @ W + b
-Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y);   // (N,classes) (N) -> (N)
-void backward(const Tensor &l);                                       // the gradient of sum(l)
-void sgd(const std::vector<Tensor> &params, float lr, int batch_size); // param -= lr * grad / batch_size
-struct NoGrad;                                                        // while one exists, no tape
+// (N,C,H,W) (O,C,K,K) (O) -> (N,O,H-K+1,W-K+1)
+Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b);
+// any shape -> the same
+Tensor relu(const Tensor &X);
+// (N,C,H,W) -> (N,C,OH,OW)
+Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);
+// (N,C) (C,O) (O) -> (N,O): X @ W + b
+Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b);
+// (N,classes) (N) -> (N)
+Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y);
+// The gradient of sum(l), for all that l depends on
+void backward(const Tensor &l);
+// param -= lr * grad / batch_size
+void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
+struct NoGrad; // while one exists, nothing goes on the tape
 
 // What the command line sets.
 struct Options {
@@ -97,7 +106,8 @@ struct Options {
     float lr = 0.2f;
     unsigned seed = 0;
     bool shuffle = true, bench = false;
-    std::string model = "lenet", allreduce = "naive", data = "data", init, save, log = "build/log.csv";
+    std::string model = "lenet", allreduce = "naive";
+    std::string data = "data", init, save, log = "build/log.csv"; // folders, a file
 };
 extern Options options;
 
@@ -113,7 +123,8 @@ struct DataIter {
     bool next(Tensor &X, Tensor &y); // the next minibatch; the last one may be smaller
 };
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // for training, for testing
-float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter, Device device);
+float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
+                            Device device);
 
 struct Timer { // seconds, mean over start-stop pairs
     std::vector<double> times;
@@ -123,18 +134,19 @@ struct Timer { // seconds, mean over start-stop pairs
     double avg() const;
 };
 
-// The tutorial's plot, as text: a progress bar on a terminal, a row an epoch, and a file for `make plot`.
+// The tutorial's plot, as text: a progress bar on a terminal, a row an epoch, and a file for `make
+// plot`.
 struct Animator {
     std::vector<Device> devices;
-    int steps;                       // of an epoch
-    std::vector<Tensor> losses;      // on each device: the sum of its losses for each step of the epoch
-    std::vector<int> samples;        // of each step
+    int steps;                  // of an epoch
+    std::vector<Tensor> losses; // on each device: the sum of its losses for each step of the epoch
+    std::vector<int> samples;   // of each step
     std::deque<cudaEvent_t> pending; // steps that the devices may not have finished, oldest first
     std::vector<std::string> log;
     bool bar;
     Animator(const std::vector<Device> &devices, int steps);
-    void step(const std::vector<Tensor> &ls);                   // a minibatch has been queued
-    double finish(int epoch);                                   // wait for the epoch; its mean loss
+    void step(const std::vector<Tensor> &ls); // a minibatch has been queued
+    double finish(int epoch);                 // wait for the epoch; its mean loss
     void add(int epoch, double loss, float acc, double seconds); // a row
     void draw(int done);
 };
@@ -143,7 +155,8 @@ Device try_gpu(int i);
 std::string str(Device device);                      // gpu(0)
 std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
 
-// The physical device of gpu(i), and where work for it is queued. on() also makes it the current one.
+// The physical device of gpu(i), and where work for it is queued. on() also makes it the current
+// one.
 int physical(Device device);
 cudaStream_t on(Device device);
 cudaEvent_t ready(Device device);
@@ -206,24 +219,28 @@ Tensor loss(const Tensor &y_hat, const Tensor &y) { return softmax_cross_entropy
 // 3. Data synchronization                                      tutorial: "Data Synchronization"
 // How parameters get to every device, and how the devices' gradients become one sum: the exercise.
 
-// dst[:] = src, from any device to any device, of equal size. Nobody waits but the devices: dst's device
-// does the copy once src's device has got so far, and src's device goes on once the copy is done.
+// dst[:] = src, from any device to any device, of equal size. Nobody waits but the devices: dst's
+// device does the copy once src's device has got so far, and src's device goes on once the copy is
+// done.
 void copyto(const Tensor &src, const Tensor &dst) {
     size_t bytes = sizeof(float) * size(src);
-    if (size(src) != size(dst)) error("copyto: %d numbers do not fit a tensor of %d", size(src), size(dst));
+    if (size(src) != size(dst))
+        error("copyto: %d numbers do not fit a tensor of %d", size(src), size(dst));
     if (bytes == 0) return;
     if (src.device.id < 0 && dst.device.id < 0) {
         memcpy(dst.data.get(), src.data.get(), bytes);
     } else if (src.device.id < 0) {
-        CHECK(cudaMemcpyAsync(dst.data.get(), src.data.get(), bytes, cudaMemcpyHostToDevice, on(dst.device)));
+        CHECK(cudaMemcpyAsync(dst.data.get(), src.data.get(), bytes, cudaMemcpyHostToDevice,
+                              on(dst.device)));
     } else if (dst.device.id < 0) {
-        CHECK(cudaMemcpyAsync(dst.data.get(), src.data.get(), bytes, cudaMemcpyDeviceToHost, on(src.device)));
+        CHECK(cudaMemcpyAsync(dst.data.get(), src.data.get(), bytes, cudaMemcpyDeviceToHost,
+                              on(src.device)));
         CHECK(cudaStreamSynchronize(on(src.device))); // the host will read it
     } else {
         CHECK(cudaEventRecord(ready(src.device), on(src.device)));
         CHECK(cudaStreamWaitEvent(on(dst.device), ready(src.device), 0));
-        CHECK(cudaMemcpyPeerAsync(dst.data.get(), physical(dst.device), src.data.get(), physical(src.device),
-                                  bytes, on(dst.device)));
+        CHECK(cudaMemcpyPeerAsync(dst.data.get(), physical(dst.device), src.data.get(),
+                                  physical(src.device), bytes, on(dst.device)));
         CHECK(cudaEventRecord(ready(dst.device), on(dst.device)));
         CHECK(cudaStreamWaitEvent(on(src.device), ready(dst.device), 0));
     }
@@ -243,8 +260,8 @@ std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device)
 }
 
 // data[c] lies on device c. Afterwards each of them is the elementwise sum of them all.
-// With k devices and n bytes each: 2(k-1) messages, one after another; device 0 receives (k-1)n bytes and
-// sends as many, the others n each.
+// With k devices and n bytes each: 2(k-1) messages, one after another; device 0 receives (k-1)n
+// bytes and sends as many, the others n each.
 void allreduce(std::vector<Tensor> &data) {
     for (size_t i = 1; i < data.size(); i++) add_(data[0], copyto(data[i], data[0].device));
     for (size_t i = 1; i < data.size(); i++) copyto(data[0], data[i]);
@@ -254,8 +271,9 @@ void allreduce(std::vector<Tensor> &data) {
 // 4. Distributing data                                            tutorial: "Distributing Data"
 // How a minibatch is cut into one shard for each device.
 
-// k contiguous shards in order, as equal as can be, the larger ones first. A minibatch of fewer samples
-// than devices leaves the last devices empty shards. Same as gluon.utils.split_and_load(even_split=False).
+// k contiguous shards in order, as equal as can be, the larger ones first. A minibatch of fewer
+// samples than devices leaves the last devices empty shards. Same as
+// gluon.utils.split_and_load(even_split=False).
 std::vector<Tensor> split_and_load(const Tensor &X, const std::vector<Device> &devices) {
     std::vector<Tensor> shards;
     int n = X.shape[0], k = devices.size(), begin = 0;
@@ -268,9 +286,10 @@ std::vector<Tensor> split_and_load(const Tensor &X, const std::vector<Device> &d
 }
 
 // Split `X` and `y` into multiple devices.
-std::pair<std::vector<Tensor>, std::vector<Tensor>> split_batch(const Tensor &X, const Tensor &y,
-                                                                const std::vector<Device> &devices) {
-    if (X.shape[0] != y.shape[0]) error("split_batch: %d samples but %d labels", X.shape[0], y.shape[0]);
+std::pair<std::vector<Tensor>, std::vector<Tensor>>
+split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices) {
+    if (X.shape[0] != y.shape[0])
+        error("split_batch: %d samples but %d labels", X.shape[0], y.shape[0]);
     return {split_and_load(X, devices), split_and_load(y, devices)};
 }
 
@@ -279,7 +298,8 @@ std::pair<std::vector<Tensor>, std::vector<Tensor>> split_batch(const Tensor &X,
 // One minibatch on all devices, then epochs of them.
 
 // Returns the losses, (samples of the shard) on each device.
-std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y, std::vector<std::vector<Tensor>> &device_params,
+std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y,
+                                std::vector<std::vector<Tensor>> &device_params,
                                 const std::vector<Device> &devices, float lr) {
     auto [X_shards, y_shards] = split_batch(X, y, devices);
     std::vector<Tensor> ls; // Loss is calculated separately on each GPU
@@ -293,15 +313,17 @@ std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y, std::vector<st
         allreduce(grads);
     }
     // The model parameters are updated separately on each GPU
-    for (const auto &param : device_params) sgd(param, lr, X.shape[0]); // Here, we use a full-size batch
+    for (const auto &param : device_params)
+        sgd(param, lr, X.shape[0]); // Here, we use a full-size batch
     return ls;
 }
 
-// As in the tutorial, but that nobody waits for a single minibatch: the host queues a whole epoch, and
-// then waits for the devices once.
+// As in the tutorial, but that nobody waits for a single minibatch: the host queues a whole epoch,
+// and then waits for the devices once.
 void train(int num_gpus, int batch_size, float lr) {
     if (batch_size < num_gpus)
-        error("batch %d cannot be split over %d devices: use BATCH >= %d", batch_size, num_gpus, num_gpus);
+        error("batch %d cannot be split over %d devices: use BATCH >= %d", batch_size, num_gpus,
+              num_gpus);
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
     std::vector<Device> devices;
     for (int i = 0; i < num_gpus; i++) devices.push_back(try_gpu(i));
@@ -327,7 +349,8 @@ void train(int num_gpus, int batch_size, float lr) {
         timer.stop();
         check_replicas(device_params);
         // Verify the model on GPU 0
-        acc = evaluate_accuracy_gpu([&](const Tensor &x) { return lenet(x, device_params[0]); }, test_iter, devices[0]);
+        acc = evaluate_accuracy_gpu([&](const Tensor &x) { return lenet(x, device_params[0]); },
+                                    test_iter, devices[0]);
         animator.add(epoch + 1, mean_loss, acc, timer.times.back());
     }
     if (!options.save.empty()) save_params(device_params[0], options.save);
@@ -350,7 +373,8 @@ void demos(int num_gpus) {
     for (int i = 0; i < num_gpus; i++) data.push_back(full({1, 2}, i + 1, try_gpu(i)));
     printf("before allreduce:\n");
     for (const Tensor &t : data) printf(" %s\n", to_string(t).c_str());
-    std::vector<Tensor> sums = data; // handles of the same numbers: `data` shows what lies on the devices
+    std::vector<Tensor> sums =
+        data; // handles of the same numbers: `data` shows what lies on the devices
     allreduce(sums);
     printf("after allreduce:\n");
     for (const Tensor &t : data) printf(" %s\n", to_string(t).c_str());
@@ -370,10 +394,13 @@ void experiment() {
 
 // ---------------------------------------------------------------------------------------------
 // 7. Kernels and operators
-// Each operator: its kernels, its forward, its backward. A backward writes the gradient of each input
-// (=), or adds to it (+=) if another operator of the same pass has written it: put(g, accumulate, value).
+// Each operator: its kernels, its forward, its backward. A backward writes the gradient of each
+// input
+// (=), or adds to it (+=) if another operator of the same pass has written it: put(g, accumulate,
+// value).
 
-// Loops over a thread's registers, and the innermost one over neighbours, which a CPU does as vectors.
+// Loops over a thread's registers, and the innermost one over neighbours, which a CPU does as
+// vectors.
 #if defined(__CUDACC__)
 #define UNROLL _Pragma("unroll")
 #define UNROLL_LANES _Pragma("unroll")
@@ -396,21 +423,26 @@ inline dim3 plane_block(int H, int W) { // for one plane: a thread an element, a
     return dim3(x, y);
 }
 
-__device__ inline void put(float *g, bool accumulate, float value) { *g = accumulate ? *g + value : value; }
+__device__ inline void put(float *g, bool accumulate, float value) {
+    *g = accumulate ? *g + value : value;
+}
 
 // What section 8 does for the operators below.
-Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape); // where y goes
-void record(const Tensor &y, std::function<void()> backward);                              // on the tape
-float *grad_of(const Tensor &X, bool *accumulate);                                         // where dX goes
+Tensor output(const char *op, const std::vector<Tensor> &inputs,
+              std::vector<int> shape);                        // where y goes
+void record(const Tensor &y, std::function<void()> backward); // on the tape
+float *grad_of(const Tensor &X, bool *accumulate);            // where dX goes
 void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
 
-// --- convolution and dense layers -----------------------------------------------------------------
-// Both are one sum. A convolution, as in PyTorch (a cross-correlation), is
+// --- convolution and dense layers
+// ----------------------------------------------------------------- Both are one sum. A
+// convolution, as in PyTorch (a cross-correlation), is
 //   y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i+u,j+v] * W[o,c,u,v]
-// and a dense layer is the convolution of a 1x1 image with a 1x1 kernel. Three passes, one scheme: each
-// thread keeps tile_m x tile_n sums in registers, and for each term loads tile_m + tile_n numbers for
-// tile_m * tile_n multiplications. The tile_n numbers are neighbours in a packed copy of W or of dy.
+// and a dense layer is the convolution of a 1x1 image with a 1x1 kernel. Three passes, one scheme:
+// each thread keeps tile_m x tile_n sums in registers, and for each term loads tile_m + tile_n
+// numbers for tile_m * tile_n multiplications. The tile_n numbers are neighbours in a packed copy
+// of W or of dy.
 
 // Sizes of one such sum. Element (k, o) of W, k = (c*K + u)*K + v, lies at W[k*step_k + o*step_o].
 struct Conv {
@@ -419,10 +451,11 @@ struct Conv {
     int pad; // so many rows and columns at the borders of X are known to be zero
 };
 
-// out[tile][outer*inner][tile_n] = in: columns in tiles of tile_n, the last one filled up with zeros
+// out[tile][outer*inner][tile_n] = in: columns in tiles of tile_n, the last one filled up with
+// zeros
 //   row (a, t) of column o is in[a*step_a + t*step_t + o*step_o]    a < outer, t < inner, o < cols
-__global__ void pack_kernel(float *out, const float *in, int outer, int inner, int cols, int step_a, int step_t,
-                            int step_o) {
+__global__ void pack_kernel(float *out, const float *in, int outer, int inner, int cols, int step_a,
+                            int step_t, int step_o) {
     int t = blockIdx.x * blockDim.y + threadIdx.y, a = blockIdx.z;
     int o = blockIdx.y * blockDim.x + threadIdx.x;
     if (t >= inner) return;
@@ -430,13 +463,14 @@ __global__ void pack_kernel(float *out, const float *in, int outer, int inner, i
         o < cols ? in[a * step_a + t * step_t + o * step_o] : 0;
 }
 
-static Tensor pack(const float *in, Device device, int outer, int inner, int cols, int step_a, int step_t,
-                   int step_o) {
+static Tensor pack(const float *in, Device device, int outer, int inner, int cols, int step_a,
+                   int step_t, int step_o) {
     int tiles = blocks(cols, tile_n);
     Tensor out = empty({tiles, outer * inner, tile_n}, device);
     dim3 block(tile_n, threads / tile_n), grid(blocks(inner, block.y), tiles, outer);
     if (outer * inner == 0) return out;
-    pack_kernel<<<grid, block, 0, on(device)>>>(out.data.get(), in, outer, inner, cols, step_a, step_t, step_o);
+    pack_kernel<<<grid, block, 0, on(device)>>>(out.data.get(), in, outer, inner, cols, step_a,
+                                                step_t, step_o);
     CHECK_LAUNCH();
     return out;
 }
@@ -444,8 +478,9 @@ static Tensor pack(const float *in, Device device, int outer, int inner, int col
 // y[n,o,i,j] = or += b[o] + sum over c,u,v of X[n,c,i+u,j+v] * packed[o/tile_n][c,u,v][o%tile_n]
 //   X (N,C,H,W)   b (O) or null   ->   y (N,O,OH,OW)
 // Each thread: tile_m pixels (n,i,j), one warp's width apart, of tile_n channels.
-__global__ void __launch_bounds__(64) correlate_kernel(float *y, const float *X, const float *packed, const float *b, Conv s,
-                                 bool accumulate) {
+__global__ void __launch_bounds__(64)
+    correlate_kernel(float *y, const float *X, const float *packed, const float *b, Conv s,
+                     bool accumulate) {
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, o0 = blockIdx.y * tile_n;
     const int plane = s.OH * s.OW, pixels = s.N * plane;
     const int first = thread / warp * warp * tile_m + thread % warp;
@@ -460,9 +495,11 @@ __global__ void __launch_bounds__(64) correlate_kernel(float *y, const float *X,
         top = min(top, i);
         bottom = max(bottom, i);
     }
-    const int u_begin = max(0, s.pad - bottom), u_end = min(s.K, s.H - s.pad - top); // the rest meets zeros
+    const int u_begin = max(0, s.pad - bottom),
+              u_end = min(s.K, s.H - s.pad - top); // the rest meets zeros
     float sum[tile_m][tile_n] = {};
-    const float *x = X + u_begin * s.W, *w = packed + (blockIdx.y * s.C * s.K + u_begin) * s.K * tile_n;
+    const float *x = X + u_begin * s.W,
+                *w = packed + (blockIdx.y * s.C * s.K + u_begin) * s.K * tile_n;
     for (int c = 0; c < s.C; c++) {
         for (int u = u_begin; u < u_end; u++, x += s.W - s.K)
             for (const float *end = x + s.K; x < end; x++, w += tile_n) {
@@ -487,12 +524,16 @@ __global__ void __launch_bounds__(64) correlate_kernel(float *y, const float *X,
     }
 }
 
-// partial[slice][o/tile_n][k][o%tile_n] = sum over the slice's n and all i,j of X[n,c,i+u,j+v] * dy[n,o,i,j]
-//   X (N,C,H,W)   packed dy [o/tile_n][n,i,j][o%tile_n]   k = (c*K + u)*K + v; row k = C*K*K: sum of dy
-// Each thread: tile_m rows k, one warp's width apart, of tile_n channels. The images are cut into slices
-// so that there are threads enough; nobody adds to another's sums, so every run gives the same bits.
+// partial[slice][o/tile_n][k][o%tile_n] = sum over the slice's n and all i,j of X[n,c,i+u,j+v] *
+// dy[n,o,i,j]
+//   X (N,C,H,W)   packed dy [o/tile_n][n,i,j][o%tile_n]   k = (c*K + u)*K + v; row k = C*K*K: sum
+//   of dy
+// Each thread: tile_m rows k, one warp's width apart, of tile_n channels. The images are cut into
+// slices so that there are threads enough; nobody adds to another's sums, so every run gives the
+// same bits.
 __global__ void weight_grad_kernel(float *partial, const float *X, const float *packed, Conv s) {
-    const int thread = blockIdx.x * blockDim.x + threadIdx.x, slice = blockIdx.z, slices = gridDim.z;
+    const int thread = blockIdx.x * blockDim.x + threadIdx.x, slice = blockIdx.z,
+              slices = gridDim.z;
     const int terms = s.C * s.K * s.K, plane = s.OH * s.OW;
     const int first = thread / warp * warp * tile_m + thread % warp;
     if (first >= terms) return;
@@ -556,52 +597,60 @@ __global__ void pad_kernel(float *out, const float *in, int H, int W, int pad) {
         for (int j = threadIdx.x; j < W; j += blockDim.x) out[i * width + j] = in[i * W + j];
 }
 
-static void correlate(float *y, const Tensor &X, const Tensor &packed, const float *b, const Conv &s,
-                      bool accumulate) {
+static void correlate(float *y, const Tensor &X, const Tensor &packed, const float *b,
+                      const Conv &s, bool accumulate) {
     const int pixels = s.N * s.OH * s.OW, block = 64;
     if (pixels == 0) return;
     dim3 grid(blocks(blocks(pixels, warp * tile_m) * warp, block), blocks(s.O, tile_n));
-    correlate_kernel<<<grid, block, 0, on(X.device)>>>(y, X.data.get(), packed.data.get(), b, s, accumulate);
+    correlate_kernel<<<grid, block, 0, on(X.device)>>>(y, X.data.get(), packed.data.get(), b, s,
+                                                       accumulate);
     CHECK_LAUNCH();
 }
 
-// dX: correlate dy, with K-1 zeros around it, with W turned by 180 degrees, inputs and outputs exchanged.
+// dX: correlate dy, with K-1 zeros around it, with W turned by 180 degrees, inputs and outputs
+// exchanged.
 static void conv_backward_input(const Tensor &X, const Tensor &W, const Tensor &y, const Conv &s) {
     Tensor dy = *y.grad, padded = dy;
-    Conv t = {s.N, s.O, s.OH + 2 * (s.K - 1), s.OW + 2 * (s.K - 1), s.C, s.K, s.H, s.W, 0, 0, s.K - 1};
+    Conv t = {s.N, s.O,    s.OH + 2 * (s.K - 1), s.OW + 2 * (s.K - 1), s.C, s.K, s.H, s.W, 0,
+              0,   s.K - 1};
     if (t.pad > 0) {
         padded = empty({t.N, t.C, t.H, t.W}, X.device);
         if (size(padded) > 0) {
-            CHECK(cudaMemsetAsync(padded.data.get(), 0, size(padded) * sizeof(float), on(X.device)));
-            pad_kernel<<<t.N * t.C, plane_block(s.OH, s.OW), 0, on(X.device)>>>(padded.data.get(), dy.data.get(), s.OH, s.OW, t.pad);
+            CHECK(
+                cudaMemsetAsync(padded.data.get(), 0, size(padded) * sizeof(float), on(X.device)));
+            pad_kernel<<<t.N * t.C, plane_block(s.OH, s.OW), 0, on(X.device)>>>(
+                padded.data.get(), dy.data.get(), s.OH, s.OW, t.pad);
             CHECK_LAUNCH();
         }
     }
     const int taps = s.K * s.K;
-    Tensor packed = pack(W.data.get() + (taps - 1) * s.step_k, X.device, s.O, taps, s.C, s.step_o, -s.step_k,
-                         taps * s.step_k);
+    Tensor packed = pack(W.data.get() + (taps - 1) * s.step_k, X.device, s.O, taps, s.C, s.step_o,
+                         -s.step_k, taps * s.step_k);
     bool accumulate;
     float *dX = grad_of(X, &accumulate);
     correlate(dX, padded, packed, nullptr, t, accumulate);
 }
 
-static void conv_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b, const Tensor &y, const Conv &s) {
+static void conv_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
+                                  const Tensor &y, const Conv &s) {
     const int plane = s.OH * s.OW, terms = s.C * s.K * s.K, slices = min(s.N, 32), block = 32;
-    Tensor dy = s.K == 1 && plane == 1 ? pack(y.grad->data.get(), X.device, 1, s.N, s.O, 0, s.O, 1)
-                                       : pack(y.grad->data.get(), X.device, s.N, plane, s.O, s.O * plane, 1, plane);
+    Tensor dy = s.K == 1 && plane == 1
+                    ? pack(y.grad->data.get(), X.device, 1, s.N, s.O, 0, s.O, 1)
+                    : pack(y.grad->data.get(), X.device, s.N, plane, s.O, s.O * plane, 1, plane);
     const int tiles = dy.shape[0];
     Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
     if (slices > 0) {
         dim3 grid(blocks(blocks(terms, warp * tile_m) * warp, block), tiles, slices);
-        weight_grad_kernel<<<grid, block, 0, on(X.device)>>>(partial.data.get(), X.data.get(), dy.data.get(), s);
+        weight_grad_kernel<<<grid, block, 0, on(X.device)>>>(partial.data.get(), X.data.get(),
+                                                             dy.data.get(), s);
         CHECK_LAUNCH();
     }
     bool accumulate_W = false, accumulate_b = false;
     float *dW = W.grad ? grad_of(W, &accumulate_W) : nullptr;
     float *db = b.grad ? grad_of(b, &accumulate_b) : nullptr;
     dim3 rows(tile_n, threads / tile_n), grid(blocks(terms + 1, rows.y), tiles);
-    sum_slices_kernel<<<grid, rows, 0, on(X.device)>>>(dW, db, partial.data.get(), slices, s, accumulate_W,
-                                                       accumulate_b);
+    sum_slices_kernel<<<grid, rows, 0, on(X.device)>>>(dW, db, partial.data.get(), slices, s,
+                                                       accumulate_W, accumulate_b);
     CHECK_LAUNCH();
 }
 
@@ -620,10 +669,12 @@ static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tenso
 // X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,H-K+1,W-K+1)
 // Same as F.conv2d(X, W, b); PyTorch's gradients.
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
-    bool right = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] && W.shape[2] == W.shape[3] &&
-                 b.shape == std::vector<int>{W.shape[0]} && X.shape[2] >= W.shape[2] && X.shape[3] >= W.shape[3];
+    bool right = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
+                 W.shape[2] == W.shape[3] && b.shape == std::vector<int>{W.shape[0]} &&
+                 X.shape[2] >= W.shape[2] && X.shape[3] >= W.shape[3];
     check_shape("conv2d", right, "(N,C,H,W), (O,C,K,K), (O) with K <= H and W", {X, W, b});
-    Conv s = {X.shape[0], X.shape[1], X.shape[2], X.shape[3], W.shape[0], W.shape[2], 0, 0, 1, 0, 0};
+    Conv s = {X.shape[0], X.shape[1], X.shape[2], X.shape[3], W.shape[0], W.shape[2],
+              0,          0,          1,          0,          0};
     s.OH = s.H - s.K + 1;
     s.OW = s.W - s.K + 1;
     s.step_o = s.C * s.K * s.K;
@@ -639,7 +690,8 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
     return conv("linear", X, W, b, s, {s.N, s.O});
 }
 
-// --- relu -----------------------------------------------------------------------------------------
+// --- relu
+// -----------------------------------------------------------------------------------------
 
 // y = max(X, 0), NaN stays NaN. One thread an element.
 __global__ void relu_kernel(float *y, const float *X, int n) {
@@ -647,7 +699,8 @@ __global__ void relu_kernel(float *y, const float *X, int n) {
     if (i < n) y[i] = X[i] < 0 ? 0 : X[i];
 }
 // dX = or += dy where X > 0, else 0
-__global__ void relu_backward_kernel(float *dX, const float *dy, const float *X, int n, bool accumulate) {
+__global__ void relu_backward_kernel(float *dX, const float *dy, const float *X, int n,
+                                     bool accumulate) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const float g = dy[i]; // loaded in any case: no branch on the sign
@@ -663,21 +716,23 @@ Tensor relu(const Tensor &X) {
         bool accumulate;
         float *dX = grad_of(X, &accumulate);
         if (n == 0) return;
-        relu_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, y.grad->data.get(), X.data.get(), n,
-                                                                      accumulate);
+        relu_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, y.grad->data.get(),
+                                                                      X.data.get(), n, accumulate);
         CHECK_LAUNCH();
     });
     return y;
 }
 
-// --- average pooling ------------------------------------------------------------------------------
+// --- average pooling
+// ------------------------------------------------------------------------------
 
 // y[n,c,i,j] = mean over u,v < K of X[n,c,i*S+u,j*S+v]
 //   X (P,H,W), P = N*C planes   ->   y (P,OH,OW)
-// One thread an output element, a block a plane. `fixed` is K and S where both are known, else 0: loops
-// of known length cost nothing.
+// One thread an output element, a block a plane. `fixed` is K and S where both are known, else 0:
+// loops of known length cost nothing.
 template <int fixed>
-__global__ void avg_pool2d_kernel(float *y, const float *X, int H, int W, int OH, int OW, int K, int S) {
+__global__ void avg_pool2d_kernel(float *y, const float *X, int H, int W, int OH, int OW, int K,
+                                  int S) {
     if (fixed) K = S = fixed;
     X += blockIdx.x * H * W;
     y += blockIdx.x * OH * OW;
@@ -689,28 +744,30 @@ __global__ void avg_pool2d_kernel(float *y, const float *X, int H, int W, int OH
             y[i * OW + j] = sum / (K * K);
         }
 }
-// dX[h,w] = or += 1/K^2 * sum of dy[i,j] over the windows that hold (h,w): none past the last whole window
+// dX[h,w] = or += 1/K^2 * sum of dy[i,j] over the windows that hold (h,w): none past the last whole
+// window
 //   dy (P,OH,OW)   ->   dX (P,H,W)
 // One thread an S x S patch of dX, from (i*S, j*S) on: every element gets its value, zeros too.
 template <int fixed>
-__global__ void avg_pool2d_backward_kernel(float *dX, const float *dy, int H, int W, int OH, int OW, int K, int S,
-                                           bool accumulate) {
+__global__ void avg_pool2d_backward_kernel(float *dX, const float *dy, int H, int W, int OH, int OW,
+                                           int K, int S, bool accumulate) {
     if (fixed) K = S = fixed;
     dX += blockIdx.x * H * W;
     dy += blockIdx.x * OH * OW;
     for (int i = threadIdx.y; i * S < H; i += blockDim.y)
         for (int j = threadIdx.x; j * S < W; j += blockDim.x) {
-            const float window = fixed && i < OH && j < OW ? dy[i * OW + j] : 0; // where no two overlap
+            const float window =
+                fixed && i < OH && j < OW ? dy[i * OW + j] : 0; // where no two overlap
             UNROLL
-            for (int u = 0; u < S; u++)
-                UNROLL
-                for (int v = 0; v < S; v++) {
-                    const int h = i * S + u, w = j * S + v;
-                    float sum = window;
-                    for (int a = min(i, OH - 1); !fixed && a >= 0 && a * S + K > h; a--)
-                        for (int b = min(j, OW - 1); b >= 0 && b * S + K > w; b--) sum += dy[a * OW + b];
-                    if (h < H && w < W) put(dX + h * W + w, accumulate, sum / (K * K));
-                }
+            for (int u = 0; u < S; u++) UNROLL
+            for (int v = 0; v < S; v++) {
+                const int h = i * S + u, w = j * S + v;
+                float sum = window;
+                for (int a = min(i, OH - 1); !fixed && a >= 0 && a * S + K > h; a--)
+                    for (int b = min(j, OW - 1); b >= 0 && b * S + K > w; b--)
+                        sum += dy[a * OW + b];
+                if (h < H && w < W) put(dX + h * W + w, accumulate, sum / (K * K));
+            }
         }
 }
 
@@ -727,8 +784,8 @@ template <int fixed> Tensor avg_pool2d_fixed(const Tensor &X, int K, int S) {
         bool accumulate;
         float *dX = grad_of(X, &accumulate);
         if (planes == 0) return;
-        avg_pool2d_backward_kernel<fixed>
-            <<<planes, block, 0, on(X.device)>>>(dX, y.grad->data.get(), H, W, OH, OW, K, S, accumulate);
+        avg_pool2d_backward_kernel<fixed><<<planes, block, 0, on(X.device)>>>(
+            dX, y.grad->data.get(), H, W, OH, OW, K, S, accumulate);
         CHECK_LAUNCH();
     });
     return y;
@@ -737,19 +794,22 @@ template <int fixed> Tensor avg_pool2d_fixed(const Tensor &X, int K, int S) {
 // X (N,C,H,W)   ->   y (N,C,OH,OW), OH = (H-kernel_size)/stride + 1 rounded down
 // Same as F.avg_pool2d(X, kernel_size, stride).
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
-    bool right = X.shape.size() == 4 && stride > 0 && kernel_size > 0 && X.shape[2] >= kernel_size &&
-                 X.shape[3] >= kernel_size;
+    bool right = X.shape.size() == 4 && stride > 0 && kernel_size > 0 &&
+                 X.shape[2] >= kernel_size && X.shape[3] >= kernel_size;
     check_shape("avg_pool2d", right, "(N,C,H,W) with kernel_size <= H and W", {X});
     const bool tutorial = kernel_size == 2 && stride == 2;
     return tutorial ? avg_pool2d_fixed<2>(X, 2, 2) : avg_pool2d_fixed<0>(X, kernel_size, stride);
 }
 
-// --- softmax cross-entropy ------------------------------------------------------------------------
+// --- softmax cross-entropy
+// ------------------------------------------------------------------------
 
-// l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit taken out of the exponents
+// l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit taken out of the
+// exponents
 //   y_hat (N,classes)   y (N) class numbers   ->   l (N)
 // One thread a sample.
-__global__ void softmax_cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N, int classes) {
+__global__ void softmax_cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N,
+                                             int classes) {
     int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const float *z = y_hat + n * classes;
@@ -759,8 +819,9 @@ __global__ void softmax_cross_entropy_kernel(float *l, const float *y_hat, const
     l[n] = logf(sum) - (z[(int)y[n]] - largest);
 }
 // dy_hat[n,j] = or += dl[n] * (softmax(y_hat[n])[j] - [j == y[n]])
-__global__ void softmax_cross_entropy_backward_kernel(float *dy_hat, const float *dl, const float *y_hat,
-                                                      const float *y, int N, int classes, bool accumulate) {
+__global__ void softmax_cross_entropy_backward_kernel(float *dy_hat, const float *dl,
+                                                      const float *y_hat, const float *y, int N,
+                                                      int classes, bool accumulate) {
     int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const float *z = y_hat + n * classes;
@@ -776,7 +837,8 @@ __global__ void softmax_cross_entropy_backward_kernel(float *dy_hat, const float
 // y_hat (N,classes)   y (N)   ->   (N). Labels must be whole numbers from 0 to classes-1.
 // Same as nn.CrossEntropyLoss(reduction='none')(y_hat, y); y gets no gradient.
 Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
-    bool right = y_hat.shape.size() == 2 && y.shape == std::vector<int>{y_hat.shape[0]} && y_hat.shape[1] > 0;
+    bool right = y_hat.shape.size() == 2 && y.shape == std::vector<int>{y_hat.shape[0]} &&
+                 y_hat.shape[1] > 0;
     check_shape("softmax_cross_entropy", right, "(N,classes), (N)", {y_hat, y});
     const int N = y_hat.shape[0], classes = y_hat.shape[1], block = 64;
     Tensor l = output("softmax_cross_entropy", {y_hat, y}, {N});
@@ -795,7 +857,8 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
     return l;
 }
 
-// --- on tensors without gradients -----------------------------------------------------------------
+// --- on tensors without gradients
+// -----------------------------------------------------------------
 
 __global__ void fill_kernel(float *a, float value, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -822,13 +885,15 @@ void add_(const Tensor &a, const Tensor &b) {
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
     for (const Tensor &p : params) {
         int n = size(p);
-        sgd_kernel<<<blocks(n), threads, 0, on(p.device)>>>(p.data.get(), p.grad->data.get(), lr, batch_size, n);
+        sgd_kernel<<<blocks(n), threads, 0, on(p.device)>>>(p.data.get(), p.grad->data.get(), lr,
+                                                            batch_size, n);
         CHECK_LAUNCH();
     }
 }
 
-// The sum of value(i) over i < n by the one block that calls it; thread 0 gets it. `scratch` is shared,
-// one float a thread, blockDim.x a power of two. The order is fixed: the same bits on every run.
+// The sum of value(i) over i < n by the one block that calls it; thread 0 gets it. `scratch` is
+// shared, one float a thread, blockDim.x a power of two. The order is fixed: the same bits on every
+// run.
 template <class Value> __device__ inline float block_sum(float *scratch, int n, Value value) {
     float sum = 0;
     for (int i = threadIdx.x; i < n; i += blockDim.x) sum += value(i);
@@ -850,7 +915,8 @@ __global__ void sum_kernel(float *out, const float *l, int n) {
 
 // correct[0] += how many rows of y_hat have their (first) largest number at the label.   One block.
 //   y_hat (N,classes)   y (N)
-__global__ void count_correct_kernel(float *correct, const float *y_hat, const float *y, int N, int classes) {
+__global__ void count_correct_kernel(float *correct, const float *y_hat, const float *y, int N,
+                                     int classes) {
     __shared__ float scratch[threads];
     float sum = block_sum(scratch, N, [=](int n) {
         int best = 0;
@@ -874,7 +940,8 @@ struct Gpu {
     int physical;
     cudaStream_t stream;
     cudaEvent_t ready;
-    std::map<size_t, std::vector<float *>> free_blocks; // by bytes: memory that no tensor uses any more
+    std::map<size_t, std::vector<float *>>
+        free_blocks; // by bytes: memory that no tensor uses any more
     std::vector<Step> tape;
 };
 static Gpu &state(Device device);
@@ -888,8 +955,8 @@ struct NoGrad {
 
 void attach_grad(Tensor &t) { t.grad = std::make_shared<Tensor>(full(t.shape, 0, t.device)); }
 
-// A fresh tensor on the inputs' device. It wants a gradient if one of them does; that gets its memory
-// when the backward pass first writes it.
+// A fresh tensor on the inputs' device. It wants a gradient if one of them does; that gets its
+// memory when the backward pass first writes it.
 Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape) {
     same_device(op, inputs);
     Tensor y = empty(shape, inputs[0].device);
@@ -912,11 +979,13 @@ float *grad_of(const Tensor &X, bool *accumulate) {
     return g.data.get();
 }
 
-// Run the tape of l's device in reverse and empty it: afterwards every tensor that l depends on and that
-// has a gradient holds that of sum(l), in place of whatever it held. Memory is given back on the way.
+// Run the tape of l's device in reverse and empty it: afterwards every tensor that l depends on and
+// that has a gradient holds that of sum(l), in place of whatever it held. Memory is given back on
+// the way.
 void backward(const Tensor &l) {
     auto &tape = state(l.device).tape;
-    if (!l.grad || tape.empty()) error("backward: no operator on %s was recorded", str(l.device).c_str());
+    if (!l.grad || tape.empty())
+        error("backward: no operator on %s was recorded", str(l.device).c_str());
     pass++;
     bool accumulate;
     float *dl = grad_of(l, &accumulate);
@@ -935,12 +1004,14 @@ void same_device(const char *op, const std::vector<Tensor> &inputs) {
             error("%s: its arguments lie on %s and %s, they must be on one device", op,
                   str(inputs[0].device).c_str(), str(X.device).c_str());
 }
-void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs) {
+void check_shape(const char *op, bool right, const char *wanted,
+                 const std::vector<Tensor> &inputs) {
     if (right) return;
     std::string got;
     for (const Tensor &X : inputs) {
         got += got.empty() ? "(" : ", (";
-        for (size_t i = 0; i < X.shape.size(); i++) got += (i ? "," : "") + std::to_string(X.shape[i]);
+        for (size_t i = 0; i < X.shape.size(); i++)
+            got += (i ? "," : "") + std::to_string(X.shape[i]);
         got += ")";
     }
     error("%s: wants %s, got %s", op, wanted, got.c_str());
@@ -950,7 +1021,8 @@ void check_shape(const char *op, bool right, const char *wanted, const std::vect
 // 9. Devices and memory
 // k logical devices on the GPUs there are, the memory of tensors, and what to say when CUDA fails.
 
-static std::vector<Gpu> &gpus = *new std::vector<Gpu>; // the logical devices; tensors may outlive main
+static std::vector<Gpu> &gpus =
+    *new std::vector<Gpu>; // the logical devices; tensors may outlive main
 
 static Gpu &state(Device device) {
     if (device.id < 0 || device.id >= (int)gpus.size())
@@ -971,21 +1043,24 @@ void waitall() {
 void check_cuda(cudaError_t code, const char *call, const char *file, int line) {
     if (code == cudaSuccess) return;
     fflush(stdout);
-    fprintf(stderr, "mgpu: %s:%d: %s: %s (%s)\n", file, line, call, cudaGetErrorString(code), cudaGetErrorName(code));
+    fprintf(stderr, "mgpu: %s:%d: %s: %s (%s)\n", file, line, call, cudaGetErrorString(code),
+            cudaGetErrorName(code));
     _exit(1); // what CUDA still has in its queues is worth nothing now
 }
 
-// Copy a pattern from gpu(i) to gpu(j) and compare: a broken link shows here and not as a wrong gradient.
+// Copy a pattern from gpu(i) to gpu(j) and compare: a broken link shows here and not as a wrong
+// gradient.
 static void check_link(Device i, Device j) {
     std::vector<float> want(1 << 14);
     Tensor host = empty({(int)want.size()}, cpu());
-    for (size_t n = 0; n < want.size(); n++) want[n] = host.data.get()[n] = 1000.0f * i.id + 10.0f * j.id + n % 7;
+    for (size_t n = 0; n < want.size(); n++)
+        want[n] = host.data.get()[n] = 1000.0f * i.id + 10.0f * j.id + n % 7;
     if (to_host(copyto(copyto(host, i), j)) != want)
         error("what is copied from %s to %s arrives changed", str(i).c_str(), str(j).c_str());
 }
 
-// Make logical devices gpu(0) ... gpu(k-1), round-robin on the GPUs there are, and print how each pair
-// exchanges data: peer (directly) or staged (through the host), or that they share a GPU.
+// Make logical devices gpu(0) ... gpu(k-1), round-robin on the GPUs there are, and print how each
+// pair exchanges data: peer (directly) or staged (through the host), or that they share a GPU.
 void use_devices(int k, bool quiet = false) {
     int count = 0;
     cudaError_t code = cudaGetDeviceCount(&count);
@@ -999,8 +1074,8 @@ void use_devices(int k, bool quiet = false) {
         gpus.push_back(g);
     }
     if (k > count && !quiet)
-        printf("notice: %d logical devices share %d GPU%s, each with its own memory and stream\n", k, count,
-               count > 1 ? "s" : "");
+        printf("notice: %d logical devices share %d GPU%s, each with its own memory and stream\n",
+               k, count, count > 1 ? "s" : "");
     for (int i = 0; i < k; i++) {
         cudaDeviceProp prop;
         CHECK(cudaGetDeviceProperties(&prop, physical(gpu(i))));
@@ -1036,9 +1111,10 @@ int size(const Tensor &t) {
     return n;
 }
 
-// Memory for n floats. On a device it comes from blocks of the same size that earlier tensors have left,
-// if there are any: a training step allocates nothing after the first. The stream's order makes that safe.
-// On the host it is pinned, so that devices can copy from it while the host goes on.
+// Memory for n floats. On a device it comes from blocks of the same size that earlier tensors have
+// left, if there are any: a training step allocates nothing after the first. The stream's order
+// makes that safe. On the host it is pinned, so that devices can copy from it while the host goes
+// on.
 static std::shared_ptr<float> allocate(int n, Device device) {
     const size_t bytes = n * sizeof(float);
     float *p = nullptr;
@@ -1058,11 +1134,13 @@ static std::shared_ptr<float> allocate(int n, Device device) {
             size_t free = 0, total = 0;
             cudaGetLastError();
             CHECK(cudaMemGetInfo(&free, &total));
-            error("%s is out of memory: %.1f MB more are needed, %.1f of its %.1f MB are free: use a smaller BATCH",
+            error("%s is out of memory: %.1f MB more are needed, %.1f of its %.1f MB are free: use "
+                  "a smaller BATCH",
                   str(device).c_str(), bytes / 1e6, free / 1e6, total / 1e6);
         }
     }
-    return std::shared_ptr<float>(p, [device, bytes](float *p) { gpus[device.id].free_blocks[bytes].push_back(p); });
+    return std::shared_ptr<float>(
+        p, [device, bytes](float *p) { gpus[device.id].free_blocks[bytes].push_back(p); });
 }
 
 Tensor empty(std::vector<int> shape, Device device) {
@@ -1102,7 +1180,10 @@ Tensor reshape(const Tensor &X, std::vector<int> shape) {
     int known = 1;
     for (int s : shape) known *= s < 0 ? 1 : s;
     for (int &s : shape)
-        if (s < 0) s = known ? size(X) / known : std::accumulate(X.shape.begin() + 1, X.shape.end(), 1, std::multiplies<int>());
+        if (s < 0)
+            s = known ? size(X) / known
+                      : std::accumulate(X.shape.begin() + 1, X.shape.end(), 1,
+                                        std::multiplies<int>());
     Tensor y = X;
     y.shape = shape;
     check_shape("reshape", size(y) == size(X), "as many numbers as there are", {X, y});
@@ -1133,7 +1214,8 @@ void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
             std::vector<float> other = to_host(device_params[c][i]);
             for (size_t n = 0; n < first.size(); n++)
                 if (memcmp(&first[n], &other[n], sizeof(float)) != 0)
-                    error("the replicas differ: %s[%zu] is %.9g on gpu(0) but %.9g on gpu(%zu): does allreduce leave "
+                    error("the replicas differ: %s[%zu] is %.9g on gpu(0) but %.9g on gpu(%zu): "
+                          "does allreduce leave "
                           "the same sum on every device?",
                           param_names[i].c_str(), n, first[n], other[n], c);
         }
@@ -1143,7 +1225,9 @@ void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
 // ---------------------------------------------------------------------------------------------
 // 10. Data, timing, output
 
-std::string str(Device device) { return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")"; }
+std::string str(Device device) {
+    return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
+}
 std::string str(const std::vector<Device> &devices) {
     std::string s;
     for (Device d : devices) s += (s.empty() ? "" : ", ") + str(d);
@@ -1151,8 +1235,8 @@ std::string str(const std::vector<Device> &devices) {
 }
 Device try_gpu(int i) { return state(gpu(i)), gpu(i); }
 
-// As NumPy prints an array: each number with as few digits as tell it from its neighbours, at most 8
-// after the point, and the points of all of them below each other.
+// As NumPy prints an array: each number with as few digits as tell it from its neighbours, at most
+// 8 after the point, and the points of all of them below each other.
 std::string to_string(const Tensor &t) {
     std::vector<float> numbers = to_host(t);
     std::vector<std::string> texts;
@@ -1174,10 +1258,12 @@ std::string to_string(const Tensor &t) {
             const std::string left(before - point, ' '), right(after - (text->size() - point), ' ');
             return left + *text++ + right;
         }
-        const size_t inner = t.shape.size() - axis - 1; // dimensions: as many line breaks between two
+        const size_t inner =
+            t.shape.size() - axis - 1; // dimensions: as many line breaks between two
         std::string s = "[";
         for (int i = 0; i < t.shape[axis]; i++) {
-            if (i > 0) s += inner == 0 ? " " : std::string(inner, '\n') + std::string(axis + 1, ' ');
+            if (i > 0)
+                s += inner == 0 ? " " : std::string(inner, '\n') + std::string(axis + 1, ' ');
             s += nested(axis + 1);
         }
         return s + "]";
@@ -1202,8 +1288,8 @@ struct DataSet {
     std::vector<uint8_t> images, labels;
 };
 
-// Unpack a .gz file in the IDX format of http://yann.lecun.com/exdb/mnist: a magic number, the sizes
-// (both big-endian, 4 bytes each), then the bytes. Anything else in the file is an error.
+// Unpack a .gz file in the IDX format of http://yann.lecun.com/exdb/mnist: a magic number, the
+// sizes (both big-endian, 4 bytes each), then the bytes. Anything else in the file is an error.
 //   dims: 1 for labels (magic 2049), 3 for images (magic 2051)   ->   the bytes; *count samples
 std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
     FILE *file = fopen(path.c_str(), "rb");
@@ -1217,16 +1303,19 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
     const size_t header_bytes = 4 + 4 * dims;
     bool ends_early = fread(header, 1, header_bytes, pipe) < header_bytes;
     auto number = [&](int i) {
-        return (uint32_t)header[4 * i] << 24 | header[4 * i + 1] << 16 | header[4 * i + 2] << 8 | header[4 * i + 3];
+        return (uint32_t)header[4 * i] << 24 | header[4 * i + 1] << 16 | header[4 * i + 2] << 8 |
+               header[4 * i + 3];
     };
     std::string wrong;
     std::vector<uint8_t> bytes;
     const uint32_t magic = 0x800 + dims;
     if (!ends_early) {
         if (number(0) != magic)
-            wrong = "its magic number is " + std::to_string(number(0)) + ", not " + std::to_string(magic);
+            wrong = "its magic number is " + std::to_string(number(0)) + ", not " +
+                    std::to_string(magic);
         else if (dims == 3 && (number(2) != 28 || number(3) != 28))
-            wrong = "its images are " + std::to_string(number(2)) + "x" + std::to_string(number(3)) + ", not 28x28";
+            wrong = "its images are " + std::to_string(number(2)) + "x" +
+                    std::to_string(number(3)) + ", not 28x28";
         else if (number(1) == 0 || number(1) > 1000000)
             wrong = "it says that it has " + std::to_string(number(1)) + " samples";
     }
@@ -1234,7 +1323,8 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
         *count = number(1);
         bytes.resize(*count * (dims == 3 ? size_t(28 * 28) : 1) + 1);
         size_t got = fread(bytes.data(), 1, bytes.size(), pipe);
-        if (got == bytes.size()) wrong = "there is more in it than the " + std::to_string(*count) + " samples it names";
+        if (got == bytes.size())
+            wrong = "there is more in it than the " + std::to_string(*count) + " samples it names";
         bytes.pop_back();
         ends_early = got < bytes.size();
     }
@@ -1242,7 +1332,8 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
     stop_requested(); // Ctrl-C ends gzip too
     if (wrong.empty() && status != 0) wrong = "gzip cannot unpack it";
     if (wrong.empty() && ends_early) wrong = "it ends early";
-    if (!wrong.empty()) error("%s: %s: remove it, `make data` brings the right one", path.c_str(), wrong.c_str());
+    if (!wrong.empty())
+        error("%s: %s: remove it, `make data` brings the right one", path.c_str(), wrong.c_str());
     return bytes;
 }
 
@@ -1255,9 +1346,11 @@ DataSet load_data(const std::string &folder, const std::string &which) {
     set.images = load_idx(images_path, 3, &set.count);
     set.labels = load_idx(labels_path, 1, &labels);
     if (labels != set.count)
-        error("%s has %d images, but %s has %d labels", images_path.c_str(), set.count, labels_path.c_str(), labels);
+        error("%s has %d images, but %s has %d labels", images_path.c_str(), set.count,
+              labels_path.c_str(), labels);
     for (size_t i = 0; i < set.labels.size(); i++)
-        if (set.labels[i] > 9) error("%s: label %zu is %d, not 0 to 9", labels_path.c_str(), i, set.labels[i]);
+        if (set.labels[i] > 9)
+            error("%s: label %zu is %d, not 0 to 9", labels_path.c_str(), i, set.labels[i]);
     if (options.limit) set.count = std::min(set.count, options.limit);
     return set;
 }
@@ -1265,12 +1358,15 @@ DataSet load_data(const std::string &folder, const std::string &which) {
 static DataSet train_set, test_set; // main reads them before anything starts
 
 static DataIter make_iter(const DataSet &set, int batch_size, bool shuffle) {
-    DataIter iter = {&set, batch_size, shuffle, empty({set.count, 1, 28, 28}, cpu()), empty({set.count}, cpu()), {}};
+    DataIter iter = {
+        &set, batch_size, shuffle, empty({set.count, 1, 28, 28}, cpu()), empty({set.count}, cpu()),
+        {}};
     for (int i = 0; i < set.count; i++) iter.order.push_back(i);
     return iter;
 }
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
-    return {make_iter(train_set, batch_size, options.shuffle), make_iter(test_set, batch_size, false)};
+    return {make_iter(train_set, batch_size, options.shuffle),
+            make_iter(test_set, batch_size, false)};
 }
 
 // Not before the devices have done with the epoch before.
@@ -1296,22 +1392,25 @@ bool DataIter::next(Tensor &X, Tensor &y) {
 }
 
 // The fraction of the test set that the network puts into the right class; each sample counts once.
-float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter, Device device) {
+float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
+                            Device device) {
     NoGrad guard;
     Tensor correct = full({1}, 0, device), X, y;
     test_iter.reset();
     while (test_iter.next(X, y)) {
         stop_requested();
         Tensor y_hat = net(copyto(X, device)), labels = copyto(y, device);
-        count_correct_kernel<<<1, threads, 0, on(device)>>>(correct.data.get(), y_hat.data.get(), labels.data.get(),
-                                                            y_hat.shape[0], y_hat.shape[1]);
+        count_correct_kernel<<<1, threads, 0, on(device)>>>(correct.data.get(), y_hat.data.get(),
+                                                            labels.data.get(), y_hat.shape[0],
+                                                            y_hat.shape[1]);
         CHECK_LAUNCH();
     }
     return to_host(correct)[0] / test_iter.set->count;
 }
 
 static double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
 }
 void Timer::start() { t0 = now(); }
 void Timer::stop() { times.push_back(now() - t0); }
@@ -1332,7 +1431,8 @@ void Animator::step(const std::vector<Tensor> &ls) {
     samples.push_back(0);
     for (size_t c = 0; c < ls.size(); c++) {
         samples[s] += size(ls[c]);
-        sum_kernel<<<1, threads, 0, on(devices[c])>>>(losses[c].data.get() + s, ls[c].data.get(), size(ls[c]));
+        sum_kernel<<<1, threads, 0, on(devices[c])>>>(losses[c].data.get() + s, ls[c].data.get(),
+                                                      size(ls[c]));
         CHECK_LAUNCH();
     }
     cudaEvent_t done;
@@ -1349,7 +1449,8 @@ void Animator::step(const std::vector<Tensor> &ls) {
 void Animator::draw(int done) {
     if (!bar) return;
     const int width = 30, filled = done * width / steps;
-    printf("\r%5d/%d [%.*s%*s]", done, steps, filled, "==============================", width - filled, "");
+    printf("\r%5d/%d [%.*s%*s]", done, steps, filled,
+           "==============================", width - filled, "");
     fflush(stdout);
 }
 // The only wait of an epoch. A loss that is not a number stops the run.
@@ -1380,8 +1481,9 @@ double Animator::finish(int epoch) {
     return total / count;
 }
 
-// Write a file in one go: it is there whole or not at all. Folders on the way are made. A device or a
-// pipe, such as /dev/null, is written to: a rename would put a file in its place.   ->   0, or an errno
+// Write a file in one go: it is there whole or not at all. Folders on the way are made. A device or
+// a pipe, such as /dev/null, is written to: a rename would put a file in its place.   ->   0, or an
+// errno
 static int try_write(const std::string &path, const std::string &bytes) {
     std::error_code code;
     std::filesystem::path folder = std::filesystem::path(path).parent_path();
@@ -1397,14 +1499,17 @@ static int try_write(const std::string &path, const std::string &bytes) {
     return reason;
 }
 static void write_file(const std::string &path, const std::string &bytes) {
-    if (int reason = try_write(path, bytes)) error("cannot write %s: %s", path.c_str(), strerror(reason));
+    if (int reason = try_write(path, bytes))
+        error("cannot write %s: %s", path.c_str(), strerror(reason));
 }
 // Fail now if a file cannot be written there later; leaves nothing behind.
 static void check_writable(const std::string &path) {
     std::filesystem::path folder = std::filesystem::path(path).parent_path(), made;
     std::error_code code;
-    for (auto f = folder; !f.empty() && !std::filesystem::exists(f, code); f = f.parent_path()) made = f;
-    if (std::filesystem::is_directory(path, code)) error("cannot write %s: it is a folder", path.c_str());
+    for (auto f = folder; !f.empty() && !std::filesystem::exists(f, code); f = f.parent_path())
+        made = f;
+    if (std::filesystem::is_directory(path, code))
+        error("cannot write %s: it is a folder", path.c_str());
     int reason = 0;
     if (!std::filesystem::is_other(path, code)) {
         reason = try_write(path + ".test", "");
@@ -1426,15 +1531,16 @@ void Animator::add(int epoch, double loss, float acc, double seconds) {
     write_file(options.log, csv);
 }
 
-// NumPy's .npy, version 1.0: a magic string, the length of a header, the header (a Python dict), numbers.
-// https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+// NumPy's .npy, version 1.0: a magic string, the length of a header, the header (a Python dict),
+// numbers. https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 static std::string python_tuple(const std::vector<int> &shape) { // (20,) or (2, 3)
     std::string text;
     for (int s : shape) text += (text.empty() ? "" : ", ") + std::to_string(s);
     return "(" + text + (shape.size() == 1 ? ",)" : ")");
 }
 void save_npy(const std::string &path, const Tensor &t) {
-    std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': " + python_tuple(t.shape) + ", }";
+    std::string header =
+        "{'descr': '<f4', 'fortran_order': False, 'shape': " + python_tuple(t.shape) + ", }";
     while ((10 + header.size() + 1) % 64) header += ' ';
     header += '\n';
     std::vector<float> numbers = to_host(t);
@@ -1445,7 +1551,8 @@ void save_npy(const std::string &path, const Tensor &t) {
     write_file(path, bytes);
 }
 
-// Read `path` into t (on the host); it must hold little-endian 32-bit floats in C order, of t's shape.
+// Read `path` into t (on the host); it must hold little-endian 32-bit floats in C order, of t's
+// shape.
 void load_npy(const std::string &path, const Tensor &t) {
     FILE *file = fopen(path.c_str(), "rb");
     if (!file) error("%s: %s", path.c_str(), strerror(errno));
@@ -1453,10 +1560,12 @@ void load_npy(const std::string &path, const Tensor &t) {
     bytes.resize(fread(&bytes[0], 1, bytes.size(), file));
     fclose(file);
     auto byte = [&](int i) { return (size_t)(uint8_t)bytes[i]; };
-    if (bytes.size() < 10 || bytes.compare(0, 6, "\x93NUMPY") != 0) error("%s: not a .npy file", path.c_str());
+    if (bytes.size() < 10 || bytes.compare(0, 6, "\x93NUMPY") != 0)
+        error("%s: not a .npy file", path.c_str());
     const bool v1 = byte(6) == 1;
     const size_t start = v1 ? 10 : 12;
-    if (byte(6) < 1 || byte(6) > 3 || bytes.size() < start) error("%s: not a .npy file that this can read", path.c_str());
+    if (byte(6) < 1 || byte(6) > 3 || bytes.size() < start)
+        error("%s: not a .npy file that this can read", path.c_str());
     const size_t length = byte(8) | byte(9) << 8 | (v1 ? 0 : byte(10) << 16 | byte(11) << 24);
     if (bytes.size() < start + length) error("%s: its header is cut off", path.c_str());
     const std::string header = bytes.substr(start, length);
@@ -1466,21 +1575,26 @@ void load_npy(const std::string &path, const Tensor &t) {
         if (at == std::string::npos) error("%s: no '%s' in its header", path.c_str(), key.c_str());
         at = header.find_first_not_of(' ', at + key.size() + 3);
         size_t stop = header.find_first_of(end, at + 1);
-        return at == std::string::npos || stop == std::string::npos ? "" : header.substr(at, stop - at);
+        return at == std::string::npos || stop == std::string::npos ? ""
+                                                                    : header.substr(at, stop - at);
     };
-    std::string type = value("descr", "',"), order = value("fortran_order", ",}"), shape = value("shape", ")");
+    std::string type = value("descr", "',"), order = value("fortran_order", ",}"),
+                shape = value("shape", ")");
     if (type != "'<f4")
-        error("%s: its numbers are %s, not little-endian 32-bit floats ('<f4')", path.c_str(), (type + "'").c_str());
+        error("%s: its numbers are %s, not little-endian 32-bit floats ('<f4')", path.c_str(),
+              (type + "'").c_str());
     if (order != "False") error("%s: it is in Fortran order, save it in C order", path.c_str());
     std::vector<long> got;
     for (size_t i = 1; i < shape.size();) {
         char *end;
         got.push_back(strtol(&shape[i], &end, 10));
-        if (end == &shape[i]) error("%s: its shape %s) cannot be read", path.c_str(), shape.c_str());
+        if (end == &shape[i])
+            error("%s: its shape %s) cannot be read", path.c_str(), shape.c_str());
         i = std::min(shape.size(), shape.find_first_not_of(", ", end - shape.data()));
     }
     if (got != std::vector<long>(t.shape.begin(), t.shape.end()))
-        error("%s: its shape is %s), not %s", path.c_str(), shape.c_str(), python_tuple(t.shape).c_str());
+        error("%s: its shape is %s), not %s", path.c_str(), shape.c_str(),
+              python_tuple(t.shape).c_str());
     if (bytes.size() != start + length + size(t) * sizeof(float))
         error("%s: it has %s numbers than its shape says", path.c_str(),
               bytes.size() < start + length + size(t) * sizeof(float) ? "fewer" : "more");
@@ -1488,10 +1602,12 @@ void load_npy(const std::string &path, const Tensor &t) {
 }
 
 void save_params(const std::vector<Tensor> &params, const std::string &folder) {
-    for (size_t i = 0; i < params.size(); i++) save_npy(folder + "/" + param_names[i] + ".npy", params[i]);
+    for (size_t i = 0; i < params.size(); i++)
+        save_npy(folder + "/" + param_names[i] + ".npy", params[i]);
 }
 void load_params(const std::vector<Tensor> &params, const std::string &folder) {
-    for (size_t i = 0; i < params.size(); i++) load_npy(folder + "/" + param_names[i] + ".npy", params[i]);
+    for (size_t i = 0; i < params.size(); i++)
+        load_npy(folder + "/" + param_names[i] + ".npy", params[i]);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1533,30 +1649,32 @@ void bench() {
     std::nth_element(times.begin(), times.begin() + 2, times.end());
     char row[200];
     snprintf(row, sizeof row, "step,%s,%s,%d,%d,,%.1f,%.0f,images/s\n", options.model.c_str(),
-             options.allreduce.c_str(), options.gpus, options.batch, times[2] * 1e6, options.batch / times[2]);
+             options.allreduce.c_str(), options.gpus, options.batch, times[2] * 1e6,
+             options.batch / times[2]);
     const char *head = "what,model,allreduce,gpus,batch,bytes,us,rate,unit\n";
     printf("%s%s", head, row);
     write_file("build/bench.csv", std::string(head) + row);
 }
 
 static const char *usage =
-    "Train LeNet on Fashion-MNIST on k devices: \"Training on Multiple GPUs\" of Dive into Deep Learning.\n"
-    "  --gpus K          number of devices, 1 to 64; more than there are GPUs share them       (1)\n"
-    "  --model NAME      lenet                                                             (lenet)\n"
-    "  --allreduce NAME  naive                                                             (naive)\n"
-    "  --batch N         samples of a minibatch, over all devices                            (256)\n"
-    "  --lr X            learning rate                                                       (0.2)\n"
-    "  --epochs N                                                                             (10)\n"
-    "  --steps N         stop after N minibatches\n"
-    "  --limit N         only the first N training and the first N test samples\n"
-    "  --seed N          of the parameters and of the shuffling                                (0)\n"
-    "  --no-shuffle      minibatches in the order of the file\n"
-    "  --data DIR        where the four .gz files of Fashion-MNIST are                      (data)\n"
-    "  --init DIR        start from the parameters in DIR/W1.npy, b1.npy, ...\n"
-    "  --save DIR        write the trained parameters there\n"
-    "  --log FILE        a row for each epoch                                      (build/log.csv)\n"
-    "  --bench           time a training step instead, and write build/bench.csv\n"
-    "  --help\n";
+    R"(Train LeNet on Fashion-MNIST on k devices, as Dive into Deep Learning does.
+  --gpus K          number of devices, 1 to 64; more than there are GPUs share them (1)
+  --model NAME      lenet
+  --allreduce NAME  naive
+  --batch N         samples of a minibatch, over all devices (256)
+  --lr X            learning rate (0.2)
+  --epochs N        passes over the training set (10)
+  --steps N         stop after N minibatches
+  --limit N         only the first N training and the first N test samples
+  --seed N          of the parameters and of the shuffling (0)
+  --no-shuffle      minibatches in the order of the file
+  --data DIR        where the four .gz files of Fashion-MNIST are (data)
+  --init DIR        start from the parameters in DIR/W1.npy, b1.npy, ...
+  --save DIR        write the trained parameters there
+  --log FILE        a row for each epoch (build/log.csv)
+  --bench           time a training step instead, and write build/bench.csv
+  --help
+)";
 
 static long whole(const char *name, const char *text, long least, long most) {
     char *end;
@@ -1569,26 +1687,66 @@ static long whole(const char *name, const char *text, long least, long most) {
 
 // Read the command line into `options`; false if --help was asked for.
 bool parse_options(int argc, char **argv) {
-    enum { GPUS = 256, MODEL, ALLREDUCE, BATCH, LR, EPOCHS, STEPS, LIMIT, SEED, NO_SHUFFLE, DATA, INIT, SAVE, LOG, BENCH, HELP };
+    enum {
+        GPUS = 256,
+        MODEL,
+        ALLREDUCE,
+        BATCH,
+        LR,
+        EPOCHS,
+        STEPS,
+        LIMIT,
+        SEED,
+        NO_SHUFFLE,
+        DATA,
+        INIT,
+        SAVE,
+        LOG,
+        BENCH,
+        HELP
+    };
     static const option names[] = {
-        {"gpus", required_argument, nullptr, GPUS},     {"model", required_argument, nullptr, MODEL},
-        {"allreduce", required_argument, nullptr, ALLREDUCE}, {"batch", required_argument, nullptr, BATCH},
-        {"lr", required_argument, nullptr, LR},         {"epochs", required_argument, nullptr, EPOCHS}, {"limit", required_argument, nullptr, LIMIT},
-        {"steps", required_argument, nullptr, STEPS},   {"seed", required_argument, nullptr, SEED},
-        {"no-shuffle", no_argument, nullptr, NO_SHUFFLE}, {"data", required_argument, nullptr, DATA},
-        {"init", required_argument, nullptr, INIT},     {"save", required_argument, nullptr, SAVE},
-        {"log", required_argument, nullptr, LOG},       {"bench", no_argument, nullptr, BENCH},
-        {"help", no_argument, nullptr, HELP},           {nullptr, 0, nullptr, 0}};
+        {"gpus", required_argument, nullptr, GPUS},
+        {"model", required_argument, nullptr, MODEL},
+        {"allreduce", required_argument, nullptr, ALLREDUCE},
+        {"batch", required_argument, nullptr, BATCH},
+        {"lr", required_argument, nullptr, LR},
+        {"epochs", required_argument, nullptr, EPOCHS},
+        {"steps", required_argument, nullptr, STEPS},
+        {"limit", required_argument, nullptr, LIMIT},
+        {"seed", required_argument, nullptr, SEED},
+        {"no-shuffle", no_argument, nullptr, NO_SHUFFLE},
+        {"data", required_argument, nullptr, DATA},
+        {"init", required_argument, nullptr, INIT},
+        {"save", required_argument, nullptr, SAVE},
+        {"log", required_argument, nullptr, LOG},
+        {"bench", no_argument, nullptr, BENCH},
+        {"help", no_argument, nullptr, HELP},
+        {nullptr, 0, nullptr, 0},
+    };
     opterr = 0;
-    optind = 0; // from the start, also after an earlier call (1 would keep getopt's place in a word)
+    optind =
+        0; // from the start, also after an earlier call (1 would keep getopt's place in a word)
     for (int c; (c = getopt_long(argc, argv, ":", names, nullptr)) != -1;) {
         switch (c) {
-        case GPUS: options.gpus = whole("gpus", optarg, 1, 64); break;
-        case BATCH: options.batch = whole("batch", optarg, 1, 60000); break;
-        case EPOCHS: options.epochs = whole("epochs", optarg, 1, 1000000); break;
-        case STEPS: options.steps = whole("steps", optarg, 1, 1000000000); break;
-        case LIMIT: options.limit = whole("limit", optarg, 1, 1000000); break;
-        case SEED: options.seed = whole("seed", optarg, 0, 4294967295); break;
+        case GPUS:
+            options.gpus = whole("gpus", optarg, 1, 64);
+            break;
+        case BATCH:
+            options.batch = whole("batch", optarg, 1, 60000);
+            break;
+        case EPOCHS:
+            options.epochs = whole("epochs", optarg, 1, 1000000);
+            break;
+        case STEPS:
+            options.steps = whole("steps", optarg, 1, 1000000000);
+            break;
+        case LIMIT:
+            options.limit = whole("limit", optarg, 1, 1000000);
+            break;
+        case SEED:
+            options.seed = whole("seed", optarg, 0, 4294967295);
+            break;
         case LR: {
             char *end;
             options.lr = strtof(optarg, &end);
@@ -1600,16 +1758,32 @@ bool parse_options(int argc, char **argv) {
             if (strcmp(optarg, "lenet") != 0) error("--model %s: unknown, there is lenet", optarg);
             break;
         case ALLREDUCE:
-            if (strcmp(optarg, "naive") != 0) error("--allreduce %s: unknown, there is naive", optarg);
+            if (strcmp(optarg, "naive") != 0)
+                error("--allreduce %s: unknown, there is naive", optarg);
             break;
-        case NO_SHUFFLE: options.shuffle = false; break;
-        case DATA: options.data = optarg; break;
-        case INIT: options.init = optarg; break;
-        case SAVE: options.save = optarg; break;
-        case LOG: options.log = optarg; break;
-        case BENCH: options.bench = true; break;
-        case HELP: printf("%s", usage); return false;
-        case ':': error("%s wants a value: try --help", argv[optind - 1]);
+        case NO_SHUFFLE:
+            options.shuffle = false;
+            break;
+        case DATA:
+            options.data = optarg;
+            break;
+        case INIT:
+            options.init = optarg;
+            break;
+        case SAVE:
+            options.save = optarg;
+            break;
+        case LOG:
+            options.log = optarg;
+            break;
+        case BENCH:
+            options.bench = true;
+            break;
+        case HELP:
+            printf("%s", usage);
+            return false;
+        case ':':
+            error("%s wants a value: try --help", argv[optind - 1]);
         default: // a letter in optopt: -x
             if (optopt > 0 && optopt < GPUS) error("unknown option -%c: try --help", optopt);
             error("unknown option %s: try --help", argv[optind - 1]);
@@ -1617,7 +1791,8 @@ bool parse_options(int argc, char **argv) {
     }
     if (optind < argc) error("unknown argument %s: try --help", argv[optind]);
     if (options.batch < options.gpus)
-        error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, options.gpus, options.gpus);
+        error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch,
+              options.gpus, options.gpus);
     return true;
 }
 
@@ -1636,7 +1811,8 @@ int mgpu_main(int argc, char **argv) {
             if (!options.save.empty()) check_writable(options.save + "/W1.npy");
         }
 #ifdef CUDA_CPU
-        setenv("CUDA_CPU_DEVICES", std::to_string(options.gpus).c_str(), 0); // the stand-in shows that many
+        setenv("CUDA_CPU_DEVICES", std::to_string(options.gpus).c_str(),
+               0); // the stand-in shows that many
 #endif
         use_devices(options.gpus);
         rng.seed(options.seed);

@@ -1,16 +1,18 @@
 // A stand-in for the CUDA runtime on machines without a GPU: the same .cu file, compiled by g++ or
-// clang++ (C++17, Linux, no library), runs on emulated devices, with CUDA's own names and error codes.
+// clang++ (C++17, Linux, no library), runs on emulated devices, with CUDA's own names and error
+// codes.
 //
-// It is stricter than a GPU. Every emulated device has its own memory, filled with NaN when fresh, and
-// its own cores; every stream is a thread with an in-order queue, so devices and streams really run at
-// the same time and a missing event is a real race. What a GPU turns into a crash, a hang or a wrong
-// number is named here with the line that did it: pointers of another device or of the host, wrong
-// device numbers, copies and accesses out of bounds, use after free, bad launch configurations,
-// barriers that only some threads of a block reach.
+// It is stricter than a GPU. Every emulated device has its own memory, filled with NaN when fresh,
+// and its own cores; every stream is a thread with an in-order queue, so devices and streams really
+// run at the same time and a missing event is a real race. What a GPU turns into a crash, a hang or
+// a wrong number is named here with the line that did it: pointers of another device or of the
+// host, wrong device numbers, copies and accesses out of bounds, use after free, bad launch
+// configurations, barriers that only some threads of a block reach.
 //
 //   CUDA_CPU_DEVICES   how many devices to show                            (default 1)
-//   CUDA_CPU_CORES     cores of each device          (default: the machine's, divided among the devices)
-//   CUDA_CPU_MEMORY    memory of each device in MiB  (default: the machine's, divided among the devices)
+//   CUDA_CPU_CORES     cores of each device          (default: the machine's, divided among the
+//   devices) CUDA_CPU_MEMORY    memory of each device in MiB  (default: the machine's, divided
+//   among the devices)
 //
 // kernel<<<grid, block, shared, stream>>>(args) and __shared__ are not C++: the sed script in the
 // Makefile turns the first into a call of configured() and the second into shared_memory(), below.
@@ -133,41 +135,57 @@ enum cudaError_t {
 
 inline const char *cudaGetErrorName(cudaError_t error) {
     switch (error) {
-#define CUDA_CPU_NAME(name) case name: return #name;
-    CUDA_CPU_NAME(cudaSuccess)
-    CUDA_CPU_NAME(cudaErrorInvalidValue)
-    CUDA_CPU_NAME(cudaErrorMemoryAllocation)
-    CUDA_CPU_NAME(cudaErrorInvalidConfiguration)
-    CUDA_CPU_NAME(cudaErrorInvalidMemcpyDirection)
-    CUDA_CPU_NAME(cudaErrorNoDevice)
-    CUDA_CPU_NAME(cudaErrorInvalidDevice)
-    CUDA_CPU_NAME(cudaErrorPeerAccessUnsupported)
-    CUDA_CPU_NAME(cudaErrorInvalidResourceHandle)
-    CUDA_CPU_NAME(cudaErrorNotReady)
-    CUDA_CPU_NAME(cudaErrorIllegalAddress)
-    CUDA_CPU_NAME(cudaErrorPeerAccessAlreadyEnabled)
-    CUDA_CPU_NAME(cudaErrorPeerAccessNotEnabled)
-    CUDA_CPU_NAME(cudaErrorLaunchFailure)
+#define CUDA_CPU_NAME(name)                                                                        \
+    case name:                                                                                     \
+        return #name;
+        CUDA_CPU_NAME(cudaSuccess)
+        CUDA_CPU_NAME(cudaErrorInvalidValue)
+        CUDA_CPU_NAME(cudaErrorMemoryAllocation)
+        CUDA_CPU_NAME(cudaErrorInvalidConfiguration)
+        CUDA_CPU_NAME(cudaErrorInvalidMemcpyDirection)
+        CUDA_CPU_NAME(cudaErrorNoDevice)
+        CUDA_CPU_NAME(cudaErrorInvalidDevice)
+        CUDA_CPU_NAME(cudaErrorPeerAccessUnsupported)
+        CUDA_CPU_NAME(cudaErrorInvalidResourceHandle)
+        CUDA_CPU_NAME(cudaErrorNotReady)
+        CUDA_CPU_NAME(cudaErrorIllegalAddress)
+        CUDA_CPU_NAME(cudaErrorPeerAccessAlreadyEnabled)
+        CUDA_CPU_NAME(cudaErrorPeerAccessNotEnabled)
+        CUDA_CPU_NAME(cudaErrorLaunchFailure)
 #undef CUDA_CPU_NAME
     }
     return "unrecognized error code";
 }
 inline const char *cudaGetErrorString(cudaError_t error) {
     switch (error) {
-    case cudaSuccess: return "no error";
-    case cudaErrorInvalidValue: return "invalid argument";
-    case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-    case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
-    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
-    case cudaErrorInvalidDevice: return "invalid device ordinal";
-    case cudaErrorPeerAccessUnsupported: return "peer access is not supported between these two devices";
-    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
-    case cudaErrorNotReady: return "device not ready";
-    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
-    case cudaErrorPeerAccessAlreadyEnabled: return "peer access is already enabled";
-    case cudaErrorPeerAccessNotEnabled: return "peer access has not been enabled";
-    case cudaErrorLaunchFailure: return "unspecified launch failure";
+    case cudaSuccess:
+        return "no error";
+    case cudaErrorInvalidValue:
+        return "invalid argument";
+    case cudaErrorMemoryAllocation:
+        return "out of memory";
+    case cudaErrorInvalidConfiguration:
+        return "invalid configuration argument";
+    case cudaErrorInvalidMemcpyDirection:
+        return "invalid copy direction for memcpy";
+    case cudaErrorNoDevice:
+        return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice:
+        return "invalid device ordinal";
+    case cudaErrorPeerAccessUnsupported:
+        return "peer access is not supported between these two devices";
+    case cudaErrorInvalidResourceHandle:
+        return "invalid resource handle";
+    case cudaErrorNotReady:
+        return "device not ready";
+    case cudaErrorIllegalAddress:
+        return "an illegal memory access was encountered";
+    case cudaErrorPeerAccessAlreadyEnabled:
+        return "peer access is already enabled";
+    case cudaErrorPeerAccessNotEnabled:
+        return "peer access has not been enabled";
+    case cudaErrorLaunchFailure:
+        return "unspecified launch failure";
     }
     return "unrecognized error code";
 }
@@ -189,7 +207,7 @@ __attribute__((always_inline)) inline void *here() {
     return pc;
 }
 #define CUDA_CPU_WHERE                                                                             \
-    ::cuda_cpu::Where where = { __builtin_FILE(), __builtin_LINE(), ::cuda_cpu::here() }
+    ::cuda_cpu::Where where = {__builtin_FILE(), __builtin_LINE(), ::cuda_cpu::here()}
 
 inline __thread cudaError_t last_error = cudaSuccess; // of this host thread, for cudaGetLastError
 
@@ -207,9 +225,10 @@ __attribute__((format(printf, 3, 4), cold)) inline cudaError_t fail(cudaError_t 
     return fail(error);
 }
 
-// ThreadSanitizer must see the order that the CUDA program establishes, and nothing else: the locks of
-// the queues below would order far more than the program does and hide its races. So everything that
-// the stand-in does for itself is Hidden, and the CUDA order is told by published() and observed().
+// ThreadSanitizer must see the order that the CUDA program establishes, and nothing else: the locks
+// of the queues below would order far more than the program does and hide its races. So everything
+// that the stand-in does for itself is Hidden, and the CUDA order is told by published() and
+// observed().
 #ifdef CUDA_CPU_TSAN
 struct Hidden {
     Hidden() {
@@ -235,9 +254,9 @@ inline void observed(void *) {}
 
 // ---------------------------------------------------------------------------------------------
 // 3. Devices
-// Each device has one range of addresses, so a pointer tells whose it is. An allocation ends at a page's
-// end and an unmapped page follows it; freed memory is unmapped and, while addresses last, not handed
-// out again, so that an access to either is caught.
+// Each device has one range of addresses, so a pointer tells whose it is. An allocation ends at a
+// page's end and an unmapped page follows it; freed memory is unmapped and, while addresses last,
+// not handed out again, so that an access to either is caught.
 
 struct Stream;
 struct Team;
@@ -251,13 +270,14 @@ struct Allocation {
 
 struct Device {
     int id = 0, cores = 1;
-    char *base = nullptr, *next = nullptr, *end = nullptr; // range of addresses, and its unused rest
-    size_t total = 0, used = 0;                            // bytes
-    std::map<const char *, Allocation> allocations;        // by first byte
-    std::vector<Stream *> streams;                         // streams[0] is the default stream
-    std::vector<bool> peers;                               // to which access was enabled
-    std::atomic<cudaError_t> fault{cudaSuccess};           // of a kernel; stays, as on a GPU
-    std::mutex kernel_lock;                                // one kernel at a time; copies run beside it
+    char *base = nullptr, *next = nullptr,
+         *end = nullptr;                            // range of addresses, and its unused rest
+    size_t total = 0, used = 0;                     // bytes
+    std::map<const char *, Allocation> allocations; // by first byte
+    std::vector<Stream *> streams;                  // streams[0] is the default stream
+    std::vector<bool> peers;                        // to which access was enabled
+    std::atomic<cudaError_t> fault{cudaSuccess};    // of a kernel; stays, as on a GPU
+    std::mutex kernel_lock;                         // one kernel at a time; copies run beside it
     Team *team = nullptr;
 };
 
@@ -277,7 +297,8 @@ inline __thread int current_device = 0;
 inline Device &current() { return *machine().devices[current_device]; }
 inline bool valid_device(int id) { return id >= 0 && id < (int)machine().devices.size(); }
 
-// Which device's range p lies in (null: none), and the allocation there or just before it (null: none).
+// Which device's range p lies in (null: none), and the allocation there or just before it (null:
+// none).
 struct Place {
     Device *device;
     const char *first;
@@ -301,29 +322,32 @@ inline bool is_pinned(const void *pointer) {
     return (const char *)pointer < found->first + found->second;
 }
 
-// Check that [pointer, pointer + bytes) is live memory of `device`; `what` names the call and argument.
-inline cudaError_t check_memory(const Device &device, const void *pointer, size_t bytes, Where where,
-                                const char *what) {
+// Check that [pointer, pointer + bytes) is live memory of `device`; `what` names the call and
+// argument.
+inline cudaError_t check_memory(const Device &device, const void *pointer, size_t bytes,
+                                Where where, const char *what) {
     std::lock_guard<std::mutex> guard(machine().lock);
     Place at = locate(pointer);
     if (!at.device)
         return fail(cudaErrorInvalidValue, where,
-                    "%s: %p is %s memory, not memory of device %d: allocate it with cudaMalloc", what,
-                    pointer, is_pinned(pointer) ? "pinned host" : "host", device.id);
+                    "%s: %p is %s memory, not memory of device %d: allocate it with cudaMalloc",
+                    what, pointer, is_pinned(pointer) ? "pinned host" : "host", device.id);
     if (at.device != &device)
-        return fail(cudaErrorInvalidValue, where, "%s: %p is memory of device %d, not of device %d", what,
-                    pointer, at.device->id, device.id);
+        return fail(cudaErrorInvalidValue, where, "%s: %p is memory of device %d, not of device %d",
+                    what, pointer, at.device->id, device.id);
     const char *p = (const char *)pointer;
     if (!at.allocation || p > at.first + at.allocation->bytes)
-        return fail(cudaErrorInvalidValue, where, "%s: nothing is allocated at %p on device %d", what,
-                    pointer, device.id);
+        return fail(cudaErrorInvalidValue, where, "%s: nothing is allocated at %p on device %d",
+                    what, pointer, device.id);
     if (!at.allocation->live)
-        return fail(cudaErrorInvalidValue, where, "%s: %p is memory of device %d that %s:%d has freed", what,
-                    pointer, device.id, at.allocation->freed.file, at.allocation->freed.line);
+        return fail(cudaErrorInvalidValue, where,
+                    "%s: %p is memory of device %d that %s:%d has freed", what, pointer, device.id,
+                    at.allocation->freed.file, at.allocation->freed.line);
     size_t offset = p - at.first;
     if (offset + bytes > at.allocation->bytes)
         return fail(cudaErrorInvalidValue, where,
-                    "%s: %zu bytes from byte %zu on overrun the %zu bytes that %s:%d allocated on device %d",
+                    "%s: %zu bytes from byte %zu on overrun the %zu bytes that %s:%d allocated on "
+                    "device %d",
                     what, bytes, offset, at.allocation->bytes, at.allocation->made.file,
                     at.allocation->made.line, device.id);
     return cudaSuccess;
@@ -334,8 +358,8 @@ inline size_t page_size() {
     return bytes;
 }
 
-// The arrays that kernels declare __shared__ get fixed places, one behind the other, in an arena that
-// every worker has a copy of. Tag is a type of its own for each declaration.
+// The arrays that kernels declare __shared__ get fixed places, one behind the other, in an arena
+// that every worker has a copy of. Tag is a type of its own for each declaration.
 constexpr size_t shared_gap = 64, dynamic_shared_bytes = 48 * 1024;
 inline size_t &shared_arena_bytes() {
     static size_t bytes = 0;
@@ -356,7 +380,8 @@ struct Running {
 };
 inline __thread Running running = {nullptr, {nullptr, 0, nullptr}, -1};
 
-// SIGSEGV or SIGBUS: where the address belongs to a device, say whose memory was missed and by whom.
+// SIGSEGV or SIGBUS: where the address belongs to a device, say whose memory was missed and by
+// whom.
 inline void on_fault(int signal, siginfo_t *info, void *) {
     Place at = locate(info->si_addr);
     struct sigaction plain = {};
@@ -368,16 +393,18 @@ inline void on_fault(int signal, siginfo_t *info, void *) {
         const char *p = (const char *)info->si_addr;
         const Where &where = at.allocation->live ? at.allocation->made : at.allocation->freed;
         snprintf(range, sizeof range, "byte %td of the %zu bytes that %s:%d %s", p - at.first,
-                 at.allocation->bytes, where.file, where.line, at.allocation->live ? "allocated" : "has freed");
+                 at.allocation->bytes, where.file, where.line,
+                 at.allocation->live ? "allocated" : "has freed");
     }
     int n;
     if (running.name)
-        n = snprintf(text, sizeof text, "%s:%d: %s on device %d: access to memory of device %d, %s [%s]\n",
-                     running.where.file, running.where.line, running.name, running.device, at.device->id,
-                     range, cudaGetErrorName(cudaErrorIllegalAddress));
+        n = snprintf(text, sizeof text,
+                     "%s:%d: %s on device %d: access to memory of device %d, %s [%s]\n",
+                     running.where.file, running.where.line, running.name, running.device,
+                     at.device->id, range, cudaGetErrorName(cudaErrorIllegalAddress));
     else
-        n = snprintf(text, sizeof text, "the host accesses memory of device %d, %s [%s]\n", at.device->id,
-                     range, cudaGetErrorName(cudaErrorIllegalAddress));
+        n = snprintf(text, sizeof text, "the host accesses memory of device %d, %s [%s]\n",
+                     at.device->id, range, cudaGetErrorName(cudaErrorIllegalAddress));
     if (write(STDERR_FILENO, text, n)) _exit(1);
     _exit(1);
 }
@@ -407,8 +434,9 @@ struct Stream {
     std::condition_variable pushed, popped;
     std::deque<Task *> queue;
     bool stopping = false;
-    bool used = false;                  // since the default stream last waited for this one
-    std::shared_ptr<Mark> default_mark; // of the default stream, that this stream has yet to wait for
+    bool used = false; // since the default stream last waited for this one
+    std::shared_ptr<Mark>
+        default_mark; // of the default stream, that this stream has yet to wait for
     std::thread thread;
     Stream(Device *device, bool blocking) : device(device), blocking(blocking) {
         thread = std::thread([this] { work(); });
@@ -451,7 +479,8 @@ inline void Stream::work() {
         popped.notify_one();
         observed(task);
         running = task->running;
-#ifdef CUDA_CPU_TSAN // the stack that a report shows goes on to the line that gave the stream this task
+#ifdef CUDA_CPU_TSAN // the stack that a report shows goes on to the line that gave the stream this
+                     // task
         if (running.where.pc) __tsan_func_entry(running.where.pc);
         task->run();
         if (running.where.pc) __tsan_func_exit();
@@ -511,8 +540,9 @@ inline void wait(Stream *stream, std::shared_ptr<Mark> mark) {
     stream->push({nullptr, {nullptr, 0, nullptr}, stream->device->id}, [mark] { wait(*mark); });
 }
 
-// The default stream (stream 0, or none given) waits for what the other streams of its device were given
-// so far, and they wait for it: CUDA's "legacy default stream". cudaStreamNonBlocking opts out.
+// The default stream (stream 0, or none given) waits for what the other streams of its device were
+// given so far, and they wait for it: CUDA's "legacy default stream". cudaStreamNonBlocking opts
+// out.
 inline Stream *ordered(Stream *stream, Device &device) {
     Hidden hidden;
     if (!stream) stream = device.streams[0];
@@ -562,10 +592,10 @@ inline cudaError_t synchronize(Device &device) {
 
 // ---------------------------------------------------------------------------------------------
 // 5. Fibers
-// The threads of a block share one core. Thread 0 runs on a stack of its own. If it ends without having
-// met a barrier, the kernel has none, and the other threads run one after another in a plain loop, into
-// which the compiler inlines the kernel. If it meets one, every other thread gets a stack too, and at
-// each barrier thread t hands over to thread t+1, the last one back to thread 0.
+// The threads of a block share one core. Thread 0 runs on a stack of its own. If it ends without
+// having met a barrier, the kernel has none, and the other threads run one after another in a plain
+// loop, into which the compiler inlines the kernel. If it meets one, every other thread gets a
+// stack too, and at each barrier thread t hands over to thread t+1, the last one back to thread 0.
 
 #if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
 constexpr size_t stack_bytes = 256 * 1024;
@@ -601,8 +631,8 @@ struct Worker {
     const void *kernel = nullptr;
     int threads = 0, current = 0;
     bool in_fiber = false, met_barrier = false, thread0_ended = false, failed = false;
-    unsigned phase = 0;          // barriers that thread 0 has met
-    const char *file = nullptr;  // where thread 0 met the last one
+    unsigned phase = 0;         // barriers that thread 0 has met
+    const char *file = nullptr; // where thread 0 met the last one
     int line = 0;
     char begin = 0, end = 0, barrier[2] = {}; // addresses that stand for an order, see published()
 };
@@ -621,12 +651,14 @@ __attribute__((noinline)) inline void switch_stack(Fiber &from, Fiber &to) {
 #else
 #ifdef __AVX512F__
 #define CUDA_CPU_MORE_REGISTERS                                                                    \
-    , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", \
-        "xmm27", "xmm28", "xmm29", "xmm30", "xmm31", "k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7"
+    , "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25",    \
+        "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31", "k0", "k1", "k2", "k3", "k4", "k5",  \
+        "k6", "k7"
 #else
 #define CUDA_CPU_MORE_REGISTERS
 #endif
-// Inline, so that the jump is predicted for each barrier by itself and only live registers are saved.
+// Inline, so that the jump is predicted for each barrier by itself and only live registers are
+// saved.
 __attribute__((always_inline)) inline void switch_stack(Fiber &from, Fiber &to) {
     void **save = &from.sp, *load = to.sp;
     asm volatile("leaq -128(%%rsp), %%rsp\n\t" // step over the red zone
@@ -645,13 +677,15 @@ __attribute__((always_inline)) inline void switch_stack(Fiber &from, Fiber &to) 
                  "leaq 128(%%rsp), %%rsp\n\t"
                  : "+D"(save), "+S"(load)
                  :
-                 : "memory", "cc", "rax", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15",
-                   "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",
-                   "xmm11", "xmm12", "xmm13", "xmm14", "xmm15" CUDA_CPU_MORE_REGISTERS);
+                 : "memory", "cc", "rax", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13",
+                   "r14", "r15", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7",
+                   "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14",
+                   "xmm15" CUDA_CPU_MORE_REGISTERS);
 }
 #endif
 
-// What hands over from fiber to fiber is inlined, for speed; for ThreadSanitizer it is hidden instead.
+// What hands over from fiber to fiber is inlined, for speed; for ThreadSanitizer it is hidden
+// instead.
 #ifdef CUDA_CPU_TSAN
 #define CUDA_CPU_SWITCHING __attribute__((noinline, no_sanitize("thread")))
 #else
@@ -679,17 +713,20 @@ inline uint3 thread_index(int t) {
 }
 
 // Thread `t` of the block did something else than thread 0: report it, and give the block up.
-__attribute__((noinline, cold, no_sanitize("thread"))) inline void diverged(int t, const char *file, int line, const char *did) {
+__attribute__((noinline, cold, no_sanitize("thread"))) inline void
+diverged(int t, const char *file, int line, const char *did) {
     Worker &w = *worker;
     uint3 thread = thread_index(t);
     char zero[300];
     if (w.thread0_ended || !w.met_barrier)
-        snprintf(zero, sizeof zero, "thread (0,0,0) %s", w.met_barrier ? "has ended" : "ended without meeting it");
+        snprintf(zero, sizeof zero, "thread (0,0,0) %s",
+                 w.met_barrier ? "has ended" : "ended without meeting it");
     else
         snprintf(zero, sizeof zero, "thread (0,0,0) waits at the barrier in %s:%d", w.file, w.line);
     fail(cudaErrorLaunchFailure, {file, line, nullptr},
-         "%s on device %d: divergent barrier in block (%u,%u,%u): thread (%u,%u,%u) %s, but %s", running.name,
-         running.device, blockIdx.x, blockIdx.y, blockIdx.z, thread.x, thread.y, thread.z, did, zero);
+         "%s on device %d: divergent barrier in block (%u,%u,%u): thread (%u,%u,%u) %s, but %s",
+         running.name, running.device, blockIdx.x, blockIdx.y, blockIdx.z, thread.x, thread.y,
+         thread.z, did, zero);
     w.failed = true;
 }
 struct BlockFailed {};
@@ -723,7 +760,8 @@ __attribute__((no_sanitize("thread"))) inline void fiber_main() {
 }
 
 // Make fiber t start at fiber_main when it is first switched to.
-__attribute__((no_sanitize("thread"), no_sanitize("address"))) inline void prepare(Worker &w, int t) {
+__attribute__((no_sanitize("thread"), no_sanitize("address"))) inline void prepare(Worker &w,
+                                                                                   int t) {
     Fiber &fiber = w.fibers[t];
 #ifdef CUDA_CPU_ASAN
     fiber.bottom = fiber.stack;
@@ -738,7 +776,8 @@ __attribute__((no_sanitize("thread"), no_sanitize("address"))) inline void prepa
     fiber.start.uc_link = nullptr;
     makecontext(&fiber.start, fiber_main, 0);
 #else
-    // Neighbours' stacks start a few cache lines apart, so that their locals do not share cache sets.
+    // Neighbours' stacks start a few cache lines apart, so that their locals do not share cache
+    // sets.
     void **sp = (void **)(fiber.stack + stack_bytes - 64 - t % 32 * 192);
     *--sp = nullptr; // fiber_main's return address: none
     *--sp = (void *)fiber_main;
@@ -754,7 +793,8 @@ inline void grow_fibers(Worker &w, int threads) {
         void *p = mmap(nullptr, guard + stack_bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED || mprotect(p, guard, PROT_NONE)) {
-            fprintf(stderr, "cuda_runtime.h: no memory for the stack of a thread of %s\n", running.name);
+            fprintf(stderr, "cuda_runtime.h: no memory for the stack of a thread of %s\n",
+                    running.name);
             _exit(1);
         }
         w.fibers.emplace_back();
@@ -814,7 +854,8 @@ template <class T, class Tag> __attribute__((always_inline)) inline T &shared_me
 }
 template <class T> T *dynamic_shared() { return (T *)worker->dynamic_shared; }
 
-// What a thread of the operating system needs before it can run blocks, or be told what it did wrong.
+// What a thread of the operating system needs before it can run blocks, or be told what it did
+// wrong.
 inline void start_worker() {
     sigset_t all; // signals are for the host thread
     sigfillset(&all);
@@ -873,7 +914,8 @@ struct Launch {
     Stream *stream;
     Launch(const char *name, const char *file, int line, dim3 grid, dim3 block, size_t shared = 0,
            Stream *stream = nullptr)
-        : name(name), where{file, line, nullptr}, grid(grid), block(block), shared(shared), stream(stream) {}
+        : name(name), where{file, line, nullptr}, grid(grid), block(block), shared(shared),
+          stream(stream) {}
 };
 
 // A kernel with its arguments: one type for each launch in the source, so that it can be inlined.
@@ -900,7 +942,8 @@ template <class K> __attribute__((flatten, noinline)) void run_plain(const K &ke
 }
 
 template <class K>
-__attribute__((no_sanitize("thread"))) void run_block(const K &kernel, const Launch &launch, unsigned block) {
+__attribute__((no_sanitize("thread"))) void run_block(const K &kernel, const Launch &launch,
+                                                      unsigned block) {
     Worker &w = *worker;
     blockDim = launch.block;
     gridDim = launch.grid;
@@ -915,7 +958,8 @@ __attribute__((no_sanitize("thread"))) void run_block(const K &kernel, const Lau
     w.in_fiber = true;
 #ifdef CUDA_CPU_ASAN
     ASAN_UNPOISON_MEMORY_REGION(w.dynamic_shared, dynamic_shared_bytes);
-    ASAN_POISON_MEMORY_REGION(w.dynamic_shared + launch.shared, dynamic_shared_bytes - launch.shared);
+    ASAN_POISON_MEMORY_REGION(w.dynamic_shared + launch.shared,
+                              dynamic_shared_bytes - launch.shared);
 #endif
     if (launch.shared) memset(w.dynamic_shared, 0xFF, launch.shared);
     prepare(w, 0);
@@ -1003,8 +1047,8 @@ template <class K> struct Grid {
     unsigned blocks, chunk;
     std::atomic<unsigned> next{0};
 
-    // One core's share: chunks of blocks, taken as the core gets to them. Under ThreadSanitizer blocks are
-    // dealt round-robin, so that neighbouring blocks always run on different cores.
+    // One core's share: chunks of blocks, taken as the core gets to them. Under ThreadSanitizer
+    // blocks are dealt round-robin, so that neighbouring blocks always run on different cores.
     void work(int core) {
         cuda_cpu::running = running;
 #ifdef CUDA_CPU_TSAN
@@ -1042,15 +1086,17 @@ template <class K> void run_grid(const K &kernel, const Launch &launch, Device &
     guard.reset();
 }
 
-inline cudaError_t check_pointer(const Launch &launch, const Device &device, int i, const void *pointer) {
+inline cudaError_t check_pointer(const Launch &launch, const Device &device, int i,
+                                 const void *pointer) {
     char what[300];
     snprintf(what, sizeof what, "%s: argument %d", launch.name, i);
     if (!pointer || is_pinned(pointer)) return cudaSuccess; // a GPU reads pinned host memory too
     return check_memory(device, pointer, 0, launch.where, what);
 }
-// A pointer must point to memory of the device; in anything else that is large enough to hold pointers,
-// words that are addresses of another device are taken for such.
-template <class T> cudaError_t check_argument(const Launch &launch, const Device &device, int i, const T &arg) {
+// A pointer must point to memory of the device; in anything else that is large enough to hold
+// pointers, words that are addresses of another device are taken for such.
+template <class T>
+cudaError_t check_argument(const Launch &launch, const Device &device, int i, const T &arg) {
     if constexpr (std::is_pointer<T>::value) {
         return check_pointer(launch, device, i, (const void *)arg);
     } else if constexpr (std::is_class<T>::value && std::is_trivially_copyable<T>::value) {
@@ -1068,19 +1114,24 @@ inline cudaError_t check_launch(const Launch &l, const Device &device) {
     const unsigned long long threads = (unsigned long long)l.block.x * l.block.y * l.block.z;
     const unsigned long long blocks = (unsigned long long)l.grid.x * l.grid.y * l.grid.z;
     if (threads == 0 || threads > 1024 || l.block.x > 1024 || l.block.y > 1024 || l.block.z > 64)
-        return fail(cudaErrorInvalidConfiguration, l.where,
-                    "%s on device %d: a block of %u x %u x %u threads: 1 to 1024 in all, z at most 64", l.name,
-                    device.id, l.block.x, l.block.y, l.block.z);
-    if (blocks == 0 || l.grid.x > 0x7fffffff || l.grid.y > 65535 || l.grid.z > 65535 || blocks > 0xffffff00)
-        return fail(cudaErrorInvalidConfiguration, l.where,
-                    "%s on device %d: a grid of %u x %u x %u blocks: at least 1, y and z at most 65535", l.name,
-                    device.id, l.grid.x, l.grid.y, l.grid.z);
+        return fail(
+            cudaErrorInvalidConfiguration, l.where,
+            "%s on device %d: a block of %u x %u x %u threads: 1 to 1024 in all, z at most 64",
+            l.name, device.id, l.block.x, l.block.y, l.block.z);
+    if (blocks == 0 || l.grid.x > 0x7fffffff || l.grid.y > 65535 || l.grid.z > 65535 ||
+        blocks > 0xffffff00)
+        return fail(
+            cudaErrorInvalidConfiguration, l.where,
+            "%s on device %d: a grid of %u x %u x %u blocks: at least 1, y and z at most 65535",
+            l.name, device.id, l.grid.x, l.grid.y, l.grid.z);
     if (l.shared > dynamic_shared_bytes)
         return fail(cudaErrorInvalidConfiguration, l.where,
-                    "%s on device %d: %zu bytes of shared memory, a block has 49152", l.name, device.id, l.shared);
+                    "%s on device %d: %zu bytes of shared memory, a block has 49152", l.name,
+                    device.id, l.shared);
     if (l.stream && l.stream->device != &device)
         return fail(cudaErrorInvalidResourceHandle, l.where,
-                    "%s: the stream belongs to device %d, but the current device is %d: call cudaSetDevice(%d)",
+                    "%s: the stream belongs to device %d, but the current device is %d: call "
+                    "cudaSetDevice(%d)",
                     l.name, l.stream->device->id, device.id, l.stream->device->id);
     return cudaSuccess;
 }
@@ -1113,7 +1164,8 @@ inline long setting(const char *name, long otherwise, long least, long most) {
     char *end;
     long value = strtol(text, &end, 10);
     if (*end || value < least || value > most) {
-        fprintf(stderr, "%s=%s: a whole number from %ld to %ld is wanted\n", name, text, least, most);
+        fprintf(stderr, "%s=%s: a whole number from %ld to %ld is wanted\n", name, text, least,
+                most);
         _exit(1);
     }
     return value;
@@ -1128,7 +1180,8 @@ inline Machine::Machine() {
     int cores_each = setting("CUDA_CPU_CORES", max(1, cores / devices_shown), 1, 1024);
     spin = cores_each * devices_shown <= cores;
     size_t physical = (size_t)sysconf(_SC_PHYS_PAGES) * page_size();
-    size_t total = (size_t)setting("CUDA_CPU_MEMORY", physical / devices_shown >> 20, 1, 1 << 24) << 20;
+    size_t total = (size_t)setting("CUDA_CPU_MEMORY", physical / devices_shown >> 20, 1, 1 << 24)
+                   << 20;
 #if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
     size_t range = min(total, 4 * gib) + gib;
 #else
@@ -1144,7 +1197,8 @@ inline Machine::Machine() {
 #endif
     for (int id = 0; id < devices_shown; id++) {
         Device *device = new Device;
-        void *p = mmap(nullptr, range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *p =
+            mmap(nullptr, range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED) {
             fprintf(stderr, "cuda_runtime.h: no addresses for the memory of device %d\n", id);
             _exit(1);
@@ -1203,8 +1257,8 @@ inline cudaError_t cudaGetDeviceCount(int *count) {
 }
 inline cudaError_t cudaSetDevice(int device, CUDA_CPU_WHERE) {
     if (!cuda_cpu::valid_device(device))
-        return cuda_cpu::fail(cudaErrorInvalidDevice, where, "cudaSetDevice: device %d of %zu", device,
-                              cuda_cpu::machine().devices.size());
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where, "cudaSetDevice: device %d of %zu",
+                              device, cuda_cpu::machine().devices.size());
     cuda_cpu::current_device = device;
     return cudaSuccess;
 }
@@ -1214,11 +1268,13 @@ inline cudaError_t cudaGetDevice(int *device) {
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device, CUDA_CPU_WHERE) {
     if (!cuda_cpu::valid_device(device))
-        return cuda_cpu::fail(cudaErrorInvalidDevice, where, "cudaGetDeviceProperties: device %d of %zu", device,
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
+                              "cudaGetDeviceProperties: device %d of %zu", device,
                               cuda_cpu::machine().devices.size());
     const cuda_cpu::Device &d = *cuda_cpu::machine().devices[device];
     *prop = {};
-    snprintf(prop->name, sizeof prop->name, "CPU stand-in, %d core%s", d.cores, d.cores == 1 ? "" : "s");
+    snprintf(prop->name, sizeof prop->name, "CPU stand-in, %d core%s", d.cores,
+             d.cores == 1 ? "" : "s");
     prop->totalGlobalMem = d.total;
     prop->sharedMemPerBlock = cuda_cpu::dynamic_shared_bytes;
     prop->multiProcessorCount = d.cores;
@@ -1227,18 +1283,21 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device, CUD
 }
 inline cudaError_t cudaDeviceSynchronize() { return cuda_cpu::synchronize(cuda_cpu::current()); }
 
-// Peer access only says that a copy need not be staged through the host. That a kernel may then read
-// another device's memory by itself is deliberately not emulated: such a pointer stays a mistake here.
+// Peer access only says that a copy need not be staged through the host. That a kernel may then
+// read another device's memory by itself is deliberately not emulated: such a pointer stays a
+// mistake here.
 inline cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer, CUDA_CPU_WHERE) {
     if (!cuda_cpu::valid_device(device) || !cuda_cpu::valid_device(peer))
-        return cuda_cpu::fail(cudaErrorInvalidDevice, where, "cudaDeviceCanAccessPeer: devices %d and %d of %zu",
-                              device, peer, cuda_cpu::machine().devices.size());
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
+                              "cudaDeviceCanAccessPeer: devices %d and %d of %zu", device, peer,
+                              cuda_cpu::machine().devices.size());
     *can = device != peer;
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned, CUDA_CPU_WHERE) {
     if (!cuda_cpu::valid_device(peer) || peer == cuda_cpu::current_device)
-        return cuda_cpu::fail(cudaErrorInvalidDevice, where, "cudaDeviceEnablePeerAccess: device %d to device %d",
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
+                              "cudaDeviceEnablePeerAccess: device %d to device %d",
                               cuda_cpu::current_device, peer);
     if (cuda_cpu::current().peers[peer]) return cuda_cpu::fail(cudaErrorPeerAccessAlreadyEnabled);
     cuda_cpu::current().peers[peer] = true;
@@ -1246,7 +1305,8 @@ inline cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned, CUDA_CPU_WHERE
 }
 inline cudaError_t cudaDeviceDisablePeerAccess(int peer, CUDA_CPU_WHERE) {
     if (!cuda_cpu::valid_device(peer))
-        return cuda_cpu::fail(cudaErrorInvalidDevice, where, "cudaDeviceDisablePeerAccess: device %d", peer);
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
+                              "cudaDeviceDisablePeerAccess: device %d", peer);
     if (!cuda_cpu::current().peers[peer]) return cuda_cpu::fail(cudaErrorPeerAccessNotEnabled);
     cuda_cpu::current().peers[peer] = false;
     return cudaSuccess;
@@ -1263,13 +1323,16 @@ inline cudaError_t cudaMalloc(void **pointer, size_t bytes, CUDA_CPU_WHERE) {
     const size_t page = page_size(), rounded = (bytes + 255) / 256 * 256;
     const size_t mapped = (rounded + page - 1) / page * page;
     std::lock_guard<std::mutex> guard(machine().lock);
-    if (bytes > device.total || device.used + mapped > device.total) return fail(cudaErrorMemoryAllocation);
+    if (bytes > device.total || device.used + mapped > device.total)
+        return fail(cudaErrorMemoryAllocation);
     char *pages = device.next;
-    if (mapped + page > size_t(device.end - device.next)) { // out of addresses: use freed ones again
+    if (mapped + page >
+        size_t(device.end - device.next)) { // out of addresses: use freed ones again
         pages = nullptr;
         for (auto &entry : device.allocations) {
             Allocation &a = entry.second;
-            if (a.live || size_t(entry.first + (a.bytes + 255) / 256 * 256 - a.pages) != mapped) continue;
+            if (a.live || size_t(entry.first + (a.bytes + 255) / 256 * 256 - a.pages) != mapped)
+                continue;
             pages = a.pages;
             device.allocations.erase(entry.first);
             break;
@@ -1309,10 +1372,12 @@ inline cudaError_t cudaFree(void *pointer, CUDA_CPU_WHERE) {
         std::lock_guard<std::mutex> guard(machine().lock);
         at = locate(pointer);
         if (!at.device || !at.allocation || at.first != pointer)
-            return fail(cudaErrorInvalidValue, where, "cudaFree: %p is not what cudaMalloc returned", pointer);
+            return fail(cudaErrorInvalidValue, where,
+                        "cudaFree: %p is not what cudaMalloc returned", pointer);
         if (!at.allocation->live)
-            return fail(cudaErrorInvalidValue, where, "cudaFree: %p on device %d, which %s:%d has freed already",
-                        pointer, at.device->id, at.allocation->freed.file, at.allocation->freed.line);
+            return fail(cudaErrorInvalidValue, where,
+                        "cudaFree: %p on device %d, which %s:%d has freed already", pointer,
+                        at.device->id, at.allocation->freed.file, at.allocation->freed.line);
     }
     synchronize(*at.device);
     std::lock_guard<std::mutex> guard(machine().lock);
@@ -1322,7 +1387,8 @@ inline cudaError_t cudaFree(void *pointer, CUDA_CPU_WHERE) {
     ASAN_POISON_MEMORY_REGION(a.pages, mapped);
 #endif
     // A new mapping in its place: no access, and the memory goes back to the system.
-    mmap(a.pages, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    mmap(a.pages, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+         0);
     a.live = false;
     a.freed = where;
     at.device->used -= mapped;
@@ -1349,7 +1415,8 @@ inline cudaError_t cudaFreeHost(void *pointer, CUDA_CPU_WHERE) {
     for (Device *device : machine().devices) synchronize(*device);
     std::lock_guard<std::mutex> guard(machine().lock);
     if (!machine().pinned.erase((const char *)pointer))
-        return fail(cudaErrorInvalidValue, where, "cudaFreeHost: %p is not what cudaMallocHost returned", pointer);
+        return fail(cudaErrorInvalidValue, where,
+                    "cudaFreeHost: %p is not what cudaMallocHost returned", pointer);
     free(pointer);
     return cudaSuccess;
 }
@@ -1368,8 +1435,9 @@ inline cudaError_t check_copy(Device *&device, const void *to, const void *from,
         std::lock_guard<std::mutex> guard(machine().lock);
         Place at = locate(p);
         if (!at.device) return cudaSuccess;
-        return fail(cudaErrorInvalidValue, where, "%s: the %s %p is memory of device %d, not of the host", call,
-                    what, p, at.device->id);
+        return fail(cudaErrorInvalidValue, where,
+                    "%s: the %s %p is memory of device %d, not of the host", call, what, p,
+                    at.device->id);
     };
     char dst[100], src[100];
     snprintf(dst, sizeof dst, "%s, destination", call);
@@ -1381,7 +1449,9 @@ inline cudaError_t check_copy(Device *&device, const void *to, const void *from,
     }
     cudaError_t error = cudaSuccess;
     switch (kind) {
-    case cudaMemcpyHostToHost: error = host(to, "destination"); return error ? error : host(from, "source");
+    case cudaMemcpyHostToHost:
+        error = host(to, "destination");
+        return error ? error : host(from, "source");
     case cudaMemcpyHostToDevice:
         error = check_memory(*device, to, bytes, where, dst);
         return error ? error : host(from, "source");
@@ -1396,20 +1466,23 @@ inline cudaError_t check_copy(Device *&device, const void *to, const void *from,
 }
 } // namespace cuda_cpu
 
-// Pageable host memory is read before the call returns, or written before it returns, as on a GPU; only
-// pinned memory is copied while the host goes on.
+// Pageable host memory is read before the call returns, or written before it returns, as on a GPU;
+// only pinned memory is copied while the host goes on.
 inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                                    cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     if (bytes == 0) return cudaSuccess;
     Device *device = stream ? stream->device : &current();
     Device *queue = device;
-    if (cudaError_t error = check_copy(device, to, from, bytes, kind, where, "cudaMemcpyAsync")) return error;
+    if (cudaError_t error = check_copy(device, to, from, bytes, kind, where, "cudaMemcpyAsync"))
+        return error;
     bool pageable_source = false, pageable_target = false;
     {
         std::lock_guard<std::mutex> guard(machine().lock);
-        if (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyHostToHost) pageable_source = !is_pinned(from);
-        if (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyHostToHost) pageable_target = !is_pinned(to);
+        if (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyHostToHost)
+            pageable_source = !is_pinned(from);
+        if (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyHostToHost)
+            pageable_target = !is_pinned(to);
     }
     Running what = {"cudaMemcpyAsync", where, queue->id};
     if (pageable_source && !pageable_target) {
@@ -1423,11 +1496,13 @@ inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cud
     return cudaSuccess;
 }
 // Waits until the copy is done.
-inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, CUDA_CPU_WHERE) {
+inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                              CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     Device *device = &current();
     if (bytes == 0) return cudaSuccess;
-    if (cudaError_t error = check_copy(device, to, from, bytes, kind, where, "cudaMemcpy")) return error;
+    if (cudaError_t error = check_copy(device, to, from, bytes, kind, where, "cudaMemcpy"))
+        return error;
     submit(nullptr, *device, {"cudaMemcpy", where, device->id}, [=] { memcpy(to, from, bytes); });
     return synchronize(device->streams[0]);
 }
@@ -1437,7 +1512,8 @@ inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream
     if (bytes == 0) return cudaSuccess;
     Device &device = stream ? *stream->device : current();
     if (cudaError_t error = check_memory(device, to, bytes, where, "cudaMemsetAsync")) return error;
-    submit(stream, device, {"cudaMemsetAsync", where, device.id}, [=] { memset(to, value, bytes); });
+    submit(stream, device, {"cudaMemsetAsync", where, device.id},
+           [=] { memset(to, value, bytes); });
     return cudaSuccess;
 }
 inline cudaError_t cudaMemset(void *to, int value, size_t bytes, CUDA_CPU_WHERE) {
@@ -1445,11 +1521,11 @@ inline cudaError_t cudaMemset(void *to, int value, size_t bytes, CUDA_CPU_WHERE)
 }
 
 namespace cuda_cpu {
-inline cudaError_t check_peers(const void *to, int to_device, const void *from, int from_device, size_t bytes,
-                               Where where, const char *call) {
+inline cudaError_t check_peers(const void *to, int to_device, const void *from, int from_device,
+                               size_t bytes, Where where, const char *call) {
     if (!valid_device(to_device) || !valid_device(from_device))
-        return fail(cudaErrorInvalidDevice, where, "%s: from device %d to device %d, of %zu", call, from_device,
-                    to_device, machine().devices.size());
+        return fail(cudaErrorInvalidDevice, where, "%s: from device %d to device %d, of %zu", call,
+                    from_device, to_device, machine().devices.size());
     char dst[100], src[100];
     snprintf(dst, sizeof dst, "%s, destination", call);
     snprintf(src, sizeof src, "%s, source", call);
@@ -1458,24 +1534,29 @@ inline cudaError_t check_peers(const void *to, int to_device, const void *from, 
 }
 } // namespace cuda_cpu
 
-// In the order of its stream alone: that the source is ready, and stays so, is for events to see to.
-inline cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device, size_t bytes,
-                                       cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
+// In the order of its stream alone: that the source is ready, and stays so, is for events to see
+// to.
+inline cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device,
+                                       size_t bytes, cudaStream_t stream = nullptr,
+                                       CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     if (bytes == 0) return cudaSuccess;
     const char *call = "cudaMemcpyPeerAsync";
-    if (cudaError_t error = check_peers(to, to_device, from, from_device, bytes, where, call)) return error;
+    if (cudaError_t error = check_peers(to, to_device, from, from_device, bytes, where, call))
+        return error;
     Device &device = stream ? *stream->device : current();
     submit(stream, device, {call, where, device.id}, [=] { memcpy(to, from, bytes); });
     return cudaSuccess;
 }
-// The host goes on, but everything that either device was given before or is given later is ordered with it.
-inline cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t bytes,
-                                  CUDA_CPU_WHERE) {
+// The host goes on, but everything that either device was given before or is given later is ordered
+// with it.
+inline cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device,
+                                  size_t bytes, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     if (bytes == 0) return cudaSuccess;
     const char *call = "cudaMemcpyPeer";
-    if (cudaError_t error = check_peers(to, to_device, from, from_device, bytes, where, call)) return error;
+    if (cudaError_t error = check_peers(to, to_device, from, from_device, bytes, where, call))
+        return error;
     std::vector<Stream *> all;
     for (int id : {to_device, from_device})
         for (Stream *stream : machine().devices[id]->streams) all.push_back(stream);
@@ -1498,7 +1579,9 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flag
     current().streams.push_back(*stream);
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
+inline cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    return cudaStreamCreateWithFlags(stream, 0);
+}
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     return cuda_cpu::synchronize(stream ? stream : cuda_cpu::current().streams[0]);
 }
@@ -1524,20 +1607,23 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) 
     *event = new cudaEvent{&cuda_cpu::current(), !(flags & cudaEventDisableTiming), nullptr};
     return cudaSuccess;
 }
-inline cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
+inline cudaError_t cudaEventCreate(cudaEvent_t *event) {
+    return cudaEventCreateWithFlags(event, 0);
+}
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
     cuda_cpu::Hidden hidden;
     delete event;
     return cudaSuccess;
 }
-inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr,
+                                   CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     Hidden hidden;
     if (!stream) stream = current().streams[0];
     if (event->device != stream->device)
         return fail(cudaErrorInvalidResourceHandle, where,
-                    "cudaEventRecord: the event belongs to device %d, the stream to device %d", event->device->id,
-                    stream->device->id);
+                    "cudaEventRecord: the event belongs to device %d, the stream to device %d",
+                    event->device->id, stream->device->id);
     event->mark = mark(ordered(stream, *stream->device));
     return cudaSuccess;
 }
@@ -1556,7 +1642,8 @@ inline cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
     using namespace cuda_cpu;
-    if (!start->timing || !end->timing || !start->mark || !end->mark) return fail(cudaErrorInvalidResourceHandle);
+    if (!start->timing || !end->timing || !start->mark || !end->mark)
+        return fail(cudaErrorInvalidResourceHandle);
     if (!is_reached(*start->mark) || !is_reached(*end->mark)) return cudaErrorNotReady;
     Hidden hidden;
     *milliseconds = (end->mark->seconds - start->mark->seconds) * 1e3;
