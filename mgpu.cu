@@ -1,5 +1,4 @@
-// Training on multiple GPUs, from scratch: the chapter of "Dive into Deep Learning" in one CUDA
-// file.
+// Training on multiple GPUs, from scratch: a chapter of "Dive into Deep Learning" in one CUDA file.
 //
 //     make run GPUS=2      train LeNet on Fashion-MNIST on two devices
 //     make test            check every kernel, and that k devices learn what one device learns
@@ -51,8 +50,7 @@
 
 // ---------------------------------------------------------------------------------------------
 // 1. The vocabulary
-// What np, npx, autograd and d2l are to the tutorial. Everything here is defined in sections 7
-// to 10.
+// What np, npx, autograd and d2l are to the tutorial; all of it is built in sections 7 to 10.
 
 struct Device {
     int id; // 0, 1, ...: gpu(id); -1: the host
@@ -134,8 +132,7 @@ struct Timer { // seconds, mean over start-stop pairs
     double avg() const;
 };
 
-// The tutorial's plot, as text: a progress bar on a terminal, a row an epoch, and a file for `make
-// plot`.
+// The tutorial's plot: a progress bar on a terminal, a row an epoch, and a file for `make plot`.
 struct Animator {
     std::vector<Device> devices;
     int steps;                  // of an epoch
@@ -155,8 +152,7 @@ Device try_gpu(int i);
 std::string str(Device device);                      // gpu(0)
 std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
 
-// The physical device of gpu(i), and where work for it is queued. on() also makes it the current
-// one.
+// The physical device of gpu(i), and its stream of work, which on() also makes CUDA's current one.
 int physical(Device device);
 cudaStream_t on(Device device);
 cudaEvent_t ready(Device device);
@@ -219,9 +215,8 @@ Tensor loss(const Tensor &y_hat, const Tensor &y) { return softmax_cross_entropy
 // 3. Data synchronization                                      tutorial: "Data Synchronization"
 // How parameters get to every device, and how the devices' gradients become one sum: the exercise.
 
-// dst[:] = src, from any device to any device, of equal size. Nobody waits but the devices: dst's
-// device does the copy once src's device has got so far, and src's device goes on once the copy is
-// done.
+// dst[:] = src, of equal size, from any device to any. The host does not wait (but for a copy to
+// itself): dst's device copies once src's device has got so far, and src's goes on after that.
 void copyto(const Tensor &src, const Tensor &dst) {
     size_t bytes = sizeof(float) * size(src);
     if (size(src) != size(dst))
@@ -259,12 +254,14 @@ std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device)
     return new_params;
 }
 
-// data[c] lies on device c. Afterwards each of them is the elementwise sum of them all.
-// With k devices and n bytes each: 2(k-1) messages, one after another; device 0 receives (k-1)n
-// bytes and sends as many, the others n each.
+// data[c] lies on device c; afterwards each of them is the elementwise sum of them all.
+// With k devices and n bytes each: 2(k-1) messages, all of them through device 0, which receives
+// (k-1)n bytes and sends as many; the others n each.
 void allreduce(std::vector<Tensor> &data) {
-    for (size_t i = 1; i < data.size(); i++) add_(data[0], copyto(data[i], data[0].device));
-    for (size_t i = 1; i < data.size(); i++) copyto(data[0], data[i]);
+    for (size_t i = 1; i < data.size(); i++)
+        add_(data[0], copyto(data[i], data[0].device)); // data[0][:] += data[i]
+    for (size_t i = 1; i < data.size(); i++)
+        copyto(data[0], data[i]); // data[i][:] = data[0]: the tensor itself, not the list's entry
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -373,9 +370,8 @@ void demos(int num_gpus) {
     for (int i = 0; i < num_gpus; i++) data.push_back(full({1, 2}, i + 1, try_gpu(i)));
     printf("before allreduce:\n");
     for (const Tensor &t : data) printf(" %s\n", to_string(t).c_str());
-    std::vector<Tensor> sums =
-        data; // handles of the same numbers: `data` shows what lies on the devices
-    allreduce(sums);
+    std::vector<Tensor> list = data; // even if the list is changed, `data` is what the devices hold
+    allreduce(list);
     printf("after allreduce:\n");
     for (const Tensor &t : data) printf(" %s\n", to_string(t).c_str());
 
@@ -394,13 +390,10 @@ void experiment() {
 
 // ---------------------------------------------------------------------------------------------
 // 7. Kernels and operators
-// Each operator: its kernels, its forward, its backward. A backward writes the gradient of each
-// input
-// (=), or adds to it (+=) if another operator of the same pass has written it: put(g, accumulate,
-// value).
+// Each operator: its kernels, its forward, its backward. A backward sets the gradient of an input
+// (=), or adds to it (+=) where another operator of the same pass has set it: see put().
 
-// Loops over a thread's registers, and the innermost one over neighbours, which a CPU does as
-// vectors.
+// Loops over a thread's registers; the innermost of them a CPU does as vectors.
 #if defined(__CUDACC__)
 #define UNROLL _Pragma("unroll")
 #define UNROLL_LANES _Pragma("unroll")
@@ -436,13 +429,11 @@ void check_shape(const char *op, bool right, const char *wanted, const std::vect
 void same_device(const char *op, const std::vector<Tensor> &inputs);
 
 // --- convolution and dense layers
-// ----------------------------------------------------------------- Both are one sum. A
-// convolution, as in PyTorch (a cross-correlation), is
+// Both are one sum. A convolution, as in PyTorch (a cross-correlation), is
 //   y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i+u,j+v] * W[o,c,u,v]
 // and a dense layer is the convolution of a 1x1 image with a 1x1 kernel. Three passes, one scheme:
-// each thread keeps tile_m x tile_n sums in registers, and for each term loads tile_m + tile_n
-// numbers for tile_m * tile_n multiplications. The tile_n numbers are neighbours in a packed copy
-// of W or of dy.
+// each thread keeps tile_m x tile_n sums in registers and loads, for each term, tile_m + tile_n
+// numbers for tile_m * tile_n multiplications; the tile_n are neighbours in a packed copy of W or dy.
 
 // Sizes of one such sum. Element (k, o) of W, k = (c*K + u)*K + v, lies at W[k*step_k + o*step_o].
 struct Conv {
@@ -451,8 +442,7 @@ struct Conv {
     int pad; // so many rows and columns at the borders of X are known to be zero
 };
 
-// out[tile][outer*inner][tile_n] = in: columns in tiles of tile_n, the last one filled up with
-// zeros
+// out[tile][outer*inner][tile_n] = in: columns in tiles of tile_n, the last filled up with zeros
 //   row (a, t) of column o is in[a*step_a + t*step_t + o*step_o]    a < outer, t < inner, o < cols
 __global__ void pack_kernel(float *out, const float *in, int outer, int inner, int cols, int step_a,
                             int step_t, int step_o) {
@@ -524,13 +514,11 @@ __global__ void __launch_bounds__(64)
     }
 }
 
-// partial[slice][o/tile_n][k][o%tile_n] = sum over the slice's n and all i,j of X[n,c,i+u,j+v] *
-// dy[n,o,i,j]
-//   X (N,C,H,W)   packed dy [o/tile_n][n,i,j][o%tile_n]   k = (c*K + u)*K + v; row k = C*K*K: sum
-//   of dy
-// Each thread: tile_m rows k, one warp's width apart, of tile_n channels. The images are cut into
-// slices so that there are threads enough; nobody adds to another's sums, so every run gives the
-// same bits.
+// partial[slice][o/tile_n][k][o%tile_n] =
+//   sum over the slice's n and all i,j of X[n,c,i+u,j+v] * dy[n,o,i,j],   k = (c*K + u)*K + v
+//   X (N,C,H,W)   packed dy [o/tile_n][n,i,j][o%tile_n]   and in row k = C*K*K the sum of dy
+// Each thread: tile_m rows k, one warp's width apart, of tile_n channels. Slices of the images make
+// threads enough; none adds to another's sums, so every run gives the same bits.
 __global__ void weight_grad_kernel(float *partial, const float *X, const float *packed, Conv s) {
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, slice = blockIdx.z,
               slices = gridDim.z;
@@ -607,8 +595,7 @@ static void correlate(float *y, const Tensor &X, const Tensor &packed, const flo
     CHECK_LAUNCH();
 }
 
-// dX: correlate dy, with K-1 zeros around it, with W turned by 180 degrees, inputs and outputs
-// exchanged.
+// dX: correlate dy, K-1 zeros around it, with W, turned by 180 degrees, its O and C exchanged.
 static void conv_backward_input(const Tensor &X, const Tensor &W, const Tensor &y, const Conv &s) {
     Tensor dy = *y.grad, padded = dy;
     Conv t = {s.N, s.O,    s.OH + 2 * (s.K - 1), s.OW + 2 * (s.K - 1), s.C, s.K, s.H, s.W, 0,
@@ -691,7 +678,6 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
 }
 
 // --- relu
-// -----------------------------------------------------------------------------------------
 
 // y = max(X, 0), NaN stays NaN. One thread an element.
 __global__ void relu_kernel(float *y, const float *X, int n) {
@@ -724,7 +710,6 @@ Tensor relu(const Tensor &X) {
 }
 
 // --- average pooling
-// ------------------------------------------------------------------------------
 
 // y[n,c,i,j] = mean over u,v < K of X[n,c,i*S+u,j*S+v]
 //   X (P,H,W), P = N*C planes   ->   y (P,OH,OW)
@@ -744,8 +729,7 @@ __global__ void avg_pool2d_kernel(float *y, const float *X, int H, int W, int OH
             y[i * OW + j] = sum / (K * K);
         }
 }
-// dX[h,w] = or += 1/K^2 * sum of dy[i,j] over the windows that hold (h,w): none past the last whole
-// window
+// dX[h,w] = or += 1/K^2 * sum of dy[i,j] over the windows that hold (h,w); past the last one, 0
 //   dy (P,OH,OW)   ->   dX (P,H,W)
 // One thread an S x S patch of dX, from (i*S, j*S) on: every element gets its value, zeros too.
 template <int fixed>
@@ -802,10 +786,8 @@ Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
 }
 
 // --- softmax cross-entropy
-// ------------------------------------------------------------------------
 
-// l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit taken out of the
-// exponents
+// l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit taken out first
 //   y_hat (N,classes)   y (N) class numbers   ->   l (N)
 // One thread a sample.
 __global__ void softmax_cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N,
@@ -858,7 +840,6 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
 }
 
 // --- on tensors without gradients
-// -----------------------------------------------------------------
 
 __global__ void fill_kernel(float *a, float value, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -891,9 +872,8 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
     }
 }
 
-// The sum of value(i) over i < n by the one block that calls it; thread 0 gets it. `scratch` is
-// shared, one float a thread, blockDim.x a power of two. The order is fixed: the same bits on every
-// run.
+// The sum of value(i) over i < n by the one block that calls it, in a fixed order: the same bits on
+// every run. `scratch` is shared, one float a thread; blockDim.x is a power of two.
 template <class Value> __device__ inline float block_sum(float *scratch, int n, Value value) {
     float sum = 0;
     for (int i = threadIdx.x; i < n; i += blockDim.x) sum += value(i);
@@ -979,9 +959,8 @@ float *grad_of(const Tensor &X, bool *accumulate) {
     return g.data.get();
 }
 
-// Run the tape of l's device in reverse and empty it: afterwards every tensor that l depends on and
-// that has a gradient holds that of sum(l), in place of whatever it held. Memory is given back on
-// the way.
+// Run the tape of l's device in reverse and empty it, giving back memory on the way. Afterwards
+// the gradient of every tensor that l depends on is that of sum(l), whatever it was before.
 void backward(const Tensor &l) {
     auto &tape = state(l.device).tape;
     if (!l.grad || tape.empty())
@@ -1048,8 +1027,7 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
     _exit(1); // what CUDA still has in its queues is worth nothing now
 }
 
-// Copy a pattern from gpu(i) to gpu(j) and compare: a broken link shows here and not as a wrong
-// gradient.
+// Copy a pattern from gpu(i) to gpu(j) and compare: better here than in a gradient.
 static void check_link(Device i, Device j) {
     std::vector<float> want(1 << 14);
     Tensor host = empty({(int)want.size()}, cpu());
@@ -1113,8 +1091,7 @@ int size(const Tensor &t) {
 
 // Memory for n floats. On a device it comes from blocks of the same size that earlier tensors have
 // left, if there are any: a training step allocates nothing after the first. The stream's order
-// makes that safe. On the host it is pinned, so that devices can copy from it while the host goes
-// on.
+// makes that safe. On the host it is pinned: devices copy from it while the host goes on.
 static std::shared_ptr<float> allocate(int n, Device device) {
     const size_t bytes = n * sizeof(float);
     float *p = nullptr;
@@ -1481,9 +1458,8 @@ double Animator::finish(int epoch) {
     return total / count;
 }
 
-// Write a file in one go: it is there whole or not at all. Folders on the way are made. A device or
-// a pipe, such as /dev/null, is written to: a rename would put a file in its place.   ->   0, or an
-// errno
+// Write a file in one go: it is there whole or not at all. Folders on the way are made. What is no
+// file, such as /dev/null, is written to: a rename would put a file in its place. -> 0 or an errno
 static int try_write(const std::string &path, const std::string &bytes) {
     std::error_code code;
     std::filesystem::path folder = std::filesystem::path(path).parent_path();
@@ -1551,8 +1527,7 @@ void save_npy(const std::string &path, const Tensor &t) {
     write_file(path, bytes);
 }
 
-// Read `path` into t (on the host); it must hold little-endian 32-bit floats in C order, of t's
-// shape.
+// Read `path` into t, on the host: little-endian 32-bit floats in C order, of t's shape.
 void load_npy(const std::string &path, const Tensor &t) {
     FILE *file = fopen(path.c_str(), "rb");
     if (!file) error("%s: %s", path.c_str(), strerror(errno));

@@ -1,6 +1,5 @@
 // A stand-in for the CUDA runtime on machines without a GPU: the same .cu file, compiled by g++ or
-// clang++ (C++17, Linux, no library), runs on emulated devices, with CUDA's own names and error
-// codes.
+// clang++ (C++17, Linux, no library), runs on emulated devices, with CUDA's own names and codes.
 //
 // It is stricter than a GPU. Every emulated device has its own memory, filled with NaN when fresh,
 // and its own cores; every stream is a thread with an in-order queue, so devices and streams really
@@ -9,10 +8,9 @@
 // host, wrong device numbers, copies and accesses out of bounds, use after free, bad launch
 // configurations, barriers that only some threads of a block reach.
 //
-//   CUDA_CPU_DEVICES   how many devices to show                            (default 1)
-//   CUDA_CPU_CORES     cores of each device          (default: the machine's, divided among the
-//   devices) CUDA_CPU_MEMORY    memory of each device in MiB  (default: the machine's, divided
-//   among the devices)
+//   CUDA_CPU_DEVICES   how many devices to show       (default: 1)
+//   CUDA_CPU_CORES     cores of each device           (default: the machine's, divided among them)
+//   CUDA_CPU_MEMORY    memory of each device, in MiB  (default: the machine's, divided among them)
 //
 // kernel<<<grid, block, shared, stream>>>(args) and __shared__ are not C++: the sed script in the
 // Makefile turns the first into a call of configured() and the second into shared_memory(), below.
@@ -192,8 +190,7 @@ inline const char *cudaGetErrorString(cudaError_t error) {
 
 namespace cuda_cpu {
 
-// Where in the user's file a call stands: every function of the API takes its caller's line as a
-// last, defaulted argument.
+// Where in the user's file a call stands: a last, defaulted argument of the API's functions.
 struct Where {
     const char *file;
     int line;
@@ -227,8 +224,7 @@ __attribute__((format(printf, 3, 4), cold)) inline cudaError_t fail(cudaError_t 
 
 // ThreadSanitizer must see the order that the CUDA program establishes, and nothing else: the locks
 // of the queues below would order far more than the program does and hide its races. So everything
-// that the stand-in does for itself is Hidden, and the CUDA order is told by published() and
-// observed().
+// that the stand-in does for itself is Hidden; published() and observed() tell CUDA's order.
 #ifdef CUDA_CPU_TSAN
 struct Hidden {
     Hidden() {
@@ -297,8 +293,7 @@ inline __thread int current_device = 0;
 inline Device &current() { return *machine().devices[current_device]; }
 inline bool valid_device(int id) { return id >= 0 && id < (int)machine().devices.size(); }
 
-// Which device's range p lies in (null: none), and the allocation there or just before it (null:
-// none).
+// Which device's range p lies in, and the allocation there or just before it; null where none is.
 struct Place {
     Device *device;
     const char *first;
@@ -322,8 +317,7 @@ inline bool is_pinned(const void *pointer) {
     return (const char *)pointer < found->first + found->second;
 }
 
-// Check that [pointer, pointer + bytes) is live memory of `device`; `what` names the call and
-// argument.
+// Check that [pointer, pointer + bytes) is live memory of `device`; `what` names call and argument.
 inline cudaError_t check_memory(const Device &device, const void *pointer, size_t bytes,
                                 Where where, const char *what) {
     std::lock_guard<std::mutex> guard(machine().lock);
@@ -380,8 +374,7 @@ struct Running {
 };
 inline __thread Running running = {nullptr, {nullptr, 0, nullptr}, -1};
 
-// SIGSEGV or SIGBUS: where the address belongs to a device, say whose memory was missed and by
-// whom.
+// SIGSEGV or SIGBUS: where the address belongs to a device, say whose memory was missed by whom.
 inline void on_fault(int signal, siginfo_t *info, void *) {
     Place at = locate(info->si_addr);
     struct sigaction plain = {};
@@ -541,8 +534,7 @@ inline void wait(Stream *stream, std::shared_ptr<Mark> mark) {
 }
 
 // The default stream (stream 0, or none given) waits for what the other streams of its device were
-// given so far, and they wait for it: CUDA's "legacy default stream". cudaStreamNonBlocking opts
-// out.
+// given so far, and they for it: CUDA's "legacy default stream". cudaStreamNonBlocking opts out.
 inline Stream *ordered(Stream *stream, Device &device) {
     Hidden hidden;
     if (!stream) stream = device.streams[0];
@@ -657,8 +649,7 @@ __attribute__((noinline)) inline void switch_stack(Fiber &from, Fiber &to) {
 #else
 #define CUDA_CPU_MORE_REGISTERS
 #endif
-// Inline, so that the jump is predicted for each barrier by itself and only live registers are
-// saved.
+// Inline, so that each barrier's jump is predicted by itself and only live registers are saved.
 __attribute__((always_inline)) inline void switch_stack(Fiber &from, Fiber &to) {
     void **save = &from.sp, *load = to.sp;
     asm volatile("leaq -128(%%rsp), %%rsp\n\t" // step over the red zone
@@ -684,8 +675,7 @@ __attribute__((always_inline)) inline void switch_stack(Fiber &from, Fiber &to) 
 }
 #endif
 
-// What hands over from fiber to fiber is inlined, for speed; for ThreadSanitizer it is hidden
-// instead.
+// What hands over from fiber to fiber is inlined, for speed, or hidden from ThreadSanitizer.
 #ifdef CUDA_CPU_TSAN
 #define CUDA_CPU_SWITCHING __attribute__((noinline, no_sanitize("thread")))
 #else
@@ -776,8 +766,7 @@ __attribute__((no_sanitize("thread"), no_sanitize("address"))) inline void prepa
     fiber.start.uc_link = nullptr;
     makecontext(&fiber.start, fiber_main, 0);
 #else
-    // Neighbours' stacks start a few cache lines apart, so that their locals do not share cache
-    // sets.
+    // Neighbours' stacks start a few cache lines apart: their locals do not share cache sets.
     void **sp = (void **)(fiber.stack + stack_bytes - 64 - t % 32 * 192);
     *--sp = nullptr; // fiber_main's return address: none
     *--sp = (void *)fiber_main;
@@ -854,8 +843,7 @@ template <class T, class Tag> __attribute__((always_inline)) inline T &shared_me
 }
 template <class T> T *dynamic_shared() { return (T *)worker->dynamic_shared; }
 
-// What a thread of the operating system needs before it can run blocks, or be told what it did
-// wrong.
+// What a thread of the operating system needs to run blocks, or to be told what it did wrong.
 inline void start_worker() {
     sigset_t all; // signals are for the host thread
     sigfillset(&all);
@@ -1284,8 +1272,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device, CUD
 inline cudaError_t cudaDeviceSynchronize() { return cuda_cpu::synchronize(cuda_cpu::current()); }
 
 // Peer access only says that a copy need not be staged through the host. That a kernel may then
-// read another device's memory by itself is deliberately not emulated: such a pointer stays a
-// mistake here.
+// read another device's memory by itself is not emulated, on purpose: it stays a mistake here.
 inline cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer, CUDA_CPU_WHERE) {
     if (!cuda_cpu::valid_device(device) || !cuda_cpu::valid_device(peer))
         return cuda_cpu::fail(cudaErrorInvalidDevice, where,
@@ -1534,8 +1521,7 @@ inline cudaError_t check_peers(const void *to, int to_device, const void *from, 
 }
 } // namespace cuda_cpu
 
-// In the order of its stream alone: that the source is ready, and stays so, is for events to see
-// to.
+// In the order of its stream alone: that the source is ready, and stays so, takes events.
 inline cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device,
                                        size_t bytes, cudaStream_t stream = nullptr,
                                        CUDA_CPU_WHERE) {
@@ -1548,8 +1534,7 @@ inline cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from
     submit(stream, device, {call, where, device.id}, [=] { memcpy(to, from, bytes); });
     return cudaSuccess;
 }
-// The host goes on, but everything that either device was given before or is given later is ordered
-// with it.
+// The host goes on; all that either device was given before, or is given later, is ordered with it.
 inline cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device,
                                   size_t bytes, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
