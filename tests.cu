@@ -213,7 +213,7 @@ static Doubles doubles(const Tensor &t) {
 }
 
 TEST_CASE("lenet: outputs, losses and the gradients of all parameters") {
-    const auto [X, y] = minibatch(small_only ? 1 : 5, 2);
+    const auto [X, y] = minibatch(small_only ? 1 : 4, 2);
     const std::vector<Tensor> host_params = lively_params(), p = get_params(host_params, gpu(0));
     Arrays exact;
     for (const Tensor &t : host_params) exact.push_back(doubles(t));
@@ -388,16 +388,19 @@ struct Training {
     }
 };
 
+// Numbers of devices that are compared with one.
+static const std::vector<int> counts = small_only ? std::vector<int>{3} : std::vector<int>{2, 3, 5};
+
 TEST_CASE("train: a batch of fewer samples than devices is refused") {
     check_error([] { train(5, 4, 0.1f); }, {"batch 4", "5 devices", "BATCH >= 5"});
 }
 
 TEST_CASE("train_batch: the gradients of k devices are those of one, and so is the step") {
     const std::vector<Tensor> start = lively_params();
-    const auto batch = minibatch(small_only ? 6 : 13, 3); // 2, 3 and 5 do not divide 13
+    const auto batch = minibatch(small_only ? 4 : 13, 3); // none of the counts divides it
     Training one(1, start);
     const Floats losses = one.step(batch);
-    for (int k : {2, 3, 5}) {
+    for (int k : counts) {
         CAPTURE(k);
         Training many(k, start);
         check_close(many.step(batch), losses, 1e-6); // of the same parameters
@@ -421,18 +424,20 @@ TEST_CASE("train_batch: k devices learn what one device learns") {
     // the gradients that they still have from the step before.
     const int steps = small_only ? 3 : 100;
     const std::vector<Tensor> start = steady_params();
-    Training one(1, start), two(2, start), three(3, start), five(5, start);
+    Training one(1, start);
+    std::vector<Training> others;
+    for (int k : counts) others.push_back(Training(k, start));
     double first = 0, last = 0; // mean losses
     for (int s = 0; s < steps; s++) {
-        const auto batch = minibatch(s == steps / 2 ? 1 : small_only ? 6 : 12, 100 + s);
+        const auto batch = minibatch(s == steps / 2 ? 1 : small_only ? 3 : 12, 100 + s);
         const Floats losses = one.step(batch);
-        for (Training *many : {&two, &three, &five}) {
-            CAPTURE(many->devices.size());
+        for (Training &many : others) {
+            CAPTURE(many.devices.size());
             CAPTURE(s);
             // In each step the gradients differ by rounding, below 1e-6 of them, and so the parameters drift
             // apart by no more than that in each: nothing amplifies it while ReLUs stay on their sides.
-            check_close(many->step(batch), losses, 1e-6 * (1 + s));
-            REQUIRE(many->replicas_equal());
+            check_close(many.step(batch), losses, 1e-6 * (1 + s));
+            REQUIRE(many.replicas_equal());
         }
         last = std::accumulate(losses.begin(), losses.end(), 0.0) / losses.size();
         if (s == 0) first = last;
@@ -446,8 +451,8 @@ TEST_CASE("train_batch: the same seed gives the same bits") {
         rng.seed(run < 2 ? 7 : 8);
         init_params();
         Training training(3, params);
-        for (int s = 0; s < 3; s++)
-            for (float l : training.step(minibatch(7, s), 0.5f)) losses[run].push_back(l);
+        for (int s = 0; s < (small_only ? 2 : 3); s++)
+            for (float l : training.step(minibatch(small_only ? 2 : 7, s), 0.5f)) losses[run].push_back(l);
         numbers[run] = training.numbers(2);
     }
     CHECK(same_bits(losses[0], losses[1]));
@@ -634,8 +639,9 @@ static Arrays linear_gradients(const Doubles &X, const Doubles &W, const Doubles
 }
 
 TEST_CASE("linear: result and gradients") {
-    std::vector<LinearSizes> sizes = {{1, 1, 1},   {2, 3, 1},   {3, 5, 7},     {0, 5, 3},    {33, 17, 50},
-                                      {65, 1, 16}, {2, 50, 17}, {2, 800, 128}, {300, 128, 10}};
+    std::vector<LinearSizes> sizes = {{1, 1, 1},    {2, 3, 1},   {3, 5, 7},  {0, 5, 3},
+                                      {33, 17, 50}, {65, 1, 16}, {2, 50, 17}};
+    if (!small_only) sizes.insert(sizes.end(), {{2, 800, 128}, {300, 128, 10}});
     for (const LinearSizes &s : sizes) {
         INFO("N C O: ", s.N, " ", s.C, " ", s.O);
         check_operator(
@@ -1837,7 +1843,7 @@ TEST_CASE("parse_options prints its help, which names every option and its defau
          {"--gpus",  "--model", "--allreduce",  "--batch",        "--lr",   "--epochs", "--steps",
           "--limit", "--seed",  "--no-shuffle", "--data",         "--init", "--save",   "--log",
           "--bench", "--help",  "(1)",          "(256)",          "(0.2)",  "(10)",     "(0)",
-          "(lenet)", "(naive)", "(data)",       "(build/log.csv)"}) {
+          "lenet",   "naive",   "(data)",       "(build/log.csv)"}) {
         CAPTURE(text);
         CHECK(help.find((text[0] == '-' ? "\n  " : " ") + text) != std::string::npos);
     }
@@ -1901,6 +1907,13 @@ static std::vector<std::string> match(const std::string &text, const std::string
 
 const int few = small_only ? 8 : 64; // training images
 
+// Under ThreadSanitizer a training takes longer than all other tests; `make race` runs one anyway.
+#ifdef CUDA_CPU_TSAN
+constexpr bool no_training = true;
+#else
+constexpr bool no_training = false;
+#endif
+
 const std::string demos_before =
     "b1 weight: [0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0.] @gpu(0)\n"
     "b1 grad: [0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0.] @gpu(0)\n"
@@ -1939,7 +1952,8 @@ const std::string demos_of_3 = demos_before +
                                " [[10. 11. 12. 13. 14.]] @gpu(1)\n"
                                " [[15. 16. 17. 18. 19.]] @gpu(2)\n";
 
-TEST_CASE("program: the demos, a table of the epochs, the tutorial's last line, the log") {
+TEST_CASE("program: the demos, a table of the epochs, the tutorial's last line, the log" *
+          doctest::skip(no_training)) {
     TestFolder folder;
     write_data(folder.file("data"), few, few / 4);
     for (int k : {2, 3}) {
@@ -1990,7 +2004,7 @@ TEST_CASE("program: --help") {
     CHECK(folder.listing().empty());
 }
 
-TEST_CASE("program: --save and --init go on where a run ended") {
+TEST_CASE("program: --save and --init go on where a run ended" * doctest::skip(no_training)) {
     TestFolder folder;
     write_data(folder.file("data"), few, few / 4);
     const std::string half = "--no-shuffle --batch " + std::to_string(few / 2); // of an epoch
@@ -2002,7 +2016,8 @@ TEST_CASE("program: --save and --init go on where a run ended") {
     for (const std::string &name : folder.listing()) CHECK(name.find(".part") == std::string::npos);
 }
 
-TEST_CASE("program: the same seed gives the same bits, and k devices what one gives") {
+TEST_CASE("program: the same seed gives the same bits, and k devices what one gives" *
+          doctest::skip(no_training)) {
     TestFolder folder;
     write_data(folder.file("data"), few, few / 4);
     const std::string training = "--batch " + std::to_string(few / 2 - 1) +
@@ -2045,8 +2060,9 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
     damaged("label 10", train_labels, idx({2049, 8}, std::string(8, 10)));
     damaged("counts", train_labels, idx_labels(7));
     // `name`: right parameters but for the first
-    train_in(folder, "--save params --batch 8");
-    std::filesystem::remove(folder.file("log.csv"));
+    init_params();
+    save_params(params, folder.file("params"));
+    params.clear();
     auto other_W1 = [&](const std::string &name, const std::string &dict, int bytes) {
         std::filesystem::copy(folder.file("params"), folder.file(name));
         write_text(folder.file(name + "/W1.npy"), npy(dict, std::string(bytes, 0)));
@@ -2108,7 +2124,8 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
     };
     for (const Mistake &m : mistakes) check_mistake(m);
     // The first step makes the parameters huge, the second their loss
-    check_mistake({"--batch 4 --lr 1e30", "in step 2 of epoch 1: use a smaller LR than 1e+30"});
+    if (!no_training)
+        check_mistake({"--batch 4 --lr 1e30", "in step 2 of epoch 1: use a smaller LR than 1e+30"});
 #ifdef CUDA_CPU
     check_mistake({"--gpus 2", "is out of memory: "}, "CUDA_CPU_MEMORY=1");
     if (!small_only) {
@@ -2120,7 +2137,8 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
 #endif
 }
 
-TEST_CASE("program: Ctrl-C ends it with a line, status 130 and whole files") {
+TEST_CASE("program: Ctrl-C ends it with a line, status 130 and whole files" *
+          doctest::skip(no_training)) {
     TestFolder folder;
     write_data(folder.file("data"), 8, 2);
     const std::string endless = "--gpus 2 --batch 4 --epochs 1000000 --log log.csv --save s";
@@ -2139,7 +2157,12 @@ TEST_CASE("program: Ctrl-C ends it with a line, status 130 and whole files") {
         CHECK(folder.listing().count("log.csv.part") == 0);
         CHECK(folder.listing().count("s") == 0);
     }
-    // While it reads the data: Ctrl-C reaches gzip too, and nothing is wrong with the file
+}
+
+TEST_CASE("program: Ctrl-C while it reads the data is no mistake of the data") {
+    TestFolder folder;
+    write_data(folder.file("data"), 8, 2);
+    // In the place of gzip, which Ctrl-C reaches as well
     write_text(folder.file("bin/gzip"), "#!/bin/sh\nkill -INT $(cat program) $$\nsleep 5\n");
     std::filesystem::permissions(folder.file("bin/gzip"), std::filesystem::perms::owner_all);
     Run run = run_in_shell(folder,
@@ -2149,7 +2172,7 @@ TEST_CASE("program: Ctrl-C ends it with a line, status 130 and whole files") {
 }
 
 #ifdef CUDA_CPU
-TEST_CASE("program: devices that share one give the same bits") {
+TEST_CASE("program: devices that share one give the same bits" * doctest::skip(no_training)) {
     TestFolder folder;
     write_data(folder.file("data"), few, few / 4);
     const std::string notice =
@@ -2168,7 +2191,7 @@ TEST_CASE("program: devices that share one give the same bits") {
 #ifdef CUDA_CPU
 
 #define OK(call) expect_success((call), #call, __LINE__)
-static void expect_success(cudaError_t code, const char *call, int line) {
+static void expect_success(cudaError_t code, const std::string &call, int line) {
     CAPTURE(line);
     CAPTURE(call);
     REQUIRE(code == cudaSuccess);
@@ -2221,8 +2244,8 @@ __global__ void assign_kernel(float *x, float value) {
     x[blockIdx.x * blockDim.x + threadIdx.x] = value;
 }
 
-// Keeps its stream busy until the host lets go, and only then sets x. Gives up after ten seconds, with
-// x as it was: where a call waits that must not, the test fails, and does not hang.
+// Keeps its stream busy until the host lets go, and only then sets x. Gives up after ten seconds,
+// with x as it was: where a call waits that must not, the test fails, and does not hang.
 __global__ void hold_kernel(const int *go, float *x, float value) {
     for (int i = 0; i < 100000 && !__atomic_load_n(go, __ATOMIC_RELAXED); i++) usleep(100);
     if (__atomic_load_n(go, __ATOMIC_RELAXED)) *x = value;
@@ -2251,9 +2274,11 @@ template <bool barriers> __global__ void count_kernel(float *counts) {
 TEST_CASE("stand-in: every index of a grid comes once") {
     struct {
         dim3 grid, block;
-    } cases[] = {{dim3(1), dim3(1)},          {dim3(3, 2, 4), dim3(5, 3, 2)}, {dim3(7), dim3(1, 1, 64)},
-                 {dim3(2, 1, 3), dim3(1, 9)}, {dim3(1, 500), dim3(3)},        {dim3(2), dim3(1024)},
-                 {dim3(1), dim3(32, 32)},     {dim3(1, 1, 65535), dim3(1)},   {dim3(70000), dim3(2)}};
+    } cases[] = {{dim3(1), dim3(1)},           {dim3(3, 2, 4), dim3(5, 3, 2)},
+                 {dim3(7), dim3(1, 1, 64)},    {dim3(2, 1, 3), dim3(1, 9)},
+                 {dim3(1, 500), dim3(3)},      {dim3(2), dim3(1024)},
+                 {dim3(1), dim3(32, 32)},      {dim3(1, 1, 65535), dim3(1)},
+                 {dim3(70000), dim3(2)}};
     for (auto [grid, block] : cases) {
         const size_t n = (size_t)grid.x * grid.y * grid.z * block.x * block.y * block.z;
         if (small_only && n > 1000) continue;
@@ -2314,7 +2339,8 @@ __global__ void tree_kernel(float *sums, const float *x) {
     }
     if (t == 0) sums[blockIdx.x] = part[0];
 }
-// As many barriers as the block's number says, in a function that the kernel calls: x[b] = b * threads.
+// As many barriers as the block's number says, in a function that the kernel calls:
+// x[b] = b * threads.
 __device__ void add_up(float *x, int turn) {
     if ((int)threadIdx.x == turn % (int)blockDim.x) *x += blockDim.x;
     __syncthreads();
@@ -2329,7 +2355,8 @@ TEST_CASE("stand-in: barriers in loops") {
         const int blocks = small_only ? 3 : 37, n = blocks * threads;
         if (small_only && threads > 64) continue;
         Floats numbers(n), want(blocks), turns(blocks);
-        for (int i = 0; i < n; i++) want[i / threads] += numbers[i] = i * 7 % 1000; // below 2^24: exact
+        for (int i = 0; i < n; i++) // sums below 2^24: exact
+            want[i / threads] += numbers[i] = i * 7 % 1000;
         for (int b = 0; b < blocks; b++) turns[b] = b * threads;
         auto x = floats_on(0, n), sums = floats_on(0, blocks);
         OK(cudaMemcpy(x.get(), numbers.data(), n * sizeof(float), cudaMemcpyHostToDevice));
@@ -2348,7 +2375,9 @@ template <class Pair, int add> __global__ void pair_kernel(float *x, Pair pair) 
     x[threadIdx.x] = pair.first + pair.second + add + 10 * blockIdx.x;
 }
 } // namespace odd
-__global__ void plus_kernel(float *x, float value) { x[blockIdx.x * blockDim.x + threadIdx.x] += value; }
+__global__ void plus_kernel(float *x, float value) {
+    x[blockIdx.x * blockDim.x + threadIdx.x] += value;
+}
 
 TEST_CASE("stand-in: launches in every spelling") {
     auto memory = floats_on(0, 64);
@@ -2430,7 +2459,7 @@ TEST_CASE("stand-in: arguments are copied at the launch") {
 // --- streams, events, copies: what runs at the same time, and what waits
 
 TEST_CASE("stand-in: a stream keeps its order") {
-    const int n = small_only ? 1100 : 3000; // more than a queue holds: the host has to wait for room
+    const int n = small_only ? 1100 : 3000; // more than a queue holds: the host waits for room
     auto x = floats_on(0, 1), y = floats_on(0, 1);
     TestStream stream;
     assign_kernel<<<1, 1, 0, stream>>>(x.get(), 0);
@@ -2543,13 +2572,11 @@ TEST_CASE("stand-in: cudaEventElapsedTime") {
     OK(cudaEventRecord(untimed, a));
     OK(cudaEventSynchronize(begin));
     CHECK(cudaEventElapsedTime(&milliseconds, begin, end) == cudaErrorNotReady);
-    auto t0 = std::chrono::steady_clock::now();
     hold.release_later(); // at least 20 ms after `begin` was reached
     OK(cudaEventSynchronize(end));
-    double most = 1e3 * std::chrono::duration<double>(std::chrono::steady_clock::now() - t0).count();
     OK(cudaEventElapsedTime(&milliseconds, begin, end));
     CHECK(milliseconds >= 20);
-    CHECK(milliseconds <= most + 10000); // most: since a moment somewhat later than `begin`
+    CHECK(milliseconds < 10000);
     CHECK(cudaEventElapsedTime(&milliseconds, begin, untimed) == cudaErrorInvalidResourceHandle);
     CHECK(cudaGetLastError() == cudaErrorInvalidResourceHandle);
 }
@@ -2810,10 +2837,12 @@ TEST_CASE("stand-in: names, numbers and texts of the errors are CUDA's") {
 }
 
 // --- wrong programs
-// Each runs as a child process with two devices, `tests --wrong NAME`, and has to end with a message
-// that begins with the line it is wrong in, and with an exit status other than 0.
+// Each runs as a child process with two devices, `tests --wrong NAME`, and has to end with a
+// message that begins with the line it is wrong in, and with an exit status other than 0.
 
 #define NEXT_LINE_IS_WRONG fprintf(stderr, "expected: %s:%d:\n", __FILE__, __LINE__ + 1)
+#define REPORT_IS_EXPECTED /* a sanitizer's own */ \
+    fprintf(stderr, "expected: ==%d==ERROR: \n", getpid())
 #define MUST(call) check_cuda((call), #call, __FILE__, __LINE__)
 
 struct WrongProgram {
@@ -2855,7 +2884,8 @@ __global__ void static_overrun_kernel(float *x, int i) {
     __shared__ float second[10];
     first[threadIdx.x] = second[threadIdx.x] = 0;
     __syncthreads();
-    *x = first[i] + second[i];
+    const float *begin = first; // of which UBSan does not know the length
+    *x = begin[i] + second[0];
 }
 __global__ void dynamic_overrun_kernel(float *x, int i) {
     extern __shared__ float t[];
@@ -2914,7 +2944,8 @@ static const std::vector<WrongProgram> wrong_programs = {
          assign_kernel<<<1, 1>>>(&x, 1);
          finish();
      },
-     {"assign_kernel: argument 1", "is host memory, not memory of device 0", "cudaErrorInvalidValue"}},
+     {"assign_kernel: argument 1", "is host memory, not memory of device 0",
+      "cudaErrorInvalidValue"}},
     {"kernel, pointer of another device",
      [] {
          Line line = {memory(0, 8), memory(0, 8), 2, 0, 8};
@@ -2923,7 +2954,8 @@ static const std::vector<WrongProgram> wrong_programs = {
          line_kernel<<<1, 8>>>(line, offset, false, 8);
          finish();
      },
-     {"line_kernel: argument 2", "is memory of device 1, not of device 0", "cudaErrorInvalidValue"}},
+     {"line_kernel: argument 2", "is memory of device 1, not of device 0",
+      "cudaErrorInvalidValue"}},
     {"kernel, pointer of another device in a struct",
      [] {
          Pointers s = {1, {memory(1, 1), memory(0, 1)}};
@@ -2967,7 +2999,8 @@ static const std::vector<WrongProgram> wrong_programs = {
          empty_kernel<<<1, dim3(2, 1000)>>>();
          finish();
      },
-     {"empty_kernel on device 1: a block of 2 x 1000 x 1 threads", "cudaErrorInvalidConfiguration"}},
+     {"empty_kernel on device 1: a block of 2 x 1000 x 1 threads",
+      "cudaErrorInvalidConfiguration"}},
     {"launch, z of a block",
      [] {
          NEXT_LINE_IS_WRONG;
@@ -2981,7 +3014,8 @@ static const std::vector<WrongProgram> wrong_programs = {
          count_kernel<true><<<0, 32>>>(memory(0, 1));
          finish();
      },
-     {"count_kernel<true> on device 0: a grid of 0 x 1 x 1 blocks", "cudaErrorInvalidConfiguration"}},
+     {"count_kernel<true> on device 0: a grid of 0 x 1 x 1 blocks",
+      "cudaErrorInvalidConfiguration"}},
     {"launch, y of a grid",
      [] {
          NEXT_LINE_IS_WRONG;
@@ -3022,7 +3056,8 @@ static const std::vector<WrongProgram> wrong_programs = {
          thread_0_misses_kernel<<<3, 5>>>();
          finish();
      },
-     {"thread_0_misses_kernel on device 0: divergent barrier in block (", ",0,0): thread (1,0,0) waits",
+     {"thread_0_misses_kernel on device 0: divergent barrier in block (",
+      ",0,0): thread (1,0,0) waits",
       "but thread (0,0,0) ended without meeting it", "cudaErrorLaunchFailure"}},
     {"barrier, thread 3 misses it",
      [] {
@@ -3030,21 +3065,24 @@ static const std::vector<WrongProgram> wrong_programs = {
          thread_n_misses_kernel<<<1, 5>>>();
          finish();
      },
-     {"thread_n_misses_kernel on device 1: divergent barrier in block (0,0,0): thread (3,0,0) has ended",
+     {"thread_n_misses_kernel on device 1: divergent barrier in block (0,0,0): thread (3,0,0) has "
+      "ended",
       "but thread (0,0,0) waits at the barrier in tests.cu:", "cudaErrorLaunchFailure"}},
     {"barrier, two at once",
      [] {
          different_barriers_kernel<<<1, 5>>>();
          finish();
      },
-     {"different_barriers_kernel on device 0: divergent barrier in block (0,0,0): thread (3,0,0) waits",
+     {"different_barriers_kernel on device 0: divergent barrier in block (0,0,0): thread (3,0,0) "
+      "waits",
       "but thread (0,0,0) waits at the barrier in tests.cu:"}},
     {"barrier, a thread leaves early",
      [] {
          thread_n_leaves_kernel<<<1, dim3(5, 2)>>>();
          finish();
      },
-     {"thread_n_leaves_kernel on device 0: divergent barrier in block (0,0,0): thread (4,1,0) has ended"}},
+     {"thread_n_leaves_kernel on device 0: divergent barrier in block (0,0,0): thread (4,1,0) has "
+      "ended"}},
     {"barrier, thread 0 leaves early",
      [] {
          thread_0_leaves_kernel<<<1, 5>>>();
@@ -3111,7 +3149,8 @@ static const std::vector<WrongProgram> wrong_programs = {
          NEXT_LINE_IS_WRONG;
          MUST(cudaMemcpyPeerAsync(y, 1, x, 0, 16));
      },
-     {"cudaMemcpyPeerAsync, destination: 16 bytes from byte 0 on overrun the 12 bytes that tests.cu:",
+     {"cudaMemcpyPeerAsync, destination: 16 bytes from byte 0 on overrun the 12 bytes that "
+      "tests.cu:",
       "allocated on device 1"}},
     {"cudaMemcpyPeer, host memory",
      [] {
@@ -3183,7 +3222,8 @@ static const std::vector<WrongProgram> wrong_programs = {
          NEXT_LINE_IS_WRONG;
          MUST(cudaMemcpy(&y, &x, 4, cudaMemcpyHostToDevice));
      },
-     {"cudaMemcpy, destination", "is host memory, not memory of device 0: allocate it with cudaMalloc"}},
+     {"cudaMemcpy, destination",
+      "is host memory, not memory of device 0: allocate it with cudaMalloc"}},
     {"cudaMemcpy, host memory as source on the device",
      [] {
          float x = 0, y = 0;
@@ -3286,7 +3326,7 @@ static const std::vector<WrongProgram> wrong_programs = {
 
     // Accesses inside kernels, to memory that is not mapped
 #if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
-#define FAULT_IS_EXPECTED fprintf(stderr, "expected: ==\n") // the sanitizer has a report of its own
+#define FAULT_IS_EXPECTED REPORT_IS_EXPECTED
 #define FAULT(...) {"Sanitizer: "}
 #else
 #define FAULT_IS_EXPECTED NEXT_LINE_IS_WRONG
@@ -3301,7 +3341,8 @@ static const std::vector<WrongProgram> wrong_programs = {
          hidden_kernel<<<1, 1>>>((uintptr_t)p, 3);
          finish();
      },
-     FAULT("hidden_kernel on device 1: access to memory of device 1, byte 12 of the 40 bytes that tests.cu:",
+     FAULT("hidden_kernel on device 1: access to memory of device 1, byte 12 of the 40 bytes that "
+           "tests.cu:",
            "has freed", "cudaErrorIllegalAddress")},
     {"access, a page past the end",
      [] {
@@ -3310,7 +3351,8 @@ static const std::vector<WrongProgram> wrong_programs = {
          hidden_kernel<<<1, 1>>>((uintptr_t)p, 1024);
          finish();
      },
-     FAULT("hidden_kernel on device 0: access to memory of device 0, byte 4096 of the 40 bytes that tests.cu:",
+     FAULT("hidden_kernel on device 0: access to memory of device 0, byte 4096 of the 40 bytes "
+           "that tests.cu:",
            "allocated", "cudaErrorIllegalAddress")},
     {"access, by the host after cudaFree",
      [] {
@@ -3329,7 +3371,7 @@ static const std::vector<WrongProgram> wrong_programs = {
     {"access, one past the end",
      [] {
          float *p = memory(0, 10);
-         fprintf(stderr, "expected: ==\n");
+         REPORT_IS_EXPECTED;
          hidden_kernel<<<1, 1>>>((uintptr_t)p, 10);
          finish();
      },
@@ -3337,21 +3379,21 @@ static const std::vector<WrongProgram> wrong_programs = {
     {"access, one before the beginning",
      [] {
          float *p = memory(0, 10);
-         fprintf(stderr, "expected: ==\n");
+         REPORT_IS_EXPECTED;
          hidden_kernel<<<1, 1>>>((uintptr_t)p, -1);
          finish();
      },
      {"AddressSanitizer: use-after-poison"}},
     {"access, one past a shared array",
      [] {
-         fprintf(stderr, "expected: ==\n");
+         REPORT_IS_EXPECTED;
          static_overrun_kernel<<<1, 10>>>(memory(0, 1), 10);
          finish();
      },
      {"AddressSanitizer: use-after-poison"}},
     {"access, one past dynamic shared memory",
      [] {
-         fprintf(stderr, "expected: ==\n");
+         REPORT_IS_EXPECTED;
          dynamic_overrun_kernel<<<1, 1, 40>>>(memory(0, 1), 10);
          finish();
      },
@@ -3360,7 +3402,7 @@ static const std::vector<WrongProgram> wrong_programs = {
      [] {
          float *p = memory(0, 10);
          Floats host(9);
-         fprintf(stderr, "expected: ==\n");
+         REPORT_IS_EXPECTED;
          MUST(cudaMemcpy(host.data(), p, 40, cudaMemcpyDeviceToHost));
      },
      {"AddressSanitizer: heap-buffer-overflow"}},
@@ -3368,7 +3410,7 @@ static const std::vector<WrongProgram> wrong_programs = {
      [] {
          float *p = memory(0, 10), *host;
          MUST(cudaMallocHost(&host, 36));
-         fprintf(stderr, "expected: ==\n");
+         REPORT_IS_EXPECTED;
          MUST(cudaMemcpy(p, host, 40, cudaMemcpyHostToDevice));
      },
      {"AddressSanitizer: use-after-poison"}},
@@ -3558,11 +3600,14 @@ static int run_wrong_program(const std::string &name) {
 }
 
 // Everything that the program prints, and its exit status, which is not 0 after a signal either.
-// ThreadSanitizer would give unfinished threads a second at the end: none that matters is unfinished.
+// ThreadSanitizer would give unfinished threads a second at the end, and AddressSanitizer would
+// report what these programs do not free: neither is tested here.
 static std::string output_of(const std::string &name, const std::string &environment, int &status) {
-    std::string command = environment + " TSAN_OPTIONS=\"$TSAN_OPTIONS atexit_sleep_ms=0 exitcode=66\" " +
-                          "CUDA_CPU_DEVICES=2 /proc/" + std::to_string(getpid()) + "/exe --wrong '" +
-                          name + "' 2>&1 </dev/null";
+    std::string command = environment + " CUDA_CPU_DEVICES=2 " +
+                          "TSAN_OPTIONS=\"$TSAN_OPTIONS atexit_sleep_ms=0 exitcode=66\" " +
+                          "ASAN_OPTIONS=\"$ASAN_OPTIONS detect_leaks=0\" " +
+                          "/proc/" + std::to_string(getpid()) + "/exe --wrong '" + name +
+                          "' 2>&1 </dev/null";
     FILE *pipe = popen(command.c_str(), "r");
     REQUIRE(pipe);
     std::string output;
@@ -3575,7 +3620,7 @@ TEST_CASE("stand-in: wrong programs are told what is wrong, and in which line") 
     for (const WrongProgram &program : wrong_programs) {
         int status = 0;
         const std::string output = output_of(program.name, program.environment, status);
-        CAPTURE(program.name);
+        CAPTURE(std::string(program.name));
         CAPTURE(output);
         CHECK(status != 0);
         const std::string expected = "expected: ";
@@ -3587,9 +3632,9 @@ TEST_CASE("stand-in: wrong programs are told what is wrong, and in which line") 
         const size_t begin = output.find("\n" + place, end);
         CHECK(begin != std::string::npos);
         if (begin == std::string::npos) continue;
-        const std::string message = output.substr(begin + 1, output.find('\n', begin + 1) - begin - 1);
+        const std::string message = output.substr(begin + 1, output.find('\n', begin + 1) - begin);
         CAPTURE(message);
-        for (const char *part : program.says) {
+        for (const std::string part : program.says) {
             CAPTURE(part);
             CHECK(message.find(part) != std::string::npos);
         }
@@ -3598,10 +3643,11 @@ TEST_CASE("stand-in: wrong programs are told what is wrong, and in which line") 
 
 TEST_CASE("stand-in: right programs are told nothing") {
     int status = 0;
-    CHECK(output_of("no such name", "", status).find("no wrong program is called") != std::string::npos);
+    const std::string unknown = output_of("no such name", "", status);
+    CHECK(unknown.find("no wrong program is called") != std::string::npos);
     CHECK(status != 0);
     for (const RaceProgram &program : race_programs) { // in any build
-        CAPTURE(program.name);
+        CAPTURE(std::string(program.name));
         CHECK(output_of(std::string("right: ") + program.name, "", status) == "");
         CHECK(status == 0);
     }
@@ -3612,7 +3658,7 @@ TEST_CASE("stand-in: ThreadSanitizer sees each missing barrier, event and wait")
     for (const RaceProgram &program : race_programs) {
         int status = 0;
         const std::string output = output_of(std::string("race: ") + program.name, "", status);
-        CAPTURE(program.name);
+        CAPTURE(std::string(program.name));
         CAPTURE(output);
         CHECK(status != 0);
         CHECK(output.find("ThreadSanitizer: data race") != std::string::npos);
