@@ -1488,8 +1488,8 @@ static void check_writable(const std::string &path) {
         error("cannot write %s: it is a folder", path.c_str());
     int reason = 0;
     if (!std::filesystem::is_other(path, code)) {
-        reason = try_write(path + ".test", "");
-        remove((path + ".test").c_str());
+        reason = try_write(path + ".mgpu-test", "");
+        remove((path + ".mgpu-test").c_str());
     } else if (access(path.c_str(), W_OK) != 0)
         reason = errno;
     if (!made.empty()) std::filesystem::remove_all(made, code); // only the folders made here
