@@ -941,7 +941,8 @@ Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int
     same_device(op, inputs);
     Tensor y = empty(shape, inputs[0].device);
     for (const Tensor &X : inputs)
-        if (recording && X.grad) y.grad = std::make_shared<Tensor>();
+        if (recording && X.grad)
+            y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape, nullptr, nullptr, 0});
     return y;
 }
 void record(const Tensor &y, std::function<void()> backward) {
@@ -953,7 +954,7 @@ static unsigned pass = 0; // backward passes so far
 // Where a backward puts dX, and whether it adds to what the same pass has put there.
 float *grad_of(const Tensor &X, bool *accumulate) {
     Tensor &g = *X.grad;
-    if (!g.data) g = empty(X.shape, X.device);
+    if (!g.data) g.data = empty(g.shape, g.device).data;
     *accumulate = g.written == pass;
     g.written = pass;
     return g.data.get();
