@@ -70,7 +70,8 @@ option = $(if $(value $2),$1 $(call quote,$(value $2)))
 options = $(call option,--gpus,GPUS) $(call option,--model,MODEL) $(call option,--batch,BATCH) \
     $(call option,--lr,LR) $(call option,--epochs,EPOCHS) $(call option,--allreduce,ALLREDUCE) \
     $(call option,--seed,SEED) $(call option,--steps,STEPS) $(call option,--limit,LIMIT) \
-    $(call option,--data,DATA) $(call option,--init,INIT) $(call option,--save,SAVE) $(call option,--log,LOG) \
+    $(call option,--data,DATA) $(call option,--init,INIT) \
+    $(call option,--save,SAVE) $(call option,--log,LOG) \
     $(if $(filter-out 0 1,$(SHUFFLE)),$(error SHUFFLE=$(SHUFFLE) is unknown: use 0 or 1)) \
     $(if $(filter 0,$(SHUFFLE)),--no-shuffle) $(value ARGS)
 
@@ -119,7 +120,7 @@ run: backend $(dir)/mgpu $(dataset)  ## train: make run GPUS=2 BATCH=256 LR=0.2 
 test: backend $(dir)/tests $(dataset)  ## run the tests: make test T='-tc=allreduce*'
 	@set -f; $(dir)/tests $(value T)
 
-bench: backend $(dir)/mgpu $(dataset)  ## measure training steps and allreduce
+bench: backend $(dir)/mgpu $(dataset)  ## time a training step, into build/bench.csv
 	@$(dir)/mgpu --bench $(options)
 
 asan: build/asan/tests $(dataset)  ## the tests under AddressSanitizer and UBSan (CPU stand-in)
@@ -136,14 +137,17 @@ race: build/race/tests build/race/mgpu $(dataset)  ## tests, training under Thre
 memory_checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \
     /usr/local/cuda/bin/compute-sanitizer))
 
-sanitize:  ## a short training under compute-sanitizer (GPU)
+# All tests but those of whole trainings, and a short training with each of its tools
+sanitize:  ## tests, a short training under compute-sanitizer (GPU)
 	@$(if $(has_gpu),,echo 'make sanitize needs a GPU: none found' >&2; exit 1)
 	@$(if $(memory_checker),,echo 'make sanitize needs compute-sanitizer (CUDA Toolkit)' >&2; exit 1)
-	@$(MAKE) --no-print-directory BACKEND=cuda build/gpu/mgpu $(dataset)
+	@$(MAKE) --no-print-directory BACKEND=cuda build/gpu/mgpu build/gpu/tests $(dataset)
+	@set -f; $(memory_checker) --tool memcheck --error-exitcode 1 build/gpu/tests \
+	    $(or $(value T),-tce=program*,train*,stand-in*)
 	@for tool in memcheck racecheck initcheck synccheck; do \
 	    echo "compute-sanitizer --tool $$tool"; \
-	    $(memory_checker) --tool $$tool --error-exitcode 1 build/gpu/mgpu \
-	        --gpus 2 --batch 64 --limit 160 --epochs 1 --log build/gpu/log.csv $(options) || exit 1; \
+	    $(memory_checker) --tool $$tool --error-exitcode 1 build/gpu/mgpu --gpus 2 --batch 64 \
+	        --limit 160 --epochs 1 --log build/gpu/log.csv $(options) || exit 1; \
 	done
 
 plot: log = $(if $(LOG),$(call quote,$(value LOG)),build/log.csv)

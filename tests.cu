@@ -1,10 +1,10 @@
 // Tests of mgpu.cu, against plain loops in double and against what the tutorial promises.
 //
 //     make test                       all of them
-//     make test T='-tc=allreduce*'    those of one function: a test's name starts with what it tests
+//     make test T='-tc=allreduce*'    one function's: a test's name starts with what it tests
 //     make asan, make race            the same under AddressSanitizer and ThreadSanitizer
 //
-// The sections follow mgpu.cu's; the last two test the program as a whole and the CPU stand-in.
+// The sections follow mgpu.cu's; the last tests the CPU stand-in, cpu/cuda_runtime.h.
 
 #define MGPU_NO_MAIN
 #include "mgpu.cu"
@@ -26,7 +26,8 @@ typedef std::vector<float> Floats;
 typedef std::vector<double> Doubles;
 
 // Passes only if max|got - want| <= rel * max|want|; NaN fails. Prints the worst element.
-template <class T> static void check_close(const Floats &got, const std::vector<T> &want, double rel) {
+template <class T>
+static void check_close(const Floats &got, const std::vector<T> &want, double rel) {
     REQUIRE(got.size() == want.size());
     double largest = 0, worst = -1;
     size_t at = 0;
@@ -91,8 +92,8 @@ static bool same_bits(const Floats &a, const Floats &b) {
     return a.size() == b.size() && (a.empty() || !memcmp(&a[0], &b[0], a.size() * sizeof(float)));
 }
 
-// A sum of n floats is off by about sqrt(n) * 2^-24 of its size, in whatever order it is added: 16 times
-// that, for the largest error of many sums, and for a last sum that happens to be small.
+// A sum of n floats is off by about sqrt(n) * 2^-24 of its size, in whatever order it is added: 16
+// times that, for the largest error of many sums, and for a last sum that happens to be small.
 static double rounding(int n) { return 1e-6 * std::sqrt(std::max(n, 1)); }
 
 // The references that make up a network; they stand above the tests of section 7.
@@ -106,10 +107,14 @@ struct PoolSizes {
 struct LinearSizes {
     int N, C, O;
 };
-static Doubles conv2d_reference(const Doubles &X, const Doubles &W, const Doubles &b, const ConvSizes &s);
-static Arrays conv2d_gradients(const Doubles &X, const Doubles &W, const Doubles &dy, const ConvSizes &s);
-static Doubles linear_reference(const Doubles &X, const Doubles &W, const Doubles &b, const LinearSizes &s);
-static Arrays linear_gradients(const Doubles &X, const Doubles &W, const Doubles &dy, const LinearSizes &s);
+static Doubles conv2d_reference(const Doubles &X, const Doubles &W, const Doubles &b,
+                                const ConvSizes &s);
+static Arrays conv2d_gradients(const Doubles &X, const Doubles &W, const Doubles &dy,
+                               const ConvSizes &s);
+static Doubles linear_reference(const Doubles &X, const Doubles &W, const Doubles &b,
+                                const LinearSizes &s);
+static Arrays linear_gradients(const Doubles &X, const Doubles &W, const Doubles &dy,
+                               const LinearSizes &s);
 static Doubles avg_pool2d_reference(const Doubles &X, const PoolSizes &s);
 static Doubles avg_pool2d_gradient(const Doubles &dy, const PoolSizes &s);
 static Doubles relu_reference(Doubles X);
@@ -172,8 +177,8 @@ static LenetReference lenet_reference(const Doubles &X, const Doubles &y, const 
     return r;
 }
 
-// LeNet's parameters with numbers from N(0, 0.1^2), biases too. With those of init_params all logits are
-// nearly 0 and no bias matters: much could be wrong unseen.
+// LeNet's parameters with numbers from N(0, 0.1^2), biases too. With those of init_params all
+// logits are nearly 0 and no bias matters: much could be wrong unseen.
 static std::vector<Tensor> lively_params() {
     init_params();
     std::vector<Tensor> lively;
@@ -182,9 +187,10 @@ static std::vector<Tensor> lively_params() {
     return lively;
 }
 
-// The same with biases of +-1, which keep the inputs of ReLUs away from 0: half of the channels are always
-// on, the others off. Where an input lies within rounding of 0, two trainings can take different sides; its
-// gradient then differs by all of it, and they part ways though neither is wrong.
+// The same with biases of +-1, which keep the inputs of ReLUs away from 0: half of the channels are
+// always on, the others off. Where an input lies within rounding of 0, two trainings can take
+// different sides; its gradient then differs by all of it, and they part ways though neither is
+// wrong.
 static std::vector<Tensor> steady_params() {
     const float scales[8] = {0.1f, 1, 0.03f, 1, 0.03f, 1, 0.1f, 1};
     std::vector<Tensor> steady = lively_params();
@@ -225,7 +231,8 @@ TEST_CASE("lenet: outputs, losses and the gradients of all parameters") {
     // The longest sums have 800 terms, and their errors pass through three layers more.
     check_close(to_host(y_hat), want.y_hat, 3e-6);
     check_close(to_host(l), want.l, 3e-6);
-    // Errors of the forward pass and of the layers behind; most terms, 26*26 a sample, have W1 and b1.
+    // Errors of the forward pass and of the layers behind; most terms, 26*26 a sample, have W1 and
+    // b1.
     const double rel[8] = {1e-5, 1e-5, 1e-5, 1e-5, 5e-6, 5e-6, 5e-6, 5e-6};
     for (int i = 0; i < 8; i++) {
         CAPTURE(param_names[i]);
@@ -258,14 +265,14 @@ TEST_CASE("copyto: between the host and devices, any two of them") {
 }
 
 TEST_CASE("copyto: the devices wait for each other, not the host") {
-    // Work queued on the source after the copy must not reach the copy, and work queued on the target
-    // after it must see it. The numbers are many, so that the other device would win a race.
+    // Work queued on the source after the copy must not reach the copy, and work queued on the
+    // target after it must see it. The numbers are many, so that the other device would win a race.
     const int n = small_only ? 10000 : 1000000;
     Tensor a = full({n}, 1, gpu(0)), b = full({n}, 0, gpu(1)), ones = full({n}, 1, gpu(1));
     for (int i = 0; i < 10; i++) {
-        copyto(a, b);   // b = 2^i
-        add_(a, a);     // a = 2^(i+1)
-        add_(b, ones);  // b = 2^i + 1
+        copyto(a, b);  // b = 2^i
+        add_(a, a);    // a = 2^(i+1)
+        add_(b, ones); // b = 2^i + 1
     }
     CHECK(to_host(b) == Floats(n, 513));
     CHECK(to_host(a) == Floats(n, 1024));
@@ -296,8 +303,8 @@ TEST_CASE("get_params: independent copies with gradients of zero") {
 TEST_CASE("allreduce: every device holds the sum of all") {
     for (int k = 1; k <= most_devices; k++)
         for (int n : {0, 1, k - 1, k, k + 1, 1000, small_only ? 1001 : 1000003}) {
-            // Whole numbers, other ones on each device and in each place, and sums below 2^24: exact
-            // in any order. `data` stays as it is: the sums must lie in the tensors it holds.
+            // Whole numbers, other ones on each device and in each place, and sums below 2^24:
+            // exact in any order. `data` stays as it is: the sums must lie in the tensors it holds.
             std::vector<Tensor> data;
             for (int c = 0; c < k; c++) {
                 Floats numbers(n);
@@ -322,9 +329,15 @@ TEST_CASE("allreduce: every device holds the sum of all") {
 // 4. Distributing data
 
 TEST_CASE("split_batch: contiguous shards in order, as equal as can be") {
-    const std::vector<std::pair<int, std::vector<int>>> splits = {
-        {6, {2, 2, 2}}, {7, {3, 2, 2}}, {8, {3, 3, 2}}, {5, {5}},   {0, {0, 0}},
-        {1, {1, 0}},    {2, {1, 1, 0, 0, 0}},           {96, {32, 32, 32}}, {9, {2, 1, 1, 1, 1, 1, 1, 1}}};
+    const std::vector<std::pair<int, std::vector<int>>> splits = {{6, {2, 2, 2}},
+                                                                  {7, {3, 2, 2}},
+                                                                  {8, {3, 3, 2}},
+                                                                  {5, {5}},
+                                                                  {0, {0, 0}},
+                                                                  {1, {1, 0}},
+                                                                  {2, {1, 1, 0, 0, 0}},
+                                                                  {96, {32, 32, 32}},
+                                                                  {9, {2, 1, 1, 1, 1, 1, 1, 1}}};
     for (const auto &split : splits) {
         const int n = split.first;
         const std::vector<int> &sizes = split.second;
@@ -348,8 +361,11 @@ TEST_CASE("split_batch: contiguous shards in order, as equal as can be") {
         CHECK(X_joined == to_host(X));
         CHECK(y_joined == to_host(y));
     }
-    check_error([] { split_batch(full({3, 2}, 0, cpu()), arange(4), {gpu(0)}); },
-                {"split_batch", "3 samples", "4 labels"});
+    check_error(
+        [] {
+            split_batch(full({3, 2}, 0, cpu()), arange(4), {gpu(0)});
+        },
+        {"split_batch", "3 samples", "4 labels"});
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -420,8 +436,8 @@ TEST_CASE("train_batch: the gradients of k devices are those of one, and so is t
 }
 
 TEST_CASE("train_batch: k devices learn what one device learns") {
-    // Minibatches of 12 and, in the middle, of one sample: the idle devices must add nothing, least of all
-    // the gradients that they still have from the step before.
+    // Minibatches of 12 and, in the middle, of one sample: the idle devices must add nothing, least
+    // of all the gradients that they still have from the step before.
     const int steps = small_only ? 2 : 100;
     const std::vector<Tensor> start = steady_params();
     Training one(1, start);
@@ -434,8 +450,9 @@ TEST_CASE("train_batch: k devices learn what one device learns") {
         for (Training &many : others) {
             CAPTURE(many.devices.size());
             CAPTURE(s);
-            // In each step the gradients differ by rounding, below 1e-6 of them, and so the parameters drift
-            // apart by no more than that in each: nothing amplifies it while ReLUs stay on their sides.
+            // In each step the gradients differ by rounding, below 1e-6 of them, and so the
+            // parameters drift apart by no more than that in each: nothing amplifies it while ReLUs
+            // stay on their sides.
             check_close(many.step(batch), losses, 1e-6 * (1 + s));
             REQUIRE(many.replicas_equal());
         }
@@ -452,7 +469,8 @@ TEST_CASE("train_batch: the same seed gives the same bits") {
         init_params();
         Training training(small_only ? 2 : 3, params);
         for (int s = 0; s < (small_only ? 1 : 3); s++)
-            for (float l : training.step(minibatch(small_only ? 2 : 7, s), 0.5f)) losses[run].push_back(l);
+            for (float l : training.step(minibatch(small_only ? 2 : 7, s), 0.5f))
+                losses[run].push_back(l);
         numbers[run] = training.numbers(1);
     }
     CHECK(same_bits(losses[0], losses[1]));
@@ -495,14 +513,15 @@ static void backward_from(const std::vector<Tensor> &ys, const std::vector<Float
     backward(l);
 }
 
-// An operator's result and gradients against a reference. The operator is used once, and then twice on
-// the same inputs: then the gradients are the sum of both uses', and hold nothing of the first time.
-// `rel` is for the result, then for the gradient of each input.
-static void check_operator(const std::vector<Input> &inputs,
-                           const std::function<Tensor(const std::vector<Tensor> &)> &op,
-                           const std::function<Doubles(const Arrays &)> &reference,
-                           const std::function<Arrays(const Arrays &, const Doubles &dy)> &gradients,
-                           const std::vector<double> &rel) {
+// An operator's result and gradients against a reference. The operator is used once, and then twice
+// on the same inputs: then the gradients are the sum of both uses', and hold nothing of the first
+// time. `rel` is for the result, then for the gradient of each input.
+static void
+check_operator(const std::vector<Input> &inputs,
+               const std::function<Tensor(const std::vector<Tensor> &)> &op,
+               const std::function<Doubles(const Arrays &)> &reference,
+               const std::function<Arrays(const Arrays &, const Doubles &dy)> &gradients,
+               const std::vector<double> &rel) {
     std::vector<Tensor> in;
     Arrays exact;
     size_t numbers = 0;
@@ -531,8 +550,8 @@ static void check_operator(const std::vector<Input> &inputs,
             const Floats got = to_host(*in[i].grad);
             check_close(got, want[i], rel[i + 1]);
             if (numbers > 300) continue;
-            // Finite differences of the reference: (f(x+h) - f(x-h)) / 2h is off by h^2 of the third
-            // derivative, about 1e-8.
+            // Finite differences of the reference: (f(x+h) - f(x-h)) / 2h is off by h^2 of the
+            // third derivative, about 1e-8.
             Arrays moved = exact;
             Doubles quotients;
             for (double &x : moved[i]) {
@@ -551,9 +570,10 @@ static void check_operator(const std::vector<Input> &inputs,
     }
 }
 
-// --- conv2d and linear ----------------------------------------------------------------------------
+// --- conv2d and linear
 
-// A term of a convolution: y[n,o,i,j] has X[n,c,i+u,j+v] * W[o,c,u,v].   visit(index in y, in X, in W)
+// A term of a convolution: y[n,o,i,j] has X[n,c,i+u,j+v] * W[o,c,u,v].
+// visit(index in y, in X, in W)
 template <class Visit> static void conv2d_terms(const ConvSizes &s, Visit visit) {
     const int OH = s.H - s.K + 1, OW = s.W - s.K + 1;
     for (int n = 0; n < s.N; n++)
@@ -567,14 +587,16 @@ template <class Visit> static void conv2d_terms(const ConvSizes &s, Visit visit)
                                       ((n * s.C + c) * s.H + i + u) * s.W + j + v,
                                       ((o * s.C + c) * s.K + u) * s.K + v);
 }
-static Doubles conv2d_reference(const Doubles &X, const Doubles &W, const Doubles &b, const ConvSizes &s) {
+static Doubles conv2d_reference(const Doubles &X, const Doubles &W, const Doubles &b,
+                                const ConvSizes &s) {
     const int plane = (s.H - s.K + 1) * (s.W - s.K + 1);
     Doubles y(s.N * s.O * plane);
     for (size_t i = 0; i < y.size(); i++) y[i] = b[i / plane % s.O];
     conv2d_terms(s, [&](int at_y, int at_X, int at_W) { y[at_y] += X[at_X] * W[at_W]; });
     return y;
 }
-static Arrays conv2d_gradients(const Doubles &X, const Doubles &W, const Doubles &dy, const ConvSizes &s) {
+static Arrays conv2d_gradients(const Doubles &X, const Doubles &W, const Doubles &dy,
+                               const ConvSizes &s) {
     const int plane = (s.H - s.K + 1) * (s.W - s.K + 1);
     Doubles dX(X.size()), dW(W.size()), db(s.O);
     conv2d_terms(s, [&](int at_y, int at_X, int at_W) {
@@ -588,34 +610,38 @@ static Arrays conv2d_gradients(const Doubles &X, const Doubles &W, const Doubles
 TEST_CASE("conv2d: result and gradients") {
     std::vector<ConvSizes> sizes = {
         // N  C   H   W   O  K
-        {1, 1, 1, 1, 1, 1},    // the smallest
-        {2, 1, 3, 3, 2, 3},    // one output pixel: K = H = W
-        {2, 3, 4, 9, 3, 4},    // K = H only, K even
-        {1, 3, 5, 7, 4, 3},    // odd, H != W
-        {33, 1, 4, 6, 3, 2},   // more images than slices of the weights' gradient
-        {2, 16, 6, 5, 17, 2},  // a tile of channels, and one more
+        {1, 1, 1, 1, 1, 1},   // the smallest
+        {2, 1, 3, 3, 2, 3},   // one output pixel: K = H = W
+        {2, 3, 4, 9, 3, 4},   // K = H only, K even
+        {1, 3, 5, 7, 4, 3},   // odd, H != W
+        {33, 1, 4, 6, 3, 2},  // more images than slices of the weights' gradient
+        {2, 16, 6, 5, 17, 2}, // a tile of channels, and one more
         {3, 17, 5, 9, 16, 3},
-        {2, 50, 4, 3, 3, 1},   // K = 1
-        {1, 2, 7, 7, 50, 7},   // K = 7, weights of more than one block
-        {0, 3, 5, 5, 4, 3},    // no images
+        {2, 50, 4, 3, 3, 1},                    // K = 1
+        {1, 2, 7, 7, 50, 7},                    // K = 7, weights of more than one block
+        {0, 3, 5, 5, 4, 3},                     // no images
         {small_only ? 1 : 3, 1, 28, 28, 20, 3}, // LeNet's
         {small_only ? 1 : 3, 20, 13, 13, 50, 5}};
     for (const ConvSizes &s : sizes) {
         INFO("N C H W O K: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.O, " ", s.K);
         const int taps = s.K * s.K, pixels = s.N * (s.H - s.K + 1) * (s.W - s.K + 1);
         check_operator(
-            {random_input({s.N, s.C, s.H, s.W}, 1), random_input({s.O, s.C, s.K, s.K}, 2), random_input({s.O}, 3)},
+            {random_input({s.N, s.C, s.H, s.W}, 1), random_input({s.O, s.C, s.K, s.K}, 2),
+             random_input({s.O}, 3)},
             [](const std::vector<Tensor> &in) { return conv2d(in[0], in[1], in[2]); },
             [=](const Arrays &in) { return conv2d_reference(in[0], in[1], in[2], s); },
-            [=](const Arrays &in, const Doubles &dy) { return conv2d_gradients(in[0], in[1], dy, s); },
+            [=](const Arrays &in, const Doubles &dy) {
+                return conv2d_gradients(in[0], in[1], dy, s);
+            },
             {rounding(s.C * taps), rounding(s.O * taps), rounding(pixels), rounding(pixels)});
     }
-    CHECK(conv2d(full({2, 3, 5, 7}, 0, gpu(0)), full({4, 3, 2, 2}, 0, gpu(0)), full({4}, 0, gpu(0))).shape ==
-          std::vector<int>{2, 4, 4, 6});
+    CHECK(conv2d(full({2, 3, 5, 7}, 0, gpu(0)), full({4, 3, 2, 2}, 0, gpu(0)), full({4}, 0, gpu(0)))
+              .shape == std::vector<int>{2, 4, 4, 6});
 }
 
 // y[n,o] = b[o] + sum over c of X[n,c] * W[c,o]
-static Doubles linear_reference(const Doubles &X, const Doubles &W, const Doubles &b, const LinearSizes &s) {
+static Doubles linear_reference(const Doubles &X, const Doubles &W, const Doubles &b,
+                                const LinearSizes &s) {
     Doubles y;
     for (int n = 0; n < s.N; n++)
         for (int o = 0; o < s.O; o++) {
@@ -624,7 +650,8 @@ static Doubles linear_reference(const Doubles &X, const Doubles &W, const Double
         }
     return y;
 }
-static Arrays linear_gradients(const Doubles &X, const Doubles &W, const Doubles &dy, const LinearSizes &s) {
+static Arrays linear_gradients(const Doubles &X, const Doubles &W, const Doubles &dy,
+                               const LinearSizes &s) {
     Doubles dX(X.size()), dW(W.size()), db(s.O);
     for (int n = 0; n < s.N; n++)
         for (int o = 0; o < s.O; o++) {
@@ -648,20 +675,23 @@ TEST_CASE("linear: result and gradients") {
             {random_input({s.N, s.C}, 1), random_input({s.C, s.O}, 2), random_input({s.O}, 3)},
             [](const std::vector<Tensor> &in) { return linear(in[0], in[1], in[2]); },
             [=](const Arrays &in) { return linear_reference(in[0], in[1], in[2], s); },
-            [=](const Arrays &in, const Doubles &dy) { return linear_gradients(in[0], in[1], dy, s); },
+            [=](const Arrays &in, const Doubles &dy) {
+                return linear_gradients(in[0], in[1], dy, s);
+            },
             {rounding(s.C), rounding(s.O), rounding(s.N), rounding(s.N)});
     }
 }
 
 TEST_CASE("conv2d, linear: each input's gradient, whether or not the others want one") {
-    const std::vector<Input> conv_inputs = {random_input({2, 3, 4, 5}, 1), random_input({2, 3, 2, 2}, 2),
-                                            random_input({2}, 3)};
+    const std::vector<Input> conv_inputs = {random_input({2, 3, 4, 5}, 1),
+                                            random_input({2, 3, 2, 2}, 2), random_input({2}, 3)};
     const std::vector<Input> linear_inputs = {random_input({2, 3}, 1), random_input({3, 4}, 2),
                                               random_input({4}, 3)};
     for (auto op : {conv2d, linear}) {
         const std::vector<Input> &inputs = op == conv2d ? conv_inputs : linear_inputs;
         Floats want[3];
-        for (int wanted = 7; wanted > 0; wanted--) { // bit i: input i wants its gradient; first all three
+        for (int wanted = 7; wanted > 0;
+             wanted--) { // bit i: input i wants its gradient; first all three
             CAPTURE(wanted);
             std::vector<Tensor> in;
             for (const Input &input : inputs) in.push_back(with_grad(input));
@@ -677,7 +707,7 @@ TEST_CASE("conv2d, linear: each input's gradient, whether or not the others want
     }
 }
 
-// --- relu -----------------------------------------------------------------------------------------
+// --- relu
 
 static Doubles relu_reference(Doubles X) {
     for (double &x : X) x = std::max(x, 0.0);
@@ -690,9 +720,11 @@ static Doubles relu_gradient(const Doubles &X, Doubles dy) {
 }
 
 TEST_CASE("relu: result and gradient") {
-    for (const std::vector<int> &shape : std::vector<std::vector<int>>{{1}, {255}, {2, 3, 4, 5}, {1001}, {0, 3}}) {
+    for (const std::vector<int> &shape :
+         std::vector<std::vector<int>>{{1}, {255}, {2, 3, 4, 5}, {1001}, {0, 3}}) {
         Input X = random_input(shape, 1);
-        for (float &x : X.numbers) x += x < 0 ? -0.01f : 0.01f; // finite differences must not step over 0
+        for (float &x : X.numbers)
+            x += x < 0 ? -0.01f : 0.01f; // finite differences must not step over 0
         check_operator(
             {X}, [](const std::vector<Tensor> &in) { return relu(in[0]); },
             [](const Arrays &in) { return relu_reference(in[0]); },
@@ -708,7 +740,7 @@ TEST_CASE("relu: result and gradient") {
     CHECK(Floats(dX.begin() + 1, dX.end()) == Floats{0, 0, 1, 0, 1});
 }
 
-// --- avg_pool2d -----------------------------------------------------------------------------------
+// --- avg_pool2d
 
 // A term of a mean: y[n,c,i,j] has X[n,c,i*S+u,j*S+v] / K^2.   visit(index in y, in X)
 template <class Visit> static void avg_pool2d_terms(const PoolSizes &s, Visit visit) {
@@ -732,20 +764,17 @@ static Doubles avg_pool2d_gradient(const Doubles &dy, const PoolSizes &s) {
 }
 
 TEST_CASE("avg_pool2d: result and gradient") {
-    std::vector<PoolSizes> sizes = {
-        // N C   H   W  K  S
-        {1, 1, 1, 1, 1, 1},
-        {2, 3, 4, 6, 2, 2},
-        {2, 1, 9, 9, 2, 2},   // the ninth row and column are in no window
-        {3, 2, 7, 5, 3, 2},   // windows overlap
-        {3, 2, 8, 11, 2, 3},  // gaps between windows
-        {2, 2, 6, 4, 4, 1},   // one window wide, many overlap
-        {1, 2, 3, 3, 3, 5},   // one window
-        {1, 2, 39, 71, 2, 2}, // more than a block's threads
-        {1, 2, 39, 71, 3, 2},
-        {0, 2, 4, 4, 2, 2},
-        {2, 20, 26, 26, 2, 2}, // LeNet's
-        {2, 50, 9, 9, 2, 2}};
+    std::vector<PoolSizes> sizes = {// N C   H   W  K  S
+                                    {1, 1, 1, 1, 1, 1},    {2, 3, 4, 6, 2, 2},
+                                    {2, 1, 9, 9, 2, 2}, // the ninth row and column are in no window
+                                    {3, 2, 7, 5, 3, 2}, // windows overlap
+                                    {3, 2, 8, 11, 2, 3},  // gaps between windows
+                                    {2, 2, 6, 4, 4, 1},   // one window wide, many overlap
+                                    {1, 2, 3, 3, 3, 5},   // one window
+                                    {1, 2, 39, 71, 2, 2}, // more than a block's threads
+                                    {1, 2, 39, 71, 3, 2},  {0, 2, 4, 4, 2, 2},
+                                    {2, 20, 26, 26, 2, 2}, // LeNet's
+                                    {2, 50, 9, 9, 2, 2}};
     for (const PoolSizes &s : sizes) {
         INFO("N C H W K S: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.K, " ", s.S);
         check_operator(
@@ -767,7 +796,7 @@ TEST_CASE("avg_pool2d: what is in no window gets a gradient of exactly 0") {
     CHECK(wrong == 0);
 }
 
-// --- softmax_cross_entropy ------------------------------------------------------------------------
+// --- softmax_cross_entropy
 
 // For sample n of y_hat (N,classes): visit(n, j, softmax(y_hat[n])[j], log of it)
 template <class Visit> static void softmax_terms(const Doubles &y_hat, size_t N, Visit visit) {
@@ -811,32 +840,36 @@ TEST_CASE("softmax_cross_entropy: result and gradient") {
             [=](const Arrays &in, const Doubles &dl) {
                 return Arrays{cross_entropy_gradient(in[0], exact, dl)};
             },
-            {rounding(classes), rounding(classes)}); // expf and logf are right to two units in the last place
+            {rounding(classes),
+             rounding(classes)}); // expf and logf are right to two units in the last place
     }
 }
 
 TEST_CASE("softmax_cross_entropy: large logits, and rows of the gradient") {
-    const Floats logits = {1e4f,  -1e4f, 0,    // the right class far ahead
-                           1e4f,  -1e4f, 0,    // far behind
+    const Floats logits = {1e4f,  -1e4f, 0, // the right class far ahead
+                           1e4f,  -1e4f, 0, // far behind
                            -1e4f, -1e4f, -1e4f, 1e4f, 1e4f, 1e4f};
-    Tensor y_hat = with_grad({{4, 3}, logits}), l = softmax_cross_entropy(y_hat, on_device({0, 1, 2, 0}, {4}));
+    Tensor y_hat = with_grad({{4, 3}, logits}),
+           l = softmax_cross_entropy(y_hat, on_device({0, 1, 2, 0}, {4}));
     backward(l);
     const double third = 1.0 / 3, log3 = std::log(3.0);
     const Floats got = to_host(l), d = to_host(*y_hat.grad);
     CHECK(got[0] == 0);
     CHECK(got[1] == 20000);
     check_close({got[2], got[3]}, Doubles{log3, log3}, 1e-6);
-    check_close(d, Doubles{0, 0, 0, 1, -1, 0, third, third, third - 1, third - 1, third, third}, 1e-6);
+    check_close(d, Doubles{0, 0, 0, 1, -1, 0, third, third, third - 1, third - 1, third, third},
+                1e-6);
 
     const int N = 50, classes = 10;
     Tensor Z = with_grad({{N, classes}, random_floats(N * classes, 4, 5)});
     backward(softmax_cross_entropy(Z, full({N}, 3, gpu(0))));
     const Floats dZ = to_host(*Z.grad);
-    for (int n = 0; n < N; n++) // probabilities sum to 1, of which 1 is taken: ten roundings of 6e-8 are left
+    for (int n = 0; n < N;
+         n++) // probabilities sum to 1, of which 1 is taken: ten roundings of 6e-8 are left
         CHECK(std::fabs(std::accumulate(&dZ[n * classes], &dZ[n * classes] + classes, 0.0)) < 1e-6);
 }
 
-// --- on tensors without gradients -----------------------------------------------------------------
+// --- on tensors without gradients
 
 TEST_CASE("full, add_: numbers of any count, on the host and on devices") {
     for (int n : {0, 1, 255, 256, 257, 10001}) {
@@ -894,12 +927,13 @@ TEST_CASE("count_correct_kernel: the first of the largest counts; adds to what i
         return to_host(correct)[0];
     };
     CHECK(count({1, 2, 3, 3, 2, 1, -3, -2, -1}, {2, 0, 2}) == 8); // all three right
-    CHECK(count({1, 2, 3, 3, 2, 1, -3, -2, -1}, {0, 1, 1}) == 8);  // none
-    CHECK(count({1, 3, 3}, {1}) == 9);                             // a tie: the first of them
+    CHECK(count({1, 2, 3, 3, 2, 1, -3, -2, -1}, {0, 1, 1}) == 8); // none
+    CHECK(count({1, 3, 3}, {1}) == 9);                            // a tie: the first of them
     CHECK(count({1, 3, 3}, {2}) == 9);
     CHECK(count({0, 0, 0}, {0}) == 10);
     CHECK(count({}, {}) == 10);
-    const int N = 1000; // row n is largest at n % 3, the label is n % 2: equal where n % 6 is 0 or 1
+    const int N =
+        1000; // row n is largest at n % 3, the label is n % 2: equal where n % 6 is 0 or 1
     Floats y_hat(3 * N), y(N);
     for (int n = 0; n < N; n++) {
         y_hat[3 * n + n % 3] = 1;
@@ -908,11 +942,15 @@ TEST_CASE("count_correct_kernel: the first of the largest counts; adds to what i
     CHECK(count(y_hat, y) == 10 + 334);
 }
 
-// --- what is refused ------------------------------------------------------------------------------
+// --- what is refused
 
 TEST_CASE("conv2d, linear, avg_pool2d, softmax_cross_entropy, add_: wrong shapes") {
     auto t = [](std::vector<int> shape) { return full(std::move(shape), 0, gpu(0)); };
-    check_error([&] { conv2d(t({1, 2, 5, 5}), t({4, 3, 3, 3}), t({4})); }, {"conv2d", "(1,2,5,5), (4,3,3,3), (4)"});
+    check_error(
+        [&] {
+            conv2d(t({1, 2, 5, 5}), t({4, 3, 3, 3}), t({4}));
+        },
+        {"conv2d", "(1,2,5,5), (4,3,3,3), (4)"});
     check_error([&] { conv2d(t({1, 3, 5, 5}), t({4, 3, 3, 2}), t({4})); }, {"conv2d", "(4,3,3,2)"});
     check_error([&] { conv2d(t({1, 3, 5, 5}), t({4, 3, 3, 3}), t({3})); }, {"conv2d", "(3)"});
     check_error([&] { conv2d(t({1, 3, 2, 5}), t({4, 3, 3, 3}), t({4})); }, {"conv2d", "(1,3,2,5)"});
@@ -923,13 +961,23 @@ TEST_CASE("conv2d, linear, avg_pool2d, softmax_cross_entropy, add_: wrong shapes
     check_error([&] { linear(t({2, 3, 1, 1}), t({3, 5}), t({5})); }, {"linear", "(2,3,1,1)"});
     check_error([&] { avg_pool2d(t({1, 1, 2, 3}), 3, 1); }, {"avg_pool2d", "(1,1,2,3)"});
     check_error([&] { avg_pool2d(t({1, 1, 3, 3}), 2, 0); }, {"avg_pool2d"});
-    check_error([&] { softmax_cross_entropy(t({2, 3}), t({3})); }, {"softmax_cross_entropy", "(2,3), (3)"});
-    check_error([&] { softmax_cross_entropy(t({2, 0}), t({2})); }, {"softmax_cross_entropy", "(2,0)"});
+    check_error(
+        [&] {
+            softmax_cross_entropy(t({2, 3}), t({3}));
+        },
+        {"softmax_cross_entropy", "(2,3), (3)"});
+    check_error(
+        [&] {
+            softmax_cross_entropy(t({2, 0}), t({2}));
+        },
+        {"softmax_cross_entropy", "(2,0)"});
     check_error([&] { add_(t({2, 3}), t({3, 2})); }, {"add_", "(2,3), (3,2)"});
 }
 
 TEST_CASE("conv2d, linear, relu, avg_pool2d, softmax_cross_entropy, add_: wrong devices") {
-    auto at = [](Device device, std::vector<int> shape) { return full(std::move(shape), 0, device); };
+    auto at = [](Device device, std::vector<int> shape) {
+        return full(std::move(shape), 0, device);
+    };
     const Device a = gpu(0), b = gpu(1);
     const std::vector<std::string> words = {"gpu(0)", "gpu(1)", "one device"};
     check_error([&] { conv2d(at(a, {1, 1, 3, 3}), at(b, {1, 1, 2, 2}), at(a, {1})); }, words);
@@ -939,7 +987,11 @@ TEST_CASE("conv2d, linear, relu, avg_pool2d, softmax_cross_entropy, add_: wrong 
     // The host is no device to compute on.
     check_error([&] { relu(at(cpu(), {2})); }, {"relu", "cpu"});
     check_error([&] { avg_pool2d(at(cpu(), {1, 1, 2, 2}), 2, 2); }, {"avg_pool2d", "cpu"});
-    check_error([&] { linear(at(a, {2, 3}), at(cpu(), {3, 4}), at(a, {4})); }, {"linear", "gpu(0)", "cpu"});
+    check_error(
+        [&] {
+            linear(at(a, {2, 3}), at(cpu(), {3, 4}), at(a, {4}));
+        },
+        {"linear", "gpu(0)", "cpu"});
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -996,9 +1048,7 @@ TEST_CASE("NoGrad: while one exists, nothing is recorded") {
     attach_grad(X);
     {
         NoGrad guard;
-        {
-            NoGrad inner;
-        }
+        { NoGrad inner; }
         Tensor y = relu(X);
         CHECK_FALSE(y.grad);
         check_error([&] { backward(y); }, {"backward"});
@@ -1020,7 +1070,8 @@ TEST_CASE("reshape: the same numbers and the same gradient") {
     check_error([&] { reshape(X, {5, 2}); }, {"reshape", "(2,6)", "(5,2)"});
     check_error([&] { reshape(X, {5, -1}); }, {"reshape", "(2,6)"});
     // Through a reshape of an operator's result and of a parameter: y = relu(X) as (3,4) times ones
-    backward(linear(reshape(relu(X), {3, 4}), on_device({1, 2, 3, 4}, {4, 1}), full({1}, 0, gpu(0))));
+    backward(
+        linear(reshape(relu(X), {3, 4}), on_device({1, 2, 3, 4}, {4, 1}), full({1}, 0, gpu(0))));
     CHECK(to_host(*X.grad) == Floats{0, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4});
     backward(relu(reshape(X, {12})));
     CHECK(to_host(*X.grad) == Floats{0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1});
@@ -1046,7 +1097,7 @@ TEST_CASE("check_replicas: one changed number is named") {
     for (int c = 0; c < 3; c++) device_params.push_back(get_params(params, gpu(c)));
     check_replicas(device_params);
     const Tensor flat = reshape(device_params[2][3], {50, 1}); // b2, all 0
-    copyto(on_host({-0.0f}, {1}), rows(flat, 17, 18)); // equal to 0, but not the same bits
+    copyto(on_host({-0.0f}, {1}), rows(flat, 17, 18));         // equal to 0, but not the same bits
     check_error([&] { check_replicas(device_params); }, {"b2[17]", "gpu(2)"});
     copyto(on_host({0.0f}, {1}), rows(flat, 17, 18));
     check_replicas(device_params);
@@ -1143,7 +1194,7 @@ static std::string printed(const std::function<void()> &call) {
     return read_text(folder.file("out"));
 }
 
-// --- The data set -------------------------------------------------------------------------------
+// --- The data set
 
 static std::string shell_quoted(const std::string &text) {
     std::string quoted = "'";
@@ -1409,7 +1460,7 @@ TEST_CASE("evaluate_accuracy_gpu counts each sample once") {
     }
 }
 
-// --- Time and output ----------------------------------------------------------------------------
+// --- Time and output
 
 TEST_CASE("Timer means over the pairs of start and stop") {
     Timer timer;
@@ -1517,7 +1568,7 @@ TEST_CASE("Animator draws its bar on a terminal and wipes it away") {
     CHECK(out.find("\r30000/60000 [" + half + none + "]") != std::string::npos);
 }
 
-// --- Files that are written ---------------------------------------------------------------------
+// --- Files that are written
 
 TEST_CASE("write_file writes all or nothing") {
     TestFolder folder;
@@ -1589,7 +1640,7 @@ TEST_CASE("check_writable fails where write_file will, and leaves nothing behind
     CHECK(folder.listing() == before);
 }
 
-// --- .npy ---------------------------------------------------------------------------------------
+// --- .npy
 
 // What NumPy writes: the header `dict` makes a multiple of 64 bytes with all that stands before it.
 static std::string npy(std::string dict, const std::string &numbers, int version = 1) {
@@ -1825,7 +1876,8 @@ TEST_CASE("parse_options refuses a wrong value and says what is wanted") {
                "batch 1 cannot be split over 2 devices: use BATCH >= 2");
     check_says(parsed({"--batch", "7", "--gpus", "8"}).error, "use BATCH >= 8");
     check_says(parsed({"--model", "vgg"}).error, "--model vgg: unknown, there is lenet");
-    check_says(parsed({"--allreduce", "magic"}).error, "--allreduce magic: unknown, there is naive");
+    check_says(parsed({"--allreduce", "magic"}).error,
+               "--allreduce magic: unknown, there is naive");
     check_says(parsed({"--gpuss", "2"}).error, "unknown option --gpuss: try --help");
     check_says(parsed({"--no-shuffle=1"}).error, "unknown option --no-shuffle=1: try --help");
     check_says(parsed({"-g"}).error, "unknown option -g: try --help");
@@ -1852,7 +1904,7 @@ TEST_CASE("parse_options prints its help, which names every option and its defau
     }
 }
 
-// --- The whole program, as a process of its own -------------------------------------------------
+// --- The whole program, as a process of its own
 
 struct Run {
     int status;
@@ -2277,11 +2329,10 @@ template <bool barriers> __global__ void count_kernel(float *counts) {
 TEST_CASE("stand-in: every index of a grid comes once") {
     struct {
         dim3 grid, block;
-    } cases[] = {{dim3(1), dim3(1)},           {dim3(3, 2, 4), dim3(5, 3, 2)},
-                 {dim3(7), dim3(1, 1, 64)},    {dim3(2, 1, 3), dim3(1, 9)},
-                 {dim3(1, 500), dim3(3)},      {dim3(2), dim3(1024)},
-                 {dim3(1), dim3(32, 32)},      {dim3(1, 1, 65535), dim3(1)},
-                 {dim3(70000), dim3(2)}};
+    } cases[] = {
+        {dim3(1), dim3(1)},          {dim3(3, 2, 4), dim3(5, 3, 2)}, {dim3(7), dim3(1, 1, 64)},
+        {dim3(2, 1, 3), dim3(1, 9)}, {dim3(1, 500), dim3(3)},        {dim3(2), dim3(1024)},
+        {dim3(1), dim3(32, 32)},     {dim3(1, 1, 65535), dim3(1)},   {dim3(70000), dim3(2)}};
     for (auto [grid, block] : cases) {
         const size_t n = (size_t)grid.x * grid.y * grid.z * block.x * block.y * block.z;
         if (small_only && n > 1000) continue;
@@ -2844,7 +2895,7 @@ TEST_CASE("stand-in: names, numbers and texts of the errors are CUDA's") {
 // message that begins with the line it is wrong in, and with an exit status other than 0.
 
 #define NEXT_LINE_IS_WRONG fprintf(stderr, "expected: %s:%d:\n", __FILE__, __LINE__ + 1)
-#define REPORT_IS_EXPECTED /* a sanitizer's own */ \
+#define REPORT_IS_EXPECTED /* a sanitizer's own */                                                 \
     fprintf(stderr, "expected: ==%d==ERROR: \n", getpid())
 #define MUST(call) check_cuda((call), #call, __FILE__, __LINE__)
 
@@ -2964,8 +3015,7 @@ static const std::vector<WrongProgram> wrong_programs = {
          Pointers s = {1, {memory(1, 1), memory(0, 1)}};
          MUST(cudaSetDevice(1));
          NEXT_LINE_IS_WRONG;
-         struct_kernel<<<1,
-                         1>>>(s);
+         struct_kernel<<<1, 1>>>(s);
          finish();
      },
      {"struct_kernel: argument 1", "is memory of device 0, not of device 1"}},
@@ -3060,8 +3110,8 @@ static const std::vector<WrongProgram> wrong_programs = {
          finish();
      },
      {"thread_0_misses_kernel on device 0: divergent barrier in block (",
-      ",0,0): thread (1,0,0) waits",
-      "but thread (0,0,0) ended without meeting it", "cudaErrorLaunchFailure"}},
+      ",0,0): thread (1,0,0) waits", "but thread (0,0,0) ended without meeting it",
+      "cudaErrorLaunchFailure"}},
     {"barrier, thread 3 misses it",
      [] {
          MUST(cudaSetDevice(1));
@@ -3327,13 +3377,15 @@ static const std::vector<WrongProgram> wrong_programs = {
      {"a whole number from 1"},
      "CUDA_CPU_CORES=two"},
 
-    // Accesses inside kernels, to memory that is not mapped
+// Accesses inside kernels, to memory that is not mapped
 #if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
 #define FAULT_IS_EXPECTED REPORT_IS_EXPECTED
-#define FAULT(...) {"Sanitizer: "}
+#define FAULT(...)                                                                                 \
+    { "Sanitizer: " }
 #else
 #define FAULT_IS_EXPECTED NEXT_LINE_IS_WRONG
-#define FAULT(...) {__VA_ARGS__}
+#define FAULT(...)                                                                                 \
+    { __VA_ARGS__ }
 #endif
     {"access, after cudaFree",
      [] {
@@ -3608,9 +3660,8 @@ static int run_wrong_program(const std::string &name) {
 static std::string output_of(const std::string &name, const std::string &environment, int &status) {
     std::string command = environment + " CUDA_CPU_DEVICES=2 " +
                           "TSAN_OPTIONS=\"$TSAN_OPTIONS atexit_sleep_ms=0 exitcode=66\" " +
-                          "ASAN_OPTIONS=\"$ASAN_OPTIONS detect_leaks=0\" " +
-                          "/proc/" + std::to_string(getpid()) + "/exe --wrong '" + name +
-                          "' 2>&1 </dev/null";
+                          "ASAN_OPTIONS=\"$ASAN_OPTIONS detect_leaks=0\" " + "/proc/" +
+                          std::to_string(getpid()) + "/exe --wrong '" + name + "' 2>&1 </dev/null";
     FILE *pipe = popen(command.c_str(), "r");
     REQUIRE(pipe);
     std::string output;
