@@ -433,7 +433,7 @@ void same_device(const char *op, const std::vector<Tensor> &inputs);
 //   y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i+u,j+v] * W[o,c,u,v]
 // and a dense layer is the convolution of a 1x1 image with a 1x1 kernel. Three passes, one scheme:
 // each thread keeps tile_m x tile_n sums in registers and loads, for each term, tile_m + tile_n
-// numbers for tile_m * tile_n multiplications; the tile_n are neighbours in a packed copy of W or dy.
+// numbers for tile_m * tile_n products; the tile_n are neighbours in a packed copy of W or of dy.
 
 // Sizes of one such sum. Element (k, o) of W, k = (c*K + u)*K + v, lies at W[k*step_k + o*step_o].
 struct Conv {
@@ -1663,24 +1663,9 @@ static long whole(const char *name, const char *text, long least, long most) {
 
 // Read the command line into `options`; false if --help was asked for.
 bool parse_options(int argc, char **argv) {
-    enum {
-        GPUS = 256,
-        MODEL,
-        ALLREDUCE,
-        BATCH,
-        LR,
-        EPOCHS,
-        STEPS,
-        LIMIT,
-        SEED,
-        NO_SHUFFLE,
-        DATA,
-        INIT,
-        SAVE,
-        LOG,
-        BENCH,
-        HELP
-    };
+    // Beyond all letters, so that getopt's optopt tells an unknown letter from these.
+    enum { GPUS = 256, MODEL, ALLREDUCE, BATCH, LR, EPOCHS, STEPS, LIMIT, SEED };
+    enum { NO_SHUFFLE = SEED + 1, DATA, INIT, SAVE, LOG, BENCH, HELP };
     static const option names[] = {
         {"gpus", required_argument, nullptr, GPUS},
         {"model", required_argument, nullptr, MODEL},
@@ -1701,28 +1686,15 @@ bool parse_options(int argc, char **argv) {
         {nullptr, 0, nullptr, 0},
     };
     opterr = 0;
-    optind =
-        0; // from the start, also after an earlier call (1 would keep getopt's place in a word)
+    optind = 0; // from the start, also after an earlier call
     for (int c; (c = getopt_long(argc, argv, ":", names, nullptr)) != -1;) {
         switch (c) {
-        case GPUS:
-            options.gpus = whole("gpus", optarg, 1, 64);
-            break;
-        case BATCH:
-            options.batch = whole("batch", optarg, 1, 60000);
-            break;
-        case EPOCHS:
-            options.epochs = whole("epochs", optarg, 1, 1000000);
-            break;
-        case STEPS:
-            options.steps = whole("steps", optarg, 1, 1000000000);
-            break;
-        case LIMIT:
-            options.limit = whole("limit", optarg, 1, 1000000);
-            break;
-        case SEED:
-            options.seed = whole("seed", optarg, 0, 4294967295);
-            break;
+        case GPUS: options.gpus = whole("gpus", optarg, 1, 64); break;
+        case BATCH: options.batch = whole("batch", optarg, 1, 60000); break;
+        case EPOCHS: options.epochs = whole("epochs", optarg, 1, 1000000); break;
+        case STEPS: options.steps = whole("steps", optarg, 1, 1000000000); break;
+        case LIMIT: options.limit = whole("limit", optarg, 1, 1000000); break;
+        case SEED: options.seed = whole("seed", optarg, 0, 4294967295); break;
         case LR: {
             char *end;
             options.lr = strtof(optarg, &end);
@@ -1737,29 +1709,14 @@ bool parse_options(int argc, char **argv) {
             if (strcmp(optarg, "naive") != 0)
                 error("--allreduce %s: unknown, there is naive", optarg);
             break;
-        case NO_SHUFFLE:
-            options.shuffle = false;
-            break;
-        case DATA:
-            options.data = optarg;
-            break;
-        case INIT:
-            options.init = optarg;
-            break;
-        case SAVE:
-            options.save = optarg;
-            break;
-        case LOG:
-            options.log = optarg;
-            break;
-        case BENCH:
-            options.bench = true;
-            break;
-        case HELP:
-            printf("%s", usage);
-            return false;
-        case ':':
-            error("%s wants a value: try --help", argv[optind - 1]);
+        case NO_SHUFFLE: options.shuffle = false; break;
+        case DATA: options.data = optarg; break;
+        case INIT: options.init = optarg; break;
+        case SAVE: options.save = optarg; break;
+        case LOG: options.log = optarg; break;
+        case BENCH: options.bench = true; break;
+        case HELP: printf("%s", usage); return false;
+        case ':': error("%s wants a value: try --help", argv[optind - 1]);
         default: // a letter in optopt: -x
             if (optopt > 0 && optopt < GPUS) error("unknown option -%c: try --help", optopt);
             error("unknown option %s: try --help", argv[optind - 1]);

@@ -134,8 +134,7 @@ enum cudaError_t {
 inline const char *cudaGetErrorName(cudaError_t error) {
     switch (error) {
 #define CUDA_CPU_NAME(name)                                                                        \
-    case name:                                                                                     \
-        return #name;
+    case name: return #name;
         CUDA_CPU_NAME(cudaSuccess)
         CUDA_CPU_NAME(cudaErrorInvalidValue)
         CUDA_CPU_NAME(cudaErrorMemoryAllocation)
@@ -156,34 +155,21 @@ inline const char *cudaGetErrorName(cudaError_t error) {
 }
 inline const char *cudaGetErrorString(cudaError_t error) {
     switch (error) {
-    case cudaSuccess:
-        return "no error";
-    case cudaErrorInvalidValue:
-        return "invalid argument";
-    case cudaErrorMemoryAllocation:
-        return "out of memory";
-    case cudaErrorInvalidConfiguration:
-        return "invalid configuration argument";
-    case cudaErrorInvalidMemcpyDirection:
-        return "invalid copy direction for memcpy";
-    case cudaErrorNoDevice:
-        return "no CUDA-capable device is detected";
-    case cudaErrorInvalidDevice:
-        return "invalid device ordinal";
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
     case cudaErrorPeerAccessUnsupported:
         return "peer access is not supported between these two devices";
-    case cudaErrorInvalidResourceHandle:
-        return "invalid resource handle";
-    case cudaErrorNotReady:
-        return "device not ready";
-    case cudaErrorIllegalAddress:
-        return "an illegal memory access was encountered";
-    case cudaErrorPeerAccessAlreadyEnabled:
-        return "peer access is already enabled";
-    case cudaErrorPeerAccessNotEnabled:
-        return "peer access has not been enabled";
-    case cudaErrorLaunchFailure:
-        return "unspecified launch failure";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorNotReady: return "device not ready";
+    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+    case cudaErrorPeerAccessAlreadyEnabled: return "peer access is already enabled";
+    case cudaErrorPeerAccessNotEnabled: return "peer access has not been enabled";
+    case cudaErrorLaunchFailure: return "unspecified launch failure";
     }
     return "unrecognized error code";
 }
@@ -472,8 +458,7 @@ inline void Stream::work() {
         popped.notify_one();
         observed(task);
         running = task->running;
-#ifdef CUDA_CPU_TSAN // the stack that a report shows goes on to the line that gave the stream this
-                     // task
+#ifdef CUDA_CPU_TSAN // a report's stack then goes on to the line that queued the task
         if (running.where.pc) __tsan_func_entry(running.where.pc);
         task->run();
         if (running.where.pc) __tsan_func_exit();
