@@ -12,12 +12,16 @@ BATCH ?=
 LR ?=
 # Passes over the training data
 EPOCHS ?=
-# How gradients are summed over the devices: naive
+# How gradients are summed: naive, bucket, host, by_tensor, sharded, ring, tree, rebind, yours
 ALLREDUCE ?=
+# 1 exchanges the last layers' gradients while the first layers' are still computed
+OVERLAP ?= 0
 # Seed of the parameters and of the order of the samples
 SEED ?=
 # 0 keeps the training samples in file order
 SHUFFLE ?= 1
+# 0 lets the devices' parameters drift apart unseen
+REPLICA_CHECK ?= 1
 # Stop after this many training steps
 STEPS ?=
 # Only the first so many training and test samples
@@ -30,6 +34,8 @@ INIT ?=
 SAVE ?=
 # File for the epoch rows, by default build/log.csv
 LOG ?=
+# What make bench times: step (of training), allreduce, or all
+BENCH ?= all
 # Anything more for the program, such as ARGS=--help
 ARGS ?=
 # Options of the tests, such as T='-tc=allreduce*'
@@ -67,13 +73,16 @@ cpu_flags = $(CPUFLAGS) $(if $(WERROR),-Werror) -pthread -Icpu
 # Each option in quotes as it was typed, so that the program, not the shell, judges it
 quote = '$(subst ','\'',$1)'
 option = $(if $(value $2),$1 $(call quote,$(value $2)))
+# $(call switch,NAME,VALUE,--x): --x where NAME, which is 0 or 1, has that value
+switch = $(if $(filter-out 0 1,$($1)),$(error $1=$($1) is unknown: use 0 or 1))$(if \
+    $(filter $2,$($1)),$3)
 options = $(call option,--gpus,GPUS) $(call option,--model,MODEL) $(call option,--batch,BATCH) \
     $(call option,--lr,LR) $(call option,--epochs,EPOCHS) $(call option,--allreduce,ALLREDUCE) \
     $(call option,--seed,SEED) $(call option,--steps,STEPS) $(call option,--limit,LIMIT) \
     $(call option,--data,DATA) $(call option,--init,INIT) \
     $(call option,--save,SAVE) $(call option,--log,LOG) \
-    $(if $(filter-out 0 1,$(SHUFFLE)),$(error SHUFFLE=$(SHUFFLE) is unknown: use 0 or 1)) \
-    $(if $(filter 0,$(SHUFFLE)),--no-shuffle) $(value ARGS)
+    $(call switch,SHUFFLE,0,--no-shuffle) $(call switch,OVERLAP,1,--overlap) \
+    $(call switch,REPLICA_CHECK,0,--no-replica-check) $(value ARGS)
 
 # ----- Which backend, and why ------------------------------------------------------------------
 
@@ -108,7 +117,7 @@ dataset := $(if $(filter-out data data/ ./data,$(value DATA)),,build/data.ok)
 
 # ----- What you can make -----------------------------------------------------------------------
 
-.PHONY: all run test bench race asan sanitize plot data clean help backend FORCE
+.PHONY: all run test exercise bench race asan sanitize plot data clean help backend FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
@@ -120,8 +129,11 @@ run: backend $(dir)/mgpu $(dataset)  ## train: make run GPUS=2 BATCH=256 LR=0.2 
 test: backend $(dir)/tests $(dataset)  ## run the tests: make test T='-tc=allreduce*'
 	@set -f; $(dir)/tests $(value T)
 
-bench: backend $(dir)/mgpu $(dataset)  ## time a training step, into build/bench.csv
-	@$(dir)/mgpu --bench $(options)
+exercise: backend $(dir)/mgpu  ## judge your allreduce, or ALLREDUCE=name
+	@$(dir)/mgpu --exercise $(options)
+
+bench: backend $(dir)/mgpu  ## time BENCH, into build/bench.csv
+	@$(dir)/mgpu --bench=$(BENCH) $(options)
 
 asan: build/asan/tests $(dataset)  ## the tests under AddressSanitizer and UBSan (CPU stand-in)
 	@set -f; build/asan/tests $(value T)
@@ -132,6 +144,7 @@ tsan = TSAN_OPTIONS="halt_on_error=0 exitcode=66 $$TSAN_OPTIONS" \
 
 race: build/race/tests build/race/mgpu $(dataset)  ## tests, training under ThreadSanitizer (CPU)
 	@set -f; $(tsan) build/race/tests $(value T)
+	@$(tsan) build/race/mgpu --exercise --gpus 3 $(options)
 	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 20 --epochs 1 --log build/race/log.csv $(options)
 
 memory_checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \

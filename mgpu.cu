@@ -3,8 +3,8 @@
 //     make run GPUS=2      train LeNet on Fashion-MNIST on two devices
 //     make test            check every kernel, and that k devices learn what one device learns
 //
-// Read it beside the tutorial: sections 2 to 6 are the tutorial, with its titles and its names; the
-// sections after them are what the tutorial takes for granted.
+// Read it beside the tutorial: sections 2 to 6 are the tutorial, with its titles and its names,
+// section 7 is its exercise; the sections after them are what the tutorial takes for granted.
 //
 //   1. The vocabulary
 //   2. A toy network
@@ -12,11 +12,13 @@
 //   4. Distributing data
 //   5. Training
 //   6. Experiment
-//   7. Kernels and operators
-//   8. Autograd
-//   9. Devices and memory
-//  10. Data, timing, output
-//  11. Program
+//   7. The allreduce lab
+//   8. Kernels and operators
+//   9. Autograd
+//  10. Devices and memory
+//  11. Data, timing, output
+//  12. Judge and benchmark
+//  13. Program
 //
 // Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K side of
 // a convolution kernel, k devices. All numbers are 32-bit floats. A gradient is called dX, dW, db.
@@ -25,6 +27,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -50,13 +53,14 @@
 
 // ---------------------------------------------------------------------------------------------
 // 1. The vocabulary
-// What np, npx, autograd and d2l are to the tutorial; all of it is built in sections 7 to 10.
+// What np, npx, autograd and d2l are to the tutorial; all of it is built in sections 8 to 11.
 
 struct Device {
     int id; // 0, 1, ...: gpu(id); -1: the host
 };
 inline Device gpu(int i) { return {i}; }
 inline Device cpu() { return {-1}; }
+constexpr int most_gpus = 64;
 
 // A handle: copies of a Tensor share its numbers.
 struct Tensor {
@@ -64,7 +68,11 @@ struct Tensor {
     std::vector<int> shape;
     std::shared_ptr<float> data;  // size(t) floats in the memory of `device`
     std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
-    unsigned written = 0;         // of a gradient: the backward pass that wrote it last
+    // Of a gradient:
+    unsigned written = 0; // the backward pass that wrote it last
+    int uses = 0;         // operators on the tape that have yet to set it or add to it
+    size_t index = 0;     // its place in the list of get_params, all of which is exchanged together
+    std::shared_ptr<struct Exchange> exchange = nullptr;
 };
 int size(const Tensor &t); // the product of the shape
 
@@ -78,7 +86,9 @@ Tensor rows(const Tensor &X, int begin, int end);        // the same numbers: X[
 std::vector<float> to_host(const Tensor &t);             // waits for the device, then copies
 std::string to_string(const Tensor &t);                  // as NumPy prints it
 void attach_grad(Tensor &t);                             // a gradient of zeros
+void attach_grad(std::vector<Tensor> &list);             // the same, side by side in memory
 void add_(const Tensor &a, const Tensor &b);             // a[:] += b, on the same device
+void sum_(const Tensor &a, const std::vector<Tensor> &parts); // a[:] = the parts' sum, in order
 
 // Operators. Each runs forward at once and puts its backward on the tape of its device.
 // (N,C,H,W) (O,C,K,K) (O) -> (N,O,H-K+1,W-K+1)
@@ -103,8 +113,10 @@ struct Options {
     int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
     float lr = 0.2f;
     unsigned seed = 0;
-    bool shuffle = true, bench = false;
+    bool shuffle = true, overlap = false, replica_check = true, exercise = false;
     std::string model = "lenet", allreduce = "naive";
+    std::string bench; // all, step or allreduce
+    bool gpus_given = false, allreduce_given = false;
     std::string data = "data", init, save, log = "build/log.csv"; // folders, a file
 };
 extern Options options;
@@ -152,10 +164,27 @@ Device try_gpu(int i);
 std::string str(Device device);                      // gpu(0)
 std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
 
-// The physical device of gpu(i), and its stream of work, which on() also makes CUDA's current one.
-int physical(Device device);
+// A device does the work that it is given in order, in its queue: on(device) is what kernels and
+// copies are launched on; it also makes the device CUDA's current one.
+struct Queue {
+    cudaStream_t stream = nullptr;
+    cudaEvent_t ready = nullptr;                        // for others to wait for
+    std::map<size_t, std::vector<float *>> free_blocks; // by bytes: memory that no tensor uses now
+    int chain = 0; // the longest chain of messages that leads here (section 7)
+};
+std::vector<float *> pinned(int count, int n); // arrays of n numbers in pinned host memory
+void run_on_host(void *function);              // for cudaLaunchHostFunc: a new std::function
+Queue &queue(Device device);
+Queue &link_queue(Device src, Device dst); // of messages between two devices (section 7)
+struct SecondQueue { // while one exists, work goes to the devices' second queues
+    SecondQueue();
+    ~SecondQueue();
+};
+void join_second_queues(int k); // on the first k devices, the first queue waits for the second
 cudaStream_t on(Device device);
 cudaEvent_t ready(Device device);
+int physical(Device device); // CUDA's number of the GPU that is gpu(i)
+void count_message(Device src, Device dst, size_t bytes, Queue &carrier); // for the lab's judge
 void waitall();        // the host waits for all devices
 void stop_requested(); // ends the program cleanly if Ctrl-C was pressed
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params);
@@ -195,16 +224,16 @@ void init_params() {
 
 // Define the model
 Tensor lenet(const Tensor &X, const std::vector<Tensor> &params) {
-    Tensor h1_conv       = conv2d(X, params[0], params[1]);
+    Tensor h1_conv = conv2d(X, params[0], params[1]);
     Tensor h1_activation = relu(h1_conv);
-    Tensor h1            = avg_pool2d(h1_activation, 2, 2);
-    Tensor h2_conv       = conv2d(h1, params[2], params[3]);
+    Tensor h1 = avg_pool2d(h1_activation, 2, 2);
+    Tensor h2_conv = conv2d(h1, params[2], params[3]);
     Tensor h2_activation = relu(h2_conv);
-    Tensor h2            = avg_pool2d(h2_activation, 2, 2);
-    h2                   = reshape(h2, {h2.shape[0], -1});
-    Tensor h3_linear     = linear(h2, params[4], params[5]);
-    Tensor h3            = relu(h3_linear);
-    Tensor y_hat         = linear(h3, params[6], params[7]);
+    Tensor h2 = avg_pool2d(h2_activation, 2, 2);
+    h2 = reshape(h2, {h2.shape[0], -1});
+    Tensor h3_linear = linear(h2, params[4], params[5]);
+    Tensor h3 = relu(h3_linear);
+    Tensor y_hat = linear(h3, params[6], params[7]);
     return y_hat;
 }
 
@@ -214,6 +243,13 @@ Tensor loss(const Tensor &y_hat, const Tensor &y) { return softmax_cross_entropy
 // ---------------------------------------------------------------------------------------------
 // 3. Data synchronization                                      tutorial: "Data Synchronization"
 // How parameters get to every device, and how the devices' gradients become one sum: the exercise.
+
+// What `device` is given from now on waits for all that `other` has been given so far.
+void wait_for(Device device, Device other) {
+    CHECK(cudaEventRecord(ready(other), on(other)));
+    CHECK(cudaStreamWaitEvent(on(device), ready(other), 0));
+    queue(device).chain = std::max(queue(device).chain, queue(other).chain);
+}
 
 // dst[:] = src, of equal size, from any device to any. The host does not wait (but for a copy to
 // itself): dst's device copies once src's device has got so far, and src's goes on after that.
@@ -231,13 +267,15 @@ void copyto(const Tensor &src, const Tensor &dst) {
         CHECK(cudaMemcpyAsync(dst.data.get(), src.data.get(), bytes, cudaMemcpyDeviceToHost,
                               on(src.device)));
         CHECK(cudaStreamSynchronize(on(src.device))); // the host will read it
+    } else if (src.device.id == dst.device.id) {
+        CHECK(cudaMemcpyAsync(dst.data.get(), src.data.get(), bytes, cudaMemcpyDeviceToDevice,
+                              on(dst.device)));
     } else {
-        CHECK(cudaEventRecord(ready(src.device), on(src.device)));
-        CHECK(cudaStreamWaitEvent(on(dst.device), ready(src.device), 0));
+        wait_for(dst.device, src.device); // src is ready, and
         CHECK(cudaMemcpyPeerAsync(dst.data.get(), physical(dst.device), src.data.get(),
                                   physical(src.device), bytes, on(dst.device)));
-        CHECK(cudaEventRecord(ready(dst.device), on(dst.device)));
-        CHECK(cudaStreamWaitEvent(on(src.device), ready(dst.device), 0));
+        count_message(src.device, dst.device, bytes, queue(dst.device));
+        wait_for(src.device, dst.device); // stays as it is until it has been read
     }
 }
 Tensor copyto(const Tensor &src, Device device) {
@@ -250,14 +288,16 @@ Tensor copyto(const Tensor &src, Device device) {
 std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device) {
     std::vector<Tensor> new_params;
     for (const Tensor &p : params) new_params.push_back(copyto(p, device));
-    for (Tensor &p : new_params) attach_grad(p);
+    attach_grad(new_params);
     return new_params;
 }
 
 // data[c] lies on device c; afterwards each of them is the elementwise sum of them all.
 // With k devices and n bytes each: 2(k-1) messages, all of them through device 0, which receives
 // (k-1)n bytes and sends as many; the others n each.
+bool taken_over(const std::vector<Tensor> &data); // by what ALLREDUCE and OVERLAP choose: section 7
 void allreduce(std::vector<Tensor> &data) {
+    if (taken_over(data)) return;
     for (size_t i = 1; i < data.size(); i++)
         add_(data[0], copyto(data[i], data[0].device)); // data[0][:] += data[i]
     for (size_t i = 1; i < data.size(); i++)
@@ -389,7 +429,450 @@ void experiment() {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 7. Kernels and operators
+// 7. The allreduce lab                                           tutorial: "Exercises", the third
+// A ladder of algorithms, from the tutorial's up; ALLREDUCE=name trains with one of them.
+//
+// Their contract: grads[c][i] lies on device c and is as long on every device. Afterwards each of
+// them holds the sum over all c, with the same bits on every device. The host queues the work and
+// never waits for it. Whatever is queued later on a device finds the sums there and may change them.
+// Any k from 1 up, any lengths, 0 among them.
+//
+// Their costs, for k devices and P tensors of n bytes together: messages; the bytes into the busiest
+// device (as many come out of it); the chain, how many messages at most go one after the other. The
+// time of a call is about  chain * latency + busiest / bandwidth.
+
+typedef std::vector<std::vector<Tensor>> Grads;
+
+// What messages add up to, counted as they are queued: for the judge in section 12.
+struct Traffic {
+    long messages = 0, bytes = 0;
+    std::map<int, long> in, out; // bytes of each device; -1: the host
+    int chain = 0;
+};
+static Traffic traffic;
+void count_message(Device src, Device dst, size_t bytes, Queue &carrier) {
+    traffic.messages++;
+    traffic.bytes += bytes;
+    traffic.out[src.id] += bytes;
+    traffic.in[dst.id] += bytes;
+    traffic.chain = std::max(traffic.chain, ++carrier.chain);
+}
+
+// Tensor i of every device.
+static std::vector<Tensor> column(const Grads &grads, size_t i) {
+    std::vector<Tensor> data;
+    for (const auto &list : grads) data.push_back(list[i]);
+    return data;
+}
+
+// All tensors of a device as one, (n): the same memory if they lie side by side, as gradients from
+// get_params do; otherwise a copy, which unflatten copies back.
+static bool side_by_side(const std::vector<Tensor> &list) {
+    const float *end = nullptr;
+    for (const Tensor &t : list) {
+        if (size(t) == 0) continue;
+        if (end && t.data.get() != end) return false;
+        end = t.data.get() + size(t);
+    }
+    return true;
+}
+static std::vector<Tensor> flatten(const Grads &grads) {
+    std::vector<Tensor> flat;
+    for (const auto &list : grads) {
+        Tensor all;
+        all.device = list[0].device;
+        all.shape = {0};
+        for (const Tensor &t : list) {
+            if (size(all) == 0) all.data = t.data;
+            all.shape[0] += size(t);
+        }
+        if (!side_by_side(list)) {
+            all = empty(all.shape, all.device);
+            int begin = 0;
+            for (const Tensor &t : list) {
+                copyto(t, rows(all, begin, begin + size(t)));
+                begin += size(t);
+            }
+        }
+        flat.push_back(all);
+    }
+    return flat;
+}
+static void unflatten(const std::vector<Tensor> &flat, const Grads &grads) {
+    for (size_t c = 0; c < grads.size(); c++) {
+        int begin = 0;
+        if (side_by_side(grads[c])) continue;
+        for (const Tensor &t : grads[c]) {
+            copyto(rows(flat[c], begin, begin + size(t)), t);
+            begin += size(t);
+        }
+    }
+}
+
+// Part j of k of a flat tensor, the same memory. The parts' lengths differ by at most one.
+static Tensor chunk(const Tensor &flat, int j, int k) {
+    const long long n = size(flat);
+    return rows(flat, n * j / k, n * (j + 1) / k);
+}
+
+// Messages that travel at the same time, dst[:] = src each. One starts when both of its devices have
+// done what they were given so far, and both go on when it has arrived. Each pair of devices has a
+// stream of its own for them, so that no message waits for another pair's.
+struct Message {
+    Tensor src, dst;
+};
+static void send(const std::vector<Message> &messages) {
+    std::vector<Queue *> marked;
+    for (const Message &m : messages)
+        for (Device d : {m.src.device, m.dst.device}) {
+            if (std::find(marked.begin(), marked.end(), &queue(d)) != marked.end()) continue;
+            CHECK(cudaEventRecord(ready(d), on(d)));
+            marked.push_back(&queue(d));
+        }
+    for (const Message &m : messages) {
+        const Device src = m.src.device, dst = m.dst.device;
+        const size_t bytes = size(m.src) * sizeof(float);
+        if (size(m.src) != size(m.dst))
+            error("send: %d numbers do not fit a tensor of %d", size(m.src), size(m.dst));
+        if (bytes == 0) continue;
+        Queue &link = link_queue(src, dst);
+        CHECK(cudaStreamWaitEvent(link.stream, ready(src), 0));
+        CHECK(cudaStreamWaitEvent(link.stream, ready(dst), 0));
+        CHECK(cudaMemcpyPeerAsync(m.dst.data.get(), physical(dst), m.src.data.get(), physical(src),
+                                  bytes, link.stream));
+        CHECK(cudaEventRecord(link.ready, link.stream));
+        link.chain = std::max({link.chain, queue(src).chain, queue(dst).chain});
+        count_message(src, dst, bytes, link);
+    }
+    for (const Message &m : messages)
+        for (Device d : {m.src.device, m.dst.device}) {
+            if (size(m.src) == 0) continue;
+            Queue &link = link_queue(m.src.device, m.dst.device);
+            CHECK(cudaStreamWaitEvent(on(d), link.ready, 0));
+            queue(d).chain = std::max(queue(d).chain, link.chain);
+        }
+}
+
+// --- naive: the tutorial's, tensor by tensor, all through device 0
+//   messages 2(k-1)P   busiest (k-1)n   chain 2(k-1)P
+static void allreduce_naive(const Grads &grads) {
+    for (size_t i = 0; i < grads[0].size(); i++) {
+        std::vector<Tensor> data = column(grads, i);
+        allreduce(data);
+    }
+}
+
+// --- bucket: the same with all tensors as one, so that latency is paid once and not P times
+//   messages 2(k-1)   busiest (k-1)n   chain 2(k-1)
+static void allreduce_bucket(const Grads &grads) {
+    std::vector<Tensor> flat = flatten(grads);
+    allreduce(flat);
+    unflatten(flat, grads);
+}
+
+// --- host: the lab's kvstore='local', the sum is made by the host, in its memory
+//   messages 2k   busiest: the host, kn; a device n   chain 2
+static void allreduce_host(const Grads &grads) {
+    std::vector<Tensor> flat = flatten(grads);
+    const int k = flat.size(), n = size(flat[0]);
+    const size_t bytes = n * sizeof(float);
+    if (k == 1 || n == 0) return;
+    const std::vector<float *> host = pinned(k + 1, n); // a part of each device, then the sum
+    for (int c = 0; c < k; c++) {
+        const Device d = flat[c].device;
+        CHECK(cudaMemcpyAsync(host[c], flat[c].data.get(), bytes, cudaMemcpyDeviceToHost, on(d)));
+        count_message(d, cpu(), bytes, queue(d));
+        if (c > 0) wait_for(flat[0].device, d);
+    }
+    CHECK(cudaLaunchHostFunc(on(flat[0].device), run_on_host, new std::function<void()>([=] {
+                                 float *sum = host[k];
+                                 std::copy_n(host[0], n, sum);
+                                 for (int c = 1; c < k; c++)
+                                     for (int i = 0; i < n; i++) sum[i] += host[c][i];
+                             })));
+    for (int c = 1; c < k; c++) wait_for(flat[c].device, flat[0].device);
+    for (int c = 0; c < k; c++) {
+        const Device d = flat[c].device;
+        CHECK(cudaMemcpyAsync(flat[c].data.get(), host[k], bytes, cudaMemcpyHostToDevice, on(d)));
+        count_message(cpu(), d, bytes, queue(d));
+    }
+    unflatten(flat, grads);
+}
+
+// --- by_tensor: the tutorial's third exercise, different parameters on different devices. Each
+// tensor is summed by its owner; the largest goes first, always to the device that has least to do.
+//   messages 2(k-1)P   busiest (k-1)L + n-L, L bytes being its own   chain 2 for each tensor it owns
+static void allreduce_by_tensor(const Grads &grads) {
+    const int k = grads.size(), P = grads[0].size();
+    std::vector<int> largest_first(P), owner(P);
+    std::vector<long> load(k);
+    for (int i = 0; i < P; i++) largest_first[i] = i;
+    std::stable_sort(largest_first.begin(), largest_first.end(),
+                     [&](int a, int b) { return size(grads[0][a]) > size(grads[0][b]); });
+    for (int i : largest_first) {
+        owner[i] = std::min_element(load.begin(), load.end()) - load.begin();
+        load[owner[i]] += size(grads[0][i]);
+    }
+    std::vector<std::vector<Tensor>> parts; // of each tensor, on its owner, in the devices' order
+    std::vector<Message> gather, broadcast;
+    for (int i = 0; i < P; i++) {
+        const Tensor &sum = grads[owner[i]][i];
+        parts.push_back(column(grads, i));
+        for (int c = 0; c < k; c++) {
+            if (c == owner[i]) continue;
+            parts[i][c] = empty(sum.shape, sum.device);
+            gather.push_back({grads[c][i], parts[i][c]});
+            broadcast.push_back({sum, grads[c][i]});
+        }
+    }
+    send(gather);
+    for (int i = 0; i < P; i++) sum_(grads[owner[i]][i], parts[i]);
+    send(broadcast);
+}
+
+// --- sharded: every device sums its own 1/k of the numbers, straight from all others
+//   messages 2k(k-1)   busiest 2(k-1)n/k   chain 2
+static void allreduce_sharded(const Grads &grads) {
+    std::vector<Tensor> flat = flatten(grads);
+    const int k = flat.size();
+    std::vector<std::vector<Tensor>> parts(k); // of each shard, on its owner, in the devices' order
+    std::vector<Message> scatter, gather;
+    for (int j = 0; j < k; j++)
+        for (int c = 0; c < k; c++) {
+            const Tensor own = chunk(flat[j], j, k), part = chunk(flat[c], j, k);
+            parts[j].push_back(c == j ? own : empty(own.shape, own.device));
+            if (c == j) continue;
+            scatter.push_back({part, parts[j][c]});
+            gather.push_back({own, part});
+        }
+    send(scatter);
+    for (int j = 0; j < k; j++) sum_(chunk(flat[j], j, k), parts[j]);
+    send(gather);
+    unflatten(flat, grads);
+}
+
+// --- ring: a device only ever sends to its right neighbour. Sums of chunks go round and grow for
+// k-1 steps, then go round once more to be copied: all links are busy all the time.
+//   messages 2k(k-1)   busiest 2(k-1)n/k   chain 2(k-1)
+static void allreduce_ring(const Grads &grads) {
+    std::vector<Tensor> flat = flatten(grads);
+    const int k = flat.size();
+    for (int step = 0; step < k - 1; step++) { // chunk j is at device j + step
+        std::vector<Message> messages;
+        for (int c = 0; c < k; c++) {
+            const Tensor part = chunk(flat[c], (c - step + k) % k, k);
+            messages.push_back({part, empty(part.shape, flat[(c + 1) % k].device)});
+        }
+        send(messages);
+        for (int c = 0; c < k; c++)
+            add_(chunk(flat[(c + 1) % k], (c - step + k) % k, k), messages[c].dst);
+    }
+    for (int step = 0; step < k - 1; step++) { // the sum of chunk j is at device j - 1 + step
+        std::vector<Message> messages;
+        for (int c = 0; c < k; c++) {
+            const int j = (c + 1 - step + k) % k;
+            messages.push_back({chunk(flat[c], j, k), chunk(flat[(c + 1) % k], j, k)});
+        }
+        send(messages);
+    }
+    unflatten(flat, grads);
+}
+
+// --- tree: in round r device c + 2^r sends to device c, for c a multiple of 2^(r+1); then back
+//   messages 2(k-1)   busiest ceil(log2 k) n   chain 2 ceil(log2 k)
+static void allreduce_tree(const Grads &grads) {
+    std::vector<Tensor> flat = flatten(grads);
+    const int k = flat.size();
+    int distance = 1;
+    for (; distance < k; distance *= 2) {
+        std::vector<Message> messages;
+        for (int c = 0; c + distance < k; c += 2 * distance)
+            messages.push_back({flat[c + distance], empty(flat[c].shape, flat[c].device)});
+        send(messages);
+        for (size_t m = 0; m < messages.size(); m++) add_(flat[m * 2 * distance], messages[m].dst);
+    }
+    while ((distance /= 2) > 0) {
+        std::vector<Message> messages;
+        for (int c = 0; c + distance < k; c += 2 * distance)
+            messages.push_back({flat[c], flat[c + distance]});
+        send(messages);
+    }
+    unflatten(flat, grads);
+}
+
+// --- rebind: the mistake of the tutorial's older PyTorch text, kept to be looked at. `data[c] =`
+// puts the sum into the list under a new tensor; the gradient itself stays what it was.
+static void allreduce_rebind(const Grads &grads) {
+    for (size_t i = 0; i < grads[0].size(); i++) {
+        std::vector<Tensor> data = column(grads, i);
+        for (size_t c = 1; c < data.size(); c++) add_(data[0], copyto(data[c], data[0].device));
+        for (size_t c = 1; c < data.size(); c++) data[c] = copyto(data[0], data[c].device);
+    }
+}
+
+// --- yours: the student's slot. It starts as the tutorial's algorithm; the contract is at the top of
+// this section. What moves numbers: copyto(src, dst), one message that both devices wait for, and
+// send({{src, dst}, ...}), many at the same time. What adds: add_(a, b), sum_(a, {b, c, ...}). What
+// gets memory until the function returns: empty(shape, device). What cuts: chunk(t, j, k),
+// flatten(grads), unflatten(flat, grads).
+//   make exercise                           is it right, and what does it cost beside naive?
+//   make race ALLREDUCE=yours GPUS=3        is every wait there?
+//   make run ALLREDUCE=yours GPUS=2         does it train?
+static void allreduce_yours(const Grads &grads) {
+    // ---- yours, from here ----
+    const size_t k = grads.size(), P = grads[0].size();
+    for (size_t i = 0; i < P; i++) {
+        for (size_t c = 1; c < k; c++) {
+            Tensor received = empty(grads[c][i].shape, grads[0][i].device);
+            copyto(grads[c][i], received);
+            add_(grads[0][i], received);
+        }
+        for (size_t c = 1; c < k; c++) copyto(grads[0][i], grads[c][i]);
+    }
+    // ---- to here ----
+}
+
+struct Algorithm {
+    const char *name;
+    void (*run)(const Grads &grads);
+};
+static std::vector<Algorithm> algorithms = {
+    {"naive", allreduce_naive},         {"bucket", allreduce_bucket},   {"host", allreduce_host},
+    {"by_tensor", allreduce_by_tensor}, {"sharded", allreduce_sharded}, {"ring", allreduce_ring},
+    {"tree", allreduce_tree},           {"rebind", allreduce_rebind},   {"yours", allreduce_yours},
+};
+static bool in_algorithm = false; // allreduce(data) then is the tutorial's, whatever ALLREDUCE says
+static void run_allreduce(const std::string &name, const Grads &grads) {
+    struct Guard {
+        Guard() { in_algorithm = true; }
+        ~Guard() { in_algorithm = false; }
+    } guard;
+    for (const Algorithm &a : algorithms)
+        if (a.name == name) a.run(grads);
+}
+
+// --- when gradients are exchanged
+// train_batch hands them to allreduce one by one. Of the gradients of get_params' list, which know
+// their place in it, the Exchange waits for the last and then runs the algorithm on all of them. With
+// OVERLAP=1 it does not wait that long: the gradients of the last layers, which are complete first,
+// form a bucket, which is sent while the devices still compute those of the layers before. The
+// algorithm then runs on the devices' second queues.
+static size_t bucket_bytes = 256 * 1024; // of a bucket at least; the first layers' may be smaller
+struct Exchange {
+    struct Bucket {
+        size_t begin, end;                 // of the list
+        std::vector<cudaEvent_t> complete; // on each device
+        std::vector<size_t> missing;       // gradients, on each device
+        size_t devices = 0;                // that have them all; then it is sent
+    };
+    size_t count = 0, handed = 0;   // gradients of the list; those handed to allreduce in this step
+    Grads grads;                    // [c][i], as they were handed in
+    std::vector<Bucket> buckets;    // the last layers' first
+    std::weak_ptr<Exchange> leader; // device 0's does the work for all,
+    size_t position = 0;            // in which this device has this place
+
+    void clear();
+    void make_buckets();
+    Grads part(const Bucket &bucket) const;
+    void complete(Bucket &bucket, size_t c);
+    ~Exchange() { clear(); }
+};
+
+void Exchange::clear() {
+    for (Bucket &b : buckets)
+        for (cudaEvent_t event : b.complete) cudaEventDestroy(event);
+    buckets.clear();
+}
+void Exchange::make_buckets() {
+    for (size_t end = count, begin = count, bytes = 0; begin > 0;) {
+        bytes += size(grads[0][--begin]) * sizeof(float);
+        if (bytes < bucket_bytes && begin > 0) continue;
+        Bucket b = {begin, end, {}, std::vector<size_t>(grads.size(), end - begin)};
+        for (const auto &list : grads) {
+            cudaEvent_t event;
+            on(list[0].device);
+            CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+            b.complete.push_back(event);
+        }
+        buckets.push_back(b);
+        end = begin;
+        bytes = 0;
+    }
+}
+
+Grads Exchange::part(const Bucket &b) const {
+    Grads part;
+    for (const auto &list : grads) part.push_back({list.begin() + b.begin, list.begin() + b.end});
+    return part;
+}
+
+// Device c has got all gradients of the bucket. When the last device has, they are exchanged.
+void Exchange::complete(Bucket &b, size_t c) {
+    CHECK(cudaEventRecord(b.complete[c], on(grads[c][0].device)));
+    if (++b.devices < grads.size()) return;
+    SecondQueue guard;
+    for (size_t i = 0; i < grads.size(); i++)
+        CHECK(cudaStreamWaitEvent(on(grads[i][0].device), b.complete[i], 0));
+    run_allreduce(options.allreduce, part(b));
+}
+
+// From backward: no operator on the tape will add to this gradient any more.
+void gradient_complete(const Tensor &grad) {
+    auto leader = grad.exchange->leader.lock();
+    if (!options.overlap || !leader) return;
+    const size_t c = grad.exchange->position;
+    for (Exchange::Bucket &b : leader->buckets)
+        if (b.begin <= grad.index && grad.index < b.end && --b.missing[c] == 0)
+            leader->complete(b, c);
+}
+
+// Whether ALLREDUCE or OVERLAP ask for more than the tutorial's allreduce; then it is done, or will
+// be when the last gradient of the list is handed in.
+bool taken_over(const std::vector<Tensor> &data) {
+    if (in_algorithm || (options.allreduce == "naive" && !options.overlap)) return false;
+    const std::shared_ptr<Exchange> e = data[0].exchange;
+    bool together = e != nullptr;
+    for (const Tensor &t : data)
+        together =
+            together && t.exchange && t.index == data[0].index && t.exchange->count == e->count;
+    if (!together) { // not gradients of get_params, such as the tutorial's demo
+        Grads single;
+        for (const Tensor &t : data) single.push_back({t});
+        run_allreduce(options.allreduce, single);
+        return true;
+    }
+    if (e->grads.size() != data.size()) {
+        e->grads.assign(data.size(), std::vector<Tensor>(e->count));
+        e->clear();
+    }
+    for (size_t c = 0; c < data.size(); c++) {
+        e->grads[c][data[0].index] = data[c];
+        e->grads[c][data[0].index].exchange = nullptr; // it would own itself
+        data[c].exchange->leader = e;
+        data[c].exchange->position = c;
+    }
+    if (++e->handed < e->count) return true;
+    e->handed = 0;
+    if (e->buckets.empty()) e->make_buckets();
+    // The order in which a ring adds depends on where its chunks begin: so that OVERLAP changes no
+    // bit, it gets the same buckets without it.
+    if (!options.overlap && options.allreduce != "ring") {
+        run_allreduce(options.allreduce, e->grads);
+        return true;
+    }
+    for (Exchange::Bucket &b : e->buckets) {
+        if (!options.overlap) run_allreduce(options.allreduce, e->part(b));
+        for (size_t c = 0; c < data.size(); c++)
+            if (options.overlap && b.missing[c] > 0) e->complete(b, c);
+        b.missing.assign(data.size(), b.end - b.begin);
+        b.devices = 0;
+    }
+    if (options.overlap) join_second_queues(data.size());
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// 8. Kernels and operators
 // Each operator: its kernels, its forward, its backward. A backward sets the gradient of an input
 // (=), or adds to it (+=) where another operator of the same pass has set it: see put().
 
@@ -420,7 +903,7 @@ __device__ inline void put(float *g, bool accumulate, float value) {
     *g = accumulate ? *g + value : value;
 }
 
-// What section 8 does for the operators below.
+// What section 9 does for the operators below.
 Tensor output(const char *op, const std::vector<Tensor> &inputs,
               std::vector<int> shape);                        // where y goes
 void record(const Tensor &y, std::function<void()> backward); // on the tape
@@ -886,6 +1369,33 @@ template <class Value> __device__ inline float block_sum(float *scratch, int n, 
     return scratch[0];
 }
 
+// out[i] = parts[0][i] + parts[1][i] + ... + parts[k-1][i], added in this order; out may be a part.
+// Each thread: `lanes` neighbours on a CPU, one number on a GPU.
+constexpr int lanes = warp == 1 ? 16 : 1;
+struct Parts {
+    const float *p[most_gpus];
+};
+__global__ void sum_parts_kernel(float *out, Parts parts, int k, int n) {
+    const int first = (blockIdx.x * blockDim.x + threadIdx.x) * lanes;
+    float sum[lanes] = {};
+    const int count = min(lanes, n - first);
+    for (int c = 0; c < k; c++) UNROLL_LANES
+    for (int q = 0; q < count; q++) sum[q] += parts.p[c][first + q];
+    for (int q = 0; q < count; q++) out[first + q] = sum[q];
+}
+void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
+    Parts pointers = {};
+    for (size_t c = 0; c < parts.size(); c++) {
+        same_device("sum_", {a, parts[c]});
+        check_shape("sum_", size(a) == size(parts[c]), "tensors of one size", {a, parts[c]});
+        pointers.p[c] = parts[c].data.get();
+    }
+    if (int n = size(a))
+        sum_parts_kernel<<<blocks(n, threads * lanes), threads, 0, on(a.device)>>>(
+            a.data.get(), pointers, parts.size(), n);
+    CHECK_LAUNCH();
+}
+
 // out[0] = sum of l.   l (n)   One block.
 __global__ void sum_kernel(float *out, const float *l, int n) {
     __shared__ float scratch[threads];
@@ -908,20 +1418,18 @@ __global__ void count_correct_kernel(float *correct, const float *y_hat, const f
 }
 
 // ---------------------------------------------------------------------------------------------
-// 8. Autograd
+// 9. Autograd
 // Each device has a tape: the backward of every operator that ran on it, in order.
 
 struct Step {
     std::shared_ptr<Tensor> grad; // of the operator's result
     std::function<void()> backward;
 };
-// A logical device; section 9 makes them.
+// A logical device; section 10 makes them.
 struct Gpu {
     int physical;
-    cudaStream_t stream;
-    cudaEvent_t ready;
-    std::map<size_t, std::vector<float *>>
-        free_blocks; // by bytes: memory that no tensor uses any more
+    Queue queues[2];            // the second is for OVERLAP
+    std::map<int, Queue> links; // for messages from each device
     std::vector<Step> tape;
 };
 static Gpu &state(Device device);
@@ -934,22 +1442,39 @@ struct NoGrad {
 };
 
 void attach_grad(Tensor &t) { t.grad = std::make_shared<Tensor>(full(t.shape, 0, t.device)); }
+void attach_grad(std::vector<Tensor> &list) {
+    auto exchange = std::make_shared<Exchange>();
+    int n = 0;
+    for (const Tensor &t : list) n += size(t);
+    Tensor all = full({n}, 0, list[0].device);
+    n = 0;
+    for (Tensor &t : list) {
+        t.grad = std::make_shared<Tensor>(rows(all, n, n + size(t)));
+        t.grad->shape = t.shape;
+        t.grad->index = exchange->count++;
+        t.grad->exchange = exchange;
+        n += size(t);
+    }
+}
 
 // A fresh tensor on the inputs' device. It wants a gradient if one of them does; that gets its
 // memory when the backward pass first writes it.
 Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape) {
     same_device(op, inputs);
     Tensor y = empty(shape, inputs[0].device);
-    for (const Tensor &X : inputs)
-        if (recording && X.grad)
-            y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape, nullptr, nullptr, 0});
+    for (const Tensor &X : inputs) {
+        if (!recording || !X.grad) continue;
+        y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape, nullptr, nullptr});
+        X.grad->uses++;
+    }
     return y;
 }
 void record(const Tensor &y, std::function<void()> backward) {
     if (y.grad) state(y.device).tape.push_back({y.grad, std::move(backward)});
 }
 
-static unsigned pass = 0; // backward passes so far
+static unsigned pass = 0;            // backward passes so far
+static std::vector<Tensor> complete; // gradients that no operator on the tape will add to any more
 
 // Where a backward puts dX, and whether it adds to what the same pass has put there.
 float *grad_of(const Tensor &X, bool *accumulate) {
@@ -957,6 +1482,7 @@ float *grad_of(const Tensor &X, bool *accumulate) {
     if (!g.data) g.data = empty(g.shape, g.device).data;
     *accumulate = g.written == pass;
     g.written = pass;
+    if (--g.uses == 0 && g.exchange) complete.push_back(g);
     return g.data.get();
 }
 
@@ -975,6 +1501,8 @@ void backward(const Tensor &l) {
         Step step = std::move(tape.back());
         tape.pop_back();
         if (step.grad->written == pass) step.backward(); // else l does not depend on it
+        for (const Tensor &grad : complete) gradient_complete(grad);
+        complete.clear();
     }
 }
 
@@ -998,7 +1526,7 @@ void check_shape(const char *op, bool right, const char *wanted,
 }
 
 // ---------------------------------------------------------------------------------------------
-// 9. Devices and memory
+// 10. Devices and memory
 // k logical devices on the GPUs there are, the memory of tensors, and what to say when CUDA fails.
 
 static std::vector<Gpu> &gpus =
@@ -1010,14 +1538,42 @@ static Gpu &state(Device device) {
     return gpus[device.id];
 }
 int physical(Device device) { return state(device).physical; }
-cudaEvent_t ready(Device device) { return state(device).ready; }
+
+static int second = 0; // 1 while a SecondQueue exists
+SecondQueue::SecondQueue() { second = 1; }
+SecondQueue::~SecondQueue() { second = 0; }
+Queue &queue(Device device) { return state(device).queues[second]; }
+cudaEvent_t ready(Device device) { return queue(device).ready; }
 cudaStream_t on(Device device) {
-    Gpu &g = state(device);
-    CHECK(cudaSetDevice(g.physical));
-    return g.stream;
+    CHECK(cudaSetDevice(physical(device)));
+    return queue(device).stream;
+}
+static Queue new_queue(int physical) {
+    Queue q;
+    CHECK(cudaSetDevice(physical));
+    CHECK(cudaStreamCreateWithFlags(&q.stream, cudaStreamNonBlocking));
+    CHECK(cudaEventCreateWithFlags(&q.ready, cudaEventDisableTiming));
+    return q;
+}
+Queue &link_queue(Device src, Device dst) {
+    Queue &q = state(dst).links[src.id];
+    if (!q.stream) q = new_queue(physical(dst));
+    return q;
+}
+// The first queues of the first k devices wait for their second ones.
+void join_second_queues(int k) {
+    for (int i = 0; i < k; i++) {
+        Gpu &g = state(gpu(i));
+        CHECK(cudaSetDevice(g.physical));
+        CHECK(cudaEventRecord(g.queues[1].ready, g.queues[1].stream));
+        CHECK(cudaStreamWaitEvent(g.queues[0].stream, g.queues[1].ready, 0));
+    }
 }
 void waitall() {
-    for (size_t i = 0; i < gpus.size(); i++) CHECK(cudaStreamSynchronize(on(gpu(i))));
+    for (const Gpu &g : gpus) {
+        CHECK(cudaSetDevice(g.physical));
+        for (const Queue &q : g.queues) CHECK(cudaStreamSynchronize(q.stream));
+    }
 }
 
 void check_cuda(cudaError_t code, const char *call, const char *file, int line) {
@@ -1046,11 +1602,8 @@ void use_devices(int k, bool quiet = false) {
     if (code != cudaSuccess || count == 0)
         error("no GPU (%s): `make run BACKEND=cpu` emulates devices", cudaGetErrorString(code));
     for (int i = gpus.size(); i < k; i++) {
-        Gpu g = {i % count, nullptr, nullptr, {}, {}};
-        CHECK(cudaSetDevice(g.physical));
-        CHECK(cudaStreamCreateWithFlags(&g.stream, cudaStreamNonBlocking));
-        CHECK(cudaEventCreateWithFlags(&g.ready, cudaEventDisableTiming));
-        gpus.push_back(g);
+        const int p = i % count;
+        gpus.push_back({p, {new_queue(p), new_queue(p)}, {}, {}});
     }
     if (k > count && !quiet)
         printf("notice: %d logical devices share %d GPU%s, each with its own memory and stream\n",
@@ -1091,8 +1644,8 @@ int size(const Tensor &t) {
 }
 
 // Memory for n floats. On a device it comes from blocks of the same size that earlier tensors have
-// left, if there are any: a training step allocates nothing after the first. The stream's order
-// makes that safe. On the host it is pinned: devices copy from it while the host goes on.
+// left to the same queue, if there are any: a training step allocates nothing after the first. The
+// queue's order makes that safe. On the host it is pinned: devices copy while the host goes on.
 static std::shared_ptr<float> allocate(int n, Device device) {
     const size_t bytes = n * sizeof(float);
     float *p = nullptr;
@@ -1102,7 +1655,7 @@ static std::shared_ptr<float> allocate(int n, Device device) {
             error("the host has no %.1f MB of pinned memory left", bytes / 1e6);
         return std::shared_ptr<float>(p, [](float *p) { cudaFreeHost(p); });
     }
-    auto &blocks = state(device).free_blocks[bytes];
+    auto &blocks = queue(device).free_blocks[bytes];
     if (!blocks.empty()) {
         p = blocks.back();
         blocks.pop_back();
@@ -1117,8 +1670,20 @@ static std::shared_ptr<float> allocate(int n, Device device) {
                   str(device).c_str(), bytes / 1e6, free / 1e6, total / 1e6);
         }
     }
-    return std::shared_ptr<float>(
-        p, [device, bytes](float *p) { gpus[device.id].free_blocks[bytes].push_back(p); });
+    return std::shared_ptr<float>(p, [device, which = second, bytes](float *p) {
+        gpus[device.id].queues[which].free_blocks[bytes].push_back(p);
+    });
+}
+
+// Give the blocks that no tensor uses back to CUDA.
+void empty_cache() {
+    waitall();
+    for (Gpu &g : gpus)
+        for (Queue &q : g.queues) {
+            for (auto &blocks : q.free_blocks)
+                for (float *p : blocks.second) CHECK(cudaFree(p));
+            q.free_blocks.clear();
+        }
 }
 
 Tensor empty(std::vector<int> shape, Device device) {
@@ -1176,6 +1741,21 @@ Tensor rows(const Tensor &X, int begin, int end) {
     if (X.data) y.data = std::shared_ptr<float>(X.data, X.data.get() + begin * row);
     return y;
 }
+// `count` arrays of n numbers in pinned host memory that is never given back: always the same ones
+// for the same queues, in which one call of allreduce_host follows the other.
+std::vector<float *> pinned(int count, int n) {
+    static auto &all = *new std::map<std::pair<int, int>, std::vector<Tensor>>;
+    std::vector<Tensor> &list = all[{second, n}];
+    while ((int)list.size() < count) list.push_back(empty({n}, cpu()));
+    std::vector<float *> pointers;
+    for (int i = 0; i < count; i++) pointers.push_back(list[i].data.get());
+    return pointers;
+}
+// For cudaLaunchHostFunc: calls a new std::function, and deletes it.
+void run_on_host(void *function) {
+    std::unique_ptr<std::function<void()>> f((std::function<void()> *)function);
+    (*f)();
+}
 std::vector<float> to_host(const Tensor &t) {
     std::vector<float> numbers(size(t));
     if (numbers.empty()) return numbers;
@@ -1186,6 +1766,7 @@ std::vector<float> to_host(const Tensor &t) {
 
 // Every device must hold the same bits: what allreduce promises, and nothing else checks.
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
+    if (!options.replica_check) return;
     for (size_t i = 0; i < device_params[0].size(); i++) {
         std::vector<float> first = to_host(device_params[0][i]);
         for (size_t c = 1; c < device_params.size(); c++) {
@@ -1201,7 +1782,7 @@ void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 10. Data, timing, output
+// 11. Data, timing, output
 
 std::string str(Device device) {
     return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
@@ -1587,23 +2168,293 @@ void load_params(const std::vector<Tensor> &params, const std::string &folder) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 11. Program
+// 12. Judge and benchmark
+// `make exercise`: is an allreduce right, and what does it cost? `make bench`: how long does it take?
 
-Options options;
-
-static volatile sig_atomic_t interrupted = 0;
-void stop_requested() {
-    if (!interrupted) return;
-    if (isatty(STDOUT_FILENO)) printf("\r\033[K");
-    fflush(stdout);
-    fprintf(stderr, "mgpu: interrupted\n");
-    _exit(128 + SIGINT); // what is queued on the devices is dropped
+static std::vector<Device> first_devices(int k) {
+    std::vector<Device> devices;
+    for (int c = 0; c < k; c++) devices.push_back(gpu(c));
+    return devices;
 }
 
-// Time a training step, one minibatch again and again: the median of 5 blocks of steps.
-void bench() {
-    std::vector<Device> devices;
-    for (int i = 0; i < options.gpus; i++) devices.push_back(gpu(i));
+// Tensors of these sizes on k devices, side by side on each or each by itself.
+static Grads make_grads(int k, const std::vector<int> &sizes, bool side_by_side) {
+    Grads grads(k);
+    for (int c = 0; c < k; c++) {
+        std::vector<Tensor> list;
+        for (int n : sizes) {
+            list.push_back(empty({side_by_side ? 0 : n}, gpu(c)));
+            list.back().shape = {n};
+        }
+        if (side_by_side) attach_grad(list);
+        for (const Tensor &t : list) grads[c].push_back(side_by_side ? *t.grad : t);
+    }
+    return grads;
+}
+
+// Device c's number i is weight(i) * base^c: the digits of sum / weight(i) then tell how often each
+// device's number is in the sum. All sums are whole and below 2^24: exact in any order.
+static int base_bits(int k) { return k <= 8 ? 2 : 1; } // base 4, or 2 where that would be too much
+static int weight(int i) { return 1 + i % 251; }
+static float input(int i, int c, int k) { return (float)weight(i) * (1 << base_bits(k) * c); }
+
+constexpr float afterwards = -1e30f; // what the judge puts in place of a sum that it has copied
+
+// What may have gone wrong, from a wrong number of device c at index i.
+static std::string explain(float got, int i, int c, int k) {
+    if (std::isnan(got))
+        return "nobody had written it yet: is a wait missing before a message or a sum is read?";
+    if (got == afterwards)
+        return "the judge put that there after the allreduce: is a wait missing after a message?";
+    if (got == input(i, c, k))
+        return "it is still " + str(gpu(c)) +
+               "'s own number: was no sum sent there, or did it not wait for the sum?";
+    float all = 0;
+    for (int d = 0; d < k; d++) all += input(0, d, k);
+    const float times = got / weight(i), other = got / all;
+    if (other == std::floor(other) && other >= 1 && other <= 251)
+        return "it is the sum of an index " + std::to_string(((int)other - weight(i) + 251) % 251) +
+               " further on: are the bounds of a part wrong?";
+    if (times != std::floor(times) || times < 1 || times >= 1 << base_bits(k) * k)
+        return "it is no sum of the devices' numbers at this index";
+    std::string missing, repeated;
+    for (int d = 0, rest = times; d < k; d++, rest >>= base_bits(k)) {
+        const int count = rest & ((1 << base_bits(k)) - 1);
+        if (count == 0) missing += " " + str(gpu(d));
+        if (count > 1) repeated += " " + str(gpu(d));
+    }
+    std::string text;
+    if (!missing.empty())
+        text = "without the number of" + missing +
+               ": is it not added, or is a wait missing before the sum is read?";
+    if (!repeated.empty())
+        text += std::string(text.empty() ? "" : " ") + "more than once the number of" + repeated +
+                ": is it added again?";
+    return text;
+}
+
+// Call an algorithm with numbers input(c, i), i counting through all tensors, while one device comes
+// late, or none (-1). What the contract promises may be done after it, is done at once: the sums are
+// copied and their memory overwritten.   ->   each device's sums
+static std::vector<std::vector<float>> call(const std::string &name, const Grads &grads, int late,
+                                            const std::function<float(int, int)> &input) {
+    const int k = grads.size();
+    Grads results(k);
+    std::vector<Tensor> inputs; // in use until the end
+    for (int c = 0; c < k; c++)
+        for (const Tensor &t : grads[c])
+            if (size(t) > 0)
+                CHECK(cudaMemsetAsync(t.data.get(), 0xFF, size(t) * sizeof(float), on(gpu(c))));
+    waitall();
+    for (int c = 0; c < k; c++) {
+        int i = 0;
+        if (c == late)
+            CHECK(cudaLaunchHostFunc(on(gpu(c)), run_on_host,
+                                     new std::function<void()>([] { usleep(3000); })));
+        for (const Tensor &t : grads[c]) {
+            inputs.push_back(empty(t.shape, cpu()));
+            for (int n = 0; n < size(t); n++) inputs.back().data.get()[n] = input(c, i++);
+            copyto(inputs.back(), t);
+        }
+    }
+    run_allreduce(name, grads);
+    for (int c = 0; c < k; c++)
+        for (const Tensor &t : grads[c]) {
+            results[c].push_back(copyto(t, t.device));
+            copyto(full(t.shape, afterwards, t.device), t);
+        }
+    waitall();
+    std::vector<std::vector<float>> sums(k);
+    for (int c = 0; c < k; c++)
+        for (const Tensor &t : results[c])
+            for (float x : to_host(t)) sums[c].push_back(x);
+    return sums;
+}
+
+// Right for these tensors? An Error names the first wrong number.
+static void judge_sums(const std::string &name, int k, const std::vector<int> &sizes, bool flat,
+                       int late) {
+    auto sums =
+        call(name, make_grads(k, sizes, flat), late, [=](int c, int i) { return input(i, c, k); });
+    for (int c = 0; c < k; c++) {
+        int wrong = 0, first = 0, last = 0;
+        const int n = sums[c].size();
+        for (int i = 0; i < n; i++) {
+            float want = 0;
+            for (int d = 0; d < k; d++) want += input(i, d, k);
+            if (sums[c][i] == want) continue;
+            if (wrong++ == 0) first = i;
+            last = i;
+        }
+        if (wrong == 0) continue;
+        const float got = sums[c][first];
+        float want = 0;
+        for (int d = 0; d < k; d++) want += input(first, d, k);
+        error(
+            "%s is wrong: k = %d, %zu tensor%s, %d numbers%s%s: %s has %.9g at index %d, not %.9g "
+            "(%d wrong, up to index %d): %s",
+            name.c_str(), k, sizes.size(), sizes.size() > 1 ? "s" : "", n,
+            late < 0 ? "" : ", late: ", late < 0 ? "" : str(gpu(late)).c_str(), str(gpu(c)).c_str(),
+            std::isnan(got) ? NAN : got, first, want, wrong, last,
+            explain(got, first, c, k).c_str());
+    }
+}
+
+// The same bits on every device, and whichever device comes late?
+static void judge_bits(const std::string &name, int k, const std::vector<int> &sizes) {
+    const Grads grads = make_grads(k, sizes, true);
+    auto input = [](int c, int i) { return std::sin(1.0f + i * 7 + c * 1000) * (1 + i % 10); };
+    const auto first = call(name, grads, -1, input);
+    for (int late = 0; late < k; late++) {
+        const auto sums = call(name, grads, late, input);
+        for (int c = 0; c < k; c++)
+            for (size_t i = 0; i < sums[c].size(); i++) {
+                if (memcmp(&sums[c][i], &first[c][i], sizeof(float)) != 0)
+                    error("%s is not deterministic: k = %d, index %zu of %s: %.9g, but %.9g when "
+                          "%s is late: the order of additions must not depend on time",
+                          name.c_str(), k, i, str(gpu(c)).c_str(), first[c][i], sums[c][i],
+                          str(gpu(late)).c_str());
+                if (memcmp(&sums[c][i], &sums[0][i], sizeof(float)) != 0)
+                    error("%s gives the devices different sums: k = %d, index %zu: %.9g on gpu(0), "
+                          "%.9g on %s: add once, then copy, or add in one order everywhere",
+                          name.c_str(), k, i, sums[0][i], sums[c][i], str(gpu(c)).c_str());
+            }
+    }
+}
+
+// Does it return while the devices cannot go on? They stand still until it has, or half a second.
+static void judge_host(const std::string &name, int k, const std::vector<int> &sizes) {
+    const Grads grads = make_grads(k, sizes, true);
+    run_allreduce(name, grads); // what memory it needs is there from now on
+    waitall();
+    struct Gate {
+        std::atomic<bool> open{false}, given_up{false};
+    } gate;
+    for (int c = 0; c < k; c++)
+        CHECK(cudaLaunchHostFunc(on(gpu(c)), run_on_host, new std::function<void()>([&gate] {
+                                     for (int ms = 0; !gate.open && !gate.given_up; ms++) {
+                                         usleep(1000);
+                                         if (ms > 500) gate.given_up = true;
+                                     }
+                                 })));
+    run_allreduce(name, grads);
+    gate.open = true;
+    const bool waited = gate.given_up;
+    waitall();
+    if (waited)
+        error("%s waits on the host for a device: queue work and return, wait_for and copyto make "
+              "the devices wait",
+              name.c_str());
+}
+
+// What one call sends.
+static Traffic count_traffic(const std::string &name, const Grads &grads) {
+    waitall();
+    traffic = {};
+    for (Gpu &g : gpus) {
+        for (Queue &q : g.queues) q.chain = 0;
+        for (auto &link : g.links) link.second.chain = 0;
+    }
+    run_allreduce(name, grads);
+    waitall();
+    return traffic;
+}
+// Into or out of the device, or the host, that moves most.
+static long busiest(const Traffic &t) {
+    long most = 0;
+    for (auto &direction : {t.in, t.out})
+        for (auto &bytes : direction) most = std::max(most, bytes.second);
+    return most;
+}
+
+// Seconds for a call: the median of 3 blocks of calls.
+static double time_allreduce(const std::string &name, const Grads &grads) {
+    auto calls = [&](int n) {
+        stop_requested();
+        const double t0 = now();
+        for (int i = 0; i < n; i++) run_allreduce(name, grads);
+        waitall();
+        return (now() - t0) / n;
+    };
+    calls(1);
+    const int n = std::min(200.0, std::max(1.0, 0.02 / calls(1)));
+    double t[3] = {calls(n), calls(n), calls(n)};
+    std::sort(t, t + 3);
+    return t[1];
+}
+
+static std::vector<int> lenet_sizes() {
+    std::vector<int> sizes;
+    for (const Tensor &p : params) sizes.push_back(size(p));
+    return sizes;
+}
+
+// Judge options.allreduce on 1 to options.gpus devices; an Error says what is wrong with it.
+void exercise() {
+    const std::string name = options.allreduce;
+    const int most = options.gpus;
+    const std::vector<int> lenet = lenet_sizes();
+    printf("%s: sums on 1 to %d devices, each of them late once\n", name.c_str(), most);
+    for (int k = 1; k <= most; k++)
+        for (int n : {0, 1, k - 1, k, k + 1, 1000, 1000003}) {
+            stop_requested();
+            const std::vector<int> list = {n / 3, 0, n - n / 3 - n / 4, n / 4};
+            for (int late = -1; late < (n == k + 1 || n == 1000 ? k : 0); late++) {
+                judge_sums(name, k, {n}, false, late);
+                judge_sums(name, k, list, true, late);
+                if (n <= 1000) judge_sums(name, k, list, false, late);
+            }
+        }
+    printf("%s: bits\n", name.c_str());
+    for (int k = 1; k <= most; k++) judge_bits(name, k, {1000, 3, 77});
+    printf("%s: the host never waits\n", name.c_str());
+    judge_host(name, most, lenet);
+
+    const Grads grads = make_grads(most, lenet, true);
+    const long n = std::accumulate(lenet.begin(), lenet.end(), 0L) * sizeof(float);
+    printf("%s: passed. What it costs for LeNet's %zu gradients, %ld bytes, on %d devices:\n",
+           name.c_str(), lenet.size(), n, most);
+    printf("%-10s %9s %11s %15s %14s", "", "messages", "bytes", "busiest device", "longest chain");
+#ifndef CUDA_CPU
+    printf(" %9s %11s", "us", "bus GB/s");
+#endif
+    printf("\n");
+    std::vector<std::string> rows = {name};
+    if (name != "naive") rows.push_back("naive");
+    for (const std::string &row : rows) {
+        const Traffic t = count_traffic(row, grads);
+        printf("%-10s %9ld %11ld %15ld %14d", row.c_str(), t.messages, t.bytes, busiest(t),
+               t.chain);
+#ifndef CUDA_CPU
+        const double seconds = time_allreduce(row, grads);
+        printf(" %9.1f %11.2f", seconds * 1e6, n / seconds * 2 * (most - 1) / most / 1e9);
+#endif
+        printf("\n");
+        if (row == name && t.messages < 2 * (most - 1))
+            error(
+                "%s: only %ld messages were counted, and no allreduce on %d devices does with less "
+                "than %d: send them with copyto or send, which count",
+                name.c_str(), t.messages, most, 2 * (most - 1));
+    }
+    printf("%-10s %9d %11ld %15ld %14d   each by itself\n", "optimum", 2 * (most - 1),
+           2 * (most - 1) * n, 2 * (most - 1) * n / most, most > 1 ? 1 : 0);
+}
+
+// A row of build/bench.csv, printed as it comes.
+static std::string bench_rows;
+static void bench_row(const char *format, ...) {
+    char row[200];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(row, sizeof row, format, args);
+    va_end(args);
+    printf("%s\n", row);
+    bench_rows += std::string(row) + "\n";
+}
+
+// A training step, one minibatch again and again: the median of 5 blocks of steps.
+static void bench_step() {
+    const std::vector<Device> devices = first_devices(options.gpus);
     std::vector<std::vector<Tensor>> device_params;
     for (Device d : devices) device_params.push_back(get_params(params, d));
     Tensor X = empty({options.batch, 1, 28, 28}, cpu()), y = empty({options.batch}, cpu());
@@ -1623,20 +2474,107 @@ void bench() {
     std::vector<double> times;
     for (int block = 0; block < 5; block++) times.push_back(steps(n));
     std::nth_element(times.begin(), times.begin() + 2, times.end());
-    char row[200];
-    snprintf(row, sizeof row, "step,%s,%s,%d,%d,,%.1f,%.0f,images/s\n", options.model.c_str(),
-             options.allreduce.c_str(), options.gpus, options.batch, times[2] * 1e6,
-             options.batch / times[2]);
-    const char *head = "what,model,allreduce,gpus,batch,bytes,us,rate,unit\n";
-    printf("%s%s", head, row);
-    write_file("build/bench.csv", std::string(head) + row);
+    bench_row("step,%s,%s%s,%d,%d,,%.1f,%.0f,images/s", options.model.c_str(),
+              options.allreduce.c_str(), options.overlap ? "+overlap" : "", options.gpus,
+              options.batch, times[2] * 1e6, options.batch / times[2]);
+}
+
+// allreduce of 8 equal tensors, 4 KB to 256 MB in all, by each algorithm, or by the one that
+// ALLREDUCE names. From the times of each k a cost model is fitted,
+//   us = a * chain + bytes / b     a: latency of a message in us,   b: bandwidth in bytes/us
+// bytes: of the busiest device, or all, where logical devices share one memory. The squares of the
+// relative errors are least.
+static void bench_allreduce(int k) {
+    int count = 0;
+    CHECK(cudaGetDeviceCount(&count));
+    const bool shared = k > count; // one memory carries all messages
+    struct Case {
+        std::string name;
+        long bytes;
+        double us, chain, moved;
+    };
+    std::vector<Case> cases;
+    std::vector<std::string> names;
+    for (const Algorithm &a : algorithms)
+        if (options.allreduce_given ? a.name == options.allreduce
+                                    : a.run != allreduce_rebind && a.run != allreduce_yours)
+            names.push_back(a.name);
+    for (long bytes = 4096; bytes <= 256 << 20; bytes *= 4) {
+        size_t free = 0, total = 0;
+        on(gpu(0));
+        CHECK(cudaMemGetInfo(&free, &total));
+        if (free / (shared ? k : 1) < 5 * (size_t)bytes) {
+            printf("%ld bytes and more: skipped, the devices have too little memory\n", bytes);
+            break;
+        }
+        const Grads grads = make_grads(k, std::vector<int>(8, bytes / 8 / sizeof(float)), true);
+        for (const std::string &name : names) {
+            const Traffic t = count_traffic(name, grads);
+            const double us = time_allreduce(name, grads) * 1e6;
+            bench_row("allreduce,,%s,%d,,%ld,%.1f,%.3f,GB/s", name.c_str(), k, bytes, us,
+                      bytes / us * 2 * (k - 1) / k / 1e3);
+            cases.push_back(
+                {name, bytes, us, (double)t.chain, double(shared ? t.bytes : busiest(t))});
+        }
+        empty_cache();
+    }
+    double xx = 0, xy = 0, yy = 0, x1 = 0, y1 = 0; // normal equations of the two unknowns a, 1/b
+    for (const Case &c : cases) {
+        const double x = c.chain / c.us, y = c.moved / c.us;
+        xx += x * x;
+        xy += x * y;
+        yy += y * y;
+        x1 += x;
+        y1 += y;
+    }
+    const double det = xx * yy - xy * xy;
+    if (cases.empty() || det <= 0) return;
+    const double a = (x1 * yy - y1 * xy) / det, inverse_b = (y1 * xx - x1 * xy) / det;
+    printf("\nallreduce on %d devices: us, and below what %.1f us a message of the chain and %.2f "
+           "GB/s "
+           "%s would take\n%10s",
+           k, a, 1e-3 / inverse_b, shared ? "for all bytes (one memory)" : "for the busiest device",
+           "bytes");
+    for (const std::string &name : names) printf(" %10s", name.c_str());
+    for (size_t first = 0; first < cases.size(); first += names.size()) {
+        printf("\n%10ld", cases[first].bytes);
+        for (size_t i = first; i < first + names.size(); i++) printf(" %10.1f", cases[i].us);
+        printf("\n%10s", "model");
+        for (size_t i = first; i < first + names.size(); i++)
+            printf(" %10.1f", a * cases[i].chain + inverse_b * cases[i].moved);
+    }
+    printf("\n\n");
+}
+
+void bench() {
+    bench_row("what,model,allreduce,gpus,batch,bytes,us,rate,unit");
+    if (options.bench != "allreduce") bench_step();
+    for (int k = 2; k <= (int)gpus.size() && options.bench != "step"; k++) bench_allreduce(k);
+    write_file("build/bench.csv", bench_rows);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 13. Program
+
+Options options;
+
+static volatile sig_atomic_t interrupted = 0;
+void stop_requested() {
+    if (!interrupted) return;
+    if (isatty(STDOUT_FILENO)) printf("\r\033[K");
+    fflush(stdout);
+    fprintf(stderr, "mgpu: interrupted\n");
+    _exit(128 + SIGINT); // what is queued on the devices is dropped
 }
 
 static const char *usage =
     R"(Train LeNet on Fashion-MNIST on k devices, as Dive into Deep Learning does.
   --gpus K          number of devices, 1 to 64; more than there are GPUs share them (1)
   --model NAME      lenet
-  --allreduce NAME  naive
+  --allreduce NAME  how gradients are summed: naive, bucket, host, by_tensor, sharded, ring, tree,
+                    rebind or yours (naive)
+  --overlap         exchange the last layers' gradients while the first layers' are computed
+  --no-replica-check  do not compare the devices' parameters after each epoch
   --batch N         samples of a minibatch, over all devices (256)
   --lr X            learning rate (0.2)
   --epochs N        passes over the training set (10)
@@ -1648,7 +2586,8 @@ static const char *usage =
   --init DIR        start from the parameters in DIR/W1.npy, b1.npy, ...
   --save DIR        write the trained parameters there
   --log FILE        a row for each epoch (build/log.csv)
-  --bench           time a training step instead, and write build/bench.csv
+  --exercise        judge the allreduce that --allreduce names, instead (yours, on 1 to 8 devices)
+  --bench[=WHAT]    time a training step, allreduce or all, instead; into build/bench.csv (all)
   --help
 )";
 
@@ -1665,7 +2604,8 @@ static long whole(const char *name, const char *text, long least, long most) {
 bool parse_options(int argc, char **argv) {
     // Beyond all letters, so that getopt's optopt tells an unknown letter from these.
     enum { GPUS = 256, MODEL, ALLREDUCE, BATCH, LR, EPOCHS, STEPS, LIMIT, SEED };
-    enum { NO_SHUFFLE = SEED + 1, DATA, INIT, SAVE, LOG, BENCH, HELP };
+    enum { NO_SHUFFLE = SEED + 1, OVERLAP, NO_REPLICA_CHECK, DATA, INIT, SAVE, LOG };
+    enum { EXERCISE = LOG + 1, BENCH, HELP };
     static const option names[] = {
         {"gpus", required_argument, nullptr, GPUS},
         {"model", required_argument, nullptr, MODEL},
@@ -1677,11 +2617,14 @@ bool parse_options(int argc, char **argv) {
         {"limit", required_argument, nullptr, LIMIT},
         {"seed", required_argument, nullptr, SEED},
         {"no-shuffle", no_argument, nullptr, NO_SHUFFLE},
+        {"overlap", no_argument, nullptr, OVERLAP},
+        {"no-replica-check", no_argument, nullptr, NO_REPLICA_CHECK},
         {"data", required_argument, nullptr, DATA},
         {"init", required_argument, nullptr, INIT},
         {"save", required_argument, nullptr, SAVE},
         {"log", required_argument, nullptr, LOG},
-        {"bench", no_argument, nullptr, BENCH},
+        {"exercise", no_argument, nullptr, EXERCISE},
+        {"bench", optional_argument, nullptr, BENCH},
         {"help", no_argument, nullptr, HELP},
         {nullptr, 0, nullptr, 0},
     };
@@ -1689,7 +2632,10 @@ bool parse_options(int argc, char **argv) {
     optind = 0; // from the start, also after an earlier call
     for (int c; (c = getopt_long(argc, argv, ":", names, nullptr)) != -1;) {
         switch (c) {
-        case GPUS: options.gpus = whole("gpus", optarg, 1, 64); break;
+        case GPUS:
+            options.gpus = whole("gpus", optarg, 1, most_gpus);
+            options.gpus_given = true;
+            break;
         case BATCH: options.batch = whole("batch", optarg, 1, 60000); break;
         case EPOCHS: options.epochs = whole("epochs", optarg, 1, 1000000); break;
         case STEPS: options.steps = whole("steps", optarg, 1, 1000000000); break;
@@ -1705,16 +2651,31 @@ bool parse_options(int argc, char **argv) {
         case MODEL:
             if (strcmp(optarg, "lenet") != 0) error("--model %s: unknown, there is lenet", optarg);
             break;
-        case ALLREDUCE:
-            if (strcmp(optarg, "naive") != 0)
-                error("--allreduce %s: unknown, there is naive", optarg);
+        case ALLREDUCE: {
+            std::string names;
+            options.allreduce.clear();
+            options.allreduce_given = true;
+            for (const Algorithm &a : algorithms) {
+                if (strcmp(optarg, a.name) == 0) options.allreduce = a.name;
+                names += (names.empty() ? "" : ", ") + std::string(a.name);
+            }
+            if (options.allreduce.empty())
+                error("--allreduce %s: unknown, there are %s", optarg, names.c_str());
             break;
+        }
         case NO_SHUFFLE: options.shuffle = false; break;
         case DATA: options.data = optarg; break;
         case INIT: options.init = optarg; break;
         case SAVE: options.save = optarg; break;
         case LOG: options.log = optarg; break;
-        case BENCH: options.bench = true; break;
+        case OVERLAP: options.overlap = true; break;
+        case NO_REPLICA_CHECK: options.replica_check = false; break;
+        case EXERCISE: options.exercise = true; break;
+        case BENCH:
+            options.bench = optarg ? optarg : "all";
+            if (options.bench != "all" && options.bench != "step" && options.bench != "allreduce")
+                error("--bench=%s: unknown, there are all, step and allreduce", optarg);
+            break;
         case HELP: printf("%s", usage); return false;
         case ':': error("%s wants a value: try --help", argv[optind - 1]);
         default: // a letter in optopt: -x
@@ -1723,6 +2684,11 @@ bool parse_options(int argc, char **argv) {
         }
     }
     if (optind < argc) error("unknown argument %s: try --help", argv[optind]);
+    if (options.exercise && !options.allreduce_given) options.allreduce = "yours";
+    if (options.exercise && !options.gpus_given) options.gpus = 8;
+    if (options.exercise && options.gpus > 16) // its numbers tell no more devices apart
+        error("--exercise judges on 1 to 16 devices, not on %d", options.gpus);
+    if (options.exercise) options.batch = std::max(options.batch, options.gpus);
     if (options.batch < options.gpus)
         error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch,
               options.gpus, options.gpus);
@@ -1737,21 +2703,25 @@ int mgpu_main(int argc, char **argv) {
         action.sa_handler = [](int) { interrupted = 1; };
         sigaction(SIGINT, &action, nullptr);
         sigaction(SIGTERM, &action, nullptr);
-        if (!options.bench) {
+        const bool trains = options.bench.empty() && !options.exercise;
+        if (trains) {
             train_set = load_data(options.data, "train");
             test_set = load_data(options.data, "t10k");
             check_writable(options.log);
             if (!options.save.empty()) check_writable(options.save + "/W1.npy");
         }
-#ifdef CUDA_CPU
-        setenv("CUDA_CPU_DEVICES", std::to_string(options.gpus).c_str(),
-               0); // the stand-in shows that many
+        int devices = options.gpus;
+        if (!options.bench.empty() && options.bench != "step" && !options.gpus_given) devices = 4;
+#ifdef CUDA_CPU // the stand-in shows as many devices as are wanted
+        setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
 #endif
-        use_devices(options.gpus);
+        use_devices(devices, options.exercise);
         rng.seed(options.seed);
         init_params();
         if (!options.init.empty()) load_params(params, options.init);
-        if (options.bench)
+        if (options.exercise)
+            exercise();
+        else if (!options.bench.empty())
             bench();
         else
             experiment();

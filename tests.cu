@@ -12,6 +12,15 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include "doctest.h"
 
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include <fcntl.h>
+#include <regex.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
 // Under a sanitizer, which is up to 300 times slower, the larger cases are made smaller.
 #if defined(CUDA_CPU_TSAN) || defined(CUDA_CPU_ASAN)
 constexpr bool small_only = true;
@@ -96,7 +105,64 @@ static bool same_bits(const Floats &a, const Floats &b) {
 // times that, for the largest error of many sums, and for a last sum that happens to be small.
 static double rounding(int n) { return 1e-6 * std::sqrt(std::max(n, 1)); }
 
-// The references that make up a network; they stand above the tests of section 7.
+// A fresh folder, removed at the end with all that is in it. Its name wants quoting in a shell.
+struct TestFolder {
+    std::string path;
+    TestFolder() {
+        path = std::filesystem::temp_directory_path().string() + "/mgpu's \"tests\" $1 XXXXXX";
+        REQUIRE(mkdtemp(&path[0]) != nullptr);
+    }
+    ~TestFolder() { std::filesystem::remove_all(path); }
+    TestFolder(const TestFolder &) = delete;
+    std::string file(const std::string &name) const { return path + "/" + name; }
+    std::set<std::string> listing() const { // of everything in it
+        std::set<std::string> names;
+        for (const auto &entry : std::filesystem::recursive_directory_iterator(path))
+            names.insert(entry.path().string().substr(path.size() + 1));
+        return names;
+    }
+};
+
+static std::string read_text(const std::string &path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+static void write_text(const std::string &path, const std::string &bytes) {
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+    std::ofstream(path, std::ios::binary) << bytes;
+    REQUIRE(read_text(path) == bytes);
+}
+
+// A message for the user: one line that contains `part`.
+static void check_says(const std::string &text, const std::string &part) {
+    CAPTURE(text);
+    CAPTURE(part);
+    CHECK(text.find(part) != std::string::npos);
+    CHECK(text.find('\n') == std::string::npos);
+}
+
+// Options that a test changes are put back.
+struct OptionsKept {
+    Options kept = options;
+    ~OptionsKept() { options = kept; }
+};
+
+// What `call` prints to stdout.
+static std::string printed(const std::function<void()> &call) {
+    TestFolder folder;
+    fflush(stdout);
+    int terminal = dup(STDOUT_FILENO);
+    int file = open(folder.file("out").c_str(), O_WRONLY | O_CREAT, 0600);
+    REQUIRE(dup2(file, STDOUT_FILENO) == STDOUT_FILENO);
+    call();
+    fflush(stdout);
+    dup2(terminal, STDOUT_FILENO);
+    close(terminal);
+    close(file);
+    return read_text(folder.file("out"));
+}
+
+// The references that make up a network; they stand above the tests of section 8.
 typedef std::vector<Doubles> Arrays;
 struct ConvSizes {
     int N, C, H, W, O, K;
@@ -480,7 +546,453 @@ TEST_CASE("train_batch: the same seed gives the same bits") {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 7. Kernels and operators
+// 7. The allreduce lab
+
+// Those that must be right: all but `rebind`.
+static const std::vector<std::string> right_algorithms = {"naive",   "bucket", "host", "by_tensor",
+                                                          "sharded", "ring",   "tree", "yours"};
+
+// Tensors of these sizes on each of k devices; side by side in memory, or not.
+static Grads tensors_on(int k, const std::vector<int> &sizes, bool flat) {
+    Grads grads(k);
+    for (int c = 0; c < k; c++) {
+        std::vector<Tensor> list;
+        for (int n : sizes) list.push_back(full({n}, 0, gpu(c)));
+        if (flat) attach_grad(list);
+        for (const Tensor &t : list) grads[c].push_back(flat ? *t.grad : t);
+    }
+    return grads;
+}
+
+// Whole numbers, other ones on each device and in each place, with sums below 2^24: exact in any
+// order.
+static void check_exact_sums(const std::string &name, int k, const std::vector<int> &sizes,
+                             bool flat) {
+    Grads grads = tensors_on(k, sizes, flat);
+    const int P = sizes.size(), squares = (k - 1) * k * (2 * k - 1) / 6;
+    for (int c = 0; c < k; c++)
+        for (int t = 0; t < P; t++) {
+            Floats numbers(sizes[t]);
+            for (int i = 0; i < sizes[t]; i++) numbers[i] = i + 1000 * c * c + 10 * t;
+            copyto(on_host(numbers, {sizes[t]}), grads[c][t]);
+        }
+    run_allreduce(name, grads);
+    for (int c = 0; c < k; c++)
+        for (int t = 0; t < P; t++) {
+            const Floats got = to_host(grads[c][t]);
+            int right = 0;
+            while (right < sizes[t] && got[right] == float(k * (right + 10 * t) + 1000 * squares))
+                right++;
+            CAPTURE(name);
+            CAPTURE(k);
+            CAPTURE(c);
+            CAPTURE(t);
+            CHECK(right == sizes[t]); // else the index of the first wrong one
+        }
+}
+
+TEST_CASE("allreduce_*: every device holds the exact sum of all, for any k and any length") {
+    for (const std::string &name : right_algorithms)
+        for (int k = 1; k <= (small_only ? 4 : most_devices); k++) {
+            for (int n : {0, 1, k - 1, k, k + 1, small_only ? 1003 : 1000003})
+                check_exact_sums(name, k, {n}, false);
+            for (bool flat : {true, false}) {
+                check_exact_sums(name, k, {7, 0, 1, k, 100, 0, 33}, flat);
+                check_exact_sums(name, k, {0, 0}, flat);
+            }
+        }
+}
+
+TEST_CASE("allreduce_*: sixteen devices") {
+    if (small_only) return;
+    use_devices(16, true);
+    for (const std::string &name : right_algorithms)
+        for (int k : {9, 13, 16}) check_exact_sums(name, k, {17, 3, 1000}, true);
+}
+
+// What the comment above each algorithm says that it costs, for P equal tensors of n bytes together.
+TEST_CASE("allreduce_*: messages, bytes and chains are those of the formulas") {
+    for (int k = 1; k <= most_devices; k++) {
+        const int P = 4;
+        const long m = k * 5, n = m * P * sizeof(float); // bytes that k divides
+        const Grads grads = tensors_on(k, {(int)m, (int)m, (int)m, (int)m}, true);
+        const int rounds = std::ceil(std::log2(k));
+        const int owned = (P + k - 1) / k; // by_tensor: the most tensors of one device
+        const long L = owned * n / P;
+        struct Cost {
+            const char *name;
+            long messages, bytes, busiest;
+            int chain;
+        };
+        for (const Cost &want : std::vector<Cost>{
+                 {"naive", 2 * (k - 1) * P, 2 * (k - 1) * n, (k - 1) * n, 2 * (k - 1) * P},
+                 {"bucket", 2 * (k - 1), 2 * (k - 1) * n, (k - 1) * n, 2 * (k - 1)},
+                 {"host", k > 1 ? 2 * k : 0, k > 1 ? 2 * k * n : 0, k > 1 ? k * n : 0,
+                  k > 1 ? 2 : 0},
+                 {"by_tensor", 2 * (k - 1) * P, 2 * (k - 1) * n, k > 1 ? (k - 1) * L + n - L : 0,
+                  k > 1 ? 2 * owned : 0},
+                 {"sharded", 2 * k * (k - 1), 2 * (k - 1) * n, 2 * (k - 1) * n / k, k > 1 ? 2 : 0},
+                 {"ring", 2 * k * (k - 1), 2 * (k - 1) * n, 2 * (k - 1) * n / k, 2 * (k - 1)},
+                 {"tree", 2 * (k - 1), 2 * (k - 1) * n, rounds * n, 2 * rounds}}) {
+            const Traffic got = count_traffic(want.name, grads);
+            CAPTURE(std::string(want.name));
+            CAPTURE(k);
+            CHECK(got.messages == want.messages);
+            CHECK(got.bytes == want.bytes);
+            CHECK(busiest(got) == want.busiest);
+            CHECK(got.chain == want.chain);
+        }
+    }
+}
+TEST_CASE("allreduce_*: a part of no numbers is no message") {
+    const Grads grads = tensors_on(5, {3}, true); // three of five parts have a number
+    for (std::string name : {"sharded", "ring"}) {
+        CAPTURE(name);
+        CHECK(count_traffic(name, grads).messages == 2 * 4 * 3);
+    }
+}
+
+TEST_CASE("allreduce_*: the sums are the same bits each time, and naive's to rounding") {
+    const int k = small_only ? 3 : 5, n = 1000;
+    std::map<std::string, Floats> sums;
+    for (const std::string &name : right_algorithms)
+        for (int run = 0; run < 3; run++) {
+            Grads grads = tensors_on(k, {n, 77}, true);
+            for (int c = 0; c < k; c++)
+                for (int t = 0; t < 2; t++)
+                    copyto(
+                        on_host(random_floats(size(grads[c][t]), 10 * c + t), {size(grads[c][t])}),
+                        grads[c][t]);
+            run_allreduce(name, grads);
+            const Floats first = to_host(grads[0][0]);
+            CAPTURE(name);
+            for (int c = 1; c < k; c++) CHECK(same_bits(to_host(grads[c][0]), first));
+            if (run > 0) CHECK(same_bits(first, sums[name]));
+            sums[name] = first;
+            check_close(first, sums["naive"], rounding(k));
+        }
+}
+
+TEST_CASE("sum_ adds in order, into one of its parts too") {
+    const int k = 5, n = 1003;
+    std::vector<Tensor> parts;
+    Floats want(n, 0);
+    for (int c = 0; c < k; c++) {
+        const Floats numbers = random_floats(n, c);
+        for (int i = 0; i < n; i++) want[i] += numbers[i];
+        parts.push_back(on_device(numbers, {n}));
+    }
+    sum_(parts[3], parts);
+    CHECK(same_bits(to_host(parts[3]), want));
+    check_error([&] { sum_(parts[0], {parts[0], full({n + 1}, 0, gpu(0))}); }, {"sum_", "(1004)"});
+    check_error([&] { sum_(parts[0], {full({n}, 0, gpu(1))}); }, {"sum_", "gpu(0)", "gpu(1)"});
+}
+
+TEST_CASE("send refuses what does not fit") {
+    check_error([] { send({{full({2}, 0, gpu(0)), full({3}, 0, gpu(1))}}); }, {"send", "2", "3"});
+}
+
+// --- What a student may get wrong
+
+// naive on one flat tensor, with each of its steps as a call that may be left out.
+static void naive_but(const Grads &grads, const std::string &wrong) {
+    const int k = grads.size();
+    std::vector<Tensor> flat = flatten(grads);
+    auto message = [&](const Tensor &src, const Tensor &dst) {
+        if (size(src) == 0) return;
+        if (wrong != "no wait before") wait_for(dst.device, src.device);
+        const cudaError_t code =
+            cudaMemcpyPeerAsync(dst.data.get(), physical(dst.device), src.data.get(),
+                                physical(src.device), size(src) * sizeof(float), on(dst.device));
+        check_cuda(code, "cudaMemcpyPeerAsync", __FILE__, __LINE__);
+        if (wrong != "not counted")
+            count_message(src.device, dst.device, size(src) * sizeof(float), queue(dst.device));
+        if (wrong != "no wait after") wait_for(src.device, dst.device);
+    };
+    for (int c = wrong == "one missing" ? 2 : 1; c < k; c++) {
+        const Tensor part = empty(flat[c].shape, gpu(0));
+        message(flat[c], part);
+        add_(flat[0], part);
+        if (wrong == "counted twice" && c == k - 1) add_(flat[0], part);
+    }
+    if (wrong == "host waits") waitall();
+    for (int c = 1; c < k; c++) message(flat[0], flat[c]);
+    unflatten(flat, grads);
+}
+
+// sharded, with parts of n/k rounded down: the last n%k numbers belong to nobody.
+static void short_parts(const Grads &grads) {
+    const int k = grads.size();
+    std::vector<Tensor> flat = flatten(grads);
+    auto part = [&](int c, int j) {
+        const int length = size(flat[c]) / k;
+        return rows(flat[c], j * length, (j + 1) * length);
+    };
+    for (int j = 0; j < k; j++)
+        for (int c = 0; c < k; c++)
+            if (c != j) add_(part(j, j), copyto(part(c, j), gpu(j)));
+    for (int j = 0; j < k; j++)
+        for (int c = 0; c < k; c++)
+            if (c != j) copyto(part(j, j), part(c, j));
+    unflatten(flat, grads);
+}
+// sharded, but the sums go back one place too far: all parts but the last are one index off.
+static void shifted_parts(const Grads &grads) {
+    std::vector<Tensor> flat = flatten(grads);
+    const int k = flat.size(), n = size(flat[0]);
+    allreduce(flat);
+    if (k > 1 && n > 1)
+        for (int c = 1; c < k; c++)
+            copyto(copyto(rows(flat[0], 1, n), gpu(c)), rows(flat[c], 0, n - 1));
+    unflatten(flat, grads);
+}
+// Every device adds the others' numbers to its own: each in another order.
+static void own_order(const Grads &grads) {
+    std::vector<Tensor> flat = flatten(grads);
+    const int k = flat.size();
+    std::vector<std::vector<Tensor>> parts(k);
+    std::vector<Message> messages;
+    for (int c = 0; c < k; c++)
+        for (int d = 0; d < k; d++) {
+            parts[c].push_back(empty(flat[c].shape, gpu(c)));
+            if (d > 0) messages.push_back({flat[(c + d) % k], parts[c][d]});
+        }
+    for (int c = 0; c < k; c++) copyto(flat[c], parts[c][0]);
+    send(messages);
+    for (int c = 0; c < k; c++) sum_(flat[c], parts[c]);
+    unflatten(flat, grads);
+}
+// Adds in one order and in the other by turns, as one that takes what comes first might.
+static void any_order(const Grads &grads) {
+    static int calls = 0;
+    std::vector<Tensor> flat = flatten(grads), turned = flat;
+    if (calls++ % 2) std::reverse(turned.begin(), turned.end());
+    allreduce(turned);
+    unflatten(flat, grads);
+}
+
+// The wrong algorithms are there for --allreduce too. `says`: what the judge must say of each.
+struct WrongAlgorithm {
+    const char *name;
+    void (*run)(const Grads &grads);
+    std::vector<const char *> says;
+};
+static const std::vector<WrongAlgorithm> wrong_algorithms = {
+    {"no wait before",
+     [](const Grads &g) { naive_but(g, "no wait before"); },
+     {"is wrong: k = 2", "wait"}},
+    {"no wait after",
+     [](const Grads &g) { naive_but(g, "no wait after"); },
+     {"is wrong: k = 2", "wait"}},
+    {"one missing",
+     [](const Grads &g) { naive_but(g, "one missing"); },
+     {"is wrong: k = 2", "gpu(0) has 1 at index 0, not 5", "gpu(0)'s own number"}},
+    {"counted twice",
+     [](const Grads &g) { naive_but(g, "counted twice"); },
+     {"is wrong: k = 2", "gpu(0) has 9 at index 0, not 5",
+      "more than once the number of gpu(1): is it added again?"}},
+    {"host waits",
+     [](const Grads &g) { naive_but(g, "host waits"); },
+     {"waits on the host for a device"}},
+    {"not counted",
+     [](const Grads &g) { naive_but(g, "not counted"); },
+     {"only 0 messages were counted", "less than 4"}},
+    {"short parts", short_parts, {"is wrong: k = 2", "own number: was no sum sent there"}},
+    {"shifted parts",
+     shifted_parts,
+     {"is wrong: k = 2", "gpu(1) has 10 at index 0, not 5", "the sum of an index 1 further on",
+      "bounds"}},
+    {"own order", own_order, {"gives the devices different sums: k = 3"}},
+    {"any order", any_order, {"is not deterministic: k = 3"}},
+    {"rebind",
+     nullptr,
+     {"is wrong: k = 2", "gpu(1) has 4 at index 0, not 5",
+      "gpu(1)'s own number: was no sum sent there"}},
+};
+static const bool wrong_algorithms_added = [] {
+    for (const WrongAlgorithm &wrong : wrong_algorithms)
+        if (wrong.run) algorithms.push_back({wrong.name, wrong.run});
+    return true;
+}();
+
+TEST_CASE("exercise: what is wrong fails, with the words that lead to it" *
+          doctest::skip(small_only)) { // its races would be reported
+    OptionsKept kept;
+    init_params();
+    options.gpus = 3;
+    for (const WrongAlgorithm &wrong : wrong_algorithms) {
+        options.allreduce = wrong.name;
+        std::string said;
+        printed([&] { said = error_of(exercise); });
+        CAPTURE(std::string(wrong.name));
+        CAPTURE(said);
+        CHECK(said.compare(0, strlen(wrong.name), wrong.name) == 0);
+        for (const std::string part : wrong.says) {
+            CAPTURE(part);
+            CHECK(said.find(part) != std::string::npos);
+        }
+        waitall();
+    }
+}
+
+TEST_CASE("exercise: what is right passes, with its costs beside naive's and the optimum") {
+    OptionsKept kept;
+    init_params();
+    options.gpus = small_only ? 2 : 4;
+    for (const std::string &name : right_algorithms) {
+        if (small_only && name != "ring") continue;
+        options.allreduce = name;
+        std::string said;
+        const std::string text = printed([&] { said = error_of(exercise); });
+        CAPTURE(text);
+        CHECK(said == "");
+        CHECK(text.find(name + ": passed") != std::string::npos);
+        if (small_only) continue;
+        if (name == "ring")
+            CHECK(text.find("\nring              24     3097632          774408              6") !=
+                  std::string::npos);
+        CHECK(text.find("\nnaive             48     3097632         1548816             48") !=
+              std::string::npos);
+        CHECK(text.find("\noptimum            6     3097632          774408              1") !=
+              std::string::npos);
+    }
+}
+
+// --- When gradients are exchanged
+
+// A network of three layers on k devices, of which every one is a bucket, trained for some steps.
+// Returns the parameters of every device, one after the other.
+static Floats train_small(int k, const std::string &algorithm, bool overlap, int steps = 4) {
+    OptionsKept kept;
+    options.allreduce = algorithm;
+    options.overlap = overlap;
+    bucket_bytes = 1;
+    const std::vector<std::vector<int>> shapes = {{6, 7}, {7}, {7, 5}, {5}, {5, 3}, {3}};
+    std::vector<Tensor> start;
+    for (const auto &shape : shapes) {
+        const int n = std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<int>());
+        start.push_back(on_host(random_floats(n, start.size()), shape));
+    }
+    std::vector<std::vector<Tensor>> p;
+    for (int c = 0; c < k; c++) p.push_back(get_params(start, gpu(c)));
+    for (int step = 0; step < steps; step++) {
+        std::vector<Tensor> ls;
+        for (int c = 0; c < k; c++) {
+            Tensor h = on_device(random_floats(4 * 6, 100 * step + c), {4, 6}, gpu(c));
+            for (int layer = 0; layer < 3; layer++) {
+                h = linear(h, p[c][2 * layer], p[c][2 * layer + 1]);
+                if (layer < 2) h = relu(h);
+            }
+            ls.push_back(softmax_cross_entropy(h, on_device({0, 1, 2, float(c % 3)}, {4}, gpu(c))));
+        }
+        for (const Tensor &l : ls) backward(l);
+        const auto &buckets = p[0][0].grad->exchange->buckets;
+        if (step > 0 && overlap) { // all are on their way before allreduce is called
+            CHECK(buckets.size() == 6);
+            for (const auto &bucket : buckets) CHECK(bucket.devices == (size_t)k);
+        }
+        for (size_t i = 0; i < shapes.size(); i++) {
+            std::vector<Tensor> grads;
+            for (int c = 0; c < k; c++) grads.push_back(*p[c][i].grad);
+            allreduce(grads);
+        }
+        for (const auto &list : p) sgd(list, 0.1f, 4 * k);
+    }
+    Floats all;
+    for (const auto &list : p)
+        for (const Tensor &t : list)
+            for (float x : to_host(t)) all.push_back(x);
+    bucket_bytes = 256 * 1024;
+    return all;
+}
+
+TEST_CASE("allreduce with OVERLAP=1 gives the same bits as without, and as before") {
+    for (int k : {1, 2, 3, 4}) {
+        const Floats naive = train_small(k, "naive", false);
+        const size_t n = naive.size() / k;
+        for (const std::string &name : right_algorithms) {
+            CAPTURE(k);
+            CAPTURE(name);
+            const Floats without = train_small(k, name, false), with = train_small(k, name, true);
+            CHECK(same_bits(with, without));
+            CHECK(same_bits(without, train_small(k, name, false)));
+            check_close(without, naive, 1e-5);
+            for (int c = 1; c < k; c++) // the replicas
+                CHECK(memcmp(&with[0], &with[c * n], n * sizeof(float)) == 0);
+        }
+    }
+}
+
+TEST_CASE("allreduce: a list that changes its number of devices, and the tutorial's demo") {
+    OptionsKept kept;
+    options.overlap = true;
+    for (const std::string &name : right_algorithms) {
+        options.allreduce = name;
+        CAPTURE(name);
+        std::vector<Tensor> data;
+        for (int c = 0; c < 3; c++) data.push_back(full({1, 2}, c + 1, gpu(c)));
+        std::vector<Tensor> list = data;
+        allreduce(list);
+        for (const Tensor &t : data) CHECK(to_host(t) == Floats{6, 6});
+        // Gradients of lists, first of two devices, then of three
+        std::vector<std::vector<Tensor>> p;
+        for (int c = 0; c < 3; c++) p.push_back(get_params({arange(3), arange(2)}, gpu(c)));
+        for (int k : {2, 3, 2}) {
+            for (int c = 0; c < k; c++)
+                for (const Tensor &t : p[c]) copyto(full(t.shape, c + 1, gpu(c)), *t.grad);
+            for (int i = 0; i < 2; i++) {
+                std::vector<Tensor> grads;
+                for (int c = 0; c < k; c++) grads.push_back(*p[c][i].grad);
+                allreduce(grads);
+            }
+            for (int c = 0; c < k; c++)
+                for (const Tensor &t : p[c])
+                    CHECK(to_host(*t.grad) == Floats(size(t), k * (k + 1) / 2));
+        }
+    }
+}
+
+TEST_CASE("attach_grad of a list: zeros, side by side") {
+    std::vector<Tensor> list = {full({2, 3}, 1, gpu(1)), full({0}, 1, gpu(1)),
+                                full({5}, 1, gpu(1))};
+    attach_grad(list);
+    for (const Tensor &t : list) {
+        CHECK(t.grad->shape == t.shape);
+        CHECK(to_host(*t.grad) == Floats(size(t), 0));
+    }
+    CHECK(list[2].grad->data.get() == list[0].grad->data.get() + 6);
+}
+
+TEST_CASE("train_batch: every algorithm gives the step of the tutorial's allreduce") {
+    if (small_only) return;
+    OptionsKept kept;
+    const std::vector<Tensor> start = lively_params();
+    const auto batch = minibatch(13, 3);
+    for (int k : {2, 3}) {
+        Training naive(k, start);
+        naive.step(batch);
+        for (const std::string &name : right_algorithms)
+            for (bool overlap : {false, true}) {
+                OptionsKept kept;
+                options.allreduce = name;
+                options.overlap = overlap;
+                Training other(k, start);
+                other.step(batch);
+                CAPTURE(name);
+                CAPTURE(overlap);
+                CHECK(other.replicas_equal());
+                check_close(other.numbers(0, true), naive.numbers(0, true), 1e-6);
+            }
+        OptionsKept kept;
+        options.allreduce = "rebind";
+        Training rebound(k, start);
+        rebound.step(batch);
+        CHECK_FALSE(rebound.replicas_equal());
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// 8. Kernels and operators
 
 // An input of an operator, that wants a gradient.
 struct Input {
@@ -995,7 +1507,7 @@ TEST_CASE("conv2d, linear, relu, avg_pool2d, softmax_cross_entropy, add_: wrong 
 }
 
 // ---------------------------------------------------------------------------------------------
-// 8. Autograd
+// 9. Autograd
 
 TEST_CASE("backward: the gradient of the sum, only for what the result depends on") {
     Tensor X = with_grad({{2}, {1, -1}}), other = on_device({1, 1}, {2});
@@ -1058,7 +1570,7 @@ TEST_CASE("NoGrad: while one exists, nothing is recorded") {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 9. Devices and memory
+// 10. Devices and memory
 
 TEST_CASE("reshape: the same numbers and the same gradient") {
     Tensor X = with_grad({{2, 6}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}});
@@ -1126,73 +1638,7 @@ TEST_CASE("to_string: as NumPy prints") {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 10. Data, timing, output
-
-#include <fstream>
-#include <iterator>
-#include <set>
-
-#include <fcntl.h>
-#include <regex.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-
-// A fresh folder, removed at the end with all that is in it. Its name wants quoting in a shell.
-struct TestFolder {
-    std::string path;
-    TestFolder() {
-        path = std::filesystem::temp_directory_path().string() + "/mgpu's \"tests\" $1 XXXXXX";
-        REQUIRE(mkdtemp(&path[0]) != nullptr);
-    }
-    ~TestFolder() { std::filesystem::remove_all(path); }
-    TestFolder(const TestFolder &) = delete;
-    std::string file(const std::string &name) const { return path + "/" + name; }
-    std::set<std::string> listing() const { // of everything in it
-        std::set<std::string> names;
-        for (const auto &entry : std::filesystem::recursive_directory_iterator(path))
-            names.insert(entry.path().string().substr(path.size() + 1));
-        return names;
-    }
-};
-
-static std::string read_text(const std::string &path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-static void write_text(const std::string &path, const std::string &bytes) {
-    std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-    std::ofstream(path, std::ios::binary) << bytes;
-    REQUIRE(read_text(path) == bytes);
-}
-
-// A message for the user: one line that contains `part`.
-static void check_says(const std::string &text, const std::string &part) {
-    CAPTURE(text);
-    CAPTURE(part);
-    CHECK(text.find(part) != std::string::npos);
-    CHECK(text.find('\n') == std::string::npos);
-}
-
-// Options that a test changes are put back.
-struct OptionsKept {
-    Options kept = options;
-    ~OptionsKept() { options = kept; }
-};
-
-// What `call` prints to stdout.
-static std::string printed(const std::function<void()> &call) {
-    TestFolder folder;
-    fflush(stdout);
-    int terminal = dup(STDOUT_FILENO);
-    int file = open(folder.file("out").c_str(), O_WRONLY | O_CREAT, 0600);
-    REQUIRE(dup2(file, STDOUT_FILENO) == STDOUT_FILENO);
-    call();
-    fflush(stdout);
-    dup2(terminal, STDOUT_FILENO);
-    close(terminal);
-    close(file);
-    return read_text(folder.file("out"));
-}
+// 11. Data, timing, output
 
 // --- The data set
 
@@ -1787,7 +2233,7 @@ TEST_CASE("load_npy survives every cut and every changed byte") {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 11. Program
+// 13. Program
 
 // The options that a command line sets, from the defaults on, or what is wrong with it.
 struct Parsed {
@@ -1820,7 +2266,7 @@ TEST_CASE("parse_options takes the tutorial's values where none are given") {
     CHECK(p.options.limit == 0);
     CHECK(p.options.seed == 0);
     CHECK(p.options.shuffle);
-    CHECK(!p.options.bench);
+    CHECK(p.options.bench == "");
     CHECK(p.options.model == "lenet");
     CHECK(p.options.allreduce == "naive");
     CHECK(p.options.data == "data");
@@ -1830,11 +2276,36 @@ TEST_CASE("parse_options takes the tutorial's values where none are given") {
 }
 
 TEST_CASE("parse_options reads every option") {
-    Parsed p =
-        parsed({"--gpus",  "3",      "--batch=64",  "--lr",  "1e-3",   "--epochs",    "7",
-                "--steps", "5",      "--limit",     "9",     "--seed", "4294967295",  "--bench",
-                "--model", "lenet",  "--allreduce", "naive", "--data", "a b",         "--init",
-                "i",       "--save", "s",           "--log", "l.csv",  "--no-shuffle"});
+    Parsed p = parsed({"--gpus",
+                       "3",
+                       "--batch=64",
+                       "--lr",
+                       "1e-3",
+                       "--epochs",
+                       "7",
+                       "--steps",
+                       "5",
+                       "--limit",
+                       "9",
+                       "--seed",
+                       "4294967295",
+                       "--bench",
+                       "--model",
+                       "lenet",
+                       "--allreduce",
+                       "ring",
+                       "--data",
+                       "a b",
+                       "--init",
+                       "i",
+                       "--save",
+                       "s",
+                       "--log",
+                       "l.csv",
+                       "--no-shuffle",
+                       "--overlap",
+                       "--no-replica-check",
+                       "--exercise"});
     CHECK(p.error == "");
     CHECK(p.run);
     CHECK(p.options.gpus == 3);
@@ -1845,13 +2316,21 @@ TEST_CASE("parse_options reads every option") {
     CHECK(p.options.limit == 9);
     CHECK(p.options.seed == 4294967295u);
     CHECK(!p.options.shuffle);
-    CHECK(p.options.bench);
+    CHECK(p.options.allreduce == "ring");
+    CHECK(p.options.overlap);
+    CHECK(!p.options.replica_check);
+    CHECK(p.options.exercise);
+    CHECK(p.options.bench == "all");
     CHECK(p.options.data == "a b");
     CHECK(p.options.init == "i");
     CHECK(p.options.save == "s");
     CHECK(p.options.log == "l.csv");
     CHECK(parsed({"--batch", "2", "--gpus", "2"}).error == "");
     CHECK(parsed({"--gpus", "64"}).options.gpus == 64);
+    CHECK(parsed({"--bench=step"}).options.bench == "step");
+    CHECK(parsed({"--exercise"}).options.allreduce == "yours");
+    CHECK(parsed({"--exercise"}).options.gpus == 8);
+    CHECK(parsed({"--exercise", "--allreduce", "tree", "--gpus", "16"}).error == "");
 }
 
 TEST_CASE("parse_options refuses a wrong value and says what is wanted") {
@@ -1877,7 +2356,11 @@ TEST_CASE("parse_options refuses a wrong value and says what is wanted") {
     check_says(parsed({"--batch", "7", "--gpus", "8"}).error, "use BATCH >= 8");
     check_says(parsed({"--model", "vgg"}).error, "--model vgg: unknown, there is lenet");
     check_says(parsed({"--allreduce", "magic"}).error,
-               "--allreduce magic: unknown, there is naive");
+               "--allreduce magic: unknown, there are naive, bucket, host, by_tensor, sharded, "
+               "ring, tree, "
+               "rebind, yours");
+    check_says(parsed({"--bench=x"}).error, "--bench=x: unknown, there are all, step and");
+    check_says(parsed({"--exercise", "--gpus", "17"}).error, "on 1 to 16 devices, not on 17");
     check_says(parsed({"--gpuss", "2"}).error, "unknown option --gpuss: try --help");
     check_says(parsed({"--no-shuffle=1"}).error, "unknown option --no-shuffle=1: try --help");
     check_says(parsed({"-g"}).error, "unknown option -g: try --help");
@@ -1894,11 +2377,35 @@ TEST_CASE("parse_options prints its help, which names every option and its defau
     std::string help = printed([&] { p = parsed({"--help"}); });
     CHECK(p.error == "");
     CHECK(!p.run);
-    for (std::string text :
-         {"--gpus",  "--model", "--allreduce",  "--batch",        "--lr",   "--epochs", "--steps",
-          "--limit", "--seed",  "--no-shuffle", "--data",         "--init", "--save",   "--log",
-          "--bench", "--help",  "(1)",          "(256)",          "(0.2)",  "(10)",     "(0)",
-          "lenet",   "naive",   "(data)",       "(build/log.csv)"}) {
+    for (std::string text : {"--gpus",
+                             "--model",
+                             "--allreduce",
+                             "--batch",
+                             "--lr",
+                             "--epochs",
+                             "--steps",
+                             "--limit",
+                             "--seed",
+                             "--no-shuffle",
+                             "--data",
+                             "--init",
+                             "--save",
+                             "--log",
+                             "--overlap",
+                             "--no-replica-check",
+                             "--exercise",
+                             "yours",
+                             "--bench",
+                             "--help",
+                             "(1)",
+                             "(256)",
+                             "(0.2)",
+                             "(10)",
+                             "(0)",
+                             "lenet",
+                             "naive",
+                             "(data)",
+                             "(build/log.csv)"}) {
         CAPTURE(text);
         CHECK(help.find((text[0] == '-' ? "\n  " : " ") + text) != std::string::npos);
     }
@@ -2094,6 +2601,73 @@ TEST_CASE("program: the same seed gives the same bits, and k devices what one gi
         check_close(to_host(a), to_host(one), 1e-5); // the gradients are added in another order
     }
     params.clear();
+}
+
+TEST_CASE("program: --exercise says passed with status 0, or what is wrong with status 1") {
+    TestFolder folder;
+    Run right = run_in_shell(folder, "", "--exercise --gpus 2");
+    CHECK(right.status == 0);
+    CHECK(right.err == "");
+    CHECK(right.out.find("yours: passed") != std::string::npos);
+    if (small_only) return;
+    Run wrong = run_in_shell(folder, "", "--exercise --allreduce rebind");
+    CHECK(wrong.status == 1);
+    CHECK(wrong.out.find("passed") == std::string::npos);
+    check_says(wrong.err.substr(0, wrong.err.size() - 1), "mgpu: rebind is wrong: k = 2");
+    CHECK(folder.listing().empty());
+}
+
+TEST_CASE("program: every allreduce trains, with OVERLAP to the same bits" *
+          doctest::skip(no_training)) {
+    TestFolder folder;
+    write_data(folder.file("data"), few, few / 4);
+    for (const std::string &name : right_algorithms) {
+        if (small_only && name != "ring") continue;
+        const std::string training = "--gpus 3 --steps 3 --allreduce " + name;
+        train_in(folder, training + " --save without");
+        Run run = train_in(folder, training + " --save with --overlap");
+        CAPTURE(name);
+        CHECK(run.out.find(" [[6. 6.]] @gpu(2)\n") != std::string::npos); // the demo
+        CHECK((saved(folder, "with") == saved(folder, "without")));
+    }
+}
+
+TEST_CASE("program: rebind is caught by the replica check, or trains on without it" *
+          doctest::skip(no_training)) {
+    TestFolder folder;
+    write_data(folder.file("data"), few, few / 4);
+    Run caught =
+        run_in_shell(folder, "", "--gpus 2 --batch 32 --epochs 1 --log log.csv --allreduce rebind");
+    CHECK(caught.status == 1);
+    check_says(caught.err.substr(0, caught.err.size() - 1), "mgpu: the replicas differ: W1[");
+    CHECK(caught.out.find("after allreduce:\n [[3. 3.]] @gpu(0)\n [[2. 2.]] @gpu(1)\n") !=
+          std::string::npos); // the demo prints what the devices hold
+    CHECK(caught.out.find("test acc:") == std::string::npos);
+    Run run = train_in(folder, "--allreduce rebind --no-replica-check");
+    CHECK(run.out.find("test acc:") != std::string::npos);
+}
+
+TEST_CASE("program: --bench=allreduce times every algorithm and fits a cost model" *
+          doctest::skip(small_only)) {
+    TestFolder folder; // with 8 MiB a device the larger sizes are skipped
+    Run run = run_in_shell(folder, "CUDA_CPU_MEMORY=8", "--bench=allreduce --gpus 2");
+    CAPTURE(run.err);
+    CHECK(run.status == 0);
+    const std::string csv = read_text(folder.file("build/bench.csv"));
+    CHECK(csv.compare(0, 51, "what,model,allreduce,gpus,batch,bytes,us,rate,unit\n") == 0);
+    for (std::string name : {"naive", "bucket", "host", "by_tensor", "sharded", "ring", "tree"})
+        for (int bytes : {4096, 16384, 262144, 1048576}) {
+            const std::string row = "\nallreduce,," + name + ",2,," + std::to_string(bytes) + ",";
+            CAPTURE(row);
+            const size_t at = csv.find(row);
+            REQUIRE(at != std::string::npos);
+            double us = 0, rate = 0;
+            REQUIRE(sscanf(csv.c_str() + at + row.size(), "%lf,%lf,GB/s\n", &us, &rate) == 2);
+            CHECK(std::fabs(rate - bytes / us / 1e3) < 0.01 * rate + 0.001); // 2(k-1)/k is 1
+        }
+    CHECK(csv.find("rebind") == std::string::npos);
+    CHECK(run.out.find("4194304 bytes and more: skipped") != std::string::npos);
+    CHECK(run.out.find("allreduce on 2 devices: us, and below what") != std::string::npos);
 }
 
 // What the user did wrong: one line on stderr, status 1, and no file that was not there before.
@@ -3708,6 +4282,19 @@ TEST_CASE("stand-in: right programs are told nothing") {
 }
 
 #ifdef CUDA_CPU_TSAN
+TEST_CASE("exercise: ThreadSanitizer sees an allreduce's missing event within three runs") {
+    TestFolder folder;
+    auto found = [&](const std::string &algorithm) {
+        Run run = run_in_shell(folder, "", "--exercise --gpus 2 --allreduce " + algorithm);
+        return run.err.find("ThreadSanitizer: data race") != std::string::npos;
+    };
+    for (const char *name : {"'no wait before'", "'no wait after'"}) {
+        CAPTURE(std::string(name));
+        CHECK((found(name) || found(name) || found(name)));
+    }
+    CHECK_FALSE(found("yours"));
+}
+
 TEST_CASE("stand-in: ThreadSanitizer sees each missing barrier, event and wait") {
     for (const RaceProgram &program : race_programs) {
         int status = 0;

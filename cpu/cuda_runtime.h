@@ -129,6 +129,7 @@ enum cudaError_t {
     cudaErrorPeerAccessAlreadyEnabled = 704,
     cudaErrorPeerAccessNotEnabled = 705,
     cudaErrorLaunchFailure = 719,
+    cudaErrorNotPermitted = 800,
 };
 
 inline const char *cudaGetErrorName(cudaError_t error) {
@@ -149,6 +150,7 @@ inline const char *cudaGetErrorName(cudaError_t error) {
         CUDA_CPU_NAME(cudaErrorPeerAccessAlreadyEnabled)
         CUDA_CPU_NAME(cudaErrorPeerAccessNotEnabled)
         CUDA_CPU_NAME(cudaErrorLaunchFailure)
+        CUDA_CPU_NAME(cudaErrorNotPermitted)
 #undef CUDA_CPU_NAME
     }
     return "unrecognized error code";
@@ -170,6 +172,7 @@ inline const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorPeerAccessAlreadyEnabled: return "peer access is already enabled";
     case cudaErrorPeerAccessNotEnabled: return "peer access has not been enabled";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
+    case cudaErrorNotPermitted: return "operation not permitted";
     }
     return "unrecognized error code";
 }
@@ -414,6 +417,7 @@ struct Stream {
     std::deque<Task *> queue;
     bool stopping = false;
     bool used = false; // since the default stream last waited for this one
+    std::atomic<int> unfinished{0}; // tasks
     std::shared_ptr<Mark>
         default_mark; // of the default stream, that this stream has yet to wait for
     std::thread thread;
@@ -424,14 +428,23 @@ struct Stream {
     void work();
 };
 
+inline __thread bool in_host_function = false; // of cudaLaunchHostFunc
+
 // Put a task at the end of the stream's queue.
 inline void Stream::push(Running running, std::function<void()> run) {
+    if (in_host_function) {
+        const Running &host = cuda_cpu::running;
+        fail(cudaErrorNotPermitted, host.where,
+             "cudaLaunchHostFunc: the function calls CUDA, which waits for it");
+        _exit(1);
+    }
     Task *task = new Task{std::move(run), running};
     published(task);
     Hidden hidden;
     std::unique_lock<std::mutex> guard(lock);
     popped.wait(guard, [&] { return queue.size() < most; });
     queue.push_back(task);
+    unfinished++;
     used = true;
     guard.unlock();
     pushed.notify_one();
@@ -468,6 +481,7 @@ inline void Stream::work() {
         running.name = nullptr;
         Hidden hidden;
         delete task;
+        unfinished--;
     }
 }
 
@@ -563,7 +577,12 @@ inline cudaError_t synchronize(Stream *stream) {
     return stream->device->fault;
 }
 inline cudaError_t synchronize(Device &device) {
-    for (size_t i = 0; i < device.streams.size(); i++) synchronize(device.streams[i]);
+    for (size_t i = 0; i < device.streams.size(); i++) {
+#ifndef CUDA_CPU_TSAN // which wants to be told even that a stream was done long ago
+        if (device.streams[i]->unfinished == 0) continue;
+#endif
+        synchronize(device.streams[i]);
+    }
     return device.fault;
 }
 
@@ -1537,6 +1556,22 @@ inline cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int
     auto done = mark(copy);
     for (Stream *stream : all)
         if (stream != copy) wait(stream, done);
+    return cudaSuccess;
+}
+
+// The stream calls f(data), on a thread of the host, where its turn comes. As on a GPU, f may not call
+// CUDA: it would wait for the stream that waits for it.
+typedef void (*cudaHostFn_t)(void *);
+inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t f, void *data,
+                                      CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (!f) return fail(cudaErrorInvalidValue, where, "cudaLaunchHostFunc: no function");
+    Device &device = stream ? *stream->device : current();
+    submit(stream, device, {"cudaLaunchHostFunc", where, device.id}, [=] {
+        in_host_function = true;
+        f(data);
+        in_host_function = false;
+    });
     return cudaSuccess;
 }
 
