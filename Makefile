@@ -6,7 +6,7 @@
 GPUS ?=
 # Network: lenet
 MODEL ?=
-# Batch size over all devices together
+# Batch size over all devices together; in make sweep, of each device
 BATCH ?=
 # Learning rate
 LR ?=
@@ -36,6 +36,10 @@ SAVE ?=
 LOG ?=
 # What make bench times: step (of training), allreduce, or all
 BENCH ?= all
+# Numbers of devices that make sweep trains on
+SWEEP_GPUS ?= 1 2
+# Learning rates that make sweep trains with
+SWEEP_LR ?= 0.05 0.1 0.2 0.4
 # Anything more for the program, such as ARGS=--help
 ARGS ?=
 # Options of the tests, such as T='-tc=allreduce*'
@@ -117,7 +121,7 @@ dataset := $(if $(filter-out data data/ ./data,$(value DATA)),,build/data.ok)
 
 # ----- What you can make -----------------------------------------------------------------------
 
-.PHONY: all run test exercise bench race asan sanitize plot data clean help backend FORCE
+.PHONY: all run test exercise bench race asan sanitize plot sweep data clean help backend FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
@@ -142,7 +146,7 @@ asan: build/asan/tests $(dataset)  ## the tests under AddressSanitizer and UBSan
 tsan = TSAN_OPTIONS="halt_on_error=0 exitcode=66 $$TSAN_OPTIONS" \
     $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 
-race: build/race/tests build/race/mgpu $(dataset)  ## tests, training under ThreadSanitizer (CPU)
+race: build/race/tests build/race/mgpu $(dataset)  ## tests, exercise, training under ThreadSanitizer (CPU)
 	@set -f; $(tsan) build/race/tests $(value T)
 	@$(tsan) build/race/mgpu --exercise --gpus 3 $(options)
 	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 20 --epochs 1 --log build/race/log.csv $(options)
@@ -174,6 +178,32 @@ plot:  ## draw build/log.csv, test accuracy over epochs, to build/plot.svg (gnup
 	    plot '<cat' using 1:3 every ::1 with linespoints lw 2 pt 7 ps 0.4 lc rgb '#1f77b4'" \
 	    <$(log) >build/plot.svg.new && mv build/plot.svg.new build/plot.svg
 	@echo build/plot.svg
+
+# A run that diverges is a result, nan; any other failure ends the sweep
+sweep: backend $(dir)/mgpu $(dataset)  ## table of test acc: learning rates by devices, BATCH for each
+	@mkdir -p build/sweep
+	@echo 'gpus,batch,lr,test_acc' >build/sweep.csv
+	@printf '%12s' lr; for k in $(SWEEP_GPUS); do printf '%12s' "GPUS=$$k"; done; echo
+	@for lr in $(SWEEP_LR); do \
+	    printf '%12s' $$lr; \
+	    for k in $(SWEEP_GPUS); do \
+	        batch=$$(($(or $(BATCH),256) * k)); log=build/sweep/gpus$$k-lr$$lr.csv; rm -f $$log; \
+	        if $(dir)/mgpu $(options) --gpus $$k --batch $$batch --lr $$lr --log $$log \
+	            >build/sweep/out 2>build/sweep/err; then acc=$$(tail -n 1 $$log | cut -d, -f3); \
+	        elif grep -q 'the loss is' build/sweep/err; then acc=nan; \
+	        else echo; cat build/sweep/err >&2; exit 1; fi; \
+	        echo "$$k,$$batch,$$lr,$$acc" >>build/sweep.csv; \
+	        printf '%12s' $$acc; \
+	    done; \
+	    echo; \
+	done
+	@if command -v gnuplot >/dev/null; then \
+	    gnuplot -e "set terminal svg size 420,300 background 'white'; set grid; set key bottom; \
+	        set xlabel 'learning rate'; set ylabel 'test acc'; set logscale x 2; \
+	        set datafile separator comma; plot for [k in '$(SWEEP_GPUS)'] 'build/sweep.csv' \
+	        using (column('gpus') == k ? column('lr') : NaN):'test_acc' with linespoints \
+	        lw 2 pt 7 ps 0.4 title 'GPUS='.k" >build/sweep.svg && echo build/sweep.svg; \
+	else echo 'no picture of build/sweep.csv: gnuplot is missing (apt-get install gnuplot-nox)'; fi
 
 data: build/data.ok  ## bring Fashion-MNIST into data/
 
