@@ -680,6 +680,21 @@ TEST_CASE("allreduce_*: the sums are the same bits each time, and naive's to rou
         }
 }
 
+TEST_CASE("empty_cache gives memory back, and the next tensor takes it anew") {
+    size_t before = 0, with = 0, after = 0, total = 0;
+    empty_cache();
+    on(gpu(1));
+    REQUIRE(cudaMemGetInfo(&before, &total) == cudaSuccess);
+    full({1 << 20}, 1, gpu(1)); // and at once unused
+    REQUIRE(cudaMemGetInfo(&with, &total) == cudaSuccess);
+    empty_cache();
+    on(gpu(1));
+    REQUIRE(cudaMemGetInfo(&after, &total) == cudaSuccess);
+    CHECK(with < before);
+    CHECK(after >= before);
+    CHECK(to_host(full({3}, 2, gpu(1))) == Floats{2, 2, 2});
+}
+
 TEST_CASE("sum_ adds in order, into one of its parts too") {
     const int k = 5, n = 1003;
     std::vector<Tensor> parts;
@@ -3102,6 +3117,23 @@ TEST_CASE("stand-in: a stream keeps its order") {
     CHECK(fetch(y) == n);
 }
 
+TEST_CASE("stand-in: cudaLaunchHostFunc runs in the stream's order, while the host goes on") {
+    auto x = floats_on(0, 1);
+    auto host = pinned<float>(2);
+    TestStream stream;
+    Hold hold;
+    hold_kernel<<<1, 1, 0, stream>>>(hold.go.get(), x.get(), 5);
+    OK(cudaMemcpyAsync(&host.get()[0], x.get(), sizeof(float), cudaMemcpyDeviceToHost, stream));
+    OK(cudaLaunchHostFunc(
+        stream, [](void *p) { ((float *)p)[1] = ((float *)p)[0] + 2; }, host.get()));
+    OK(cudaMemcpyAsync(x.get(), &host.get()[1], sizeof(float), cudaMemcpyHostToDevice, stream));
+    hold.release_later();
+    OK(cudaStreamSynchronize(stream));
+    CHECK(fetch(x) == 7);
+    CHECK(cudaLaunchHostFunc(stream, nullptr, nullptr) == cudaErrorInvalidValue);
+    OK((cudaGetLastError(), cudaSuccess));
+}
+
 __global__ void meet_kernel(int *mine, const int *other, float *x) {
     __atomic_store_n(mine, 1, __ATOMIC_RELAXED);
     hold_kernel(other, x, 1);
@@ -3456,6 +3488,7 @@ TEST_CASE("stand-in: names, numbers and texts of the errors are CUDA's") {
         {cudaErrorPeerAccessNotEnabled, 705, "cudaErrorPeerAccessNotEnabled",
          "peer access has not been enabled"},
         {cudaErrorLaunchFailure, 719, "cudaErrorLaunchFailure", "unspecified launch failure"},
+        {cudaErrorNotPermitted, 800, "cudaErrorNotPermitted", "operation not permitted"},
         {(cudaError_t)1001, 1001, "unrecognized error code", "unrecognized error code"},
     };
     for (auto &e : errors) {
@@ -3565,6 +3598,14 @@ __global__ void more_turns_kernel() {
 }
 
 static const std::vector<WrongProgram> wrong_programs = {
+    {"host function that calls CUDA",
+     [] {
+         NEXT_LINE_IS_WRONG;
+         MUST(cudaLaunchHostFunc(
+             new_stream(0), [](void *) { (void)cudaDeviceSynchronize(); }, nullptr));
+         finish();
+     },
+     {"cudaLaunchHostFunc: the function calls CUDA", "cudaErrorNotPermitted"}},
     // Arguments of kernels
     {"kernel, host pointer",
      [] {
@@ -4194,6 +4235,17 @@ static const std::vector<RaceProgram> race_programs = {
          if (right) MUST(cudaStreamSynchronize(a));
          volatile float read = *host;
          (void)read;
+         finish();
+     }},
+    {"host function after the copy that it reads",
+     [](bool right) {
+         float *x = memory(0, 1), *host;
+         MUST(cudaMallocHost(&host, 8));
+         cudaStream_t a = new_stream(0), b = new_stream(0);
+         assign_kernel<<<1, 1, 0, a>>>(x, 1);
+         MUST(cudaMemcpyAsync(host, x, 4, cudaMemcpyDeviceToHost, a));
+         auto read = [](void *p) { ((float *)p)[1] = ((float *)p)[0]; };
+         MUST(cudaLaunchHostFunc(right ? a : b, read, host));
          finish();
      }},
     {"query before reading what a kernel writes",
