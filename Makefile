@@ -146,8 +146,9 @@ asan: build/asan/tests $(dataset)  ## the tests under AddressSanitizer and UBSan
 tsan = TSAN_OPTIONS="halt_on_error=0 exitcode=66 $$TSAN_OPTIONS" \
     $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 
-race: build/race/tests build/race/mgpu $(dataset)  ## tests, exercise, training under ThreadSanitizer (CPU)
-	@set -f; $(tsan) build/race/tests $(value T)
+# With ALLREDUCE only what is about that one
+race: $(if $(ALLREDUCE),,build/race/tests) build/race/mgpu $(dataset)  ## tests, exercise, a short training under ThreadSanitizer (CPU)
+	@set -f; $(if $(ALLREDUCE),,$(tsan) build/race/tests $(value T))
 	@$(tsan) build/race/mgpu --exercise --gpus 3 $(options)
 	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 20 --epochs 1 --log build/race/log.csv $(options)
 

@@ -224,16 +224,16 @@ void init_params() {
 
 // Define the model
 Tensor lenet(const Tensor &X, const std::vector<Tensor> &params) {
-    Tensor h1_conv = conv2d(X, params[0], params[1]);
+    Tensor h1_conv       = conv2d(X, params[0], params[1]);
     Tensor h1_activation = relu(h1_conv);
-    Tensor h1 = avg_pool2d(h1_activation, 2, 2);
-    Tensor h2_conv = conv2d(h1, params[2], params[3]);
+    Tensor h1            = avg_pool2d(h1_activation, 2, 2);
+    Tensor h2_conv       = conv2d(h1, params[2], params[3]);
     Tensor h2_activation = relu(h2_conv);
-    Tensor h2 = avg_pool2d(h2_activation, 2, 2);
-    h2 = reshape(h2, {h2.shape[0], -1});
-    Tensor h3_linear = linear(h2, params[4], params[5]);
-    Tensor h3 = relu(h3_linear);
-    Tensor y_hat = linear(h3, params[6], params[7]);
+    Tensor h2            = avg_pool2d(h2_activation, 2, 2);
+    h2                   = reshape(h2, {h2.shape[0], -1});
+    Tensor h3_linear     = linear(h2, params[4], params[5]);
+    Tensor h3            = relu(h3_linear);
+    Tensor y_hat         = linear(h3, params[6], params[7]);
     return y_hat;
 }
 
