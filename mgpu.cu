@@ -15,10 +15,11 @@
 //   7. The allreduce lab
 //   8. Kernels and operators
 //   9. Autograd
-//  10. Devices and memory
-//  11. Data, timing, output
-//  12. Judge and benchmark
-//  13. Program
+//  10. The other two networks
+//  11. Devices and memory
+//  12. Data, timing, output
+//  13. Judge and benchmark
+//  14. Program
 //
 // Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K side of
 // a convolution kernel, k devices. All numbers are 32-bit floats. A gradient is called dX, dW, db.
@@ -53,7 +54,7 @@
 
 // ---------------------------------------------------------------------------------------------
 // 1. The vocabulary
-// What np, npx, autograd and d2l are to the tutorial; all of it is built in sections 8 to 11.
+// What np, npx, autograd and d2l are to the tutorial; all of it is built in sections 8 to 12.
 
 struct Device {
     int id; // 0, 1, ...: gpu(id); -1: the host
@@ -81,6 +82,7 @@ Tensor empty(std::vector<int> shape, Device device);
 Tensor full(std::vector<int> shape, float value, Device device);
 Tensor arange(int n);                                    // 0, 1, ..., n-1   (n) on the host
 Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2) on the host
+Tensor uniform(float scale, std::vector<int> shape);     // U(-scale, scale) on the host
 Tensor reshape(const Tensor &X, std::vector<int> shape); // the same numbers; one size may be -1
 Tensor rows(const Tensor &X, int begin, int end);        // the same numbers: X[begin:end]
 std::vector<float> to_host(const Tensor &t);             // waits for the device, then copies
@@ -91,21 +93,44 @@ void add_(const Tensor &a, const Tensor &b);             // a[:] += b, on the sa
 void sum_(const Tensor &a, const std::vector<Tensor> &parts); // a[:] = the parts' sum, in order
 
 // Operators. Each runs forward at once and puts its backward on the tape of its device.
-// (N,C,H,W) (O,C,K,K) (O) -> (N,O,H-K+1,W-K+1)
-Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b);
+// (N,C,H,W) (O,C,K,K) (O) -> (N,O,OH,OW), OH = (H + 2*padding - K)/stride + 1
+Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride = 1, int padding = 0);
 // any shape -> the same
 Tensor relu(const Tensor &X);
 // (N,C,H,W) -> (N,C,OH,OW)
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);
+Tensor max_pool2d(const Tensor &X, int kernel_size, int stride);
+// (N,C,H,W) -> (N,C)
+Tensor global_avg_pool2d(const Tensor &X);
 // (N,C) (C,O) (O) -> (N,O): X @ W + b
 Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b);
+// (N,C,H,W) (C) (C) (C) (C) -> (N,C,H,W); while it records, running_mean and running_var change
+Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
+                  const Tensor &running_mean, const Tensor &running_var);
+// two of the same shape -> the same: A + B
+Tensor add(const Tensor &A, const Tensor &B);
 // (N,classes) (N) -> (N)
 Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y);
 // The gradient of sum(l), for all that l depends on
 void backward(const Tensor &l);
-// param -= lr * grad / batch_size
+// param -= lr * grad / batch_size, for those that have a gradient
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 struct NoGrad; // while one exists, nothing goes on the tape
+
+// The other two networks. net.forward(X, params.data()) is what lenet(X, params) is.
+struct Param {
+    std::string name; // such as conv0.weight, which is saved as conv0.weight.npy
+    std::vector<int> shape;
+    std::function<Tensor(std::vector<int> shape)> init; // its first value, on the host
+    bool trained = true;                                // else it is not to get a gradient
+};
+struct Block {
+    std::vector<Param> params;
+    std::function<Tensor(const Tensor &X, const Tensor *params)> forward;
+};
+Block resnet18(int num_classes, int in_channels = 1); // (N,in_channels,H,W) -> (N,num_classes)
+Block lab_cnn();                                      // (N,1,28,28) -> (N,10)
+std::vector<Tensor> init_params(const Block &net);    // on the host
 
 // What the command line sets.
 struct Options {
@@ -443,7 +468,7 @@ void experiment() {
 
 typedef std::vector<std::vector<Tensor>> Grads;
 
-// What messages add up to, counted as they are queued: for the judge in section 12.
+// What messages add up to, counted as they are queued: for the judge in section 13.
 struct Traffic {
     long messages = 0, bytes = 0;
     std::map<int, long> in, out; // bytes of each device; -1: the host
@@ -880,8 +905,12 @@ bool taken_over(const std::vector<Tensor> &data) {
 #if defined(__CUDACC__)
 #define UNROLL _Pragma("unroll")
 #define UNROLL_LANES _Pragma("unroll")
-constexpr int warp = 32;              // threads that take neighbouring numbers
-constexpr int tile_m = 8, tile_n = 8; // outputs of one thread
+constexpr int warp = 32;                       // threads that take neighbouring numbers
+constexpr int tile_m = 8, tile_n = 8;          // outputs of one thread
+__device__ inline float over_warp(float sum) { // in every one of its threads
+    for (int lanes = warp / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    return sum;
+}
 #else
 #ifdef __clang__
 #define UNROLL _Pragma("unroll")
@@ -891,6 +920,7 @@ constexpr int tile_m = 8, tile_n = 8; // outputs of one thread
 #define UNROLL_LANES _Pragma("omp simd")
 constexpr int warp = 1; // threads of a block run one after another
 constexpr int tile_m = 6, tile_n = 16;
+inline float over_warp(float sum) { return sum; }
 #endif
 constexpr int threads = 256; // of a block, where nothing else decides
 inline int blocks(int n, int per_block = threads) { return (n + per_block - 1) / per_block; }
@@ -903,26 +933,49 @@ __device__ inline void put(float *g, bool accumulate, float value) {
     *g = accumulate ? *g + value : value;
 }
 
+// The sum of value(i) over i < n by the warp that calls it, in each of its threads; in a fixed order,
+// but not one by one: the rounding grows with n / (warp * tile_n).
+template <class Value> __device__ inline float warp_sum(int n, Value value) {
+    float part[tile_n] = {}, sum = 0;
+    int i = threadIdx.x % warp;
+    for (; i + (tile_n - 1) * warp < n; i += tile_n * warp) {
+        UNROLL_LANES
+        for (int q = 0; q < tile_n; q++) part[q] += value(i + q * warp);
+    }
+    for (; i < n; i += warp) sum += value(i);
+    UNROLL
+    for (int q = 0; q < tile_n; q++) sum += part[q];
+    return over_warp(sum);
+}
+
 // What section 9 does for the operators below.
 Tensor output(const char *op, const std::vector<Tensor> &inputs,
               std::vector<int> shape);                        // where y goes
 void record(const Tensor &y, std::function<void()> backward); // on the tape
 float *grad_of(const Tensor &X, bool *accumulate);            // where dX goes
+bool is_recording();                                          // no NoGrad: it trains
 void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
 
 // --- convolution and dense layers
 // Both are one sum. A convolution, as in PyTorch (a cross-correlation), is
-//   y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i+u,j+v] * W[o,c,u,v]
-// and a dense layer is the convolution of a 1x1 image with a 1x1 kernel. Three passes, one scheme:
+//   y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i*stride+u,j*stride+v] * W[o,c,u,v]
+// where X has `padding` zeros around it already, and a dense layer is the convolution of a 1x1
+// image with a 1x1 kernel. Three passes, one scheme:
 // each thread keeps tile_m x tile_n sums in registers and loads, for each term, tile_m + tile_n
 // numbers for tile_m * tile_n products; the tile_n are neighbours in a packed copy of W or of dy.
 
 // Sizes of one such sum. Element (k, o) of W, k = (c*K + u)*K + v, lies at W[k*step_k + o*step_o].
 struct Conv {
-    int N, C, H, W, O, K, OH, OW;
+    int N, C, H, W, O, K, OH, OW; // H and W with the zeros around
     int step_k, step_o;
-    int pad; // so many rows and columns at the borders of X are known to be zero
+    int stride, padding; // so many rows and columns at each border of X are zeros
+};
+// What a launch of correlate_kernel does of it: U x V of the taps, every step-th from where `packed`
+// points to, for every step-th row and column of y (N,O,OH,OW) from where y points to. X's rows
+// before `begin` and from `end` on are zeros.
+struct Part {
+    int step, U, V, OH, OW, begin, end;
 };
 
 // out[tile][outer*inner][tile_n] = in: columns in tiles of tile_n, the last filled up with zeros
@@ -948,34 +1001,35 @@ static Tensor pack(const float *in, Device device, int outer, int inner, int col
     return out;
 }
 
-// y[n,o,i,j] = or += b[o] + sum over c,u,v of X[n,c,i+u,j+v] * packed[o/tile_n][c,u,v][o%tile_n]
-//   X (N,C,H,W)   b (O) or null   ->   y (N,O,OH,OW)
+// y[n,o,i*step,j*step] = or += b[o] + sum over c,u,v of
+//   X[n,c,i*stride+u,j*stride+v] * packed[o/tile_n][c,u*step,v*step][o%tile_n]
+//   X (N,C,H,W)   b (O) or null   ->   y, where i,j are the Conv's OH x OW pixels
 // Each thread: tile_m pixels (n,i,j), one warp's width apart, of tile_n channels.
 __global__ void __launch_bounds__(64)
     correlate_kernel(float *y, const float *X, const float *packed, const float *b, Conv s,
-                     bool accumulate) {
+                     Part part, bool accumulate) {
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, o0 = blockIdx.y * tile_n;
     const int plane = s.OH * s.OW, pixels = s.N * plane;
     const int first = thread / warp * warp * tile_m + thread % warp;
     if (first >= pixels) return;
-    int at[tile_m]; // X[n,0,i,j] for each pixel
-    int top = s.OH, bottom = 0;
+    int at[tile_m]; // X[n,0,i*stride,j*stride] for each pixel
+    int top = s.H, bottom = 0;
     UNROLL
     for (int m = 0; m < tile_m; m++) {
         int p = first + m * warp < pixels ? first + m * warp : pixels - 1;
-        int n = p / plane, i = p % plane / s.OW, j = p % s.OW;
+        int n = p / plane, i = p % plane / s.OW * s.stride, j = p % s.OW * s.stride;
         at[m] = (n * s.C * s.H + i) * s.W + j;
         top = min(top, i);
         bottom = max(bottom, i);
     }
-    const int u_begin = max(0, s.pad - bottom),
-              u_end = min(s.K, s.H - s.pad - top); // the rest meets zeros
+    const int u_begin = max(0, part.begin - bottom),
+              u_end = min(part.U, part.end - top); // the rest meets zeros
     float sum[tile_m][tile_n] = {};
-    const float *x = X + u_begin * s.W,
-                *w = packed + (blockIdx.y * s.C * s.K + u_begin) * s.K * tile_n;
+    const int step = part.step * tile_n, row = step * s.K, rest = s.K * s.K * tile_n; // of packed
+    const float *x = X + u_begin * s.W, *w = packed + blockIdx.y * s.C * rest + u_begin * row;
     for (int c = 0; c < s.C; c++) {
-        for (int u = u_begin; u < u_end; u++, x += s.W - s.K)
-            for (const float *end = x + s.K; x < end; x++, w += tile_n) {
+        for (int u = u_begin; u < u_end; u++, x += s.W - part.V, w += row - part.V * step)
+            for (const float *end = x + part.V; x < end; x++, w += step) {
                 UNROLL
                 for (int m = 0; m < tile_m; m++) {
                     const float xm = x[at[m]];
@@ -984,21 +1038,24 @@ __global__ void __launch_bounds__(64)
                 }
             }
         x += (s.H - (u_end - u_begin)) * s.W;
-        w += (s.K - (u_end - u_begin)) * s.K * tile_n;
+        w += rest - (u_end - u_begin) * row;
     }
     UNROLL
     for (int m = 0; m < tile_m; m++) {
         int p = first + m * warp;
         if (p >= pixels) break;
-        float *out = y + (p / plane * s.O + o0) * plane + p % plane;
+        const int n = p / plane, i = p % plane / s.OW * part.step, j = p % s.OW * part.step;
+        float *out = y + ((n * s.O + o0) * part.OH + i) * part.OW + j;
         UNROLL
         for (int q = 0; q < tile_n; q++)
-            if (o0 + q < s.O) put(out + q * plane, accumulate, sum[m][q] + (b ? b[o0 + q] : 0));
+            if (o0 + q < s.O)
+                put(out + q * part.OH * part.OW, accumulate, sum[m][q] + (b ? b[o0 + q] : 0));
     }
 }
 
 // partial[slice][o/tile_n][k][o%tile_n] =
-//   sum over the slice's n and all i,j of X[n,c,i+u,j+v] * dy[n,o,i,j],   k = (c*K + u)*K + v
+//   sum over the slice's n and all i,j of X[n,c,i*stride+u,j*stride+v] * dy[n,o,i,j],
+//   k = (c*K + u)*K + v
 //   X (N,C,H,W)   packed dy [o/tile_n][n,i,j][o%tile_n]   and in row k = C*K*K the sum of dy
 // Each thread: tile_m rows k, one warp's width apart, of tile_n channels. Slices of the images make
 // threads enough; none adds to another's sums, so every run gives the same bits.
@@ -1019,8 +1076,8 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
     float sum[tile_m][tile_n] = {}, sum_dy[tile_n] = {};
     for (int n = begin; n < end; n++)
         for (int i = 0; i < s.OH; i++) {
-            const float *x = X + (n * s.C * s.H + i) * s.W;
-            for (int j = 0; j < s.OW; j++, x++, dy += tile_n) {
+            const float *x = X + (n * s.C * s.H + i * s.stride) * s.W;
+            for (int j = 0; j < s.OW; j++, x += s.stride, dy += tile_n) {
                 UNROLL
                 for (int m = 0; m < tile_m; m++) {
                     const float xm = x[at[m]];
@@ -1059,59 +1116,87 @@ __global__ void sum_slices_kernel(float *dW, float *db, const float *partial, in
     if (k == terms && db) put(db + o, accumulate_b, sum);
 }
 
-// The inner part of out (P,H+2*pad,W+2*pad) = in (P,H,W). A block copies a plane.
-__global__ void pad_kernel(float *out, const float *in, int H, int W, int pad) {
-    const int width = W + 2 * pad;
-    in += blockIdx.x * H * W;
-    out += (blockIdx.x * (H + 2 * pad) + pad) * width + pad;
-    for (int i = threadIdx.y; i < H; i += blockDim.y)
-        for (int j = threadIdx.x; j < W; j += blockDim.x) out[i * width + j] = in[i * W + j];
+// out (P,H+2*padding,W+2*padding) = in (P,H,W) with zeros around. One warp a row of out.
+__global__ void pad_kernel(float *out, const float *in, int P, int H, int W, int padding) {
+    const int height = H + 2 * padding, width = W + 2 * padding;
+    const int row = (blockIdx.x * blockDim.x + threadIdx.x) / warp, h = row % height - padding;
+    if (row >= P * height) return;
+    const bool inside = h >= 0 && h < H;
+    in += (row / height * H + h) * W;
+    out += row * width;
+    UNROLL_LANES
+    for (int w = threadIdx.x % warp; w < width; w += warp)
+        out[w] = inside && w >= padding && w < padding + W ? in[w - padding] : 0;
 }
 
-static void correlate(float *y, const Tensor &X, const Tensor &packed, const float *b,
-                      const Conv &s, bool accumulate) {
+// X (N,C,H,W), or a copy of it with zeros around
+static Tensor pad(const Tensor &X, int padding) {
+    if (padding == 0) return X;
+    const int planes = X.shape[0] * X.shape[1], H = X.shape[2], W = X.shape[3];
+    Tensor out = empty({X.shape[0], X.shape[1], H + 2 * padding, W + 2 * padding}, X.device);
+    const int rows = planes * out.shape[2];
+    if (rows > 0)
+        pad_kernel<<<blocks(rows * warp), threads, 0, on(X.device)>>>(out.data.get(), X.data.get(),
+                                                                      planes, H, W, padding);
+    CHECK_LAUNCH();
+    return out;
+}
+
+static void correlate(float *y, const float *X, const float *packed, const float *b, Device device,
+                      const Conv &s, const Part &part, bool accumulate) {
     const int pixels = s.N * s.OH * s.OW, block = 64;
     if (pixels == 0) return;
     dim3 grid(blocks(blocks(pixels, warp * tile_m) * warp, block), blocks(s.O, tile_n));
-    correlate_kernel<<<grid, block, 0, on(X.device)>>>(y, X.data.get(), packed.data.get(), b, s,
-                                                       accumulate);
+    correlate_kernel<<<grid, block, 0, on(device)>>>(y, X, packed, b, s, part, accumulate);
     CHECK_LAUNCH();
 }
 
-// dX: correlate dy, K-1 zeros around it, with W, turned by 180 degrees, its O and C exchanged.
+// dX: correlate dy, zeros around it, with W, turned by 180 degrees, its O and C exchanged. Row h
+// meets the taps u = a*stride + r, r = (h+padding) % stride, in the rows (h+padding)/stride - a of
+// dy. So the rows from each first < stride on, every stride-th, are a correlation with taps of their
+// own, and so are the columns.
 static void conv_backward_input(const Tensor &X, const Tensor &W, const Tensor &y, const Conv &s) {
-    Tensor dy = *y.grad, padded = dy;
-    Conv t = {s.N, s.O,    s.OH + 2 * (s.K - 1), s.OW + 2 * (s.K - 1), s.C, s.K, s.H, s.W, 0,
-              0,   s.K - 1};
-    if (t.pad > 0) {
-        padded = empty({t.N, t.C, t.H, t.W}, X.device);
-        if (size(padded) > 0) {
-            CHECK(
-                cudaMemsetAsync(padded.data.get(), 0, size(padded) * sizeof(float), on(X.device)));
-            pad_kernel<<<t.N * t.C, plane_block(s.OH, s.OW), 0, on(X.device)>>>(
-                padded.data.get(), dy.data.get(), s.OH, s.OW, t.pad);
-            CHECK_LAUNCH();
-        }
-    }
-    const int taps = s.K * s.K;
-    Tensor packed = pack(W.data.get() + (taps - 1) * s.step_k, X.device, s.O, taps, s.C, s.step_o,
-                         -s.step_k, taps * s.step_k);
+    const int K = s.K, S = s.stride, P = s.padding, H = s.H - 2 * P, width = s.W - 2 * P;
+    const int zeros = max(0, (K - 1 - P + S - 1) / S); // around dy, for the windows at the border
     bool accumulate;
     float *dX = grad_of(X, &accumulate);
-    correlate(dX, padded, packed, nullptr, t, accumulate);
+    if (s.N == 0) return;
+    Tensor dy = pad(reshape(*y.grad, {s.N, s.O, s.OH, s.OW}), zeros);
+    Tensor packed = pack(W.data.get() + (K * K - 1) * s.step_k, X.device, s.O, K * K, s.C, s.step_o,
+                         -s.step_k, K * K * s.step_k);
+    struct Line {                 // of rows or columns
+        int count, taps, tap, at; // the first tap, and which row of dy it meets
+    };
+    auto line = [=](int first, int size) {
+        const int r = (first + P) % S, taps = r < K ? (K - 1 - r) / S + 1 : 0;
+        return Line{(size - first + S - 1) / S, taps, taps ? (K - 1 - r) % S : 0,
+                    taps ? (first + P) / S - (taps - 1) + zeros : 0};
+    };
+    for (int i = 0; i < S; i++)
+        for (int j = 0; j < S; j++) {
+            const Line h = line(i, H), w = line(j, width);
+            Conv t = {s.N, s.O, dy.shape[2], dy.shape[3], s.C, K, h.count, w.count, 0, 0, 1, 0};
+            Part part = {S, h.taps, w.taps, H, width, zeros - h.at, zeros + s.OH - h.at};
+            correlate(dX + i * width + j, dy.data.get() + h.at * t.W + w.at,
+                      packed.data.get() + (h.tap * K + w.tap) * tile_n, nullptr, X.device, t, part,
+                      accumulate);
+        }
 }
 
 static void conv_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
                                   const Tensor &y, const Conv &s) {
-    const int plane = s.OH * s.OW, terms = s.C * s.K * s.K, slices = min(s.N, 32), block = 32;
+    const int plane = s.OH * s.OW, terms = s.C * s.K * s.K, block = 32;
     Tensor dy = s.K == 1 && plane == 1
                     ? pack(y.grad->data.get(), X.device, 1, s.N, s.O, 0, s.O, 1)
                     : pack(y.grad->data.get(), X.device, s.N, plane, s.O, s.O * plane, 1, plane);
-    const int tiles = dy.shape[0];
+    // Slices until there are threads enough: their sums are to be added, and take memory.
+    const int tiles = dy.shape[0], busy = tiles * blocks(terms, tile_m);
+    const int slices = min(s.N, min(32, blocks(1 << 15, busy)));
+    const Tensor padded = pad(X, s.padding);
     Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
     if (slices > 0) {
         dim3 grid(blocks(blocks(terms, warp * tile_m) * warp, block), tiles, slices);
-        weight_grad_kernel<<<grid, block, 0, on(X.device)>>>(partial.data.get(), X.data.get(),
+        weight_grad_kernel<<<grid, block, 0, on(X.device)>>>(partial.data.get(), padded.data.get(),
                                                              dy.data.get(), s);
         CHECK_LAUNCH();
     }
@@ -1128,7 +1213,8 @@ static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tenso
                    std::vector<int> shape) {
     Tensor y = output(op, {X, W, b}, shape);
     Tensor packed = pack(W.data.get(), X.device, 1, s.C * s.K * s.K, s.O, 0, s.step_k, s.step_o);
-    correlate(y.data.get(), X, packed, b.data.get(), s, false);
+    correlate(y.data.get(), pad(X, s.padding).data.get(), packed.data.get(), b.data.get(), X.device,
+              s, {1, s.K, s.K, s.OH, s.OW, s.padding, s.H - s.padding}, false);
     record(y, [=] {
         if (W.grad || b.grad) conv_backward_weights(X, W, b, y, s);
         if (X.grad) conv_backward_input(X, W, y, s);
@@ -1136,18 +1222,23 @@ static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tenso
     return y;
 }
 
-// X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,H-K+1,W-K+1)
-// Same as F.conv2d(X, W, b); PyTorch's gradients.
-Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
+// X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW)
+//   OH = (H + 2*padding - K)/stride + 1, rounded down; OW likewise
+// Same as F.conv2d(X, W, b, stride, padding); PyTorch's gradients.
+Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int padding) {
     bool right = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
                  W.shape[2] == W.shape[3] && b.shape == std::vector<int>{W.shape[0]} &&
-                 X.shape[2] >= W.shape[2] && X.shape[3] >= W.shape[3];
-    check_shape("conv2d", right, "(N,C,H,W), (O,C,K,K), (O) with K <= H and W", {X, W, b});
-    Conv s = {X.shape[0], X.shape[1], X.shape[2], X.shape[3], W.shape[0], W.shape[2],
-              0,          0,          1,          0,          0};
-    s.OH = s.H - s.K + 1;
-    s.OW = s.W - s.K + 1;
-    s.step_o = s.C * s.K * s.K;
+                 stride > 0 && padding >= 0 && size(W) > 0 &&
+                 X.shape[2] + 2 * padding >= W.shape[2] && X.shape[3] + 2 * padding >= W.shape[2];
+    check_shape("conv2d", right,
+                "(N,C,H,W), (O,C,K,K), (O) with K <= H and W + 2*padding, stride > 0, padding >= 0",
+                {X, W, b});
+    Conv s = {};
+    s.N = X.shape[0], s.C = X.shape[1], s.O = W.shape[0], s.K = W.shape[2];
+    s.H = X.shape[2] + 2 * padding, s.W = X.shape[3] + 2 * padding;
+    s.OH = (s.H - s.K) / stride + 1, s.OW = (s.W - s.K) / stride + 1;
+    s.step_k = 1, s.step_o = s.C * s.K * s.K;
+    s.stride = stride, s.padding = padding;
     return conv("conv2d", X, W, b, s, {s.N, s.O, s.OH, s.OW});
 }
 
@@ -1156,7 +1247,7 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
     bool right = X.shape.size() == 2 && W.shape.size() == 2 && W.shape[0] == X.shape[1] &&
                  b.shape == std::vector<int>{W.shape[1]};
     check_shape("linear", right, "(N,C), (C,O), (O)", {X, W, b});
-    Conv s = {X.shape[0], X.shape[1], 1, 1, W.shape[1], 1, 1, 1, W.shape[1], 1, 0};
+    Conv s = {X.shape[0], X.shape[1], 1, 1, W.shape[1], 1, 1, 1, W.shape[1], 1, 1, 0};
     return conv("linear", X, W, b, s, {s.N, s.O});
 }
 
@@ -1268,6 +1359,345 @@ Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
     return tutorial ? avg_pool2d_fixed<2>(X, 2, 2) : avg_pool2d_fixed<0>(X, kernel_size, stride);
 }
 
+// --- max pooling
+
+// Which of the K x K numbers from X on is the largest: (u, v) as u*K + v, the first if there are
+// several. NaN counts as larger than any number.
+template <int fixed> __device__ inline int first_largest(const float *X, int W, int K) {
+    if (fixed) K = fixed;
+    int best = 0;
+    float largest = X[0];
+    for (int u = 0; u < K; u++)
+        for (int v = 0; v < K; v++) {
+            const float x = X[u * W + v];
+            const bool larger = x > largest || (x != x && largest == largest);
+            best = larger ? u * K + v : best;
+            largest = larger ? x : largest;
+        }
+    return best;
+}
+// y[n,c,i,j] = max over u,v < K of X[n,c,i*S+u,j*S+v]
+//   X (P,H,W), P = N*C planes   ->   y (P,OH,OW)
+// As avg_pool2d_kernel: one thread an output element, a block a plane.
+template <int fixed>
+__global__ void max_pool2d_kernel(float *y, const float *X, int H, int W, int OH, int OW, int K,
+                                  int S) {
+    if (fixed) K = S = fixed;
+    X += blockIdx.x * H * W;
+    y += blockIdx.x * OH * OW;
+    for (int i = threadIdx.y; i < OH; i += blockDim.y)
+        for (int j = threadIdx.x; j < OW; j += blockDim.x) {
+            const float *window = X + i * S * W + j * S;
+            const int best = first_largest<fixed>(window, W, K);
+            y[i * OW + j] = window[best / K * W + best % K];
+        }
+}
+// dX[h,w] = or += the sum of dy[i,j] over the windows whose (first) largest number is at (h,w)
+//   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)
+// One thread an S x S patch of dX, from (i*S, j*S) on; it looks for the largest numbers again.
+template <int fixed>
+__global__ void max_pool2d_backward_kernel(float *dX, const float *dy, const float *X, int H, int W,
+                                           int OH, int OW, int K, int S, bool accumulate) {
+    if (fixed) K = S = fixed;
+    dX += blockIdx.x * H * W;
+    X += blockIdx.x * H * W;
+    dy += blockIdx.x * OH * OW;
+    for (int i = threadIdx.y; i * S < H; i += blockDim.y)
+        for (int j = threadIdx.x; j * S < W; j += blockDim.x) {
+            const bool window = fixed && i < OH && j < OW; // where no two overlap
+            const int best = window ? first_largest<fixed>(X + i * S * W + j * S, W, K) : -1;
+            const float g = window ? dy[i * OW + j] : 0;
+            UNROLL
+            for (int u = 0; u < S; u++) UNROLL
+            for (int v = 0; v < S; v++) {
+                const int h = i * S + u, w = j * S + v;
+                float sum = best == u * K + v ? g : 0;
+                for (int a = min(i, OH - 1); !fixed && a >= 0 && a * S + K > h; a--)
+                    for (int b = min(j, OW - 1); b >= 0 && b * S + K > w; b--)
+                        if (first_largest<0>(X + a * S * W + b * S, W, K) ==
+                            (h - a * S) * K + w - b * S)
+                            sum += dy[a * OW + b];
+                if (h < H && w < W) put(dX + h * W + w, accumulate, sum);
+            }
+        }
+}
+
+template <int fixed> Tensor max_pool2d_fixed(const Tensor &X, int K, int S) {
+    const int planes = X.shape[0] * X.shape[1], H = X.shape[2], W = X.shape[3];
+    const int OH = (H - K) / S + 1, OW = (W - K) / S + 1;
+    Tensor y = output("max_pool2d", {X}, {X.shape[0], X.shape[1], OH, OW});
+    const dim3 block = plane_block(blocks(H, S), blocks(W, S));
+    if (planes > 0)
+        max_pool2d_kernel<fixed>
+            <<<planes, block, 0, on(X.device)>>>(y.data.get(), X.data.get(), H, W, OH, OW, K, S);
+    CHECK_LAUNCH();
+    record(y, [=] {
+        bool accumulate;
+        float *dX = grad_of(X, &accumulate);
+        if (planes == 0) return;
+        max_pool2d_backward_kernel<fixed><<<planes, block, 0, on(X.device)>>>(
+            dX, y.grad->data.get(), X.data.get(), H, W, OH, OW, K, S, accumulate);
+        CHECK_LAUNCH();
+    });
+    return y;
+}
+
+// X (N,C,H,W)   ->   y (N,C,OH,OW), OH = (H-kernel_size)/stride + 1 rounded down
+// Same as F.max_pool2d(X, kernel_size, stride).
+Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
+    bool right = X.shape.size() == 4 && stride > 0 && kernel_size > 0 &&
+                 X.shape[2] >= kernel_size && X.shape[3] >= kernel_size;
+    check_shape("max_pool2d", right, "(N,C,H,W) with kernel_size <= H and W", {X});
+    const bool lab = kernel_size == 2 && stride == 2;
+    return lab ? max_pool2d_fixed<2>(X, 2, 2) : max_pool2d_fixed<0>(X, kernel_size, stride);
+}
+
+// --- global average pooling
+
+// y[p] = mean of X[p]   X (P,size)   ->   y (P)   One warp a plane.
+__global__ void global_avg_pool2d_kernel(float *y, const float *X, int P, int size) {
+    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp;
+    if (p >= P) return;
+    X += p * size;
+    const float sum = warp_sum(size, [=](int i) { return X[i]; });
+    if (threadIdx.x % warp == 0) y[p] = sum / size;
+}
+// dX[p,i] = or += dy[p] / size
+__global__ void global_avg_pool2d_backward_kernel(float *dX, const float *dy, int P, int size,
+                                                  bool accumulate) {
+    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp;
+    if (p >= P) return;
+    const float g = dy[p] / size;
+    dX += p * size;
+    UNROLL_LANES
+    for (int i = threadIdx.x % warp; i < size; i += warp) put(dX + i, accumulate, g);
+}
+
+// X (N,C,H,W)   ->   y (N,C), the mean of each plane
+// Same as nn.AdaptiveAvgPool2d((1,1)) and nn.Flatten().
+Tensor global_avg_pool2d(const Tensor &X) {
+    check_shape("global_avg_pool2d",
+                X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0,
+                "(N,C,H,W)", {X});
+    const int P = X.shape[0] * X.shape[1], size = X.shape[2] * X.shape[3];
+    Tensor y = output("global_avg_pool2d", {X}, {X.shape[0], X.shape[1]});
+    if (P > 0)
+        global_avg_pool2d_kernel<<<blocks(P * warp), threads, 0, on(X.device)>>>(
+            y.data.get(), X.data.get(), P, size);
+    CHECK_LAUNCH();
+    record(y, [=] {
+        bool accumulate;
+        float *dX = grad_of(X, &accumulate);
+        if (P == 0) return;
+        global_avg_pool2d_backward_kernel<<<blocks(P * warp), threads, 0, on(X.device)>>>(
+            dX, y.grad->data.get(), P, size, accumulate);
+        CHECK_LAUNCH();
+    });
+    return y;
+}
+
+// --- batch normalization
+// y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel. The sums go in two steps, planes
+// and then channels, each one's terms near its own mean: nothing large cancels.
+
+constexpr float bn_eps = 1e-5f, bn_momentum = 0.1f; // momentum: the share of the new statistics
+
+// Of plane (n,c): means[c,n] = its mean, squares[c,n] = sum of (X - its mean)^2
+//   X (N,C,size)   ->   means, squares (C,N)   One warp a plane.
+__global__ void plane_moments_kernel(float *means, float *squares, const float *X, int N, int C,
+                                     int size) {
+    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp, at = p % C * N + p / C;
+    if (p >= N * C) return;
+    X += p * size;
+    const float mean = warp_sum(size, [=](int i) { return X[i]; }) / size;
+    const float sum = warp_sum(size, [=](int i) { return (X[i] - mean) * (X[i] - mean); });
+    if (threadIdx.x % warp > 0) return;
+    means[at] = mean;
+    squares[at] = sum;
+}
+// mean (C), var (C) of each channel; running = (1-momentum) * running + momentum * new
+// One warp a channel. A plane's squares around another mean are size * (difference of means)^2 more.
+__global__ void channel_moments_kernel(float *mean, float *var, float *running_mean,
+                                       float *running_var, const float *means, const float *squares,
+                                       int N, int C, int size) {
+    const int c = (blockIdx.x * blockDim.x + threadIdx.x) / warp;
+    if (c >= C) return;
+    means += c * N;
+    squares += c * N;
+    const float m = warp_sum(N, [=](int n) { return means[n]; }) / N;
+    const float sum =
+        warp_sum(N, [=](int n) { return squares[n] + size * ((means[n] - m) * (means[n] - m)); });
+    if (threadIdx.x % warp > 0) return;
+    const float count = (float)N * size;
+    mean[c] = m;
+    var[c] = sum / count;
+    running_mean[c] = (1 - bn_momentum) * running_mean[c] + bn_momentum * m;
+    running_var[c] = (1 - bn_momentum) * running_var[c] +
+                     bn_momentum * sum / (count > 1 ? count - 1 : 1); // unbiased
+}
+// y = (X - mean) * gamma / sqrt(var + eps) + beta   X (N,C,size)   ->   y   One warp a plane.
+__global__ void batch_norm_kernel(float *y, const float *X, const float *gamma, const float *beta,
+                                  const float *mean, const float *var, int N, int C, int size) {
+    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp, c = p % C;
+    if (p >= N * C) return;
+    const float m = mean[c], scale = gamma[c] / sqrtf(var[c] + bn_eps), shift = beta[c];
+    X += p * size;
+    y += p * size;
+    UNROLL_LANES
+    for (int i = threadIdx.x % warp; i < size; i += warp) y[i] = (X[i] - m) * scale + shift;
+}
+
+// Of plane (n,c): sums[c,n] = sum of dy, products[c,n] = sum of dy * (X - mean)   One warp a plane.
+__global__ void batch_norm_plane_sums_kernel(float *sums, float *products, const float *dy,
+                                             const float *X, const float *mean, int N, int C,
+                                             int size) {
+    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp, at = p % C * N + p / C;
+    if (p >= N * C) return;
+    const float m = mean[p % C];
+    X += p * size;
+    dy += p * size;
+    const float sum = warp_sum(size, [=](int i) { return dy[i]; });
+    const float product = warp_sum(size, [=](int i) { return dy[i] * (X[i] - m); });
+    if (threadIdx.x % warp > 0) return;
+    sums[at] = sum;
+    products[at] = product;
+}
+// sum (C), product (C) of the planes'; dbeta = or += sum, dgamma = or += product / sqrt(var + eps),
+// where not null. One warp a channel.
+__global__ void batch_norm_channel_sums_kernel(float *sum, float *product, float *dgamma,
+                                               float *dbeta, const float *sums,
+                                               const float *products, const float *var, int N,
+                                               int C, bool accumulate_gamma, bool accumulate_beta) {
+    const int c = (blockIdx.x * blockDim.x + threadIdx.x) / warp;
+    if (c >= C) return;
+    const float a = warp_sum(N, [=](int n) { return sums[c * N + n]; });
+    const float b = warp_sum(N, [=](int n) { return products[c * N + n]; });
+    if (threadIdx.x % warp > 0) return;
+    sum[c] = a;
+    product[c] = b;
+    if (dgamma) put(dgamma + c, accumulate_gamma, b / sqrtf(var[c] + bn_eps));
+    if (dbeta) put(dbeta + c, accumulate_beta, a);
+}
+// dX = or += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) / (var + eps) * product/M), where
+// M = N*size: X moves mean and var too.   One warp a plane.
+__global__ void batch_norm_backward_kernel(float *dX, const float *dy, const float *X,
+                                           const float *gamma, const float *mean, const float *var,
+                                           const float *sum, const float *product, int N, int C,
+                                           int size, bool accumulate) {
+    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp, c = p % C;
+    if (p >= N * C) return;
+    const float M = (float)N * size, m = mean[c], scale = gamma[c] / sqrtf(var[c] + bn_eps);
+    const float dy_mean = sum[c] / M, slope = product[c] / M / (var[c] + bn_eps);
+    X += p * size;
+    dy += p * size;
+    dX += p * size;
+    UNROLL_LANES
+    for (int i = threadIdx.x % warp; i < size; i += warp)
+        put(dX + i, accumulate, scale * (dy[i] - dy_mean - (X[i] - m) * slope));
+}
+
+static void batch_norm_backward(const Tensor &X, const Tensor &gamma, const Tensor &beta,
+                                const Tensor &mean, const Tensor &var, const Tensor &y) {
+    const int N = X.shape[0], C = X.shape[1], size = X.shape[2] * X.shape[3], planes = N * C;
+    const float *dy = y.grad->data.get(), *x = X.data.get();
+    Tensor sums = empty({C, N}, X.device), products = empty({C, N}, X.device);
+    Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
+    if (planes > 0)
+        batch_norm_plane_sums_kernel<<<blocks(planes * warp), threads, 0, on(X.device)>>>(
+            sums.data.get(), products.data.get(), dy, x, mean.data.get(), N, C, size);
+    CHECK_LAUNCH();
+    bool accumulate, accumulate_gamma = false, accumulate_beta = false;
+    float *dgamma = gamma.grad ? grad_of(gamma, &accumulate_gamma) : nullptr;
+    float *dbeta = beta.grad ? grad_of(beta, &accumulate_beta) : nullptr;
+    batch_norm_channel_sums_kernel<<<blocks(C * warp), threads, 0, on(X.device)>>>(
+        sum.data.get(), product.data.get(), dgamma, dbeta, sums.data.get(), products.data.get(),
+        var.data.get(), N, C, accumulate_gamma, accumulate_beta);
+    CHECK_LAUNCH();
+    if (!X.grad) return;
+    float *dX = grad_of(X, &accumulate);
+    if (planes > 0)
+        batch_norm_backward_kernel<<<blocks(planes * warp), threads, 0, on(X.device)>>>(
+            dX, dy, x, gamma.data.get(), mean.data.get(), var.data.get(), sum.data.get(),
+            product.data.get(), N, C, size, accumulate);
+    CHECK_LAUNCH();
+}
+
+// X (N,C,H,W)   gamma, beta, running_mean, running_var (C)   ->   y (N,C,H,W)
+// While it records, mean and var are those of X, that is of this device's shard, and the running
+// ones move a tenth of the way to them (the variance as sum/(N*H*W-1); the 1 is not taken from a
+// single value, whose variance is 0 and y beta). Under NoGrad they are the running ones. An empty
+// shard moves nothing. Same as F.batch_norm(X, running_mean, running_var, gamma, beta, training).
+Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
+                  const Tensor &running_mean, const Tensor &running_var) {
+    const std::vector<int> wanted = {X.shape.size() == 4 ? X.shape[1] : 0};
+    bool right = X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0;
+    for (const Tensor &t : {gamma, beta, running_mean, running_var})
+        right = right && t.shape == wanted;
+    const std::vector<Tensor> inputs = {X, gamma, beta, running_mean, running_var};
+    check_shape("batch_norm", right, "(N,C,H,W), (C), (C), (C), (C)", inputs);
+    same_device("batch_norm", inputs);
+    const int N = X.shape[0], C = X.shape[1], size = X.shape[2] * X.shape[3], planes = N * C;
+    Tensor y = output("batch_norm", {X, gamma, beta}, X.shape);
+    Tensor mean = running_mean, var = running_var;
+    if (is_recording()) {
+        mean = full({C}, 0, X.device);
+        var = full({C}, 0, X.device);
+    }
+    if (is_recording() && planes > 0) {
+        Tensor means = empty({C, N}, X.device), squares = empty({C, N}, X.device);
+        plane_moments_kernel<<<blocks(planes * warp), threads, 0, on(X.device)>>>(
+            means.data.get(), squares.data.get(), X.data.get(), N, C, size);
+        CHECK_LAUNCH();
+        channel_moments_kernel<<<blocks(C * warp), threads, 0, on(X.device)>>>(
+            mean.data.get(), var.data.get(), running_mean.data.get(), running_var.data.get(),
+            means.data.get(), squares.data.get(), N, C, size);
+        CHECK_LAUNCH();
+    }
+    if (planes > 0)
+        batch_norm_kernel<<<blocks(planes * warp), threads, 0, on(X.device)>>>(
+            y.data.get(), X.data.get(), gamma.data.get(), beta.data.get(), mean.data.get(),
+            var.data.get(), N, C, size);
+    CHECK_LAUNCH();
+    record(y, [=] { batch_norm_backward(X, gamma, beta, mean, var, y); });
+    return y;
+}
+
+// --- addition
+
+// y = A + B. One thread an element.
+__global__ void add_forward_kernel(float *y, const float *A, const float *B, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = A[i] + B[i];
+}
+// dA = or += dy
+__global__ void add_backward_kernel(float *dA, const float *dy, int n, bool accumulate) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) put(dA + i, accumulate, dy[i]);
+}
+
+// A + B, of one shape. They may be the same tensor: its gradient is then 2 dy.
+Tensor add(const Tensor &A, const Tensor &B) {
+    check_shape("add", A.shape == B.shape, "two of the same shape", {A, B});
+    Tensor y = output("add", {A, B}, A.shape);
+    const int n = size(A);
+    if (n > 0)
+        add_forward_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.data.get(), A.data.get(),
+                                                                    B.data.get(), n);
+    CHECK_LAUNCH();
+    record(y, [=] {
+        for (const Tensor &X : {A, B}) {
+            if (!X.grad) continue;
+            bool accumulate;
+            float *dX = grad_of(X, &accumulate);
+            if (n > 0)
+                add_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, y.grad->data.get(),
+                                                                             n, accumulate);
+            CHECK_LAUNCH();
+        }
+    });
+    return y;
+}
+
 // --- softmax cross-entropy
 
 // l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit taken out first
@@ -1345,9 +1775,10 @@ void add_(const Tensor &a, const Tensor &b) {
     CHECK_LAUNCH();
 }
 
-// param -= lr * param.grad / batch_size, for each of them
+// param -= lr * param.grad / batch_size, for each of them that has a gradient
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
     for (const Tensor &p : params) {
+        if (!p.grad) continue; // running statistics
         int n = size(p);
         sgd_kernel<<<blocks(n), threads, 0, on(p.device)>>>(p.data.get(), p.grad->data.get(), lr,
                                                             batch_size, n);
@@ -1425,7 +1856,7 @@ struct Step {
     std::shared_ptr<Tensor> grad; // of the operator's result
     std::function<void()> backward;
 };
-// A logical device; section 10 makes them.
+// A logical device; section 11 makes them.
 struct Gpu {
     int physical;
     Queue queues[2];            // the second is for OVERLAP
@@ -1469,6 +1900,7 @@ Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int
     }
     return y;
 }
+bool is_recording() { return recording; }
 void record(const Tensor &y, std::function<void()> backward) {
     if (y.grad) state(y.device).tape.push_back({y.grad, std::move(backward)});
 }
@@ -1526,7 +1958,136 @@ void check_shape(const char *op, bool right, const char *wanted,
 }
 
 // ---------------------------------------------------------------------------------------------
-// 10. Devices and memory
+// 10. The other two networks        tutorials: "Concise Implementation for Multiple GPUs", the lab
+// Networks made of blocks, as gluon.nn and torch.nn make them. A block knows its parameters, and
+// takes so many tensors from where its forward is told that they begin.
+
+static std::function<Tensor(std::vector<int>)> constant(float value) {
+    return [=](std::vector<int> shape) { return full(shape, value, cpu()); };
+}
+
+static Block Conv2d(int in_channels, int channels, int kernel_size, int stride = 1,
+                    int padding = 0) {
+    return {{{"conv.weight", {channels, in_channels, kernel_size, kernel_size}, nullptr},
+             {"conv.bias", {channels}, constant(0)}},
+            [=](const Tensor &X, const Tensor *params) {
+                return conv2d(X, params[0], params[1], stride, padding);
+            }};
+}
+static Block Linear(int in_features, int out_features) {
+    return {{{"dense.weight", {in_features, out_features}, nullptr},
+             {"dense.bias", {out_features}, constant(0)}},
+            [](const Tensor &X, const Tensor *params) { return linear(X, params[0], params[1]); }};
+}
+static Block BatchNorm2d(int channels) {
+    return {{{"bn.weight", {channels}, constant(1)},
+             {"bn.bias", {channels}, constant(0)},
+             {"bn.running_mean", {channels}, constant(0), false},
+             {"bn.running_var", {channels}, constant(1), false}},
+            [](const Tensor &X, const Tensor *params) {
+                return batch_norm(X, params[0], params[1], params[2], params[3]);
+            }};
+}
+static Block ReLU() {
+    return {{}, [](const Tensor &X, const Tensor *) { return relu(X); }};
+}
+static Block MaxPool2d(int kernel_size, int stride) {
+    return {{},
+            [=](const Tensor &X, const Tensor *) { return max_pool2d(X, kernel_size, stride); }};
+}
+static Block GlobalAvgPool2d() {
+    return {{}, [](const Tensor &X, const Tensor *) { return global_avg_pool2d(X); }};
+}
+static Block Flatten() {
+    return {{}, [](const Tensor &X, const Tensor *) { return reshape(X, {X.shape[0], -1}); }};
+}
+
+// One block after another
+static Block sequential(const std::vector<Block> &blocks) {
+    Block all;
+    for (const Block &b : blocks)
+        all.params.insert(all.params.end(), b.params.begin(), b.params.end());
+    all.forward = [=](Tensor X, const Tensor *params) {
+        for (const Block &b : blocks) {
+            X = b.forward(X, params);
+            params += b.params.size();
+        }
+        return X;
+    };
+    return all;
+}
+
+// A whole network: its parameters numbered, the weights' first values given
+static Block network(Block net, std::function<Tensor(std::vector<int>)> init) {
+    std::map<std::string, int> layers; // of each kind, so far
+    for (Param &p : net.params) {
+        const size_t point = p.name.find('.');
+        const std::string kind = p.name.substr(0, point), what = p.name.substr(point);
+        if (what == ".weight") layers[kind]++; // a layer's first parameter
+        p.name = kind + std::to_string(layers[kind] - 1) + what;
+        if (!p.init) p.init = init;
+    }
+    return net;
+}
+
+std::vector<Tensor> init_params(const Block &net) {
+    std::vector<Tensor> params;
+    for (const Param &p : net.params) params.push_back(p.init(p.shape));
+    return params;
+}
+
+// Two convolutions, their result added to X; to the convolution of X where the shape changes
+Block Residual(int in_channels, int num_channels, bool use_1x1conv = false, int strides = 1) {
+    Block convs = sequential({Conv2d(in_channels, num_channels, 3, strides, 1),
+                              BatchNorm2d(num_channels), ReLU(),
+                              Conv2d(num_channels, num_channels, 3, 1, 1),
+                              BatchNorm2d(num_channels)});
+    Block skip = use_1x1conv ? Conv2d(in_channels, num_channels, 1, strides) : sequential({});
+    Block residual = sequential({convs, skip}); // for the parameters of both
+    residual.forward = [=](const Tensor &X, const Tensor *params) {
+        Tensor Y = convs.forward(X, params);
+        return relu(add(Y, skip.forward(X, params + convs.params.size())));
+    };
+    return residual;
+}
+
+// A slightly modified ResNet-18 model: for small images
+Block resnet18(int num_classes, int in_channels) {
+    auto resnet_block = [](int in_channels, int num_channels, int num_residuals,
+                           bool first_block = false) {
+        std::vector<Block> blk;
+        for (int i = 0; i < num_residuals; i++)
+            if (i == 0 && !first_block)
+                blk.push_back(Residual(in_channels, num_channels, true, 2));
+            else
+                blk.push_back(Residual(num_channels, num_channels));
+        return sequential(blk);
+    };
+    // This model uses a smaller convolution kernel, stride, and padding and removes the max-pooling
+    // layer
+    Block net = sequential({Conv2d(in_channels, 64, 3, 1, 1), BatchNorm2d(64), ReLU(),
+                            resnet_block(64, 64, 2, true),
+                            resnet_block(64, 128, 2),
+                            resnet_block(128, 256, 2),
+                            resnet_block(256, 512, 2),
+                            GlobalAvgPool2d(), Linear(512, num_classes)});
+    return network(net, [](std::vector<int> shape) { return normal(0.01f, shape); });
+}
+
+// The lab's network: LeNet with max pooling
+Block lab_cnn() {
+    Block net = sequential({Conv2d(1, 20, 3), ReLU(),
+                            MaxPool2d(2, 2),
+                            Conv2d(20, 50, 5), ReLU(),
+                            MaxPool2d(2, 2),
+                            Flatten(),
+                            Linear(800, 128), ReLU(),
+                            Linear(128, 10)});
+    return network(net, [](std::vector<int> shape) { return uniform(0.07f, shape); });
+}
+
+// ---------------------------------------------------------------------------------------------
+// 11. Devices and memory
 // k logical devices on the GPUs there are, the memory of tensors, and what to say when CUDA fails.
 
 static std::vector<Gpu> &gpus =
@@ -1718,6 +2279,13 @@ Tensor normal(float scale, std::vector<int> shape) {
     return t;
 }
 
+Tensor uniform(float scale, std::vector<int> shape) {
+    Tensor t = empty(std::move(shape), cpu());
+    std::uniform_real_distribution<float> distribution(-scale, scale);
+    for (int i = 0; i < size(t); i++) t.data.get()[i] = distribution(rng);
+    return t;
+}
+
 // One size may be -1: what is left. The gradient is shared like the numbers.
 Tensor reshape(const Tensor &X, std::vector<int> shape) {
     int known = 1;
@@ -1782,7 +2350,7 @@ void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 11. Data, timing, output
+// 12. Data, timing, output
 
 std::string str(Device device) {
     return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
@@ -2168,7 +2736,7 @@ void load_params(const std::vector<Tensor> &params, const std::string &folder) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 12. Judge and benchmark
+// 13. Judge and benchmark
 // `make exercise`: is an allreduce right, and what does it cost? `make bench`: how long does it take?
 
 static std::vector<Device> first_devices(int k) {
@@ -2554,7 +3122,7 @@ void bench() {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 13. Program
+// 14. Program
 
 Options options;
 

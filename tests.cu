@@ -104,6 +104,14 @@ static void check_error(const std::function<void()> &call, const std::vector<std
     }
 }
 
+// A message for the user: one line that contains `part`.
+static void check_says(const std::string &text, const std::string &part) {
+    CAPTURE(text);
+    CAPTURE(part);
+    CHECK(text.find(part) != std::string::npos);
+    CHECK(text.find('\n') == std::string::npos);
+}
+
 static bool same_bits(const Floats &a, const Floats &b) {
     return a.size() == b.size() && (a.empty() || !memcmp(&a[0], &b[0], a.size() * sizeof(float)));
 }
@@ -172,7 +180,9 @@ static std::string printed(const std::function<void()> &call) {
 // The references that make up a network; they stand above the tests of section 8.
 typedef std::vector<Doubles> Arrays;
 struct ConvSizes {
-    int N, C, H, W, O, K;
+    int N, C, H, W, O, K, S = 1, P = 0; // stride, padding
+    int OH() const { return (H + 2 * P - K) / S + 1; }
+    int OW() const { return (W + 2 * P - K) / S + 1; }
 };
 struct PoolSizes {
     int N, C, H, W, K, S;
@@ -190,6 +200,8 @@ static Arrays linear_gradients(const Doubles &X, const Doubles &W, const Doubles
                                const LinearSizes &s);
 static Doubles avg_pool2d_reference(const Doubles &X, const PoolSizes &s);
 static Doubles avg_pool2d_gradient(const Doubles &dy, const PoolSizes &s);
+static Doubles max_pool2d_reference(const Doubles &X, const PoolSizes &s);
+static Doubles max_pool2d_gradient(const Doubles &X, const Doubles &dy, const PoolSizes &s);
 static Doubles relu_reference(Doubles X);
 static Doubles relu_gradient(const Doubles &X, Doubles dy);
 static Doubles cross_entropy_reference(const Doubles &y_hat, const Doubles &y);
@@ -1107,24 +1119,26 @@ check_operator(const std::vector<Input> &inputs,
 
 // --- conv2d and linear
 
-// A term of a convolution: y[n,o,i,j] has X[n,c,i+u,j+v] * W[o,c,u,v].
+// A term of a convolution: y[n,o,i,j] has X[n,c,i*S+u-P,j*S+v-P] * W[o,c,u,v].
 // visit(index in y, in X, in W)
 template <class Visit> static void conv2d_terms(const ConvSizes &s, Visit visit) {
-    const int OH = s.H - s.K + 1, OW = s.W - s.K + 1;
     for (int n = 0; n < s.N; n++)
         for (int o = 0; o < s.O; o++)
-            for (int i = 0; i < OH; i++)
-                for (int j = 0; j < OW; j++)
+            for (int i = 0; i < s.OH(); i++)
+                for (int j = 0; j < s.OW(); j++)
                     for (int c = 0; c < s.C; c++)
                         for (int u = 0; u < s.K; u++)
-                            for (int v = 0; v < s.K; v++)
-                                visit(((n * s.O + o) * OH + i) * OW + j,
-                                      ((n * s.C + c) * s.H + i + u) * s.W + j + v,
+                            for (int v = 0; v < s.K; v++) {
+                                const int h = i * s.S + u - s.P, w = j * s.S + v - s.P;
+                                if (h < 0 || h >= s.H || w < 0 || w >= s.W) continue;
+                                visit(((n * s.O + o) * s.OH() + i) * s.OW() + j,
+                                      ((n * s.C + c) * s.H + h) * s.W + w,
                                       ((o * s.C + c) * s.K + u) * s.K + v);
+                            }
 }
 static Doubles conv2d_reference(const Doubles &X, const Doubles &W, const Doubles &b,
                                 const ConvSizes &s) {
-    const int plane = (s.H - s.K + 1) * (s.W - s.K + 1);
+    const int plane = s.OH() * s.OW();
     Doubles y(s.N * s.O * plane);
     for (size_t i = 0; i < y.size(); i++) y[i] = b[i / plane % s.O];
     conv2d_terms(s, [&](int at_y, int at_X, int at_W) { y[at_y] += X[at_X] * W[at_W]; });
@@ -1132,7 +1146,7 @@ static Doubles conv2d_reference(const Doubles &X, const Doubles &W, const Double
 }
 static Arrays conv2d_gradients(const Doubles &X, const Doubles &W, const Doubles &dy,
                                const ConvSizes &s) {
-    const int plane = (s.H - s.K + 1) * (s.W - s.K + 1);
+    const int plane = s.OH() * s.OW();
     Doubles dX(X.size()), dW(W.size()), db(s.O);
     conv2d_terms(s, [&](int at_y, int at_X, int at_W) {
         dX[at_X] += dy[at_y] * W[at_W];
@@ -1142,36 +1156,66 @@ static Arrays conv2d_gradients(const Doubles &X, const Doubles &W, const Doubles
     return {dX, dW, db};
 }
 
+static void check_conv2d(const ConvSizes &s) {
+    INFO("N C H W O K S P: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.O, " ", s.K, " ", s.S, " ",
+         s.P);
+    const int taps = s.K * s.K, pixels = s.N * s.OH() * s.OW();
+    check_operator(
+        {random_input({s.N, s.C, s.H, s.W}, 1), random_input({s.O, s.C, s.K, s.K}, 2),
+         random_input({s.O}, 3)},
+        [=](const std::vector<Tensor> &in) { return conv2d(in[0], in[1], in[2], s.S, s.P); },
+        [=](const Arrays &in) { return conv2d_reference(in[0], in[1], in[2], s); },
+        [=](const Arrays &in, const Doubles &dy) { return conv2d_gradients(in[0], in[1], dy, s); },
+        {rounding(s.C * taps), rounding(s.O * taps), rounding(pixels), rounding(pixels)});
+}
+
 TEST_CASE("conv2d: result and gradients") {
-    std::vector<ConvSizes> sizes = {
-        // N  C   H   W   O  K
-        {1, 1, 1, 1, 1, 1},   // the smallest
-        {2, 1, 3, 3, 2, 3},   // one output pixel: K = H = W
-        {2, 3, 4, 9, 3, 4},   // K = H only, K even
-        {1, 3, 5, 7, 4, 3},   // odd, H != W
-        {33, 1, 4, 6, 3, 2},  // more images than slices of the weights' gradient
-        {2, 16, 6, 5, 17, 2}, // a tile of channels, and one more
-        {3, 17, 5, 9, 16, 3},
-        {2, 50, 4, 3, 3, 1},                    // K = 1
-        {1, 2, 7, 7, 50, 7},                    // K = 7, weights of more than one block
-        {0, 3, 5, 5, 4, 3},                     // no images
-        {small_only ? 1 : 3, 1, 28, 28, 20, 3}, // LeNet's
-        {small_only ? 1 : 3, 20, 13, 13, 50, 5}};
-    for (const ConvSizes &s : sizes) {
-        INFO("N C H W O K: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.O, " ", s.K);
-        const int taps = s.K * s.K, pixels = s.N * (s.H - s.K + 1) * (s.W - s.K + 1);
-        check_operator(
-            {random_input({s.N, s.C, s.H, s.W}, 1), random_input({s.O, s.C, s.K, s.K}, 2),
-             random_input({s.O}, 3)},
-            [](const std::vector<Tensor> &in) { return conv2d(in[0], in[1], in[2]); },
-            [=](const Arrays &in) { return conv2d_reference(in[0], in[1], in[2], s); },
-            [=](const Arrays &in, const Doubles &dy) {
-                return conv2d_gradients(in[0], in[1], dy, s);
-            },
-            {rounding(s.C * taps), rounding(s.O * taps), rounding(pixels), rounding(pixels)});
-    }
+    for (const ConvSizes &s : std::vector<ConvSizes>{
+             // N  C   H   W   O  K
+             {1, 1, 1, 1, 1, 1},   // the smallest
+             {2, 1, 3, 3, 2, 3},   // one output pixel: K = H = W
+             {2, 3, 4, 9, 3, 4},   // K = H only, K even
+             {1, 3, 5, 7, 4, 3},   // odd, H != W
+             {33, 1, 4, 6, 3, 2},  // more images than slices of the weights' gradient
+             {2, 16, 6, 5, 17, 2}, // a tile of channels, and one more
+             {3, 17, 5, 9, 16, 3},
+             {2, 50, 4, 3, 3, 1},                    // K = 1
+             {1, 2, 7, 7, 50, 7},                    // K = 7, weights of more than one block
+             {0, 3, 5, 5, 4, 3},                     // no images
+             {small_only ? 1 : 3, 1, 28, 28, 20, 3}, // LeNet's
+             {small_only ? 1 : 3, 20, 13, 13, 50, 5}})
+        check_conv2d(s);
     CHECK(conv2d(full({2, 3, 5, 7}, 0, gpu(0)), full({4, 3, 2, 2}, 0, gpu(0)), full({4}, 0, gpu(0)))
               .shape == std::vector<int>{2, 4, 4, 6});
+}
+
+TEST_CASE("conv2d: strides and padding") {
+    std::vector<ConvSizes> sizes = {
+        // N C  H  W  O  K  S  P
+        {1, 1, 1, 1, 1, 3, 1, 1},  // one pixel, all around it zeros
+        {2, 3, 5, 7, 4, 3, 1, 1},  // as large as before
+        {2, 3, 6, 9, 4, 3, 2, 1},  // half as large, H even, W odd
+        {2, 3, 9, 6, 4, 3, 2, 0},  // H is used up, a column of W is left over
+        {2, 5, 8, 7, 17, 1, 2, 0}, // three of four pixels in no window
+        {2, 3, 7, 8, 3, 2, 2, 0},
+        {2, 3, 7, 5, 3, 1, 1, 2},  // more zeros than the kernel reaches over
+        {1, 2, 5, 6, 3, 2, 5, 1},  // gaps between windows
+        {3, 2, 11, 9, 3, 5, 3, 2}, // taps that do not divide evenly: 2, 2 and 1 of them
+        {2, 2, 4, 5, 3, 4, 2, 3},  // K even, windows that meet one row of X
+        {1, 2, 3, 9, 2, 3, 4, 0},  // one row of windows
+        {0, 3, 6, 6, 4, 3, 2, 1},  // no images
+    };
+    if (!small_only) // ResNet-18's: a plane of fewer pixels than a tile, too
+        sizes.insert(sizes.end(), {{3, 1, 28, 28, 64, 3, 1, 1},
+                                   {2, 64, 28, 28, 64, 3, 1, 1},
+                                   {2, 64, 14, 14, 128, 3, 2, 1},
+                                   {2, 64, 14, 14, 128, 1, 2, 0},
+                                   {3, 256, 7, 7, 48, 3, 2, 1},
+                                   {5, 128, 2, 2, 256, 3, 1, 1}});
+    for (const ConvSizes &s : sizes) check_conv2d(s);
+    CHECK(conv2d(full({2, 3, 5, 8}, 0, gpu(0)), full({4, 3, 3, 3}, 0, gpu(0)), full({4}, 0, gpu(0)),
+                 2, 1)
+              .shape == std::vector<int>{2, 4, 3, 4});
 }
 
 // y[n,o] = b[o] + sum over c of X[n,c] * W[c,o]
@@ -1222,8 +1266,8 @@ TEST_CASE("conv2d, linear: each input's gradient, whether or not the others want
                                             random_input({2, 3, 2, 2}, 2), random_input({2}, 3)};
     const std::vector<Input> linear_inputs = {random_input({2, 3}, 1), random_input({3, 4}, 2),
                                               random_input({4}, 3)};
-    for (auto op : {conv2d, linear}) {
-        const std::vector<Input> &inputs = op == conv2d ? conv_inputs : linear_inputs;
+    for (bool dense : {false, true}) {
+        const std::vector<Input> &inputs = dense ? linear_inputs : conv_inputs;
         Floats want[3];
         for (int wanted = 7; wanted > 0;
              wanted--) { // bit i: input i wants its gradient; first all three
@@ -1232,7 +1276,7 @@ TEST_CASE("conv2d, linear: each input's gradient, whether or not the others want
             for (const Input &input : inputs) in.push_back(with_grad(input));
             for (int i = 0; i < 3; i++)
                 if (!(wanted >> i & 1)) in[i].grad = nullptr;
-            backward(op(in[0], in[1], in[2]));
+            backward(dense ? linear(in[0], in[1], in[2]) : conv2d(in[0], in[1], in[2], 2, 1));
             for (int i = 0; i < 3; i++) {
                 if (wanted == 7) want[i] = to_host(*in[i].grad);
                 CAPTURE(i);
@@ -1329,6 +1373,306 @@ TEST_CASE("avg_pool2d: what is in no window gets a gradient of exactly 0") {
     int wrong = 0;
     for (int i = 0; i < size(X); i++) wrong += dX[i] != (i / 9 % 9 == 8 || i % 9 == 8 ? 0 : 0.25f);
     CHECK(wrong == 0);
+}
+
+// --- max_pool2d
+
+// The (first) largest number of a window: y[n,c,i,j] is X[at].   visit(index in y, in X)
+template <class Visit>
+static void max_pool2d_terms(const Doubles &X, const PoolSizes &s, Visit visit) {
+    const int OH = (s.H - s.K) / s.S + 1, OW = (s.W - s.K) / s.S + 1;
+    for (int y = 0; y < s.N * s.C * OH * OW; y++) {
+        const int first = (y / (OH * OW) * s.H + y / OW % OH * s.S) * s.W + y % OW * s.S;
+        int best = first;
+        for (int u = 0; u < s.K; u++)
+            for (int v = 0; v < s.K; v++)
+                if (X[first + u * s.W + v] > X[best]) best = first + u * s.W + v;
+        visit(y, best);
+    }
+}
+static Doubles max_pool2d_reference(const Doubles &X, const PoolSizes &s) {
+    Doubles y(s.N * s.C * ((s.H - s.K) / s.S + 1) * ((s.W - s.K) / s.S + 1));
+    max_pool2d_terms(X, s, [&](int at_y, int at_X) { y[at_y] = X[at_X]; });
+    return y;
+}
+static Doubles max_pool2d_gradient(const Doubles &X, const Doubles &dy, const PoolSizes &s) {
+    Doubles dX(X.size());
+    max_pool2d_terms(X, s, [&](int at_y, int at_X) { dX[at_X] += dy[at_y]; });
+    return dX;
+}
+
+TEST_CASE("max_pool2d: result and gradient") {
+    for (const PoolSizes &s :
+         std::vector<PoolSizes>{// N C   H   W  K  S
+                                {1, 1, 1, 1, 1, 1},
+                                {2, 3, 4, 6, 2, 2},
+                                {2, 1, 9, 9, 2, 2},   // the ninth row and column are in no window
+                                {3, 2, 7, 5, 3, 2},   // windows overlap
+                                {3, 2, 8, 11, 2, 3},  // gaps between windows
+                                {2, 2, 6, 4, 4, 1},   // one window wide, many overlap
+                                {1, 2, 3, 3, 3, 5},   // one window
+                                {1, 2, 39, 71, 2, 2}, // more than a block's threads
+                                {1, 2, 39, 71, 3, 2},
+                                {0, 2, 4, 4, 2, 2},
+                                {2, 20, 26, 26, 2, 2}, // lab_cnn's
+                                {2, 50, 9, 9, 2, 2}}) {
+        INFO("N C H W K S: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.K, " ", s.S);
+        check_operator(
+            {random_input({s.N, s.C, s.H, s.W}, 1)},
+            [=](const std::vector<Tensor> &in) { return max_pool2d(in[0], s.K, s.S); },
+            [=](const Arrays &in) { return max_pool2d_reference(in[0], s); },
+            [=](const Arrays &in, const Doubles &dy) {
+                return Arrays{max_pool2d_gradient(in[0], dy, s)};
+            },
+            {0, rounding(s.K * s.K)}); // the largest number itself
+    }
+    CHECK(max_pool2d(full({2, 3, 9, 8}, 0, gpu(0)), 2, 2).shape == std::vector<int>{2, 3, 4, 4});
+}
+
+TEST_CASE("max_pool2d: of equal numbers the first gets the gradient; NaN is not lost") {
+    for (int stride : {1, 2, 3}) {
+        CAPTURE(stride);
+        Tensor X = with_grad({{1, 1, 4, 4}, Floats(16, 7)}), y = max_pool2d(X, 2, stride);
+        backward(y);
+        Floats want(16);
+        for (int i = 0; i + 2 <= 4; i += stride)
+            for (int j = 0; j + 2 <= 4; j += stride) want[i * 4 + j] = 1;
+        CHECK(to_host(*X.grad) == want);
+    }
+    Tensor X = with_grad({{1, 1, 2, 4}, {-1, -1, -3, -INFINITY, -1, -1, -2, -2}});
+    backward(max_pool2d(X, 2, 2));
+    CHECK(to_host(*X.grad) == Floats{1, 0, 0, 0, 0, 0, 1, 0});
+    X = with_grad({{1, 1, 2, 4}, {1, NAN, INFINITY, 1, NAN, 2, 1, NAN}});
+    for (float largest : to_host(max_pool2d(X, 2, 2))) CHECK(std::isnan(largest));
+    backward(max_pool2d(X, 2, 2));
+    CHECK(to_host(*X.grad) == Floats{0, 1, 0, 0, 0, 0, 0, 1});
+}
+
+// --- global_avg_pool2d
+
+TEST_CASE("global_avg_pool2d: result and gradient") {
+    struct Sizes {
+        int N, C, H, W;
+    };
+    for (const Sizes &s : std::vector<Sizes>{{1, 1, 1, 1},
+                                             {2, 3, 4, 4},
+                                             {3, 5, 5, 7},
+                                             {1, 300, 3, 2},
+                                             {2, 2, 29, 33},
+                                             {0, 3, 2, 2}}) {
+        INFO("N C H W: ", s.N, " ", s.C, " ", s.H, " ", s.W);
+        const int plane = s.H * s.W;
+        check_operator(
+            {random_input({s.N, s.C, s.H, s.W}, 1)},
+            [](const std::vector<Tensor> &in) { return global_avg_pool2d(in[0]); },
+            [=](const Arrays &in) {
+                Doubles y(s.N * s.C);
+                for (size_t i = 0; i < in[0].size(); i++) y[i / plane] += in[0][i] / plane;
+                return y;
+            },
+            [=](const Arrays &in, const Doubles &dy) {
+                Doubles dX(in[0].size());
+                for (size_t i = 0; i < dX.size(); i++) dX[i] = dy[i / plane] / plane;
+                return Arrays{dX};
+            },
+            {rounding(plane), rounding(1)});
+    }
+    CHECK(global_avg_pool2d(full({2, 3, 4, 5}, 0, gpu(0))).shape == std::vector<int>{2, 3});
+}
+
+// --- batch_norm
+
+// Of channel c: visit(the indices of its numbers)
+template <class Visit> static void for_channels(int N, int C, int plane, Visit visit) {
+    for (int c = 0; c < C; c++) {
+        std::vector<size_t> at;
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < plane; i++) at.push_back((size_t)(n * C + c) * plane + i);
+        visit(c, at);
+    }
+}
+struct Moments {
+    double mean = 0, var = 0;
+};
+static Moments moments(const Doubles &X, const std::vector<size_t> &at) {
+    Moments m;
+    for (size_t i : at) m.mean += X[i] / at.size();
+    for (size_t i : at) m.var += (X[i] - m.mean) * (X[i] - m.mean) / at.size();
+    return m;
+}
+static Doubles batch_norm_reference(const Doubles &X, const Doubles &gamma, const Doubles &beta,
+                                    int N, int plane) {
+    Doubles y(X.size());
+    for_channels(N, gamma.size(), plane, [&](int c, const std::vector<size_t> &at) {
+        const Moments m = moments(X, at);
+        for (size_t i : at) y[i] = (X[i] - m.mean) / std::sqrt(m.var + 1e-5) * gamma[c] + beta[c];
+    });
+    return y;
+}
+// With z = (X - mean) * r, r = 1 / sqrt(var + eps):
+//   dX = r * gamma * (dy - mean of dy - z * mean of dy*z), dgamma = sum of dy*z, dbeta = sum of dy
+static Arrays batch_norm_gradients(const Doubles &X, const Doubles &gamma, const Doubles &dy, int N,
+                                   int plane) {
+    Doubles dX(X.size()), dgamma(gamma.size()), dbeta(gamma.size());
+    for_channels(N, gamma.size(), plane, [&](int c, const std::vector<size_t> &at) {
+        const Moments m = moments(X, at);
+        const double r = 1 / std::sqrt(m.var + 1e-5);
+        for (size_t i : at) {
+            dgamma[c] += dy[i] * (X[i] - m.mean) * r;
+            dbeta[c] += dy[i];
+        }
+        for (size_t i : at)
+            dX[i] = r * gamma[c] *
+                    (dy[i] - dbeta[c] / at.size() - (X[i] - m.mean) * r * dgamma[c] / at.size());
+    });
+    return {dX, dgamma, dbeta};
+}
+
+struct NormSizes {
+    int N, C, H, W;
+};
+
+TEST_CASE("batch_norm: result and gradients") {
+    for (const NormSizes &s : std::vector<NormSizes>{{2, 1, 2, 2},
+                                                     {3, 2, 1, 1},
+                                                     {1, 3, 3, 5},
+                                                     {5, 4, 3, 3},
+                                                     {0, 3, 2, 2}, // no images
+                                                     {2, 300, 2, 3},
+                                                     {40, 3, 7, 7},
+                                                     {2, 5, 29, 31}}) {
+        INFO("N C H W: ", s.N, " ", s.C, " ", s.H, " ", s.W);
+        const int plane = s.H * s.W;
+        const Tensor mean = full({s.C}, 0, gpu(0)), var = full({s.C}, 1, gpu(0));
+        check_operator(
+            {random_input({s.N, s.C, s.H, s.W}, 1), random_input({s.C}, 2), random_input({s.C}, 3)},
+            [=](const std::vector<Tensor> &in) {
+                return batch_norm(in[0], in[1], in[2], mean, var);
+            },
+            [=](const Arrays &in) { return batch_norm_reference(in[0], in[1], in[2], s.N, plane); },
+            [=](const Arrays &in, const Doubles &dy) {
+                return batch_norm_gradients(in[0], in[1], dy, s.N, plane);
+            },
+            // a small variance of few numbers makes the rounding of X - mean larger, dX's twice
+            {4e-6, 2e-5, rounding(s.N * plane), rounding(s.N * plane)});
+    }
+}
+
+TEST_CASE("batch_norm: the running statistics, in training and in evaluation") {
+    const int N = 5, C = 3, H = 4, W = 3, plane = H * W;
+    const Floats numbers = random_floats(N * C * plane, 1, 3), scales = random_floats(C, 2);
+    const Tensor X = on_device(numbers, {N, C, H, W}), gamma = on_device(scales, {C}),
+                 beta = on_device({1, 2, 3}, {C});
+    const Tensor mean = on_device({1, -2, 3}, {C}), var = on_device({1, 2, 0.5f}, {C});
+    Doubles exact(numbers.begin(), numbers.end()), want_mean = {1, -2, 3}, want_var = {1, 2, 0.5};
+    for (int step = 0; step < 3; step++) {
+        batch_norm(X, gamma, beta, mean, var); // nothing wants a gradient, but it trains
+        for_channels(N, C, plane, [&](int c, const std::vector<size_t> &at) {
+            const Moments m = moments(exact, at);
+            want_mean[c] = 0.9 * want_mean[c] + 0.1 * m.mean;
+            want_var[c] = 0.9 * want_var[c] + 0.1 * m.var * at.size() / (at.size() - 1);
+        });
+        check_close(to_host(mean), want_mean, 1e-6); // a few roundings a step
+        check_close(to_host(var), want_var, 1e-6);
+    }
+    const Floats kept_mean = to_host(mean), kept_var = to_host(var);
+    Doubles y(exact.size());
+    for_channels(N, C, plane, [&](int c, const std::vector<size_t> &at) {
+        for (size_t i : at)
+            y[i] = (exact[i] - want_mean[c]) / std::sqrt(want_var[c] + 1e-5) * scales[c] + c + 1;
+    });
+    NoGrad guard;
+    check_close(to_host(batch_norm(X, gamma, beta, mean, var)), y, 2e-6);
+    CHECK(same_bits(to_host(mean), kept_mean));
+    CHECK(same_bits(to_host(var), kept_var));
+    CHECK(to_host(batch_norm(rows(X, 0, 0), gamma, beta, mean, var)).empty());
+}
+
+TEST_CASE("batch_norm: an empty shard, a single value, a mean far from 0") {
+    const Tensor gamma = full({1}, 2, gpu(0)), beta = full({1}, 3, gpu(0));
+    auto statistics = [] { return std::pair(full({1}, 1, gpu(0)), full({1}, 5, gpu(0))); };
+
+    auto [mean0, var0] = statistics();
+    batch_norm(full({0, 1, 2, 2}, 0, gpu(0)), gamma, beta, mean0, var0);
+    CHECK(to_host(mean0) == Floats{1});
+    CHECK(to_host(var0) == Floats{5});
+
+    auto [mean1, var1] = statistics();
+    Tensor X = with_grad({{1, 1, 1, 1}, {11}}), y = batch_norm(X, gamma, beta, mean1, var1);
+    CHECK(to_host(y) == Floats{3});
+    backward(y);
+    CHECK(to_host(*X.grad) == Floats{0});
+    check_close(to_host(mean1), Floats{0.9f + 1.1f}, 1e-6);
+    check_close(to_host(var1), Floats{4.5f}, 1e-6);
+
+    // E[X^2] - E[X]^2 would have no digit right: X^2 is 1e8 and more, its last digit 8 or more.
+    const int n = 1024;
+    Floats far = random_floats(4 * n, 7);
+    for (float &x : far) x += 10000;
+    const Doubles exact(far.begin(), far.end());
+    auto [mean2, var2] = statistics();
+    y = batch_norm(on_device(far, {4, 1, 32, 32}), gamma, beta, mean2, var2);
+    // The mean is off by its rounding, 1e-3 of a standard deviation at most
+    check_close(to_host(y), batch_norm_reference(exact, {2}, {3}, 4, n), 1e-3);
+    std::vector<size_t> all(4 * n);
+    std::iota(all.begin(), all.end(), 0);
+    const Moments m = moments(exact, all);
+    check_close(to_host(var2), Doubles{4.5 + 0.1 * m.var * 4 * n / (4 * n - 1)}, 1e-5);
+    check_close(to_host(mean2), Doubles{0.9 + 0.1 * m.mean}, 1e-6);
+}
+
+TEST_CASE("batch_norm: the same bits every time; each input's gradient without the others") {
+    const std::vector<Input> inputs = {random_input({7, 5, 9, 11}, 1), random_input({5}, 2),
+                                       random_input({5}, 3)};
+    const Tensor mean = full({5}, 0, gpu(0)), var = full({5}, 1, gpu(0));
+    Floats want[3], want_y;
+    for (int wanted = 7; wanted > 0; wanted--) { // bit i: input i wants its gradient
+        CAPTURE(wanted);
+        std::vector<Tensor> in;
+        for (const Input &input : inputs) in.push_back(with_grad(input));
+        for (int i = 0; i < 3; i++)
+            if (!(wanted >> i & 1)) in[i].grad = nullptr;
+        Tensor y = batch_norm(in[0], in[1], in[2], mean, var);
+        backward(
+            linear(reshape(y, {7, 5 * 99}), full({5 * 99, 2}, 1, gpu(0)), full({2}, 0, gpu(0))));
+        if (wanted == 7) want_y = to_host(y);
+        CHECK(same_bits(to_host(y), want_y));
+        for (int i = 0; i < 3; i++) {
+            if (wanted == 7) want[i] = to_host(*in[i].grad);
+            CAPTURE(i);
+            if (in[i].grad) CHECK(same_bits(to_host(*in[i].grad), want[i]));
+        }
+    }
+}
+
+// --- add
+
+TEST_CASE("add: result and gradients") {
+    for (const std::vector<int> &shape :
+         std::vector<std::vector<int>>{{1}, {255}, {2, 3, 4, 5}, {1001}, {0, 3}})
+        check_operator(
+            {random_input(shape, 1), random_input(shape, 2)},
+            [](const std::vector<Tensor> &in) { return add(in[0], in[1]); },
+            [](const Arrays &in) {
+                Doubles y = in[0];
+                for (size_t i = 0; i < y.size(); i++) y[i] += in[1][i];
+                return y;
+            },
+            [](const Arrays &, const Doubles &dy) {
+                return Arrays{dy, dy};
+            },
+            {1e-7, 1e-7, 1e-7}); // one rounding
+    Tensor X = with_grad({{3}, {1, 2, 3}}), y = add(X, X);
+    CHECK(to_host(y) == Floats{2, 4, 6});
+    backward(y);
+    CHECK(to_host(*X.grad) == Floats{2, 2, 2});
+    backward(add(add(X, X), X));
+    CHECK(to_host(*X.grad) == Floats{3, 3, 3});
+    Tensor constant = full({3}, 1, gpu(0));
+    backward(add(constant, X));
+    CHECK(to_host(*X.grad) == Floats{1, 1, 1});
+    backward(add(X, constant));
+    CHECK(to_host(*X.grad) == Floats{1, 1, 1});
 }
 
 // --- softmax_cross_entropy
@@ -1437,6 +1781,9 @@ TEST_CASE("sgd: param -= lr * grad / batch_size") {
         check_close(to_host(t), want, 3e-7); // four roundings of at most 2^-24
         CHECK(to_host(*t.grad) == grad);
     }
+    const Tensor running = full({3}, 2, gpu(0)); // no gradient: nothing to learn
+    sgd({running}, 0.3f, 7);
+    CHECK(to_host(running) == Floats{2, 2, 2});
 }
 
 TEST_CASE("sum_kernel: counts around the size of a block") {
@@ -1479,7 +1826,7 @@ TEST_CASE("count_correct_kernel: the first of the largest counts; adds to what i
 
 // --- what is refused
 
-TEST_CASE("conv2d, linear, avg_pool2d, softmax_cross_entropy, add_: wrong shapes") {
+TEST_CASE("conv2d, linear, pools, batch_norm, softmax_cross_entropy, add, add_: wrong shapes") {
     auto t = [](std::vector<int> shape) { return full(std::move(shape), 0, gpu(0)); };
     check_error(
         [&] {
@@ -1491,11 +1838,43 @@ TEST_CASE("conv2d, linear, avg_pool2d, softmax_cross_entropy, add_: wrong shapes
     check_error([&] { conv2d(t({1, 3, 2, 5}), t({4, 3, 3, 3}), t({4})); }, {"conv2d", "(1,3,2,5)"});
     check_error([&] { conv2d(t({1, 3, 5, 2}), t({4, 3, 3, 3}), t({4})); }, {"conv2d", "(1,3,5,2)"});
     check_error([&] { conv2d(t({3, 5, 5}), t({4, 3, 3, 3}), t({4})); }, {"conv2d", "(3,5,5)"});
+    auto conv = [&](std::vector<int> X, std::vector<int> W, int stride, int padding) {
+        const int O = W[0];
+        return error_of([&] { conv2d(t(X), t(W), t({O}), stride, padding); });
+    };
+    CHECK(conv({1, 3, 2, 5}, {4, 3, 4, 4}, 1, 1) == "");
+    check_says(conv({1, 3, 1, 5}, {4, 3, 4, 4}, 1, 1), "conv2d: wants");
+    check_says(conv({1, 3, 5, 5}, {4, 3, 3, 3}, 0, 0), "stride > 0");
+    check_says(conv({1, 3, 5, 5}, {4, 3, 3, 3}, -1, 0), "stride > 0");
+    check_says(conv({1, 3, 5, 5}, {4, 3, 3, 3}, 1, -1), "padding >= 0");
+    check_says(conv({1, 3, 5, 5}, {4, 3, 0, 0}, 1, 0), "conv2d: wants");
+    check_says(conv({1, 3, 5, 5}, {0, 3, 3, 3}, 1, 0), "conv2d: wants");
+    check_says(conv({1, 0, 5, 5}, {4, 0, 3, 3}, 1, 0), "conv2d: wants");
     check_error([&] { linear(t({2, 3}), t({4, 5}), t({5})); }, {"linear", "(2,3), (4,5), (5)"});
     check_error([&] { linear(t({2, 3}), t({3, 5}), t({4})); }, {"linear", "(4)"});
     check_error([&] { linear(t({2, 3, 1, 1}), t({3, 5}), t({5})); }, {"linear", "(2,3,1,1)"});
     check_error([&] { avg_pool2d(t({1, 1, 2, 3}), 3, 1); }, {"avg_pool2d", "(1,1,2,3)"});
     check_error([&] { avg_pool2d(t({1, 1, 3, 3}), 2, 0); }, {"avg_pool2d"});
+    check_error([&] { max_pool2d(t({1, 1, 2, 3}), 3, 1); }, {"max_pool2d", "(1,1,2,3)"});
+    check_error([&] { max_pool2d(t({1, 3, 3}), 2, 2); }, {"max_pool2d", "(1,3,3)"});
+    check_error([&] { max_pool2d(t({1, 1, 3, 3}), 2, 0); }, {"max_pool2d"});
+    check_error([&] { global_avg_pool2d(t({2, 3})); }, {"global_avg_pool2d", "(2,3)"});
+    check_error([&] { global_avg_pool2d(t({2, 3, 0, 1})); }, {"global_avg_pool2d", "(2,3,0,1)"});
+    check_error(
+        [&] {
+            batch_norm(t({2, 3}), t({3}), t({3}), t({3}), t({3}));
+        },
+        {"batch_norm", "(2,3)"});
+    for (int wrong = 0; wrong < 4; wrong++) {
+        std::vector<Tensor> p;
+        for (int i = 0; i < 4; i++) p.push_back(t({i == wrong ? 4 : 3}));
+        check_error(
+            [&] {
+                batch_norm(t({2, 3, 1, 1}), p[0], p[1], p[2], p[3]);
+            },
+            {"batch_norm", "(2,3,1,1)", "(4)"});
+    }
+    check_error([&] { add(t({2, 3}), t({3, 2})); }, {"add", "(2,3), (3,2)"});
     check_error(
         [&] {
             softmax_cross_entropy(t({2, 3}), t({3}));
@@ -1509,7 +1888,7 @@ TEST_CASE("conv2d, linear, avg_pool2d, softmax_cross_entropy, add_: wrong shapes
     check_error([&] { add_(t({2, 3}), t({3, 2})); }, {"add_", "(2,3), (3,2)"});
 }
 
-TEST_CASE("conv2d, linear, relu, avg_pool2d, softmax_cross_entropy, add_: wrong devices") {
+TEST_CASE("conv2d, linear, relu, pools, batch_norm, softmax_cross_entropy, add: wrong devices") {
     auto at = [](Device device, std::vector<int> shape) {
         return full(std::move(shape), 0, device);
     };
@@ -1519,9 +1898,17 @@ TEST_CASE("conv2d, linear, relu, avg_pool2d, softmax_cross_entropy, add_: wrong 
     check_error([&] { linear(at(a, {2, 3}), at(a, {3, 4}), at(b, {4})); }, words);
     check_error([&] { softmax_cross_entropy(at(a, {2, 3}), at(b, {2})); }, words);
     check_error([&] { add_(at(a, {2}), at(b, {2})); }, words);
+    check_error([&] { add(at(a, {2}), at(b, {2})); }, words);
+    for (int wrong = 0; wrong < 4; wrong++) {
+        std::vector<Tensor> p;
+        for (int i = 0; i < 4; i++) p.push_back(at(i == wrong ? b : a, {3}));
+        check_error([&] { batch_norm(at(a, {2, 3, 1, 1}), p[0], p[1], p[2], p[3]); }, words);
+    }
     // The host is no device to compute on.
     check_error([&] { relu(at(cpu(), {2})); }, {"relu", "cpu"});
     check_error([&] { avg_pool2d(at(cpu(), {1, 1, 2, 2}), 2, 2); }, {"avg_pool2d", "cpu"});
+    check_error([&] { max_pool2d(at(cpu(), {1, 1, 2, 2}), 2, 2); }, {"max_pool2d", "cpu"});
+    check_error([&] { global_avg_pool2d(at(cpu(), {1, 1, 2, 2})); }, {"global_avg_pool2d", "cpu"});
     check_error(
         [&] {
             linear(at(a, {2, 3}), at(cpu(), {3, 4}), at(a, {4}));
@@ -1593,7 +1980,7 @@ TEST_CASE("NoGrad: while one exists, nothing is recorded") {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 10. Devices and memory
+// 11. Devices and memory
 
 TEST_CASE("reshape: the same numbers and the same gradient") {
     Tensor X = with_grad({{2, 6}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}});
@@ -1661,7 +2048,7 @@ TEST_CASE("to_string: as NumPy prints") {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 11. Data, timing, output
+// 12. Data, timing, output
 
 // --- The data set
 
@@ -2256,7 +2643,7 @@ TEST_CASE("load_npy survives every cut and every changed byte") {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 13. Program
+// 14. Program
 
 // The options that a command line sets, from the defaults on, or what is wrong with it.
 struct Parsed {
