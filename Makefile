@@ -4,7 +4,7 @@
 
 # Number of devices
 GPUS ?=
-# Network: lenet
+# Network: lenet, resnet18, lab_cnn
 MODEL ?=
 # Batch size over all devices together; in make sweep, of each device
 BATCH ?=
@@ -16,6 +16,12 @@ EPOCHS ?=
 ALLREDUCE ?=
 # 1 exchanges the last layers' gradients while the first layers' are still computed
 OVERLAP ?= 0
+# The lab's words for two of them: local (host), device (by_tensor)
+KVSTORE ?=
+# Parts of a minibatch in this proportion, such as 3,1, for devices of unequal speed
+SPLIT ?=
+# 1 computes test accuracy on all devices instead of gpu(0) alone
+EVALUATE_ALL ?= 0
 # Seed of the parameters and of the order of the samples
 SEED ?=
 # 0 keeps the training samples in file order
@@ -40,6 +46,8 @@ BENCH ?= all
 SWEEP_GPUS ?= 1 2
 # Learning rates that make sweep trains with
 SWEEP_LR ?= 0.05 0.1 0.2 0.4
+# 1 prints the device memory that was used
+VERBOSE ?= 0
 # Anything more for the program, such as ARGS=--help
 ARGS ?=
 # Options of the tests, such as T='-tc=allreduce*'
@@ -82,6 +90,8 @@ switch = $(if $(filter-out 0 1,$($1)),$(error $1=$($1) is unknown: use 0 or 1))$
     $(filter $2,$($1)),$3)
 options = $(call option,--gpus,GPUS) $(call option,--model,MODEL) $(call option,--batch,BATCH) \
     $(call option,--lr,LR) $(call option,--epochs,EPOCHS) $(call option,--allreduce,ALLREDUCE) \
+    $(call option,--kvstore,KVSTORE) $(call option,--split,SPLIT) \
+    $(call switch,EVALUATE_ALL,1,--evaluate-all) $(call switch,VERBOSE,1,--verbose) \
     $(call option,--seed,SEED) $(call option,--steps,STEPS) $(call option,--limit,LIMIT) \
     $(call option,--data,DATA) $(call option,--init,INIT) \
     $(call option,--save,SAVE) $(call option,--log,LOG) \
@@ -116,8 +126,13 @@ else
   why := cuda for SM $(SM) (nvcc and a GPU found; BACKEND=cpu for the stand-in)
 endif
 
-# The data set is fetched only where DATA does not name another folder
-dataset := $(if $(filter-out data data/ ./data,$(value DATA)),,build/data.ok)
+archives := train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \
+    t10k-images-idx3-ubyte.gz t10k-labels-idx1-ubyte.gz
+
+# The data set is fetched only where DATA does not name another folder; MNIST only if it is not there
+mnist_there := $(if $(filter-out $(wildcard data/mnist/*),$(addprefix data/mnist/,$(archives))),,yes)
+dataset := $(if $(filter data/mnist data/mnist/ ./data/mnist,$(value DATA)),$(if \
+    $(mnist_there),,build/mnist.ok),$(if $(filter-out data data/ ./data,$(value DATA)),,build/data.ok))
 
 # ----- What you can make -----------------------------------------------------------------------
 
@@ -206,7 +221,7 @@ sweep: backend $(dir)/mgpu $(dataset)  ## table of test acc: learning rates by d
 	        lw 2 pt 7 ps 0.4 title 'GPUS='.k" >build/sweep.svg && echo build/sweep.svg; \
 	else echo 'no picture of build/sweep.csv: gnuplot is missing (apt-get install gnuplot-nox)'; fi
 
-data: build/data.ok  ## bring Fashion-MNIST into data/
+data: $(if $(filter mnist data/mnist,$(value DATA)),build/mnist.ok,build/data.ok)  ## bring Fashion-MNIST into data/; DATA=mnist: MNIST into data/mnist/
 
 clean:  ## remove build/ (data/ stays)
 	rm -rf build
@@ -284,13 +299,14 @@ build/cpu/%.cu: %.cu Makefile
 # (apt:NAME, or the address of a .deb), or a folder on the web. It counts only if its sha256 is
 # known, and is moved into place whole, so that nothing half-written is ever left.
 
-archives := train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \
-    t10k-images-idx3-ubyte.gz t10k-labels-idx1-ubyte.gz
 debian := https://deb.debian.org/debian/pool/main/d
 archive_sources := /usr/share/datasets/fashion-mnist apt:dataset-fashion-mnist \
     $(debian)/dataset-fashion-mnist/dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb \
     https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion \
     http://fashion-mnist.s3-website.eu-central-1.amazonaws.com
+
+mnist_sources := https://storage.googleapis.com/cvdf-datasets/mnist \
+    https://ossci-datasets.s3.amazonaws.com/mnist
 
 # doctest 2.4.9, 2.4.11 and 2.4.12, as Debian packages them; 2.4.9 is also the published header
 define doctest_sha256
@@ -305,7 +321,7 @@ doctest_sources := apt:doctest-dev $(debian)/doctest/doctest-dev_2.4.9~ds-1_all.
 define fetch
 folder=$1 sha256=$2 sources=$3; shift 3
 new=$PWD/$folder/.fetch.$$
-trap 'rm -rf "$new"' EXIT; trap 'exit 1' HUP INT TERM
+trap 'rm -rf "$new"; rmdir "$folder" 2>/dev/null' EXIT; trap 'exit 1' HUP INT PIPE TERM
 
 right() {  # right PATH: is it there, and its sha256 one of those listed for its name?
     [ -f "$1" ] && echo "$sha256" | grep -qxF "$(sha256sum <"$1" | cut -c-64)  ${1##*/}"
@@ -371,6 +387,10 @@ export fetch doctest_sha256
 
 build/data.ok: data/sha256 $(addprefix data/,$(archives))
 	@sh -c "$$fetch" fetch data "$$(cat data/sha256)" '$(archive_sources)' $(archives)
+	@mkdir -p build && touch $@
+
+build/mnist.ok: data/mnist.sha256
+	@sh -c "$$fetch" fetch data/mnist "$$(cat $<)" '$(mnist_sources)' $(archives)
 	@mkdir -p build && touch $@
 
 # An archive that is not there is no error yet: the rule above brings it

@@ -69,6 +69,7 @@ struct Tensor {
     std::vector<int> shape;
     std::shared_ptr<float> data;  // size(t) floats in the memory of `device`
     std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
+    bool trained = true;          // of a parameter; else a running statistic: never a gradient
     // Of a gradient:
     unsigned written = 0; // the backward pass that wrote it last
     int uses = 0;         // operators on the tape that have yet to set it or add to it
@@ -88,7 +89,7 @@ Tensor rows(const Tensor &X, int begin, int end);        // the same numbers: X[
 std::vector<float> to_host(const Tensor &t);             // waits for the device, then copies
 std::string to_string(const Tensor &t);                  // as NumPy prints it
 void attach_grad(Tensor &t);                             // a gradient of zeros
-void attach_grad(std::vector<Tensor> &list);             // the same, side by side in memory
+void attach_grad(std::vector<Tensor> &list); // the same for all `trained`, side by side in memory
 void add_(const Tensor &a, const Tensor &b);             // a[:] += b, on the same device
 void sum_(const Tensor &a, const std::vector<Tensor> &parts); // a[:] = the parts' sum, in order
 
@@ -116,6 +117,7 @@ void backward(const Tensor &l);
 // param -= lr * grad / batch_size, for those that have a gradient
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 struct NoGrad; // while one exists, nothing goes on the tape
+void count_correct(const Tensor &correct, const Tensor &y_hat, const Tensor &y); // correct[0] +=
 
 // The other two networks. net.forward(X, params.data()) is what lenet(X, params) is.
 struct Param {
@@ -124,6 +126,7 @@ struct Param {
     std::function<Tensor(std::vector<int> shape)> init; // its first value, on the host
     bool trained = true;                                // else it is not to get a gradient
 };
+typedef std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> Net;
 struct Block {
     std::vector<Param> params;
     std::function<Tensor(const Tensor &X, const Tensor *params)> forward;
@@ -134,14 +137,17 @@ std::vector<Tensor> init_params(const Block &net);    // on the host
 
 // What the command line sets.
 struct Options {
-    int gpus = 1, batch = 256, epochs = 10;
+    int gpus = 1, batch = 256, epochs = 10; // these and lr: as the model's tutorial has them
     int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
     float lr = 0.2f;
     unsigned seed = 0;
     bool shuffle = true, overlap = false, replica_check = true, exercise = false;
     std::string model = "lenet", allreduce = "naive";
     std::string bench; // all, step or allreduce
-    bool gpus_given = false, allreduce_given = false;
+    bool gpus_given = false, model_given = false, batch_given = false, allreduce_given = false;
+    bool verbose = false;
+    bool evaluate_all = false; // test accuracy on all devices, not on the first alone
+    std::vector<int> split;    // the devices' parts of a minibatch; none: equal ones
     std::string data = "data", init, save, log = "build/log.csv"; // folders, a file
 };
 extern Options options;
@@ -158,8 +164,12 @@ struct DataIter {
     bool next(Tensor &X, Tensor &y); // the next minibatch; the last one may be smaller
 };
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // for training, for testing
+void first_samples(int n, Tensor &X, Tensor &y); // of the training set
+std::vector<int> shard_sizes(int n, int k); // of n samples over k devices: even, or as SPLIT says
 float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
                             Device device);
+float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tensor>> &device_params,
+                             DataIter &test_iter, const std::vector<Device> &devices);
 
 struct Timer { // seconds, mean over start-stop pairs
     std::vector<double> times;
@@ -186,6 +196,7 @@ struct Animator {
 };
 
 Device try_gpu(int i);
+std::vector<Device> first_devices(int k); // gpu(0), ..., gpu(k-1)
 std::string str(Device device);                      // gpu(0)
 std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
 
@@ -231,7 +242,7 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line);
 // LeNet as the tutorial writes it: its parameters, the model, its loss.
 
 std::vector<Tensor> params; // on the host
-const std::vector<std::string> param_names = {"W1", "b1", "W2", "b2", "W3", "b3", "W4", "b4"};
+std::vector<std::string> param_names = {"W1", "b1", "W2", "b2", "W3", "b3", "W4", "b4"};
 
 // Initialize model parameters
 void init_params() {
@@ -264,6 +275,9 @@ Tensor lenet(const Tensor &X, const std::vector<Tensor> &params) {
 
 // Cross-entropy loss function, one number for each sample
 Tensor loss(const Tensor &y_hat, const Tensor &y) { return softmax_cross_entropy(y_hat, y); }
+
+// What is trained: lenet, or another chapter's network (MODEL=, section 10)
+Net net = lenet;
 
 // ---------------------------------------------------------------------------------------------
 // 3. Data synchronization                                      tutorial: "Data Synchronization"
@@ -305,6 +319,7 @@ void copyto(const Tensor &src, const Tensor &dst) {
 }
 Tensor copyto(const Tensor &src, Device device) {
     Tensor dst = empty(src.shape, device);
+    dst.trained = src.trained;
     copyto(src, dst);
     return dst;
 }
@@ -333,17 +348,14 @@ void allreduce(std::vector<Tensor> &data) {
 // 4. Distributing data                                            tutorial: "Distributing Data"
 // How a minibatch is cut into one shard for each device.
 
-// k contiguous shards in order, as equal as can be, the larger ones first. A minibatch of fewer
-// samples than devices leaves the last devices empty shards. Same as
+// k contiguous shards in order, as equal as can be, the larger ones first (or as SPLIT=3,1 says). A
+// minibatch of fewer samples than devices leaves the last devices empty shards. Same as
 // gluon.utils.split_and_load(even_split=False).
 std::vector<Tensor> split_and_load(const Tensor &X, const std::vector<Device> &devices) {
     std::vector<Tensor> shards;
-    int n = X.shape[0], k = devices.size(), begin = 0;
-    for (int i = 0; i < k; i++) {
-        int end = begin + n / k + (i < n % k);
-        shards.push_back(copyto(rows(X, begin, end), devices[i]));
-        begin = end;
-    }
+    std::vector<int> sizes = shard_sizes(X.shape[0], devices.size());
+    for (size_t i = 0, begin = 0; i < devices.size(); begin += sizes[i++])
+        shards.push_back(copyto(rows(X, begin, begin + sizes[i]), devices[i]));
     return shards;
 }
 
@@ -366,10 +378,11 @@ std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y,
     auto [X_shards, y_shards] = split_batch(X, y, devices);
     std::vector<Tensor> ls; // Loss is calculated separately on each GPU
     for (size_t c = 0; c < devices.size(); c++)
-        ls.push_back(loss(lenet(X_shards[c], device_params[c]), y_shards[c]));
+        ls.push_back(loss(net(X_shards[c], device_params[c]), y_shards[c]));
     for (const Tensor &l : ls) backward(l); // Back Propagation is performed separately on each GPU
     // Sum all gradients from each GPU and broadcast them to all GPUs
     for (size_t i = 0; i < device_params[0].size(); i++) {
+        if (!device_params[0][i].trained) continue;
         std::vector<Tensor> grads;
         for (size_t c = 0; c < devices.size(); c++) grads.push_back(*device_params[c][i].grad);
         allreduce(grads);
@@ -410,9 +423,11 @@ void train(int num_gpus, int batch_size, float lr) {
         double mean_loss = animator.finish(epoch);
         timer.stop();
         check_replicas(device_params);
-        // Verify the model on GPU 0
-        acc = evaluate_accuracy_gpu([&](const Tensor &x) { return lenet(x, device_params[0]); },
-                                    test_iter, devices[0]);
+        if (options.evaluate_all) // the chapter's exercise 4
+            acc = evaluate_accuracy_gpus(net, device_params, test_iter, devices);
+        else // Verify the model on GPU 0
+            acc = evaluate_accuracy_gpu([&](const Tensor &x) { return net(x, device_params[0]); },
+                                        test_iter, devices[0]);
         animator.add(epoch + 1, mean_loss, acc, timer.times.back());
     }
     if (!options.save.empty()) save_params(device_params[0], options.save);
@@ -448,8 +463,15 @@ void demos(int num_gpus) {
     for (const Tensor &t : split) printf(" %s\n", to_string(t).c_str());
 }
 
+void demos_resnet18(int num_gpus); // the other chapters', in section 10
+void demos_lab_cnn(int num_gpus);
 void experiment() {
-    demos(options.gpus);
+    if (options.model == "resnet18")
+        demos_resnet18(options.gpus);
+    else if (options.model == "lab_cnn")
+        demos_lab_cnn(options.gpus);
+    else
+        demos(options.gpus);
     train(options.gpus, options.batch, options.lr);
 }
 
@@ -1847,6 +1869,13 @@ __global__ void count_correct_kernel(float *correct, const float *y_hat, const f
     });
     if (threadIdx.x == 0) correct[0] += sum;
 }
+void count_correct(const Tensor &correct, const Tensor &y_hat, const Tensor &y) {
+    same_device("count_correct", {correct, y_hat, y});
+    count_correct_kernel<<<1, threads, 0, on(y.device)>>>(correct.data.get(), y_hat.data.get(),
+                                                          y.data.get(), y_hat.shape[0],
+                                                          y_hat.shape[1]);
+    CHECK_LAUNCH();
+}
 
 // ---------------------------------------------------------------------------------------------
 // 9. Autograd
@@ -1862,6 +1891,7 @@ struct Gpu {
     Queue queues[2];            // the second is for OVERLAP
     std::map<int, Queue> links; // for messages from each device
     std::vector<Step> tape;
+    size_t bytes = 0, most_bytes = 0; // of device memory taken from CUDA, now and ever
 };
 static Gpu &state(Device device);
 
@@ -1876,10 +1906,11 @@ void attach_grad(Tensor &t) { t.grad = std::make_shared<Tensor>(full(t.shape, 0,
 void attach_grad(std::vector<Tensor> &list) {
     auto exchange = std::make_shared<Exchange>();
     int n = 0;
-    for (const Tensor &t : list) n += size(t);
+    for (const Tensor &t : list) n += t.trained ? size(t) : 0;
     Tensor all = full({n}, 0, list[0].device);
     n = 0;
     for (Tensor &t : list) {
+        if (!t.trained) continue;
         t.grad = std::make_shared<Tensor>(rows(all, n, n + size(t)));
         t.grad->shape = t.shape;
         t.grad->index = exchange->count++;
@@ -2032,7 +2063,10 @@ static Block network(Block net, std::function<Tensor(std::vector<int>)> init) {
 
 std::vector<Tensor> init_params(const Block &net) {
     std::vector<Tensor> params;
-    for (const Param &p : net.params) params.push_back(p.init(p.shape));
+    for (const Param &p : net.params) {
+        params.push_back(p.init(p.shape));
+        params.back().trained = p.trained;
+    }
     return params;
 }
 
@@ -2084,6 +2118,114 @@ Block lab_cnn() {
                             Linear(800, 128), ReLU(),
                             Linear(128, 10)});
     return network(net, [](std::vector<int> shape) { return uniform(0.07f, shape); });
+}
+
+// What the chapters train with.
+struct Model { // for k devices
+    const char *name;
+    int batch, batch_of_each; // batch + k * batch_of_each
+    float lr, lr_of_each;
+    int epochs;
+};
+static const Model models[] = {{"lenet", 256, 0, 0.2f, 0, 10},
+                               {"resnet18", 0, 256, 0, 0.1f, 10},
+                               {"lab_cnn", 0, 64, 0.3f, 0, 5}};
+
+// MODEL: the network, its parameters on the host and their names. The same seed gives the same ones.
+void init_model() {
+    if (options.model == "lenet") return init_params();
+    const Block block = options.model == "resnet18" ? resnet18(10) : lab_cnn();
+    params = init_params(block);
+    param_names.clear();
+    for (const Param &p : block.params) param_names.push_back(p.name);
+    net = [=](const Tensor &X, const std::vector<Tensor> &params) {
+        return block.forward(X, params.data());
+    };
+}
+
+// The test accuracy, by all devices: each sample counts once. Batch norm's running statistics are
+// device 0's on every device, so that the result is that of device 0 alone.
+float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tensor>> &device_params,
+                             DataIter &test_iter, const std::vector<Device> &devices) {
+    NoGrad guard;
+    auto params = device_params;
+    std::vector<Tensor> corrects;
+    for (size_t c = 0; c < devices.size(); c++) {
+        for (size_t i = 0; i < params[c].size(); i++)
+            if (!params[c][i].trained && c > 0) params[c][i] = copyto(params[0][i], devices[c]);
+        corrects.push_back(full({1}, 0, devices[c]));
+    }
+    Tensor X, y;
+    test_iter.reset();
+    while (test_iter.next(X, y)) {
+        stop_requested();
+        auto [X_shards, y_shards] = split_batch(X, y, devices);
+        for (size_t c = 0; c < devices.size(); c++)
+            count_correct(corrects[c], net(X_shards[c], params[c]), y_shards[c]);
+    }
+    float correct = 0;
+    for (const Tensor &t : corrects) correct += to_host(t)[0];
+    return correct / test_iter.X.shape[0];
+}
+
+static std::vector<std::vector<Tensor>> on_all(const std::vector<Device> &devices) {
+    std::vector<std::vector<Tensor>> device_params;
+    for (Device d : devices) device_params.push_back(get_params(params, d));
+    return device_params;
+}
+
+// Channel 0 of the first convolution's weight, or of its gradient.
+static std::string channel0(const Tensor &weight) {
+    return to_string(reshape(rows(weight, 0, 1), {1, weight.shape[2], weight.shape[3]}));
+}
+
+// The concise chapter: initialized on all devices, a forward pass, the first weights.
+void demos_resnet18(int num_gpus) {
+    const std::vector<Device> devices = first_devices(num_gpus);
+    const auto device_params = on_all(devices); // net.initialize(ctx=devices)
+    auto data = [&](size_t i, Device device) { // parameter i on the device
+        for (const auto &params : device_params)
+            if (params[i].device.id == device.id) return params[i];
+        error("%s: not initialized on %s", param_names[i].c_str(), str(device).c_str());
+    };
+    Tensor x = empty({std::max(4, num_gpus), 1, 28, 28}, cpu());
+    std::mt19937 random(options.seed);
+    for (int i = 0; i < size(x); i++)
+        x.data.get()[i] = std::uniform_real_distribution<float>(0, 1)(random);
+    const std::vector<Tensor> x_shards = split_and_load(x, devices);
+    for (size_t c = 0; c < devices.size(); c++) {
+        NoGrad guard;
+        printf("%s\n", to_string(net(x_shards[c], device_params[c])).c_str());
+    }
+    try {
+        data(0, cpu());
+    } catch (const Error &) {
+        printf("not initialized on %s\n", str(cpu()).c_str());
+    }
+    for (Device d : devices) printf("%s\n", channel0(data(0, d)).c_str());
+}
+
+// The lab: the network's results on two images a device, its first weights, equal on all devices, and
+// their gradients, which are not.
+void demos_lab_cnn(int num_gpus) {
+    const std::vector<Device> devices = first_devices(num_gpus);
+    const auto device_params = on_all(devices);
+    Tensor X, y;
+    first_samples(2 * num_gpus, X, y);
+    auto [data, label] = split_batch(X, y, devices);
+    for (size_t c = 0; c < devices.size(); c++) {
+        NoGrad guard;
+        printf("%s\n", to_string(net(data[c], device_params[c])).c_str());
+    }
+    for (size_t c = 0; c < devices.size(); c++)
+        printf("=== channel 0 of the first conv on %s ===\n%s\n", str(devices[c]).c_str(),
+               channel0(device_params[c][0]).c_str());
+    for (size_t c = 0; c < devices.size(); c++)
+        backward(loss(net(data[c], device_params[c]), label[c]));
+    for (size_t c = 0; c < devices.size(); c++)
+        printf("=== grad of channel 0 of the first conv2d on %s ===\n%s\n", str(devices[c]).c_str(),
+               channel0(*device_params[c][0].grad).c_str());
+    printf("Running on %s\nBatch size is %d\n", str(devices).c_str(), options.batch);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2164,7 +2306,7 @@ void use_devices(int k, bool quiet = false) {
         error("no GPU (%s): `make run BACKEND=cpu` emulates devices", cudaGetErrorString(code));
     for (int i = gpus.size(); i < k; i++) {
         const int p = i % count;
-        gpus.push_back({p, {new_queue(p), new_queue(p)}, {}, {}});
+        gpus.push_back({p, {new_queue(p), new_queue(p)}, {}, {}, 0, 0});
     }
     if (k > count && !quiet)
         printf("notice: %d logical devices share %d GPU%s, each with its own memory and stream\n",
@@ -2204,6 +2346,20 @@ int size(const Tensor &t) {
     return n;
 }
 
+// Give the blocks that no tensor uses back to CUDA.
+void empty_cache() {
+    waitall();
+    for (Gpu &g : gpus)
+        for (Queue &q : g.queues) {
+            for (auto &blocks : q.free_blocks)
+                for (float *p : blocks.second) {
+                    CHECK(cudaFree(p));
+                    g.bytes -= blocks.first;
+                }
+            q.free_blocks.clear();
+        }
+}
+
 // Memory for n floats. On a device it comes from blocks of the same size that earlier tensors have
 // left to the same queue, if there are any: a training step allocates nothing after the first. The
 // queue's order makes that safe. On the host it is pinned: devices copy while the host goes on.
@@ -2222,7 +2378,14 @@ static std::shared_ptr<float> allocate(int n, Device device) {
         blocks.pop_back();
     } else {
         on(device);
-        if (cudaMalloc((void **)&p, bytes) != cudaSuccess) {
+        cudaError_t code = cudaMalloc((void **)&p, bytes);
+        if (code != cudaSuccess) { // perhaps in blocks of other sizes
+            cudaGetLastError();
+            empty_cache();
+            on(device);
+            code = cudaMalloc((void **)&p, bytes);
+        }
+        if (code != cudaSuccess) {
             size_t free = 0, total = 0;
             cudaGetLastError();
             CHECK(cudaMemGetInfo(&free, &total));
@@ -2230,21 +2393,13 @@ static std::shared_ptr<float> allocate(int n, Device device) {
                   "a smaller BATCH",
                   str(device).c_str(), bytes / 1e6, free / 1e6, total / 1e6);
         }
+        Gpu &g = state(device);
+        g.bytes += bytes;
+        g.most_bytes = std::max(g.most_bytes, g.bytes);
     }
     return std::shared_ptr<float>(p, [device, which = second, bytes](float *p) {
         gpus[device.id].queues[which].free_blocks[bytes].push_back(p);
     });
-}
-
-// Give the blocks that no tensor uses back to CUDA.
-void empty_cache() {
-    waitall();
-    for (Gpu &g : gpus)
-        for (Queue &q : g.queues) {
-            for (auto &blocks : q.free_blocks)
-                for (float *p : blocks.second) CHECK(cudaFree(p));
-            q.free_blocks.clear();
-        }
 }
 
 Tensor empty(std::vector<int> shape, Device device) {
@@ -2336,6 +2491,7 @@ std::vector<float> to_host(const Tensor &t) {
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
     if (!options.replica_check) return;
     for (size_t i = 0; i < device_params[0].size(); i++) {
+        if (!device_params[0][i].trained) continue;
         std::vector<float> first = to_host(device_params[0][i]);
         for (size_t c = 1; c < device_params.size(); c++) {
             std::vector<float> other = to_host(device_params[c][i]);
@@ -2361,6 +2517,11 @@ std::string str(const std::vector<Device> &devices) {
     return "[" + s + "]";
 }
 Device try_gpu(int i) { return state(gpu(i)), gpu(i); }
+std::vector<Device> first_devices(int k) {
+    std::vector<Device> devices;
+    for (int c = 0; c < k; c++) devices.push_back(try_gpu(c));
+    return devices;
+}
 
 // As NumPy prints an array: each number with as few digits as tell it from its neighbours, at most
 // 8 after the point, and the points of all of them below each other.
@@ -2496,6 +2657,29 @@ std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
             make_iter(test_set, batch_size, false)};
 }
 
+// The first n samples of the training set, in the file's order.
+void first_samples(int n, Tensor &X, Tensor &y) { make_iter(train_set, n, false).next(X, y); }
+
+// SPLIT=3,1 gives the first device three quarters. What the division leaves over goes to the devices
+// that it leaves most for, to the first of them where it leaves the same.
+std::vector<int> shard_sizes(int n, int k) {
+    const std::vector<int> weights = options.split.empty() ? std::vector<int>(k, 1) : options.split;
+    const long sum = std::accumulate(weights.begin(), weights.end(), 0L);
+    std::vector<int> sizes(k), order(k);
+    if ((int)weights.size() != k)
+        error("SPLIT has %zu parts, but there are %d devices", weights.size(), k);
+    for (int i = 0; i < k; i++) {
+        sizes[i] = (long)n * weights[i] / sum;
+        order[i] = i;
+    }
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+        return (long)n * weights[a] % sum > (long)n * weights[b] % sum;
+    });
+    const int left = n - std::accumulate(sizes.begin(), sizes.end(), 0);
+    for (int i = 0; i < left; i++) sizes[order[i]]++;
+    return sizes;
+}
+
 // Not before the devices have done with the epoch before.
 void DataIter::reset() {
     begin = 0;
@@ -2526,11 +2710,7 @@ float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, Da
     test_iter.reset();
     while (test_iter.next(X, y)) {
         stop_requested();
-        Tensor y_hat = net(copyto(X, device)), labels = copyto(y, device);
-        count_correct_kernel<<<1, threads, 0, on(device)>>>(correct.data.get(), y_hat.data.get(),
-                                                            labels.data.get(), y_hat.shape[0],
-                                                            y_hat.shape[1]);
-        CHECK_LAUNCH();
+        count_correct(correct, net(copyto(X, device)), copyto(y, device));
     }
     return to_host(correct)[0] / test_iter.set->count;
 }
@@ -2550,7 +2730,8 @@ double Timer::avg() const {
 Animator::Animator(const std::vector<Device> &devices, int steps)
     : devices(devices), steps(steps), bar(isatty(STDOUT_FILENO)) {
     for (Device d : devices) losses.push_back(full({steps}, 0, d));
-    printf("%5s  %8s  %8s  %8s\n", "epoch", "loss", "test acc", "seconds");
+    if (options.model != "lab_cnn")
+        printf("%5s  %8s  %8s  %8s\n", "epoch", "loss", "test acc", "seconds");
 }
 void Animator::step(const std::vector<Tensor> &ls) {
     stop_requested();
@@ -2649,7 +2830,11 @@ static void check_writable(const std::string &path) {
 // A row, and the same in the file for `make plot`.
 void Animator::add(int epoch, double loss, float acc, double seconds) {
     char row[100];
-    printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss, acc, seconds);
+    if (options.model == "lab_cnn") // as the lab prints it
+        printf("Epoch %d, training time = %.1f sec\n         validation accuracy = %.4f\n", epoch - 1,
+               seconds, acc);
+    else
+        printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss, acc, seconds);
     snprintf(row, sizeof row, "%d,%.6f,%.4f,%.4f\n", epoch, loss, acc, seconds);
     log.push_back(row);
     std::string csv = "epoch,loss,test_acc,seconds\n";
@@ -2738,12 +2923,6 @@ void load_params(const std::vector<Tensor> &params, const std::string &folder) {
 // ---------------------------------------------------------------------------------------------
 // 13. Judge and benchmark
 // `make exercise`: is an allreduce right, and what does it cost? `make bench`: how long does it take?
-
-static std::vector<Device> first_devices(int k) {
-    std::vector<Device> devices;
-    for (int c = 0; c < k; c++) devices.push_back(gpu(c));
-    return devices;
-}
 
 // Tensors of these sizes on k devices, side by side on each or each by itself.
 static Grads make_grads(int k, const std::vector<int> &sizes, bool side_by_side) {
@@ -2951,9 +3130,10 @@ static double time_allreduce(const std::string &name, const Grads &grads) {
     return t[1];
 }
 
-static std::vector<int> lenet_sizes() {
+static std::vector<int> gradient_sizes() {
     std::vector<int> sizes;
-    for (const Tensor &p : params) sizes.push_back(size(p));
+    for (const Tensor &p : params)
+        if (p.trained) sizes.push_back(size(p));
     return sizes;
 }
 
@@ -2961,7 +3141,7 @@ static std::vector<int> lenet_sizes() {
 void exercise() {
     const std::string name = options.allreduce;
     const int most = options.gpus;
-    const std::vector<int> lenet = lenet_sizes();
+    const std::vector<int> sizes = gradient_sizes();
     printf("%s: sums on 1 to %d devices, each of them late once\n", name.c_str(), most);
     for (int k = 1; k <= most; k++)
         for (int n : {0, 1, k - 1, k, k + 1, 1000, 1000003}) {
@@ -2976,12 +3156,12 @@ void exercise() {
     printf("%s: bits\n", name.c_str());
     for (int k = 1; k <= most; k++) judge_bits(name, k, {1000, 3, 77});
     printf("%s: the host never waits\n", name.c_str());
-    judge_host(name, most, lenet);
+    judge_host(name, most, sizes);
 
-    const Grads grads = make_grads(most, lenet, true);
-    const long n = std::accumulate(lenet.begin(), lenet.end(), 0L) * sizeof(float);
-    printf("%s: passed. What it costs for LeNet's %zu gradients, %ld bytes, on %d devices:\n",
-           name.c_str(), lenet.size(), n, most);
+    const Grads grads = make_grads(most, sizes, true);
+    const long n = std::accumulate(sizes.begin(), sizes.end(), 0L) * sizeof(float);
+    printf("%s: passed. What it costs for the %zu gradients of %s, %ld bytes, on %d devices:\n",
+           name.c_str(), sizes.size(), options.model.c_str(), n, most);
     printf("%-10s %9s %11s %15s %14s", "", "messages", "bytes", "busiest device", "longest chain");
 #ifndef CUDA_CPU
     printf(" %9s %11s", "us", "bus GB/s");
@@ -3021,11 +3201,14 @@ static void bench_row(const char *format, ...) {
 }
 
 // A training step, one minibatch again and again: the median of 5 blocks of steps.
-static void bench_step() {
+static void bench_step(const Model &model) {
     const std::vector<Device> devices = first_devices(options.gpus);
-    std::vector<std::vector<Tensor>> device_params;
-    for (Device d : devices) device_params.push_back(get_params(params, d));
-    Tensor X = empty({options.batch, 1, 28, 28}, cpu()), y = empty({options.batch}, cpu());
+    const int batch =
+        options.batch_given ? options.batch : model.batch + options.gpus * model.batch_of_each;
+    options.model = model.name;
+    init_model();
+    auto device_params = on_all(devices);
+    Tensor X = empty({batch, 1, 28, 28}, cpu()), y = empty({batch}, cpu());
     for (int i = 0; i < size(X); i++) X.data.get()[i] = rng() % 256 / 255.0f;
     for (int i = 0; i < size(y); i++) y.data.get()[i] = rng() % 10;
     auto steps = [&](int n) { // seconds for each of n steps
@@ -3044,7 +3227,7 @@ static void bench_step() {
     std::nth_element(times.begin(), times.begin() + 2, times.end());
     bench_row("step,%s,%s%s,%d,%d,,%.1f,%.0f,images/s", options.model.c_str(),
               options.allreduce.c_str(), options.overlap ? "+overlap" : "", options.gpus,
-              options.batch, times[2] * 1e6, options.batch / times[2]);
+              batch, times[2] * 1e6, batch / times[2]);
 }
 
 // allreduce of 8 equal tensors, 4 KB to 256 MB in all, by each algorithm, or by the one that
@@ -3116,7 +3299,18 @@ static void bench_allreduce(int k) {
 
 void bench() {
     bench_row("what,model,allreduce,gpus,batch,bytes,us,rate,unit");
-    if (options.bench != "allreduce") bench_step();
+    for (const Model &m : models) {
+        if (options.bench == "allreduce") break;
+        bool wanted = m.name == options.model;
+        if (!options.model_given) { // all, but what would take minutes
+#ifdef CUDA_CPU
+            wanted = strcmp(m.name, "resnet18") != 0;
+#else
+            wanted = true;
+#endif
+        }
+        if (wanted) bench_step(m);
+    }
     for (int k = 2; k <= (int)gpus.size() && options.bench != "step"; k++) bench_allreduce(k);
     write_file("build/bench.csv", bench_rows);
 }
@@ -3136,24 +3330,28 @@ void stop_requested() {
 }
 
 static const char *usage =
-    R"(Train LeNet on Fashion-MNIST on k devices, as Dive into Deep Learning does.
+    R"(Train a network on Fashion-MNIST on k devices, as Dive into Deep Learning does.
   --gpus K          number of devices, 1 to 64; more than there are GPUs share them (1)
-  --model NAME      lenet
+  --model NAME      lenet, resnet18 or lab_cnn (lenet)
+  --batch N         samples of a minibatch, over all devices (256; resnet18: 256 a device; lab_cnn: 64)
+  --lr X            learning rate (0.2; resnet18: 0.1 a device; lab_cnn: 0.3)
+  --epochs N        passes over the training set (10; lab_cnn: 5)
+  --split A,B,...   parts of a minibatch in this proportion, for devices of unequal speed (equal ones)
   --allreduce NAME  how gradients are summed: naive, bucket, host, by_tensor, sharded, ring, tree,
                     rebind or yours (naive)
+  --kvstore NAME    the lab's words for two of them: local is host, device is by_tensor (lab_cnn: local)
   --overlap         exchange the last layers' gradients while the first layers' are computed
   --no-replica-check  do not compare the devices' parameters after each epoch
-  --batch N         samples of a minibatch, over all devices (256)
-  --lr X            learning rate (0.2)
-  --epochs N        passes over the training set (10)
+  --evaluate-all    test accuracy on all devices, not on gpu(0) alone (always but for lenet)
   --steps N         stop after N minibatches
   --limit N         only the first N training and the first N test samples
   --seed N          of the parameters and of the shuffling (0)
   --no-shuffle      minibatches in the order of the file
-  --data DIR        where the four .gz files of Fashion-MNIST are (data)
+  --data DIR        where the four .gz files of Fashion-MNIST or MNIST are (data)
   --init DIR        start from the parameters in DIR/W1.npy, b1.npy, ...
   --save DIR        write the trained parameters there
   --log FILE        a row for each epoch (build/log.csv)
+  --verbose         print the device memory that was used
   --exercise        judge the allreduce that --allreduce names, instead (yours, on 1 to 8 devices)
   --bench[=WHAT]    time a training step, allreduce or all, instead; into build/bench.csv (all)
   --help
@@ -3173,7 +3371,7 @@ bool parse_options(int argc, char **argv) {
     // Beyond all letters, so that getopt's optopt tells an unknown letter from these.
     enum { GPUS = 256, MODEL, ALLREDUCE, BATCH, LR, EPOCHS, STEPS, LIMIT, SEED };
     enum { NO_SHUFFLE = SEED + 1, OVERLAP, NO_REPLICA_CHECK, DATA, INIT, SAVE, LOG };
-    enum { EXERCISE = LOG + 1, BENCH, HELP };
+    enum { EXERCISE = LOG + 1, BENCH, HELP, KVSTORE, SPLIT, EVALUATE_ALL, VERBOSE };
     static const option names[] = {
         {"gpus", required_argument, nullptr, GPUS},
         {"model", required_argument, nullptr, MODEL},
@@ -3187,6 +3385,10 @@ bool parse_options(int argc, char **argv) {
         {"no-shuffle", no_argument, nullptr, NO_SHUFFLE},
         {"overlap", no_argument, nullptr, OVERLAP},
         {"no-replica-check", no_argument, nullptr, NO_REPLICA_CHECK},
+        {"kvstore", required_argument, nullptr, KVSTORE},
+        {"split", required_argument, nullptr, SPLIT},
+        {"evaluate-all", no_argument, nullptr, EVALUATE_ALL},
+        {"verbose", no_argument, nullptr, VERBOSE},
         {"data", required_argument, nullptr, DATA},
         {"init", required_argument, nullptr, INIT},
         {"save", required_argument, nullptr, SAVE},
@@ -3196,6 +3398,10 @@ bool parse_options(int argc, char **argv) {
         {"help", no_argument, nullptr, HELP},
         {nullptr, 0, nullptr, 0},
     };
+    const Model *model = models;
+    int batch = 0, epochs = 0;
+    float lr = 0;
+    std::string kvstore;
     opterr = 0;
     optind = 0; // from the start, also after an earlier call
     for (int c; (c = getopt_long(argc, argv, ":", names, nullptr)) != -1;) {
@@ -3204,21 +3410,43 @@ bool parse_options(int argc, char **argv) {
             options.gpus = whole("gpus", optarg, 1, most_gpus);
             options.gpus_given = true;
             break;
-        case BATCH: options.batch = whole("batch", optarg, 1, 60000); break;
-        case EPOCHS: options.epochs = whole("epochs", optarg, 1, 1000000); break;
+        case BATCH: batch = whole("batch", optarg, 1, 60000); break;
+        case EPOCHS: epochs = whole("epochs", optarg, 1, 1000000); break;
         case STEPS: options.steps = whole("steps", optarg, 1, 1000000000); break;
         case LIMIT: options.limit = whole("limit", optarg, 1, 1000000); break;
         case SEED: options.seed = whole("seed", optarg, 0, 4294967295); break;
         case LR: {
             char *end;
-            options.lr = strtof(optarg, &end);
-            if (end == optarg || *end || !std::isfinite(options.lr) || options.lr <= 0)
+            lr = strtof(optarg, &end);
+            if (end == optarg || *end || !std::isfinite(lr) || lr <= 0)
                 error("--lr %s: a number greater than 0 is wanted", optarg);
             break;
         }
         case MODEL:
-            if (strcmp(optarg, "lenet") != 0) error("--model %s: unknown, there is lenet", optarg);
+            options.model_given = true;
+            for (const Model &m : models)
+                if (strcmp(optarg, m.name) == 0) model = &m;
+            if (strcmp(optarg, model->name) != 0)
+                error("--model %s: unknown, there are lenet, resnet18, lab_cnn", optarg);
             break;
+        case KVSTORE:
+            kvstore = optarg;
+            if (kvstore != "local" && kvstore != "device")
+                error("--kvstore %s: unknown, there are local and device", optarg);
+            break;
+        case SPLIT:
+            options.split.clear();
+            for (char *end = optarg; *end || end == optarg; end += *end == ',') {
+                const char *part = end;
+                const long value = strtol(part, &end, 10);
+                if (end == part || (*end && *end != ',') || value < 1 || value > 1000 ||
+                    (*end == ',' && !end[1]))
+                    error("--split %s: whole numbers from 1 to 1000 are wanted, such as 3,1", optarg);
+                options.split.push_back(value);
+            }
+            break;
+        case EVALUATE_ALL: options.evaluate_all = true; break;
+        case VERBOSE: options.verbose = true; break;
         case ALLREDUCE: {
             std::string names;
             options.allreduce.clear();
@@ -3254,6 +3482,21 @@ bool parse_options(int argc, char **argv) {
     if (optind < argc) error("unknown argument %s: try --help", argv[optind]);
     if (options.exercise && !options.allreduce_given) options.allreduce = "yours";
     if (options.exercise && !options.gpus_given) options.gpus = 8;
+    options.model = model->name;
+    options.batch_given = batch > 0;
+    options.batch = batch ? batch : model->batch + options.gpus * model->batch_of_each;
+    options.lr = lr > 0 ? lr : model->lr + options.gpus * model->lr_of_each;
+    options.epochs = epochs ? epochs : model->epochs;
+    if (options.model != "lenet") options.evaluate_all = true;
+    if (options.model == "lab_cnn" && kvstore.empty() && !options.allreduce_given)
+        kvstore = "local"; // as in the lab
+    if (!kvstore.empty() && options.allreduce_given)
+        error("--kvstore %s and --allreduce %s: one of them is enough", kvstore.c_str(),
+              options.allreduce.c_str());
+    if (!kvstore.empty()) options.allreduce = kvstore == "local" ? "host" : "by_tensor";
+    if (!options.split.empty() && (int)options.split.size() != options.gpus)
+        error("--split has %zu parts, but there are %d devices: use GPUS=%zu", options.split.size(),
+              options.gpus, options.split.size());
     if (options.exercise && options.gpus > 16) // its numbers tell no more devices apart
         error("--exercise judges on 1 to 16 devices, not on %d", options.gpus);
     if (options.exercise) options.batch = std::max(options.batch, options.gpus);
@@ -3276,7 +3519,7 @@ int mgpu_main(int argc, char **argv) {
             train_set = load_data(options.data, "train");
             test_set = load_data(options.data, "t10k");
             check_writable(options.log);
-            if (!options.save.empty()) check_writable(options.save + "/W1.npy");
+            if (!options.save.empty()) check_writable(options.save + "/.npy");
         }
         int devices = options.gpus;
         if (!options.bench.empty() && options.bench != "step" && !options.gpus_given) devices = 4;
@@ -3285,7 +3528,7 @@ int mgpu_main(int argc, char **argv) {
 #endif
         use_devices(devices, options.exercise);
         rng.seed(options.seed);
-        init_params();
+        init_model();
         if (!options.init.empty()) load_params(params, options.init);
         if (options.exercise)
             exercise();
@@ -3294,6 +3537,9 @@ int mgpu_main(int argc, char **argv) {
         else
             experiment();
         params.clear();
+        for (int c = 0; c < devices && options.verbose; c++)
+            printf("%s: %.1f MB of device memory at most\n", str(gpu(c)).c_str(),
+                   state(gpu(c)).most_bytes / 1e6);
     } catch (const Error &e) {
         fflush(stdout);
         fprintf(stderr, "mgpu: %s\n", e.what());

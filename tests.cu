@@ -148,14 +148,6 @@ static void write_text(const std::string &path, const std::string &bytes) {
     REQUIRE(read_text(path) == bytes);
 }
 
-// A message for the user: one line that contains `part`.
-static void check_says(const std::string &text, const std::string &part) {
-    CAPTURE(text);
-    CAPTURE(part);
-    CHECK(text.find(part) != std::string::npos);
-    CHECK(text.find('\n') == std::string::npos);
-}
-
 // Options that a test changes are put back.
 struct OptionsKept {
     Options kept = options;
@@ -2316,6 +2308,133 @@ TEST_CASE("evaluate_accuracy_gpu counts each sample once") {
     }
 }
 
+TEST_CASE("shard_sizes: even, or in the proportion of SPLIT, and every sample once") {
+    OptionsKept kept;
+    struct Case {
+        std::vector<int> split;
+        int n;
+        std::vector<int> sizes;
+    };
+    for (const Case &c : std::vector<Case>{{{}, 7, {3, 2, 2}},
+                                           {{3, 1}, 256, {192, 64}},
+                                           {{3, 1}, 5, {4, 1}},
+                                           {{3, 1}, 1, {1, 0}},
+                                           {{1, 3}, 1, {0, 1}},
+                                           {{1, 1, 1}, 8, {3, 3, 2}},
+                                           {{1, 2, 4}, 10, {1, 3, 6}},
+                                           {{1000, 1}, 60000, {59940, 60}},
+                                           {{5, 1}, 0, {0, 0}}}) {
+        options.split = c.split;
+        CAPTURE(c.n);
+        CHECK(shard_sizes(c.n, c.sizes.size()) == c.sizes);
+    }
+    options.split = {3, 1};
+    check_error([] { shard_sizes(8, 3); }, {"SPLIT has 2 parts", "3 devices"});
+}
+
+TEST_CASE("train_batch: SPLIT gives the gradients of the even split") {
+    if (small_only) return;
+    OptionsKept kept;
+    const std::vector<Tensor> start = lively_params();
+    const auto batch = minibatch(13, 3);
+    Training even(2, start);
+    const Floats losses = even.step(batch);
+    for (std::vector<int> split : {std::vector<int>{3, 1}, {1, 100}}) {
+        options.split = split;
+        Training other(2, start);
+        check_close(other.step(batch), losses, 1e-6);
+        CHECK(other.replicas_equal());
+        check_close(other.numbers(0, true), even.numbers(0, true), 5e-6); // in another order
+    }
+}
+
+// Options and the model of a test, and what was before.
+struct ModelKept {
+    OptionsKept options;
+    std::vector<Tensor> params = ::params;
+    std::vector<std::string> names = param_names;
+    Net net = ::net;
+    ~ModelKept() {
+        ::params = params;
+        param_names = names;
+        ::net = net;
+    }
+};
+
+TEST_CASE("evaluate_accuracy_gpus gives what one device gives, for every model") {
+    ModelKept kept;
+    DataSet set = numbered_set(10);
+    for (size_t i = 0; i < set.images.size(); i++) set.images[i] = i * 37 % 251;
+    for (std::string model : {"lenet", "lab_cnn", "resnet18"}) {
+        if (small_only && model != "lab_cnn") continue;
+        options.model = model;
+        CAPTURE(model);
+        init_model();
+        // Other running statistics on every device: only the first one's may count
+        std::vector<std::vector<Tensor>> p;
+        for (Device d : first_devices(3)) p.push_back(get_params(params, d));
+        for (int c = 0; c < 3; c++)
+            for (Tensor &t : p[c])
+                if (!t.trained) copyto(full(t.shape, 0.5f + c, gpu(c)), t);
+        DataIter iter = make_iter(set, 4, false); // the last minibatch leaves a device idle
+        auto on_one = [&](const Tensor &x) { return net(x, p[0]); };
+        // Labels that make the accuracy neither 0 nor 1: what the network says of every other image
+        Tensor X, y;
+        iter.reset();
+        for (int begin = 0; iter.next(X, y); begin += 4) {
+            NoGrad guard;
+            const Floats y_hat = to_host(on_one(copyto(X, gpu(0))));
+            for (int n = 0; n < X.shape[0]; n++) {
+                const float *row = &y_hat[10 * n];
+                const int best = std::max_element(row, row + 10) - row;
+                set.labels[begin + n] = (best + n % 2) % 10;
+            }
+        }
+        for (int batch : {1, 4, 10}) {
+            DataIter one = make_iter(set, batch, false);
+            const float want = evaluate_accuracy_gpu(on_one, one, gpu(0));
+            CHECK(want > 0.3f);
+            CHECK(want < 0.7f);
+            for (int k : {1, 2, 3}) {
+                DataIter many = make_iter(set, batch, false);
+                const std::vector<std::vector<Tensor>> some(p.begin(), p.begin() + k);
+                CHECK(evaluate_accuracy_gpus(net, some, many, first_devices(k)) == want);
+            }
+        }
+        for (int c = 0; c < 3; c++) // nothing has changed
+            for (const Tensor &t : p[c])
+                if (!t.trained) CHECK(to_host(t) == Floats(size(t), 0.5f + c));
+    }
+}
+
+TEST_CASE(
+    "train_batch: k devices train lab_cnn as one does, resnet18 with statistics of their own") {
+    if (small_only) return;
+    ModelKept kept;
+    for (std::string model : {"lab_cnn", "resnet18"}) {
+        options.model = model;
+        CAPTURE(model);
+        init_model();
+        const auto batch = minibatch(6, 3);
+        Training one(1, params), two(2, params);
+        const Floats losses = one.step(batch);
+        const Floats others = two.step(batch);
+        for (size_t i = 0; i < params.size(); i++) {
+            CAPTURE(param_names[i]);
+            const Tensor &a = two.device_params[0][i], &b = two.device_params[1][i];
+            CHECK((bool)a.grad == params[i].trained);
+            if (params[i].trained) {
+                CHECK(same_bits(to_host(a), to_host(b)));
+                if (model == "lab_cnn") // the same terms, added in another order
+                    check_close(to_host(*a.grad), to_host(*one.device_params[0][i].grad), 1e-5);
+            } else {
+                CHECK_FALSE(same_bits(to_host(a), to_host(b)));
+            }
+        }
+        if (model == "lab_cnn") check_close(others, losses, 1e-6);
+    }
+}
+
 // --- Time and output
 
 TEST_CASE("Timer means over the pairs of start and stop") {
@@ -2685,6 +2804,45 @@ TEST_CASE("parse_options takes the tutorial's values where none are given") {
     CHECK(p.options.log == "build/log.csv");
 }
 
+TEST_CASE("parse_options takes each model's own values") {
+    struct {
+        std::vector<std::string> words;
+        int batch;
+        float lr;
+        int epochs;
+        const char *allreduce;
+        bool evaluate_all;
+    } cases[] = {
+        {{"--model", "lenet", "--gpus", "2"}, 256, 0.2f, 10, "naive", false},
+        {{"--model", "resnet18"}, 256, 0.1f, 10, "naive", true},
+        {{"--gpus", "2", "--model", "resnet18"}, 512, 0.2f, 10, "naive", true},
+        {{"--model", "lab_cnn"}, 64, 0.3f, 5, "host", true},
+        {{"--gpus", "2", "--model", "lab_cnn", "--kvstore", "device"},
+         128,
+         0.3f,
+         5,
+         "by_tensor",
+         true},
+        {{"--model", "lab_cnn", "--allreduce", "ring"}, 64, 0.3f, 5, "ring", true},
+        {{"--kvstore", "local", "--batch", "7", "--lr", "1", "--epochs", "2"},
+         7,
+         1,
+         2,
+         "host",
+         false},
+    };
+    for (const auto &c : cases) {
+        Parsed p = parsed(c.words);
+        CHECK(p.error == "");
+        CHECK(p.options.batch == c.batch);
+        CHECK(p.options.lr == c.lr);
+        CHECK(p.options.epochs == c.epochs);
+        CHECK(p.options.allreduce == c.allreduce);
+        CHECK(p.options.evaluate_all == c.evaluate_all);
+    }
+    CHECK(parsed({"--gpus", "3", "--split", "3,1,12"}).options.split == std::vector<int>{3, 1, 12});
+}
+
 TEST_CASE("parse_options reads every option") {
     Parsed p = parsed({"--gpus",
                        "3",
@@ -2764,7 +2922,15 @@ TEST_CASE("parse_options refuses a wrong value and says what is wanted") {
     check_says(parsed({"--gpus", "2", "--batch", "1"}).error,
                "batch 1 cannot be split over 2 devices: use BATCH >= 2");
     check_says(parsed({"--batch", "7", "--gpus", "8"}).error, "use BATCH >= 8");
-    check_says(parsed({"--model", "vgg"}).error, "--model vgg: unknown, there is lenet");
+    check_says(parsed({"--model", "vgg"}).error,
+               "--model vgg: unknown, there are lenet, resnet18, lab_cnn");
+    check_says(parsed({"--kvstore", "cpu"}).error, "--kvstore cpu: unknown, there are local and");
+    check_says(parsed({"--kvstore", "local", "--allreduce", "ring"}).error,
+               "one of them is enough");
+    for (std::string split : {"", "3,", ",1", "a", "3;1", "0,1", "3,-1", "1001,1", "1,,2"})
+        check_says(parsed({"--gpus", "2", "--split", split}).error,
+                   "--split " + split + ": whole numbers from 1 to 1000 are wanted");
+    check_says(parsed({"--split", "3,1"}).error, "--split has 2 parts, but there are 1 devices");
     check_says(parsed({"--allreduce", "magic"}).error,
                "--allreduce magic: unknown, there are naive, bucket, host, by_tensor, sharded, "
                "ring, tree, "
@@ -2808,9 +2974,9 @@ TEST_CASE("parse_options prints its help, which names every option and its defau
                              "--bench",
                              "--help",
                              "(1)",
-                             "(256)",
-                             "(0.2)",
-                             "(10)",
+                             "(256;",
+                             "(0.2;",
+                             "(10;",
                              "(0)",
                              "lenet",
                              "naive",
@@ -3035,6 +3201,39 @@ TEST_CASE("program: every allreduce trains, with OVERLAP to the same bits" *
     }
 }
 
+TEST_CASE("program: the lab's prints and resnet18's" * doctest::skip(small_only)) {
+    TestFolder folder;
+    write_data(folder.file("data"), few, few / 4);
+    Run lab = train_in(folder, "--model lab_cnn --epochs 2 --steps 9 --save lab --verbose");
+    auto after = [](const std::string &text, const std::string &head) { // the lines after a head
+        const size_t at = text.find(head);
+        REQUIRE(at != std::string::npos);
+        const size_t begin = at + head.size();
+        return text.substr(begin, text.find("]]] @", begin) - begin);
+    };
+    const std::string weight = "=== channel 0 of the first conv on gpu(",
+                      grad = "=== grad of channel 0 of the first conv2d on gpu(";
+    CHECK(after(lab.out, weight + "0) ===\n") == after(lab.out, weight + "1) ===\n"));
+    CHECK(after(lab.out, grad + "0) ===\n") != after(lab.out, grad + "1) ===\n"));
+    for (std::string text :
+         {"Running on [gpu(0), gpu(1)]\nBatch size is 32\nEpoch 0, training time",
+          "sec\n         validation accuracy = 0.",
+          "Epoch 1, training time = ", "\ntest acc: ", "\ngpu(1): "}) {
+        CAPTURE(text);
+        CHECK(lab.out.find(text) != std::string::npos);
+    }
+    const std::set<std::string> files = folder.listing();
+    for (std::string name : {"conv0.weight", "conv1.bias", "dense0.weight", "dense1.bias"})
+        CHECK(files.count("lab/" + name + ".npy") == 1);
+
+    Run resnet = train_in(folder, "--model resnet18 --batch 8 --steps 1 --save resnet");
+    CHECK(resnet.out.find("not initialized on cpu\n[[[") != std::string::npos);
+    CHECK(resnet.out.find("]]] @gpu(1)\nepoch ") != std::string::npos);
+    CHECK(folder.listing().count("resnet/bn16.running_var.npy") == 1);
+    train_in(folder,
+             "--model resnet18 --batch 8 --steps 1 --init resnet --overlap --allreduce ring");
+}
+
 TEST_CASE("program: rebind is caught by the replica check, or trains on without it" *
           doctest::skip(no_training)) {
     TestFolder folder;
@@ -3122,7 +3321,7 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
         {"--lr nan", "--lr nan: a number greater than 0 is wanted"},
         {"--epochs -1", "--epochs -1: a whole number from 1"},
         {"--colour red", "unknown option --colour: try --help"},
-        {"--model vgg", "--model vgg: unknown, there is lenet"},
+        {"--model vgg", "--model vgg: unknown, there are lenet"},
         {"--data missing", "missing" + images + "No such file"},
         {"--data truncated", "truncated" + images + "it ends early"},
         {"--data 'not gzip'", "not gzip" + images + "gzip cannot unpack it"},
@@ -3132,8 +3331,8 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
         {"--data 'label 10'", "label 10" + labels + "label 0 is 10, not 0 to 9"},
         {"--data counts", "counts" + train_images + " has 8 images, but"},
         {"--save " + no_folder + "/below",
-         "cannot write " + no_folder + "/below/W1.npy: Not a dir"},
-        {"--save /proc/none", "cannot write /proc/none/W1.npy: "},
+         "cannot write " + no_folder + "/below/.npy: Not a dir"},
+        {"--save /proc/none", "cannot write /proc/none/.npy: "},
         {"--log " + no_folder + "/l.csv", "cannot write " + no_folder + "/l.csv: Not a dir"},
         {"--log data", "cannot write data: it is a folder"},
         {"--init missing", "missing/W1.npy: No such file"},

@@ -10,6 +10,7 @@
 //
 //   CUDA_CPU_DEVICES   how many devices to show       (default: 1)
 //   CUDA_CPU_CORES     cores of each device           (default: the machine's, divided among them)
+//   CUDA_CPU_SLOWDOWN  such as 1,3: kernels of device 1 take 3 times as long   (default: 1 each)
 //   CUDA_CPU_MEMORY    memory of each device, in MiB  (default: the machine's, divided among them)
 //
 // kernel<<<grid, block, shared, stream>>>(args) and __shared__ are not C++: the sed script in the
@@ -255,6 +256,7 @@ struct Allocation {
 
 struct Device {
     int id = 0, cores = 1;
+    double slowdown = 1; // so many times the time that a kernel takes
     char *base = nullptr, *next = nullptr,
          *end = nullptr;                            // range of addresses, and its unused rest
     size_t total = 0, used = 0;                     // bytes
@@ -1128,6 +1130,16 @@ inline cudaError_t check_launch(const Launch &l, const Device &device) {
     return cudaSuccess;
 }
 
+// A slow device's stream sleeps; for short times they are saved up, since sleep is not exact.
+inline void fall_behind(double seconds) {
+    static thread_local double behind = 0;
+    behind += seconds;
+    if (behind < 1e-3) return;
+    const double begin = seconds_now();
+    usleep(behind * 1e6);
+    behind -= seconds_now() - begin;
+}
+
 template <class F> struct Configured {
     Launch launch;
     F f;
@@ -1142,7 +1154,11 @@ template <class F> struct Configured {
         Launch l = launch;
         Device *d = &device;
         submit(launch.stream, device, {launch.name, launch.where, device.id},
-               [kernel, l, d] { run_grid(kernel, l, *d); });
+               [kernel, l, d] {
+                   const double begin = seconds_now();
+                   run_grid(kernel, l, *d);
+                   if (d->slowdown > 1) fall_behind((seconds_now() - begin) * (d->slowdown - 1));
+               });
     }
 };
 template <class F> Configured<F> configured(const Launch &launch, F f) { return {launch, f}; }
@@ -1169,6 +1185,7 @@ inline Machine::Machine() {
     cpu_set_t set;
     CPU_ZERO(&set);
     int cores = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    const char *slowdown = getenv("CUDA_CPU_SLOWDOWN");
     int cores_each = setting("CUDA_CPU_CORES", max(1, cores / devices_shown), 1, 1024);
     spin = cores_each * devices_shown <= cores;
     size_t physical = (size_t)sysconf(_SC_PHYS_PAGES) * page_size();
@@ -1197,6 +1214,16 @@ inline Machine::Machine() {
         }
         device->id = id;
         device->cores = cores_each;
+        if (slowdown && *slowdown) {
+            char *end;
+            device->slowdown = strtod(slowdown, &end);
+            if (end == slowdown || (*end && *end != ',') || !(device->slowdown >= 1)) {
+                fprintf(stderr, "CUDA_CPU_SLOWDOWN: %s: numbers from 1 are wanted, such as 1,3\n",
+                        getenv("CUDA_CPU_SLOWDOWN"));
+                _exit(1);
+            }
+            slowdown = *end ? end + 1 : nullptr;
+        }
         device->base = device->next = (char *)p;
         device->end = device->base + range;
         device->total = total;
