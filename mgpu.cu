@@ -1027,9 +1027,11 @@ static Tensor pack(const float *in, Device device, int outer, int inner, int col
 //   X[n,c,i*stride+u,j*stride+v] * packed[o/tile_n][c,u*step,v*step][o%tile_n]
 //   X (N,C,H,W)   b (O) or null   ->   y, where i,j are the Conv's OH x OW pixels
 // Each thread: tile_m pixels (n,i,j), one warp's width apart, of tile_n channels.
+template <int fixed>
 __global__ void __launch_bounds__(64)
     correlate_kernel(float *y, const float *X, const float *packed, const float *b, Conv s,
                      Part part, bool accumulate) {
+    if (fixed) part.V = fixed;
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, o0 = blockIdx.y * tile_n;
     const int plane = s.OH * s.OW, pixels = s.N * plane;
     const int first = thread / warp * warp * tile_m + thread % warp;
@@ -1066,12 +1068,12 @@ __global__ void __launch_bounds__(64)
     for (int m = 0; m < tile_m; m++) {
         int p = first + m * warp;
         if (p >= pixels) break;
-        const int n = p / plane, i = p % plane / s.OW * part.step, j = p % s.OW * part.step;
-        float *out = y + ((n * s.O + o0) * part.OH + i) * part.OW + j;
+        const int n = p / plane, pixel = p % plane, size = part.OH * part.OW;
+        float *out = y + (n * s.O + o0) * size; // [i*step,j*step], without a division if step is 1
+        out += part.step == 1 ? pixel : (pixel / s.OW * part.OW + pixel % s.OW) * part.step;
         UNROLL
         for (int q = 0; q < tile_n; q++)
-            if (o0 + q < s.O)
-                put(out + q * part.OH * part.OW, accumulate, sum[m][q] + (b ? b[o0 + q] : 0));
+            if (o0 + q < s.O) put(out + q * size, accumulate, sum[m][q] + (b ? b[o0 + q] : 0));
     }
 }
 
@@ -1144,11 +1146,11 @@ __global__ void pad_kernel(float *out, const float *in, int P, int H, int W, int
     const int row = (blockIdx.x * blockDim.x + threadIdx.x) / warp, h = row % height - padding;
     if (row >= P * height) return;
     const bool inside = h >= 0 && h < H;
-    in += (row / height * H + h) * W;
+    in += inside ? (row / height * H + h) * W : 0;
     out += row * width;
+    for (int w = threadIdx.x % warp; w < padding; w += warp) out[w] = out[padding + W + w] = 0;
     UNROLL_LANES
-    for (int w = threadIdx.x % warp; w < width; w += warp)
-        out[w] = inside && w >= padding && w < padding + W ? in[w - padding] : 0;
+    for (int w = threadIdx.x % warp; w < W; w += warp) out[padding + w] = inside ? in[w] : 0;
 }
 
 // X (N,C,H,W), or a copy of it with zeros around
@@ -1169,7 +1171,10 @@ static void correlate(float *y, const float *X, const float *packed, const float
     const int pixels = s.N * s.OH * s.OW, block = 64;
     if (pixels == 0) return;
     dim3 grid(blocks(blocks(pixels, warp * tile_m) * warp, block), blocks(s.O, tile_n));
-    correlate_kernel<<<grid, block, 0, on(device)>>>(y, X, packed, b, s, part, accumulate);
+    if (part.V == 3)
+        correlate_kernel<3><<<grid, block, 0, on(device)>>>(y, X, packed, b, s, part, accumulate);
+    else
+        correlate_kernel<0><<<grid, block, 0, on(device)>>>(y, X, packed, b, s, part, accumulate);
     CHECK_LAUNCH();
 }
 

@@ -223,21 +223,29 @@ TEST_CASE("init_params: shapes, zero biases, weights of standard deviation 0.01"
     CHECK(numbers == 129068);
 }
 
-// LeNet in double: the references of section 7, in the order of lenet().
+// LeNet in double: the references of section 7, in the order of lenet(). With max pooling it is
+// lab_cnn.
 struct LenetReference {
     Doubles y_hat, l;
     Arrays gradients; // of sum(l), for W1 b1 ... W4 b4
 };
-static LenetReference lenet_reference(const Doubles &X, const Doubles &y, const Arrays &p) {
+static LenetReference lenet_reference(const Doubles &X, const Doubles &y, const Arrays &p,
+                                      bool max_pooling = false) {
     const int N = y.size();
     const ConvSizes conv1 = {N, 1, 28, 28, 20, 3}, conv2 = {N, 20, 13, 13, 50, 5};
     const PoolSizes pool1 = {N, 20, 26, 26, 2, 2}, pool2 = {N, 50, 9, 9, 2, 2};
     const LinearSizes linear3 = {N, 800, 128}, linear4 = {N, 128, 10};
+    auto pool = [=](const Doubles &h, const PoolSizes &s) {
+        return max_pooling ? max_pool2d_reference(h, s) : avg_pool2d_reference(h, s);
+    };
+    auto pool_gradient = [=](const Doubles &h, const Doubles &dy, const PoolSizes &s) {
+        return max_pooling ? max_pool2d_gradient(h, dy, s) : avg_pool2d_gradient(dy, s);
+    };
     LenetReference r;
     const Doubles h1_conv = conv2d_reference(X, p[0], p[1], conv1);
-    const Doubles h1 = avg_pool2d_reference(relu_reference(h1_conv), pool1);
+    const Doubles h1_activation = relu_reference(h1_conv), h1 = pool(h1_activation, pool1);
     const Doubles h2_conv = conv2d_reference(h1, p[2], p[3], conv2);
-    const Doubles h2 = avg_pool2d_reference(relu_reference(h2_conv), pool2);
+    const Doubles h2_activation = relu_reference(h2_conv), h2 = pool(h2_activation, pool2);
     const Doubles h3_linear = linear_reference(h2, p[4], p[5], linear3);
     const Doubles h3 = relu_reference(h3_linear);
     r.y_hat = linear_reference(h3, p[6], p[7], linear4);
@@ -246,9 +254,9 @@ static LenetReference lenet_reference(const Doubles &X, const Doubles &y, const 
     const Doubles dy_hat = cross_entropy_gradient(r.y_hat, y, Doubles(N, 1));
     const Arrays d4 = linear_gradients(h3, p[6], dy_hat, linear4);
     const Arrays d3 = linear_gradients(h2, p[4], relu_gradient(h3_linear, d4[0]), linear3);
-    const Doubles dh2 = relu_gradient(h2_conv, avg_pool2d_gradient(d3[0], pool2));
+    const Doubles dh2 = relu_gradient(h2_conv, pool_gradient(h2_activation, d3[0], pool2));
     const Arrays d2 = conv2d_gradients(h1, p[2], dh2, conv2);
-    const Doubles dh1 = relu_gradient(h1_conv, avg_pool2d_gradient(d2[0], pool1));
+    const Doubles dh1 = relu_gradient(h1_conv, pool_gradient(h1_activation, d2[0], pool1));
     const Arrays d1 = conv2d_gradients(X, p[0], dh1, conv1);
     r.gradients = {d1[1], d1[2], d2[1], d2[2], d3[1], d3[2], d4[1], d4[2]};
     return r;
@@ -1969,6 +1977,237 @@ TEST_CASE("NoGrad: while one exists, nothing is recorded") {
     }
     backward(relu(X));
     CHECK(to_host(*X.grad) == Floats{1, 1});
+}
+
+// ---------------------------------------------------------------------------------------------
+// 10. The other two networks
+
+// A network's parameters on gpu(0): gradients for those that are trained. Weights such as
+// init_params would not draw: N(0, 1/inputs of a sum), so that what goes through the network keeps
+// its size; numbers around 1 for gamma and running_var, around 0 for biases, beta, running_mean.
+static std::vector<Tensor> lively_params(const Block &net) {
+    std::vector<Tensor> lively;
+    for (const Param &p : net.params) {
+        const bool around_1 = p.name.find("bn") == 0 && p.name.find(".bias") == std::string::npos &&
+                              p.name.find("mean") == std::string::npos;
+        const int inputs = p.shape.size() == 4   ? p.shape[1] * p.shape[2] * p.shape[3]
+                           : p.shape.size() == 2 ? p.shape[0]
+                                                 : 100;
+        Input input = random_input(p.shape, 20 + lively.size());
+        for (float &x : input.numbers) x = x / std::sqrt((float)inputs) + around_1;
+        lively.push_back(p.trained ? with_grad(input) : on_device(input.numbers, input.shape));
+    }
+    return lively;
+}
+
+static int trained_numbers(const Block &net) {
+    int numbers = 0;
+    for (const Param &p : net.params)
+        if (p.trained)
+            numbers += std::accumulate(p.shape.begin(), p.shape.end(), 1, std::multiplies<int>());
+    return numbers;
+}
+
+TEST_CASE("resnet18: names, shapes, count and first values of its parameters") {
+    const Block net = resnet18(10);
+    CHECK(trained_numbers(net) == 11175818); // as PyTorch counts the chapter's
+    CHECK(trained_numbers(resnet18(7, 3)) == 11175818 + 2 * 9 * 64 - 3 * 513);
+    const std::vector<Tensor> first = init_params(net);
+    REQUIRE(first.size() == net.params.size());
+    std::map<std::string, std::vector<int>> shapes;
+    for (size_t i = 0; i < first.size(); i++) {
+        const Param &p = net.params[i];
+        CAPTURE(p.name);
+        CHECK(first[i].shape == p.shape);
+        CHECK(first[i].device.id < 0);
+        CHECK(shapes.count(p.name) == 0);
+        shapes[p.name] = p.shape;
+        CHECK(p.trained == (p.name.find("running") == std::string::npos));
+        const Floats numbers = to_host(first[i]);
+        if (p.name.find("bn") == 0) {
+            const bool one = p.name.find(".weight") != std::string::npos ||
+                             p.name.find(".running_var") != std::string::npos;
+            CHECK(numbers == Floats(numbers.size(), one));
+        } else if (p.name.find(".bias") != std::string::npos) {
+            CHECK(numbers == Floats(numbers.size()));
+        } else { // the deviation of the fewest, 576 numbers, is known to 3%
+            double squares = 0;
+            for (float x : numbers) squares += x * x;
+            CHECK(std::fabs(std::sqrt(squares / numbers.size()) - 0.01) < 0.0015);
+        }
+    }
+    // 17 convolutions of 3x3, 3 of 1x1; a 1x1 comes after the two that it goes around
+    CHECK(shapes.size() == 20 * 2 + 17 * 4 + 2);
+    CHECK(shapes["conv0.weight"] == std::vector<int>{64, 1, 3, 3});
+    CHECK(shapes["conv5.weight"] == std::vector<int>{128, 64, 3, 3});
+    CHECK(shapes["conv7.weight"] == std::vector<int>{128, 64, 1, 1});
+    CHECK(shapes["conv17.weight"] == std::vector<int>{512, 256, 1, 1});
+    CHECK(shapes["conv19.bias"] == std::vector<int>{512});
+    CHECK(shapes["bn16.running_var"] == std::vector<int>{512});
+    CHECK(shapes["dense0.weight"] == std::vector<int>{512, 10});
+}
+
+// Of a block, all its gradients against the difference quotients of a reference in double.
+//   reference(X, params): its result
+static void check_block(const Block &block, const Input &X,
+                        const std::function<Doubles(const Doubles &, const Arrays &)> &reference) {
+    std::vector<Tensor> params = lively_params(block), wanted = {with_grad(X)};
+    Arrays exact;
+    for (const Tensor &p : params) exact.push_back(doubles(p));
+    exact.push_back(doubles(wanted[0]));
+    const Tensor y = block.forward(wanted[0], params.data());
+    const auto result = [&] {
+        return reference(exact.back(), Arrays(exact.begin(), exact.end() - 1));
+    };
+    const Doubles want_y = result();
+    check_close(to_host(y), want_y, 3e-6); // two convolutions and normalizations
+    const Floats dy = random_floats(size(y), 5);
+    backward_from({y}, {dy});
+    Floats got;
+    Doubles want;
+    params.push_back(wanted[0]);
+    for (size_t i = 0; i < params.size(); i++) {
+        if (!params[i].grad) continue;
+        for (float g : to_host(*params[i].grad)) got.push_back(g);
+        for (double &x : exact[i]) {
+            const double at = x, h = 1e-6;
+            double f[2];
+            for (int side = 0; side < 2; side++) {
+                x = side ? at + h : at - h;
+                const Doubles z = result();
+                f[side] = std::inner_product(z.begin(), z.end(), dy.begin(), 0.0);
+            }
+            x = at;
+            want.push_back((f[1] - f[0]) / (2 * h));
+        }
+    }
+    // Together: the gradient of a bias before a normalization is 0, and rounding of the others'
+    check_close(got, want, 1e-5);
+}
+
+TEST_CASE("Residual: result and gradients") {
+    const int N = 3, H = 5, W = 4;
+    for (bool stride_2 : {false, true}) {
+        CAPTURE(stride_2);
+        const int C = 2, O = stride_2 ? 3 : 2, S = stride_2 ? 2 : 1;
+        const ConvSizes conv1 = {N, C, H, W, O, 3, S, 1}, conv3 = {N, C, H, W, O, 1, 2, 0};
+        const ConvSizes conv2 = {N, O, conv1.OH(), conv1.OW(), O, 3, 1, 1};
+        const int plane = conv2.H * conv2.W;
+        const Block block = Residual(C, O, stride_2, S);
+        CHECK(block.params.size() == (stride_2 ? 14 : 12));
+        check_block(block, random_input({N, C, H, W}, 3), [=](const Doubles &X, const Arrays &p) {
+            Doubles Y = conv2d_reference(X, p[0], p[1], conv1);
+            Y = relu_reference(batch_norm_reference(Y, p[2], p[3], N, plane));
+            Y = conv2d_reference(Y, p[6], p[7], conv2);
+            Y = batch_norm_reference(Y, p[8], p[9], N, plane);
+            const Doubles skip = stride_2 ? conv2d_reference(X, p[12], p[13], conv3) : X;
+            for (size_t i = 0; i < Y.size(); i++) Y[i] += skip[i];
+            return relu_reference(Y);
+        });
+    }
+}
+
+// The chapter's network once more, written out: which block follows which, with which parameters.
+static Tensor resnet18_written_out(Tensor X, const std::vector<Tensor> &params) {
+    const Tensor *p = params.data();
+    auto conv = [&](const Tensor &X, int stride, int padding) {
+        p += 2;
+        return conv2d(X, p[-2], p[-1], stride, padding);
+    };
+    auto norm = [&](const Tensor &X) {
+        p += 4;
+        return batch_norm(X, p[-4], p[-3], p[-2], p[-1]);
+    };
+    X = relu(norm(conv(X, 1, 1)));
+    for (int block = 0; block < 8; block++) {
+        const bool half = block == 2 || block == 4 || block == 6;
+        Tensor Y = relu(norm(conv(X, half ? 2 : 1, 1)));
+        Y = norm(conv(Y, 1, 1));
+        X = relu(add(Y, half ? conv(X, 2, 0) : X));
+    }
+    X = linear(global_avg_pool2d(X), p[0], p[1]);
+    CHECK(p + 2 == params.data() + params.size());
+    return X;
+}
+
+TEST_CASE("resnet18: the chapter's, in training and in evaluation; an empty shard") {
+    const Block net = resnet18(10);
+    const int side = small_only ? 8 : 28, N = 3;
+    const Tensor X = on_device(random_floats(N * side * side, 1), {N, 1, side, side});
+    const Tensor y = on_device({3, 1, 4}, {N});
+    std::vector<Tensor> a = lively_params(net), b = lively_params(net);
+    const Tensor y_hat = net.forward(X, a.data());
+    CHECK(y_hat.shape == std::vector<int>{N, 10});
+    backward(loss(y_hat, y));
+    const Tensor want = resnet18_written_out(X, b);
+    backward(loss(want, y));
+    CHECK(same_bits(to_host(y_hat), to_host(want)));
+    for (size_t i = 0; i < a.size(); i++) {
+        CAPTURE(net.params[i].name);
+        CHECK(same_bits(to_host(a[i]), to_host(b[i]))); // running statistics
+        REQUIRE((a[i].grad != nullptr) == net.params[i].trained);
+        if (!a[i].grad) continue;
+        const Floats grad = to_host(*a[i].grad);
+        CHECK(same_bits(grad, to_host(*b[i].grad)));
+        CHECK(std::all_of(grad.begin(), grad.end(), [](float g) { return std::isfinite(g); }));
+    }
+    sgd(a, 0.1f, N); // goes around what has no gradient
+
+    {
+        NoGrad guard;
+        std::vector<Floats> before;
+        for (const Tensor &p : b) before.push_back(to_host(p));
+        const Floats evaluated = to_host(net.forward(X, b.data()));
+        CHECK(evaluated != to_host(want));
+        CHECK(same_bits(evaluated, to_host(resnet18_written_out(X, b))));
+        // Each image by itself: no statistics of the others
+        const Floats last = to_host(net.forward(rows(X, N - 1, N), b.data()));
+        check_close(last, Floats(evaluated.end() - 10, evaluated.end()), 1e-5);
+        for (size_t i = 0; i < b.size(); i++) CHECK(same_bits(to_host(b[i]), before[i]));
+    }
+
+    backward(loss(net.forward(rows(X, 0, 0), a.data()), rows(y, 0, 0)));
+    for (const Tensor &p : a) // an empty shard adds nothing to the sum of the gradients
+        if (p.grad) CHECK(to_host(*p.grad) == Floats(size(p)));
+}
+
+TEST_CASE("lab_cnn: parameters, outputs, losses and gradients") {
+    const Block net = lab_cnn();
+    CHECK(trained_numbers(net) == 129068);
+    std::string names;
+    for (const Param &p : net.params) names += p.name + " ";
+    CHECK(names == "conv0.weight conv0.bias conv1.weight conv1.bias dense0.weight dense0.bias "
+                   "dense1.weight dense1.bias ");
+    const std::vector<Tensor> first = init_params(net);
+    for (size_t i = 0; i < first.size(); i++) {
+        CAPTURE(net.params[i].name);
+        const Floats numbers = to_host(first[i]);
+        const float least = *std::min_element(numbers.begin(), numbers.end()),
+                    most = *std::max_element(numbers.begin(), numbers.end());
+        CHECK(least >= -0.07f);
+        CHECK(most <= 0.07f);
+        if (i % 2 == 1)
+            CHECK(numbers == Floats(numbers.size()));
+        else { // of 180 numbers and more, one comes near either end
+            CHECK(least < -0.06f);
+            CHECK(most > 0.06f);
+        }
+    }
+
+    const auto [X, y] = minibatch(small_only ? 1 : 4, 2);
+    const std::vector<Tensor> p = get_params(lively_params(), gpu(0)); // LeNet's have these shapes
+    Arrays exact;
+    for (const Tensor &t : p) exact.push_back(doubles(t));
+    const LenetReference want = lenet_reference(doubles(X), doubles(y), exact, true);
+    Tensor y_hat = net.forward(copyto(X, gpu(0)), p.data()), l = loss(y_hat, copyto(y, gpu(0)));
+    backward(l);
+    check_close(to_host(y_hat), want.y_hat, 3e-6);
+    check_close(to_host(l), want.l, 3e-6);
+    const double rel[8] = {1e-5, 1e-5, 1e-5, 1e-5, 5e-6, 5e-6, 5e-6, 5e-6}; // as for lenet
+    for (int i = 0; i < 8; i++) {
+        CAPTURE(net.params[i].name);
+        check_close(to_host(*p[i].grad), want.gradients[i], rel[i]);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
