@@ -59,7 +59,7 @@ T ?=
 BACKEND ?= auto
 # CUDA compiler
 NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc),nvcc)
-# GPU architecture to compile for, such as 75 or 90: that of the first GPU, 75 where there is none
+# GPU architectures to compile for, such as 75 or '75 90': that of the first GPU, 75 without one
 SM ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
     sed -nE '1s/^([0-9]+)\.([0-9]+)$$/\1\2/p'),75)
 # C++ compiler of the CPU stand-in: g++ or clang++
@@ -78,7 +78,7 @@ DOCTEST ?= $(firstword $(wildcard /usr/include/doctest/doctest.h \
 flags_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 flags_race := -O1 -fsanitize=thread
 
-nvcc_flags = -std=c++17 -O3 -lineinfo -gencode arch=compute_$(SM),code=sm_$(SM) \
+nvcc_flags = -std=c++17 -O3 -lineinfo $(foreach sm,$(SM),-gencode arch=compute_$(sm),code=sm_$(sm)) \
     -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 cpu_flags = $(CPUFLAGS) $(if $(WERROR),-Werror) -pthread -Icpu
 
