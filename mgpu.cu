@@ -3494,7 +3494,8 @@ bool parse_options(int argc, char **argv) {
     options.lr = lr > 0 ? lr : model->lr + options.gpus * model->lr_of_each;
     options.epochs = epochs ? epochs : model->epochs;
     if (options.model != "lenet") options.evaluate_all = true;
-    if (options.model == "lab_cnn" && kvstore.empty() && !options.allreduce_given)
+    if (options.model == "lab_cnn" && kvstore.empty() && !options.allreduce_given &&
+        !options.exercise)
         kvstore = "local"; // as in the lab
     if (!kvstore.empty() && options.allreduce_given)
         error("--kvstore %s and --allreduce %s: one of them is enough", kvstore.c_str(),

@@ -697,7 +697,7 @@ TEST_CASE("empty_cache gives memory back, and the next tensor takes it anew") {
     empty_cache();
     on(gpu(1));
     REQUIRE(cudaMemGetInfo(&before, &total) == cudaSuccess);
-    full({1 << 20}, 1, gpu(1)); // and at once unused
+    full({1 << 24}, 1, gpu(1)); // and at once unused
     REQUIRE(cudaMemGetInfo(&with, &total) == cudaSuccess);
     empty_cache();
     on(gpu(1));
@@ -3137,6 +3137,7 @@ TEST_CASE("parse_options reads every option") {
     CHECK(parsed({"--bench=step"}).options.bench == "step");
     CHECK(parsed({"--exercise"}).options.allreduce == "yours");
     CHECK(parsed({"--exercise"}).options.gpus == 8);
+    CHECK(parsed({"--exercise", "--model", "lab_cnn"}).options.allreduce == "yours");
     CHECK(parsed({"--exercise", "--allreduce", "tree", "--gpus", "16"}).error == "");
 }
 
@@ -3488,6 +3489,7 @@ TEST_CASE("program: rebind is caught by the replica check, or trains on without 
     CHECK(run.out.find("test acc:") != std::string::npos);
 }
 
+#ifdef CUDA_CPU
 TEST_CASE("program: --bench=allreduce times every algorithm and fits a cost model" *
           doctest::skip(small_only)) {
     TestFolder folder; // with 8 MiB a device the larger sizes are skipped
@@ -3510,6 +3512,7 @@ TEST_CASE("program: --bench=allreduce times every algorithm and fits a cost mode
     CHECK(run.out.find("4194304 bytes and more: skipped") != std::string::npos);
     CHECK(run.out.find("allreduce on 2 devices: us, and below what") != std::string::npos);
 }
+#endif
 
 // What the user did wrong: one line on stderr, status 1, and no file that was not there before.
 TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind") {
