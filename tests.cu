@@ -2130,7 +2130,8 @@ static Tensor resnet18_written_out(Tensor X, const std::vector<Tensor> &params) 
     return X;
 }
 
-TEST_CASE("resnet18: the chapter's, in training and in evaluation; an empty shard") {
+TEST_CASE("resnet18: the chapter's, in training and in evaluation; an empty shard" *
+          doctest::skip(no_training)) {
     const Block net = resnet18(10);
     const int side = small_only ? 8 : 28, N = 3;
     const Tensor X = on_device(random_floats(N * side * side, 1), {N, 1, side, side});
