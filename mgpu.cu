@@ -119,21 +119,7 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 struct NoGrad; // while one exists, nothing goes on the tape
 void count_correct(const Tensor &correct, const Tensor &y_hat, const Tensor &y); // correct[0] +=
 
-// The other two networks. net.forward(X, params.data()) is what lenet(X, params) is.
-struct Param {
-    std::string name; // such as conv0.weight, which is saved as conv0.weight.npy
-    std::vector<int> shape;
-    std::function<Tensor(std::vector<int> shape)> init; // its first value, on the host
-    bool trained = true;                                // else it is not to get a gradient
-};
 typedef std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> Net;
-struct Block {
-    std::vector<Param> params;
-    std::function<Tensor(const Tensor &X, const Tensor *params)> forward;
-};
-Block resnet18(int num_classes, int in_channels = 1); // (N,in_channels,H,W) -> (N,num_classes)
-Block lab_cnn();                                      // (N,1,28,28) -> (N,10)
-std::vector<Tensor> init_params(const Block &net);    // on the host
 
 // What the command line sets.
 struct Options {
@@ -208,15 +194,7 @@ struct Queue {
     std::map<size_t, std::vector<float *>> free_blocks; // by bytes: memory that no tensor uses now
     int chain = 0; // the longest chain of messages that leads here (section 7)
 };
-std::vector<float *> pinned(int count, int n); // arrays of n numbers in pinned host memory
-void run_on_host(void *function);              // for cudaLaunchHostFunc: a new std::function
 Queue &queue(Device device);
-Queue &link_queue(Device src, Device dst); // of messages between two devices (section 7)
-struct SecondQueue { // while one exists, work goes to the devices' second queues
-    SecondQueue();
-    ~SecondQueue();
-};
-void join_second_queues(int k); // on the first k devices, the first queue waits for the second
 cudaStream_t on(Device device);
 cudaEvent_t ready(Device device);
 int physical(Device device); // CUDA's number of the GPU that is gpu(i)
@@ -489,6 +467,16 @@ void experiment() {
 // time of a call is about  chain * latency + busiest / bandwidth.
 
 typedef std::vector<std::vector<Tensor>> Grads;
+
+// What section 11 does for this one.
+Queue &link_queue(Device src, Device dst);     // of messages between two devices
+std::vector<float *> pinned(int count, int n); // arrays of n numbers in pinned host memory
+void run_on_host(void *function);              // for cudaLaunchHostFunc: a new std::function
+struct SecondQueue { // while one exists, work goes to the devices' second queues
+    SecondQueue();
+    ~SecondQueue();
+};
+void join_second_queues(int k); // on the first k devices, the first queue waits for the second
 
 // What messages add up to, counted as they are queued: for the judge in section 13.
 struct Traffic {
@@ -1998,6 +1986,18 @@ void check_shape(const char *op, bool right, const char *wanted,
 // Networks made of blocks, as gluon.nn and torch.nn make them. A block knows its parameters, and
 // takes so many tensors from where its forward is told that they begin.
 
+// net.forward(X, params.data()) is what lenet(X, params) is.
+struct Param {
+    std::string name; // such as conv0.weight, which is saved as conv0.weight.npy
+    std::vector<int> shape;
+    std::function<Tensor(std::vector<int> shape)> init; // its first value, on the host
+    bool trained = true;                                // else it is not to get a gradient
+};
+struct Block {
+    std::vector<Param> params;
+    std::function<Tensor(const Tensor &X, const Tensor *params)> forward;
+};
+
 static std::function<Tensor(std::vector<int>)> constant(float value) {
     return [=](std::vector<int> shape) { return full(shape, value, cpu()); };
 }
@@ -2092,7 +2092,7 @@ Block Residual(int in_channels, int num_channels, bool use_1x1conv = false, int 
 
 // A slightly modified ResNet-18 model: for small images. On k devices it does not learn what it learns
 // on one: batch norm takes mean and variance over each device's shard, n/k samples instead of n.
-Block resnet18(int num_classes, int in_channels) {
+Block resnet18(int num_classes, int in_channels = 1) {
     auto resnet_block = [](int in_channels, int num_channels, int num_residuals,
                            bool first_block = false) {
         std::vector<Block> blk;
