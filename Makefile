@@ -67,7 +67,8 @@ CXX ?= g++
 # Processor the stand-in is compiled for; empty where the compiler does not know `native`
 MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && echo -march=native)
 # Compiler flags of the CPU stand-in
-CPUFLAGS ?= -std=c++17 -O3 $(MARCH) -fopenmp-simd -g -Wall -Wextra
+CPUFLAGS ?= -std=c++17 -O3 $(MARCH) -fopenmp-simd -g -Wall -Wextra \
+    $(if $(findstring clang,$(CXX)),-Wno-pass-failed)
 # 1 turns warnings into errors
 WERROR ?=
 # doctest's header: the system's, or the one that make brings
