@@ -79,7 +79,8 @@ DOCTEST ?= $(firstword $(wildcard /usr/include/doctest/doctest.h \
 flags_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 flags_race := -O1 -fsanitize=thread
 
-nvcc_flags = -std=c++17 -O3 -lineinfo $(foreach sm,$(SM),-gencode arch=compute_$(sm),code=sm_$(sm)) \
+nvcc_flags = -std=c++17 -O3 -lineinfo \
+    $(foreach sm,$(SM),-gencode arch=compute_$(sm),code=sm_$(sm)) \
     -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 cpu_flags = $(CPUFLAGS) $(if $(WERROR),-Werror) -pthread -Icpu
 
@@ -163,10 +164,11 @@ tsan = TSAN_OPTIONS="halt_on_error=0 exitcode=66 $$TSAN_OPTIONS" \
     $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 
 # With ALLREDUCE only what is about that one
-race: $(if $(ALLREDUCE),,build/race/tests) build/race/mgpu $(dataset)  ## tests, exercise, a short training under ThreadSanitizer (CPU)
+race: $(if $(ALLREDUCE),,build/race/tests) build/race/mgpu $(dataset)  ## tests, exercise, training under ThreadSanitizer
 	@set -f; $(if $(ALLREDUCE),,$(tsan) build/race/tests $(value T))
 	@$(tsan) build/race/mgpu --exercise --gpus 3 $(options)
-	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 20 --epochs 1 --log build/race/log.csv $(options)
+	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 20 --epochs 1 --log build/race/log.csv \
+	    $(options)
 
 memory_checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \
     /usr/local/cuda/bin/compute-sanitizer))
@@ -197,7 +199,7 @@ plot:  ## draw build/log.csv, test accuracy over epochs, to build/plot.svg (gnup
 	@echo build/plot.svg
 
 # A run that diverges is a result, nan; any other failure ends the sweep
-sweep: backend $(dir)/mgpu $(dataset)  ## table of test acc: learning rates by devices, BATCH for each
+sweep: backend $(dir)/mgpu $(dataset)  ## test acc by learning rates and devices, BATCH for each
 	@mkdir -p build/sweep
 	@echo 'gpus,batch,lr,test_acc' >build/sweep.csv
 	@printf '%12s' lr; for k in $(SWEEP_GPUS); do printf '%12s' "GPUS=$$k"; done; echo

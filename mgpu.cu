@@ -1,4 +1,4 @@
-// Training on multiple GPUs, from scratch: a chapter of "Dive into Deep Learning" in one CUDA file.
+// Training on multiple GPUs, from scratch: chapters of "Dive into Deep Learning" in one CUDA file.
 //
 //     make run GPUS=2      train LeNet on Fashion-MNIST on two devices
 //     make test            check every kernel, and that k devices learn what one device learns
@@ -265,7 +265,7 @@ Net net = lenet;
 void wait_for(Device device, Device other) {
     CHECK(cudaEventRecord(ready(other), on(other)));
     CHECK(cudaStreamWaitEvent(on(device), ready(other), 0));
-    queue(device).chain = std::max(queue(device).chain, queue(other).chain);
+    queue(device).chain = std::max(queue(device).chain, queue(other).chain); // for the lab's judge
 }
 
 // dst[:] = src, of equal size, from any device to any. The host does not wait (but for a copy to
@@ -310,10 +310,11 @@ std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device)
     return new_params;
 }
 
+bool taken_over(const std::vector<Tensor> &data); // by what ALLREDUCE and OVERLAP choose: section 7
+
 // data[c] lies on device c; afterwards each of them is the elementwise sum of them all.
 // With k devices and n bytes each: 2(k-1) messages, all of them through device 0, which receives
 // (k-1)n bytes and sends as many; the others n each.
-bool taken_over(const std::vector<Tensor> &data); // by what ALLREDUCE and OVERLAP choose: section 7
 void allreduce(std::vector<Tensor> &data) {
     if (taken_over(data)) return;
     for (size_t i = 1; i < data.size(); i++)
@@ -459,12 +460,12 @@ void experiment() {
 //
 // Their contract: grads[c][i] lies on device c and is as long on every device. Afterwards each of
 // them holds the sum over all c, with the same bits on every device. The host queues the work and
-// never waits for it. Whatever is queued later on a device finds the sums there and may change them.
-// Any k from 1 up, any lengths, 0 among them.
+// never waits for it. Whatever is queued later on a device finds the sums there and may change
+// them. Any k from 1 up, any lengths, 0 among them.
 //
-// Their costs, for k devices and P tensors of n bytes together: messages; the bytes into the busiest
-// device (as many come out of it); the chain, how many messages at most go one after the other. The
-// time of a call is about  chain * latency + busiest / bandwidth.
+// Their costs, for k devices and P tensors of n bytes together: messages; the bytes into the
+// busiest device (as many come out of it); the chain, how many messages at most go one after the
+// other. The time of a call is about  chain * latency + busiest / bandwidth.
 
 typedef std::vector<std::vector<Tensor>> Grads;
 
@@ -550,9 +551,9 @@ static Tensor chunk(const Tensor &flat, int j, int k) {
     return rows(flat, n * j / k, n * (j + 1) / k);
 }
 
-// Messages that travel at the same time, dst[:] = src each. One starts when both of its devices have
-// done what they were given so far, and both go on when it has arrived. Each pair of devices has a
-// stream of its own for them, so that no message waits for another pair's.
+// Messages that travel at the same time, dst[:] = src each. One starts when both of its devices
+// have done what they were given so far, and both go on when it has arrived. Each pair of devices
+// has a stream of its own for them, so that no message waits for another pair's.
 struct Message {
     Tensor src, dst;
 };
@@ -636,7 +637,7 @@ static void allreduce_host(const Grads &grads) {
 
 // --- by_tensor: the tutorial's third exercise, different parameters on different devices. Each
 // tensor is summed by its owner; the largest goes first, always to the device that has least to do.
-//   messages 2(k-1)P   busiest (k-1)L + n-L, L bytes being its own   chain 2 for each tensor it owns
+//   messages 2(k-1)P   busiest (k-1)L + n-L, L bytes being its own   chain 2 a tensor that it owns
 static void allreduce_by_tensor(const Grads &grads) {
     const int k = grads.size(), P = grads[0].size();
     std::vector<int> largest_first(P), owner(P);
@@ -745,10 +746,10 @@ static void allreduce_rebind(const Grads &grads) {
     }
 }
 
-// --- yours: the student's slot. It starts as the tutorial's algorithm; the contract is at the top of
-// this section. What moves numbers: copyto(src, dst), one message that both devices wait for, and
-// send({{src, dst}, ...}), many at the same time. What adds: add_(a, b), sum_(a, {b, c, ...}). What
-// gets memory until the function returns: empty(shape, device). What cuts: chunk(t, j, k),
+// --- yours: the student's slot. It starts as the tutorial's algorithm; the contract is at the top
+// of this section. What moves numbers: copyto(src, dst), one message that both devices wait for,
+// and send({{src, dst}, ...}), many at the same time. What adds: add_(a, b), sum_(a, {b, c, ...}).
+// What gets memory until the function returns: empty(shape, device). What cuts: chunk(t, j, k),
 // flatten(grads), unflatten(flat, grads).
 //   make exercise                           is it right, and what does it cost beside naive?
 //   make race ALLREDUCE=yours GPUS=3        is every wait there?
@@ -788,10 +789,10 @@ static void run_allreduce(const std::string &name, const Grads &grads) {
 
 // --- when gradients are exchanged
 // train_batch hands them to allreduce one by one. Of the gradients of get_params' list, which know
-// their place in it, the Exchange waits for the last and then runs the algorithm on all of them. With
-// OVERLAP=1 it does not wait that long: the gradients of the last layers, which are complete first,
-// form a bucket, which is sent while the devices still compute those of the layers before. The
-// algorithm then runs on the devices' second queues.
+// their place in it, the Exchange waits for the last and then runs the algorithm on all of them.
+// With OVERLAP=1 it does not wait that long: the gradients of the last layers, which are complete
+// first, form a bucket, which is sent while the devices still compute those of the layers before.
+// The algorithm then runs on the devices' second queues.
 static size_t bucket_bytes = 256 * 1024; // of a bucket at least; the first layers' may be smaller
 struct Exchange {
     struct Bucket {
@@ -943,8 +944,8 @@ __device__ inline void put(float *g, bool accumulate, float value) {
     *g = accumulate ? *g + value : value;
 }
 
-// The sum of value(i) over i < n by the warp that calls it, in each of its threads; in a fixed order,
-// but not one by one: the rounding grows with n / (warp * tile_n).
+// The sum of value(i) over i < n by the warp that calls it, in each of its threads; in a fixed
+// order, but not one by one: the rounding grows with n / (warp * tile_n).
 template <class Value> __device__ inline float warp_sum(int n, Value value) {
     float part[tile_n] = {}, sum = 0;
     int i = threadIdx.x % warp;
@@ -981,9 +982,9 @@ struct Conv {
     int step_k, step_o;
     int stride, padding; // so many rows and columns at each border of X are zeros
 };
-// What a launch of correlate_kernel does of it: U x V of the taps, every step-th from where `packed`
-// points to, for every step-th row and column of y (N,O,OH,OW) from where y points to. X's rows
-// before `begin` and from `end` on are zeros.
+// What a launch of correlate_kernel does of it: U x V of the taps, every step-th from where
+// `packed` points to, for every step-th row and column of y (N,O,OH,OW) from where y points to. X's
+// rows before `begin` and from `end` on are zeros.
 struct Part {
     int step, U, V, OH, OW, begin, end;
 };
@@ -1168,8 +1169,8 @@ static void correlate(float *y, const float *X, const float *packed, const float
 
 // dX: correlate dy, zeros around it, with W, turned by 180 degrees, its O and C exchanged. Row h
 // meets the taps u = a*stride + r, r = (h+padding) % stride, in the rows (h+padding)/stride - a of
-// dy. So the rows from each first < stride on, every stride-th, are a correlation with taps of their
-// own, and so are the columns.
+// dy. So the rows from each first < stride on, every stride-th, are a correlation with taps of
+// their own, and so are the columns.
 static void conv_backward_input(const Tensor &X, const Tensor &W, const Tensor &y, const Conv &s) {
     const int K = s.K, S = s.stride, P = s.padding, H = s.H - 2 * P, width = s.W - 2 * P;
     const int zeros = max(0, (K - 1 - P + S - 1) / S); // around dy, for the windows at the border
@@ -1300,6 +1301,12 @@ Tensor relu(const Tensor &X) {
 
 // --- average pooling
 
+static void check_pool(const char *op, const Tensor &X, int kernel_size, int stride) {
+    bool right = X.shape.size() == 4 && stride > 0 && kernel_size > 0 &&
+                 X.shape[2] >= kernel_size && X.shape[3] >= kernel_size;
+    check_shape(op, right, "(N,C,H,W) with kernel_size <= H and W", {X});
+}
+
 // y[n,c,i,j] = mean over u,v < K of X[n,c,i*S+u,j*S+v]
 //   X (P,H,W), P = N*C planes   ->   y (P,OH,OW)
 // One thread an output element, a block a plane. `fixed` is K and S where both are known, else 0:
@@ -1367,9 +1374,7 @@ template <int fixed> Tensor avg_pool2d_fixed(const Tensor &X, int K, int S) {
 // X (N,C,H,W)   ->   y (N,C,OH,OW), OH = (H-kernel_size)/stride + 1 rounded down
 // Same as F.avg_pool2d(X, kernel_size, stride).
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
-    bool right = X.shape.size() == 4 && stride > 0 && kernel_size > 0 &&
-                 X.shape[2] >= kernel_size && X.shape[3] >= kernel_size;
-    check_shape("avg_pool2d", right, "(N,C,H,W) with kernel_size <= H and W", {X});
+    check_pool("avg_pool2d", X, kernel_size, stride);
     const bool tutorial = kernel_size == 2 && stride == 2;
     return tutorial ? avg_pool2d_fixed<2>(X, 2, 2) : avg_pool2d_fixed<0>(X, kernel_size, stride);
 }
@@ -1460,9 +1465,7 @@ template <int fixed> Tensor max_pool2d_fixed(const Tensor &X, int K, int S) {
 // X (N,C,H,W)   ->   y (N,C,OH,OW), OH = (H-kernel_size)/stride + 1 rounded down
 // Same as F.max_pool2d(X, kernel_size, stride).
 Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
-    bool right = X.shape.size() == 4 && stride > 0 && kernel_size > 0 &&
-                 X.shape[2] >= kernel_size && X.shape[3] >= kernel_size;
-    check_shape("max_pool2d", right, "(N,C,H,W) with kernel_size <= H and W", {X});
+    check_pool("max_pool2d", X, kernel_size, stride);
     const bool lab = kernel_size == 2 && stride == 2;
     return lab ? max_pool2d_fixed<2>(X, 2, 2) : max_pool2d_fixed<0>(X, kernel_size, stride);
 }
@@ -1512,8 +1515,8 @@ Tensor global_avg_pool2d(const Tensor &X) {
 }
 
 // --- batch normalization
-// y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel. The sums go in two steps, planes
-// and then channels, each one's terms near its own mean: nothing large cancels.
+// y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel. The sums go in two steps,
+// planes and then channels, each one's terms near its own mean: nothing large cancels.
 
 constexpr float bn_eps = 1e-5f, bn_momentum = 0.1f; // momentum: the share of the new statistics
 
@@ -1531,7 +1534,8 @@ __global__ void plane_moments_kernel(float *means, float *squares, const float *
     squares[at] = sum;
 }
 // mean (C), var (C) of each channel; running = (1-momentum) * running + momentum * new
-// One warp a channel. A plane's squares around another mean are size * (difference of means)^2 more.
+// One warp a channel. A plane's squares around another mean are size * (difference of means)^2
+// more.
 __global__ void channel_moments_kernel(float *mean, float *var, float *running_mean,
                                        float *running_var, const float *means, const float *squares,
                                        int N, int C, int size) {
@@ -1825,8 +1829,10 @@ __global__ void sum_parts_kernel(float *out, Parts parts, int k, int n) {
     const int first = (blockIdx.x * blockDim.x + threadIdx.x) * lanes;
     float sum[lanes] = {};
     const int count = min(lanes, n - first);
-    for (int c = 0; c < k; c++) UNROLL_LANES
-    for (int q = 0; q < count; q++) sum[q] += parts.p[c][first + q];
+    for (int c = 0; c < k; c++) {
+        UNROLL_LANES
+        for (int q = 0; q < count; q++) sum[q] += parts.p[c][first + q];
+    }
     for (int q = 0; q < count; q++) out[first + q] = sum[q];
 }
 void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
@@ -2090,8 +2096,9 @@ Block Residual(int in_channels, int num_channels, bool use_1x1conv = false, int 
     return residual;
 }
 
-// A slightly modified ResNet-18 model: for small images. On k devices it does not learn what it learns
-// on one: batch norm takes mean and variance over each device's shard, n/k samples instead of n.
+// A slightly modified ResNet-18 model: for small images. On k devices it does not learn what it
+// learns on one: batch norm takes mean and variance over each device's shard, n/k samples instead
+// of n.
 Block resnet18(int num_classes, int in_channels = 1) {
     auto resnet_block = [](int in_channels, int num_channels, int num_residuals,
                            bool first_block = false) {
@@ -2137,9 +2144,10 @@ static const Model models[] = {{"lenet", 256, 0, 0.2f, 0, 10},
                                {"resnet18", 0, 256, 0, 0.1f, 10},
                                {"lab_cnn", 0, 64, 0.3f, 0, 5}};
 
-// MODEL: the network, its parameters on the host and their names. The same seed gives the same ones.
+// MODEL: the network, its parameters on the host and their names. The same seed gives the same
+// ones.
 void init_model() {
-    if (options.model == "lenet") return init_params();
+    if (options.model == "lenet") return init_params(); // net and param_names are lenet's at first
     const Block block = options.model == "resnet18" ? resnet18(10) : lab_cnn();
     params = init_params(block);
     param_names.clear();
@@ -2211,8 +2219,8 @@ void demos_resnet18(int num_gpus) {
     for (Device d : devices) printf("%s\n", channel0(data(0, d)).c_str());
 }
 
-// The lab: the network's results on two images a device, its first weights, equal on all devices, and
-// their gradients, which are not.
+// The lab: the network's results on two images a device, its first weights, equal on all devices,
+// and their gradients, which are not.
 void demos_lab_cnn(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     const auto device_params = on_all(devices);
@@ -2470,6 +2478,7 @@ Tensor rows(const Tensor &X, int begin, int end) {
     if (X.data) y.data = std::shared_ptr<float>(X.data, X.data.get() + begin * row);
     return y;
 }
+
 // `count` arrays of n numbers in pinned host memory that is never given back: always the same ones
 // for the same queues, in which one call of allreduce_host follows the other.
 std::vector<float *> pinned(int count, int n) {
@@ -2480,11 +2489,13 @@ std::vector<float *> pinned(int count, int n) {
     for (int i = 0; i < count; i++) pointers.push_back(list[i].data.get());
     return pointers;
 }
+
 // For cudaLaunchHostFunc: calls a new std::function, and deletes it.
 void run_on_host(void *function) {
     std::unique_ptr<std::function<void()>> f((std::function<void()> *)function);
     (*f)();
 }
+
 std::vector<float> to_host(const Tensor &t) {
     std::vector<float> numbers(size(t));
     if (numbers.empty()) return numbers;
@@ -2666,8 +2677,8 @@ std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
 // The first n samples of the training set, in the file's order.
 void first_samples(int n, Tensor &X, Tensor &y) { make_iter(train_set, n, false).next(X, y); }
 
-// SPLIT=3,1 gives the first device three quarters. What the division leaves over goes to the devices
-// that it leaves most for, to the first of them where it leaves the same.
+// SPLIT=3,1 gives the first device three quarters. What the division leaves over goes to the
+// devices that it leaves most for, to the first of them where it leaves the same.
 std::vector<int> shard_sizes(int n, int k) {
     const std::vector<int> weights = options.split.empty() ? std::vector<int>(k, 1) : options.split;
     const long sum = std::accumulate(weights.begin(), weights.end(), 0L);
@@ -2837,8 +2848,8 @@ static void check_writable(const std::string &path) {
 void Animator::add(int epoch, double loss, float acc, double seconds) {
     char row[100];
     if (options.model == "lab_cnn") // as the lab prints it
-        printf("Epoch %d, training time = %.1f sec\n         validation accuracy = %.4f\n", epoch - 1,
-               seconds, acc);
+        printf("Epoch %d, training time = %.1f sec\n         validation accuracy = %.4f\n",
+               epoch - 1, seconds, acc);
     else
         printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss, acc, seconds);
     snprintf(row, sizeof row, "%d,%.6f,%.4f,%.4f\n", epoch, loss, acc, seconds);
@@ -2928,7 +2939,8 @@ void load_params(const std::vector<Tensor> &params, const std::string &folder) {
 
 // ---------------------------------------------------------------------------------------------
 // 13. Judge and benchmark
-// `make exercise`: is an allreduce right, and what does it cost? `make bench`: how long does it take?
+// `make exercise`: is an allreduce right, and what does it cost? `make bench`: how long does it
+// take?
 
 // Tensors of these sizes on k devices, side by side on each or each by itself.
 static Grads make_grads(int k, const std::vector<int> &sizes, bool side_by_side) {
@@ -2951,6 +2963,12 @@ static int base_bits(int k) { return k <= 8 ? 2 : 1; } // base 4, or 2 where tha
 static int weight(int i) { return 1 + i % 251; }
 static float input(int i, int c, int k) { return (float)weight(i) * (1 << base_bits(k) * c); }
 
+static float wanted(int i, int k) { // the sum
+    float sum = 0;
+    for (int c = 0; c < k; c++) sum += input(i, c, k);
+    return sum;
+}
+
 constexpr float afterwards = -1e30f; // what the judge puts in place of a sum that it has copied
 
 // What may have gone wrong, from a wrong number of device c at index i.
@@ -2962,9 +2980,7 @@ static std::string explain(float got, int i, int c, int k) {
     if (got == input(i, c, k))
         return "it is still " + str(gpu(c)) +
                "'s own number: was no sum sent there, or did it not wait for the sum?";
-    float all = 0;
-    for (int d = 0; d < k; d++) all += input(0, d, k);
-    const float times = got / weight(i), other = got / all;
+    const float times = got / weight(i), other = got / wanted(0, k); // weight(0) is 1
     if (other == std::floor(other) && other >= 1 && other <= 251)
         return "it is the sum of an index " + std::to_string(((int)other - weight(i) + 251) % 251) +
                " further on: are the bounds of a part wrong?";
@@ -2986,11 +3002,11 @@ static std::string explain(float got, int i, int c, int k) {
     return text;
 }
 
-// Call an algorithm with numbers input(c, i), i counting through all tensors, while one device comes
-// late, or none (-1). What the contract promises may be done after it, is done at once: the sums are
-// copied and their memory overwritten.   ->   each device's sums
+// Call an algorithm with number(c, i) on device c, i counting through all tensors, while one device
+// comes late, or none (-1). What the contract promises may be done after it, is done at once: the
+// sums are copied and their memory overwritten.   ->   each device's sums
 static std::vector<std::vector<float>> call(const std::string &name, const Grads &grads, int late,
-                                            const std::function<float(int, int)> &input) {
+                                            const std::function<float(int, int)> &number) {
     const int k = grads.size();
     Grads results(k);
     std::vector<Tensor> inputs; // in use until the end
@@ -3006,7 +3022,7 @@ static std::vector<std::vector<float>> call(const std::string &name, const Grads
                                      new std::function<void()>([] { usleep(3000); })));
         for (const Tensor &t : grads[c]) {
             inputs.push_back(empty(t.shape, cpu()));
-            for (int n = 0; n < size(t); n++) inputs.back().data.get()[n] = input(c, i++);
+            for (int n = 0; n < size(t); n++) inputs.back().data.get()[n] = number(c, i++);
             copyto(inputs.back(), t);
         }
     }
@@ -3033,22 +3049,18 @@ static void judge_sums(const std::string &name, int k, const std::vector<int> &s
         int wrong = 0, first = 0, last = 0;
         const int n = sums[c].size();
         for (int i = 0; i < n; i++) {
-            float want = 0;
-            for (int d = 0; d < k; d++) want += input(i, d, k);
-            if (sums[c][i] == want) continue;
+            if (sums[c][i] == wanted(i, k)) continue;
             if (wrong++ == 0) first = i;
             last = i;
         }
         if (wrong == 0) continue;
         const float got = sums[c][first];
-        float want = 0;
-        for (int d = 0; d < k; d++) want += input(first, d, k);
         error(
             "%s is wrong: k = %d, %zu tensor%s, %d numbers%s%s: %s has %.9g at index %d, not %.9g "
             "(%d wrong, up to index %d): %s",
             name.c_str(), k, sizes.size(), sizes.size() > 1 ? "s" : "", n,
             late < 0 ? "" : ", late: ", late < 0 ? "" : str(gpu(late)).c_str(), str(gpu(c)).c_str(),
-            std::isnan(got) ? NAN : got, first, want, wrong, last,
+            std::isnan(got) ? NAN : got, first, wanted(first, k), wrong, last,
             explain(got, first, c, k).c_str());
     }
 }
@@ -3056,10 +3068,10 @@ static void judge_sums(const std::string &name, int k, const std::vector<int> &s
 // The same bits on every device, and whichever device comes late?
 static void judge_bits(const std::string &name, int k, const std::vector<int> &sizes) {
     const Grads grads = make_grads(k, sizes, true);
-    auto input = [](int c, int i) { return std::sin(1.0f + i * 7 + c * 1000) * (1 + i % 10); };
-    const auto first = call(name, grads, -1, input);
+    auto number = [](int c, int i) { return std::sin(1.0f + i * 7 + c * 1000) * (1 + i % 10); };
+    const auto first = call(name, grads, -1, number);
     for (int late = 0; late < k; late++) {
-        const auto sums = call(name, grads, late, input);
+        const auto sums = call(name, grads, late, number);
         for (int c = 0; c < k; c++)
             for (size_t i = 0; i < sums[c].size(); i++) {
                 if (memcmp(&sums[c][i], &first[c][i], sizeof(float)) != 0)
@@ -3339,13 +3351,13 @@ static const char *usage =
     R"(Train a network on Fashion-MNIST on k devices, as Dive into Deep Learning does.
   --gpus K          number of devices, 1 to 64; more than there are GPUs share them (1)
   --model NAME      lenet, resnet18 or lab_cnn (lenet)
-  --batch N         samples of a minibatch, over all devices (256; resnet18: 256 a device; lab_cnn: 64)
+  --batch N         samples of a minibatch on all devices (256; a device: resnet18 256, lab_cnn 64)
   --lr X            learning rate (0.2; resnet18: 0.1 a device; lab_cnn: 0.3)
   --epochs N        passes over the training set (10; lab_cnn: 5)
-  --split A,B,...   parts of a minibatch in this proportion, for devices of unequal speed (equal ones)
+  --split A,B,...   parts of a minibatch in this proportion, for devices of unequal speed (equal)
   --allreduce NAME  how gradients are summed: naive, bucket, host, by_tensor, sharded, ring, tree,
                     rebind or yours (naive)
-  --kvstore NAME    the lab's words for two of them: local is host, device is by_tensor (lab_cnn: local)
+  --kvstore NAME    the lab's words: local is host, device is by_tensor (lab_cnn: local)
   --overlap         exchange the last layers' gradients while the first layers' are computed
   --no-replica-check  do not compare the devices' parameters after each epoch
   --evaluate-all    test accuracy on all devices, not on gpu(0) alone (always but for lenet)
@@ -3370,6 +3382,20 @@ static long whole(const char *name, const char *text, long least, long most) {
     if (end == text || *end || errno || value < least || value > most)
         error("--%s %s: a whole number from %ld to %ld is wanted", name, text, least, most);
     return value;
+}
+
+// Such as 3,1.
+static std::vector<int> proportion(const char *text) {
+    std::vector<int> parts;
+    for (const char *at = text;; at++) { // behind a comma
+        char *end;
+        const long value = strtol(at, &end, 10);
+        if (end == at || (*end && *end != ',') || value < 1 || value > 1000)
+            error("--split %s: whole numbers from 1 to 1000 are wanted, such as 3,1", text);
+        parts.push_back(value);
+        at = end;
+        if (!*end) return parts;
+    }
 }
 
 // Read the command line into `options`; false if --help was asked for.
@@ -3441,15 +3467,7 @@ bool parse_options(int argc, char **argv) {
                 error("--kvstore %s: unknown, there are local and device", optarg);
             break;
         case SPLIT:
-            options.split.clear();
-            for (char *end = optarg; *end || end == optarg; end += *end == ',') {
-                const char *part = end;
-                const long value = strtol(part, &end, 10);
-                if (end == part || (*end && *end != ',') || value < 1 || value > 1000 ||
-                    (*end == ',' && !end[1]))
-                    error("--split %s: whole numbers from 1 to 1000 are wanted, such as 3,1", optarg);
-                options.split.push_back(value);
-            }
+            options.split = proportion(optarg);
             break;
         case EVALUATE_ALL: options.evaluate_all = true; break;
         case VERBOSE: options.verbose = true; break;

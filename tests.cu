@@ -622,14 +622,15 @@ TEST_CASE("allreduce_*: every device holds the exact sum of all, for any k and a
         }
 }
 
-TEST_CASE("allreduce_*: sixteen devices") {
-    if (small_only) return;
+TEST_CASE("allreduce_*: sixteen devices" *
+          doctest::skip(small_only)) {
     use_devices(16, true);
     for (const std::string &name : right_algorithms)
         for (int k : {9, 13, 16}) check_exact_sums(name, k, {17, 3, 1000}, true);
 }
 
-// What the comment above each algorithm says that it costs, for P equal tensors of n bytes together.
+// What the comment above each algorithm says that it costs, for P equal tensors of n bytes
+// together.
 TEST_CASE("allreduce_*: messages, bytes and chains are those of the formulas") {
     for (int k = 1; k <= most_devices; k++) {
         const int P = 4;
@@ -770,7 +771,7 @@ static void short_parts(const Grads &grads) {
             if (c != j) copyto(part(j, j), part(c, j));
     unflatten(flat, grads);
 }
-// sharded, but the sums go back one place too far: all parts but the last are one index off.
+// The sums come back one place off, as from a part with wrong bounds.
 static void shifted_parts(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size(), n = size(flat[0]);
@@ -998,8 +999,8 @@ TEST_CASE("attach_grad of a list: zeros, side by side") {
     CHECK(list[2].grad->data.get() == list[0].grad->data.get() + 6);
 }
 
-TEST_CASE("train_batch: every algorithm gives the step of the tutorial's allreduce") {
-    if (small_only) return;
+TEST_CASE("train_batch: every algorithm gives the step of the tutorial's allreduce" *
+          doctest::skip(small_only)) {
     OptionsKept kept;
     const std::vector<Tensor> start = lively_params();
     const auto batch = minibatch(13, 3);
@@ -1342,19 +1343,22 @@ static Doubles avg_pool2d_gradient(const Doubles &dy, const PoolSizes &s) {
     return dX;
 }
 
+// Of both poolings.
+static const std::vector<PoolSizes> pool_sizes = {
+    // N C   H   W  K  S
+    {1, 1, 1, 1, 1, 1},    {2, 3, 4, 6, 2, 2},
+    {2, 1, 9, 9, 2, 2},    // the ninth row and column are in no window
+    {3, 2, 7, 5, 3, 2},    // windows overlap
+    {3, 2, 8, 11, 2, 3},   // gaps between windows
+    {2, 2, 6, 4, 4, 1},    // one window wide, many overlap
+    {1, 2, 3, 3, 3, 5},    // one window
+    {1, 2, 39, 71, 2, 2},  // more than a block's threads
+    {1, 2, 39, 71, 3, 2},  {0, 2, 4, 4, 2, 2},
+    {2, 20, 26, 26, 2, 2}, // LeNet's and lab_cnn's
+    {2, 50, 9, 9, 2, 2}};
+
 TEST_CASE("avg_pool2d: result and gradient") {
-    std::vector<PoolSizes> sizes = {// N C   H   W  K  S
-                                    {1, 1, 1, 1, 1, 1},    {2, 3, 4, 6, 2, 2},
-                                    {2, 1, 9, 9, 2, 2}, // the ninth row and column are in no window
-                                    {3, 2, 7, 5, 3, 2}, // windows overlap
-                                    {3, 2, 8, 11, 2, 3},  // gaps between windows
-                                    {2, 2, 6, 4, 4, 1},   // one window wide, many overlap
-                                    {1, 2, 3, 3, 3, 5},   // one window
-                                    {1, 2, 39, 71, 2, 2}, // more than a block's threads
-                                    {1, 2, 39, 71, 3, 2},  {0, 2, 4, 4, 2, 2},
-                                    {2, 20, 26, 26, 2, 2}, // LeNet's
-                                    {2, 50, 9, 9, 2, 2}};
-    for (const PoolSizes &s : sizes) {
+    for (const PoolSizes &s : pool_sizes) {
         INFO("N C H W K S: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.K, " ", s.S);
         check_operator(
             {random_input({s.N, s.C, s.H, s.W}, 1)},
@@ -1402,20 +1406,7 @@ static Doubles max_pool2d_gradient(const Doubles &X, const Doubles &dy, const Po
 }
 
 TEST_CASE("max_pool2d: result and gradient") {
-    for (const PoolSizes &s :
-         std::vector<PoolSizes>{// N C   H   W  K  S
-                                {1, 1, 1, 1, 1, 1},
-                                {2, 3, 4, 6, 2, 2},
-                                {2, 1, 9, 9, 2, 2},   // the ninth row and column are in no window
-                                {3, 2, 7, 5, 3, 2},   // windows overlap
-                                {3, 2, 8, 11, 2, 3},  // gaps between windows
-                                {2, 2, 6, 4, 4, 1},   // one window wide, many overlap
-                                {1, 2, 3, 3, 3, 5},   // one window
-                                {1, 2, 39, 71, 2, 2}, // more than a block's threads
-                                {1, 2, 39, 71, 3, 2},
-                                {0, 2, 4, 4, 2, 2},
-                                {2, 20, 26, 26, 2, 2}, // lab_cnn's
-                                {2, 50, 9, 9, 2, 2}}) {
+    for (const PoolSizes &s : pool_sizes) {
         INFO("N C H W K S: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.K, " ", s.S);
         check_operator(
             {random_input({s.N, s.C, s.H, s.W}, 1)},
@@ -2572,8 +2563,8 @@ TEST_CASE("shard_sizes: even, or in the proportion of SPLIT, and every sample on
     check_error([] { shard_sizes(8, 3); }, {"SPLIT has 2 parts", "3 devices"});
 }
 
-TEST_CASE("train_batch: SPLIT gives the gradients of the even split") {
-    if (small_only) return;
+TEST_CASE("train_batch: SPLIT gives the gradients of the even split" *
+          doctest::skip(small_only)) {
     OptionsKept kept;
     const std::vector<Tensor> start = lively_params();
     const auto batch = minibatch(13, 3);
@@ -2648,8 +2639,8 @@ TEST_CASE("evaluate_accuracy_gpus gives what one device gives, for every model")
 }
 
 TEST_CASE(
-    "train_batch: k devices train lab_cnn as one does, resnet18 with statistics of their own") {
-    if (small_only) return;
+    "train_batch: k devices train lab_cnn as one does, resnet18 with statistics of their own" *
+          doctest::skip(small_only)) {
     ModelKept kept;
     for (std::string model : {"lab_cnn", "resnet18"}) {
         options.model = model;

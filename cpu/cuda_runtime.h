@@ -1586,8 +1586,8 @@ inline cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int
     return cudaSuccess;
 }
 
-// The stream calls f(data), on a thread of the host, where its turn comes. As on a GPU, f may not call
-// CUDA: it would wait for the stream that waits for it.
+// The stream calls f(data), on a thread of the host, where its turn comes. As on a GPU, f may not
+// call CUDA: it would wait for the stream that waits for it.
 typedef void (*cudaHostFn_t)(void *);
 inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t f, void *data,
                                       CUDA_CPU_WHERE) {
