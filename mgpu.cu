@@ -3,8 +3,9 @@
 //     make run GPUS=2      train LeNet on Fashion-MNIST on two devices
 //     make test            check every kernel, and that k devices learn what one device learns
 //
-// Read it beside the tutorial: sections 2 to 6 are the tutorial, with its titles and its names,
-// section 7 is its exercise; the sections after them are what the tutorial takes for granted.
+// A first reading starts at section 2 and ends with section 6, the tutorial beside it: same titles,
+// same names, same order. Section 7 is its exercise, with slots for an allreduce and a kernel of
+// your own. Sections 8 to 14 build what the tutorial takes for granted, the simplest kernels first.
 //
 //   1. The vocabulary
 //   2. A toy network
@@ -44,6 +45,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -54,14 +56,13 @@
 
 // ---------------------------------------------------------------------------------------------
 // 1. The vocabulary
-// What np, npx, autograd and d2l are to the tutorial; all of it is built in sections 8 to 12.
+// What np and npx are to the tutorial's network: tensors and operators. Look things up here.
 
 struct Device {
     int id; // 0, 1, ...: gpu(id); -1: the host
 };
 inline Device gpu(int i) { return {i}; }
 inline Device cpu() { return {-1}; }
-constexpr int most_gpus = 64;
 
 // A handle: copies of a Tensor share its numbers.
 struct Tensor {
@@ -69,151 +70,31 @@ struct Tensor {
     std::vector<int> shape;
     std::shared_ptr<float> data;  // size(t) floats in the memory of `device`
     std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
-    bool trained = true;          // of a parameter; else a running statistic: never a gradient
-    // Of a gradient:
-    unsigned written = 0; // the backward pass that wrote it last
-    int uses = 0;         // operators on the tape that have yet to set it or add to it
-    size_t index = 0;     // its place in the list of get_params, all of which is exchanged together
-    std::shared_ptr<struct Exchange> exchange = nullptr;
+    bool requires_grad = true;    // of a parameter; false: a buffer (a running statistic)
+    unsigned written = 0;         // of a gradient: the backward pass that wrote it last,
+    std::shared_ptr<struct Event> complete = nullptr; // and the event recorded behind that write
+    float *ptr() const { return data.get(); }
 };
 int size(const Tensor &t); // the product of the shape
 
-// Tensors. On a device these return at once; the device does the work in the order of the calls.
-Tensor empty(std::vector<int> shape, Device device);
+// Making tensors. On a device these enqueue the work and return.
+Tensor empty(std::vector<int> shape, Device device); // unwritten memory
 Tensor full(std::vector<int> shape, float value, Device device);
-Tensor arange(int n);                                    // 0, 1, ..., n-1   (n) on the host
 Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2) on the host
-Tensor uniform(float scale, std::vector<int> shape);     // U(-scale, scale) on the host
-Tensor reshape(const Tensor &X, std::vector<int> shape); // the same numbers; one size may be -1
-Tensor rows(const Tensor &X, int begin, int end);        // the same numbers: X[begin:end]
-std::vector<float> to_host(const Tensor &t);             // waits for the device, then copies
-std::string to_string(const Tensor &t);                  // as NumPy prints it
-void attach_grad(Tensor &t);                             // a gradient of zeros
-void attach_grad(std::vector<Tensor> &list); // the same for all `trained`, side by side in memory
-void add_(const Tensor &a, const Tensor &b);             // a[:] += b, on the same device
-void sum_(const Tensor &a, const std::vector<Tensor> &parts); // a[:] = the parts' sum, in order
+Tensor reshape(const Tensor &X, std::vector<int> shape); // the same memory; one size may be -1
 
-// Operators. Each runs forward at once and puts its backward on the tape of its device.
+// Operators. Each enqueues its forward kernels on the device of its arguments, and puts its
+// backward on that device's tape.
 // (N,C,H,W) (O,C,K,K) (O) -> (N,O,OH,OW), OH = (H + 2*padding - K)/stride + 1
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride = 1, int padding = 0);
 // any shape -> the same
 Tensor relu(const Tensor &X);
-// (N,C,H,W) -> (N,C,OH,OW)
+// (N,C,H,W) -> (N,C,OH,OW), OH = (H - kernel_size)/stride + 1
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);
-Tensor max_pool2d(const Tensor &X, int kernel_size, int stride);
-// (N,C,H,W) -> (N,C)
-Tensor global_avg_pool2d(const Tensor &X);
 // (N,C) (C,O) (O) -> (N,O): X @ W + b
 Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b);
-// (N,C,H,W) (C) (C) (C) (C) -> (N,C,H,W); while it records, running_mean and running_var change
-Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
-                  const Tensor &running_mean, const Tensor &running_var);
-// two of the same shape -> the same: A + B
-Tensor add(const Tensor &A, const Tensor &B);
 // (N,classes) (N) -> (N)
 Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y);
-// The gradient of sum(l), for all that l depends on
-void backward(const Tensor &l);
-// param -= lr * grad / batch_size, for those that have a gradient
-void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
-struct NoGrad; // while one exists, nothing goes on the tape
-void count_correct(const Tensor &correct, const Tensor &y_hat, const Tensor &y); // correct[0] +=
-
-typedef std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> Net;
-
-// What the command line sets.
-struct Options {
-    int gpus = 1, batch = 256, epochs = 10; // these and lr: as the model's tutorial has them
-    int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
-    float lr = 0.2f;
-    unsigned seed = 0;
-    bool shuffle = true, overlap = false, replica_check = true, exercise = false;
-    std::string model = "lenet", allreduce = "naive";
-    std::string bench; // all, step or allreduce
-    bool gpus_given = false, model_given = false, batch_given = false, allreduce_given = false;
-    bool verbose = false;
-    bool evaluate_all = false; // test accuracy on all devices, not on the first alone
-    std::vector<int> split;    // the devices' parts of a minibatch; none: equal ones
-    std::string data = "data", init, save, log = "build/log.csv"; // folders, a file
-};
-extern Options options;
-
-// Minibatches of a data set, in pinned host memory: X (N,1,28,28) in [0,1], y (N) the class.
-struct DataIter {
-    const struct DataSet *set;
-    int batch_size;
-    bool shuffle;
-    Tensor X, y;            // the whole epoch, written as it is used, so that no copy is waited for
-    std::vector<int> order; // of the samples in this epoch
-    int begin = 0, filled = 0;
-    void reset();                    // a new epoch
-    bool next(Tensor &X, Tensor &y); // the next minibatch; the last one may be smaller
-};
-std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // for training, for testing
-void first_samples(int n, Tensor &X, Tensor &y); // of the training set
-std::vector<int> shard_sizes(int n, int k); // of n samples over k devices: even, or as SPLIT says
-float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
-                            Device device);
-float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tensor>> &device_params,
-                             DataIter &test_iter, const std::vector<Device> &devices);
-
-struct Timer { // seconds, mean over start-stop pairs
-    std::vector<double> times;
-    double t0 = 0;
-    void start();
-    void stop();
-    double avg() const;
-};
-
-// The tutorial's plot: a progress bar on a terminal, a row an epoch, and a file for `make plot`.
-struct Animator {
-    std::vector<Device> devices;
-    int steps;                  // of an epoch
-    std::vector<Tensor> losses; // on each device: the sum of its losses for each step of the epoch
-    std::vector<int> samples;   // of each step
-    std::deque<cudaEvent_t> pending; // steps that the devices may not have finished, oldest first
-    std::vector<std::string> log;
-    bool bar;
-    Animator(const std::vector<Device> &devices, int steps);
-    void step(const std::vector<Tensor> &ls); // a minibatch has been queued
-    double finish(int epoch);                 // wait for the epoch; its mean loss
-    void add(int epoch, double loss, float acc, double seconds); // a row
-    void draw(int done);
-};
-
-Device try_gpu(int i);
-std::vector<Device> first_devices(int k); // gpu(0), ..., gpu(k-1)
-std::string str(Device device);                      // gpu(0)
-std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
-
-// A device does the work that it is given in order, in its queue: on(device) is what kernels and
-// copies are launched on; it also makes the device CUDA's current one.
-struct Queue {
-    cudaStream_t stream = nullptr;
-    cudaEvent_t ready = nullptr;                        // for others to wait for
-    std::map<size_t, std::vector<float *>> free_blocks; // by bytes: memory that no tensor uses now
-    int chain = 0; // the longest chain of messages that leads here (section 7)
-};
-Queue &queue(Device device);
-cudaStream_t on(Device device);
-cudaEvent_t ready(Device device);
-int physical(Device device); // CUDA's number of the GPU that is gpu(i)
-void count_message(Device src, Device dst, size_t bytes, Queue &carrier); // for the lab's judge
-void waitall();        // the host waits for all devices
-void stop_requested(); // ends the program cleanly if Ctrl-C was pressed
-void check_replicas(const std::vector<std::vector<Tensor>> &device_params);
-void save_params(const std::vector<Tensor> &params, const std::string &folder);
-
-// A user's mistake: main prints it in one line and ends with status 1.
-struct Error : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-[[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
-
-// Every CUDA call and every launch is checked.
-#define CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
-#define CHECK_LAUNCH() check_cuda(cudaGetLastError(), "the kernel launch above", __FILE__, __LINE__)
-void check_cuda(cudaError_t code, const char *call, const char *file, int line);
 
 // ---------------------------------------------------------------------------------------------
 // 2. A toy network                                                     tutorial: "A Toy Network"
@@ -254,50 +135,86 @@ Tensor lenet(const Tensor &X, const std::vector<Tensor> &params) {
 // Cross-entropy loss function, one number for each sample
 Tensor loss(const Tensor &y_hat, const Tensor &y) { return softmax_cross_entropy(y_hat, y); }
 
-// What is trained: lenet, or another chapter's network (MODEL=, section 10)
+// The model that is trained: lenet, or another chapter's network (MODEL=, section 10)
+typedef std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> Net;
 Net net = lenet;
 
 // ---------------------------------------------------------------------------------------------
 // 3. Data synchronization                                      tutorial: "Data Synchronization"
-// How parameters get to every device, and how the devices' gradients become one sum: the exercise.
+// How parameters get to every device, how one device waits for another, and how the devices'
+// gradients become one sum: `allreduce`, the exercise.
 
-// What `device` is given from now on waits for all that `other` has been given so far.
-void wait_for(Device device, Device other) {
-    CHECK(cudaEventRecord(ready(other), on(other)));
-    CHECK(cudaStreamWaitEvent(on(device), ready(other), 0));
-    queue(device).chain = std::max(queue(device).chain, queue(other).chain); // for the lab's judge
+// A device's stream: what is enqueued on it runs in order, beside the streams of other devices.
+struct Stream {
+    cudaStream_t handle = nullptr;
+    cudaEvent_t ready = nullptr; // wait_for records it
+    int steps = 0;               // the longest chain of messages so far: a statistic of the lab
+};
+Stream &stream(Device device);
+cudaStream_t on(Device device); // its stream's handle; makes the device CUDA's current one
+int physical(Device device);    // CUDA's number of the GPU that is gpu(i)
+void count_message(Device src, Device dst, size_t bytes, Stream &carrier); // another one
+void attach_grad(std::vector<Tensor> &params); // gradients of zeros, contiguous in memory
+void add_(const Tensor &a, const Tensor &b);   // a[:] += b, on the same device
+
+// A user's mistake: main prints it in one line and ends with status 1.
+struct Error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+[[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
+// Every CUDA call is checked: one that fails ends the program with its line and CUDA's own words.
+#define CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
+void check_cuda(cudaError_t code, const char *call, const char *file, int line);
+
+// Work enqueued on `device` after this call starts only when all work already enqueued on `other`
+// has finished. The host does not wait.
+//
+//   other's stream    ... work ... [record ready] ... more work ...
+//                                        |
+//                                        v
+//   device's stream   ... work ...  [wait for it]  ... later work ...
+void wait_for(Stream &stream, const Stream &other) {
+    CHECK(cudaEventRecord(other.ready, other.handle));
+    CHECK(cudaStreamWaitEvent(stream.handle, other.ready, 0));
+    stream.steps = std::max(stream.steps, other.steps);
+}
+void wait_for(Device device, Device other) { wait_for(stream(device), stream(other)); }
+
+// A message, dst[:] = src from one device to another, enqueued on a stream of dst's device.
+void peer_copy(const Tensor &src, const Tensor &dst, Stream &stream) {
+    const size_t bytes = sizeof(float) * size(src);
+    CHECK(cudaMemcpyPeerAsync(dst.ptr(), physical(dst.device), src.ptr(), physical(src.device),
+                              bytes, stream.handle));
+    count_message(src.device, dst.device, bytes, stream);
 }
 
-// dst[:] = src, of equal size, from any device to any. The host does not wait (but for a copy to
-// itself): dst's device copies once src's device has got so far, and src's goes on after that.
+// dst[:] = src, of equal size, from any device to any. Asynchronous: between devices the copy runs
+// on dst's stream; it waits for src's earlier work, and src's later work waits for it. Only a copy
+// to the host blocks.
 void copyto(const Tensor &src, const Tensor &dst) {
-    size_t bytes = sizeof(float) * size(src);
+    const size_t bytes = sizeof(float) * size(src);
     if (size(src) != size(dst))
         error("copyto: %d numbers do not fit a tensor of %d", size(src), size(dst));
     if (bytes == 0) return;
     if (src.device.id < 0 && dst.device.id < 0) {
-        memcpy(dst.data.get(), src.data.get(), bytes);
+        memcpy(dst.ptr(), src.ptr(), bytes);
     } else if (src.device.id < 0) {
-        CHECK(cudaMemcpyAsync(dst.data.get(), src.data.get(), bytes, cudaMemcpyHostToDevice,
-                              on(dst.device)));
+        CHECK(cudaMemcpyAsync(dst.ptr(), src.ptr(), bytes, cudaMemcpyHostToDevice, on(dst.device)));
     } else if (dst.device.id < 0) {
-        CHECK(cudaMemcpyAsync(dst.data.get(), src.data.get(), bytes, cudaMemcpyDeviceToHost,
-                              on(src.device)));
+        CHECK(cudaMemcpyAsync(dst.ptr(), src.ptr(), bytes, cudaMemcpyDeviceToHost, on(src.device)));
         CHECK(cudaStreamSynchronize(on(src.device))); // the host will read it
     } else if (src.device.id == dst.device.id) {
-        CHECK(cudaMemcpyAsync(dst.data.get(), src.data.get(), bytes, cudaMemcpyDeviceToDevice,
-                              on(dst.device)));
+        const cudaStream_t stream = on(dst.device);
+        CHECK(cudaMemcpyAsync(dst.ptr(), src.ptr(), bytes, cudaMemcpyDeviceToDevice, stream));
     } else {
-        wait_for(dst.device, src.device); // src is ready, and
-        CHECK(cudaMemcpyPeerAsync(dst.data.get(), physical(dst.device), src.data.get(),
-                                  physical(src.device), bytes, on(dst.device)));
-        count_message(src.device, dst.device, bytes, queue(dst.device));
+        wait_for(dst.device, src.device); // src is written, and
+        peer_copy(src, dst, stream(dst.device));
         wait_for(src.device, dst.device); // stays as it is until it has been read
     }
 }
 Tensor copyto(const Tensor &src, Device device) {
     Tensor dst = empty(src.shape, device);
-    dst.trained = src.trained;
+    dst.requires_grad = src.requires_grad;
     copyto(src, dst);
     return dst;
 }
@@ -310,22 +227,22 @@ std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device)
     return new_params;
 }
 
-bool taken_over(const std::vector<Tensor> &data); // by what ALLREDUCE and OVERLAP choose: section 7
-
-// data[c] lies on device c; afterwards each of them is the elementwise sum of them all.
+// data[c] lies on device c; afterwards each of them holds the elementwise sum of all.
 // With k devices and n bytes each: 2(k-1) messages, all of them through device 0, which receives
 // (k-1)n bytes and sends as many; the others n each.
-void allreduce(std::vector<Tensor> &data) {
-    if (taken_over(data)) return;
+void allreduce(std::vector<Tensor> data) {
     for (size_t i = 1; i < data.size(); i++)
         add_(data[0], copyto(data[i], data[0].device)); // data[0][:] += data[i]
     for (size_t i = 1; i < data.size(); i++)
-        copyto(data[0], data[i]); // data[i][:] = data[0]: the tensor itself, not the list's entry
+        copyto(data[0], data[i]); // data[i][:] = data[0]: into the tensor, not into the list
 }
 
 // ---------------------------------------------------------------------------------------------
 // 4. Distributing data                                            tutorial: "Distributing Data"
 // How a minibatch is cut into one shard for each device.
+
+Tensor rows(const Tensor &X, int begin, int end); // X[begin:end], the same memory
+std::vector<int> shard_sizes(int n, int k);       // of n samples on k devices: even, or SPLIT's
 
 // k contiguous shards in order, as equal as can be, the larger ones first (or as SPLIT=3,1 says). A
 // minibatch of fewer samples than devices leaves the last devices empty shards. Same as
@@ -348,36 +265,112 @@ split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices
 
 // ---------------------------------------------------------------------------------------------
 // 5. Training                                                              tutorial: "Training"
-// One minibatch on all devices, then epochs of them.
+// One minibatch on all devices, then epochs of them. First what d2l and autograd are to the
+// tutorial's two functions.
 
-// Returns the losses, (samples of the shard) on each device.
+void backward(const Tensor &l); // the gradient of sum(l), for all that l depends on
+// param -= lr * param.grad / batch_size
+void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
+Device try_gpu(int i); // gpu(i), or an error if there are fewer devices
+
+// The command line (section 14). 0: the model's chapter decides (section 10).
+struct Options {
+    int gpus = 1, batch = 256, epochs = 10; // batch: samples over all devices
+    int steps = 0, limit = 0;               // stop after so many minibatches, use so many samples
+    float lr = 0.2f;
+    unsigned seed = 0;
+    bool shuffle = true, overlap = false, replica_check = true, exercise = false, verbose = false;
+    bool evaluate_all = false; // test accuracy on all devices, not on the first alone
+    std::string model = "lenet", allreduce = "naive", kvstore, kernels = "tiled";
+    std::string bench;      // all, step or allreduce
+    std::vector<int> split; // the devices' parts of a minibatch; none: equal ones
+    std::string data = "data", init, save, log = "build/log.csv"; // folders, a file
+    std::set<std::string> given; // the options that the command line names
+};
+extern Options options;
+
+// Minibatches of a data set, in pinned host memory: X (N,1,28,28) in [0,1], y (N) the class.
+struct DataIter {
+    const struct DataSet *set;
+    int batch_size;
+    bool shuffle;
+    Tensor X, y;            // pinned copy of the epoch, filled just ahead of use; minibatches are
+    std::vector<int> order; // views of it
+    int begin = 0, filled = 0;
+    void reset();                    // a new epoch
+    bool next(Tensor &X, Tensor &y); // the next minibatch; the last one may be smaller
+};
+std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // for training, for testing
+float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
+                            Device device);
+float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tensor>> &device_params,
+                             DataIter &test_iter, const std::vector<Device> &devices);
+struct Timer { // seconds, mean over start-stop pairs
+    std::vector<double> times;
+    double t0 = 0;
+    void start();
+    void stop();
+    double avg() const;
+};
+// The tutorial's plot: a progress bar on a terminal, a row an epoch, and a file for `make plot`.
+struct Animator {
+    std::shared_ptr<struct Progress> progress;
+    Animator(const std::vector<Device> &devices, int steps); // steps of an epoch
+    void step(const std::vector<Tensor> &ls);                // a minibatch has been enqueued
+    double finish(int epoch); // wait for the epoch's steps; their mean loss
+    void add(int epoch, double loss, float acc, double seconds); // a row
+};
+void check_replicas(const std::vector<std::vector<Tensor>> &device_params);
+void save_params(const std::vector<Tensor> &params, const std::string &folder);
+std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
+
+// The gradients of all parameters on all devices: grads[c][i] lies on device c.
+typedef std::vector<std::vector<Tensor>> Grads;
+Grads gradients(const std::vector<std::vector<Tensor>> &device_params) {
+    Grads grads(device_params.size());
+    for (size_t c = 0; c < device_params.size(); c++)
+        for (const Tensor &p : device_params[c])
+            if (p.requires_grad) grads[c].push_back(*p.grad);
+    return grads;
+}
+// Those of parameter i, one a device: the tutorial's [device_params[c][i].grad for c in ...]
+std::vector<Tensor> column(const Grads &grads, size_t i) {
+    std::vector<Tensor> data;
+    for (const auto &list : grads) data.push_back(list[i]);
+    return data;
+}
+void exchange(const Grads &grads); // an allreduce of all, as ALLREDUCE and OVERLAP ask: section 7
+
+// One step of data parallelism, on k devices:
+//   1. Split the minibatch into k shards, one on each device.
+//   2. Each device computes the loss and the gradients of its shard, with its copy of the
+//      parameters.
+//   3. Sum the k gradients of each parameter, and
+//   4. broadcast the sum to all devices: allreduce does both.
+//   5. Each device updates its copy with the same sum, so that the copies stay equal.
+// Returns the losses: ls[c] has shape (size of shard c).
 std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y,
                                 std::vector<std::vector<Tensor>> &device_params,
                                 const std::vector<Device> &devices, float lr) {
-    auto [X_shards, y_shards] = split_batch(X, y, devices);
-    std::vector<Tensor> ls; // Loss is calculated separately on each GPU
+    auto [X_shards, y_shards] = split_batch(X, y, devices); // 1.
+    std::vector<Tensor> ls; // 2. Loss is calculated separately on each GPU
     for (size_t c = 0; c < devices.size(); c++)
         ls.push_back(loss(net(X_shards[c], device_params[c]), y_shards[c]));
     for (const Tensor &l : ls) backward(l); // Back Propagation is performed separately on each GPU
-    // Sum all gradients from each GPU and broadcast them to all GPUs
-    for (size_t i = 0; i < device_params[0].size(); i++) {
-        if (!device_params[0][i].trained) continue;
-        std::vector<Tensor> grads;
-        for (size_t c = 0; c < devices.size(); c++) grads.push_back(*device_params[c][i].grad);
-        allreduce(grads);
-    }
-    // The model parameters are updated separately on each GPU
+    // 3. and 4. Sum all gradients from each GPU and broadcast them to all GPUs
+    const Grads grads = gradients(device_params);
+    if (options.allreduce == "naive" && !options.overlap)
+        for (size_t i = 0; i < grads[0].size(); i++) allreduce(column(grads, i));
+    else exchange(grads);
+    // 5. The model parameters are updated separately on each GPU
     for (const auto &param : device_params)
         sgd(param, lr, X.shape[0]); // Here, we use a full-size batch
     return ls;
 }
 
-// As in the tutorial, but that nobody waits for a single minibatch: the host queues a whole epoch,
+// As in the tutorial, but that the host does not wait for each minibatch: it enqueues a whole epoch
 // and then waits for the devices once.
 void train(int num_gpus, int batch_size, float lr) {
-    if (batch_size < num_gpus)
-        error("batch %d cannot be split over %d devices: use BATCH >= %d", batch_size, num_gpus,
-              num_gpus);
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
     std::vector<Device> devices;
     for (int i = 0; i < num_gpus; i++) devices.push_back(try_gpu(i));
@@ -417,10 +410,18 @@ void train(int num_gpus, int batch_size, float lr) {
 // 6. Experiment                                                          tutorial: "Experiment"
 // The tutorial's demonstrations, each printed from what lies on the devices, and its run.
 
-void demos(int num_gpus) {
+Tensor arange(int n);                   // 0, 1, ..., n-1   (n) on the host
+std::string to_string(const Tensor &t); // as NumPy prints it; waits for the device
+std::vector<float> to_host(const Tensor &t);
+std::vector<Device> first_devices(int k) {
     std::vector<Device> devices;
-    for (int i = 0; i < num_gpus; i++) devices.push_back(try_gpu(i));
+    for (int i = 0; i < k; i++) devices.push_back(try_gpu(i));
+    return devices;
+}
+void run_allreduce(const std::string &name, const Grads &grads); // by name: section 7
 
+void demos(int num_gpus) {
+    const std::vector<Device> devices = first_devices(num_gpus);
     std::vector<Tensor> new_params = get_params(params, try_gpu(0));
     printf("b1 weight: %s\n", to_string(new_params[1]).c_str());
     printf("b1 grad: %s\n", to_string(*new_params[1].grad).c_str());
@@ -429,8 +430,9 @@ void demos(int num_gpus) {
     for (int i = 0; i < num_gpus; i++) data.push_back(full({1, 2}, i + 1, try_gpu(i)));
     printf("before allreduce:\n");
     for (const Tensor &t : data) printf(" %s\n", to_string(t).c_str());
-    std::vector<Tensor> list = data; // even if the list is changed, `data` is what the devices hold
-    allreduce(list);
+    Grads grads; // the list [data]: one tensor on each device
+    for (const Tensor &t : data) grads.push_back({t});
+    run_allreduce(options.allreduce, grads); // naive: allreduce(data)
     printf("after allreduce:\n");
     for (const Tensor &t : data) printf(" %s\n", to_string(t).c_str());
 
@@ -445,72 +447,73 @@ void demos(int num_gpus) {
 void demos_resnet18(int num_gpus); // the other chapters', in section 10
 void demos_lab_cnn(int num_gpus);
 void experiment() {
-    if (options.model == "resnet18")
-        demos_resnet18(options.gpus);
-    else if (options.model == "lab_cnn")
-        demos_lab_cnn(options.gpus);
-    else
-        demos(options.gpus);
+    if (options.model == "resnet18") demos_resnet18(options.gpus);
+    else if (options.model == "lab_cnn") demos_lab_cnn(options.gpus);
+    else demos(options.gpus);
     train(options.gpus, options.batch, options.lr);
 }
 
 // ---------------------------------------------------------------------------------------------
 // 7. The allreduce lab                                           tutorial: "Exercises", the third
-// A ladder of algorithms, from the tutorial's up; ALLREDUCE=name trains with one of them.
+// A ladder of algorithms, from the tutorial's up; ALLREDUCE=name trains with one of them. At the
+// end of the section stand the student's slot, `allreduce_yours`, and `exchange`, which train_batch
+// calls: buckets of gradients, and their overlap with the backward pass.
 //
-// Their contract: grads[c][i] lies on device c and is as long on every device. Afterwards each of
-// them holds the sum over all c, with the same bits on every device. The host queues the work and
-// never waits for it. Whatever is queued later on a device finds the sums there and may change
-// them. Any k from 1 up, any lengths, 0 among them.
+// Contract. grads[c][i] lies on device c and has the same size on every device. Afterwards each of
+// them holds the sum over all c, with the same bits on every device. Asynchronous: enqueue and
+// return, no synchronisation on the host. Work enqueued later on a device sees the sums and may
+// overwrite them. Any k from 1 up, any sizes, 0 among them.
 //
-// Their costs, for k devices and P tensors of n bytes together: messages; the bytes into the
-// busiest device (as many come out of it); the chain, how many messages at most go one after the
-// other. The time of a call is about  chain * latency + busiest / bandwidth.
+// Cost, for k devices and P tensors of n bytes together: messages; bytes into the busiest device
+// (as many leave it); steps, messages of which none can start before the one before it has arrived.
+// The alpha-beta model: time = steps * alpha + bytes * beta, alpha the latency of a message, 1/beta
+// the bandwidth.
 
-typedef std::vector<std::vector<Tensor>> Grads;
-
-// What section 11 does for this one.
-Queue &link_queue(Device src, Device dst);     // of messages between two devices
+void sum_(const Tensor &a, const std::vector<Tensor> &parts); // a[:] = the parts' sum, in order
+Stream &link_stream(Device src, Device dst);   // the stream of messages from src to dst
 std::vector<float *> pinned(int count, int n); // arrays of n numbers in pinned host memory
-void run_on_host(void *function);              // for cudaLaunchHostFunc: a new std::function
-struct SecondQueue { // while one exists, work goes to the devices' second queues
-    SecondQueue();
-    ~SecondQueue();
+void call_and_delete(void *function); // trampoline for cudaLaunchHostFunc: a new std::function
+void wait_for_gradient(const Tensor &grad); // on its device: until backward has written it
+// Communication streams, a second one on each device: while a CommStreams exists, stream(d) and
+// on(d) are these.
+struct CommStreams {
+    CommStreams();
+    ~CommStreams();
 };
-void join_second_queues(int k); // on the first k devices, the first queue waits for the second
+void join_comm_streams(int k); // later work on the first k devices waits for theirs
 
-// What messages add up to, counted as they are queued: for the judge in section 13.
-struct Traffic {
-    long messages = 0, bytes = 0;
-    std::map<int, long> in, out; // bytes of each device; -1: the host
-    int chain = 0;
-};
-static Traffic traffic;
-void count_message(Device src, Device dst, size_t bytes, Queue &carrier) {
-    traffic.messages++;
-    traffic.bytes += bytes;
-    traffic.out[src.id] += bytes;
-    traffic.in[dst.id] += bytes;
-    traffic.chain = std::max(traffic.chain, ++carrier.chain);
+// For a kernel of your own (section 8 has some to start from, relu_kernel the simplest):
+//   CHECK_LAUNCH(my_kernel<<<blocks(n), threads, 0, on(t.device)>>>(t.ptr(), n));
+constexpr int threads = 256;                        // of a block, where nothing else decides
+inline int blocks(int n, int per_block = threads) { // at least one: an empty grid is an error
+    return n > 0 ? (n + per_block - 1) / per_block : 1;
 }
+#define CHECK_LAUNCH(...)                                                                          \
+    do {                                                                                           \
+        __VA_ARGS__;                                                                               \
+        check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__);                   \
+    } while (0)
 
-// Tensor i of every device.
-static std::vector<Tensor> column(const Grads &grads, size_t i) {
-    std::vector<Tensor> data;
-    for (const auto &list : grads) data.push_back(list[i]);
-    return data;
-}
-
-// All tensors of a device as one, (n): the same memory if they lie side by side, as gradients from
-// get_params do; otherwise a copy, which unflatten copies back.
-static bool side_by_side(const std::vector<Tensor> &list) {
+// --- tools of the algorithms
+// The tensors of each device as one, (n). It is the same memory if they are contiguous, as the
+// gradients of get_params are; otherwise a copy, which unflatten copies back.
+static bool contiguous(const std::vector<Tensor> &list) {
     const float *end = nullptr;
     for (const Tensor &t : list) {
         if (size(t) == 0) continue;
-        if (end && t.data.get() != end) return false;
-        end = t.data.get() + size(t);
+        if (end && t.ptr() != end) return false;
+        end = t.ptr() + size(t);
     }
     return true;
+}
+// Copy the list's tensors into flat one after the other, or back from it.
+static void copy_flat(const Tensor &flat, const std::vector<Tensor> &list, bool back) {
+    int begin = 0;
+    for (const Tensor &t : list) {
+        const Tensor part = rows(flat, begin, begin + size(t));
+        back ? copyto(part, t) : copyto(t, part);
+        begin += size(t);
+    }
 }
 static std::vector<Tensor> flatten(const Grads &grads) {
     std::vector<Tensor> flat;
@@ -522,127 +525,98 @@ static std::vector<Tensor> flatten(const Grads &grads) {
             if (size(all) == 0) all.data = t.data;
             all.shape[0] += size(t);
         }
-        if (!side_by_side(list)) {
+        if (!contiguous(list)) {
             all = empty(all.shape, all.device);
-            int begin = 0;
-            for (const Tensor &t : list) {
-                copyto(t, rows(all, begin, begin + size(t)));
-                begin += size(t);
-            }
+            copy_flat(all, list, false);
         }
         flat.push_back(all);
     }
     return flat;
 }
 static void unflatten(const std::vector<Tensor> &flat, const Grads &grads) {
-    for (size_t c = 0; c < grads.size(); c++) {
-        int begin = 0;
-        if (side_by_side(grads[c])) continue;
-        for (const Tensor &t : grads[c]) {
-            copyto(rows(flat[c], begin, begin + size(t)), t);
-            begin += size(t);
-        }
-    }
+    for (size_t c = 0; c < grads.size(); c++)
+        if (!contiguous(grads[c])) copy_flat(flat[c], grads[c], true);
 }
 
-// Part j of k of a flat tensor, the same memory. The parts' lengths differ by at most one.
+// Chunk j of k of a flat tensor, the same memory. The chunks' sizes differ by at most one.
 static Tensor chunk(const Tensor &flat, int j, int k) {
     const long long n = size(flat);
     return rows(flat, n * j / k, n * (j + 1) / k);
 }
 
-// Messages that travel at the same time, dst[:] = src each. One starts when both of its devices
-// have done what they were given so far, and both go on when it has arrived. Each pair of devices
-// has a stream of its own for them, so that no message waits for another pair's.
+// One round of messages, dst[:] = src each. Each copy runs on the pair's own stream, after all
+// earlier work of both devices; the later work of both waits for it. So messages between different
+// pairs travel at the same time.
 struct Message {
     Tensor src, dst;
 };
 static void send(const std::vector<Message> &messages) {
-    std::vector<Queue *> marked;
-    for (const Message &m : messages)
-        for (Device d : {m.src.device, m.dst.device}) {
-            if (std::find(marked.begin(), marked.end(), &queue(d)) != marked.end()) continue;
-            CHECK(cudaEventRecord(ready(d), on(d)));
-            marked.push_back(&queue(d));
-        }
-    for (const Message &m : messages) {
-        const Device src = m.src.device, dst = m.dst.device;
-        const size_t bytes = size(m.src) * sizeof(float);
-        if (size(m.src) != size(m.dst))
-            error("send: %d numbers do not fit a tensor of %d", size(m.src), size(m.dst));
-        if (bytes == 0) continue;
-        Queue &link = link_queue(src, dst);
-        CHECK(cudaStreamWaitEvent(link.stream, ready(src), 0));
-        CHECK(cudaStreamWaitEvent(link.stream, ready(dst), 0));
-        CHECK(cudaMemcpyPeerAsync(m.dst.data.get(), physical(dst), m.src.data.get(), physical(src),
-                                  bytes, link.stream));
-        CHECK(cudaEventRecord(link.ready, link.stream));
-        link.chain = std::max({link.chain, queue(src).chain, queue(dst).chain});
-        count_message(src, dst, bytes, link);
+    for (const auto &[src, dst] : messages) {
+        if (size(src) != size(dst))
+            error("send: %d numbers do not fit a tensor of %d", size(src), size(dst));
+        if (size(src) == 0) continue;
+        Stream &link = link_stream(src.device, dst.device);
+        for (Device d : {src.device, dst.device}) wait_for(link, stream(d));
+        peer_copy(src, dst, link);
     }
-    for (const Message &m : messages)
-        for (Device d : {m.src.device, m.dst.device}) {
-            if (size(m.src) == 0) continue;
-            Queue &link = link_queue(m.src.device, m.dst.device);
-            CHECK(cudaStreamWaitEvent(on(d), link.ready, 0));
-            queue(d).chain = std::max(queue(d).chain, link.chain);
-        }
+    for (const auto &[src, dst] : messages)
+        for (Device d : {src.device, dst.device})
+            if (size(src) > 0) wait_for(stream(d), link_stream(src.device, dst.device));
 }
 
-// --- naive: the tutorial's, tensor by tensor, all through device 0
-//   messages 2(k-1)P   busiest (k-1)n   chain 2(k-1)P
+// --- naive: the tutorial's, tensor by tensor, device 0 the root of all
+//   messages 2(k-1)P   busiest (k-1)n   steps 2(k-1)P
 static void allreduce_naive(const Grads &grads) {
-    for (size_t i = 0; i < grads[0].size(); i++) {
-        std::vector<Tensor> data = column(grads, i);
-        allreduce(data);
-    }
+    for (size_t i = 0; i < grads[0].size(); i++) allreduce(column(grads, i));
 }
 
 // --- bucket: the same with all tensors as one, so that latency is paid once and not P times
-//   messages 2(k-1)   busiest (k-1)n   chain 2(k-1)
+//   messages 2(k-1)   busiest (k-1)n   steps 2(k-1)
 static void allreduce_bucket(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     allreduce(flat);
     unflatten(flat, grads);
 }
 
-// --- host: the lab's kvstore='local', the sum is made by the host, in its memory
-//   messages 2k   busiest: the host, kn; a device n   chain 2
+// --- host: a parameter server on the host, the lab's kvstore='local'
+//   messages 2k   busiest: the host, kn; a device n   steps 2
 static void allreduce_host(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size(), n = size(flat[0]);
     const size_t bytes = n * sizeof(float);
     if (k == 1 || n == 0) return;
-    const std::vector<float *> host = pinned(k + 1, n); // a part of each device, then the sum
+    const std::vector<float *> host = pinned(k + 1, n); // each device's gradients, then the sum
     for (int c = 0; c < k; c++) {
         const Device d = flat[c].device;
-        CHECK(cudaMemcpyAsync(host[c], flat[c].data.get(), bytes, cudaMemcpyDeviceToHost, on(d)));
-        count_message(d, cpu(), bytes, queue(d));
+        CHECK(cudaMemcpyAsync(host[c], flat[c].ptr(), bytes, cudaMemcpyDeviceToHost, on(d)));
+        count_message(d, cpu(), bytes, stream(d));
         if (c > 0) wait_for(flat[0].device, d);
     }
-    CHECK(cudaLaunchHostFunc(on(flat[0].device), run_on_host, new std::function<void()>([=] {
-                                 float *sum = host[k];
-                                 std::copy_n(host[0], n, sum);
-                                 for (int c = 1; c < k; c++)
-                                     for (int i = 0; i < n; i++) sum[i] += host[c][i];
-                             })));
+    auto *sum_up = new std::function<void()>([=] {
+        float *sum = host[k];
+        std::copy_n(host[0], n, sum);
+        for (int c = 1; c < k; c++)
+            for (int i = 0; i < n; i++) sum[i] += host[c][i];
+    });
+    CHECK(cudaLaunchHostFunc(on(flat[0].device), call_and_delete, sum_up));
     for (int c = 1; c < k; c++) wait_for(flat[c].device, flat[0].device);
     for (int c = 0; c < k; c++) {
         const Device d = flat[c].device;
-        CHECK(cudaMemcpyAsync(flat[c].data.get(), host[k], bytes, cudaMemcpyHostToDevice, on(d)));
-        count_message(cpu(), d, bytes, queue(d));
+        CHECK(cudaMemcpyAsync(flat[c].ptr(), host[k], bytes, cudaMemcpyHostToDevice, on(d)));
+        count_message(cpu(), d, bytes, stream(d));
     }
     unflatten(flat, grads);
 }
 
-// --- by_tensor: the tutorial's third exercise, different parameters on different devices. Each
-// tensor is summed by its owner; the largest goes first, always to the device that has least to do.
-//   messages 2(k-1)P   busiest (k-1)L + n-L, L bytes being its own   chain 2 a tensor that it owns
+// --- by_tensor: the tutorial's third exercise, different parameters on different devices: a
+// parameter server sharded by tensor. Greedy balance: the largest tensor first, each to the device
+// with the least load. Its owner sums it and broadcasts the sum.
+//   messages 2(k-1)P   busiest (k-1)L + n-L, L bytes its load   steps 2 for each tensor of the load
 static void allreduce_by_tensor(const Grads &grads) {
     const int k = grads.size(), P = grads[0].size();
     std::vector<int> largest_first(P), owner(P);
     std::vector<long> load(k);
-    for (int i = 0; i < P; i++) largest_first[i] = i;
+    std::iota(largest_first.begin(), largest_first.end(), 0);
     std::stable_sort(largest_first.begin(), largest_first.end(),
                      [&](int a, int b) { return size(grads[0][a]) > size(grads[0][b]); });
     for (int i : largest_first) {
@@ -666,12 +640,13 @@ static void allreduce_by_tensor(const Grads &grads) {
     send(broadcast);
 }
 
-// --- sharded: every device sums its own 1/k of the numbers, straight from all others
-//   messages 2k(k-1)   busiest 2(k-1)n/k   chain 2
+// --- sharded: a direct reduce-scatter, in which every device sums its own chunk of all devices'
+// gradients, then a direct all-gather of the sums
+//   messages 2k(k-1)   busiest 2(k-1)n/k   steps 2
 static void allreduce_sharded(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
-    std::vector<std::vector<Tensor>> parts(k); // of each shard, on its owner, in the devices' order
+    std::vector<std::vector<Tensor>> parts(k); // of each chunk, on its owner, in the devices' order
     std::vector<Message> scatter, gather;
     for (int j = 0; j < k; j++)
         for (int c = 0; c < k; c++) {
@@ -687,13 +662,13 @@ static void allreduce_sharded(const Grads &grads) {
     unflatten(flat, grads);
 }
 
-// --- ring: a device only ever sends to its right neighbour. Sums of chunks go round and grow for
-// k-1 steps, then go round once more to be copied: all links are busy all the time.
-//   messages 2k(k-1)   busiest 2(k-1)n/k   chain 2(k-1)
+// --- ring: a device sends to its right neighbour only, and every link is busy in every step
+//   messages 2k(k-1)   busiest 2(k-1)n/k   steps 2(k-1)
 static void allreduce_ring(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
-    for (int step = 0; step < k - 1; step++) { // chunk j is at device j + step
+    // The reduce-scatter phase: chunks go round and grow; chunk j is at device j + step.
+    for (int step = 0; step < k - 1; step++) {
         std::vector<Message> messages;
         for (int c = 0; c < k; c++) {
             const Tensor part = chunk(flat[c], (c - step + k) % k, k);
@@ -703,7 +678,8 @@ static void allreduce_ring(const Grads &grads) {
         for (int c = 0; c < k; c++)
             add_(chunk(flat[(c + 1) % k], (c - step + k) % k, k), messages[c].dst);
     }
-    for (int step = 0; step < k - 1; step++) { // the sum of chunk j is at device j - 1 + step
+    // The all-gather phase: the sums go round; that of chunk j is at device j - 1 + step.
+    for (int step = 0; step < k - 1; step++) {
         std::vector<Message> messages;
         for (int c = 0; c < k; c++) {
             const int j = (c + 1 - step + k) % k;
@@ -714,8 +690,9 @@ static void allreduce_ring(const Grads &grads) {
     unflatten(flat, grads);
 }
 
-// --- tree: in round r device c + 2^r sends to device c, for c a multiple of 2^(r+1); then back
-//   messages 2(k-1)   busiest ceil(log2 k) n   chain 2 ceil(log2 k)
+// --- tree: a reduction in which, in round r, device c + 2^r sends to device c, for c a multiple of
+// 2^(r+1); then a broadcast the same way back
+//   messages 2(k-1)   busiest ceil(log2 k) n   steps 2 ceil(log2 k)
 static void allreduce_tree(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
@@ -747,10 +724,12 @@ static void allreduce_rebind(const Grads &grads) {
 }
 
 // --- yours: the student's slot. It starts as the tutorial's algorithm; the contract is at the top
-// of this section. What moves numbers: copyto(src, dst), one message that both devices wait for,
-// and send({{src, dst}, ...}), many at the same time. What adds: add_(a, b), sum_(a, {b, c, ...}).
-// What gets memory until the function returns: empty(shape, device). What cuts: chunk(t, j, k),
-// flatten(grads), unflatten(flat, grads).
+// of this section. A kernel of your own goes above it. The tools:
+//   move       copyto(src, dst), one message, or send({{src, dst}, ...}), a round of them
+//   add        add_(a, b), sum_(a, {b, c, ...})
+//   allocate   empty(shape, device), until the function returns
+//   cut        chunk(t, j, k), flatten(grads), unflatten(flat, grads)
+// The commands:
 //   make exercise                           is it right, and what does it cost beside naive?
 //   make race ALLREDUCE=yours GPUS=3        is every wait there?
 //   make run ALLREDUCE=yours GPUS=2         does it train?
@@ -777,921 +756,100 @@ static std::vector<Algorithm> algorithms = {
     {"by_tensor", allreduce_by_tensor}, {"sharded", allreduce_sharded}, {"ring", allreduce_ring},
     {"tree", allreduce_tree},           {"rebind", allreduce_rebind},   {"yours", allreduce_yours},
 };
-static bool in_algorithm = false; // allreduce(data) then is the tutorial's, whatever ALLREDUCE says
-static void run_allreduce(const std::string &name, const Grads &grads) {
-    struct Guard {
-        Guard() { in_algorithm = true; }
-        ~Guard() { in_algorithm = false; }
-    } guard;
+void run_allreduce(const std::string &name, const Grads &grads) {
     for (const Algorithm &a : algorithms)
         if (a.name == name) a.run(grads);
 }
 
-// --- when gradients are exchanged
-// train_batch hands them to allreduce one by one. Of the gradients of get_params' list, which know
-// their place in it, the Exchange waits for the last and then runs the algorithm on all of them.
-// With OVERLAP=1 it does not wait that long: the gradients of the last layers, which are complete
-// first, form a bucket, which is sent while the devices still compute those of the layers before.
-// The algorithm then runs on the devices' second queues.
+// --- exchange: all gradients of a step by one of these algorithms, and OVERLAP: "start exchanging
+// while others are still being computed". By the time that train_batch calls it the host has
+// enqueued the whole backward pass, but the devices have hardly begun it, and an event stands
+// behind the write of each gradient. So what is enqueued now on the communication streams, and
+// waits only for the events of its own gradients, runs beside the rest of the backward pass. It
+// goes bucket by bucket, the last layers first: backward writes theirs first.
 static size_t bucket_bytes = 256 * 1024; // of a bucket at least; the first layers' may be smaller
-struct Exchange {
-    struct Bucket {
-        size_t begin, end;                 // of the list
-        std::vector<cudaEvent_t> complete; // on each device
-        std::vector<size_t> missing;       // gradients, on each device
-        size_t devices = 0;                // that have them all; then it is sent
-    };
-    size_t count = 0, handed = 0;   // gradients of the list; those handed to allreduce in this step
-    Grads grads;                    // [c][i], as they were handed in
-    std::vector<Bucket> buckets;    // the last layers' first
-    std::weak_ptr<Exchange> leader; // device 0's does the work for all,
-    size_t position = 0;            // in which this device has this place
 
-    void clear();
-    void make_buckets();
-    Grads part(const Bucket &bucket) const;
-    void complete(Bucket &bucket, size_t c);
-    ~Exchange() { clear(); }
-};
-
-void Exchange::clear() {
-    for (Bucket &b : buckets)
-        for (cudaEvent_t event : b.complete) cudaEventDestroy(event);
-    buckets.clear();
-}
-void Exchange::make_buckets() {
-    for (size_t end = count, begin = count, bytes = 0; begin > 0;) {
+void exchange(const Grads &grads) {
+    // The order in which a ring adds depends on where its chunks begin. So that OVERLAP changes no
+    // bit, the ring gets the same buckets without it.
+    if (!options.overlap && options.allreduce != "ring")
+        return run_allreduce(options.allreduce, grads);
+    for (size_t end = grads[0].size(), begin = end, bytes = 0; begin > 0;) {
         bytes += size(grads[0][--begin]) * sizeof(float);
         if (bytes < bucket_bytes && begin > 0) continue;
-        Bucket b = {begin, end, {}, std::vector<size_t>(grads.size(), end - begin)};
-        for (const auto &list : grads) {
-            cudaEvent_t event;
-            on(list[0].device);
-            CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-            b.complete.push_back(event);
+        Grads bucket;
+        for (const auto &list : grads) bucket.push_back({list.begin() + begin, list.begin() + end});
+        if (options.overlap) {
+            CommStreams guard;
+            for (const auto &list : bucket)
+                for (const Tensor &grad : list) wait_for_gradient(grad);
+            run_allreduce(options.allreduce, bucket);
+        } else {
+            run_allreduce(options.allreduce, bucket);
         }
-        buckets.push_back(b);
         end = begin;
         bytes = 0;
     }
-}
-
-Grads Exchange::part(const Bucket &b) const {
-    Grads part;
-    for (const auto &list : grads) part.push_back({list.begin() + b.begin, list.begin() + b.end});
-    return part;
-}
-
-// Device c has got all gradients of the bucket. When the last device has, they are exchanged.
-void Exchange::complete(Bucket &b, size_t c) {
-    CHECK(cudaEventRecord(b.complete[c], on(grads[c][0].device)));
-    if (++b.devices < grads.size()) return;
-    SecondQueue guard;
-    for (size_t i = 0; i < grads.size(); i++)
-        CHECK(cudaStreamWaitEvent(on(grads[i][0].device), b.complete[i], 0));
-    run_allreduce(options.allreduce, part(b));
-}
-
-// From backward: no operator on the tape will add to this gradient any more.
-void gradient_complete(const Tensor &grad) {
-    auto leader = grad.exchange->leader.lock();
-    if (!options.overlap || !leader) return;
-    const size_t c = grad.exchange->position;
-    for (Exchange::Bucket &b : leader->buckets)
-        if (b.begin <= grad.index && grad.index < b.end && --b.missing[c] == 0)
-            leader->complete(b, c);
-}
-
-// Whether ALLREDUCE or OVERLAP ask for more than the tutorial's allreduce; then it is done, or will
-// be when the last gradient of the list is handed in.
-bool taken_over(const std::vector<Tensor> &data) {
-    if (in_algorithm || (options.allreduce == "naive" && !options.overlap)) return false;
-    const std::shared_ptr<Exchange> e = data[0].exchange;
-    bool together = e != nullptr;
-    for (const Tensor &t : data)
-        together =
-            together && t.exchange && t.index == data[0].index && t.exchange->count == e->count;
-    if (!together) { // not gradients of get_params, such as the tutorial's demo
-        Grads single;
-        for (const Tensor &t : data) single.push_back({t});
-        run_allreduce(options.allreduce, single);
-        return true;
-    }
-    if (e->grads.size() != data.size()) {
-        e->grads.assign(data.size(), std::vector<Tensor>(e->count));
-        e->clear();
-    }
-    for (size_t c = 0; c < data.size(); c++) {
-        e->grads[c][data[0].index] = data[c];
-        e->grads[c][data[0].index].exchange = nullptr; // it would own itself
-        data[c].exchange->leader = e;
-        data[c].exchange->position = c;
-    }
-    if (++e->handed < e->count) return true;
-    e->handed = 0;
-    if (e->buckets.empty()) e->make_buckets();
-    // The order in which a ring adds depends on where its chunks begin: so that OVERLAP changes no
-    // bit, it gets the same buckets without it.
-    if (!options.overlap && options.allreduce != "ring") {
-        run_allreduce(options.allreduce, e->grads);
-        return true;
-    }
-    for (Exchange::Bucket &b : e->buckets) {
-        if (!options.overlap) run_allreduce(options.allreduce, e->part(b));
-        for (size_t c = 0; c < data.size(); c++)
-            if (options.overlap && b.missing[c] > 0) e->complete(b, c);
-        b.missing.assign(data.size(), b.end - b.begin);
-        b.devices = 0;
-    }
-    if (options.overlap) join_second_queues(data.size());
-    return true;
+    if (options.overlap) join_comm_streams(grads.size()); // before sgd reads the sums
 }
 
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
-// Each operator: its kernels, its forward, its backward. A backward sets the gradient of an input
-// (=), or adds to it (+=) where another operator of the same pass has set it: see put().
+// Each operation with its kernels, its forward and its backward, from an elementwise ReLU to batch
+// normalization; the convolution stands twice, plainly and then tiled. A kernel's outputs come
+// first among its arguments, then its inputs, then sizes.
 
-// Loops over a thread's registers; the innermost of them a CPU does as vectors.
-#if defined(__CUDACC__)
-#define UNROLL _Pragma("unroll")
-#define UNROLL_LANES _Pragma("unroll")
-constexpr int warp = 32;                       // threads that take neighbouring numbers
-constexpr int tile_m = 8, tile_n = 8;          // outputs of one thread
-__device__ inline float over_warp(float sum) { // in every one of its threads
-    for (int lanes = warp / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-    return sum;
-}
-#else
-#ifdef __clang__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-#define UNROLL_LANES _Pragma("omp simd")
-constexpr int warp = 1; // threads of a block run one after another
-constexpr int tile_m = 6, tile_n = 16;
-inline float over_warp(float sum) { return sum; }
-#endif
-constexpr int threads = 256; // of a block, where nothing else decides
-inline int blocks(int n, int per_block = threads) { return (n + per_block - 1) / per_block; }
-inline dim3 plane_block(int H, int W) { // for one plane: a thread an element, as far as that goes
-    const int x = std::min(W, 32), y = std::min(H, threads / x);
-    return dim3(x, y);
-}
-
-__device__ inline void put(float *g, bool accumulate, float value) {
-    *g = accumulate ? *g + value : value;
-}
-
-// The sum of value(i) over i < n by the warp that calls it, in each of its threads; in a fixed
-// order, but not one by one: the rounding grows with n / (warp * tile_n).
-template <class Value> __device__ inline float warp_sum(int n, Value value) {
-    float part[tile_n] = {}, sum = 0;
-    int i = threadIdx.x % warp;
-    for (; i + (tile_n - 1) * warp < n; i += tile_n * warp) {
-        UNROLL_LANES
-        for (int q = 0; q < tile_n; q++) part[q] += value(i + q * warp);
+// Section 9's part in an operator: where y goes, its backward onto the tape, where dX goes. A
+// gradient that another operator of the same pass has written is added to (+=).
+struct GradSlot {
+    float *data;
+    long add; // 0: =, 1: +=
+    __device__ void store_or_add(int i, float value) const {
+        data[i] = add ? data[i] + value : value;
     }
-    for (; i < n; i += warp) sum += value(i);
-    UNROLL
-    for (int q = 0; q < tile_n; q++) sum += part[q];
-    return over_warp(sum);
-}
-
-// What section 9 does for the operators below.
-Tensor output(const char *op, const std::vector<Tensor> &inputs,
-              std::vector<int> shape);                        // where y goes
-void record(const Tensor &y, std::function<void()> backward); // on the tape
-float *grad_of(const Tensor &X, bool *accumulate);            // where dX goes
-bool is_recording();                                          // no NoGrad: it trains
+};
+Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape);
+void record(const Tensor &y, std::function<void()> backward);
+GradSlot grad_of(const Tensor &X); // null data where X wants no gradient
+bool is_recording();               // false under NoGrad
 void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
 
-// --- convolution and dense layers
-// Both are one sum. A convolution, as in PyTorch (a cross-correlation), is
-//   y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i*stride+u,j*stride+v] * W[o,c,u,v]
-// where X has `padding` zeros around it already, and a dense layer is the convolution of a 1x1
-// image with a 1x1 kernel. Three passes, one scheme:
-// each thread keeps tile_m x tile_n sums in registers and loads, for each term, tile_m + tile_n
-// numbers for tile_m * tile_n products; the tile_n are neighbours in a packed copy of W or of dy.
-
-// Sizes of one such sum. Element (k, o) of W, k = (c*K + u)*K + v, lies at W[k*step_k + o*step_o].
-struct Conv {
-    int N, C, H, W, O, K, OH, OW; // H and W with the zeros around
-    int step_k, step_o;
-    int stride, padding; // so many rows and columns at each border of X are zeros
-};
-// What a launch of correlate_kernel does of it: U x V of the taps, every step-th from where
-// `packed` points to, for every step-th row and column of y (N,O,OH,OW) from where y points to. X's
-// rows before `begin` and from `end` on are zeros.
-struct Part {
-    int step, U, V, OH, OW, begin, end;
-};
-
-// out[tile][outer*inner][tile_n] = in: columns in tiles of tile_n, the last filled up with zeros
-//   row (a, t) of column o is in[a*step_a + t*step_t + o*step_o]    a < outer, t < inner, o < cols
-__global__ void pack_kernel(float *out, const float *in, int outer, int inner, int cols, int step_a,
-                            int step_t, int step_o) {
-    int t = blockIdx.x * blockDim.y + threadIdx.y, a = blockIdx.z;
-    int o = blockIdx.y * blockDim.x + threadIdx.x;
-    if (t >= inner) return;
-    out[((blockIdx.y * outer + a) * inner + t) * tile_n + threadIdx.x] =
-        o < cols ? in[a * step_a + t * step_t + o * step_o] : 0;
-}
-
-static Tensor pack(const float *in, Device device, int outer, int inner, int cols, int step_a,
-                   int step_t, int step_o) {
-    int tiles = blocks(cols, tile_n);
-    Tensor out = empty({tiles, outer * inner, tile_n}, device);
-    dim3 block(tile_n, threads / tile_n), grid(blocks(inner, block.y), tiles, outer);
-    if (outer * inner == 0) return out;
-    pack_kernel<<<grid, block, 0, on(device)>>>(out.data.get(), in, outer, inner, cols, step_a,
-                                                step_t, step_o);
-    CHECK_LAUNCH();
-    return out;
-}
-
-// y[n,o,i*step,j*step] = or += b[o] + sum over c,u,v of
-//   X[n,c,i*stride+u,j*stride+v] * packed[o/tile_n][c,u*step,v*step][o%tile_n]
-//   X (N,C,H,W)   b (O) or null   ->   y, where i,j are the Conv's OH x OW pixels
-// Each thread: tile_m pixels (n,i,j), one warp's width apart, of tile_n channels.
-template <int fixed>
-__global__ void __launch_bounds__(64)
-    correlate_kernel(float *y, const float *X, const float *packed, const float *b, Conv s,
-                     Part part, bool accumulate) {
-    if (fixed) part.V = fixed;
-    const int thread = blockIdx.x * blockDim.x + threadIdx.x, o0 = blockIdx.y * tile_n;
-    const int plane = s.OH * s.OW, pixels = s.N * plane;
-    const int first = thread / warp * warp * tile_m + thread % warp;
-    if (first >= pixels) return;
-    int at[tile_m]; // X[n,0,i*stride,j*stride] for each pixel
-    int top = s.H, bottom = 0;
-    UNROLL
-    for (int m = 0; m < tile_m; m++) {
-        int p = first + m * warp < pixels ? first + m * warp : pixels - 1;
-        int n = p / plane, i = p % plane / s.OW * s.stride, j = p % s.OW * s.stride;
-        at[m] = (n * s.C * s.H + i) * s.W + j;
-        top = min(top, i);
-        bottom = max(bottom, i);
-    }
-    const int u_begin = max(0, part.begin - bottom),
-              u_end = min(part.U, part.end - top); // the rest meets zeros
-    float sum[tile_m][tile_n] = {};
-    const int step = part.step * tile_n, row = step * s.K, rest = s.K * s.K * tile_n; // of packed
-    const float *x = X + u_begin * s.W, *w = packed + blockIdx.y * s.C * rest + u_begin * row;
-    for (int c = 0; c < s.C; c++) {
-        for (int u = u_begin; u < u_end; u++, x += s.W - part.V, w += row - part.V * step)
-            for (const float *end = x + part.V; x < end; x++, w += step) {
-                UNROLL
-                for (int m = 0; m < tile_m; m++) {
-                    const float xm = x[at[m]];
-                    UNROLL_LANES
-                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * w[q];
-                }
-            }
-        x += (s.H - (u_end - u_begin)) * s.W;
-        w += rest - (u_end - u_begin) * row;
-    }
-    UNROLL
-    for (int m = 0; m < tile_m; m++) {
-        int p = first + m * warp;
-        if (p >= pixels) break;
-        const int n = p / plane, pixel = p % plane, size = part.OH * part.OW;
-        float *out = y + (n * s.O + o0) * size; // [i*step,j*step], without a division if step is 1
-        out += part.step == 1 ? pixel : (pixel / s.OW * part.OW + pixel % s.OW) * part.step;
-        UNROLL
-        for (int q = 0; q < tile_n; q++)
-            if (o0 + q < s.O) put(out + q * size, accumulate, sum[m][q] + (b ? b[o0 + q] : 0));
-    }
-}
-
-// partial[slice][o/tile_n][k][o%tile_n] =
-//   sum over the slice's n and all i,j of X[n,c,i*stride+u,j*stride+v] * dy[n,o,i,j],
-//   k = (c*K + u)*K + v
-//   X (N,C,H,W)   packed dy [o/tile_n][n,i,j][o%tile_n]   and in row k = C*K*K the sum of dy
-// Each thread: tile_m rows k, one warp's width apart, of tile_n channels. Slices of the images make
-// threads enough; none adds to another's sums, so every run gives the same bits.
-__global__ void weight_grad_kernel(float *partial, const float *X, const float *packed, Conv s) {
-    const int thread = blockIdx.x * blockDim.x + threadIdx.x, slice = blockIdx.z,
-              slices = gridDim.z;
-    const int terms = s.C * s.K * s.K, plane = s.OH * s.OW;
-    const int first = thread / warp * warp * tile_m + thread % warp;
-    if (first >= terms) return;
-    int at[tile_m]; // X[0,c,u,v] for each row
-    UNROLL
-    for (int m = 0; m < tile_m; m++) {
-        int k = first + m * warp < terms ? first + m * warp : terms - 1;
-        at[m] = (k / (s.K * s.K) * s.H + k / s.K % s.K) * s.W + k % s.K;
-    }
-    const int begin = (long long)s.N * slice / slices, end = (long long)s.N * (slice + 1) / slices;
-    const float *dy = packed + (blockIdx.y * s.N + begin) * plane * tile_n;
-    float sum[tile_m][tile_n] = {}, sum_dy[tile_n] = {};
-    for (int n = begin; n < end; n++)
-        for (int i = 0; i < s.OH; i++) {
-            const float *x = X + (n * s.C * s.H + i * s.stride) * s.W;
-            for (int j = 0; j < s.OW; j++, x += s.stride, dy += tile_n) {
-                UNROLL
-                for (int m = 0; m < tile_m; m++) {
-                    const float xm = x[at[m]];
-                    UNROLL_LANES
-                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * dy[q];
-                }
-                UNROLL_LANES
-                for (int q = 0; q < tile_n; q++) sum_dy[q] += dy[q];
-            }
-        }
-    float *out = partial + (slice * gridDim.y + blockIdx.y) * (terms + 1) * tile_n;
-    UNROLL
-    for (int m = 0; m < tile_m; m++) {
-        int k = first + m * warp;
-        if (k >= terms) break;
-        UNROLL_LANES
-        for (int q = 0; q < tile_n; q++) out[k * tile_n + q] = sum[m][q];
-    }
-    if (thread == 0) {
-        UNROLL_LANES
-        for (int q = 0; q < tile_n; q++) out[terms * tile_n + q] = sum_dy[q];
-    }
-}
-
-// dW and db (= or +=, none where null) from the slices' partial sums, added in their order.
-// One thread a weight.
-__global__ void sum_slices_kernel(float *dW, float *db, const float *partial, int slices, Conv s,
-                                  bool accumulate_W, bool accumulate_b) {
-    const int terms = s.C * s.K * s.K, k = blockIdx.x * blockDim.y + threadIdx.y;
-    const int o = blockIdx.y * tile_n + threadIdx.x;
-    if (k > terms || o >= s.O) return;
-    float sum = 0;
-    for (int slice = 0; slice < slices; slice++)
-        sum += partial[((slice * gridDim.y + blockIdx.y) * (terms + 1) + k) * tile_n + threadIdx.x];
-    if (k < terms && dW) put(dW + k * s.step_k + o * s.step_o, accumulate_W, sum);
-    if (k == terms && db) put(db + o, accumulate_b, sum);
-}
-
-// out (P,H+2*padding,W+2*padding) = in (P,H,W) with zeros around. One warp a row of out.
-__global__ void pad_kernel(float *out, const float *in, int P, int H, int W, int padding) {
-    const int height = H + 2 * padding, width = W + 2 * padding;
-    const int row = (blockIdx.x * blockDim.x + threadIdx.x) / warp, h = row % height - padding;
-    if (row >= P * height) return;
-    const bool inside = h >= 0 && h < H;
-    in += inside ? (row / height * H + h) * W : 0;
-    out += row * width;
-    for (int w = threadIdx.x % warp; w < padding; w += warp) out[w] = out[padding + W + w] = 0;
-    UNROLL_LANES
-    for (int w = threadIdx.x % warp; w < W; w += warp) out[padding + w] = inside ? in[w] : 0;
-}
-
-// X (N,C,H,W), or a copy of it with zeros around
-static Tensor pad(const Tensor &X, int padding) {
-    if (padding == 0) return X;
-    const int planes = X.shape[0] * X.shape[1], H = X.shape[2], W = X.shape[3];
-    Tensor out = empty({X.shape[0], X.shape[1], H + 2 * padding, W + 2 * padding}, X.device);
-    const int rows = planes * out.shape[2];
-    if (rows > 0)
-        pad_kernel<<<blocks(rows * warp), threads, 0, on(X.device)>>>(out.data.get(), X.data.get(),
-                                                                      planes, H, W, padding);
-    CHECK_LAUNCH();
-    return out;
-}
-
-static void correlate(float *y, const float *X, const float *packed, const float *b, Device device,
-                      const Conv &s, const Part &part, bool accumulate) {
-    const int pixels = s.N * s.OH * s.OW, block = 64;
-    if (pixels == 0) return;
-    dim3 grid(blocks(blocks(pixels, warp * tile_m) * warp, block), blocks(s.O, tile_n));
-    if (part.V == 3)
-        correlate_kernel<3><<<grid, block, 0, on(device)>>>(y, X, packed, b, s, part, accumulate);
-    else
-        correlate_kernel<0><<<grid, block, 0, on(device)>>>(y, X, packed, b, s, part, accumulate);
-    CHECK_LAUNCH();
-}
-
-// dX: correlate dy, zeros around it, with W, turned by 180 degrees, its O and C exchanged. Row h
-// meets the taps u = a*stride + r, r = (h+padding) % stride, in the rows (h+padding)/stride - a of
-// dy. So the rows from each first < stride on, every stride-th, are a correlation with taps of
-// their own, and so are the columns.
-static void conv_backward_input(const Tensor &X, const Tensor &W, const Tensor &y, const Conv &s) {
-    const int K = s.K, S = s.stride, P = s.padding, H = s.H - 2 * P, width = s.W - 2 * P;
-    const int zeros = max(0, (K - 1 - P + S - 1) / S); // around dy, for the windows at the border
-    bool accumulate;
-    float *dX = grad_of(X, &accumulate);
-    if (s.N == 0) return;
-    Tensor dy = pad(reshape(*y.grad, {s.N, s.O, s.OH, s.OW}), zeros);
-    Tensor packed = pack(W.data.get() + (K * K - 1) * s.step_k, X.device, s.O, K * K, s.C, s.step_o,
-                         -s.step_k, K * K * s.step_k);
-    struct Line {                 // of rows or columns
-        int count, taps, tap, at; // the first tap, and which row of dy it meets
-    };
-    auto line = [=](int first, int size) {
-        const int r = (first + P) % S, taps = r < K ? (K - 1 - r) / S + 1 : 0;
-        return Line{(size - first + S - 1) / S, taps, taps ? (K - 1 - r) % S : 0,
-                    taps ? (first + P) / S - (taps - 1) + zeros : 0};
-    };
-    for (int i = 0; i < S; i++)
-        for (int j = 0; j < S; j++) {
-            const Line h = line(i, H), w = line(j, width);
-            Conv t = {s.N, s.O, dy.shape[2], dy.shape[3], s.C, K, h.count, w.count, 0, 0, 1, 0};
-            Part part = {S, h.taps, w.taps, H, width, zeros - h.at, zeros + s.OH - h.at};
-            correlate(dX + i * width + j, dy.data.get() + h.at * t.W + w.at,
-                      packed.data.get() + (h.tap * K + w.tap) * tile_n, nullptr, X.device, t, part,
-                      accumulate);
-        }
-}
-
-static void conv_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
-                                  const Tensor &y, const Conv &s) {
-    const int plane = s.OH * s.OW, terms = s.C * s.K * s.K, block = 32;
-    Tensor dy = s.K == 1 && plane == 1
-                    ? pack(y.grad->data.get(), X.device, 1, s.N, s.O, 0, s.O, 1)
-                    : pack(y.grad->data.get(), X.device, s.N, plane, s.O, s.O * plane, 1, plane);
-    // Slices until there are threads enough: their sums are to be added, and take memory.
-    const int tiles = dy.shape[0], busy = tiles * blocks(terms, tile_m);
-    const int slices = min(s.N, min(32, blocks(1 << 15, busy)));
-    const Tensor padded = pad(X, s.padding);
-    Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
-    if (slices > 0) {
-        dim3 grid(blocks(blocks(terms, warp * tile_m) * warp, block), tiles, slices);
-        weight_grad_kernel<<<grid, block, 0, on(X.device)>>>(partial.data.get(), padded.data.get(),
-                                                             dy.data.get(), s);
-        CHECK_LAUNCH();
-    }
-    bool accumulate_W = false, accumulate_b = false;
-    float *dW = W.grad ? grad_of(W, &accumulate_W) : nullptr;
-    float *db = b.grad ? grad_of(b, &accumulate_b) : nullptr;
-    dim3 rows(tile_n, threads / tile_n), grid(blocks(terms + 1, rows.y), tiles);
-    sum_slices_kernel<<<grid, rows, 0, on(X.device)>>>(dW, db, partial.data.get(), slices, s,
-                                                       accumulate_W, accumulate_b);
-    CHECK_LAUNCH();
-}
-
-static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tensor &b, const Conv &s,
-                   std::vector<int> shape) {
-    Tensor y = output(op, {X, W, b}, shape);
-    Tensor packed = pack(W.data.get(), X.device, 1, s.C * s.K * s.K, s.O, 0, s.step_k, s.step_o);
-    correlate(y.data.get(), pad(X, s.padding).data.get(), packed.data.get(), b.data.get(), X.device,
-              s, {1, s.K, s.K, s.OH, s.OW, s.padding, s.H - s.padding}, false);
-    record(y, [=] {
-        if (W.grad || b.grad) conv_backward_weights(X, W, b, y, s);
-        if (X.grad) conv_backward_input(X, W, y, s);
-    });
-    return y;
-}
-
-// X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW)
-//   OH = (H + 2*padding - K)/stride + 1, rounded down; OW likewise
-// Same as F.conv2d(X, W, b, stride, padding); PyTorch's gradients.
-Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int padding) {
-    bool right = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
-                 W.shape[2] == W.shape[3] && b.shape == std::vector<int>{W.shape[0]} &&
-                 stride > 0 && padding >= 0 && size(W) > 0 &&
-                 X.shape[2] + 2 * padding >= W.shape[2] && X.shape[3] + 2 * padding >= W.shape[2];
-    check_shape("conv2d", right,
-                "(N,C,H,W), (O,C,K,K), (O) with K <= H and W + 2*padding, stride > 0, padding >= 0",
-                {X, W, b});
-    Conv s = {};
-    s.N = X.shape[0], s.C = X.shape[1], s.O = W.shape[0], s.K = W.shape[2];
-    s.H = X.shape[2] + 2 * padding, s.W = X.shape[3] + 2 * padding;
-    s.OH = (s.H - s.K) / stride + 1, s.OW = (s.W - s.K) / stride + 1;
-    s.step_k = 1, s.step_o = s.C * s.K * s.K;
-    s.stride = stride, s.padding = padding;
-    return conv("conv2d", X, W, b, s, {s.N, s.O, s.OH, s.OW});
-}
-
-// X (N,C)   W (C,O)   b (O)   ->   X @ W + b (N,O)
-Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
-    bool right = X.shape.size() == 2 && W.shape.size() == 2 && W.shape[0] == X.shape[1] &&
-                 b.shape == std::vector<int>{W.shape[1]};
-    check_shape("linear", right, "(N,C), (C,O), (O)", {X, W, b});
-    Conv s = {X.shape[0], X.shape[1], 1, 1, W.shape[1], 1, 1, 1, W.shape[1], 1, 1, 0};
-    return conv("linear", X, W, b, s, {s.N, s.O});
-}
-
 // --- relu
-
 // y = max(X, 0), NaN stays NaN. One thread an element.
 __global__ void relu_kernel(float *y, const float *X, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = X[i] < 0 ? 0 : X[i];
 }
 // dX = or += dy where X > 0, else 0
-__global__ void relu_backward_kernel(float *dX, const float *dy, const float *X, int n,
-                                     bool accumulate) {
+__global__ void relu_backward_kernel(GradSlot dX, const float *dy, const float *X, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const float g = dy[i]; // loaded in any case: no branch on the sign
-    put(dX + i, accumulate, X[i] > 0 ? g : 0);
+    dX.store_or_add(i, X[i] > 0 ? g : 0);
 }
 
 Tensor relu(const Tensor &X) {
     Tensor y = output("relu", {X}, X.shape);
     const int n = size(X);
-    if (n > 0) relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.data.get(), X.data.get(), n);
-    CHECK_LAUNCH();
+    CHECK_LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
     record(y, [=] {
-        bool accumulate;
-        float *dX = grad_of(X, &accumulate);
-        if (n == 0) return;
-        relu_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, y.grad->data.get(),
-                                                                      X.data.get(), n, accumulate);
-        CHECK_LAUNCH();
+        CHECK_LAUNCH(relu_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
+            grad_of(X), y.grad->ptr(), X.ptr(), n));
     });
-    return y;
-}
-
-// --- average pooling
-
-static void check_pool(const char *op, const Tensor &X, int kernel_size, int stride) {
-    bool right = X.shape.size() == 4 && stride > 0 && kernel_size > 0 &&
-                 X.shape[2] >= kernel_size && X.shape[3] >= kernel_size;
-    check_shape(op, right, "(N,C,H,W) with kernel_size <= H and W", {X});
-}
-
-// y[n,c,i,j] = mean over u,v < K of X[n,c,i*S+u,j*S+v]
-//   X (P,H,W), P = N*C planes   ->   y (P,OH,OW)
-// One thread an output element, a block a plane. `fixed` is K and S where both are known, else 0:
-// loops of known length cost nothing.
-template <int fixed>
-__global__ void avg_pool2d_kernel(float *y, const float *X, int H, int W, int OH, int OW, int K,
-                                  int S) {
-    if (fixed) K = S = fixed;
-    X += blockIdx.x * H * W;
-    y += blockIdx.x * OH * OW;
-    for (int i = threadIdx.y; i < OH; i += blockDim.y)
-        for (int j = threadIdx.x; j < OW; j += blockDim.x) {
-            float sum = 0;
-            for (int u = 0; u < K; u++)
-                for (int v = 0; v < K; v++) sum += X[(i * S + u) * W + j * S + v];
-            y[i * OW + j] = sum / (K * K);
-        }
-}
-// dX[h,w] = or += 1/K^2 * sum of dy[i,j] over the windows that hold (h,w); past the last one, 0
-//   dy (P,OH,OW)   ->   dX (P,H,W)
-// One thread an S x S patch of dX, from (i*S, j*S) on: every element gets its value, zeros too.
-template <int fixed>
-__global__ void avg_pool2d_backward_kernel(float *dX, const float *dy, int H, int W, int OH, int OW,
-                                           int K, int S, bool accumulate) {
-    if (fixed) K = S = fixed;
-    dX += blockIdx.x * H * W;
-    dy += blockIdx.x * OH * OW;
-    for (int i = threadIdx.y; i * S < H; i += blockDim.y)
-        for (int j = threadIdx.x; j * S < W; j += blockDim.x) {
-            const float window =
-                fixed && i < OH && j < OW ? dy[i * OW + j] : 0; // where no two overlap
-            UNROLL
-            for (int u = 0; u < S; u++) UNROLL
-            for (int v = 0; v < S; v++) {
-                const int h = i * S + u, w = j * S + v;
-                float sum = window;
-                for (int a = min(i, OH - 1); !fixed && a >= 0 && a * S + K > h; a--)
-                    for (int b = min(j, OW - 1); b >= 0 && b * S + K > w; b--)
-                        sum += dy[a * OW + b];
-                if (h < H && w < W) put(dX + h * W + w, accumulate, sum / (K * K));
-            }
-        }
-}
-
-template <int fixed> Tensor avg_pool2d_fixed(const Tensor &X, int K, int S) {
-    const int planes = X.shape[0] * X.shape[1], H = X.shape[2], W = X.shape[3];
-    const int OH = (H - K) / S + 1, OW = (W - K) / S + 1;
-    Tensor y = output("avg_pool2d", {X}, {X.shape[0], X.shape[1], OH, OW});
-    const dim3 block = plane_block(blocks(H, S), blocks(W, S));
-    if (planes > 0)
-        avg_pool2d_kernel<fixed>
-            <<<planes, block, 0, on(X.device)>>>(y.data.get(), X.data.get(), H, W, OH, OW, K, S);
-    CHECK_LAUNCH();
-    record(y, [=] {
-        bool accumulate;
-        float *dX = grad_of(X, &accumulate);
-        if (planes == 0) return;
-        avg_pool2d_backward_kernel<fixed><<<planes, block, 0, on(X.device)>>>(
-            dX, y.grad->data.get(), H, W, OH, OW, K, S, accumulate);
-        CHECK_LAUNCH();
-    });
-    return y;
-}
-
-// X (N,C,H,W)   ->   y (N,C,OH,OW), OH = (H-kernel_size)/stride + 1 rounded down
-// Same as F.avg_pool2d(X, kernel_size, stride).
-Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
-    check_pool("avg_pool2d", X, kernel_size, stride);
-    const bool tutorial = kernel_size == 2 && stride == 2;
-    return tutorial ? avg_pool2d_fixed<2>(X, 2, 2) : avg_pool2d_fixed<0>(X, kernel_size, stride);
-}
-
-// --- max pooling
-
-// Which of the K x K numbers from X on is the largest: (u, v) as u*K + v, the first if there are
-// several. NaN counts as larger than any number.
-template <int fixed> __device__ inline int first_largest(const float *X, int W, int K) {
-    if (fixed) K = fixed;
-    int best = 0;
-    float largest = X[0];
-    for (int u = 0; u < K; u++)
-        for (int v = 0; v < K; v++) {
-            const float x = X[u * W + v];
-            const bool larger = x > largest || (x != x && largest == largest);
-            best = larger ? u * K + v : best;
-            largest = larger ? x : largest;
-        }
-    return best;
-}
-// y[n,c,i,j] = max over u,v < K of X[n,c,i*S+u,j*S+v]
-//   X (P,H,W), P = N*C planes   ->   y (P,OH,OW)
-// As avg_pool2d_kernel: one thread an output element, a block a plane.
-template <int fixed>
-__global__ void max_pool2d_kernel(float *y, const float *X, int H, int W, int OH, int OW, int K,
-                                  int S) {
-    if (fixed) K = S = fixed;
-    X += blockIdx.x * H * W;
-    y += blockIdx.x * OH * OW;
-    for (int i = threadIdx.y; i < OH; i += blockDim.y)
-        for (int j = threadIdx.x; j < OW; j += blockDim.x) {
-            const float *window = X + i * S * W + j * S;
-            const int best = first_largest<fixed>(window, W, K);
-            y[i * OW + j] = window[best / K * W + best % K];
-        }
-}
-// dX[h,w] = or += the sum of dy[i,j] over the windows whose (first) largest number is at (h,w)
-//   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)
-// One thread an S x S patch of dX, from (i*S, j*S) on; it looks for the largest numbers again.
-template <int fixed>
-__global__ void max_pool2d_backward_kernel(float *dX, const float *dy, const float *X, int H, int W,
-                                           int OH, int OW, int K, int S, bool accumulate) {
-    if (fixed) K = S = fixed;
-    dX += blockIdx.x * H * W;
-    X += blockIdx.x * H * W;
-    dy += blockIdx.x * OH * OW;
-    for (int i = threadIdx.y; i * S < H; i += blockDim.y)
-        for (int j = threadIdx.x; j * S < W; j += blockDim.x) {
-            const bool window = fixed && i < OH && j < OW; // where no two overlap
-            const int best = window ? first_largest<fixed>(X + i * S * W + j * S, W, K) : -1;
-            const float g = window ? dy[i * OW + j] : 0;
-            UNROLL
-            for (int u = 0; u < S; u++) UNROLL
-            for (int v = 0; v < S; v++) {
-                const int h = i * S + u, w = j * S + v;
-                float sum = best == u * K + v ? g : 0;
-                for (int a = min(i, OH - 1); !fixed && a >= 0 && a * S + K > h; a--)
-                    for (int b = min(j, OW - 1); b >= 0 && b * S + K > w; b--)
-                        if (first_largest<0>(X + a * S * W + b * S, W, K) ==
-                            (h - a * S) * K + w - b * S)
-                            sum += dy[a * OW + b];
-                if (h < H && w < W) put(dX + h * W + w, accumulate, sum);
-            }
-        }
-}
-
-template <int fixed> Tensor max_pool2d_fixed(const Tensor &X, int K, int S) {
-    const int planes = X.shape[0] * X.shape[1], H = X.shape[2], W = X.shape[3];
-    const int OH = (H - K) / S + 1, OW = (W - K) / S + 1;
-    Tensor y = output("max_pool2d", {X}, {X.shape[0], X.shape[1], OH, OW});
-    const dim3 block = plane_block(blocks(H, S), blocks(W, S));
-    if (planes > 0)
-        max_pool2d_kernel<fixed>
-            <<<planes, block, 0, on(X.device)>>>(y.data.get(), X.data.get(), H, W, OH, OW, K, S);
-    CHECK_LAUNCH();
-    record(y, [=] {
-        bool accumulate;
-        float *dX = grad_of(X, &accumulate);
-        if (planes == 0) return;
-        max_pool2d_backward_kernel<fixed><<<planes, block, 0, on(X.device)>>>(
-            dX, y.grad->data.get(), X.data.get(), H, W, OH, OW, K, S, accumulate);
-        CHECK_LAUNCH();
-    });
-    return y;
-}
-
-// X (N,C,H,W)   ->   y (N,C,OH,OW), OH = (H-kernel_size)/stride + 1 rounded down
-// Same as F.max_pool2d(X, kernel_size, stride).
-Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
-    check_pool("max_pool2d", X, kernel_size, stride);
-    const bool lab = kernel_size == 2 && stride == 2;
-    return lab ? max_pool2d_fixed<2>(X, 2, 2) : max_pool2d_fixed<0>(X, kernel_size, stride);
-}
-
-// --- global average pooling
-
-// y[p] = mean of X[p]   X (P,size)   ->   y (P)   One warp a plane.
-__global__ void global_avg_pool2d_kernel(float *y, const float *X, int P, int size) {
-    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp;
-    if (p >= P) return;
-    X += p * size;
-    const float sum = warp_sum(size, [=](int i) { return X[i]; });
-    if (threadIdx.x % warp == 0) y[p] = sum / size;
-}
-// dX[p,i] = or += dy[p] / size
-__global__ void global_avg_pool2d_backward_kernel(float *dX, const float *dy, int P, int size,
-                                                  bool accumulate) {
-    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp;
-    if (p >= P) return;
-    const float g = dy[p] / size;
-    dX += p * size;
-    UNROLL_LANES
-    for (int i = threadIdx.x % warp; i < size; i += warp) put(dX + i, accumulate, g);
-}
-
-// X (N,C,H,W)   ->   y (N,C), the mean of each plane
-// Same as nn.AdaptiveAvgPool2d((1,1)) and nn.Flatten().
-Tensor global_avg_pool2d(const Tensor &X) {
-    check_shape("global_avg_pool2d",
-                X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0,
-                "(N,C,H,W)", {X});
-    const int P = X.shape[0] * X.shape[1], size = X.shape[2] * X.shape[3];
-    Tensor y = output("global_avg_pool2d", {X}, {X.shape[0], X.shape[1]});
-    if (P > 0)
-        global_avg_pool2d_kernel<<<blocks(P * warp), threads, 0, on(X.device)>>>(
-            y.data.get(), X.data.get(), P, size);
-    CHECK_LAUNCH();
-    record(y, [=] {
-        bool accumulate;
-        float *dX = grad_of(X, &accumulate);
-        if (P == 0) return;
-        global_avg_pool2d_backward_kernel<<<blocks(P * warp), threads, 0, on(X.device)>>>(
-            dX, y.grad->data.get(), P, size, accumulate);
-        CHECK_LAUNCH();
-    });
-    return y;
-}
-
-// --- batch normalization
-// y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel. The sums go in two steps,
-// planes and then channels, each one's terms near its own mean: nothing large cancels.
-
-constexpr float bn_eps = 1e-5f, bn_momentum = 0.1f; // momentum: the share of the new statistics
-
-// Of plane (n,c): means[c,n] = its mean, squares[c,n] = sum of (X - its mean)^2
-//   X (N,C,size)   ->   means, squares (C,N)   One warp a plane.
-__global__ void plane_moments_kernel(float *means, float *squares, const float *X, int N, int C,
-                                     int size) {
-    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp, at = p % C * N + p / C;
-    if (p >= N * C) return;
-    X += p * size;
-    const float mean = warp_sum(size, [=](int i) { return X[i]; }) / size;
-    const float sum = warp_sum(size, [=](int i) { return (X[i] - mean) * (X[i] - mean); });
-    if (threadIdx.x % warp > 0) return;
-    means[at] = mean;
-    squares[at] = sum;
-}
-// mean (C), var (C) of each channel; running = (1-momentum) * running + momentum * new
-// One warp a channel. A plane's squares around another mean are size * (difference of means)^2
-// more.
-__global__ void channel_moments_kernel(float *mean, float *var, float *running_mean,
-                                       float *running_var, const float *means, const float *squares,
-                                       int N, int C, int size) {
-    const int c = (blockIdx.x * blockDim.x + threadIdx.x) / warp;
-    if (c >= C) return;
-    means += c * N;
-    squares += c * N;
-    const float m = warp_sum(N, [=](int n) { return means[n]; }) / N;
-    const float sum =
-        warp_sum(N, [=](int n) { return squares[n] + size * ((means[n] - m) * (means[n] - m)); });
-    if (threadIdx.x % warp > 0) return;
-    const float count = (float)N * size;
-    mean[c] = m;
-    var[c] = sum / count;
-    running_mean[c] = (1 - bn_momentum) * running_mean[c] + bn_momentum * m;
-    running_var[c] = (1 - bn_momentum) * running_var[c] +
-                     bn_momentum * sum / (count > 1 ? count - 1 : 1); // unbiased
-}
-// y = (X - mean) * gamma / sqrt(var + eps) + beta   X (N,C,size)   ->   y   One warp a plane.
-__global__ void batch_norm_kernel(float *y, const float *X, const float *gamma, const float *beta,
-                                  const float *mean, const float *var, int N, int C, int size) {
-    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp, c = p % C;
-    if (p >= N * C) return;
-    const float m = mean[c], scale = gamma[c] / sqrtf(var[c] + bn_eps), shift = beta[c];
-    X += p * size;
-    y += p * size;
-    UNROLL_LANES
-    for (int i = threadIdx.x % warp; i < size; i += warp) y[i] = (X[i] - m) * scale + shift;
-}
-
-// Of plane (n,c): sums[c,n] = sum of dy, products[c,n] = sum of dy * (X - mean)   One warp a plane.
-__global__ void batch_norm_plane_sums_kernel(float *sums, float *products, const float *dy,
-                                             const float *X, const float *mean, int N, int C,
-                                             int size) {
-    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp, at = p % C * N + p / C;
-    if (p >= N * C) return;
-    const float m = mean[p % C];
-    X += p * size;
-    dy += p * size;
-    const float sum = warp_sum(size, [=](int i) { return dy[i]; });
-    const float product = warp_sum(size, [=](int i) { return dy[i] * (X[i] - m); });
-    if (threadIdx.x % warp > 0) return;
-    sums[at] = sum;
-    products[at] = product;
-}
-// sum (C), product (C) of the planes'; dbeta = or += sum, dgamma = or += product / sqrt(var + eps),
-// where not null. One warp a channel.
-__global__ void batch_norm_channel_sums_kernel(float *sum, float *product, float *dgamma,
-                                               float *dbeta, const float *sums,
-                                               const float *products, const float *var, int N,
-                                               int C, bool accumulate_gamma, bool accumulate_beta) {
-    const int c = (blockIdx.x * blockDim.x + threadIdx.x) / warp;
-    if (c >= C) return;
-    const float a = warp_sum(N, [=](int n) { return sums[c * N + n]; });
-    const float b = warp_sum(N, [=](int n) { return products[c * N + n]; });
-    if (threadIdx.x % warp > 0) return;
-    sum[c] = a;
-    product[c] = b;
-    if (dgamma) put(dgamma + c, accumulate_gamma, b / sqrtf(var[c] + bn_eps));
-    if (dbeta) put(dbeta + c, accumulate_beta, a);
-}
-// dX = or += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) / (var + eps) * product/M), where
-// M = N*size: X moves mean and var too.   One warp a plane.
-__global__ void batch_norm_backward_kernel(float *dX, const float *dy, const float *X,
-                                           const float *gamma, const float *mean, const float *var,
-                                           const float *sum, const float *product, int N, int C,
-                                           int size, bool accumulate) {
-    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp, c = p % C;
-    if (p >= N * C) return;
-    const float M = (float)N * size, m = mean[c], scale = gamma[c] / sqrtf(var[c] + bn_eps);
-    const float dy_mean = sum[c] / M, slope = product[c] / M / (var[c] + bn_eps);
-    X += p * size;
-    dy += p * size;
-    dX += p * size;
-    UNROLL_LANES
-    for (int i = threadIdx.x % warp; i < size; i += warp)
-        put(dX + i, accumulate, scale * (dy[i] - dy_mean - (X[i] - m) * slope));
-}
-
-static void batch_norm_backward(const Tensor &X, const Tensor &gamma, const Tensor &beta,
-                                const Tensor &mean, const Tensor &var, const Tensor &y) {
-    const int N = X.shape[0], C = X.shape[1], size = X.shape[2] * X.shape[3], planes = N * C;
-    const float *dy = y.grad->data.get(), *x = X.data.get();
-    Tensor sums = empty({C, N}, X.device), products = empty({C, N}, X.device);
-    Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
-    if (planes > 0)
-        batch_norm_plane_sums_kernel<<<blocks(planes * warp), threads, 0, on(X.device)>>>(
-            sums.data.get(), products.data.get(), dy, x, mean.data.get(), N, C, size);
-    CHECK_LAUNCH();
-    bool accumulate, accumulate_gamma = false, accumulate_beta = false;
-    float *dgamma = gamma.grad ? grad_of(gamma, &accumulate_gamma) : nullptr;
-    float *dbeta = beta.grad ? grad_of(beta, &accumulate_beta) : nullptr;
-    batch_norm_channel_sums_kernel<<<blocks(C * warp), threads, 0, on(X.device)>>>(
-        sum.data.get(), product.data.get(), dgamma, dbeta, sums.data.get(), products.data.get(),
-        var.data.get(), N, C, accumulate_gamma, accumulate_beta);
-    CHECK_LAUNCH();
-    if (!X.grad) return;
-    float *dX = grad_of(X, &accumulate);
-    if (planes > 0)
-        batch_norm_backward_kernel<<<blocks(planes * warp), threads, 0, on(X.device)>>>(
-            dX, dy, x, gamma.data.get(), mean.data.get(), var.data.get(), sum.data.get(),
-            product.data.get(), N, C, size, accumulate);
-    CHECK_LAUNCH();
-}
-
-// X (N,C,H,W)   gamma, beta, running_mean, running_var (C)   ->   y (N,C,H,W)
-// While it records, mean and var are those of X, that is of this device's shard, and the running
-// ones move a tenth of the way to them (the variance as sum/(N*H*W-1); the 1 is not taken from a
-// single value, whose variance is 0 and y beta). Under NoGrad they are the running ones. An empty
-// shard moves nothing. Same as F.batch_norm(X, running_mean, running_var, gamma, beta, training).
-Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
-                  const Tensor &running_mean, const Tensor &running_var) {
-    const std::vector<int> wanted = {X.shape.size() == 4 ? X.shape[1] : 0};
-    bool right = X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0;
-    for (const Tensor &t : {gamma, beta, running_mean, running_var})
-        right = right && t.shape == wanted;
-    const std::vector<Tensor> inputs = {X, gamma, beta, running_mean, running_var};
-    check_shape("batch_norm", right, "(N,C,H,W), (C), (C), (C), (C)", inputs);
-    same_device("batch_norm", inputs);
-    const int N = X.shape[0], C = X.shape[1], size = X.shape[2] * X.shape[3], planes = N * C;
-    Tensor y = output("batch_norm", {X, gamma, beta}, X.shape);
-    Tensor mean = running_mean, var = running_var;
-    if (is_recording()) {
-        mean = full({C}, 0, X.device);
-        var = full({C}, 0, X.device);
-    }
-    if (is_recording() && planes > 0) {
-        Tensor means = empty({C, N}, X.device), squares = empty({C, N}, X.device);
-        plane_moments_kernel<<<blocks(planes * warp), threads, 0, on(X.device)>>>(
-            means.data.get(), squares.data.get(), X.data.get(), N, C, size);
-        CHECK_LAUNCH();
-        channel_moments_kernel<<<blocks(C * warp), threads, 0, on(X.device)>>>(
-            mean.data.get(), var.data.get(), running_mean.data.get(), running_var.data.get(),
-            means.data.get(), squares.data.get(), N, C, size);
-        CHECK_LAUNCH();
-    }
-    if (planes > 0)
-        batch_norm_kernel<<<blocks(planes * warp), threads, 0, on(X.device)>>>(
-            y.data.get(), X.data.get(), gamma.data.get(), beta.data.get(), mean.data.get(),
-            var.data.get(), N, C, size);
-    CHECK_LAUNCH();
-    record(y, [=] { batch_norm_backward(X, gamma, beta, mean, var, y); });
     return y;
 }
 
 // --- addition
-
 // y = A + B. One thread an element.
 __global__ void add_forward_kernel(float *y, const float *A, const float *B, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = A[i] + B[i];
 }
 // dA = or += dy
-__global__ void add_backward_kernel(float *dA, const float *dy, int n, bool accumulate) {
+__global__ void add_backward_kernel(GradSlot dA, const float *dy, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) put(dA + i, accumulate, dy[i]);
+    if (i < n) dA.store_or_add(i, dy[i]);
 }
 
 // A + B, of one shape. They may be the same tensor: its gradient is then 2 dy.
@@ -1699,80 +857,19 @@ Tensor add(const Tensor &A, const Tensor &B) {
     check_shape("add", A.shape == B.shape, "two of the same shape", {A, B});
     Tensor y = output("add", {A, B}, A.shape);
     const int n = size(A);
-    if (n > 0)
-        add_forward_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.data.get(), A.data.get(),
-                                                                    B.data.get(), n);
-    CHECK_LAUNCH();
+    CHECK_LAUNCH(
+        add_forward_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
     record(y, [=] {
         for (const Tensor &X : {A, B}) {
             if (!X.grad) continue;
-            bool accumulate;
-            float *dX = grad_of(X, &accumulate);
-            if (n > 0)
-                add_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, y.grad->data.get(),
-                                                                             n, accumulate);
-            CHECK_LAUNCH();
+            CHECK_LAUNCH(add_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
+                grad_of(X), y.grad->ptr(), n));
         }
     });
     return y;
 }
 
-// --- softmax cross-entropy
-
-// l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit taken out first
-//   y_hat (N,classes)   y (N) class numbers   ->   l (N)
-// One thread a sample.
-__global__ void softmax_cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N,
-                                             int classes) {
-    int n = blockIdx.x * blockDim.x + threadIdx.x;
-    if (n >= N) return;
-    const float *z = y_hat + n * classes;
-    float largest = z[0], sum = 0;
-    for (int j = 1; j < classes; j++) largest = z[j] > largest ? z[j] : largest;
-    for (int j = 0; j < classes; j++) sum += expf(z[j] - largest);
-    l[n] = logf(sum) - (z[(int)y[n]] - largest);
-}
-// dy_hat[n,j] = or += dl[n] * (softmax(y_hat[n])[j] - [j == y[n]])
-__global__ void softmax_cross_entropy_backward_kernel(float *dy_hat, const float *dl,
-                                                      const float *y_hat, const float *y, int N,
-                                                      int classes, bool accumulate) {
-    int n = blockIdx.x * blockDim.x + threadIdx.x;
-    if (n >= N) return;
-    const float *z = y_hat + n * classes;
-    float largest = z[0], sum = 0;
-    for (int j = 1; j < classes; j++) largest = z[j] > largest ? z[j] : largest;
-    for (int j = 0; j < classes; j++) sum += expf(z[j] - largest);
-    for (int j = 0; j < classes; j++) {
-        float p = expf(z[j] - largest) / sum;
-        put(dy_hat + n * classes + j, accumulate, dl[n] * (p - (j == (int)y[n] ? 1.0f : 0.0f)));
-    }
-}
-
-// y_hat (N,classes)   y (N)   ->   (N). Labels must be whole numbers from 0 to classes-1.
-// Same as nn.CrossEntropyLoss(reduction='none')(y_hat, y); y gets no gradient.
-Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
-    bool right = y_hat.shape.size() == 2 && y.shape == std::vector<int>{y_hat.shape[0]} &&
-                 y_hat.shape[1] > 0;
-    check_shape("softmax_cross_entropy", right, "(N,classes), (N)", {y_hat, y});
-    const int N = y_hat.shape[0], classes = y_hat.shape[1], block = 64;
-    Tensor l = output("softmax_cross_entropy", {y_hat, y}, {N});
-    if (N > 0)
-        softmax_cross_entropy_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
-            l.data.get(), y_hat.data.get(), y.data.get(), N, classes);
-    CHECK_LAUNCH();
-    record(l, [=] {
-        bool accumulate;
-        float *dy_hat = grad_of(y_hat, &accumulate);
-        if (N == 0) return;
-        softmax_cross_entropy_backward_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
-            dy_hat, l.grad->data.get(), y_hat.data.get(), y.data.get(), N, classes, accumulate);
-        CHECK_LAUNCH();
-    });
-    return l;
-}
-
-// --- on tensors without gradients
-
+// --- in place, without gradients
 __global__ void fill_kernel(float *a, float value, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) a[i] = value;
@@ -1789,24 +886,63 @@ __global__ void sgd_kernel(float *param, const float *grad, float lr, float batc
 void add_(const Tensor &a, const Tensor &b) {
     same_device("add_", {a, b});
     check_shape("add_", a.shape == b.shape, "two of the same shape", {a, b});
-    if (int n = size(a))
-        add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(a.data.get(), b.data.get(), n);
-    CHECK_LAUNCH();
+    const int n = size(a);
+    CHECK_LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(a.ptr(), b.ptr(), n));
 }
 
 // param -= lr * param.grad / batch_size, for each of them that has a gradient
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
     for (const Tensor &p : params) {
-        if (!p.grad) continue; // running statistics
-        int n = size(p);
-        sgd_kernel<<<blocks(n), threads, 0, on(p.device)>>>(p.data.get(), p.grad->data.get(), lr,
-                                                            batch_size, n);
-        CHECK_LAUNCH();
+        if (!p.grad) continue; // a buffer
+        const int n = size(p);
+        CHECK_LAUNCH(sgd_kernel<<<blocks(n), threads, 0, on(p.device)>>>(p.ptr(), p.grad->ptr(), lr,
+                                                                         batch_size, n));
     }
 }
 
-// The sum of value(i) over i < n by the one block that calls it, in a fixed order: the same bits on
-// every run. `scratch` is shared, one float a thread; blockDim.x is a power of two.
+// --- loops over a thread's registers, and sums over a warp and over a block
+// A CPU does the innermost of such loops as vectors; a GPU has threads for that: 32 to a warp, that
+// take neighbouring numbers.
+#if defined(__CUDACC__)
+#define UNROLL _Pragma("unroll")
+#define UNROLL_LANES _Pragma("unroll")
+constexpr bool on_cpu = false;
+constexpr int warp_size = 32, lanes = 1;
+constexpr int tile_m = 8, tile_n = 8;                // outputs of one thread
+__device__ inline float warp_reduce_sum(float sum) { // every lane of the warp returns it
+    for (int half = warp_size / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
+    return sum;
+}
+#else
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+#define UNROLL_LANES _Pragma("omp simd")
+constexpr bool on_cpu = true;
+constexpr int warp_size = 1, lanes = 16; // a block's threads run one after another
+constexpr int tile_m = 6, tile_n = 16;
+inline float warp_reduce_sum(float sum) { return sum; }
+#endif
+
+// The sum of value(i) over i < n by one warp; every lane returns it. Deterministic order; tile_n
+// partial sums a lane keep the rounding small.
+template <class Value> __device__ inline float warp_sum(int n, Value value) {
+    float part[tile_n] = {}, sum = 0;
+    int i = threadIdx.x % warp_size;
+    for (; i + (tile_n - 1) * warp_size < n; i += tile_n * warp_size) {
+        UNROLL_LANES
+        for (int q = 0; q < tile_n; q++) part[q] += value(i + q * warp_size);
+    }
+    for (; i < n; i += warp_size) sum += value(i);
+    UNROLL
+    for (int q = 0; q < tile_n; q++) sum += part[q];
+    return warp_reduce_sum(sum);
+}
+
+// The sum of value(i) over i < n by one block, in a fixed order: the same bits on every run.
+// `scratch` is shared, one float a thread; blockDim.x is a power of two.
 template <class Value> __device__ inline float block_sum(float *scratch, int n, Value value) {
     float sum = 0;
     for (int i = threadIdx.x; i < n; i += blockDim.x) sum += value(i);
@@ -1817,35 +953,6 @@ template <class Value> __device__ inline float block_sum(float *scratch, int n, 
         __syncthreads();
     }
     return scratch[0];
-}
-
-// out[i] = parts[0][i] + parts[1][i] + ... + parts[k-1][i], added in this order; out may be a part.
-// Each thread: `lanes` neighbours on a CPU, one number on a GPU.
-constexpr int lanes = warp == 1 ? 16 : 1;
-struct Parts {
-    const float *p[most_gpus];
-};
-__global__ void sum_parts_kernel(float *out, Parts parts, int k, int n) {
-    const int first = (blockIdx.x * blockDim.x + threadIdx.x) * lanes;
-    float sum[lanes] = {};
-    const int count = min(lanes, n - first);
-    for (int c = 0; c < k; c++) {
-        UNROLL_LANES
-        for (int q = 0; q < count; q++) sum[q] += parts.p[c][first + q];
-    }
-    for (int q = 0; q < count; q++) out[first + q] = sum[q];
-}
-void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
-    Parts pointers = {};
-    for (size_t c = 0; c < parts.size(); c++) {
-        same_device("sum_", {a, parts[c]});
-        check_shape("sum_", size(a) == size(parts[c]), "tensors of one size", {a, parts[c]});
-        pointers.p[c] = parts[c].data.get();
-    }
-    if (int n = size(a))
-        sum_parts_kernel<<<blocks(n, threads * lanes), threads, 0, on(a.device)>>>(
-            a.data.get(), pointers, parts.size(), n);
-    CHECK_LAUNCH();
 }
 
 // out[0] = sum of l.   l (n)   One block.
@@ -1870,51 +977,774 @@ __global__ void count_correct_kernel(float *correct, const float *y_hat, const f
 }
 void count_correct(const Tensor &correct, const Tensor &y_hat, const Tensor &y) {
     same_device("count_correct", {correct, y_hat, y});
-    count_correct_kernel<<<1, threads, 0, on(y.device)>>>(correct.data.get(), y_hat.data.get(),
-                                                          y.data.get(), y_hat.shape[0],
-                                                          y_hat.shape[1]);
-    CHECK_LAUNCH();
+    CHECK_LAUNCH(count_correct_kernel<<<1, threads, 0, on(y.device)>>>(
+        correct.ptr(), y_hat.ptr(), y.ptr(), y_hat.shape[0], y_hat.shape[1]));
+}
+
+// out[i] = parts[0][i] + parts[1][i] + ... + parts[k-1][i], added in this order; out may be a part.
+// Each thread: `lanes` neighbours on a CPU, one number on a GPU.
+constexpr int max_gpus = 64;
+struct Parts {
+    const float *p[max_gpus];
+};
+__global__ void sum_parts_kernel(float *out, Parts parts, int k, int n) {
+    const int first = (blockIdx.x * blockDim.x + threadIdx.x) * lanes;
+    float sum[lanes] = {};
+    const int count = min(lanes, n - first);
+    for (int c = 0; c < k; c++) {
+        UNROLL_LANES
+        for (int q = 0; q < count; q++) sum[q] += parts.p[c][first + q];
+    }
+    for (int q = 0; q < count; q++) out[first + q] = sum[q];
+}
+void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
+    Parts pointers = {};
+    for (size_t c = 0; c < parts.size(); c++) {
+        same_device("sum_", {a, parts[c]});
+        check_shape("sum_", size(a) == size(parts[c]), "tensors of one size", {a, parts[c]});
+        pointers.p[c] = parts[c].ptr();
+    }
+    const int n = size(a);
+    CHECK_LAUNCH(sum_parts_kernel<<<blocks(n, threads * lanes), threads, 0, on(a.device)>>>(
+        a.ptr(), pointers, parts.size(), n));
+}
+
+// --- softmax cross-entropy
+// l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit taken out first
+//   y_hat (N,classes)   y (N) class numbers   ->   l (N)
+// One thread a sample.
+__global__ void softmax_cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N,
+                                             int classes) {
+    int n = blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= N) return;
+    const float *z = y_hat + n * classes;
+    float largest = z[0], sum = 0;
+    for (int j = 1; j < classes; j++) largest = z[j] > largest ? z[j] : largest;
+    for (int j = 0; j < classes; j++) sum += expf(z[j] - largest);
+    l[n] = logf(sum) - (z[(int)y[n]] - largest);
+}
+// dy_hat[n,j] = or += dl[n] * (softmax(y_hat[n])[j] - [j == y[n]])
+__global__ void softmax_cross_entropy_backward_kernel(GradSlot dy_hat, const float *dl,
+                                                      const float *y_hat, const float *y, int N,
+                                                      int classes) {
+    int n = blockIdx.x * blockDim.x + threadIdx.x;
+    if (n >= N) return;
+    const float *z = y_hat + n * classes;
+    float largest = z[0], sum = 0;
+    for (int j = 1; j < classes; j++) largest = z[j] > largest ? z[j] : largest;
+    for (int j = 0; j < classes; j++) sum += expf(z[j] - largest);
+    for (int j = 0; j < classes; j++) {
+        const float p = expf(z[j] - largest) / sum;
+        dy_hat.store_or_add(n * classes + j, dl[n] * (p - (j == (int)y[n] ? 1.0f : 0.0f)));
+    }
+}
+
+// y_hat (N,classes)   y (N)   ->   (N). Labels must be whole numbers from 0 to classes-1.
+// Same as nn.CrossEntropyLoss(reduction='none')(y_hat, y); y gets no gradient.
+Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
+    bool right = y_hat.shape.size() == 2 && y.shape == std::vector<int>{y_hat.shape[0]} &&
+                 y_hat.shape[1] > 0;
+    check_shape("softmax_cross_entropy", right, "(N,classes), (N)", {y_hat, y});
+    const int N = y_hat.shape[0], classes = y_hat.shape[1], block = 64;
+    Tensor l = output("softmax_cross_entropy", {y_hat, y}, {N});
+    CHECK_LAUNCH(softmax_cross_entropy_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
+        l.ptr(), y_hat.ptr(), y.ptr(), N, classes));
+    record(l, [=] {
+        CHECK_LAUNCH(
+            softmax_cross_entropy_backward_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
+                grad_of(y_hat), l.grad->ptr(), y_hat.ptr(), y.ptr(), N, classes));
+    });
+    return l;
+}
+
+// --- average and max pooling
+// y[n,c,i,j] = the mean, or the largest, of X[n,c,i*S+u,j*S+v] over u < KH, v < KW
+
+// What the two differ in. choose() looks at a window of X (KH rows, KW columns of a plane W wide);
+// value() is its y, given(g, chosen, at, n) what number `at` of its n = KH*KW gets of dy = g.
+struct Mean {
+    __device__ static int choose(const float *, int, int, int) { return 0; }
+    __device__ static float value(const float *X, int W, int KH, int KW) {
+        float sum = 0;
+        for (int u = 0; u < KH; u++)
+            for (int v = 0; v < KW; v++) sum += X[u * W + v];
+        return sum / (KH * KW);
+    }
+    __device__ static float given(float g, int, int, int n) { return g / n; }
+};
+struct Max { // the first of several largest; NaN counts as larger than any number
+    __device__ static int choose(const float *X, int W, int KH, int KW) {
+        int best = 0;
+        float largest = X[0];
+        for (int u = 0; u < KH; u++)
+            for (int v = 0; v < KW; v++) {
+                const float x = X[u * W + v];
+                const bool larger = x > largest || (x != x && largest == largest);
+                best = larger ? u * KW + v : best;
+                largest = larger ? x : largest;
+            }
+        return best;
+    }
+    __device__ static float value(const float *X, int W, int KH, int KW) {
+        const int best = choose(X, W, KH, KW);
+        return X[best / KW * W + best % KW];
+    }
+    __device__ static float given(float g, int chosen, int at, int) { return chosen == at ? g : 0; }
+};
+struct PoolShape {
+    int P, H, W, OH, OW, KH, KW, S; // P = N*C planes; OH = (H - KH)/S + 1, rounded down
+};
+
+// X (P,H,W)   ->   y (P,OH,OW)
+// One thread an output element, threadIdx.z a plane. `fixed` is KH = KW = S where it is known, else
+// 0: loops of known length cost nothing.
+template <class Window, int fixed>
+__global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
+    if (fixed) s.KH = s.KW = s.S = fixed;
+    const int p = blockIdx.x * blockDim.z + threadIdx.z;
+    if (p >= s.P) return;
+    X += p * s.H * s.W;
+    y += p * s.OH * s.OW;
+    for (int i = threadIdx.y; i < s.OH; i += blockDim.y)
+        for (int j = threadIdx.x; j < s.OW; j += blockDim.x)
+            y[i * s.OW + j] = Window::value(X + i * s.S * s.W + j * s.S, s.W, s.KH, s.KW);
+}
+// dX[h,w] = or += the sum of what the windows that hold (h,w) give it; past the last window, 0
+//   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)
+// One thread an S x S patch of dX, from (i*S,j*S) on: every element gets its value, zeros too.
+template <class Window, int fixed>
+__global__ void pool2d_backward_kernel(GradSlot dX, const float *dy, const float *X, PoolShape s) {
+    if (fixed) s.KH = s.KW = s.S = fixed;
+    const int p = blockIdx.x * blockDim.z + threadIdx.z, S = s.S, KW = s.KW, n = s.KH * KW;
+    if (p >= s.P) return;
+    dX.data += p * s.H * s.W;
+    X += p * s.H * s.W;
+    dy += p * s.OH * s.OW;
+    auto window = [=](int i, int j) { return X + i * S * s.W + j * S; };
+    for (int i = threadIdx.y; i * S < s.H; i += blockDim.y)
+        for (int j = threadIdx.x; j * S < s.W; j += blockDim.x) {
+            const bool one = fixed && i < s.OH && j < s.OW; // the patch is a window
+            const int chosen = one ? Window::choose(window(i, j), s.W, s.KH, KW) : 0;
+            const float g = one ? dy[i * s.OW + j] : 0;
+            UNROLL
+            for (int u = 0; u < S; u++) UNROLL
+            for (int v = 0; v < S; v++) {
+                const int h = i * S + u, w = j * S + v;
+                float sum = one ? Window::given(g, chosen, u * KW + v, n) : 0;
+                for (int a = min(i, s.OH - 1); !fixed && a >= 0 && a * S + s.KH > h; a--)
+                    for (int b = min(j, s.OW - 1); b >= 0 && b * S + KW > w; b--)
+                        sum += Window::given(dy[a * s.OW + b],
+                                             Window::choose(window(a, b), s.W, s.KH, KW),
+                                             (h - a * S) * KW + w - b * S, n);
+                if (h < s.H && w < s.W) dX.store_or_add(h * s.W + w, sum);
+            }
+        }
+}
+
+template <class Window, int fixed>
+static Tensor pool2d(const char *op, const Tensor &X, int KH, int KW, int S) {
+    bool right =
+        X.shape.size() == 4 && S > 0 && KH > 0 && KW > 0 && X.shape[2] >= KH && X.shape[3] >= KW;
+    check_shape(op, right, "(N,C,H,W) with kernel_size <= H and W", {X});
+    const int N = X.shape[0], C = X.shape[1], H = X.shape[2], W = X.shape[3];
+    const PoolShape s = {N * C, H, W, (H - KH) / S + 1, (W - KW) / S + 1, KH, KW, S};
+    Tensor y = output(op, {X}, {N, C, s.OH, s.OW});
+    const int x = min(blocks(W, S), 32), z = min(blocks(H, S), threads / x);
+    const dim3 block(x, z, min(64, threads / (x * z)));
+    CHECK_LAUNCH(pool2d_kernel<Window, fixed>
+                 <<<blocks(s.P, block.z), block, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
+    record(y, [=] {
+        CHECK_LAUNCH(pool2d_backward_kernel<Window, fixed>
+                     <<<blocks(s.P, block.z), block, 0, on(X.device)>>>(grad_of(X), y.grad->ptr(),
+                                                                        X.ptr(), s));
+    });
+    return y;
+}
+
+// X (N,C,H,W)   ->   y (N,C,OH,OW). Same as F.avg_pool2d(X, kernel_size, stride).
+Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
+    const bool tutorial = kernel_size == 2 && stride == 2;
+    return (tutorial ? pool2d<Mean, 2> : pool2d<Mean, 0>)("avg_pool2d", X, kernel_size, kernel_size,
+                                                          stride);
+}
+// X (N,C,H,W)   ->   y (N,C,OH,OW). Same as F.max_pool2d(X, kernel_size, stride).
+Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
+    const bool lab = kernel_size == 2 && stride == 2;
+    return (lab ? pool2d<Max, 2> : pool2d<Max, 0>)("max_pool2d", X, kernel_size, kernel_size,
+                                                   stride);
+}
+// X (N,C,H,W)   ->   y (N,C), the mean of each plane
+// Same as nn.AdaptiveAvgPool2d((1,1)) and nn.Flatten().
+Tensor global_avg_pool2d(const Tensor &X) {
+    check_shape("global_avg_pool2d",
+                X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0,
+                "(N,C,H,W)", {X});
+    const int H = X.shape[2], W = X.shape[3];
+    return reshape(pool2d<Mean, 0>("global_avg_pool2d", X, H, W, std::max(H, W)),
+                   {X.shape[0], X.shape[1]});
+}
+
+// --- convolution and dense layers, plainly (KERNELS=plain)
+// As in PyTorch, a convolution is a cross-correlation. A dense layer is the convolution of a 1x1
+// image with a 1x1 kernel.
+
+// Element (k,o) of W, k = (c*K + u)*K + v, lies at W[k*W_stride_k + o*W_stride_o].
+struct ConvShape {
+    int N, C, H, W, O, K, stride, padding, OH, OW;
+    int W_stride_k, W_stride_o;
+};
+__device__ inline float pixel(const float *X, const ConvShape &s, int n, int c, int h, int w) {
+    const bool inside = h >= 0 && h < s.H && w >= 0 && w < s.W; // else it is padding
+    return inside ? X[((n * s.C + c) * s.H + h) * s.W + w] : 0;
+}
+
+// y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i*stride+u-padding,j*stride+v-padding] * W[o,c,u,v]
+//   X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW)
+// One thread an output element; neighbours in j read neighbours in X.
+__global__ void conv2d_plain_kernel(float *y, const float *X, const float *W, const float *b,
+                                    ConvShape s) {
+    const int at = blockIdx.x * blockDim.x + threadIdx.x;
+    const int j = at % s.OW, i = at / s.OW % s.OH, o = at / s.OW / s.OH % s.O;
+    const int n = at / s.OW / s.OH / s.O;
+    if (n >= s.N) return;
+    float sum = b[o];
+    for (int c = 0, k = 0; c < s.C; c++)
+        for (int u = 0; u < s.K; u++)
+            for (int v = 0; v < s.K; v++, k++)
+                sum +=
+                    pixel(X, s, n, c, i * s.stride + u - s.padding, j * s.stride + v - s.padding) *
+                    W[k * s.W_stride_k + o * s.W_stride_o];
+    y[at] = sum;
+}
+// dX[n,c,h,w] = or += sum of dy[n,o,i,j] * W[o,c,u,v] over o and all i,j,u,v with
+//   i*stride+u-padding = h, j*stride+v-padding = w
+// One thread an element of dX.
+__global__ void conv2d_plain_backward_input_kernel(GradSlot dX, const float *dy, const float *W,
+                                                   ConvShape s) {
+    const int at = blockIdx.x * blockDim.x + threadIdx.x;
+    const int w = at % s.W + s.padding, h = at / s.W % s.H + s.padding, c = at / s.W / s.H % s.C;
+    const int n = at / s.W / s.H / s.C;
+    if (n >= s.N) return;
+    float sum = 0;
+    for (int o = 0; o < s.O; o++)
+        for (int i = h / s.stride; i >= 0 && i * s.stride + s.K > h; i--)
+            for (int j = w / s.stride; j >= 0 && j * s.stride + s.K > w; j--) {
+                if (i >= s.OH || j >= s.OW) continue; // no window begins there
+                const int k = (c * s.K + h - i * s.stride) * s.K + w - j * s.stride;
+                sum += dy[((n * s.O + o) * s.OH + i) * s.OW + j] *
+                       W[k * s.W_stride_k + o * s.W_stride_o];
+            }
+    dX.store_or_add(at, sum);
+}
+// dW[o,c,u,v] = or += sum over n,i,j of X[n,c,i*stride+u-padding,j*stride+v-padding] * dy[n,o,i,j]
+// db[o] = or += sum over n,i,j of dy[n,o,i,j]: as if W had a row k = C*K*K that meets ones
+// One thread an element of dW or db.
+__global__ void conv2d_plain_backward_weights_kernel(GradSlot dW, GradSlot db, const float *dy,
+                                                     const float *X, ConvShape s) {
+    const int at = blockIdx.x * blockDim.x + threadIdx.x, terms = s.C * s.K * s.K;
+    const int o = at / (terms + 1), k = at % (terms + 1);
+    const int c = k / s.K / s.K, u = k / s.K % s.K - s.padding, v = k % s.K - s.padding;
+    if (o >= s.O) return;
+    float sum = 0;
+    for (int n = 0; n < s.N; n++)
+        for (int i = 0; i < s.OH; i++)
+            for (int j = 0; j < s.OW; j++)
+                sum += dy[((n * s.O + o) * s.OH + i) * s.OW + j] *
+                       (k < terms ? pixel(X, s, n, c, i * s.stride + u, j * s.stride + v) : 1);
+    if (k < terms && dW.data) dW.store_or_add(k * s.W_stride_k + o * s.W_stride_o, sum);
+    if (k == terms && db.data) db.store_or_add(o, sum);
+}
+
+static void plain_forward(const Tensor &y, const Tensor &X, const Tensor &W, const Tensor &b,
+                          const ConvShape &s) {
+    CHECK_LAUNCH(conv2d_plain_kernel<<<blocks(size(y)), threads, 0, on(X.device)>>>(
+        y.ptr(), X.ptr(), W.ptr(), b.ptr(), s));
+}
+static void plain_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
+                                 const ConvShape &s) {
+    CHECK_LAUNCH(conv2d_plain_backward_input_kernel<<<blocks(size(X)), threads, 0, on(X.device)>>>(
+        grad_of(X), y.grad->ptr(), W.ptr(), s));
+}
+static void plain_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
+                                   const Tensor &y, const ConvShape &s) {
+    const int n = size(W) + size(b);
+    CHECK_LAUNCH(conv2d_plain_backward_weights_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
+        grad_of(W), grad_of(b), y.grad->ptr(), X.ptr(), s));
+}
+
+// --- convolution and dense layers, tiled in registers (KERNELS=tiled)
+// The same three sums. A plain thread loads two numbers for each product. Here a thread keeps
+// tile_m x tile_n sums in registers, and loads tile_m + tile_n numbers for tile_m * tile_n
+// products: the tile_n are neighbours in a packed copy of W or of dy.
+
+// out[tile][row][tile_n] = in: columns in tiles of tile_n, the last filled up with zeros
+//   row (a*U + u)*V + v of column o is in[a*stride_a + u*stride_u + v*stride_v + o*stride_o]
+struct PackShape {
+    int A, U, V, columns; // a < A, u < U, v < V, o < columns
+    int stride_a, stride_u, stride_v, stride_o;
+};
+__global__ void pack_kernel(float *out, const float *in, PackShape s) {
+    const int t = blockIdx.x * blockDim.y + threadIdx.y, a = blockIdx.z;
+    const int o = blockIdx.y * blockDim.x + threadIdx.x;
+    if (t >= s.U * s.V) return;
+    const int u = s.U > 1 ? t / s.V : 0, v = t - u * s.V; // mostly no division
+    out[((blockIdx.y * s.A + a) * s.U * s.V + t) * tile_n + threadIdx.x] =
+        o < s.columns ? in[a * s.stride_a + u * s.stride_u + v * s.stride_v + o * s.stride_o] : 0;
+}
+static Tensor pack(const float *in, Device device, const PackShape &s) {
+    const int tiles = blocks(s.columns, tile_n);
+    Tensor out = empty({tiles, s.A * s.U * s.V, tile_n}, device);
+    if (size(out) == 0) return out;
+    const dim3 block(tile_n, threads / tile_n), grid(blocks(s.U * s.V, block.y), tiles, s.A);
+    CHECK_LAUNCH(pack_kernel<<<grid, block, 0, on(device)>>>(out.ptr(), in, s));
+    return out;
+}
+
+// out (P,H+2*padding,W+2*padding) = in (P,H,W) with zeros around. One warp a row of out.
+__global__ void pad_kernel(float *out, const float *in, int P, int H, int W, int padding) {
+    const int height = H + 2 * padding, width = W + 2 * padding;
+    const int row = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, h = row % height - padding;
+    if (row >= P * height) return;
+    const bool inside = h >= 0 && h < H;
+    in += inside ? (row / height * H + h) * W : 0;
+    out += row * width;
+    for (int w = threadIdx.x % warp_size; w < padding; w += warp_size)
+        out[w] = out[padding + W + w] = 0;
+    UNROLL_LANES
+    for (int w = threadIdx.x % warp_size; w < W; w += warp_size)
+        out[padding + w] = inside ? in[w] : 0;
+}
+// X (N,C,H,W), or a copy of it with zeros around
+static Tensor pad(const Tensor &X, int padding) {
+    if (padding == 0) return X;
+    const int planes = X.shape[0] * X.shape[1], H = X.shape[2], W = X.shape[3];
+    Tensor out = empty({X.shape[0], X.shape[1], H + 2 * padding, W + 2 * padding}, X.device);
+    const int rows = planes * out.shape[2];
+    CHECK_LAUNCH(pad_kernel<<<blocks(rows * warp_size), threads, 0, on(X.device)>>>(
+        out.ptr(), X.ptr(), planes, H, W, padding));
+    return out;
+}
+
+// y[n,o,i*step,j*step] = or += b[o] + sum over c, u < U, v < V of
+//   X[n,c,i*stride+u,j*stride+v] * packed[o/tile_n][c,u,v][o%tile_n]      i < I, j < J
+//   X (N,C,H,W), zeros around it included   b (O) or null   ->   y (N,O,OH,OW)
+struct Correlation {
+    int N, C, H, W, O, U, V, I, J, stride;
+    int step, OH, OW;
+    int begin, end; // the rows of X before `begin` and from `end` on are zeros, and left out
+};
+// Each thread: tile_m pixels (n,i,j), one warp's width apart, of tile_n channels o. `fixed` is V
+// where it is known, else 0.
+template <int fixed>
+__global__ void __launch_bounds__(64)
+    correlate_kernel(GradSlot y, const float *X, const float *packed, const float *b,
+                     Correlation s) {
+    if (fixed) s.V = fixed;
+    const int thread = blockIdx.x * blockDim.x + threadIdx.x, o_begin = blockIdx.y * tile_n;
+    const int plane = s.I * s.J, pixels = s.N * plane;
+    const int first = thread / warp_size * warp_size * tile_m + thread % warp_size;
+    if (first >= pixels) return;
+    int offset[tile_m]; // of X[n,0,i*stride,j*stride], for each pixel
+    int top = s.H, bottom = 0;
+    UNROLL
+    for (int m = 0; m < tile_m; m++) {
+        const int p = min(first + m * warp_size, pixels - 1);
+        const int n = p / plane, i = p % plane / s.J * s.stride, j = p % s.J * s.stride;
+        offset[m] = (n * s.C * s.H + i) * s.W + j;
+        top = min(top, i);
+        bottom = max(bottom, i);
+    }
+    // Only these rows of taps meet anything but zeros
+    const int u_begin = max(0, s.begin - bottom), u_end = min(s.U, s.end - top);
+    const int left_out = s.U - (u_end - u_begin);
+    float sum[tile_m][tile_n] = {};
+    const float *x = X + u_begin * s.W;
+    const float *w = packed + (blockIdx.y * s.C * s.U + u_begin) * s.V * tile_n;
+    for (int c = 0; c < s.C; c++) {
+        for (int u = u_begin; u < u_end; u++, x += s.W - s.V)
+            for (const float *end = x + s.V; x < end; x++, w += tile_n) {
+                UNROLL
+                for (int m = 0; m < tile_m; m++) {
+                    const float xm = x[offset[m]];
+                    UNROLL_LANES
+                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * w[q];
+                }
+            }
+        x += (s.H - s.U + left_out) * s.W;
+        w += left_out * s.V * tile_n;
+    }
+    UNROLL
+    for (int m = 0; m < tile_m; m++) {
+        const int p = first + m * warp_size, n = p / plane, ij = p % plane, size = s.OH * s.OW;
+        if (p >= pixels) break;
+        int out = (n * s.O + o_begin) * size; // of y[n,o,i*step,j*step]: no division if step is 1
+        out += s.step == 1 ? ij : (ij / s.J * s.OW + ij % s.J) * s.step;
+        UNROLL
+        for (int q = 0; q < tile_n; q++)
+            if (o_begin + q < s.O)
+                y.store_or_add(out + q * size, sum[m][q] + (b ? b[o_begin + q] : 0));
+    }
+}
+static void correlate(GradSlot y, const float *X, const Tensor &packed, const float *b,
+                      const Correlation &s) {
+    const int pixels = s.N * s.I * s.J, block = 64;
+    const cudaStream_t stream = on(packed.device);
+    dim3 grid(blocks(blocks(pixels, warp_size * tile_m) * warp_size, block), blocks(s.O, tile_n));
+    if (s.V == 3) correlate_kernel<3><<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s);
+    else CHECK_LAUNCH(correlate_kernel<0><<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
+}
+
+static void tiled_forward(const Tensor &y, const Tensor &X, const Tensor &W, const Tensor &b,
+                          const ConvShape &s) {
+    const int P = s.padding, K = s.K;
+    const Tensor padded = pad(X, P);
+    const Tensor packed =
+        pack(W.ptr(), X.device, {1, 1, s.C * K * K, s.O, 0, 0, s.W_stride_k, s.W_stride_o});
+    correlate({y.ptr(), 0}, padded.ptr(), packed, b.ptr(),
+              {s.N, s.C, s.H + 2 * P, s.W + 2 * P, s.O, K, K, s.OH, s.OW, s.stride, 1, s.OH, s.OW,
+               P, P + s.H});
+}
+
+// dX: the correlation of dy, zeros around it, with W turned by 180 degrees, its C and O exchanged.
+// With a stride, row h of dX meets only the taps u with u mod stride = (h+padding) mod stride, in
+// the rows (h+padding-u)/stride of dy. So the rows first, first+stride, ... of dX, a phase, are a
+// stride-1 correlation with those taps, and so are the columns: stride*stride correlations in all.
+struct Phase { // of rows, or of columns
+    int count; // of its rows
+    int taps;  // so many, the last of them u = last_tap, each `stride` before the one after it
+    int last_tap, dy_begin; // dy's row, zeros included, that the first row and the last tap meet
+};
+static Phase phase(int first, int size, int zeros, const ConvShape &s) {
+    const int S = s.stride, tap = (first + s.padding) % S, taps = blocks(s.K - tap, S);
+    if (tap >= s.K) return {(size - first + S - 1) / S, 0, 0, 0};
+    return {(size - first + S - 1) / S, taps, tap + (taps - 1) * S,
+            (first + s.padding) / S - (taps - 1) + zeros};
+}
+static void tiled_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
+                                 const ConvShape &s) {
+    const int K = s.K, S = s.stride, sk = s.W_stride_k;
+    const int zeros = max(0, (K - 1 - s.padding + S - 1) / S); // around dy: windows at the border
+    const GradSlot dX = grad_of(X);
+    if (s.N == 0) return;
+    const Tensor dy = pad(reshape(*y.grad, {s.N, s.O, s.OH, s.OW}), zeros);
+    for (int i = 0; i < min(S, s.H); i++)
+        for (int j = 0; j < min(S, s.W); j++) {
+            const Phase h = phase(i, s.H, zeros, s), w = phase(j, s.W, zeros, s);
+            const Tensor packed =
+                pack(W.ptr() + (h.last_tap * K + w.last_tap) * sk, X.device,
+                     {s.O, h.taps, w.taps, s.C, s.W_stride_o, -S * K * sk, -S * sk, K * K * sk});
+            correlate({dX.data + i * s.W + j, dX.add},
+                      dy.ptr() + h.dy_begin * dy.shape[3] + w.dy_begin, packed, nullptr,
+                      {s.N, s.O, dy.shape[2], dy.shape[3], s.C, h.taps, w.taps, h.count, w.count, 1,
+                       S, s.H, s.W, zeros - h.dy_begin, zeros + s.OH - h.dy_begin});
+        }
+}
+
+// partial[slice][o/tile_n][k][o%tile_n] =
+//   sum over the slice's n and all i,j of X[n,c,i*stride+u,j*stride+v] * dy[n,o,i,j],
+//   k = (c*K + u)*K + v
+//   X (N,C,H,W), zeros included   packed dy [o/tile_n][n,i,j][o%tile_n]   and, in row k = C*K*K,
+//   the sum of dy
+// Each thread: tile_m rows k, one warp's width apart, of tile_n channels. Slices of the images make
+// threads enough; none adds to another's sums, so every run gives the same bits.
+__global__ void weight_grad_kernel(float *partial, const float *X, const float *packed,
+                                   ConvShape s) {
+    const int thread = blockIdx.x * blockDim.x + threadIdx.x, slice = blockIdx.z;
+    const int slices = gridDim.z, terms = s.C * s.K * s.K, plane = s.OH * s.OW;
+    const int first = thread / warp_size * warp_size * tile_m + thread % warp_size;
+    if (first >= terms) return;
+    int offset[tile_m]; // of X[0,c,u,v], for each row
+    UNROLL
+    for (int m = 0; m < tile_m; m++) {
+        const int k = min(first + m * warp_size, terms - 1);
+        offset[m] = (k / (s.K * s.K) * s.H + k / s.K % s.K) * s.W + k % s.K;
+    }
+    const int begin = (long long)s.N * slice / slices, end = (long long)s.N * (slice + 1) / slices;
+    const float *dy = packed + (blockIdx.y * s.N + begin) * plane * tile_n;
+    float sum[tile_m][tile_n] = {}, sum_dy[tile_n] = {};
+    for (int n = begin; n < end; n++)
+        for (int i = 0; i < s.OH; i++) {
+            const float *x = X + (n * s.C * s.H + i * s.stride) * s.W;
+            for (int j = 0; j < s.OW; j++, x += s.stride, dy += tile_n) {
+                UNROLL
+                for (int m = 0; m < tile_m; m++) {
+                    const float xm = x[offset[m]];
+                    UNROLL_LANES
+                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * dy[q];
+                }
+                UNROLL_LANES
+                for (int q = 0; q < tile_n; q++) sum_dy[q] += dy[q];
+            }
+        }
+    float *out = partial + (slice * gridDim.y + blockIdx.y) * (terms + 1) * tile_n;
+    UNROLL
+    for (int m = 0; m < tile_m; m++) {
+        const int k = first + m * warp_size;
+        if (k >= terms) break;
+        UNROLL_LANES
+        for (int q = 0; q < tile_n; q++) out[k * tile_n + q] = sum[m][q];
+    }
+    if (thread > 0) return;
+    UNROLL_LANES
+    for (int q = 0; q < tile_n; q++) out[terms * tile_n + q] = sum_dy[q];
+}
+// dW and db (= or +=, none where null) from the slices' partial sums, added in their order.
+// One thread a weight.
+__global__ void sum_slices_kernel(GradSlot dW, GradSlot db, const float *partial, int slices,
+                                  ConvShape s) {
+    const int terms = s.C * s.K * s.K, k = blockIdx.x * blockDim.y + threadIdx.y;
+    const int o = blockIdx.y * tile_n + threadIdx.x;
+    if (k > terms || o >= s.O) return;
+    float sum = 0;
+    for (int slice = 0; slice < slices; slice++)
+        sum += partial[((slice * gridDim.y + blockIdx.y) * (terms + 1) + k) * tile_n + threadIdx.x];
+    if (k < terms && dW.data) dW.store_or_add(k * s.W_stride_k + o * s.W_stride_o, sum);
+    if (k == terms && db.data) db.store_or_add(o, sum);
+}
+
+static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
+                                   const Tensor &y, const ConvShape &shape) {
+    ConvShape s = shape;
+    const int plane = s.OH * s.OW, terms = s.C * s.K * s.K, block = 32;
+    const bool dense = s.K == 1 && plane == 1; // then all rows of dy in one go
+    const Tensor dy = pack(y.grad->ptr(), X.device,
+                           dense ? PackShape{1, 1, s.N, s.O, 0, 0, s.O, 1}
+                                 : PackShape{s.N, 1, plane, s.O, s.O * plane, 0, 1, plane});
+    const Tensor padded = pad(X, s.padding);
+    s.H += 2 * s.padding, s.W += 2 * s.padding;
+    // Slices until there are threads enough: their sums are to be added, and take memory.
+    const int tiles = dy.shape[0], busy = tiles * blocks(terms, tile_m);
+    const int slices = min(s.N, min(32, blocks(1 << 15, busy)));
+    Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
+    if (slices > 0) {
+        dim3 grid(blocks(blocks(terms, warp_size * tile_m) * warp_size, block), tiles, slices);
+        CHECK_LAUNCH(weight_grad_kernel<<<grid, block, 0, on(X.device)>>>(
+            partial.ptr(), padded.ptr(), dy.ptr(), s));
+    }
+    const dim3 rows(tile_n, threads / tile_n), grid(blocks(terms + 1, rows.y), tiles);
+    CHECK_LAUNCH(sum_slices_kernel<<<grid, rows, 0, on(X.device)>>>(grad_of(W), grad_of(b),
+                                                                    partial.ptr(), slices, s));
+}
+
+// --- convolution and dense layers: the operators
+static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tensor &b,
+                   const ConvShape &s, std::vector<int> shape) {
+    const bool plain = options.kernels == "plain";
+    Tensor y = output(op, {X, W, b}, shape);
+    (plain ? plain_forward : tiled_forward)(y, X, W, b, s);
+    record(y, [=] {
+        if (W.grad || b.grad)
+            (plain ? plain_backward_weights : tiled_backward_weights)(X, W, b, y, s);
+        if (X.grad) (plain ? plain_backward_input : tiled_backward_input)(X, W, y, s);
+    });
+    return y;
+}
+
+// X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW)
+//   OH = (H + 2*padding - K)/stride + 1, rounded down; OW likewise
+// Same as F.conv2d(X, W, b, stride, padding); PyTorch's gradients.
+Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int padding) {
+    bool right = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
+                 W.shape[2] == W.shape[3] && b.shape == std::vector<int>{W.shape[0]} &&
+                 stride > 0 && padding >= 0 && size(W) > 0 &&
+                 X.shape[2] + 2 * padding >= W.shape[2] && X.shape[3] + 2 * padding >= W.shape[2];
+    check_shape("conv2d", right,
+                "(N,C,H,W), (O,C,K,K), (O) with K <= H and W + 2*padding, stride > 0, padding >= 0",
+                {X, W, b});
+    const int N = X.shape[0], C = X.shape[1], H = X.shape[2], width = X.shape[3];
+    const int O = W.shape[0], K = W.shape[2];
+    const int OH = (H + 2 * padding - K) / stride + 1, OW = (width + 2 * padding - K) / stride + 1;
+    return conv("conv2d", X, W, b, {N, C, H, width, O, K, stride, padding, OH, OW, 1, C * K * K},
+                {N, O, OH, OW});
+}
+
+// X (N,C)   W (C,O)   b (O)   ->   X @ W + b (N,O)
+Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
+    bool right = X.shape.size() == 2 && W.shape.size() == 2 && W.shape[0] == X.shape[1] &&
+                 b.shape == std::vector<int>{W.shape[1]};
+    check_shape("linear", right, "(N,C), (C,O), (O)", {X, W, b});
+    const int N = X.shape[0], C = X.shape[1], O = W.shape[1];
+    return conv("linear", X, W, b, {N, C, 1, 1, O, 1, 1, 0, 1, 1, O, 1}, {N, O});
+}
+
+// --- batch normalization
+// y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel.
+
+constexpr float bn_eps = 1e-5f, bn_momentum = 0.1f; // momentum: the share of the new statistics
+constexpr int bn_warps = warp_size == 1 ? 8 : 32;   // of the block that sums over a channel
+struct BatchNorm {
+    int N, C, size; // X (N,C,size), size = H*W of a plane; all else (C)
+    const float *X, *gamma, *beta;
+    float *mean, *var, *running_mean, *running_var;
+};
+
+// Numbers x: how many, their mean, the sum of (x-mean)^2. Chan et al. 1979: those of two sets are
+// merged without any difference of large sums.
+struct Moments {
+    float count, mean, squares;
+};
+__device__ inline Moments merge(Moments a, Moments b) {
+    const float count = a.count + b.count, d = b.mean - a.mean;
+    if (b.count == 0) return a;
+    return {count, a.mean + d * (b.count / count),
+            a.squares + b.squares + d * d * (a.count / count * b.count)};
+}
+// mean and var of each channel; running = (1-momentum) * running + momentum * new
+// One block a channel; each of its warps takes every bn_warps-th plane.
+__global__ void batch_norm_moments_kernel(BatchNorm s) {
+    __shared__ Moments parts[bn_warps];
+    const int c = blockIdx.x, warp = threadIdx.x / warp_size;
+    Moments all = {0, 0, 0};
+    for (int n = warp; n < s.N; n += bn_warps) {
+        const float *x = s.X + (n * s.C + c) * s.size;
+        const float m = warp_sum(s.size, [=](int i) { return x[i]; }) / s.size;
+        const float squares = warp_sum(s.size, [=](int i) { return (x[i] - m) * (x[i] - m); });
+        all = merge(all, {(float)s.size, m, squares});
+    }
+    if (threadIdx.x % warp_size == 0) parts[warp] = all;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int i = 1; i < bn_warps; i++) all = merge(all, parts[i]);
+    s.mean[c] = all.mean;
+    s.var[c] = all.squares / all.count;
+    const float unbiased = all.squares / (all.count > 1 ? all.count - 1 : 1);
+    s.running_mean[c] = (1 - bn_momentum) * s.running_mean[c] + bn_momentum * all.mean;
+    s.running_var[c] = (1 - bn_momentum) * s.running_var[c] + bn_momentum * unbiased;
+}
+// y = (X - mean) * gamma / sqrt(var + eps) + beta   One warp a plane.
+__global__ void batch_norm_kernel(float *y, BatchNorm s) {
+    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
+    if (p >= s.N * s.C) return;
+    const float m = s.mean[c], scale = s.gamma[c] / sqrtf(s.var[c] + bn_eps), shift = s.beta[c];
+    const float *X = s.X + p * s.size;
+    y += p * s.size;
+    UNROLL_LANES
+    for (int i = threadIdx.x % warp_size; i < s.size; i += warp_size)
+        y[i] = (X[i] - m) * scale + shift;
+}
+// sum (C) of dy and product (C) of dy * (X - mean) of each channel;
+// dbeta = or += sum, dgamma = or += product / sqrt(var + eps), where not null
+// One block a channel, as above.
+__global__ void batch_norm_sums_kernel(float *sum, float *product, GradSlot dgamma, GradSlot dbeta,
+                                       const float *dy, BatchNorm s) {
+    __shared__ float sums[bn_warps];
+    __shared__ float products[bn_warps];
+    const int c = blockIdx.x, warp = threadIdx.x / warp_size;
+    const float m = s.mean[c];
+    float a = 0, b = 0;
+    for (int n = warp; n < s.N; n += bn_warps) {
+        const float *x = s.X + (n * s.C + c) * s.size, *g = dy + (n * s.C + c) * s.size;
+        a += warp_sum(s.size, [=](int i) { return g[i]; });
+        b += warp_sum(s.size, [=](int i) { return g[i] * (x[i] - m); });
+    }
+    if (threadIdx.x % warp_size == 0) sums[warp] = a, products[warp] = b;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int i = 1; i < bn_warps; i++) a += sums[i], b += products[i];
+    sum[c] = a;
+    product[c] = b;
+    if (dgamma.data) dgamma.store_or_add(c, b / sqrtf(s.var[c] + bn_eps));
+    if (dbeta.data) dbeta.store_or_add(c, a);
+}
+// dX = or += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) / (var + eps) * product/M), where
+// M = N*size: X moves mean and var too.   One warp a plane.
+__global__ void batch_norm_backward_kernel(GradSlot dX, const float *dy, const float *sum,
+                                           const float *product, BatchNorm s) {
+    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
+    if (p >= s.N * s.C) return;
+    const float M = (float)s.N * s.size, m = s.mean[c], var = s.var[c] + bn_eps;
+    const float scale = s.gamma[c] / sqrtf(var), dy_mean = sum[c] / M, slope = product[c] / M / var;
+    const float *X = s.X + p * s.size;
+    dy += p * s.size;
+    dX.data += p * s.size;
+    UNROLL_LANES
+    for (int i = threadIdx.x % warp_size; i < s.size; i += warp_size)
+        dX.store_or_add(i, scale * (dy[i] - dy_mean - (X[i] - m) * slope));
+}
+
+// X (N,C,H,W)   gamma, beta, running_mean, running_var (C)   ->   y (N,C,H,W)
+// While it records, mean and var are those of X, that is of this device's shard, and the running
+// ones move a tenth of the way to them (the variance as sum/(N*H*W-1); the 1 is not taken from a
+// single value, whose variance is 0 and y beta). Under NoGrad they are the running ones. An empty
+// shard moves nothing. Same as F.batch_norm(X, running_mean, running_var, gamma, beta, training).
+Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
+                  const Tensor &running_mean, const Tensor &running_var) {
+    const std::vector<int> channels = {X.shape.size() == 4 ? X.shape[1] : 0};
+    bool right = X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0;
+    for (const Tensor &t : {gamma, beta, running_mean, running_var})
+        right = right && t.shape == channels;
+    const std::vector<Tensor> inputs = {X, gamma, beta, running_mean, running_var};
+    check_shape("batch_norm", right, "(N,C,H,W), (C), (C), (C), (C)", inputs);
+    same_device("batch_norm", inputs);
+    Tensor y = output("batch_norm", {X, gamma, beta}, X.shape);
+    const int N = X.shape[0], C = X.shape[1], per_channel = bn_warps * warp_size;
+    const bool own = is_recording(); // statistics
+    const Tensor mean = own ? full({C}, 0, X.device) : running_mean;
+    const Tensor var = own ? full({C}, 0, X.device) : running_var;
+    const BatchNorm s = {
+        N,          C,         X.shape[2] * X.shape[3], X.ptr(),          gamma.ptr(), beta.ptr(),
+        mean.ptr(), var.ptr(), running_mean.ptr(),      running_var.ptr()};
+    if (own && N > 0) {
+        CHECK_LAUNCH(batch_norm_moments_kernel<<<C, per_channel, 0, on(X.device)>>>(s));
+    }
+    const int by_plane = blocks(N * C * warp_size);
+    CHECK_LAUNCH(batch_norm_kernel<<<by_plane, threads, 0, on(X.device)>>>(y.ptr(), s));
+    record(y, [=] {
+        (void)inputs, (void)mean, (void)var; // kept until here: s points to their memory
+        const float *dy = y.grad->ptr();
+        const Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
+        CHECK_LAUNCH(batch_norm_sums_kernel<<<C, per_channel, 0, on(X.device)>>>(
+            sum.ptr(), product.ptr(), grad_of(gamma), grad_of(beta), dy, s));
+        if (!X.grad) return;
+        CHECK_LAUNCH(batch_norm_backward_kernel<<<by_plane, threads, 0, on(X.device)>>>(
+            grad_of(X), dy, sum.ptr(), product.ptr(), s));
+    });
+    return y;
 }
 
 // ---------------------------------------------------------------------------------------------
 // 9. Autograd
-// Each device has a tape: the backward of every operator that ran on it, in order.
+// What `autograd.record()` and `l.backward()` are made of. Each device has a tape: the backward of
+// every operator that ran on it, in order. backward(l) runs it in reverse.
 
-struct Step {
+struct TapeEntry {
     std::shared_ptr<Tensor> grad; // of the operator's result
     std::function<void()> backward;
 };
-// A logical device; section 11 makes them.
-struct Gpu {
-    int physical;
-    Queue queues[2];            // the second is for OVERLAP
-    std::map<int, Queue> links; // for messages from each device
-    std::vector<Step> tape;
-    size_t bytes = 0, most_bytes = 0; // of device memory taken from CUDA, now and ever
-};
-static Gpu &state(Device device);
+std::vector<TapeEntry> &tape_of(Device device);
+std::string str(Device device); // gpu(0)
 
 static bool recording = true;
-struct NoGrad {
+bool is_recording() { return recording; }
+struct NoGrad { // while one exists, nothing goes on the tape
     bool before = recording;
     NoGrad() { recording = false; }
     ~NoGrad() { recording = before; }
 };
 
+struct Event { // a CUDA event of a device
+    cudaEvent_t handle;
+    explicit Event(Device device) {
+        on(device);
+        CHECK(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming));
+    }
+    Event(const Event &) = delete;
+    ~Event() { cudaEventDestroy(handle); }
+};
+
 void attach_grad(Tensor &t) { t.grad = std::make_shared<Tensor>(full(t.shape, 0, t.device)); }
-void attach_grad(std::vector<Tensor> &list) {
-    auto exchange = std::make_shared<Exchange>();
+// For all with requires_grad, contiguous in their order: an allreduce can take them as one.
+void attach_grad(std::vector<Tensor> &params) {
     int n = 0;
-    for (const Tensor &t : list) n += t.trained ? size(t) : 0;
-    Tensor all = full({n}, 0, list[0].device);
+    for (const Tensor &p : params) n += p.requires_grad ? size(p) : 0;
+    Tensor all = full({n}, 0, params[0].device);
     n = 0;
-    for (Tensor &t : list) {
-        if (!t.trained) continue;
-        t.grad = std::make_shared<Tensor>(rows(all, n, n + size(t)));
-        t.grad->shape = t.shape;
-        t.grad->index = exchange->count++;
-        t.grad->exchange = exchange;
-        n += size(t);
+    for (Tensor &p : params) {
+        if (!p.requires_grad) continue;
+        p.grad = std::make_shared<Tensor>(rows(all, n, n + size(p)));
+        p.grad->shape = p.shape;
+        p.grad->complete = std::make_shared<Event>(p.device);
+        n += size(p);
     }
 }
 
@@ -1925,47 +1755,51 @@ Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int
     Tensor y = empty(shape, inputs[0].device);
     for (const Tensor &X : inputs) {
         if (!recording || !X.grad) continue;
-        y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape, nullptr, nullptr});
-        X.grad->uses++;
+        y.grad = std::make_shared<Tensor>();
+        y.grad->device = y.device;
+        y.grad->shape = y.shape;
     }
     return y;
 }
-bool is_recording() { return recording; }
 void record(const Tensor &y, std::function<void()> backward) {
-    if (y.grad) state(y.device).tape.push_back({y.grad, std::move(backward)});
+    if (y.grad) tape_of(y.device).push_back({y.grad, std::move(backward)});
 }
 
-static unsigned pass = 0;            // backward passes so far
-static std::vector<Tensor> complete; // gradients that no operator on the tape will add to any more
+static unsigned pass = 0;                           // backward passes so far
+static std::vector<std::shared_ptr<Event>> written; // events of gradients that are being written
 
-// Where a backward puts dX, and whether it adds to what the same pass has put there.
-float *grad_of(const Tensor &X, bool *accumulate) {
+// Where an operator's backward puts dX. The first to write it in a pass overwrites it (=), later
+// ones add to it (+=).
+GradSlot grad_of(const Tensor &X) {
+    if (!X.grad) return {nullptr, 0};
     Tensor &g = *X.grad;
     if (!g.data) g.data = empty(g.shape, g.device).data;
-    *accumulate = g.written == pass;
+    const bool add = g.written == pass;
     g.written = pass;
-    if (--g.uses == 0 && g.exchange) complete.push_back(g);
-    return g.data.get();
+    if (g.complete) written.push_back(g.complete);
+    return {g.ptr(), add};
 }
 
-// Run the tape of l's device in reverse and empty it, giving back memory on the way. Afterwards
-// the gradient of every tensor that l depends on is that of sum(l), whatever it was before.
+// Run the tape of l's device in reverse and empty it, giving back memory on the way. Gradients are
+// those of sum(l); they are overwritten, not accumulated (PyTorch adds). An event is recorded
+// behind each write of a parameter's gradient; recording it again moves it behind the last one.
 void backward(const Tensor &l) {
-    auto &tape = state(l.device).tape;
+    auto &tape = tape_of(l.device);
     if (!l.grad || tape.empty())
         error("backward: no operator on %s was recorded", str(l.device).c_str());
     pass++;
-    bool accumulate;
-    float *dl = grad_of(l, &accumulate);
-    if (int n = size(l)) fill_kernel<<<blocks(n), threads, 0, on(l.device)>>>(dl, 1, n);
-    CHECK_LAUNCH();
+    const int n = size(l);
+    CHECK_LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(l.device)>>>(grad_of(l).data, 1, n));
     while (!tape.empty()) {
-        Step step = std::move(tape.back());
+        TapeEntry entry = std::move(tape.back());
         tape.pop_back();
-        if (step.grad->written == pass) step.backward(); // else l does not depend on it
-        for (const Tensor &grad : complete) gradient_complete(grad);
-        complete.clear();
+        if (entry.grad->written == pass) entry.backward(); // else l does not depend on it
+        for (const auto &event : written) CHECK(cudaEventRecord(event->handle, on(l.device)));
+        written.clear();
     }
+}
+void wait_for_gradient(const Tensor &grad) {
+    CHECK(cudaStreamWaitEvent(on(grad.device), grad.complete->handle, 0));
 }
 
 void same_device(const char *op, const std::vector<Tensor> &inputs) {
@@ -1989,25 +1823,29 @@ void check_shape(const char *op, bool right, const char *wanted,
 
 // ---------------------------------------------------------------------------------------------
 // 10. The other two networks        tutorials: "Concise Implementation for Multiple GPUs", the lab
-// Networks made of blocks, as gluon.nn and torch.nn make them. A block knows its parameters, and
-// takes so many tensors from where its forward is told that they begin.
+// Networks made of blocks, as gluon.nn and torch.nn make them. A block knows its parameters; its
+// forward reads its params.size() tensors starting at `params`: what lenet(X, params) is to section
+// 2, net.forward(X, params.data()) is here.
 
-// net.forward(X, params.data()) is what lenet(X, params) is.
+Tensor uniform(float scale, std::vector<int> shape); // U(-scale, scale) on the host
+void first_samples(int n, Tensor &X, Tensor &y);     // of the training set
+void stop_requested();                               // ends the program if Ctrl-C was pressed
+
+typedef std::function<Tensor(std::vector<int> shape)> Init; // makes a parameter on the host
 struct Param {
     std::string name; // such as conv0.weight, which is saved as conv0.weight.npy
     std::vector<int> shape;
-    std::function<Tensor(std::vector<int> shape)> init; // its first value, on the host
-    bool trained = true;                                // else it is not to get a gradient
+    Init init;
+    bool requires_grad = true; // false: a buffer
 };
 struct Block {
     std::vector<Param> params;
     std::function<Tensor(const Tensor &X, const Tensor *params)> forward;
 };
 
-static std::function<Tensor(std::vector<int>)> constant(float value) {
+static Init constant(float value) {
     return [=](std::vector<int> shape) { return full(shape, value, cpu()); };
 }
-
 static Block Conv2d(int in_channels, int channels, int kernel_size, int stride = 1,
                     int padding = 0) {
     return {{{"conv.weight", {channels, in_channels, kernel_size, kernel_size}, nullptr},
@@ -2030,18 +1868,16 @@ static Block BatchNorm2d(int channels) {
                 return batch_norm(X, params[0], params[1], params[2], params[3]);
             }};
 }
-static Block ReLU() {
-    return {{}, [](const Tensor &X, const Tensor *) { return relu(X); }};
+static Block layer(std::function<Tensor(const Tensor &X)> forward) { // without parameters
+    return {{}, [=](const Tensor &X, const Tensor *) { return forward(X); }};
 }
+static Block ReLU() { return layer(relu); }
 static Block MaxPool2d(int kernel_size, int stride) {
-    return {{},
-            [=](const Tensor &X, const Tensor *) { return max_pool2d(X, kernel_size, stride); }};
+    return layer([=](const Tensor &X) { return max_pool2d(X, kernel_size, stride); });
 }
-static Block GlobalAvgPool2d() {
-    return {{}, [](const Tensor &X, const Tensor *) { return global_avg_pool2d(X); }};
-}
+static Block GlobalAvgPool2d() { return layer(global_avg_pool2d); }
 static Block Flatten() {
-    return {{}, [](const Tensor &X, const Tensor *) { return reshape(X, {X.shape[0], -1}); }};
+    return layer([](const Tensor &X) { return reshape(X, {X.shape[0], -1}); });
 }
 
 // One block after another
@@ -2060,7 +1896,7 @@ static Block sequential(const std::vector<Block> &blocks) {
 }
 
 // A whole network: its parameters numbered, the weights' first values given
-static Block network(Block net, std::function<Tensor(std::vector<int>)> init) {
+static Block network(Block net, Init init) {
     std::map<std::string, int> layers; // of each kind, so far
     for (Param &p : net.params) {
         const size_t point = p.name.find('.');
@@ -2070,15 +1906,6 @@ static Block network(Block net, std::function<Tensor(std::vector<int>)> init) {
         if (!p.init) p.init = init;
     }
     return net;
-}
-
-std::vector<Tensor> init_params(const Block &net) {
-    std::vector<Tensor> params;
-    for (const Param &p : net.params) {
-        params.push_back(p.init(p.shape));
-        params.back().trained = p.trained;
-    }
-    return params;
 }
 
 // Two convolutions, their result added to X; to the convolution of X where the shape changes
@@ -2104,10 +1931,8 @@ Block resnet18(int num_classes, int in_channels = 1) {
                            bool first_block = false) {
         std::vector<Block> blk;
         for (int i = 0; i < num_residuals; i++)
-            if (i == 0 && !first_block)
-                blk.push_back(Residual(in_channels, num_channels, true, 2));
-            else
-                blk.push_back(Residual(num_channels, num_channels));
+            if (i == 0 && !first_block) blk.push_back(Residual(in_channels, num_channels, true, 2));
+            else blk.push_back(Residual(num_channels, num_channels));
         return sequential(blk);
     };
     // This model uses a smaller convolution kernel, stride, and padding and removes the max-pooling
@@ -2149,9 +1974,13 @@ static const Model models[] = {{"lenet", 256, 0, 0.2f, 0, 10},
 void init_model() {
     if (options.model == "lenet") return init_params(); // net and param_names are lenet's at first
     const Block block = options.model == "resnet18" ? resnet18(10) : lab_cnn();
-    params = init_params(block);
+    params.clear();
     param_names.clear();
-    for (const Param &p : block.params) param_names.push_back(p.name);
+    for (const Param &p : block.params) {
+        params.push_back(p.init(p.shape));
+        params.back().requires_grad = p.requires_grad;
+        param_names.push_back(p.name);
+    }
     net = [=](const Tensor &X, const std::vector<Tensor> &params) {
         return block.forward(X, params.data());
     };
@@ -2166,7 +1995,8 @@ float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tenso
     std::vector<Tensor> corrects;
     for (size_t c = 0; c < devices.size(); c++) {
         for (size_t i = 0; i < params[c].size(); i++)
-            if (!params[c][i].trained && c > 0) params[c][i] = copyto(params[0][i], devices[c]);
+            if (!params[c][i].requires_grad && c > 0)
+                params[c][i] = copyto(params[0][i], devices[c]);
         corrects.push_back(full({1}, 0, devices[c]));
     }
     Tensor X, y;
@@ -2182,12 +2012,26 @@ float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tenso
     return correct / test_iter.X.shape[0];
 }
 
+// The same by one device: net(X) is the network with that device's parameters.
+float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
+                            Device device) {
+    auto one = [&](const Tensor &X, const std::vector<Tensor> &) { return net(X); };
+    return evaluate_accuracy_gpus(one, {{}}, test_iter, {device});
+}
+
 static std::vector<std::vector<Tensor>> on_all(const std::vector<Device> &devices) {
     std::vector<std::vector<Tensor>> device_params;
     for (Device d : devices) device_params.push_back(get_params(params, d));
     return device_params;
 }
 
+// What the network makes of each device's shard.
+static void print_outputs(const std::vector<Tensor> &shards,
+                          const std::vector<std::vector<Tensor>> &device_params) {
+    NoGrad guard;
+    for (size_t c = 0; c < shards.size(); c++)
+        printf("%s\n", to_string(net(shards[c], device_params[c])).c_str());
+}
 // Channel 0 of the first convolution's weight, or of its gradient.
 static std::string channel0(const Tensor &weight) {
     return to_string(reshape(rows(weight, 0, 1), {1, weight.shape[2], weight.shape[3]}));
@@ -2197,26 +2041,17 @@ static std::string channel0(const Tensor &weight) {
 void demos_resnet18(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     const auto device_params = on_all(devices); // net.initialize(ctx=devices)
-    auto data = [&](size_t i, Device device) { // parameter i on the device
-        for (const auto &params : device_params)
-            if (params[i].device.id == device.id) return params[i];
-        error("%s: not initialized on %s", param_names[i].c_str(), str(device).c_str());
-    };
     Tensor x = empty({std::max(4, num_gpus), 1, 28, 28}, cpu());
     std::mt19937 random(options.seed);
     for (int i = 0; i < size(x); i++)
-        x.data.get()[i] = std::uniform_real_distribution<float>(0, 1)(random);
-    const std::vector<Tensor> x_shards = split_and_load(x, devices);
-    for (size_t c = 0; c < devices.size(); c++) {
-        NoGrad guard;
-        printf("%s\n", to_string(net(x_shards[c], device_params[c])).c_str());
+        x.ptr()[i] = std::uniform_real_distribution<float>(0, 1)(random);
+    print_outputs(split_and_load(x, devices), device_params);
+    for (Device d : {cpu(), gpu(0)}) { // weight.data(ctx=d)
+        bool initialized = false;
+        for (const auto &params : device_params) initialized |= params[0].device.id == d.id;
+        if (!initialized) printf("not initialized on %s\n", str(d).c_str());
     }
-    try {
-        data(0, cpu());
-    } catch (const Error &) {
-        printf("not initialized on %s\n", str(cpu()).c_str());
-    }
-    for (Device d : devices) printf("%s\n", channel0(data(0, d)).c_str());
+    for (const auto &params : device_params) printf("%s\n", channel0(params[0]).c_str());
 }
 
 // The lab: the network's results on two images a device, its first weights, equal on all devices,
@@ -2227,100 +2062,152 @@ void demos_lab_cnn(int num_gpus) {
     Tensor X, y;
     first_samples(2 * num_gpus, X, y);
     auto [data, label] = split_batch(X, y, devices);
-    for (size_t c = 0; c < devices.size(); c++) {
-        NoGrad guard;
-        printf("%s\n", to_string(net(data[c], device_params[c])).c_str());
-    }
+    print_outputs(data, device_params);
     for (size_t c = 0; c < devices.size(); c++)
         printf("=== channel 0 of the first conv on %s ===\n%s\n", str(devices[c]).c_str(),
                channel0(device_params[c][0]).c_str());
-    for (size_t c = 0; c < devices.size(); c++)
+    for (size_t c = 0; c < devices.size(); c++) {
         backward(loss(net(data[c], device_params[c]), label[c]));
-    for (size_t c = 0; c < devices.size(); c++)
         printf("=== grad of channel 0 of the first conv2d on %s ===\n%s\n", str(devices[c]).c_str(),
                channel0(*device_params[c][0].grad).c_str());
+    }
     printf("Running on %s\nBatch size is %d\n", str(devices).c_str(), options.batch);
 }
 
 // ---------------------------------------------------------------------------------------------
 // 11. Devices and memory
-// k logical devices on the GPUs there are, the memory of tensors, and what to say when CUDA fails.
+// k logical devices on the GPUs there are, their streams, the memory of tensors, and what is said
+// when CUDA fails.
 
-static std::vector<Gpu> &gpus =
-    *new std::vector<Gpu>; // the logical devices; tensors may outlive main
+struct Gpu { // a logical device
+    int physical;
+    Stream streams[2];           // of computation, and of communication (CommStreams)
+    std::map<int, Stream> links; // for messages from each device
+    std::map<size_t, std::vector<float *>> free_blocks[2]; // a free list per (stream, bytes)
+    std::vector<TapeEntry> tape;
+    size_t bytes = 0, peak_bytes = 0; // of device memory taken from CUDA, now and ever
+};
+static std::vector<Gpu> &gpus = *new std::vector<Gpu>; // never destroyed: tensors may outlive main
 
 static Gpu &state(Device device) {
     if (device.id < 0 || device.id >= (int)gpus.size())
         error("there is no %s: the program runs on %zu devices", str(device).c_str(), gpus.size());
     return gpus[device.id];
 }
+Device try_gpu(int i) { return state(gpu(i)), gpu(i); }
 int physical(Device device) { return state(device).physical; }
-
-static int second = 0; // 1 while a SecondQueue exists
-SecondQueue::SecondQueue() { second = 1; }
-SecondQueue::~SecondQueue() { second = 0; }
-Queue &queue(Device device) { return state(device).queues[second]; }
-cudaEvent_t ready(Device device) { return queue(device).ready; }
-cudaStream_t on(Device device) {
-    CHECK(cudaSetDevice(physical(device)));
-    return queue(device).stream;
+std::vector<TapeEntry> &tape_of(Device device) { return state(device).tape; }
+std::string str(Device device) {
+    return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
 }
-static Queue new_queue(int physical) {
-    Queue q;
-    CHECK(cudaSetDevice(physical));
-    CHECK(cudaStreamCreateWithFlags(&q.stream, cudaStreamNonBlocking));
-    CHECK(cudaEventCreateWithFlags(&q.ready, cudaEventDisableTiming));
-    return q;
-}
-Queue &link_queue(Device src, Device dst) {
-    Queue &q = state(dst).links[src.id];
-    if (!q.stream) q = new_queue(physical(dst));
-    return q;
-}
-// The first queues of the first k devices wait for their second ones.
-void join_second_queues(int k) {
-    for (int i = 0; i < k; i++) {
-        Gpu &g = state(gpu(i));
-        CHECK(cudaSetDevice(g.physical));
-        CHECK(cudaEventRecord(g.queues[1].ready, g.queues[1].stream));
-        CHECK(cudaStreamWaitEvent(g.queues[0].stream, g.queues[1].ready, 0));
-    }
-}
-void waitall() {
-    for (const Gpu &g : gpus) {
-        CHECK(cudaSetDevice(g.physical));
-        for (const Queue &q : g.queues) CHECK(cudaStreamSynchronize(q.stream));
-    }
+std::string str(const std::vector<Device> &devices) {
+    std::string s;
+    for (Device d : devices) s += (s.empty() ? "" : ", ") + str(d);
+    return "[" + s + "]";
 }
 
+void error(const char *format, ...) {
+    char text[1000];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c < ' ') *c = '?'; // a file name, say, may hold a line break
+    throw Error(text);
+}
 void check_cuda(cudaError_t code, const char *call, const char *file, int line) {
     if (code == cudaSuccess) return;
     fflush(stdout);
     fprintf(stderr, "mgpu: %s:%d: %s: %s (%s)\n", file, line, call, cudaGetErrorString(code),
             cudaGetErrorName(code));
-    _exit(1); // what CUDA still has in its queues is worth nothing now
+    _exit(1); // what CUDA still has in its streams is worth nothing now
 }
 
-// Copy a pattern from gpu(i) to gpu(j) and compare: better here than in a gradient.
-static void check_link(Device i, Device j) {
-    std::vector<float> want(1 << 14);
-    Tensor host = empty({(int)want.size()}, cpu());
-    for (size_t n = 0; n < want.size(); n++)
-        want[n] = host.data.get()[n] = 1000.0f * i.id + 10.0f * j.id + n % 7;
-    if (to_host(copyto(copyto(host, i), j)) != want)
+// --- streams
+static int comm = 0; // 1 while a CommStreams exists: the index of Gpu::streams
+CommStreams::CommStreams() { comm = 1; }
+CommStreams::~CommStreams() { comm = 0; }
+Stream &stream(Device device) { return state(device).streams[comm]; }
+cudaStream_t on(Device device) {
+    CHECK(cudaSetDevice(physical(device)));
+    return stream(device).handle;
+}
+static Stream new_stream(int physical) {
+    Stream s;
+    CHECK(cudaSetDevice(physical));
+    CHECK(cudaStreamCreateWithFlags(&s.handle, cudaStreamNonBlocking));
+    CHECK(cudaEventCreateWithFlags(&s.ready, cudaEventDisableTiming));
+    return s;
+}
+Stream &link_stream(Device src, Device dst) {
+    Stream &s = state(dst).links[src.id];
+    if (!s.handle) s = new_stream(physical(dst));
+    return s;
+}
+void join_comm_streams(int k) {
+    for (int c = 0; c < k; c++) wait_for(state(gpu(c)).streams[0], state(gpu(c)).streams[1]);
+}
+void waitall() { // the host waits for all devices
+    for (const Gpu &g : gpus) {
+        CHECK(cudaSetDevice(g.physical));
+        for (const Stream &s : g.streams) CHECK(cudaStreamSynchronize(s.handle));
+    }
+}
+
+// The messages since the last reset, counted as they are enqueued: what an exchange costs.
+struct Traffic {
+    long messages = 0, bytes = 0;
+    std::map<int, long> in, out; // bytes of each device; -1: the host
+    int steps = 0;               // the longest chain of messages
+};
+static Traffic traffic;
+void count_message(Device src, Device dst, size_t bytes, Stream &carrier) {
+    traffic.messages++;
+    traffic.bytes += bytes;
+    traffic.out[src.id] += bytes;
+    traffic.in[dst.id] += bytes;
+    traffic.steps = std::max(traffic.steps, ++carrier.steps);
+}
+
+// --- devices
+static std::mt19937 rng; // seeded by main
+template <class Distribution>
+static Tensor random(std::vector<int> shape, Distribution distribution) {
+    Tensor t = empty(std::move(shape), cpu());
+    for (int i = 0; i < size(t); i++) t.ptr()[i] = distribution(rng);
+    return t;
+}
+
+// How i reaches j's memory: "same GPU as", "peer" (access is enabled here) or "staged" (through the
+// host). A pattern is copied over and compared: better here than in a gradient.
+static const char *connect(Device i, Device j) {
+    int can = 0;
+    const bool same = physical(i) == physical(j);
+    if (!same) CHECK(cudaDeviceCanAccessPeer(&can, physical(i), physical(j)));
+    if (can) {
+        on(i);
+        cudaError_t code = cudaDeviceEnablePeerAccess(physical(j), 0);
+        if (code == cudaErrorPeerAccessAlreadyEnabled) cudaGetLastError(); // not sticky: forget it
+        else CHECK(code);
+    }
+    const Tensor pattern = random({1 << 14}, std::uniform_real_distribution<float>(0, 1 + j.id));
+    if (to_host(copyto(copyto(pattern, i), j)) != to_host(pattern))
         error("what is copied from %s to %s arrives changed", str(i).c_str(), str(j).c_str());
+    return same ? "same GPU as" : can ? "peer" : "staged";
 }
 
 // Make logical devices gpu(0) ... gpu(k-1), round-robin on the GPUs there are, and print how each
-// pair exchanges data: peer (directly) or staged (through the host), or that they share a GPU.
+// pair exchanges data.
 void use_devices(int k, bool quiet = false) {
     int count = 0;
     cudaError_t code = cudaGetDeviceCount(&count);
     if (code != cudaSuccess || count == 0)
         error("no GPU (%s): `make run BACKEND=cpu` emulates devices", cudaGetErrorString(code));
     for (int i = gpus.size(); i < k; i++) {
-        const int p = i % count;
-        gpus.push_back({p, {new_queue(p), new_queue(p)}, {}, {}, 0, 0});
+        gpus.emplace_back();
+        gpus[i].physical = i % count;
+        for (Stream &s : gpus[i].streams) s = new_stream(i % count);
     }
     if (k > count && !quiet)
         printf("notice: %d logical devices share %d GPU%s, each with its own memory and stream\n",
@@ -2328,55 +2215,49 @@ void use_devices(int k, bool quiet = false) {
     for (int i = 0; i < k; i++) {
         cudaDeviceProp prop;
         CHECK(cudaGetDeviceProperties(&prop, physical(gpu(i))));
-        std::string links[3];
-        for (int j = 0; j < k; j++) {
-            if (j == i) continue;
-            int can = 0;
-            bool same = physical(gpu(i)) == physical(gpu(j));
-            if (!same) CHECK(cudaDeviceCanAccessPeer(&can, physical(gpu(i)), physical(gpu(j))));
-            if (can) {
-                CHECK(cudaSetDevice(physical(gpu(i))));
-                code = cudaDeviceEnablePeerAccess(physical(gpu(j)), 0);
-                if (code == cudaErrorPeerAccessAlreadyEnabled)
-                    cudaGetLastError(); // not sticky: forget it
-                else
-                    CHECK(code);
-            }
-            check_link(gpu(i), gpu(j));
-            links[same ? 0 : can ? 1 : 2] += " " + str(gpu(j));
-        }
+        std::map<std::string, std::string> links; // "peer" -> " gpu(1) gpu(2)"
+        for (int j = 0; j < k; j++)
+            if (j != i) links[connect(gpu(i), gpu(j))] += " " + str(gpu(j));
         if (quiet) continue;
         printf("%s: %s", str(gpu(i)).c_str(), prop.name);
-        const char *names[3] = {"same GPU as", "peer", "staged"};
-        for (int l = 0; l < 3; l++)
-            if (!links[l].empty()) printf("; %s:%s", names[l], links[l].c_str());
+        for (const char *kind : {"same GPU as", "peer", "staged"})
+            if (links.count(kind)) printf("; %s:%s", kind, links[kind].c_str());
         printf("\n");
     }
 }
 
-int size(const Tensor &t) {
-    int n = 1;
-    for (int s : t.shape) n *= s;
-    return n;
-}
-
+// --- memory
 // Give the blocks that no tensor uses back to CUDA.
 void empty_cache() {
     waitall();
     for (Gpu &g : gpus)
-        for (Queue &q : g.queues) {
-            for (auto &blocks : q.free_blocks)
+        for (auto &free_blocks : g.free_blocks) {
+            for (auto &blocks : free_blocks)
                 for (float *p : blocks.second) {
                     CHECK(cudaFree(p));
                     g.bytes -= blocks.first;
                 }
-            q.free_blocks.clear();
+            free_blocks.clear();
         }
 }
 
-// Memory for n floats. On a device it comes from blocks of the same size that earlier tensors have
-// left to the same queue, if there are any: a training step allocates nothing after the first. The
-// queue's order makes that safe. On the host it is pinned: devices copy while the host goes on.
+static float *cuda_malloc(Device device, size_t bytes) {
+    float *p = nullptr;
+    for (int attempt = 0; attempt < 2; attempt++) {
+        on(device);
+        if (cudaMalloc((void **)&p, bytes) == cudaSuccess) return p;
+        cudaGetLastError();
+        if (attempt == 0) empty_cache(); // perhaps there are blocks of other sizes
+    }
+    size_t free = 0, total = 0;
+    CHECK(cudaMemGetInfo(&free, &total));
+    error("%s is out of memory: %.1f MB more are needed, %.1f of its %.1f MB are free: use a "
+          "smaller BATCH",
+          str(device).c_str(), bytes / 1e6, free / 1e6, total / 1e6);
+}
+// Memory for n floats. On a device from a caching allocator: a free list per (stream, bytes).
+// Stream order makes reuse safe; after the first training step cudaMalloc is not called again. On
+// the host it is pinned: devices copy while the host goes on.
 static std::shared_ptr<float> allocate(int n, Device device) {
     const size_t bytes = n * sizeof(float);
     float *p = nullptr;
@@ -2386,36 +2267,24 @@ static std::shared_ptr<float> allocate(int n, Device device) {
             error("the host has no %.1f MB of pinned memory left", bytes / 1e6);
         return std::shared_ptr<float>(p, [](float *p) { cudaFreeHost(p); });
     }
-    auto &blocks = queue(device).free_blocks[bytes];
-    if (!blocks.empty()) {
+    Gpu &g = state(device);
+    if (auto &blocks = g.free_blocks[comm][bytes]; !blocks.empty()) {
         p = blocks.back();
         blocks.pop_back();
     } else {
-        on(device);
-        cudaError_t code = cudaMalloc((void **)&p, bytes);
-        if (code != cudaSuccess) { // perhaps in blocks of other sizes
-            cudaGetLastError();
-            empty_cache();
-            on(device);
-            code = cudaMalloc((void **)&p, bytes);
-        }
-        if (code != cudaSuccess) {
-            size_t free = 0, total = 0;
-            cudaGetLastError();
-            CHECK(cudaMemGetInfo(&free, &total));
-            error("%s is out of memory: %.1f MB more are needed, %.1f of its %.1f MB are free: use "
-                  "a smaller BATCH",
-                  str(device).c_str(), bytes / 1e6, free / 1e6, total / 1e6);
-        }
-        Gpu &g = state(device);
-        g.bytes += bytes;
-        g.most_bytes = std::max(g.most_bytes, g.bytes);
+        p = cuda_malloc(device, bytes);
+        g.peak_bytes = std::max(g.peak_bytes, g.bytes += bytes);
     }
-    return std::shared_ptr<float>(p, [device, which = second, bytes](float *p) {
-        gpus[device.id].queues[which].free_blocks[bytes].push_back(p);
+    return std::shared_ptr<float>(p, [device, which = comm, bytes](float *p) {
+        gpus[device.id].free_blocks[which][bytes].push_back(p);
     });
 }
 
+int size(const Tensor &t) {
+    int n = 1;
+    for (int s : t.shape) n *= s;
+    return n;
+}
 Tensor empty(std::vector<int> shape, Device device) {
     Tensor t;
     t.device = device;
@@ -2425,34 +2294,25 @@ Tensor empty(std::vector<int> shape, Device device) {
 }
 Tensor full(std::vector<int> shape, float value, Device device) {
     Tensor t = empty(std::move(shape), device);
-    int n = size(t);
-    if (device.id < 0)
-        std::fill_n(t.data.get(), n, value);
-    else if (n > 0)
-        fill_kernel<<<blocks(n), threads, 0, on(device)>>>(t.data.get(), value, n);
-    CHECK_LAUNCH();
+    const int n = size(t);
+    if (device.id < 0) {
+        std::fill_n(t.ptr(), n, value);
+    } else {
+        CHECK_LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(device)>>>(t.ptr(), value, n));
+    }
     return t;
 }
 Tensor arange(int n) {
     Tensor t = empty({n}, cpu());
-    for (int i = 0; i < n; i++) t.data.get()[i] = i;
+    std::iota(t.ptr(), t.ptr() + n, 0.0f);
     return t;
 }
-
-static std::mt19937 rng; // seeded by main
 
 Tensor normal(float scale, std::vector<int> shape) {
-    Tensor t = empty(std::move(shape), cpu());
-    std::normal_distribution<float> distribution(0, scale);
-    for (int i = 0; i < size(t); i++) t.data.get()[i] = distribution(rng);
-    return t;
+    return random(shape, std::normal_distribution<float>(0, scale));
 }
-
 Tensor uniform(float scale, std::vector<int> shape) {
-    Tensor t = empty(std::move(shape), cpu());
-    std::uniform_real_distribution<float> distribution(-scale, scale);
-    for (int i = 0; i < size(t); i++) t.data.get()[i] = distribution(rng);
-    return t;
+    return random(shape, std::uniform_real_distribution<float>(-scale, scale));
 }
 
 // One size may be -1: what is left. The gradient is shared like the numbers.
@@ -2475,48 +2335,41 @@ Tensor rows(const Tensor &X, int begin, int end) {
     y.shape[0] = end - begin;
     size_t row = 1;
     for (size_t i = 1; i < X.shape.size(); i++) row *= X.shape[i];
-    if (X.data) y.data = std::shared_ptr<float>(X.data, X.data.get() + begin * row);
+    if (X.data) y.data = std::shared_ptr<float>(X.data, X.ptr() + begin * row);
     return y;
+}
+std::vector<float> to_host(const Tensor &t) {
+    const Tensor host = copyto(t, cpu());
+    return std::vector<float>(host.ptr(), host.ptr() + size(t));
 }
 
 // `count` arrays of n numbers in pinned host memory that is never given back: always the same ones
-// for the same queues, in which one call of allreduce_host follows the other.
+// on the same streams, where one call of allreduce_host follows the other.
 std::vector<float *> pinned(int count, int n) {
     static auto &all = *new std::map<std::pair<int, int>, std::vector<Tensor>>;
-    std::vector<Tensor> &list = all[{second, n}];
+    std::vector<Tensor> &list = all[{comm, n}];
     while ((int)list.size() < count) list.push_back(empty({n}, cpu()));
     std::vector<float *> pointers;
-    for (int i = 0; i < count; i++) pointers.push_back(list[i].data.get());
+    for (int i = 0; i < count; i++) pointers.push_back(list[i].ptr());
     return pointers;
 }
-
-// For cudaLaunchHostFunc: calls a new std::function, and deletes it.
-void run_on_host(void *function) {
+void call_and_delete(void *function) {
     std::unique_ptr<std::function<void()>> f((std::function<void()> *)function);
     (*f)();
-}
-
-std::vector<float> to_host(const Tensor &t) {
-    std::vector<float> numbers(size(t));
-    if (numbers.empty()) return numbers;
-    Tensor host = copyto(t, cpu());
-    std::copy_n(host.data.get(), numbers.size(), numbers.begin());
-    return numbers;
 }
 
 // Every device must hold the same bits: what allreduce promises, and nothing else checks.
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
     if (!options.replica_check) return;
     for (size_t i = 0; i < device_params[0].size(); i++) {
-        if (!device_params[0][i].trained) continue;
-        std::vector<float> first = to_host(device_params[0][i]);
+        if (!device_params[0][i].requires_grad) continue;
+        const std::vector<float> first = to_host(device_params[0][i]);
         for (size_t c = 1; c < device_params.size(); c++) {
-            std::vector<float> other = to_host(device_params[c][i]);
+            const std::vector<float> other = to_host(device_params[c][i]);
             for (size_t n = 0; n < first.size(); n++)
                 if (memcmp(&first[n], &other[n], sizeof(float)) != 0)
                     error("the replicas differ: %s[%zu] is %.9g on gpu(0) but %.9g on gpu(%zu): "
-                          "does allreduce leave "
-                          "the same sum on every device?",
+                          "does allreduce leave the same sum on every device?",
                           param_names[i].c_str(), n, first[n], other[n], c);
         }
     }
@@ -2524,29 +2377,15 @@ void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
 
 // ---------------------------------------------------------------------------------------------
 // 12. Data, timing, output
-
-std::string str(Device device) {
-    return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
-}
-std::string str(const std::vector<Device> &devices) {
-    std::string s;
-    for (Device d : devices) s += (s.empty() ? "" : ", ") + str(d);
-    return "[" + s + "]";
-}
-Device try_gpu(int i) { return state(gpu(i)), gpu(i); }
-std::vector<Device> first_devices(int k) {
-    std::vector<Device> devices;
-    for (int c = 0; c < k; c++) devices.push_back(try_gpu(c));
-    return devices;
-}
+// What d2l lends the tutorial: the data set and its minibatches, test accuracy, the stopwatch, the
+// plot; and the files that a run reads and writes.
 
 // As NumPy prints an array: each number with as few digits as tell it from its neighbours, at most
 // 8 after the point, and the points of all of them below each other.
 std::string to_string(const Tensor &t) {
-    std::vector<float> numbers = to_host(t);
     std::vector<std::string> texts;
     size_t before = 0, after = 0; // the longest part before and after the point
-    for (float v : numbers) {
+    for (float v : to_host(t)) {
         char text[64];
         for (int digits = 0; digits <= 8; digits++) {
             snprintf(text, sizeof text, digits || !std::isfinite(v) ? "%.*f" : "%.*f.", digits, v);
@@ -2556,89 +2395,67 @@ std::string to_string(const Tensor &t) {
         before = std::max(before, strcspn(text, "."));
         after = std::max(after, strlen(text) - strcspn(text, ".")); // none in "nan"
     }
-    auto text = texts.begin();
-    std::function<std::string(size_t)> nested = [&](size_t axis) {
-        if (axis == t.shape.size()) {
-            const size_t point = strcspn(text->c_str(), ".");
-            const std::string left(before - point, ' '), right(after - (text->size() - point), ' ');
-            return left + *text++ + right;
+    std::string s = texts.empty() ? "[]" : "";
+    const int n = texts.size(), dims = t.shape.size();
+    for (int i = 0; i < n; i++) {
+        int opens = 0, closes = 0; // rows, planes, ... that begin or end with this number
+        for (int axis = 0, inner = n; axis < dims; inner /= t.shape[axis++]) {
+            opens += i % inner == 0;
+            closes += (i + 1) % inner == 0;
         }
-        const size_t inner =
-            t.shape.size() - axis - 1; // dimensions: as many line breaks between two
-        std::string s = "[";
-        for (int i = 0; i < t.shape[axis]; i++) {
-            if (i > 0)
-                s += inner == 0 ? " " : std::string(inner, '\n') + std::string(axis + 1, ' ');
-            s += nested(axis + 1);
-        }
-        return s + "]";
-    };
-    return nested(0) + (t.device.id < 0 ? "" : " @" + str(t.device));
+        if (i > 0) s += opens ? std::string(opens, '\n') + std::string(dims - opens, ' ') : " ";
+        const size_t point = strcspn(texts[i].c_str(), ".");
+        s += std::string(opens, '[') + std::string(before - point, ' ') + texts[i] +
+             std::string(after - (texts[i].size() - point), ' ') + std::string(closes, ']');
+    }
+    return s + (t.device.id < 0 ? "" : " @" + str(t.device));
 }
 
-void error(const char *format, ...) {
-    char text[1000];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    for (char *c = text; *c; c++)
-        if ((unsigned char)*c < ' ') *c = '?'; // a file name, say, may hold a line break
-    throw Error(text);
-}
-
+// --- data
 // One half of a data set as it lies in its files: bytes, 28 x 28 an image.
 struct DataSet {
     int count = 0;
     std::vector<uint8_t> images, labels;
 };
+static DataSet train_set, test_set; // main reads them before anything starts
 
-// Unpack a .gz file in the IDX format of http://yann.lecun.com/exdb/mnist: a magic number, the
-// sizes (both big-endian, 4 bytes each), then the bytes. Anything else in the file is an error.
-//   dims: 1 for labels (magic 2049), 3 for images (magic 2051)   ->   the bytes; *count samples
+// Unpack a .gz file in the IDX format of http://yann.lecun.com/exdb/mnist: two zeros, 8 for bytes,
+// the number of dimensions; their sizes (big-endian, 4 bytes each); the bytes, and no more.
+//   dims: 1 for labels, 3 for images of 28 x 28   ->   the bytes; *count samples
 std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
     FILE *file = fopen(path.c_str(), "rb");
     if (!file) error("%s: %s: `make data` brings it", path.c_str(), strerror(errno));
     fclose(file);
-    std::string quoted;
+    std::string quoted, wrong;
     for (char c : path) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
     FILE *pipe = popen(("gzip -dc < '" + quoted + "' 2> /dev/null").c_str(), "r");
     if (!pipe) error("%s: cannot start gzip: %s", path.c_str(), strerror(errno));
-    uint8_t header[16] = {};
-    const size_t header_bytes = 4 + 4 * dims;
-    bool ends_early = fread(header, 1, header_bytes, pipe) < header_bytes;
-    auto number = [&](int i) {
-        return (uint32_t)header[4 * i] << 24 | header[4 * i + 1] << 16 | header[4 * i + 2] << 8 |
-               header[4 * i + 3];
-    };
-    std::string wrong;
     std::vector<uint8_t> bytes;
-    const uint32_t magic = 0x800 + dims;
-    if (!ends_early) {
-        if (number(0) != magic)
-            wrong = "its magic number is " + std::to_string(number(0)) + ", not " +
-                    std::to_string(magic);
-        else if (dims == 3 && (number(2) != 28 || number(3) != 28))
-            wrong = "its images are " + std::to_string(number(2)) + "x" +
-                    std::to_string(number(3)) + ", not 28x28";
-        else if (number(1) == 0 || number(1) > 1000000)
-            wrong = "it says that it has " + std::to_string(number(1)) + " samples";
-    }
-    if (wrong.empty() && !ends_early) {
-        *count = number(1);
-        bytes.resize(*count * (dims == 3 ? size_t(28 * 28) : 1) + 1);
-        size_t got = fread(bytes.data(), 1, bytes.size(), pipe);
-        if (got == bytes.size())
-            wrong = "there is more in it than the " + std::to_string(*count) + " samples it names";
-        bytes.pop_back();
-        ends_early = got < bytes.size();
-    }
-    int status = pclose(pipe);
+    uint8_t buffer[1 << 16];
+    while (size_t n = fread(buffer, 1, sizeof buffer, pipe))
+        bytes.insert(bytes.end(), buffer, buffer + n);
+    const int status = pclose(pipe);
     stop_requested(); // Ctrl-C ends gzip too
-    if (wrong.empty() && status != 0) wrong = "gzip cannot unpack it";
-    if (wrong.empty() && ends_early) wrong = "it ends early";
+    const size_t header = 4 + 4 * dims;
+    auto number = [&](size_t i) -> size_t { // the header's
+        size_t n = 0;
+        for (size_t b = 4 * i; b < 4 * i + 4; b++) n = n << 8 | bytes[b];
+        return n;
+    };
+    const size_t sample = dims == 3 ? 28 * 28 : 1;
+    if (status != 0) wrong = "gzip cannot unpack it";
+    else if (bytes.size() < header) wrong = "it ends in its header";
+    else if (number(0) != size_t(0x800 + dims))
+        wrong = "its magic number is " + std::to_string(number(0)) + ", not " +
+                std::to_string(0x800 + dims);
+    else if (dims == 3 && (number(2) != 28 || number(3) != 28)) wrong = "its images are not 28x28";
+    else if (number(1) == 0 || number(1) > 1000000 || bytes.size() != header + number(1) * sample)
+        wrong = "it names " + std::to_string(number(1)) + " samples, but has the bytes of " +
+                std::to_string((bytes.size() - header) / sample);
     if (!wrong.empty())
         error("%s: %s: remove it, `make data` brings the right one", path.c_str(), wrong.c_str());
+    *count = number(1);
+    bytes.erase(bytes.begin(), bytes.begin() + header);
     return bytes;
 }
 
@@ -2646,8 +2463,8 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
 DataSet load_data(const std::string &folder, const std::string &which) {
     DataSet set;
     int labels = 0;
-    std::string images_path = folder + "/" + which + "-images-idx3-ubyte.gz";
-    std::string labels_path = folder + "/" + which + "-labels-idx1-ubyte.gz";
+    const std::string images_path = folder + "/" + which + "-images-idx3-ubyte.gz";
+    const std::string labels_path = folder + "/" + which + "-labels-idx1-ubyte.gz";
     set.images = load_idx(images_path, 3, &set.count);
     set.labels = load_idx(labels_path, 1, &labels);
     if (labels != set.count)
@@ -2660,27 +2477,25 @@ DataSet load_data(const std::string &folder, const std::string &which) {
     return set;
 }
 
-static DataSet train_set, test_set; // main reads them before anything starts
-
 static DataIter make_iter(const DataSet &set, int batch_size, bool shuffle) {
-    DataIter iter = {
+    std::vector<int> order(set.count);
+    std::iota(order.begin(), order.end(), 0);
+    return {
         &set, batch_size, shuffle, empty({set.count, 1, 28, 28}, cpu()), empty({set.count}, cpu()),
-        {}};
-    for (int i = 0; i < set.count; i++) iter.order.push_back(i);
-    return iter;
+        order};
 }
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
     return {make_iter(train_set, batch_size, options.shuffle),
             make_iter(test_set, batch_size, false)};
 }
-
 // The first n samples of the training set, in the file's order.
 void first_samples(int n, Tensor &X, Tensor &y) { make_iter(train_set, n, false).next(X, y); }
 
 // SPLIT=3,1 gives the first device three quarters. What the division leaves over goes to the
 // devices that it leaves most for, to the first of them where it leaves the same.
 std::vector<int> shard_sizes(int n, int k) {
-    const std::vector<int> weights = options.split.empty() ? std::vector<int>(k, 1) : options.split;
+    const std::vector<int> equal(k, 1);
+    const std::vector<int> &weights = options.split.empty() || k == 1 ? equal : options.split;
     const long sum = std::accumulate(weights.begin(), weights.end(), 0L);
     std::vector<int> sizes(k), order(k);
     if ((int)weights.size() != k)
@@ -2697,7 +2512,7 @@ std::vector<int> shard_sizes(int n, int k) {
     return sizes;
 }
 
-// Not before the devices have done with the epoch before.
+// Call only when the devices have finished the epoch: this overwrites what they copy from.
 void DataIter::reset() {
     begin = 0;
     if (!shuffle) return; // what was filled stays right
@@ -2709,9 +2524,9 @@ bool DataIter::next(Tensor &X, Tensor &y) {
     if (begin == end) return false;
     for (; filled < end; filled++) {
         const uint8_t *image = &set->images[(size_t)order[filled] * 28 * 28];
-        float *x = this->X.data.get() + (size_t)filled * 28 * 28;
+        float *x = this->X.ptr() + (size_t)filled * 28 * 28;
         for (int p = 0; p < 28 * 28; p++) x[p] = image[p] / 255.0f;
-        this->y.data.get()[filled] = set->labels[order[filled]];
+        this->y.ptr()[filled] = set->labels[order[filled]];
     }
     X = rows(this->X, begin, end);
     y = rows(this->y, begin, end);
@@ -2719,19 +2534,7 @@ bool DataIter::next(Tensor &X, Tensor &y) {
     return true;
 }
 
-// The fraction of the test set that the network puts into the right class; each sample counts once.
-float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
-                            Device device) {
-    NoGrad guard;
-    Tensor correct = full({1}, 0, device), X, y;
-    test_iter.reset();
-    while (test_iter.next(X, y)) {
-        stop_requested();
-        count_correct(correct, net(copyto(X, device)), copyto(y, device));
-    }
-    return to_host(correct)[0] / test_iter.set->count;
-}
-
+// --- timing and progress
 static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
@@ -2739,109 +2542,104 @@ static double now() {
 void Timer::start() { t0 = now(); }
 void Timer::stop() { times.push_back(now() - t0); }
 double Timer::avg() const {
-    double sum = 0;
-    for (double t : times) sum += t;
+    const double sum = std::accumulate(times.begin(), times.end(), 0.0);
     return times.empty() ? 0 : sum / times.size();
 }
 
+struct Progress {
+    std::vector<Device> devices;
+    int steps;                  // of an epoch
+    std::vector<Tensor> losses; // on each device: the sum of its losses in each step
+    std::vector<int> samples;   // of each step that has been enqueued
+    std::deque<Event> running;  // one behind each step that the devices may not have finished
+    std::string log = "epoch,loss,test_acc,seconds\n";
+    bool bar = isatty(STDOUT_FILENO);
+    void draw(int done) const {
+        const int width = 30, full = done * width / steps;
+        if (bar)
+            printf("\r%5d/%d [%.*s%*s]", done, steps, full,
+                   "==============================", width - full, "");
+        fflush(stdout);
+    }
+    void update(bool wait) { // forget the steps that are finished, or wait for all
+        while (!running.empty() && (wait || cudaEventQuery(running[0].handle) == cudaSuccess)) {
+            stop_requested();
+            CHECK(cudaEventSynchronize(running[0].handle));
+            running.pop_front();
+            draw(samples.size() - running.size());
+        }
+    }
+};
 Animator::Animator(const std::vector<Device> &devices, int steps)
-    : devices(devices), steps(steps), bar(isatty(STDOUT_FILENO)) {
-    for (Device d : devices) losses.push_back(full({steps}, 0, d));
+    : progress(new Progress{devices, steps, {}, {}, {}}) {
+    for (Device d : devices) progress->losses.push_back(full({steps}, 0, d));
     if (options.model != "lab_cnn")
         printf("%5s  %8s  %8s  %8s\n", "epoch", "loss", "test acc", "seconds");
 }
 void Animator::step(const std::vector<Tensor> &ls) {
+    Progress &p = *progress;
+    const int s = p.samples.size();
     stop_requested();
-    const int s = samples.size();
-    samples.push_back(0);
+    p.samples.push_back(0);
     for (size_t c = 0; c < ls.size(); c++) {
-        samples[s] += size(ls[c]);
-        sum_kernel<<<1, threads, 0, on(devices[c])>>>(losses[c].data.get() + s, ls[c].data.get(),
-                                                      size(ls[c]));
-        CHECK_LAUNCH();
+        const int n = size(ls[c]);
+        p.samples[s] += n;
+        CHECK_LAUNCH(
+            sum_kernel<<<1, threads, 0, on(p.devices[c])>>>(p.losses[c].ptr() + s, ls[c].ptr(), n));
     }
-    cudaEvent_t done;
-    on(devices[0]);
-    CHECK(cudaEventCreateWithFlags(&done, cudaEventDisableTiming));
-    CHECK(cudaEventRecord(done, on(devices[0])));
-    pending.push_back(done);
-    while (!pending.empty() && cudaEventQuery(pending.front()) == cudaSuccess) {
-        CHECK(cudaEventDestroy(pending.front()));
-        pending.pop_front();
-        draw(s + 1 - pending.size());
-    }
-}
-void Animator::draw(int done) {
-    if (!bar) return;
-    const int width = 30, filled = done * width / steps;
-    printf("\r%5d/%d [%.*s%*s]", done, steps, filled,
-           "==============================", width - filled, "");
-    fflush(stdout);
+    p.running.emplace_back(p.devices[0]);
+    CHECK(cudaEventRecord(p.running.back().handle, on(p.devices[0])));
+    p.update(false);
 }
 // The only wait of an epoch. A loss that is not a number stops the run.
 double Animator::finish(int epoch) {
-    for (; !pending.empty(); pending.pop_front()) {
-        stop_requested();
-        CHECK(cudaEventSynchronize(pending.front()));
-        CHECK(cudaEventDestroy(pending.front()));
-        draw(samples.size() - pending.size() + 1);
-    }
+    Progress &p = *progress;
+    p.update(true);
     waitall();
-    if (bar) printf("\r\033[K");
-    std::vector<double> sum(samples.size());
-    for (const Tensor &l : losses) {
-        std::vector<float> host = to_host(l);
-        for (size_t s = 0; s < sum.size(); s++) sum[s] += host[s];
+    if (p.bar) printf("\r\033[K");
+    std::vector<double> sums(p.samples.size());
+    for (const Tensor &l : p.losses) {
+        const std::vector<float> host = to_host(l);
+        for (size_t s = 0; s < sums.size(); s++) sums[s] += host[s];
     }
-    double total = 0;
-    long count = 0;
-    for (size_t s = 0; s < sum.size(); s++) {
-        if (!std::isfinite(sum[s]))
+    for (size_t s = 0; s < sums.size(); s++)
+        if (!std::isfinite(sums[s]))
             error("the loss is %s in step %zu of epoch %d: use a smaller LR than %g",
-                  std::isnan(sum[s]) ? "nan" : "infinite", s + 1, epoch + 1, options.lr);
-        total += sum[s];
-        count += samples[s];
-    }
-    samples.clear();
-    return total / count;
+                  std::isnan(sums[s]) ? "nan" : "infinite", s + 1, epoch + 1, options.lr);
+    const long count = std::accumulate(p.samples.begin(), p.samples.end(), 0L);
+    p.samples.clear();
+    return std::accumulate(sums.begin(), sums.end(), 0.0) / count;
 }
 
+// --- files
 // Write a file in one go: it is there whole or not at all. Folders on the way are made. What is no
-// file, such as /dev/null, is written to: a rename would put a file in its place. -> 0 or an errno
-static int try_write(const std::string &path, const std::string &bytes) {
+// file, such as /dev/null, is written to: a rename would put a file in its place.
+static void write_file(const std::string &path, const std::string &bytes) {
     std::error_code code;
-    std::filesystem::path folder = std::filesystem::path(path).parent_path();
+    const std::filesystem::path folder = std::filesystem::path(path).parent_path();
     if (!folder.empty()) std::filesystem::create_directories(folder, code);
     const bool special = std::filesystem::is_other(path, code);
-    std::string part = special ? path : path + ".part";
+    const std::string part = special ? path : path + ".part";
     FILE *file = fopen(part.c_str(), "wb");
     bool written = file && fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
     if (file) written = fclose(file) == 0 && written;
-    if (written && (special || rename(part.c_str(), path.c_str()) == 0)) return 0;
-    int reason = errno;
+    if (written && (special || rename(part.c_str(), path.c_str()) == 0)) return;
+    const int reason = errno;
     if (!special) remove(part.c_str());
-    return reason;
+    error("cannot write %s: %s", path.c_str(), strerror(reason));
 }
-static void write_file(const std::string &path, const std::string &bytes) {
-    if (int reason = try_write(path, bytes))
-        error("cannot write %s: %s", path.c_str(), strerror(reason));
-}
-// Fail now if a file cannot be written there later; leaves nothing behind.
+// Fail now if a file cannot be written there later.
 static void check_writable(const std::string &path) {
-    std::filesystem::path folder = std::filesystem::path(path).parent_path(), made;
     std::error_code code;
-    for (auto f = folder; !f.empty() && !std::filesystem::exists(f, code); f = f.parent_path())
-        made = f;
     if (std::filesystem::is_directory(path, code))
         error("cannot write %s: it is a folder", path.c_str());
-    int reason = 0;
-    if (!std::filesystem::is_other(path, code)) {
-        reason = try_write(path + ".mgpu-test", "");
-        remove((path + ".mgpu-test").c_str());
-    } else if (access(path.c_str(), W_OK) != 0)
-        reason = errno;
-    if (!made.empty()) std::filesystem::remove_all(made, code); // only the folders made here
-    if (reason) error("cannot write %s: %s", path.c_str(), strerror(reason));
+    if (std::filesystem::is_other(path, code)) {
+        if (access(path.c_str(), W_OK) != 0)
+            error("cannot write %s: %s", path.c_str(), strerror(errno));
+        return;
+    }
+    write_file(path + ".mgpu-test", "");
+    remove((path + ".mgpu-test").c_str());
 }
 
 // A row, and the same in the file for `make plot`.
@@ -2850,82 +2648,49 @@ void Animator::add(int epoch, double loss, float acc, double seconds) {
     if (options.model == "lab_cnn") // as the lab prints it
         printf("Epoch %d, training time = %.1f sec\n         validation accuracy = %.4f\n",
                epoch - 1, seconds, acc);
-    else
-        printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss, acc, seconds);
+    else printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss, acc, seconds);
     snprintf(row, sizeof row, "%d,%.6f,%.4f,%.4f\n", epoch, loss, acc, seconds);
-    log.push_back(row);
-    std::string csv = "epoch,loss,test_acc,seconds\n";
-    for (const std::string &line : log) csv += line;
-    write_file(options.log, csv);
+    write_file(options.log, progress->log += row);
 }
 
-// NumPy's .npy, version 1.0: a magic string, the length of a header, the header (a Python dict),
-// numbers. https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
-static std::string python_tuple(const std::vector<int> &shape) { // (20,) or (2, 3)
-    std::string text;
-    for (int s : shape) text += (text.empty() ? "" : ", ") + std::to_string(s);
-    return "(" + text + (shape.size() == 1 ? ",)" : ")");
+// The start of NumPy's .npy, version 1.0, for little-endian 32-bit floats in C order: a magic
+// string, the length of a header, the header, a Python dict filled up to a multiple of 64 bytes.
+// https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+static std::string npy_header(const std::vector<int> &shape) {
+    std::string tuple; // (20,) or (2, 3)
+    for (int s : shape) tuple += (tuple.empty() ? "" : ", ") + std::to_string(s);
+    if (shape.size() == 1) tuple += ",";
+    std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': (" + tuple + "), }";
+    header.resize((10 + header.size()) / 64 * 64 + 64 - 10 - 1, ' ');
+    header += '\n';
+    return std::string("\x93NUMPY\x01\x00", 8) + char(header.size() & 255) +
+           char(header.size() >> 8) + header;
 }
 void save_npy(const std::string &path, const Tensor &t) {
-    std::string header =
-        "{'descr': '<f4', 'fortran_order': False, 'shape': " + python_tuple(t.shape) + ", }";
-    while ((10 + header.size() + 1) % 64) header += ' ';
-    header += '\n';
-    std::vector<float> numbers = to_host(t);
-    std::string bytes = std::string("\x93NUMPY\x01\x00", 8);
-    bytes += {char(header.size() & 255), char(header.size() >> 8)};
-    bytes += header;
+    const std::vector<float> numbers = to_host(t);
+    std::string bytes = npy_header(t.shape);
     bytes.append((const char *)numbers.data(), numbers.size() * sizeof(float));
     write_file(path, bytes);
 }
-
-// Read `path` into t, on the host: little-endian 32-bit floats in C order, of t's shape.
+// Read `path` into t, on the host: what save_npy writes for t's shape, and np.save too.
 void load_npy(const std::string &path, const Tensor &t) {
     FILE *file = fopen(path.c_str(), "rb");
     if (!file) error("%s: %s", path.c_str(), strerror(errno));
-    std::string bytes(size(t) * sizeof(float) + 70000, 0); // a header has at most 65535 bytes
+    const std::string want = npy_header(t.shape);
+    const size_t numbers = size(t) * sizeof(float);
+    std::string bytes(10 + 65535 + numbers + 1, 0); // the longest header
     bytes.resize(fread(&bytes[0], 1, bytes.size(), file));
     fclose(file);
-    auto byte = [&](int i) { return (size_t)(uint8_t)bytes[i]; };
-    if (bytes.size() < 10 || bytes.compare(0, 6, "\x93NUMPY") != 0)
-        error("%s: not a .npy file", path.c_str());
-    const bool v1 = byte(6) == 1;
-    const size_t start = v1 ? 10 : 12;
-    if (byte(6) < 1 || byte(6) > 3 || bytes.size() < start)
-        error("%s: not a .npy file that this can read", path.c_str());
-    const size_t length = byte(8) | byte(9) << 8 | (v1 ? 0 : byte(10) << 16 | byte(11) << 24);
-    if (bytes.size() < start + length) error("%s: its header is cut off", path.c_str());
-    const std::string header = bytes.substr(start, length);
-    // The text after 'key': up to `end`.
-    auto value = [&](const std::string &key, const char *end) {
-        size_t at = header.find("'" + key + "':");
-        if (at == std::string::npos) error("%s: no '%s' in its header", path.c_str(), key.c_str());
-        at = header.find_first_not_of(' ', at + key.size() + 3);
-        size_t stop = header.find_first_of(end, at + 1);
-        return at == std::string::npos || stop == std::string::npos ? ""
-                                                                    : header.substr(at, stop - at);
-    };
-    std::string type = value("descr", "',"), order = value("fortran_order", ",}"),
-                shape = value("shape", ")");
-    if (type != "'<f4")
-        error("%s: its numbers are %s, not little-endian 32-bit floats ('<f4')", path.c_str(),
-              (type + "'").c_str());
-    if (order != "False") error("%s: it is in Fortran order, save it in C order", path.c_str());
-    std::vector<long> got;
-    for (size_t i = 1; i < shape.size();) {
-        char *end;
-        got.push_back(strtol(&shape[i], &end, 10));
-        if (end == &shape[i])
-            error("%s: its shape %s) cannot be read", path.c_str(), shape.c_str());
-        i = std::min(shape.size(), shape.find_first_not_of(", ", end - shape.data()));
-    }
-    if (got != std::vector<long>(t.shape.begin(), t.shape.end()))
-        error("%s: its shape is %s), not %s", path.c_str(), shape.c_str(),
-              python_tuple(t.shape).c_str());
-    if (bytes.size() != start + length + size(t) * sizeof(float))
+    if (bytes.size() < 10 || bytes.compare(0, 8, want, 0, 8) != 0)
+        error("%s: not a .npy file of version 1.0", path.c_str());
+    const size_t start = 10 + ((uint8_t)bytes[8] | (uint8_t)bytes[9] << 8);
+    auto dict = [](const std::string &header) { return header.substr(0, header.find('}') + 1); };
+    const std::string wanted = dict(want.substr(10)), got = dict(bytes.substr(10, start - 10));
+    if (got != wanted) error("%s: wants %s, got %s", path.c_str(), wanted.c_str(), got.c_str());
+    if (bytes.size() != start + numbers)
         error("%s: it has %s numbers than its shape says", path.c_str(),
-              bytes.size() < start + length + size(t) * sizeof(float) ? "fewer" : "more");
-    memcpy(t.data.get(), &bytes[start + length], size(t) * sizeof(float));
+              bytes.size() < start + numbers ? "fewer" : "more");
+    memcpy(t.ptr(), &bytes[start], numbers);
 }
 
 void save_params(const std::vector<Tensor> &params, const std::string &folder) {
@@ -2942,48 +2707,47 @@ void load_params(const std::vector<Tensor> &params, const std::string &folder) {
 // `make exercise`: is an allreduce right, and what does it cost? `make bench`: how long does it
 // take?
 
-// Tensors of these sizes on k devices, side by side on each or each by itself.
-static Grads make_grads(int k, const std::vector<int> &sizes, bool side_by_side) {
+// Tensors of these sizes on k devices, contiguous on each or each by itself.
+static Grads make_grads(int k, const std::vector<int> &sizes, bool contiguous) {
     Grads grads(k);
     for (int c = 0; c < k; c++) {
         std::vector<Tensor> list;
         for (int n : sizes) {
-            list.push_back(empty({side_by_side ? 0 : n}, gpu(c)));
+            list.push_back(empty({contiguous ? 0 : n}, gpu(c)));
             list.back().shape = {n};
         }
-        if (side_by_side) attach_grad(list);
-        for (const Tensor &t : list) grads[c].push_back(side_by_side ? *t.grad : t);
+        if (contiguous) attach_grad(list);
+        for (const Tensor &t : list) grads[c].push_back(contiguous ? *t.grad : t);
     }
     return grads;
 }
 
-// Device c's number i is weight(i) * base^c: the digits of sum / weight(i) then tell how often each
+// Device c's number i is code(i) * base^c: the digits of sum / code(i) then tell how often each
 // device's number is in the sum. All sums are whole and below 2^24: exact in any order.
 static int base_bits(int k) { return k <= 8 ? 2 : 1; } // base 4, or 2 where that would be too much
-static int weight(int i) { return 1 + i % 251; }
-static float input(int i, int c, int k) { return (float)weight(i) * (1 << base_bits(k) * c); }
-
-static float wanted(int i, int k) { // the sum
+static int code(int i) { return 1 + i % 251; }
+static float input(int i, int c, int k) { return (float)code(i) * (1 << base_bits(k) * c); }
+static float expected(int i, int k) { // the sum
     float sum = 0;
     for (int c = 0; c < k; c++) sum += input(i, c, k);
     return sum;
 }
 
-constexpr float afterwards = -1e30f; // what the judge puts in place of a sum that it has copied
+constexpr float poison = -1e30f; // what the judge puts in place of a sum that it has copied
 
 // What may have gone wrong, from a wrong number of device c at index i.
 static std::string explain(float got, int i, int c, int k) {
     if (std::isnan(got))
         return "nobody had written it yet: is a wait missing before a message or a sum is read?";
-    if (got == afterwards)
+    if (got == poison)
         return "the judge put that there after the allreduce: is a wait missing after a message?";
     if (got == input(i, c, k))
         return "it is still " + str(gpu(c)) +
                "'s own number: was no sum sent there, or did it not wait for the sum?";
-    const float times = got / weight(i), other = got / wanted(0, k); // weight(0) is 1
+    const float times = got / code(i), other = got / expected(0, k); // code(0) is 1
     if (other == std::floor(other) && other >= 1 && other <= 251)
-        return "it is the sum of an index " + std::to_string(((int)other - weight(i) + 251) % 251) +
-               " further on: are the bounds of a part wrong?";
+        return "it is the sum of an index " + std::to_string(((int)other - code(i) + 251) % 251) +
+               " further on: are the bounds of a chunk wrong?";
     if (times != std::floor(times) || times < 1 || times >= 1 << base_bits(k) * k)
         return "it is no sum of the devices' numbers at this index";
     std::string missing, repeated;
@@ -3003,26 +2767,27 @@ static std::string explain(float got, int i, int c, int k) {
 }
 
 // Call an algorithm with number(c, i) on device c, i counting through all tensors, while one device
-// comes late, or none (-1). What the contract promises may be done after it, is done at once: the
-// sums are copied and their memory overwritten.   ->   each device's sums
-static std::vector<std::vector<float>> call(const std::string &name, const Grads &grads, int late,
-                                            const std::function<float(int, int)> &number) {
+// is a straggler, or none (-1). What the contract promises may be done after it, is done at once:
+// the sums are copied and their memory overwritten.   ->   each device's sums
+static std::vector<std::vector<float>>
+run_with_straggler(const std::string &name, const Grads &grads, int straggler,
+                   const std::function<float(int, int)> &number) {
     const int k = grads.size();
     Grads results(k);
     std::vector<Tensor> inputs; // in use until the end
     for (int c = 0; c < k; c++)
         for (const Tensor &t : grads[c])
             if (size(t) > 0)
-                CHECK(cudaMemsetAsync(t.data.get(), 0xFF, size(t) * sizeof(float), on(gpu(c))));
+                CHECK(cudaMemsetAsync(t.ptr(), 0xFF, size(t) * sizeof(float), on(gpu(c))));
     waitall();
     for (int c = 0; c < k; c++) {
         int i = 0;
-        if (c == late)
-            CHECK(cudaLaunchHostFunc(on(gpu(c)), run_on_host,
+        if (c == straggler)
+            CHECK(cudaLaunchHostFunc(on(gpu(c)), call_and_delete,
                                      new std::function<void()>([] { usleep(3000); })));
         for (const Tensor &t : grads[c]) {
             inputs.push_back(empty(t.shape, cpu()));
-            for (int n = 0; n < size(t); n++) inputs.back().data.get()[n] = number(c, i++);
+            for (int n = 0; n < size(t); n++) inputs.back().ptr()[n] = number(c, i++);
             copyto(inputs.back(), t);
         }
     }
@@ -3030,7 +2795,7 @@ static std::vector<std::vector<float>> call(const std::string &name, const Grads
     for (int c = 0; c < k; c++)
         for (const Tensor &t : grads[c]) {
             results[c].push_back(copyto(t, t.device));
-            copyto(full(t.shape, afterwards, t.device), t);
+            copyto(full(t.shape, poison, t.device), t);
         }
     waitall();
     std::vector<std::vector<float>> sums(k);
@@ -3041,44 +2806,43 @@ static std::vector<std::vector<float>> call(const std::string &name, const Grads
 }
 
 // Right for these tensors? An Error names the first wrong number.
-static void judge_sums(const std::string &name, int k, const std::vector<int> &sizes, bool flat,
-                       int late) {
-    auto sums =
-        call(name, make_grads(k, sizes, flat), late, [=](int c, int i) { return input(i, c, k); });
+static void judge_sums(const std::string &name, int k, const std::vector<int> &sizes,
+                       bool contiguous, int straggler) {
+    const auto sums = run_with_straggler(name, make_grads(k, sizes, contiguous), straggler,
+                                         [=](int c, int i) { return input(i, c, k); });
     for (int c = 0; c < k; c++) {
         int wrong = 0, first = 0, last = 0;
         const int n = sums[c].size();
         for (int i = 0; i < n; i++) {
-            if (sums[c][i] == wanted(i, k)) continue;
+            if (sums[c][i] == expected(i, k)) continue;
             if (wrong++ == 0) first = i;
             last = i;
         }
         if (wrong == 0) continue;
         const float got = sums[c][first];
-        error(
-            "%s is wrong: k = %d, %zu tensor%s, %d numbers%s%s: %s has %.9g at index %d, not %.9g "
-            "(%d wrong, up to index %d): %s",
-            name.c_str(), k, sizes.size(), sizes.size() > 1 ? "s" : "", n,
-            late < 0 ? "" : ", late: ", late < 0 ? "" : str(gpu(late)).c_str(), str(gpu(c)).c_str(),
-            std::isnan(got) ? NAN : got, first, wanted(first, k), wrong, last,
-            explain(got, first, c, k).c_str());
+        const std::string late = straggler < 0 ? "" : ", late: " + str(gpu(straggler));
+        error("%s is wrong: k = %d, %zu tensor%s, %d numbers%s: %s has %.9g at index %d, not %.9g "
+              "(%d wrong, up to index %d): %s",
+              name.c_str(), k, sizes.size(), sizes.size() > 1 ? "s" : "", n, late.c_str(),
+              str(gpu(c)).c_str(), std::isnan(got) ? NAN : got, first, expected(first, k), wrong,
+              last, explain(got, first, c, k).c_str());
     }
 }
 
-// The same bits on every device, and whichever device comes late?
+// The same bits on every device, and whichever device is late?
 static void judge_bits(const std::string &name, int k, const std::vector<int> &sizes) {
     const Grads grads = make_grads(k, sizes, true);
     auto number = [](int c, int i) { return std::sin(1.0f + i * 7 + c * 1000) * (1 + i % 10); };
-    const auto first = call(name, grads, -1, number);
-    for (int late = 0; late < k; late++) {
-        const auto sums = call(name, grads, late, number);
+    const auto first = run_with_straggler(name, grads, -1, number);
+    for (int straggler = 0; straggler < k; straggler++) {
+        const auto sums = run_with_straggler(name, grads, straggler, number);
         for (int c = 0; c < k; c++)
             for (size_t i = 0; i < sums[c].size(); i++) {
                 if (memcmp(&sums[c][i], &first[c][i], sizeof(float)) != 0)
                     error("%s is not deterministic: k = %d, index %zu of %s: %.9g, but %.9g when "
                           "%s is late: the order of additions must not depend on time",
                           name.c_str(), k, i, str(gpu(c)).c_str(), first[c][i], sums[c][i],
-                          str(gpu(late)).c_str());
+                          str(gpu(straggler)).c_str());
                 if (memcmp(&sums[c][i], &sums[0][i], sizeof(float)) != 0)
                     error("%s gives the devices different sums: k = %d, index %zu: %.9g on gpu(0), "
                           "%.9g on %s: add once, then copy, or add in one order everywhere",
@@ -3092,24 +2856,23 @@ static void judge_host(const std::string &name, int k, const std::vector<int> &s
     const Grads grads = make_grads(k, sizes, true);
     run_allreduce(name, grads); // what memory it needs is there from now on
     waitall();
-    struct Gate {
-        std::atomic<bool> open{false}, given_up{false};
-    } gate;
+    std::atomic<bool> open{false}, given_up{false};
     for (int c = 0; c < k; c++)
-        CHECK(cudaLaunchHostFunc(on(gpu(c)), run_on_host, new std::function<void()>([&gate] {
-                                     for (int ms = 0; !gate.open && !gate.given_up; ms++) {
+        CHECK(cudaLaunchHostFunc(on(gpu(c)), call_and_delete, new std::function<void()>([&] {
+                                     for (int ms = 0; !open && !given_up; ms++) {
                                          usleep(1000);
-                                         if (ms > 500) gate.given_up = true;
+                                         if (ms > 500) given_up = true;
                                      }
                                  })));
     run_allreduce(name, grads);
-    gate.open = true;
-    const bool waited = gate.given_up;
+    open = true;
+    const bool waited = given_up;
     waitall();
     if (waited)
-        error("%s waits on the host for a device: queue work and return, wait_for and copyto make "
-              "the devices wait",
-              name.c_str());
+        error(
+            "%s waits on the host for a device: enqueue work and return, wait_for and copyto make "
+            "the devices wait",
+            name.c_str());
 }
 
 // What one call sends.
@@ -3117,14 +2880,14 @@ static Traffic count_traffic(const std::string &name, const Grads &grads) {
     waitall();
     traffic = {};
     for (Gpu &g : gpus) {
-        for (Queue &q : g.queues) q.chain = 0;
-        for (auto &link : g.links) link.second.chain = 0;
+        for (Stream &s : g.streams) s.steps = 0;
+        for (auto &link : g.links) link.second.steps = 0;
     }
     run_allreduce(name, grads);
     waitall();
     return traffic;
 }
-// Into or out of the device, or the host, that moves most.
+// Bytes into or out of the device, or the host, that moves most.
 static long busiest(const Traffic &t) {
     long most = 0;
     for (auto &direction : {t.in, t.out})
@@ -3148,62 +2911,54 @@ static double time_allreduce(const std::string &name, const Grads &grads) {
     return t[1];
 }
 
-static std::vector<int> gradient_sizes() {
-    std::vector<int> sizes;
-    for (const Tensor &p : params)
-        if (p.trained) sizes.push_back(size(p));
-    return sizes;
+// What it costs for the model's gradients, beside naive and the least that is possible.
+static void print_score(const std::string &name, int k, const std::vector<int> &sizes) {
+    const Grads grads = make_grads(k, sizes, true);
+    const long n = std::accumulate(sizes.begin(), sizes.end(), 0L) * sizeof(float);
+    printf("%s: passed. What it costs for the %zu gradients of %s, %ld bytes, on %d devices:\n",
+           name.c_str(), sizes.size(), options.model.c_str(), n, k);
+    printf("%-10s %9s %11s %15s %7s%s\n", "", "messages", "bytes", "busiest device", "steps",
+           on_cpu ? "" : "        us    bus GB/s");
+    std::vector<std::string> rows = {name};
+    if (name != "naive") rows.push_back("naive");
+    for (const std::string &row : rows) {
+        const Traffic t = count_traffic(row, grads);
+        const double us = on_cpu ? 0 : time_allreduce(row, grads) * 1e6;
+        printf("%-10s %9ld %11ld %15ld %7d", row.c_str(), t.messages, t.bytes, busiest(t), t.steps);
+        if (!on_cpu) printf(" %9.1f %11.2f", us, n / us * 2 * (k - 1) / k / 1e3);
+        printf("\n");
+        if (row == name && t.messages < 2 * (k - 1))
+            error("%s: only %ld messages were counted, and no allreduce on %d devices does with "
+                  "less than %d: send them with copyto or send, which count",
+                  name.c_str(), t.messages, k, 2 * (k - 1));
+    }
+    printf("%-10s %9d %11ld %15ld %7d   each by itself\n", "optimum", 2 * (k - 1), 2 * (k - 1) * n,
+           2 * (k - 1) * n / k, k > 1 ? 1 : 0);
 }
 
 // Judge options.allreduce on 1 to options.gpus devices; an Error says what is wrong with it.
 void exercise() {
     const std::string name = options.allreduce;
     const int most = options.gpus;
-    const std::vector<int> sizes = gradient_sizes();
+    std::vector<int> gradient_sizes;
+    for (const Tensor &p : params)
+        if (p.requires_grad) gradient_sizes.push_back(size(p));
     printf("%s: sums on 1 to %d devices, each of them late once\n", name.c_str(), most);
     for (int k = 1; k <= most; k++)
         for (int n : {0, 1, k - 1, k, k + 1, 1000, 1000003}) {
             stop_requested();
             const std::vector<int> list = {n / 3, 0, n - n / 3 - n / 4, n / 4};
-            for (int late = -1; late < (n == k + 1 || n == 1000 ? k : 0); late++) {
-                judge_sums(name, k, {n}, false, late);
-                judge_sums(name, k, list, true, late);
-                if (n <= 1000) judge_sums(name, k, list, false, late);
+            for (int straggler = -1; straggler < (n == k + 1 || n == 1000 ? k : 0); straggler++) {
+                judge_sums(name, k, {n}, false, straggler);
+                judge_sums(name, k, list, true, straggler);
+                if (n <= 1000) judge_sums(name, k, list, false, straggler);
             }
         }
     printf("%s: bits\n", name.c_str());
     for (int k = 1; k <= most; k++) judge_bits(name, k, {1000, 3, 77});
     printf("%s: the host never waits\n", name.c_str());
-    judge_host(name, most, sizes);
-
-    const Grads grads = make_grads(most, sizes, true);
-    const long n = std::accumulate(sizes.begin(), sizes.end(), 0L) * sizeof(float);
-    printf("%s: passed. What it costs for the %zu gradients of %s, %ld bytes, on %d devices:\n",
-           name.c_str(), sizes.size(), options.model.c_str(), n, most);
-    printf("%-10s %9s %11s %15s %14s", "", "messages", "bytes", "busiest device", "longest chain");
-#ifndef CUDA_CPU
-    printf(" %9s %11s", "us", "bus GB/s");
-#endif
-    printf("\n");
-    std::vector<std::string> rows = {name};
-    if (name != "naive") rows.push_back("naive");
-    for (const std::string &row : rows) {
-        const Traffic t = count_traffic(row, grads);
-        printf("%-10s %9ld %11ld %15ld %14d", row.c_str(), t.messages, t.bytes, busiest(t),
-               t.chain);
-#ifndef CUDA_CPU
-        const double seconds = time_allreduce(row, grads);
-        printf(" %9.1f %11.2f", seconds * 1e6, n / seconds * 2 * (most - 1) / most / 1e9);
-#endif
-        printf("\n");
-        if (row == name && t.messages < 2 * (most - 1))
-            error(
-                "%s: only %ld messages were counted, and no allreduce on %d devices does with less "
-                "than %d: send them with copyto or send, which count",
-                name.c_str(), t.messages, most, 2 * (most - 1));
-    }
-    printf("%-10s %9d %11ld %15ld %14d   each by itself\n", "optimum", 2 * (most - 1),
-           2 * (most - 1) * n, 2 * (most - 1) * n / most, most > 1 ? 1 : 0);
+    judge_host(name, most, gradient_sizes);
+    print_score(name, most, gradient_sizes);
 }
 
 // A row of build/bench.csv, printed as it comes.
@@ -3221,16 +2976,17 @@ static void bench_row(const char *format, ...) {
 // A training step, one minibatch again and again: the median of 5 blocks of steps.
 static void bench_step(const Model &model) {
     const std::vector<Device> devices = first_devices(options.gpus);
-    const int batch =
-        options.batch_given ? options.batch : model.batch + options.gpus * model.batch_of_each;
+    const int batch = options.given.count("batch")
+                          ? options.batch
+                          : model.batch + options.gpus * model.batch_of_each;
     options.model = model.name;
     init_model();
     auto device_params = on_all(devices);
     Tensor X = empty({batch, 1, 28, 28}, cpu()), y = empty({batch}, cpu());
-    for (int i = 0; i < size(X); i++) X.data.get()[i] = rng() % 256 / 255.0f;
-    for (int i = 0; i < size(y); i++) y.data.get()[i] = rng() % 10;
+    for (int i = 0; i < size(X); i++) X.ptr()[i] = rng() % 256 / 255.0f;
+    for (int i = 0; i < size(y); i++) y.ptr()[i] = rng() % 10;
     auto steps = [&](int n) { // seconds for each of n steps
-        double t0 = now();
+        const double t0 = now();
         for (int i = 0; i < n; i++) {
             stop_requested();
             train_batch(X, y, device_params, devices, options.lr);
@@ -3239,95 +2995,47 @@ static void bench_step(const Model &model) {
         return (now() - t0) / n;
     };
     steps(3);
-    int n = std::min(200, std::max(3, int(0.5 / steps(3))));
+    const int n = std::min(200, std::max(3, int(0.5 / steps(3))));
     std::vector<double> times;
     for (int block = 0; block < 5; block++) times.push_back(steps(n));
     std::nth_element(times.begin(), times.begin() + 2, times.end());
     bench_row("step,%s,%s%s,%d,%d,,%.1f,%.0f,images/s", options.model.c_str(),
-              options.allreduce.c_str(), options.overlap ? "+overlap" : "", options.gpus,
-              batch, times[2] * 1e6, batch / times[2]);
+              options.allreduce.c_str(), options.overlap ? "+overlap" : "", options.gpus, batch,
+              times[2] * 1e6, batch / times[2]);
 }
 
 // allreduce of 8 equal tensors, 4 KB to 256 MB in all, by each algorithm, or by the one that
-// ALLREDUCE names. From the times of each k a cost model is fitted,
-//   us = a * chain + bytes / b     a: latency of a message in us,   b: bandwidth in bytes/us
-// bytes: of the busiest device, or all, where logical devices share one memory. The squares of the
-// relative errors are least.
+// ALLREDUCE names.
 static void bench_allreduce(int k) {
     int count = 0;
     CHECK(cudaGetDeviceCount(&count));
-    const bool shared = k > count; // one memory carries all messages
-    struct Case {
-        std::string name;
-        long bytes;
-        double us, chain, moved;
-    };
-    std::vector<Case> cases;
-    std::vector<std::string> names;
-    for (const Algorithm &a : algorithms)
-        if (options.allreduce_given ? a.name == options.allreduce
-                                    : a.run != allreduce_rebind && a.run != allreduce_yours)
-            names.push_back(a.name);
+    const int sharing = k > count ? k : 1; // logical devices that share one memory
     for (long bytes = 4096; bytes <= 256 << 20; bytes *= 4) {
         size_t free = 0, total = 0;
         on(gpu(0));
         CHECK(cudaMemGetInfo(&free, &total));
-        if (free / (shared ? k : 1) < 5 * (size_t)bytes) {
+        if (free / sharing < 5 * (size_t)bytes) {
             printf("%ld bytes and more: skipped, the devices have too little memory\n", bytes);
             break;
         }
         const Grads grads = make_grads(k, std::vector<int>(8, bytes / 8 / sizeof(float)), true);
-        for (const std::string &name : names) {
-            const Traffic t = count_traffic(name, grads);
-            const double us = time_allreduce(name, grads) * 1e6;
-            bench_row("allreduce,,%s,%d,,%ld,%.1f,%.3f,GB/s", name.c_str(), k, bytes, us,
+        for (const Algorithm &a : algorithms) {
+            const bool right = a.run != allreduce_rebind && a.run != allreduce_yours;
+            if (options.given.count("allreduce") ? a.name != options.allreduce : !right) continue;
+            const double us = time_allreduce(a.name, grads) * 1e6;
+            bench_row("allreduce,,%s,%d,,%ld,%.1f,%.3f,GB/s", a.name, k, bytes, us,
                       bytes / us * 2 * (k - 1) / k / 1e3);
-            cases.push_back(
-                {name, bytes, us, (double)t.chain, double(shared ? t.bytes : busiest(t))});
         }
         empty_cache();
     }
-    double xx = 0, xy = 0, yy = 0, x1 = 0, y1 = 0; // normal equations of the two unknowns a, 1/b
-    for (const Case &c : cases) {
-        const double x = c.chain / c.us, y = c.moved / c.us;
-        xx += x * x;
-        xy += x * y;
-        yy += y * y;
-        x1 += x;
-        y1 += y;
-    }
-    const double det = xx * yy - xy * xy;
-    if (cases.empty() || det <= 0) return;
-    const double a = (x1 * yy - y1 * xy) / det, inverse_b = (y1 * xx - x1 * xy) / det;
-    printf("\nallreduce on %d devices: us, and below what %.1f us a message of the chain and %.2f "
-           "GB/s "
-           "%s would take\n%10s",
-           k, a, 1e-3 / inverse_b, shared ? "for all bytes (one memory)" : "for the busiest device",
-           "bytes");
-    for (const std::string &name : names) printf(" %10s", name.c_str());
-    for (size_t first = 0; first < cases.size(); first += names.size()) {
-        printf("\n%10ld", cases[first].bytes);
-        for (size_t i = first; i < first + names.size(); i++) printf(" %10.1f", cases[i].us);
-        printf("\n%10s", "model");
-        for (size_t i = first; i < first + names.size(); i++)
-            printf(" %10.1f", a * cases[i].chain + inverse_b * cases[i].moved);
-    }
-    printf("\n\n");
 }
 
 void bench() {
     bench_row("what,model,allreduce,gpus,batch,bytes,us,rate,unit");
     for (const Model &m : models) {
         if (options.bench == "allreduce") break;
-        bool wanted = m.name == options.model;
-        if (!options.model_given) { // all, but what would take minutes
-#ifdef CUDA_CPU
-            wanted = strcmp(m.name, "resnet18") != 0;
-#else
-            wanted = true;
-#endif
-        }
-        if (wanted) bench_step(m);
+        const bool slow = on_cpu && strcmp(m.name, "resnet18") == 0; // it would take minutes
+        if (options.given.count("model") ? m.name == options.model : !slow) bench_step(m);
     }
     for (int k = 2; k <= (int)gpus.size() && options.bench != "step"; k++) bench_allreduce(k);
     write_file("build/bench.csv", bench_rows);
@@ -3335,6 +3043,7 @@ void bench() {
 
 // ---------------------------------------------------------------------------------------------
 // 14. Program
+// The command line and main.
 
 Options options;
 
@@ -3344,191 +3053,208 @@ void stop_requested() {
     if (isatty(STDOUT_FILENO)) printf("\r\033[K");
     fflush(stdout);
     fprintf(stderr, "mgpu: interrupted\n");
-    _exit(128 + SIGINT); // what is queued on the devices is dropped
+    _exit(128 + SIGINT); // what is enqueued on the devices is dropped
 }
 
-static const char *usage =
-    R"(Train a network on Fashion-MNIST on k devices, as Dive into Deep Learning does.
-  --gpus K          number of devices, 1 to 64; more than there are GPUs share them (1)
-  --model NAME      lenet, resnet18 or lab_cnn (lenet)
-  --batch N         samples of a minibatch on all devices (256; a device: resnet18 256, lab_cnn 64)
-  --lr X            learning rate (0.2; resnet18: 0.1 a device; lab_cnn: 0.3)
-  --epochs N        passes over the training set (10; lab_cnn: 5)
-  --split A,B,...   parts of a minibatch in this proportion, for devices of unequal speed (equal)
-  --allreduce NAME  how gradients are summed: naive, bucket, host, by_tensor, sharded, ring, tree,
-                    rebind or yours (naive)
-  --kvstore NAME    the lab's words: local is host, device is by_tensor (lab_cnn: local)
-  --overlap         exchange the last layers' gradients while the first layers' are computed
-  --no-replica-check  do not compare the devices' parameters after each epoch
-  --evaluate-all    test accuracy on all devices, not on gpu(0) alone (always but for lenet)
-  --steps N         stop after N minibatches
-  --limit N         only the first N training and the first N test samples
-  --seed N          of the parameters and of the shuffling (0)
-  --no-shuffle      minibatches in the order of the file
-  --data DIR        where the four .gz files of Fashion-MNIST or MNIST are (data)
-  --init DIR        start from the parameters in DIR/W1.npy, b1.npy, ...
-  --save DIR        write the trained parameters there
-  --log FILE        a row for each epoch (build/log.csv)
-  --verbose         print the device memory that was used
-  --exercise        judge the allreduce that --allreduce names, instead (yours, on 1 to 8 devices)
-  --bench[=WHAT]    time a training step, allreduce or all, instead; into build/bench.csv (all)
-  --help
-)";
-
-static long whole(const char *name, const char *text, long least, long most) {
-    char *end;
-    errno = 0;
-    long value = strtol(text, &end, 10);
-    if (end == text || *end || errno || value < least || value > most)
-        error("--%s %s: a whole number from %ld to %ld is wanted", name, text, least, most);
-    return value;
+// The one table of options: the usage text, getopt's array, the parsing and its errors are made of
+// it. A Setter parses an option's value, or says what is wrong with it.
+typedef std::function<void(const char *name, const char *value)> Setter;
+struct Flag {
+    const char *name, *value; // --name VALUE; null: takes none; [VALUE]: may be left out
+    const char *help;
+    Setter set;
+};
+static Setter yes(bool *field, bool value = true) {
+    return [=](const char *, const char *) { *field = value; };
 }
-
-// Such as 3,1.
-static std::vector<int> proportion(const char *text) {
-    std::vector<int> parts;
-    for (const char *at = text;; at++) { // behind a comma
+static Setter text(std::string *field) {
+    return [=](const char *, const char *value) { *field = value; };
+}
+template <class T> static Setter number(T *field, long min, long max) {
+    return [=](const char *name, const char *value) {
         char *end;
-        const long value = strtol(at, &end, 10);
-        if (end == at || (*end && *end != ',') || value < 1 || value > 1000)
-            error("--split %s: whole numbers from 1 to 1000 are wanted, such as 3,1", text);
-        parts.push_back(value);
+        errno = 0;
+        const long n = strtol(value, &end, 10);
+        if (end == value || *end || errno || n < min || n > max)
+            error("--%s %s: a whole number from %ld to %ld is wanted", name, value, min, max);
+        *field = n;
+    };
+}
+static Setter one_of(std::string *field, const std::vector<std::string> &names) {
+    return [=](const char *name, const char *value) {
+        std::string list;
+        for (const std::string &n : names) list += (list.empty() ? "" : ", ") + n;
+        if (std::find(names.begin(), names.end(), value) == names.end())
+            error("--%s %s: unknown, there are %s", name, value, list.c_str());
+        *field = value;
+    };
+}
+static void set_bench(const char *name, const char *value) {
+    one_of(&options.bench, {"all", "step", "allreduce"})(name, value ? value : "all");
+}
+static void set_lr(const char *name, const char *value) {
+    char *end;
+    options.lr = strtof(value, &end);
+    if (end == value || *end || !std::isfinite(options.lr) || options.lr <= 0)
+        error("--%s %s: a number greater than 0 is wanted", name, value);
+}
+static void set_split(const char *name, const char *value) {
+    options.split.clear();
+    for (const char *at = value;; at++) { // behind a comma
+        char *end;
+        const long part = strtol(at, &end, 10);
+        if (end == at || (*end && *end != ',') || part < 1 || part > 1000)
+            error("--%s %s: whole numbers from 1 to 1000 are wanted, such as 3,1", name, value);
+        options.split.push_back(part);
         at = end;
-        if (!*end) return parts;
+        if (!*end) return;
     }
+}
+static std::vector<std::string> algorithm_names() {
+    std::vector<std::string> names;
+    for (const Algorithm &a : algorithms) names.push_back(a.name);
+    return names;
+}
+
+// clang-format off
+static const std::vector<Flag> flags = {
+    {"gpus", "K", "number of devices, 1 to 64; more than there are GPUs share them (1)",
+     number(&options.gpus, 1, max_gpus)},
+    {"model", "NAME", "lenet, resnet18 or lab_cnn (lenet)",
+     one_of(&options.model, {"lenet", "resnet18", "lab_cnn"})},
+    {"batch", "N", "samples of a minibatch, all devices (256; a device: resnet18 256, lab_cnn 64)",
+     number(&options.batch, 1, 60000)},
+    {"lr", "X", "learning rate (0.2; resnet18: 0.1 a device; lab_cnn: 0.3)", set_lr},
+    {"epochs", "N", "passes over the training set (10; lab_cnn: 5)",
+     number(&options.epochs, 1, 1000000)},
+    {"split", "A,B,...", "parts of a minibatch in this proportion, for unequal devices (equal)",
+     set_split},
+    {"allreduce", "NAME", "how gradients are summed: naive, bucket, host, by_tensor, sharded,\n"
+     "ring, tree, rebind or yours (naive)", one_of(&options.allreduce, algorithm_names())},
+    {"kvstore", "NAME", "the lab's words: local is host, device is by_tensor (lab_cnn: local)",
+     one_of(&options.kvstore, {"local", "device"})},
+    {"overlap", nullptr, "exchange the last layers' gradients while the first layers' are computed",
+     yes(&options.overlap)},
+    {"kernels", "NAME", "of the convolutions: tiled, or plain, one thread an output (tiled)",
+     one_of(&options.kernels, {"tiled", "plain"})},
+    {"no-replica-check", nullptr, "do not compare the devices' parameters after each epoch",
+     yes(&options.replica_check, false)},
+    {"evaluate-all", nullptr, "test accuracy on all devices, not on gpu(0) alone (but lenet: always)",
+     yes(&options.evaluate_all)},
+    {"steps", "N", "stop after N minibatches", number(&options.steps, 1, 1000000000)},
+    {"limit", "N", "only the first N training and the first N test samples",
+     number(&options.limit, 1, 1000000)},
+    {"seed", "N", "of the parameters and of the shuffling (0)",
+     number(&options.seed, 0, 4294967295)},
+    {"no-shuffle", nullptr, "minibatches in the order of the file", yes(&options.shuffle, false)},
+    {"data", "DIR", "where the four .gz files of Fashion-MNIST or MNIST are (data)",
+     text(&options.data)},
+    {"init", "DIR", "start from the parameters in DIR/W1.npy, b1.npy, ...", text(&options.init)},
+    {"save", "DIR", "write the trained parameters there", text(&options.save)},
+    {"log", "FILE", "a row for each epoch (build/log.csv)", text(&options.log)},
+    {"verbose", nullptr, "print the device memory that was used", yes(&options.verbose)},
+    {"exercise", nullptr, "judge the allreduce that --allreduce names (yours, on 1 to 8 devices)",
+     yes(&options.exercise)},
+    {"bench", "[WHAT]", "time step, allreduce or all, into build/bench.csv (all)", set_bench},
+    {"help", nullptr, "this text", nullptr},
+};
+// clang-format on
+
+static void print_usage() {
+    printf("Train a network on Fashion-MNIST on k devices, as Dive into Deep Learning does.\n");
+    for (const Flag &f : flags) {
+        std::string text = "  --" + std::string(f.name);
+        if (f.value)
+            text += *f.value == '[' ? "[=" + std::string(f.value + 1) : " " + std::string(f.value);
+        text.resize(std::max<size_t>(text.size() + 2, 20), ' ');
+        for (const char *c = f.help; *c; c++)
+            text += *c == '\n' ? "\n" + std::string(20, ' ') : std::string(1, *c);
+        printf("%s\n", text.c_str());
+    }
+}
+
+// What the options that were not given follow from, and what does not go together.
+static void complete_options() {
+    auto given = [](const char *name) { return options.given.count(name) > 0; };
+    const Model *model = models;
+    while (model->name != options.model) model++;
+    if (options.exercise && !given("allreduce")) options.allreduce = "yours";
+    if (options.exercise && !given("gpus")) options.gpus = 8;
+    const int k = options.gpus;
+    if (!given("batch")) options.batch = model->batch + k * model->batch_of_each;
+    if (!given("lr")) options.lr = model->lr + k * model->lr_of_each;
+    if (!given("epochs")) options.epochs = model->epochs;
+    if (options.model != "lenet") options.evaluate_all = true;
+    if (given("kvstore") && given("allreduce"))
+        error("--kvstore %s and --allreduce %s: one of them is enough", options.kvstore.c_str(),
+              options.allreduce.c_str());
+    if (options.model == "lab_cnn" && !given("kvstore") && !given("allreduce") && !options.exercise)
+        options.kvstore = "local"; // as in the lab
+    if (!options.kvstore.empty())
+        options.allreduce = options.kvstore == "local" ? "host" : "by_tensor";
+    if (!options.split.empty() && (int)options.split.size() != k)
+        error("--split has %zu parts, but there are %d devices: use GPUS=%zu", options.split.size(),
+              k, options.split.size());
+    if (options.exercise && k > 16) // its numbers tell no more devices apart
+        error("--exercise judges on 1 to 16 devices, not on %d", k);
+    if (options.exercise) options.batch = std::max(options.batch, k);
+    if (options.batch < k)
+        error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k, k);
 }
 
 // Read the command line into `options`; false if --help was asked for.
 bool parse_options(int argc, char **argv) {
-    // Beyond all letters, so that getopt's optopt tells an unknown letter from these.
-    enum { GPUS = 256, MODEL, ALLREDUCE, BATCH, LR, EPOCHS, STEPS, LIMIT, SEED };
-    enum { NO_SHUFFLE = SEED + 1, OVERLAP, NO_REPLICA_CHECK, DATA, INIT, SAVE, LOG };
-    enum { EXERCISE = LOG + 1, BENCH, HELP, KVSTORE, SPLIT, EVALUATE_ALL, VERBOSE };
-    static const option names[] = {
-        {"gpus", required_argument, nullptr, GPUS},
-        {"model", required_argument, nullptr, MODEL},
-        {"allreduce", required_argument, nullptr, ALLREDUCE},
-        {"batch", required_argument, nullptr, BATCH},
-        {"lr", required_argument, nullptr, LR},
-        {"epochs", required_argument, nullptr, EPOCHS},
-        {"steps", required_argument, nullptr, STEPS},
-        {"limit", required_argument, nullptr, LIMIT},
-        {"seed", required_argument, nullptr, SEED},
-        {"no-shuffle", no_argument, nullptr, NO_SHUFFLE},
-        {"overlap", no_argument, nullptr, OVERLAP},
-        {"no-replica-check", no_argument, nullptr, NO_REPLICA_CHECK},
-        {"kvstore", required_argument, nullptr, KVSTORE},
-        {"split", required_argument, nullptr, SPLIT},
-        {"evaluate-all", no_argument, nullptr, EVALUATE_ALL},
-        {"verbose", no_argument, nullptr, VERBOSE},
-        {"data", required_argument, nullptr, DATA},
-        {"init", required_argument, nullptr, INIT},
-        {"save", required_argument, nullptr, SAVE},
-        {"log", required_argument, nullptr, LOG},
-        {"exercise", no_argument, nullptr, EXERCISE},
-        {"bench", optional_argument, nullptr, BENCH},
-        {"help", no_argument, nullptr, HELP},
-        {nullptr, 0, nullptr, 0},
-    };
-    const Model *model = models;
-    int batch = 0, epochs = 0;
-    float lr = 0;
-    std::string kvstore;
+    const int first = 256; // beyond all letters: tells an option from an unknown letter
+    std::vector<option> names;
+    for (const Flag &f : flags)
+        names.push_back({f.name,
+                         !f.value          ? 0
+                         : *f.value == '[' ? optional_argument
+                                           : required_argument,
+                         nullptr, first + (int)names.size()});
+    names.push_back({});
     opterr = 0;
     optind = 0; // from the start, also after an earlier call
-    for (int c; (c = getopt_long(argc, argv, ":", names, nullptr)) != -1;) {
-        switch (c) {
-        case GPUS:
-            options.gpus = whole("gpus", optarg, 1, most_gpus);
-            options.gpus_given = true;
-            break;
-        case BATCH: batch = whole("batch", optarg, 1, 60000); break;
-        case EPOCHS: epochs = whole("epochs", optarg, 1, 1000000); break;
-        case STEPS: options.steps = whole("steps", optarg, 1, 1000000000); break;
-        case LIMIT: options.limit = whole("limit", optarg, 1, 1000000); break;
-        case SEED: options.seed = whole("seed", optarg, 0, 4294967295); break;
-        case LR: {
-            char *end;
-            lr = strtof(optarg, &end);
-            if (end == optarg || *end || !std::isfinite(lr) || lr <= 0)
-                error("--lr %s: a number greater than 0 is wanted", optarg);
-            break;
-        }
-        case MODEL:
-            options.model_given = true;
-            for (const Model &m : models)
-                if (strcmp(optarg, m.name) == 0) model = &m;
-            if (strcmp(optarg, model->name) != 0)
-                error("--model %s: unknown, there are lenet, resnet18, lab_cnn", optarg);
-            break;
-        case KVSTORE:
-            kvstore = optarg;
-            if (kvstore != "local" && kvstore != "device")
-                error("--kvstore %s: unknown, there are local and device", optarg);
-            break;
-        case SPLIT:
-            options.split = proportion(optarg);
-            break;
-        case EVALUATE_ALL: options.evaluate_all = true; break;
-        case VERBOSE: options.verbose = true; break;
-        case ALLREDUCE: {
-            std::string names;
-            options.allreduce.clear();
-            options.allreduce_given = true;
-            for (const Algorithm &a : algorithms) {
-                if (strcmp(optarg, a.name) == 0) options.allreduce = a.name;
-                names += (names.empty() ? "" : ", ") + std::string(a.name);
-            }
-            if (options.allreduce.empty())
-                error("--allreduce %s: unknown, there are %s", optarg, names.c_str());
-            break;
-        }
-        case NO_SHUFFLE: options.shuffle = false; break;
-        case DATA: options.data = optarg; break;
-        case INIT: options.init = optarg; break;
-        case SAVE: options.save = optarg; break;
-        case LOG: options.log = optarg; break;
-        case OVERLAP: options.overlap = true; break;
-        case NO_REPLICA_CHECK: options.replica_check = false; break;
-        case EXERCISE: options.exercise = true; break;
-        case BENCH:
-            options.bench = optarg ? optarg : "all";
-            if (options.bench != "all" && options.bench != "step" && options.bench != "allreduce")
-                error("--bench=%s: unknown, there are all, step and allreduce", optarg);
-            break;
-        case HELP: printf("%s", usage); return false;
-        case ':': error("%s wants a value: try --help", argv[optind - 1]);
-        default: // a letter in optopt: -x
-            if (optopt > 0 && optopt < GPUS) error("unknown option -%c: try --help", optopt);
+    for (int c; (c = getopt_long(argc, argv, ":", names.data(), nullptr)) != -1;) {
+        if (c >= first) {
+            const Flag &f = flags[c - first];
+            if (!f.set) return print_usage(), false;
+            f.set(f.name, optarg);
+            options.given.insert(f.name);
+        } else if (c == ':') {
+            error("%s wants a value: try --help", argv[optind - 1]);
+        } else if (optopt > 0 && optopt < first) {
+            error("unknown option -%c: try --help", optopt);
+        } else {
             error("unknown option %s: try --help", argv[optind - 1]);
         }
     }
     if (optind < argc) error("unknown argument %s: try --help", argv[optind]);
-    if (options.exercise && !options.allreduce_given) options.allreduce = "yours";
-    if (options.exercise && !options.gpus_given) options.gpus = 8;
-    options.model = model->name;
-    options.batch_given = batch > 0;
-    options.batch = batch ? batch : model->batch + options.gpus * model->batch_of_each;
-    options.lr = lr > 0 ? lr : model->lr + options.gpus * model->lr_of_each;
-    options.epochs = epochs ? epochs : model->epochs;
-    if (options.model != "lenet") options.evaluate_all = true;
-    if (options.model == "lab_cnn" && kvstore.empty() && !options.allreduce_given &&
-        !options.exercise)
-        kvstore = "local"; // as in the lab
-    if (!kvstore.empty() && options.allreduce_given)
-        error("--kvstore %s and --allreduce %s: one of them is enough", kvstore.c_str(),
-              options.allreduce.c_str());
-    if (!kvstore.empty()) options.allreduce = kvstore == "local" ? "host" : "by_tensor";
-    if (!options.split.empty() && (int)options.split.size() != options.gpus)
-        error("--split has %zu parts, but there are %d devices: use GPUS=%zu", options.split.size(),
-              options.gpus, options.split.size());
-    if (options.exercise && options.gpus > 16) // its numbers tell no more devices apart
-        error("--exercise judges on 1 to 16 devices, not on %d", options.gpus);
-    if (options.exercise) options.batch = std::max(options.batch, options.gpus);
-    if (options.batch < options.gpus)
-        error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch,
-              options.gpus, options.gpus);
+    complete_options();
     return true;
+}
+
+static void run_program() {
+    const bool trains = options.bench.empty() && !options.exercise;
+    if (trains) {
+        train_set = load_data(options.data, "train");
+        test_set = load_data(options.data, "t10k");
+        check_writable(options.log);
+        if (!options.save.empty()) check_writable(options.save + "/.npy");
+    }
+    const bool few = trains || options.exercise || options.bench == "step";
+    const int devices = few || options.given.count("gpus") ? options.gpus : 4;
+    // The stand-in shows as many devices as are wanted
+    if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
+    use_devices(devices, options.exercise);
+    rng.seed(options.seed);
+    init_model();
+    if (!options.init.empty()) load_params(params, options.init);
+    trains ? experiment() : options.exercise ? exercise() : bench();
+    params.clear();
+    for (int c = 0; c < devices && options.verbose; c++)
+        printf("%s: %.1f MB of device memory at most\n", str(gpu(c)).c_str(),
+               state(gpu(c)).peak_bytes / 1e6);
 }
 
 int mgpu_main(int argc, char **argv) {
@@ -3537,38 +3263,12 @@ int mgpu_main(int argc, char **argv) {
         if (!parse_options(argc, argv)) return 0;
         struct sigaction action = {};
         action.sa_handler = [](int) { interrupted = 1; };
-        sigaction(SIGINT, &action, nullptr);
-        sigaction(SIGTERM, &action, nullptr);
-        const bool trains = options.bench.empty() && !options.exercise;
-        if (trains) {
-            train_set = load_data(options.data, "train");
-            test_set = load_data(options.data, "t10k");
-            check_writable(options.log);
-            if (!options.save.empty()) check_writable(options.save + "/.npy");
-        }
-        int devices = options.gpus;
-        if (!options.bench.empty() && options.bench != "step" && !options.gpus_given) devices = 4;
-#ifdef CUDA_CPU // the stand-in shows as many devices as are wanted
-        setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
-#endif
-        use_devices(devices, options.exercise);
-        rng.seed(options.seed);
-        init_model();
-        if (!options.init.empty()) load_params(params, options.init);
-        if (options.exercise)
-            exercise();
-        else if (!options.bench.empty())
-            bench();
-        else
-            experiment();
-        params.clear();
-        for (int c = 0; c < devices && options.verbose; c++)
-            printf("%s: %.1f MB of device memory at most\n", str(gpu(c)).c_str(),
-                   state(gpu(c)).most_bytes / 1e6);
+        for (int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+        run_program();
     } catch (const Error &e) {
         fflush(stdout);
         fprintf(stderr, "mgpu: %s\n", e.what());
-        _exit(1); // what is queued on the devices is dropped
+        _exit(1); // what is enqueued on the devices is dropped
     }
     return 0;
 }
