@@ -297,108 +297,31 @@ build/cpu/%.cu: %.cu Makefile
 	echo "$<:$$((line - 1)): the CPU stand-in's sed script does not understand this launch:" \
 	    "$$(sed -n "$$((line - 1))s/^ *//p" $<)" >&2; exit 1; }
 
-# ----- What a build needs and the machine may lack -----------------------------------------------
-# Each file comes from the first source that has it: a folder of this machine, a Debian package
-# (apt:NAME, or the address of a .deb), or a folder on the web. It counts only if its sha256 is
-# known, and is moved into place whole, so that nothing half-written is ever left.
+# ----- What a build needs and the machine may lack ---------------------------------------------
+# data/fetch.sh brings a file from the first source that has it; it counts if its sha256 is known
 
 debian := https://deb.debian.org/debian/pool/main/d
-archive_sources := /usr/share/datasets/fashion-mnist apt:dataset-fashion-mnist \
+fashion_sources := /usr/share/datasets/fashion-mnist \
+    apt:dataset-fashion-mnist apt-update:dataset-fashion-mnist \
     $(debian)/dataset-fashion-mnist/dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb \
     https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion \
     http://fashion-mnist.s3-website.eu-central-1.amazonaws.com
-
 mnist_sources := https://storage.googleapis.com/cvdf-datasets/mnist \
     https://ossci-datasets.s3.amazonaws.com/mnist
-
-# doctest 2.4.9, 2.4.11 and 2.4.12, as Debian packages them; 2.4.9 is also the published header
-define doctest_sha256
-041dced3b82ed2d6c920977fcba16e8b9e49daaa200c81ba0ccec529a4f1fd5d  doctest.h
-44faa038e9c3f9728efbda143748d01124ea0a27f4bf78f35a15d8fab2e039fb  doctest.h
-94029a7d32da24a56249658147dbd2b33ff0b9ed665295cbbaf19aafff5b0ced  doctest.h
-endef
-doctest_sources := apt:doctest-dev $(debian)/doctest/doctest-dev_2.4.9~ds-1_all.deb \
+doctest_sources := apt:doctest-dev apt-update:doctest-dev \
+    $(debian)/doctest/doctest-dev_2.4.9~ds-1_all.deb \
     https://raw.githubusercontent.com/doctest/doctest/v2.4.9/doctest
 
-# sh -c "$$fetch" fetch FOLDER SHA256-LIST 'SOURCE ...' FILE ...
-define fetch
-folder=$1 sha256=$2 sources=$3; shift 3
-new=$PWD/$folder/.fetch.$$
-trap 'rm -rf "$new"; rmdir "$folder" 2>/dev/null' EXIT; trap 'exit 1' HUP INT PIPE TERM
-
-right() {  # right PATH: is it there, and its sha256 one of those listed for its name?
-    [ -f "$1" ] && echo "$sha256" | grep -qxF "$(sha256sum <"$1" | cut -c-64)  ${1##*/}"
-}
-keep() {  # moves what is right from $new into the folder; ends when nothing is missing
-    missing=
-    for file; do
-        right "$folder/$file" || { right "$new/$file" && mv -f "$new/$file" "$folder/"; } ||
-            missing="$missing $file"
-    done
-    [ -n "$missing" ] || exit 0
-}
-unpack() {  # unpacks the .deb files in $new, with dpkg-deb or with what g++ brings anyway
-    for deb in "$new"/*.deb; do
-        dpkg-deb -x "$deb" "$new/deb" || (cd "$new/deb" && ar x "$deb" && tar xf data.tar.*)
-        rm -f "$deb"
-    done
-    for file in $missing; do find "$new/deb" -name "$file" -exec mv -f {} "$new/" \; ; done
-}
-get() {  # get ADDRESS PATH
-    curl -fsSL --connect-timeout 10 --speed-limit 1000 --speed-time 20 -o "$2" "$1" ||
-        wget -q --timeout=10 --tries=1 -O "$2" "$1"
-}
-apt() {  # apt-get for any user, whatever apt's sandbox user may read
-    apt-get -qq -o APT::Sandbox::User="$(id -un)" -o Acquire::Retries=0 \
-        -o Acquire::http::Timeout=10 -o Acquire::https::Timeout=10 "$@"
-}
-own_apt() {  # the same with package lists of its own
-    apt -o Dir::State::Lists="$new/lists" -o Dir::Cache="$new/cache" -o Debug::NoLocking=1 "$@"
-}
-
-keep "$@"
-for file in $missing; do
-    [ ! -e "$folder/$file" ] || echo "$folder/$file is damaged: it will be replaced" >&2
-done
-echo "fetching$missing into $folder/" >&2
-mkdir -p "$new/deb" "$new/lists/partial" "$new/cache/archives/partial" || exit 1
-for source in $sources; do
-    case $source in
-    /*) for file in $missing; do cp "$source/$file" "$new/"; done ;;
-    apt:*)
-        (cd "$new" && apt download "${source#apt:}"); unpack; keep "$@"
-        (cd "$new" && own_apt update && own_apt download "${source#apt:}"); unpack ;;
-    *.deb) get "$source" "$new/package.deb"; unpack ;;
-    *) for file in $missing; do get "$source/$file" "$new/$file"; done ;;
-    esac >/dev/null 2>&1
-    keep "$@"
-done
-{
-    echo "cannot fetch$missing: no source answers."
-    echo "Please put each file into $folder/; it comes from any of"
-    for source in $sources; do
-        case $source in
-        http*.deb) echo "    $source (unpack it with dpkg-deb -x)" ;;
-        http*) echo "    $source/FILE" ;;
-        esac
-    done
-} >&2
-exit 1
-endef
-fetch := $(value fetch)
-export fetch doctest_sha256
-
 build/data.ok: data/sha256 $(addprefix data/,$(archives))
-	@sh -c "$$fetch" fetch data "$$(cat data/sha256)" '$(archive_sources)' $(archives)
-	@mkdir -p build && touch $@
-
-build/mnist.ok: data/mnist.sha256
-	@sh -c "$$fetch" fetch data/mnist "$$(cat $<)" '$(mnist_sources)' $(archives)
+	@sh data/fetch.sh data $< '$(fashion_sources)' $(archives)
 	@mkdir -p build && touch $@
 
 # An archive that is not there is no error yet: the rule above brings it
 $(addprefix data/,$(archives)): ;
 
+build/mnist.ok: data/mnist.sha256
+	@sh data/fetch.sh data/mnist $< '$(mnist_sources)' $(archives)
+	@mkdir -p build && touch $@
+
 build/doctest/doctest.h:
-	@mkdir -p $(@D)
-	@sh -c "$$fetch" fetch $(@D) "$$doctest_sha256" '$(doctest_sources)' doctest.h
+	@sh data/fetch.sh $(@D) cpu/doctest.sha256 '$(doctest_sources)' doctest.h
