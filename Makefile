@@ -263,39 +263,13 @@ build/%/flags: FORCE
 	cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 FORCE:
 
-# What g++ cannot read in a .cu file is put in C++, each thing on the lines it was on:
-#   extern __shared__ T name[];         a pointer to the block's dynamic shared memory
-#   __shared__ T name[a][b];            a reference to an array that the block's threads share
-#   kernel<T> <<<config>>> (arguments)  a launch object, called with the arguments
-# A name is followed by template arguments nested at most once; a config has no ; { or }.
-name := [A-Za-z_][A-Za-z0-9_]*
-scoped := [A-Za-z_][A-Za-z0-9_:]*
-type := (($(scoped)(<[^<>;]*>)?[ \t*]+)+)
-kernel := ($(scoped)([ \t]*<([^<>;{}"\n]|<[^<>;{}"\n]*>)*>)?)
-config := (((<<?)?(>>?)?[^;{}<>])+)
-define to_cpp
-s/extern[ \t]+__shared__[ \t]+$(type)($(name))[ \t]*\[[ \t]*\][ \t]*;/\1*\4 = ::cuda_cpu::dynamic_shared<\1>();/g
-s/__shared__[ \t]+$(type)($(name))[ \t]*((\[[^];\n]+\][ \t]*)*);/struct \4_shared {}; auto \&\4 = ::cuda_cpu::shared_memory<\1\5, \4_shared>();/g
-s/$(kernel)(\s*)<<<$(config)>>>(\s*)\(/(::cuda_cpu::configured(::cuda_cpu::Launch("\1", __FILE__, __LINE__, \4\5), [=](auto... arguments) { \1(arguments...); }))\9(/g
-endef
-# Before that, <<< and __shared__ in a "string" or after // are taken apart, so as not to be met
-code := ([^"]|"([^"\\]|\\.)*")*
-define hide
-:string
-s~^($(code)"([^"\\]|\\.)*)(<<|__shared)(<|__)~\1\5""\6~
-t string
-:comment
-s~^($(code)//.*)(<<|__shared)(<|__)~\1\4 \5~
-t comment
-endef
-export to_cpp hide
-
-build/cpu/%.cu: %.cu Makefile
+# The .cu files in C++. What is left of a launch is something that the sed script does not know.
+build/cpu/%.cu: %.cu cpu/to_cpp.sed
 	@mkdir -p $(@D)
-	@{ echo '#line 1 "$<"'; LC_ALL=C sed -E "$$hide" $< | LC_ALL=C sed -zE "$$to_cpp"; } >$@
-	@line=$$(sed -n '1d; /<<<\|__shared__/{=;q}' $@); [ -z "$$line" ] || { \
-	echo "$<:$$((line - 1)): the CPU stand-in's sed script does not understand this launch:" \
-	    "$$(sed -n "$$((line - 1))s/^ *//p" $<)" >&2; exit 1; }
+	@{ echo '#line 1 "$<"'; LC_ALL=C sed -zEf cpu/to_cpp.sed $<; } >$@
+	@left=$$(sed -n '1d; /<<<\|__shared__/{=;q}' $@); [ -z "$$left" ] || { \
+	    echo "$<:$$((left - 1)): cpu/to_cpp.sed does not understand this:" \
+	        "$$(sed -n "$$((left - 1))s/^ *//p" $<)" >&2; exit 1; }
 
 # ----- What a build needs and the machine may lack ---------------------------------------------
 # data/fetch.sh brings a file from the first source that has it; it counts if its sha256 is known

@@ -1,0 +1,47 @@
+# Puts into C++ what only nvcc understands, for g++: LC_ALL=C sed -zEf cpu/to_cpp.sed mgpu.cu
+#
+#   in CUDA                            in C++, shortened
+#   kernel<T><<<grid, block>>>(x, n)   configured(Launch("kernel<T>", grid, block), ...)(x, n)
+#   __shared__ T a[8][9], b[8];        auto &a = shared_memory<T[8][9]>(); auto &b = ...
+#   extern __shared__ T a[];           T *a = dynamic_shared<T>();
+#
+# cuda_runtime.h has these three functions. Because of -z the whole file is one text, in which \n
+# is a character like others: a launch may take several lines. Every rule leaves each \n in its
+# place, so that errors and debuggers name the lines of the .cu file. Characters that no source
+# file has mark what was found: \f here, \a and \v for launches.
+
+# 1. Words in a "string" or behind // are no code. There <<< and __shared__ are broken up, so that
+#    no rule below sees them: "<<" "<" is the same string as "<<<", and a comment may say << <.
+:string
+s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*"([^"\\\n]|\\.)*)(<<|__shared)(<|__)~\1\2\6" "\7~g
+t string
+:comment
+s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*//[^\n]*)(<<|__shared)(<|__)~\1\2\5 \6~g
+t comment
+
+# 2. Shared memory. Several variables in a declaration get a declaration each. A type is one or
+#    more words, each perhaps with <template arguments>.            \1 __shared__ type  \5 a[8][9]
+:variables
+s/(__shared__[ \t]+((\w|:)+(<[^<>;]*>)?[ \t]+)+)(\w+[ \t]*(\[[^];]+\][ \t]*)*),/\1\5; \1/g
+t variables
+#    Found: \f type \f name \f [8][9] \f
+s/__shared__[ \t]+(((\w|:)+(<[^<>;]*>)?[ \t*]+)+)(\w+)[ \t]*(\[[^;\n]*\])?[ \t]*;/\f\1\f\5\f\6\f;/g
+#    Dynamic: a pointer to it
+s/extern[ \t]+\f([^\f]+)\f([^\f]+)\f\[[ \t]*\]\f/\1*\2 = ::cuda_cpu::dynamic_shared<\1>()/g
+#    Static: a reference to it. A type of its own tells it from other variables of the same type.
+s/\f([^\f]+)\f([^\f]+)\f([^\f]*)\f/struct \2_shared {}; auto \&\2 = \f<\1\3, \2_shared>()/g
+s/\f/::cuda_cpu::shared_memory/g
+
+# 3. Launches. <<< and >>> become one character each, so that "all up to >>>" can be said.
+s/<<</\a/g
+s/>>>/\v/g
+#    A kernel is a name, perhaps with template arguments that are nested at most once; its grid,
+#    block, ... have no ; { or }.  Found: \f kernel \f grid, block, ... \f
+s/((\w|:)+([ \t]*<([^<>;\n\a]|<[^<>;\n]*>)*>)?)(\s*)\a([^;{}\a\v]+)\v(\s*)\(/\f\1\f\5\6\f\7(/g
+#    What is left was no launch, or one that these rules do not understand: make then says so
+s/\a/<<</g
+s/\v/>>>/g
+#    Now \a begins the launch, and \v the function that calls the kernel
+s/\f([^\f]+)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \2), \v { \1(arguments...); }))/g
+s/\a/::cuda_cpu::configured(::cuda_cpu::Launch/g
+s/\v/[=](auto... arguments)/g
