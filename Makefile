@@ -18,6 +18,8 @@ ALLREDUCE ?=
 OVERLAP ?= 0
 # The lab's words for two of them: local (host), device (by_tensor)
 KVSTORE ?=
+# Convolution: tiled kernels, or plain ones, which are the formula and nothing else
+KERNELS ?=
 # Parts of a minibatch in this proportion, such as 3,1, for devices of unequal speed
 SPLIT ?=
 # 1 computes test accuracy on all devices instead of gpu(0) alone
@@ -48,10 +50,25 @@ SWEEP_GPUS ?= 1 2
 SWEEP_LR ?= 0.05 0.1 0.2 0.4
 # 1 prints the device memory that was used
 VERBOSE ?= 0
-# Anything more for the program, such as ARGS=--help
+# More words for the program, such as ARGS=--help
 ARGS ?=
-# Options of the tests, such as T='-tc=allreduce*'
+# Words for the tests, such as T='-tc=allreduce*'
 T ?=
+
+# How an option is passed on: with its value, or as a word alone where it is 1, or 0
+with_value := GPUS MODEL BATCH LR EPOCHS ALLREDUCE KVSTORE KERNELS SPLIT SEED STEPS LIMIT \
+    DATA INIT SAVE LOG
+word_if_1 := OVERLAP EVALUATE_ALL VERBOSE
+word_if_0 := SHUFFLE REPLICA_CHECK
+
+# A value stands in quotes as it was typed, so that the program, not the shell, judges it
+quote = '$(subst ','\'',$1)'
+lower = $(shell echo $1 | tr A-Z_ a-z-)
+check_0_1 = $(if $(filter-out 0 1,$($1)),$(error $1=$($1) is unknown: use 0 or 1))
+options = $(foreach x,$(word_if_1) $(word_if_0),$(call check_0_1,$x)) \
+    $(foreach x,$(with_value),$(if $(value $x),--$(call lower,$x) $(call quote,$(value $x)))) \
+    $(foreach x,$(word_if_1),$(if $(filter 1,$($x)),--$(call lower,$x))) \
+    $(foreach x,$(word_if_0),$(if $(filter 0,$($x)),--no-$(call lower,$x))) $(value ARGS)
 
 # ----- How to build ----------------------------------------------------------------------------
 
@@ -62,8 +79,9 @@ NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin
 # GPU architectures to compile for, such as 75 or '75 90': that of the first GPU, 75 without one
 SM ?= $(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
     sed -nE '1s/^([0-9]+)\.([0-9]+)$$/\1\2/p'),75)
-# C++ compiler of the CPU stand-in: g++ or clang++
-CXX ?= g++
+# C++ compiler of the CPU stand-in: g++, or clang++ where there is no g++
+CXX := $(if $(filter default,$(origin CXX)),$(notdir \
+    $(shell command -v g++ || command -v clang++ || echo g++)),$(CXX))
 # Processor the stand-in is compiled for; empty where the compiler does not know `native`
 MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && echo -march=native)
 # Compiler flags of the CPU stand-in
@@ -83,22 +101,6 @@ nvcc_flags = -std=c++17 -O3 -lineinfo \
     $(foreach sm,$(SM),-gencode arch=compute_$(sm),code=sm_$(sm)) \
     -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 cpu_flags = $(CPUFLAGS) $(if $(WERROR),-Werror) -pthread -Icpu
-
-# Each option in quotes as it was typed, so that the program, not the shell, judges it
-quote = '$(subst ','\'',$1)'
-option = $(if $(value $2),$1 $(call quote,$(value $2)))
-# $(call switch,NAME,VALUE,--x): --x where NAME, which is 0 or 1, has that value
-switch = $(if $(filter-out 0 1,$($1)),$(error $1=$($1) is unknown: use 0 or 1))$(if \
-    $(filter $2,$($1)),$3)
-options = $(call option,--gpus,GPUS) $(call option,--model,MODEL) $(call option,--batch,BATCH) \
-    $(call option,--lr,LR) $(call option,--epochs,EPOCHS) $(call option,--allreduce,ALLREDUCE) \
-    $(call option,--kvstore,KVSTORE) $(call option,--split,SPLIT) \
-    $(call switch,EVALUATE_ALL,1,--evaluate-all) $(call switch,VERBOSE,1,--verbose) \
-    $(call option,--seed,SEED) $(call option,--steps,STEPS) $(call option,--limit,LIMIT) \
-    $(call option,--data,DATA) $(call option,--init,INIT) \
-    $(call option,--save,SAVE) $(call option,--log,LOG) \
-    $(call switch,SHUFFLE,0,--no-shuffle) $(call switch,OVERLAP,1,--overlap) \
-    $(call switch,REPLICA_CHECK,0,--no-replica-check) $(value ARGS)
 
 # ----- Which backend, and why ------------------------------------------------------------------
 
@@ -128,13 +130,16 @@ else
   why := cuda for SM $(SM) (nvcc and a GPU found; BACKEND=cpu for the stand-in)
 endif
 
+# The data set that a training needs; a folder of your own is used as it is, data/mnist if complete
 archives := train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \
     t10k-images-idx3-ubyte.gz t10k-labels-idx1-ubyte.gz
-
-# The data set is fetched only where DATA does not name another folder; MNIST only if it is not there
-mnist_there := $(if $(filter-out $(wildcard data/mnist/*),$(addprefix data/mnist/,$(archives))),,yes)
-dataset := $(if $(filter data/mnist data/mnist/ ./data/mnist,$(value DATA)),$(if \
-    $(mnist_there),,build/mnist.ok),$(if $(filter-out data data/ ./data,$(value DATA)),,build/data.ok))
+mnist := $(addprefix data/mnist/,$(archives))
+folder := $(patsubst ./%,%,$(patsubst %/,%,$(or $(value DATA),data)))
+ifeq ($(folder),data)
+  dataset := build/data.ok
+else ifeq ($(folder),data/mnist)
+  dataset := $(if $(filter-out $(wildcard $(mnist)),$(mnist)),build/mnist.ok)
+endif
 
 # ----- What you can make -----------------------------------------------------------------------
 
@@ -154,7 +159,7 @@ exercise: backend $(dir)/mgpu  ## judge your allreduce, or ALLREDUCE=name
 	@$(dir)/mgpu --exercise $(options)
 
 bench: backend $(dir)/mgpu  ## time BENCH, into build/bench.csv
-	@$(dir)/mgpu --bench=$(BENCH) $(options)
+	@$(dir)/mgpu --bench=$(call quote,$(value BENCH)) $(options)
 
 asan: build/asan/tests $(dataset)  ## the tests under AddressSanitizer and UBSan (CPU stand-in)
 	@set -f; build/asan/tests $(value T)
@@ -224,16 +229,16 @@ sweep: backend $(dir)/mgpu $(dataset)  ## test acc by learning rates and devices
 	        lw 2 pt 7 ps 0.4 title 'GPUS='.k" >build/sweep.svg && echo build/sweep.svg; \
 	else echo 'no picture of build/sweep.csv: gnuplot is missing (apt-get install gnuplot-nox)'; fi
 
-data: $(if $(filter mnist data/mnist,$(value DATA)),build/mnist.ok,build/data.ok)  ## bring Fashion-MNIST into data/; DATA=mnist: MNIST into data/mnist/
+data: $(if $(filter mnist data/mnist,$(folder)),build/mnist.ok,build/data.ok)  ## fetch Fashion-MNIST; DATA=mnist: MNIST
 
 clean:  ## remove build/ (data/ stays)
 	rm -rf build
 
 help:  ## this list
 	@echo 'make TARGET [NAME=value ...]'; echo
-	@sed -nE 's/^([a-z]+):.*  ## (.*)/\1\t\2/p' Makefile | expand -t 12
+	@sed -nE 's/^([a-z]+):.*  ## (.*)/\1\t\2/p' Makefile | expand -t 15
 	@echo
-	@sed -nE '/^# /{ h; n; /^[A-Z]+ \?=/{ s/ .*//; G; s/\n# /\t/p } }' Makefile | expand -t 12
+	@sed -nE '/^# /{ h; n; /^[A-Z_]+ [?:]=/{ s/ .*//; G; s/\n# /\t/p } }' Makefile | expand -t 15
 
 backend:
 	@echo 'backend: $(why)' >&2
@@ -290,12 +295,12 @@ build/data.ok: data/sha256 $(addprefix data/,$(archives))
 	@sh data/fetch.sh data $< '$(fashion_sources)' $(archives)
 	@mkdir -p build && touch $@
 
-# An archive that is not there is no error yet: the rule above brings it
-$(addprefix data/,$(archives)): ;
-
-build/mnist.ok: data/mnist.sha256
+build/mnist.ok: data/mnist.sha256 $(mnist)
 	@sh data/fetch.sh data/mnist $< '$(mnist_sources)' $(archives)
 	@mkdir -p build && touch $@
+
+# An archive that is not there is no error yet: the rules above bring it
+$(addprefix data/,$(archives)) $(mnist): ;
 
 build/doctest/doctest.h:
 	@sh data/fetch.sh $(@D) cpu/doctest.sha256 '$(doctest_sources)' doctest.h
