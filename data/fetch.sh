@@ -1,17 +1,42 @@
 #!/bin/sh
-# sh data/fetch.sh FOLDER SHA256-FILE 'SOURCE ...' FILE ...
+# sh data/fetch.sh data|mnist|doctest
 #
-# Brings each FILE that is missing or damaged into FOLDER. A file counts only if its sum stands in
-# SHA256-FILE. It is moved into FOLDER whole, so that nothing half-written is ever left there.
-# The sources are tried in order, until no file is missing:
+# Brings the files of a set that are missing or damaged. A file counts only if its sum is listed. It
+# is moved into place whole, so that nothing half-written is ever left there.
+export LC_ALL=C
+debian=https://deb.debian.org/debian/pool/main/d
+
+# A set is a folder, a list of sums and names, and sources that are tried until nothing is missing:
 #   /FOLDER               a folder of this machine
 #   apt:PACKAGE           a Debian package, as this machine's package lists know it
 #   apt-update:PACKAGE    a Debian package, with package lists fetched just for it; needs no root
 #   https://.../NAME.deb  a Debian package
 #   https://...           a folder on the web
-export LC_ALL=C
-folder=$1 sums=$2 sources=$3
-shift 3
+as_is=  # not empty: a file that is there is used as it is
+case $1 in
+data)
+    folder=data sums=data/sha256
+    sources="/usr/share/datasets/fashion-mnist
+        apt:dataset-fashion-mnist
+        apt-update:dataset-fashion-mnist
+        $debian/dataset-fashion-mnist/dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb
+        https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion
+        http://fashion-mnist.s3-website.eu-central-1.amazonaws.com" ;;
+mnist)
+    folder=data/mnist sums=data/mnist.sha256 as_is=yes
+    sources="https://storage.googleapis.com/cvdf-datasets/mnist
+        https://ossci-datasets.s3.amazonaws.com/mnist" ;;
+doctest)
+    folder=build/doctest sums=cpu/doctest.sha256
+    sources="apt:doctest-dev
+        apt-update:doctest-dev
+        $debian/doctest/doctest-dev_2.4.9~ds-1_all.deb
+        https://raw.githubusercontent.com/doctest/doctest/v2.4.9/doctest" ;;
+*)
+    echo "data/fetch.sh: $1 is unknown: there are data, mnist and doctest" >&2
+    exit 1 ;;
+esac
+files=$(sed -n 's/^[0-9a-f]*  //p' "$sums" | sort -u)
 
 # What is on its way. It goes at the end; what a killed run has left there goes now.
 new=$PWD/$folder/.fetch.$$
@@ -24,9 +49,10 @@ done
 right() {  # right PATH: is it there, with a sum that is listed for its name?
     [ -f "$1" ] && grep -qxF "$(sha256sum <"$1" | cut -c-64)  ${1##*/}" "$sums"
 }
-keep() {  # keep FILE ...: moves what is right from $new to $folder; ends when nothing is missing
+keep() {  # moves what is right from $new to $folder; ends when nothing is missing
     missing=
-    for file; do
+    for file in $files; do
+        if [ -n "$as_is" ] && [ -f "$folder/$file" ]; then continue; fi
         right "$folder/$file" || { right "$new/$file" && mv -f "$new/$file" "$folder/"; } ||
             missing="$missing $file"
     done
@@ -63,7 +89,7 @@ try() {  # try SOURCE: puts the missing files into $new, as far as it has them
     esac
 }
 
-keep "$@"
+keep
 for file in $missing; do
     [ ! -e "$folder/$file" ] || echo "$folder/$file is damaged: it will be replaced" >&2
 done
@@ -75,7 +101,7 @@ for source in $sources; do
     case $said in
     *'No space left'* | *'quota exceeded'* | *'enough free space'* | *'curl: (23)'*) full=yes ;;
     esac
-    keep "$@"
+    keep
 done
 
 if [ -n "$full" ]; then
