@@ -1390,7 +1390,8 @@ static void correlate(GradSlot y, const float *X, const Tensor &packed, const fl
     const int pixels = s.N * s.I * s.J, block = 64;
     const cudaStream_t stream = on(packed.device);
     dim3 grid(blocks(blocks(pixels, warp_size * tile_m) * warp_size, block), blocks(s.O, tile_n));
-    if (s.V == 3) correlate_kernel<3><<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s);
+    if (s.V == 3)
+        CHECK_LAUNCH(correlate_kernel<3><<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
     else CHECK_LAUNCH(correlate_kernel<0><<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
 }
 
@@ -1409,10 +1410,10 @@ static void tiled_forward(const Tensor &y, const Tensor &X, const Tensor &W, con
 // With a stride, row h of dX meets only the taps u with u mod stride = (h+padding) mod stride, in
 // the rows (h+padding-u)/stride of dy. So the rows first, first+stride, ... of dX, a phase, are a
 // stride-1 correlation with those taps, and so are the columns: stride*stride correlations in all.
-struct Phase { // of rows, or of columns
-    int count; // of its rows
-    int taps;  // so many, the last of them u = last_tap, each `stride` before the one after it
-    int last_tap, dy_begin; // dy's row, zeros included, that the first row and the last tap meet
+struct Phase {          // of rows, or of columns
+    int count;          // of dX's rows in it
+    int taps, last_tap; // of W's rows: last_tap, last_tap - stride, ..., `taps` of them
+    int dy_begin;       // the row of dy, zeros included, that its first row and last_tap meet
 };
 static Phase phase(int first, int size, int zeros, const ConvShape &s) {
     const int S = s.stride, tap = (first + s.padding) % S, taps = blocks(s.K - tap, S);
