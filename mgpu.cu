@@ -371,6 +371,9 @@ std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y,
 // As in the tutorial, but that the host does not wait for each minibatch: it enqueues a whole epoch
 // and then waits for the devices once.
 void train(int num_gpus, int batch_size, float lr) {
+    if (batch_size < num_gpus)
+        error("batch %d cannot be split over %d devices: use BATCH >= %d", batch_size, num_gpus,
+              num_gpus);
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
     std::vector<Device> devices;
     for (int i = 0; i < num_gpus; i++) devices.push_back(try_gpu(i));
@@ -2614,8 +2617,8 @@ double Animator::finish(int epoch) {
 
 // --- files
 // Write a file in one go: it is there whole or not at all. Folders on the way are made. What is no
-// file, such as /dev/null, is written to: a rename would put a file in its place.
-static void write_file(const std::string &path, const std::string &bytes) {
+// file, such as /dev/null, is written to: a rename would put a file in its place. -> 0 or an errno
+static int try_write(const std::string &path, const std::string &bytes) {
     std::error_code code;
     const std::filesystem::path folder = std::filesystem::path(path).parent_path();
     if (!folder.empty()) std::filesystem::create_directories(folder, code);
@@ -2624,23 +2627,30 @@ static void write_file(const std::string &path, const std::string &bytes) {
     FILE *file = fopen(part.c_str(), "wb");
     bool written = file && fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
     if (file) written = fclose(file) == 0 && written;
-    if (written && (special || rename(part.c_str(), path.c_str()) == 0)) return;
+    if (written && (special || rename(part.c_str(), path.c_str()) == 0)) return 0;
     const int reason = errno;
     if (!special) remove(part.c_str());
-    error("cannot write %s: %s", path.c_str(), strerror(reason));
+    return reason;
 }
-// Fail now if a file cannot be written there later.
+static void write_file(const std::string &path, const std::string &bytes) {
+    if (int reason = try_write(path, bytes))
+        error("cannot write %s: %s", path.c_str(), strerror(reason));
+}
+// Fail now if a file cannot be written there later; leaves nothing behind.
 static void check_writable(const std::string &path) {
     std::error_code code;
-    if (std::filesystem::is_directory(path, code))
-        error("cannot write %s: it is a folder", path.c_str());
+    std::filesystem::path folder = std::filesystem::path(path).parent_path(), made;
+    for (; !folder.empty() && !std::filesystem::exists(folder, code); folder = folder.parent_path())
+        made = folder;
+    int reason = EISDIR;
     if (std::filesystem::is_other(path, code)) {
-        if (access(path.c_str(), W_OK) != 0)
-            error("cannot write %s: %s", path.c_str(), strerror(errno));
-        return;
+        reason = access(path.c_str(), W_OK) == 0 ? 0 : errno;
+    } else if (!std::filesystem::is_directory(path, code)) {
+        reason = try_write(path + ".mgpu-test", "");
+        remove((path + ".mgpu-test").c_str());
     }
-    write_file(path + ".mgpu-test", "");
-    remove((path + ".mgpu-test").c_str());
+    if (!made.empty()) std::filesystem::remove_all(made, code); // only the folders made here
+    if (reason) error("cannot write %s: %s", path.c_str(), strerror(reason));
 }
 
 // A row, and the same in the file for `make plot`.
@@ -3111,10 +3121,10 @@ static void set_split(const char *name, const char *value) {
         if (!*end) return;
     }
 }
-static std::vector<std::string> algorithm_names() {
+static void set_allreduce(const char *name, const char *value) {
     std::vector<std::string> names;
     for (const Algorithm &a : algorithms) names.push_back(a.name);
-    return names;
+    one_of(&options.allreduce, names)(name, value);
 }
 
 // clang-format off
@@ -3131,7 +3141,7 @@ static const std::vector<Flag> flags = {
     {"split", "A,B,...", "parts of a minibatch in this proportion, for unequal devices (equal)",
      set_split},
     {"allreduce", "NAME", "how gradients are summed: naive, bucket, host, by_tensor, sharded,\n"
-     "ring, tree, rebind or yours (naive)", one_of(&options.allreduce, algorithm_names())},
+     "ring, tree, rebind or yours (naive)", set_allreduce},
     {"kvstore", "NAME", "the lab's words: local is host, device is by_tensor (lab_cnn: local)",
      one_of(&options.kvstore, {"local", "device"})},
     {"overlap", nullptr, "exchange the last layers' gradients while the first layers' are computed",
@@ -3140,7 +3150,7 @@ static const std::vector<Flag> flags = {
      one_of(&options.kernels, {"tiled", "plain"})},
     {"no-replica-check", nullptr, "do not compare the devices' parameters after each epoch",
      yes(&options.replica_check, false)},
-    {"evaluate-all", nullptr, "test accuracy on all devices, not on gpu(0) alone (but lenet: always)",
+    {"evaluate-all", nullptr, "test accuracy on all devices, not gpu(0) alone (but lenet: always)",
      yes(&options.evaluate_all)},
     {"steps", "N", "stop after N minibatches", number(&options.steps, 1, 1000000000)},
     {"limit", "N", "only the first N training and the first N test samples",
