@@ -1,0 +1,1289 @@
+// Tests of cuda_runtime.h, the CUDA runtime without a GPU: does it do what CUDA promises, and does
+// it name the mistakes that it promises to name? mgpu.cu takes no part in them.
+//
+//     make test T='-tc=cuda*'         the tests of the runtime's functions
+//     make asan, make race            the same under AddressSanitizer and ThreadSanitizer
+//
+//   1. Kernels and launches
+//   2. Streams, events, copies
+//   3. Memory
+//   4. Devices and errors
+//   5. Mistakes
+//   6. Wrong programs
+//   7. Races
+
+#include "cuda_runtime.h"
+
+#define DOCTEST_CONFIG_IMPLEMENT
+#include "doctest.h"
+
+#include <sstream>
+#include <stdexcept>
+
+#if defined(CUDA_CPU_TSAN) || defined(CUDA_CPU_ASAN)
+constexpr bool small_only = true; // a sanitizer is up to 300 times slower
+#else
+constexpr bool small_only = false;
+#endif
+
+typedef std::vector<float> Floats;
+
+// A call that must succeed: a failure ends the test, or the program of section 6.
+#define OK(call) succeed((call), #call, __FILE__, __LINE__)
+static void succeed(cudaError_t code, const char *call, const char *file, int line) {
+    if (code == cudaSuccess) return;
+    throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + call + ": " +
+                             cudaGetErrorString(code) + " (" + cudaGetErrorName(code) + ")");
+}
+
+// n floats in a device's memory, never freed, or freed with the last handle. Whatever is created
+// here, device 0 is current afterwards.
+static float *memory(int device, size_t n) {
+    float *p = nullptr;
+    OK(cudaSetDevice(device));
+    OK(cudaMalloc(&p, n * sizeof(float)));
+    OK(cudaSetDevice(0));
+    return p;
+}
+static std::shared_ptr<float> floats_on(int device, size_t n) {
+    return std::shared_ptr<float>(memory(device, n), [](float *p) { cudaFree(p); });
+}
+template <class T> static std::shared_ptr<T> pinned(size_t n) {
+    T *p = nullptr;
+    OK(cudaMallocHost(&p, n * sizeof(T)));
+    std::fill_n(p, n, T());
+    return std::shared_ptr<T>(p, [](T *p) { cudaFreeHost(p); });
+}
+static Floats fetch(const std::shared_ptr<float> &p, size_t n) {
+    Floats host(n);
+    OK(cudaDeviceSynchronize());
+    OK(cudaMemcpy(host.data(), p.get(), n * sizeof(float), cudaMemcpyDeviceToHost));
+    return host;
+}
+static float fetch(const std::shared_ptr<float> &p) { return fetch(p, 1)[0]; }
+
+static cudaStream_t new_stream(int device, unsigned flags = cudaStreamNonBlocking) {
+    cudaStream_t stream;
+    OK(cudaSetDevice(device));
+    OK(cudaStreamCreateWithFlags(&stream, flags));
+    OK(cudaSetDevice(0));
+    return stream;
+}
+static cudaEvent_t new_event(int device, unsigned flags = cudaEventDefault) {
+    cudaEvent_t event;
+    OK(cudaSetDevice(device));
+    OK(cudaEventCreateWithFlags(&event, flags));
+    OK(cudaSetDevice(0));
+    return event;
+}
+struct TestStream { // of a device, and not ordered with its default stream
+    const cudaStream_t stream;
+    explicit TestStream(int device = 0, unsigned flags = cudaStreamNonBlocking)
+        : stream(new_stream(device, flags)) {}
+    ~TestStream() { cudaStreamDestroy(stream); }
+    operator cudaStream_t() const { return stream; }
+};
+struct TestEvent {
+    const cudaEvent_t event;
+    explicit TestEvent(int device = 0, unsigned flags = cudaEventDefault)
+        : event(new_event(device, flags)) {}
+    ~TestEvent() { cudaEventDestroy(event); }
+    operator cudaEvent_t() const { return event; }
+};
+
+__global__ void assign_kernel(float *x, float value) {
+    x[blockIdx.x * blockDim.x + threadIdx.x] = value;
+}
+__global__ void plus_kernel(float *x, float value) {
+    x[blockIdx.x * blockDim.x + threadIdx.x] += value;
+}
+
+// Keeps its stream busy until the host lets go, and only then sets x. It gives up after ten
+// seconds and leaves x as it was: where a call waits that must not, a test fails and does not hang.
+__global__ void hold_kernel(const int *go, float *x, float value) {
+    for (int i = 0; i < 100000 && !__atomic_load_n(go, __ATOMIC_RELAXED); i++) usleep(100);
+    if (__atomic_load_n(go, __ATOMIC_RELAXED)) *x = value;
+}
+struct Hold {
+    std::shared_ptr<int> go = pinned<int>(1);
+    // First, time enough for what should wait and does not to give itself away.
+    void release_later() {
+        usleep(20000);
+        __atomic_store_n(go.get(), 1, __ATOMIC_RELAXED);
+    }
+    ~Hold() { __atomic_store_n(go.get(), 1, __ATOMIC_RELAXED); } // also where a test fails
+};
+
+// ---------------------------------------------------------------------------------------------
+// 1. Kernels and launches
+// Every thread of a grid runs once, barriers and shared memory are those of a block, and the sed
+// script understands every spelling of a launch.
+
+// counts[i] += 1 for the one i that this thread is, in x fastest, blocks slowest.
+template <bool barriers> __global__ void count_kernel(float *counts) {
+    if (barriers) __syncthreads();
+    const int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    if (barriers) __syncthreads();
+    const int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    counts[block * (blockDim.x * blockDim.y * blockDim.z) + thread] += 1;
+}
+
+TEST_CASE("launch: every index of a grid comes once") {
+    struct {
+        dim3 grid, block;
+    } cases[] = {
+        {dim3(1), dim3(1)},          {dim3(3, 2, 4), dim3(5, 3, 2)}, {dim3(7), dim3(1, 1, 64)},
+        {dim3(2, 1, 3), dim3(1, 9)}, {dim3(1, 500), dim3(3)},        {dim3(2), dim3(1024)},
+        {dim3(1), dim3(32, 32)},     {dim3(1, 1, 65535), dim3(1)},   {dim3(70000), dim3(2)}};
+    for (auto [grid, block] : cases) {
+        const size_t n = (size_t)grid.x * grid.y * grid.z * block.x * block.y * block.z;
+        if (small_only && n > 1000) continue;
+        auto counts = floats_on(0, n);
+        OK(cudaMemset(counts.get(), 0, n * sizeof(float)));
+        count_kernel<false><<<grid, block>>>(counts.get());
+        OK(cudaGetLastError());
+        count_kernel<true><<<grid, block>>>(counts.get());
+        OK(cudaGetLastError());
+        CHECK(fetch(counts, n) == Floats(n, 2));
+    }
+}
+
+// y of each block: x of that block, reversed, plus what a table says. Two arrays in static shared
+// memory and one in dynamic shared memory must not meet.
+template <class T, int N> __global__ void reverse_kernel(T *y, const T *x) {
+    __shared__ T tile[N];
+    __shared__ int table[2][N / 2];
+    extern __shared__ T dynamic[];
+    const int t = threadIdx.x;
+    tile[t] = x[blockIdx.x * N + t];
+    table[t % 2][t / 2] = t;
+    dynamic[N - 1 - t] = T(0.5);
+    __syncthreads();
+    dynamic[t] += tile[N - 1 - t];
+    __syncthreads();
+    y[blockIdx.x * N + t] = dynamic[t] + table[t % 2][t / 2];
+}
+template <class T, int N> static void test_reverse(int blocks) {
+    const size_t bytes = blocks * N * sizeof(T);
+    std::shared_ptr<T> y = pinned<T>(blocks * N);
+    std::vector<T> x(blocks * N), want(blocks * N);
+    for (size_t i = 0; i < x.size(); i++) x[i] = i * i % 101;
+    for (int i = 0; i < blocks * N; i++) want[i] = x[i / N * N + N - 1 - i % N] + T(0.5) + i % N;
+    auto memory = floats_on(0, bytes / sizeof(float));
+    T *X = (T *)memory.get();
+    OK(cudaMemcpy(X, x.data(), bytes, cudaMemcpyHostToDevice));
+    reverse_kernel<T, N><<<blocks, N, N * sizeof(T)>>>(y.get(), X);
+    OK(cudaGetLastError());
+    OK(cudaDeviceSynchronize());
+    CHECK(std::vector<T>(y.get(), y.get() + blocks * N) == want);
+}
+TEST_CASE("__shared__: static and dynamic shared memory") {
+    test_reverse<float, 2>(3);
+    test_reverse<float, 64>(5);
+    test_reverse<double, 64>(5);
+    if (!small_only) test_reverse<float, 1024>(200);
+}
+
+// sums[b] = the sum of block b's part of x, by a tree whose loop meets log2(threads) barriers
+__global__ void tree_kernel(float *sums, const float *x) {
+    extern __shared__ float part[];
+    const int t = threadIdx.x;
+    part[t] = x[blockIdx.x * blockDim.x + t];
+    for (int width = blockDim.x / 2; width > 0; width /= 2) {
+        __syncthreads();
+        if (t < width) part[t] += part[t + width];
+    }
+    if (t == 0) sums[blockIdx.x] = part[0];
+}
+// As many barriers as the block's number says, in a function that the kernel calls:
+// x[b] = b * threads.
+__device__ void add_up(float *x, int turn) {
+    if ((int)threadIdx.x == turn % (int)blockDim.x) *x += blockDim.x;
+    __syncthreads();
+}
+__global__ void turns_kernel(float *x) {
+    if (threadIdx.x == 0) x[blockIdx.x] = 0;
+    __syncthreads();
+    for (unsigned turn = 0; turn < blockIdx.x; turn++) add_up(&x[blockIdx.x], turn);
+}
+TEST_CASE("__syncthreads: barriers in loops") {
+    for (int threads : {1, 2, 64, 1024}) {
+        const int blocks = small_only ? 3 : 37, n = blocks * threads;
+        if (small_only && threads > 64) continue;
+        Floats numbers(n), want(blocks), turns(blocks);
+        for (int i = 0; i < n; i++) // sums below 2^24: exact
+            want[i / threads] += numbers[i] = i * 7 % 1000;
+        for (int b = 0; b < blocks; b++) turns[b] = b * threads;
+        auto x = floats_on(0, n), sums = floats_on(0, blocks);
+        OK(cudaMemcpy(x.get(), numbers.data(), n * sizeof(float), cudaMemcpyHostToDevice));
+        tree_kernel<<<blocks, threads, threads * sizeof(float)>>>(sums.get(), x.get());
+        OK(cudaGetLastError());
+        CHECK(fetch(sums, blocks) == want);
+        turns_kernel<<<blocks, threads>>>(sums.get());
+        OK(cudaGetLastError());
+        CHECK(fetch(sums, blocks) == turns);
+    }
+}
+
+// What the sed script has to understand, apart from what mgpu.cu writes.
+namespace odd {
+template <class Pair, int add> __global__ void pair_kernel(float *x, Pair pair) {
+    x[threadIdx.x] = pair.first + pair.second + add + 10 * blockIdx.x;
+}
+} // namespace odd
+
+// clang-format off
+TEST_CASE("launch: in every spelling") {
+    auto memory = floats_on(0, 64);
+    float *x = memory.get();
+    const int n = 64;
+    const bool large = n > 32;
+    TestStream stream;
+
+    odd::pair_kernel<std::pair<int, float>, 5><<<1, n>>>(x, std::make_pair(1, 2.5f));
+    OK(cudaGetLastError());
+    CHECK(fetch(memory, n) == Floats(n, 8.5f));
+
+    assign_kernel<<<n >> 5, 1 << 5>>>(x, 1); // as 2 blocks of 32
+    CHECK(fetch(memory, n) == Floats(n, 1));
+    assign_kernel<<<large ? n / 8 : 1, n < 32 ? n : 8>>>(x, 2);
+    CHECK(fetch(memory, n) == Floats(n, 2));
+
+    plus_kernel<<< // a comment may mention <<< and __shared__
+        dim3(n / 16), dim3(4, 1, 1), /* shared */ 0,
+        stream
+    >>> (
+        x,
+        std::max(0.5f,
+                 0.25f)
+    );
+    OK(cudaStreamSynchronize(stream));
+    Floats want(n, 2);
+    std::fill_n(want.begin(), 16, 2.5f); // 4 blocks of 4
+    CHECK(fetch(memory, n) == want);
+
+    assign_kernel<<<1, n>>>(x, 1); plus_kernel<<<1, n>>>(x, 2); plus_kernel<<<1, n>>>(x, 4);
+    CHECK(fetch(memory, n) == Floats(n, 7));
+
+    void (*kernel)(float *, float) = large ? plus_kernel : assign_kernel;
+    kernel<<<1, n>>>(x, 3);
+    CHECK(fetch(memory, n) == Floats(n, 10));
+
+    if (large) assign_kernel<<<1, n>>>(x, 20);
+    else assign_kernel<<<1, n>>>(x, 30);
+    for (int i = 0; i < 3; i++) plus_kernel<<<1, n>>>(x, i);
+    CHECK(fetch(memory, n) == Floats(n, 23));
+
+    CHECK(std::string("a<<<1, 1>>>(b)").size() == 14);
+    CHECK(std::string("__shared__ float t[1];").size() == 22);
+}
+// clang-format on
+
+struct Line {
+    float *y;
+    const float *x;
+    float slope;
+    int n; // no padding: what lies there by chance could be an address
+};
+__global__ void line_kernel(Line l, const double *offset, bool negative, short n) {
+    const int i = threadIdx.x;
+    if (i < l.n && i < n) l.y[i] = (negative ? -1 : 1) * (l.slope * l.x[i] + (float)*offset);
+}
+TEST_CASE("launch: arguments are copied, structs with pointers in them too") {
+    auto x = floats_on(0, 8), y = floats_on(0, 8);
+    auto offset = pinned<double>(1);
+    TestStream stream;
+    Hold hold;
+    *offset = 0.5;
+    assign_kernel<<<1, 8>>>(x.get(), 3);
+    OK(cudaDeviceSynchronize());
+    hold_kernel<<<1, 1, 0, stream>>>(hold.go.get(), y.get(), 0);
+    Line line = {y.get(), x.get(), 2, 8};
+    line_kernel<<<1, 8, 0, stream>>>(line, offset.get(), true, 8);
+    OK(cudaGetLastError());
+    line = {nullptr, nullptr, 0, 0};
+    hold.release_later();
+    OK(cudaStreamSynchronize(stream));
+    CHECK(fetch(y, 8) == Floats(8, -6.5f));
+}
+
+// ---------------------------------------------------------------------------------------------
+// 2. Streams, events, copies
+// What runs at the same time, and what waits for what.
+
+TEST_CASE("stream: keeps its order") {
+    const int n = small_only ? 1100 : 3000; // more than a queue holds: the host waits for room
+    auto x = floats_on(0, 1), y = floats_on(0, 1);
+    TestStream stream;
+    assign_kernel<<<1, 1, 0, stream>>>(x.get(), 0);
+    for (int i = 0; i < n; i++) {
+        plus_kernel<<<1, 1, 0, stream>>>(x.get(), 1);
+        OK(cudaMemcpyAsync(y.get(), x.get(), sizeof(float), cudaMemcpyDeviceToDevice, stream));
+        std::swap(x, y);
+    }
+    OK(cudaStreamSynchronize(stream));
+    CHECK(fetch(x) == n);
+    CHECK(fetch(y) == n);
+}
+
+TEST_CASE("cudaLaunchHostFunc: runs in the stream's order, while the host goes on") {
+    auto x = floats_on(0, 1);
+    auto host = pinned<float>(2);
+    TestStream stream;
+    Hold hold;
+    hold_kernel<<<1, 1, 0, stream>>>(hold.go.get(), x.get(), 5);
+    OK(cudaMemcpyAsync(&host.get()[0], x.get(), sizeof(float), cudaMemcpyDeviceToHost, stream));
+    auto add_2 = [](void *p) { ((float *)p)[1] = ((float *)p)[0] + 2; };
+    OK(cudaLaunchHostFunc(stream, add_2, host.get()));
+    OK(cudaMemcpyAsync(x.get(), &host.get()[1], sizeof(float), cudaMemcpyHostToDevice, stream));
+    hold.release_later();
+    OK(cudaStreamSynchronize(stream));
+    CHECK(fetch(x) == 7);
+}
+
+__global__ void meet_kernel(int *mine, const int *other, float *x) {
+    __atomic_store_n(mine, 1, __ATOMIC_RELAXED);
+    hold_kernel(other, x, 1);
+}
+TEST_CASE("stream: the host, streams and devices run at the same time") {
+    auto x = floats_on(0, 1), y = floats_on(0, 1), z = floats_on(1, 1), w = floats_on(1, 1);
+    TestStream a, b, c(1);
+    TestEvent held;
+    Hold hold;
+    hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 5);
+    OK(cudaEventRecord(held, a));
+    // A copy beside a kernel on one device, and work on another device
+    OK(cudaMemsetAsync(y.get(), 0, sizeof(float), b));
+    OK(cudaStreamSynchronize(b));
+    OK(cudaSetDevice(1));
+    assign_kernel<<<1, 1, 0, c>>>(z.get(), 7);
+    OK(cudaStreamSynchronize(c));
+    OK(cudaSetDevice(0));
+    CHECK(cudaEventQuery(held) == cudaErrorNotReady);
+    hold.release_later();
+    OK(cudaStreamSynchronize(a));
+    OK(cudaEventQuery(held));
+    CHECK(fetch(x) == 5);
+    CHECK(fetch(y) == 0);
+    CHECK(fetch(z) == 7);
+    // Kernels of two devices that each wait for the other to have begun
+    auto flags = pinned<int>(2);
+    meet_kernel<<<1, 1, 0, a>>>(&flags.get()[0], &flags.get()[1], y.get());
+    OK(cudaSetDevice(1));
+    meet_kernel<<<1, 1, 0, c>>>(&flags.get()[1], &flags.get()[0], w.get());
+    OK(cudaStreamSynchronize(c));
+    OK(cudaSetDevice(0));
+    OK(cudaStreamSynchronize(a));
+    CHECK(fetch(y) == 1);
+    CHECK(fetch(w) == 1);
+}
+
+TEST_CASE("cudaStreamWaitEvent: events order streams and devices") {
+    const size_t bytes = sizeof(float);
+    auto x = floats_on(0, 1), y = floats_on(0, 1), z = floats_on(1, 1);
+    TestStream a, b, c(1);
+    TestEvent ready_a, ready_b, ready_c(1);
+    Hold hold;
+    hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 5);
+    OK(cudaEventRecord(ready_a, a));
+    OK(cudaStreamWaitEvent(b, ready_a));
+    OK(cudaMemcpyAsync(y.get(), x.get(), bytes, cudaMemcpyDeviceToDevice, b));
+    OK(cudaEventRecord(ready_b, b));
+    OK(cudaStreamWaitEvent(c, ready_a, 0));
+    OK(cudaMemcpyPeerAsync(z.get(), 1, x.get(), 0, bytes, c));
+    OK(cudaEventRecord(ready_c, c));
+    OK(cudaStreamWaitEvent(a, ready_b));
+    OK(cudaStreamWaitEvent(a, ready_c));
+    assign_kernel<<<1, 1, 0, a>>>(x.get(), 6); // after both copies
+    hold.release_later();
+    OK(cudaEventSynchronize(ready_c));
+    OK(cudaStreamSynchronize(a));
+    OK(cudaStreamSynchronize(b));
+    CHECK(fetch(x) == 6);
+    CHECK(fetch(y) == 5);
+    CHECK(fetch(z) == 5);
+}
+
+TEST_CASE("cudaEventRecord: an event stands for its last record before the wait") {
+    auto x = floats_on(0, 1), y = floats_on(0, 1);
+    TestStream a, b;
+    TestEvent event;
+    OK(cudaEventQuery(event)); // one that was never recorded holds nobody up
+    OK(cudaEventSynchronize(event));
+    OK(cudaStreamWaitEvent(b, event));
+    OK(cudaStreamSynchronize(b));
+    Hold hold;
+    OK(cudaEventRecord(event, a));
+    OK(cudaStreamWaitEvent(b, event));
+    hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 1);
+    OK(cudaEventRecord(event, a)); // the wait above is for the earlier record
+    OK(cudaMemsetAsync(y.get(), 0, sizeof(float), b));
+    OK(cudaStreamSynchronize(b));
+    CHECK(cudaEventQuery(event) == cudaErrorNotReady);
+    hold.release_later();
+    OK(cudaEventSynchronize(event));
+    OK(cudaEventQuery(event));
+    CHECK(fetch(x) == 1);
+}
+
+TEST_CASE("cudaEventElapsedTime: milliseconds, or why there are none") {
+    auto x = floats_on(0, 1);
+    TestStream a;
+    TestEvent begin, end, untimed(0, cudaEventDisableTiming);
+    float milliseconds = -1;
+    CHECK(cudaEventElapsedTime(&milliseconds, begin, end) == cudaErrorInvalidResourceHandle);
+    CHECK(cudaGetLastError() == cudaErrorInvalidResourceHandle);
+    Hold hold;
+    OK(cudaEventRecord(begin, a));
+    hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 1);
+    OK(cudaEventRecord(end, a));
+    OK(cudaEventRecord(untimed, a));
+    OK(cudaEventSynchronize(begin));
+    CHECK(cudaEventElapsedTime(&milliseconds, begin, end) == cudaErrorNotReady);
+    hold.release_later(); // at least 20 ms after `begin` was reached
+    OK(cudaEventSynchronize(end));
+    OK(cudaEventElapsedTime(&milliseconds, begin, end));
+    CHECK(milliseconds >= 20);
+    CHECK(milliseconds < 10000);
+    CHECK(cudaEventElapsedTime(&milliseconds, begin, untimed) == cudaErrorInvalidResourceHandle);
+    CHECK(cudaGetLastError() == cudaErrorInvalidResourceHandle);
+}
+
+TEST_CASE("stream: the default stream and the others wait for each other") {
+    const size_t bytes = sizeof(float);
+    TestStream blocking(0, cudaStreamDefault), free(0, cudaStreamNonBlocking);
+    for (bool default_first : {false, true}) {
+        CAPTURE(default_first);
+        auto x = floats_on(0, 1), y = floats_on(0, 1), z = floats_on(0, 1);
+        const cudaStream_t first = default_first ? nullptr : blocking.stream,
+                           second = default_first ? blocking.stream : nullptr;
+        Hold hold;
+        hold_kernel<<<1, 1, 0, first>>>(hold.go.get(), x.get(), 5);
+        OK(cudaMemcpyAsync(y.get(), x.get(), bytes, cudaMemcpyDeviceToDevice, second));
+        OK(cudaMemsetAsync(z.get(), 0, bytes, free)); // for which neither of them matters
+        OK(cudaStreamSynchronize(free));
+        hold.release_later();
+        OK(cudaStreamSynchronize(second));
+        CHECK(fetch(x) == 5);
+        CHECK(fetch(y) == 5);
+        CHECK(fetch(z) == 0);
+    }
+}
+
+TEST_CASE("cudaMemcpyPeer: is ordered with all of both devices, and the host goes on") {
+    const size_t bytes = sizeof(float);
+    auto x = floats_on(0, 1), y = floats_on(1, 1), z = floats_on(1, 1), w = floats_on(0, 1);
+    TestStream a(0), b(1);
+    SUBCASE("after the source's work, before what follows on either") {
+        Hold hold;
+        hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 5);
+        OK(cudaMemcpyPeer(y.get(), 1, x.get(), 0, bytes));
+        OK(cudaMemcpyAsync(z.get(), y.get(), bytes, cudaMemcpyDeviceToDevice, b));
+        assign_kernel<<<1, 1, 0, a>>>(x.get(), 6);
+        hold.release_later();
+        OK(cudaStreamSynchronize(a));
+        OK(cudaStreamSynchronize(b));
+        CHECK(fetch(x) == 6);
+        CHECK(fetch(y) == 5);
+        CHECK(fetch(z) == 5);
+    }
+    SUBCASE("after the target's work") {
+        Hold hold;
+        assign_kernel<<<1, 1, 0, a>>>(x.get(), 5);
+        OK(cudaSetDevice(1));
+        hold_kernel<<<1, 1, 0, b>>>(hold.go.get(), y.get(), 6);
+        OK(cudaSetDevice(0));
+        OK(cudaMemcpyPeer(y.get(), 1, x.get(), 0, bytes));
+        OK(cudaMemcpyAsync(w.get(), x.get(), bytes, cudaMemcpyDeviceToDevice, a));
+        assign_kernel<<<1, 1, 0, a>>>(x.get(), 7); // has to wait for the copy, and it for device 1
+        hold.release_later();
+        OK(cudaStreamSynchronize(a));
+        OK(cudaStreamSynchronize(b));
+        CHECK(fetch(y) == 5);
+        CHECK(fetch(w) == 5);
+        CHECK(fetch(x) == 7);
+    }
+}
+
+TEST_CASE("cudaMemcpyAsync: pageable memory is free after it, pinned memory is copied later") {
+    auto x = floats_on(0, 2), y = floats_on(0, 1);
+    auto fixed = pinned<float>(2);
+    Floats host = {1, 2};
+    TestStream a;
+    TestEvent event;
+    Hold hold;
+    hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), y.get(), 5);
+    OK(cudaMemcpyAsync(x.get(), host.data(), 2 * sizeof(float), cudaMemcpyHostToDevice, a));
+    host = {3, 4};
+    OK(cudaMemcpyAsync(fixed.get(), x.get(), 2 * sizeof(float), cudaMemcpyDeviceToHost, a));
+    OK(cudaEventRecord(event, a));
+    CHECK(cudaEventQuery(event) == cudaErrorNotReady);
+    hold.release_later();
+    OK(cudaEventSynchronize(event));
+    CHECK(fixed.get()[0] == 1);
+    CHECK(fixed.get()[1] == 2);
+    // To pageable memory the call waits; from pinned memory it need not, and the host must
+    fixed.get()[0] = 8;
+    OK(cudaMemcpyAsync(x.get(), fixed.get(), sizeof(float), cudaMemcpyHostToDevice, a));
+    OK(cudaMemcpyAsync(host.data(), x.get(), 2 * sizeof(float), cudaMemcpyDeviceToHost, a));
+    CHECK(host == Floats{8, 2});
+    OK(cudaMemcpy(host.data(), fixed.get(), sizeof(float), cudaMemcpyHostToHost));
+    CHECK(host == Floats{8, 2});
+    OK(cudaMemcpy(nullptr, nullptr, 0, cudaMemcpyHostToDevice)); // nothing to copy is no mistake
+}
+
+TEST_CASE("cudaFree, cudaStreamDestroy: wait for the device") {
+    auto x = floats_on(0, 1);
+    TestEvent event;
+    for (bool destroy : {false, true}) {
+        auto y = floats_on(0, 1);
+        auto a = std::make_unique<TestStream>();
+        Hold hold;
+        hold_kernel<<<1, 1, 0, *a>>>(hold.go.get(), x.get(), 5);
+        OK(cudaEventRecord(event, *a));
+        std::thread release([&] { hold.release_later(); });
+        if (destroy)
+            a.reset();
+        else
+            y.reset();
+        CHECK(cudaEventQuery(event) == cudaSuccess);
+        release.join();
+        CHECK(fetch(x) == 5);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// 3. Memory
+// Each device has its own, counted, and NaN until it is written.
+
+__global__ void fresh_kernel(float *nan) { // counts the NaN that it finds, and leaves none
+    __shared__ float fixed[50];
+    extern __shared__ float dynamic[];
+    if (threadIdx.x == 0) {
+        int count = 0;
+        for (int i = 0; i < 50; i++) count += std::isnan(fixed[i]) + std::isnan(dynamic[i]);
+        nan[blockIdx.x] = count;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 50; i += blockDim.x) fixed[i] = dynamic[i] = 1;
+}
+TEST_CASE("cudaMalloc, __shared__: fresh memory is NaN") {
+    for (int n : {1, 63, 1024, 5000}) { // 1: the rest of a page, 1024: a whole page
+        auto x = floats_on(0, n);
+        for (float value : fetch(x, n)) REQUIRE(std::isnan(value));
+        OK(cudaMemset(x.get(), 0, n * sizeof(float)));
+    }
+    auto nan = floats_on(0, 20);
+    for (int launch = 0; launch < 2; launch++) {
+        fresh_kernel<<<20, 3, 50 * sizeof(float)>>>(nan.get());
+        OK(cudaGetLastError());
+        CHECK(fetch(nan, 20) == Floats(20, 100));
+    }
+}
+
+TEST_CASE("cudaMemset: bytes") {
+    auto x = floats_on(0, 6);
+    float bits;
+    memset(&bits, 0x40, sizeof bits); // 3.0039...
+    OK(cudaMemset(x.get(), 0, 6 * sizeof(float)));
+    OK(cudaMemset(x.get() + 1, 0x40, 2 * sizeof(float)));
+    CHECK(fetch(x, 6) == Floats{0, bits, bits, 0, 0, 0});
+}
+
+TEST_CASE("cudaMemGetInfo: the current device's; freeing nothing is no mistake") {
+    auto free_on = [](int device) {
+        size_t free = 0, total = 0;
+        OK(cudaSetDevice(device));
+        OK(cudaMemGetInfo(&free, &total));
+        OK(cudaSetDevice(0));
+        CHECK(free <= total);
+        return free;
+    };
+    const size_t before = free_on(0), other = free_on(1), bytes = 4 << 20;
+    {
+        auto y = floats_on(0, bytes / sizeof(float));
+        CHECK(before - free_on(0) >= bytes);
+        CHECK(before - free_on(0) <= bytes + 65536); // at most a page more
+        CHECK(free_on(1) == other);
+    }
+    CHECK(free_on(0) == before);
+    OK(cudaFree(nullptr));
+    OK(cudaFreeHost(nullptr));
+}
+
+// ---------------------------------------------------------------------------------------------
+// 4. Devices and errors
+// Their numbers, names and texts are CUDA's.
+
+TEST_CASE("cudaGetDevice: each host thread has its own; cudaGetDeviceProperties") {
+    int count = 0, device = -1;
+    OK(cudaGetDeviceCount(&count));
+    CHECK(count >= 1);
+    cudaDeviceProp prop;
+    OK(cudaGetDeviceProperties(&prop, count - 1));
+    CHECK(strlen(prop.name) > 0);
+    CHECK(prop.maxThreadsPerBlock == 1024);
+    CHECK(prop.multiProcessorCount >= 1);
+    CHECK(prop.sharedMemPerBlock == 48 * 1024);
+    OK(cudaSetDevice(count - 1));
+    std::thread([&] { cudaGetDevice(&device); }).join(); // a new thread's is 0
+    CHECK(device == 0);
+    OK(cudaGetDevice(&device));
+    CHECK(device == count - 1);
+    OK(cudaSetDevice(0));
+}
+
+TEST_CASE("cudaDeviceEnablePeerAccess: once, to another device") {
+    int can = -1;
+    OK(cudaDeviceCanAccessPeer(&can, 0, 0));
+    CHECK(can == 0);
+    OK(cudaDeviceCanAccessPeer(&can, 0, 1));
+    CHECK(can == 1);
+    CHECK(cudaDeviceDisablePeerAccess(1) == cudaErrorPeerAccessNotEnabled);
+    CHECK(cudaGetLastError() == cudaErrorPeerAccessNotEnabled);
+    OK(cudaDeviceEnablePeerAccess(1, 0));
+    CHECK(cudaDeviceEnablePeerAccess(1, 0) == cudaErrorPeerAccessAlreadyEnabled);
+    CHECK(cudaGetLastError() == cudaErrorPeerAccessAlreadyEnabled);
+    OK(cudaDeviceDisablePeerAccess(1));
+    CHECK(cudaDeviceDisablePeerAccess(1) == cudaErrorPeerAccessNotEnabled);
+    cudaGetLastError();
+    OK(cudaGetLastError());
+}
+
+TEST_CASE("cudaGetLastError: forgets; cudaPeekAtLastError does not") {
+    float *p = (float *)1, *x = nullptr;
+    OK(cudaGetLastError());
+    CHECK(cudaMalloc(&p, size_t(1) << 60) == cudaErrorMemoryAllocation);
+    CHECK(p == nullptr);
+    OK(cudaMalloc(&x, 4)); // a success in between does not reset it
+    CHECK(cudaPeekAtLastError() == cudaErrorMemoryAllocation);
+    CHECK(cudaPeekAtLastError() == cudaErrorMemoryAllocation);
+    CHECK(cudaGetLastError() == cudaErrorMemoryAllocation);
+    OK(cudaGetLastError());
+    OK(cudaPeekAtLastError());
+    OK(cudaFree(x));
+}
+
+TEST_CASE("cudaGetErrorName, cudaGetErrorString: CUDA's numbers, names and texts") {
+    struct {
+        cudaError_t error;
+        int number;
+        const char *name, *text;
+    } errors[] = {
+#define ERROR(name, number, text) {name, number, #name, text}
+        ERROR(cudaSuccess, 0, "no error"),
+        ERROR(cudaErrorInvalidValue, 1, "invalid argument"),
+        ERROR(cudaErrorMemoryAllocation, 2, "out of memory"),
+        ERROR(cudaErrorInvalidConfiguration, 9, "invalid configuration argument"),
+        ERROR(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy"),
+        ERROR(cudaErrorNoDevice, 100, "no CUDA-capable device is detected"),
+        ERROR(cudaErrorInvalidDevice, 101, "invalid device ordinal"),
+        ERROR(cudaErrorPeerAccessUnsupported, 217,
+              "peer access is not supported between these two devices"),
+        ERROR(cudaErrorInvalidResourceHandle, 400, "invalid resource handle"),
+        ERROR(cudaErrorNotReady, 600, "device not ready"),
+        ERROR(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered"),
+        ERROR(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled"),
+        ERROR(cudaErrorPeerAccessNotEnabled, 705, "peer access has not been enabled"),
+        ERROR(cudaErrorLaunchFailure, 719, "unspecified launch failure"),
+        ERROR(cudaErrorNotPermitted, 800, "operation not permitted"),
+        {(cudaError_t)1001, 1001, "unrecognized error code", "unrecognized error code"},
+    };
+    for (auto &e : errors) {
+        CHECK((int)e.error == e.number);
+        CHECK(cudaGetErrorName(e.error) == std::string(e.name));
+        CHECK(cudaGetErrorString(e.error) == std::string(e.text));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// 5. Mistakes
+// A wrong call fails with CUDA's code and says on stderr, in one line, where it stands and what is
+// wrong with it. Here that line is the one of the macro's name.
+
+#define WRONG_CALL(call, ...) refused([&] { return call; }, __FILE__, __LINE__, __VA_ARGS__)
+#define WRONG_LAUNCH(launch, ...)                                                                  \
+    refused([&] { return launch, cudaPeekAtLastError(); }, __FILE__, __LINE__, __VA_ARGS__)
+static void refused(const std::function<cudaError_t()> &call, const char *file, int line,
+                    cudaError_t want, const std::vector<std::string> &says) {
+    int pipe_ends[2];
+    REQUIRE(pipe(pipe_ends) == 0);
+    const int terminal = dup(STDERR_FILENO);
+    dup2(pipe_ends[1], STDERR_FILENO);
+    const cudaError_t code = call();
+    dup2(terminal, STDERR_FILENO);
+    close(terminal);
+    close(pipe_ends[1]);
+    std::string text;
+    for (char buffer[4096]; ssize_t n = read(pipe_ends[0], buffer, sizeof buffer);)
+        text.append(buffer, n);
+    close(pipe_ends[0]);
+
+    CAPTURE(line);
+    CAPTURE(text);
+    CHECK(code == want);
+    CHECK(cudaGetLastError() == want);
+    const std::string place = std::string(file) + ":" + std::to_string(line) + ": ";
+    CHECK(text.compare(0, place.size(), place) == 0);
+    const std::string end = std::string(" [") + cudaGetErrorName(want) + "]\n";
+    CHECK(text.find(end) + end.size() == text.find('\n') + 1);
+    CHECK(text.find('\n') + 1 == text.size());
+    for (const std::string &part : says) {
+        CAPTURE(part);
+        CHECK(text.find(part) != std::string::npos);
+    }
+}
+
+// 10 and 9 floats on both devices, what a device has freed, and memory of the host.
+struct Memories {
+    std::shared_ptr<float> x[2] = {floats_on(0, 10), floats_on(1, 10)},
+                           y[2] = {floats_on(0, 9), floats_on(1, 9)}, fixed = pinned<float>(10);
+    float *x0 = x[0].get(), *x1 = x[1].get(), *y0 = y[0].get(), *y1 = y[1].get();
+    float *freed0 = floats_on(0, 10).get(), *freed1 = floats_on(1, 10).get();
+    float *pinned_host = fixed.get(), host[10] = {};
+};
+
+struct Pointers {
+    int n;
+    float *p[2];
+};
+__global__ void struct_kernel(Pointers s) { *s.p[1] = s.n; }
+TEST_CASE("launch: a pointer argument that is not of the device is refused") {
+    const Memories m;
+    const cudaError_t code = cudaErrorInvalidValue;
+    float x = 0;
+    WRONG_LAUNCH(assign_kernel<<<1, 1>>>(&x, 1), code,
+                 {"assign_kernel: argument 1", "is host memory, not memory of device 0"});
+    Line line = {m.x0, m.y0, 2, 8};
+    WRONG_LAUNCH(line_kernel<<<1, 8>>>(line, (double *)m.y1, false, 8), code,
+                 {"line_kernel: argument 2", "is memory of device 1, not of device 0"});
+    WRONG_LAUNCH(assign_kernel<<<1, 1>>>(m.freed0, 1), code,
+                 {"argument 1", "is memory of device 0 that cpu/tests.cu:", "has freed"});
+    WRONG_LAUNCH(assign_kernel<<<1, 1>>>(m.x0 + 100000, 1), code,
+                 {"assign_kernel: argument 1: nothing is allocated at", "on device 0"});
+    OK(cudaSetDevice(1));
+    Pointers s = {1, {m.x1, m.x0}};
+    WRONG_LAUNCH(struct_kernel<<<1, 1>>>(s), code,
+                 {"struct_kernel: argument 1", "is memory of device 0, not of device 1"});
+    OK(cudaSetDevice(0));
+}
+
+__global__ void empty_kernel() {}
+TEST_CASE("launch: a configuration that no GPU takes is refused") {
+    const cudaError_t code = cudaErrorInvalidConfiguration;
+    WRONG_LAUNCH(empty_kernel<<<1, 0>>>(), code,
+                 {"empty_kernel on device 0: a block of 0 x 1 x 1 threads"});
+    WRONG_LAUNCH(empty_kernel<<<1, dim3(1, 1, 65)>>>(), code, {"a block of 1 x 1 x 65 threads"});
+    WRONG_LAUNCH(count_kernel<true><<<0, 32>>>(nullptr), code,
+                 {"count_kernel<true> on device 0: a grid of 0 x 1 x 1 blocks"});
+    WRONG_LAUNCH(empty_kernel<<<dim3(1, 65536), 1>>>(), code, {"a grid of 1 x 65536 x 1 blocks"});
+    WRONG_LAUNCH(empty_kernel<<<1, 1, 48 * 1024 + 1>>>(), code,
+                 {"empty_kernel on device 0: 49153 bytes of shared memory"});
+    TestStream stream(1);
+    WRONG_LAUNCH(empty_kernel<<<1, 1, 0, stream>>>(), cudaErrorInvalidResourceHandle,
+                 {"empty_kernel: the stream belongs to device 1, but the current device is 0"});
+    OK(cudaSetDevice(1));
+    WRONG_LAUNCH(empty_kernel<<<1, dim3(2, 1000)>>>(), code,
+                 {"empty_kernel on device 1: a block of 2 x 1000 x 1 threads"});
+    OK(cudaSetDevice(0));
+    OK(cudaDeviceSynchronize());
+}
+
+TEST_CASE("cudaMemcpyPeer, cudaMemcpyPeerAsync: wrong devices and sizes are refused") {
+    const Memories m;
+    const cudaError_t value = cudaErrorInvalidValue, device = cudaErrorInvalidDevice;
+    TestStream on_1(1);
+    WRONG_CALL(cudaMemcpyPeer(m.x1, 2, m.x0, 0, 4), device,
+               {"cudaMemcpyPeer: from device 0 to device 2, of 2"});
+    WRONG_CALL(cudaMemcpyPeerAsync(m.x1, 1, m.x0, -1, 4), device,
+               {"cudaMemcpyPeerAsync: from device -1 to device 1, of 2"});
+    WRONG_CALL(cudaMemcpyPeer(m.x1, 0, m.x0, 1, 4), value,
+               {"cudaMemcpyPeer, destination", "is memory of device 1, not of device 0"});
+    WRONG_CALL(cudaMemcpyPeer(m.x1, 1, m.x0, 1, 4), value,
+               {"cudaMemcpyPeer, source", "is memory of device 0, not of device 1"});
+    WRONG_CALL(cudaMemcpyPeerAsync(m.x1, 0, m.x0, 1, 4, on_1), value,
+               {"cudaMemcpyPeerAsync, destination", "is memory of device 1, not of device 0"});
+    WRONG_CALL(cudaMemcpyPeer(m.x1, 1, m.y0 + 1, 0, 36), value,
+               {"cudaMemcpyPeer, source: 36 bytes from byte 4 on overrun the 36 bytes that "
+                "cpu/tests.cu:",
+                "allocated on device 0"});
+    WRONG_CALL(cudaMemcpyPeerAsync(m.y1, 1, m.x0, 0, 40), value,
+               {"cudaMemcpyPeerAsync, destination: 40 bytes from byte 0 on overrun the 36 bytes "
+                "that cpu/tests.cu:",
+                "allocated on device 1"});
+    WRONG_CALL(cudaMemcpyPeer(m.x1, 1, m.pinned_host, 0, 16), value,
+               {"cudaMemcpyPeer, source", "is pinned host memory, not memory of device 0"});
+}
+
+TEST_CASE("cudaMemcpy, cudaMemcpyAsync, cudaMemset: wrong memory and sizes are refused") {
+    Memories m;
+    const cudaError_t code = cudaErrorInvalidValue;
+    const auto up = cudaMemcpyHostToDevice, down = cudaMemcpyDeviceToHost,
+               within = cudaMemcpyDeviceToDevice;
+    TestStream stream;
+    const std::string overrun = ": 40 bytes from byte 0 on overrun the 36 bytes that cpu/tests.cu:",
+                      allocate = ": allocate it with cudaMalloc",
+                      no_memory = "is host memory, not memory of device 0";
+    float x = 0;
+    WRONG_CALL(cudaMemcpy(m.y0, m.host, 40, up), code,
+               {"cudaMemcpy, destination" + overrun, "allocated on device 0"});
+    WRONG_CALL(cudaMemcpyAsync(m.y0, m.host, 40, up, stream), code,
+               {"cudaMemcpyAsync, destination" + overrun});
+    WRONG_CALL(cudaMemcpy(m.y0, m.x0, 40, within), code, {"cudaMemcpy, destination" + overrun});
+    WRONG_CALL(cudaMemcpyAsync(m.x0, m.y0, 40, within), code,
+               {"cudaMemcpyAsync, source" + overrun});
+    WRONG_CALL(cudaMemset(m.y0, 0, 40), code, {"cudaMemset", overrun});
+    WRONG_CALL(cudaMemset(&x, 0, 4), code, {"cudaMemset", no_memory});
+    WRONG_CALL(cudaMemcpy(m.host, &x, 4, up), code,
+               {"cudaMemcpy, destination", no_memory + allocate});
+    WRONG_CALL(cudaMemcpy(m.host, &x, 4, down), code, {"cudaMemcpy, source", no_memory + allocate});
+    WRONG_CALL(cudaMemcpy(m.x0, m.x1, 4, up), code,
+               {"cudaMemcpy: the source", "is memory of device 1, not of the host"});
+    WRONG_CALL(cudaMemcpy(m.x0, m.y0, 4, down), code,
+               {"cudaMemcpy: the destination", "is memory of device 0, not of the host"});
+    WRONG_CALL(
+        cudaMemcpyAsync(m.host, m.freed0, 4, down), code,
+        {"cudaMemcpyAsync, source", "is memory of device 0 that cpu/tests.cu:", "has freed"});
+    OK(cudaSetDevice(1));
+    WRONG_CALL(cudaMemcpy(m.host, m.y1 + 8, 8, down), code,
+               {"cudaMemcpy, source: 8 bytes from byte 32 on overrun the 36 bytes",
+                "allocated on device 1"});
+    OK(cudaSetDevice(0));
+}
+
+TEST_CASE("cudaFree, cudaFreeHost, devices, events, functions: what is wrong is refused") {
+    Memories m;
+    const cudaError_t value = cudaErrorInvalidValue, device = cudaErrorInvalidDevice;
+    WRONG_CALL(cudaFree(m.host), value, {"cudaFree:", "is not what cudaMalloc returned"});
+    WRONG_CALL(cudaFree(m.x0 + 1), value, {"cudaFree:", "is not what cudaMalloc returned"});
+    WRONG_CALL(cudaFree(m.freed1), value,
+               {"cudaFree:", "on device 1, which cpu/tests.cu:", "has freed already"});
+    float *twice = m.pinned_host;
+    m.fixed.reset();
+    WRONG_CALL(cudaFreeHost(twice), value, {"cudaFreeHost:", "not what cudaMallocHost returned"});
+    WRONG_CALL(cudaSetDevice(2), device, {"cudaSetDevice: device 2 of 2"});
+    int can;
+    WRONG_CALL(cudaDeviceCanAccessPeer(&can, 0, 2), device,
+               {"cudaDeviceCanAccessPeer: devices 0 and 2 of 2"});
+    WRONG_CALL(cudaDeviceEnablePeerAccess(0, 0), device,
+               {"cudaDeviceEnablePeerAccess: device 0 to device 0"});
+    TestEvent event;
+    TestStream stream(1);
+    WRONG_CALL(cudaEventRecord(event, stream), cudaErrorInvalidResourceHandle,
+               {"cudaEventRecord: the event belongs to device 0, the stream to device 1"});
+    WRONG_CALL(cudaLaunchHostFunc(stream, nullptr, nullptr), value,
+               {"cudaLaunchHostFunc: no func"});
+}
+
+// ---------------------------------------------------------------------------------------------
+// 6. Wrong programs
+// What is noticed only while a kernel runs ends the program. Each of these is a process of its own
+// with two devices, `runtime_tests --wrong NAME`. It has to end with an exit status other than 0
+// and a message that begins with the line it is wrong in and contains the words behind its name.
+
+struct WrongProgram {
+    const char *name;
+    void (*run)();
+    std::vector<const char *> says;
+};
+static std::vector<WrongProgram> wrong_programs;
+
+#define WRONG(...) WRONG_2(__COUNTER__, __VA_ARGS__)
+#define WRONG_2(n, ...) WRONG_3(n, __VA_ARGS__)
+#define WRONG_3(n, name, ...)                                                                      \
+    static void wrong_##n();                                                                       \
+    static const bool wrong_added_##n =                                                            \
+        (wrong_programs.push_back({name, wrong_##n, {__VA_ARGS__}}), true);                        \
+    static void wrong_##n()
+
+// What is wrong stands in one line with one of these, or a sanitizer's report is expected for it.
+#define WRONG_HERE(...) (fprintf(stderr, "expected: %s:%d:\n", __FILE__, __LINE__), __VA_ARGS__)
+#define REPORTED(...) (fprintf(stderr, "expected: ==%d==ERROR: \n", getpid()), __VA_ARGS__)
+
+// --- Barriers: 5 and more threads, one of which is wrong
+
+__global__ void thread_0_misses_kernel() {
+    if (threadIdx.x > 0) WRONG_HERE(__syncthreads());
+}
+WRONG("barrier, thread 0 misses it",
+      "thread_0_misses_kernel on device 0: divergent barrier in block (",
+      ",0,0): thread (1,0,0) waits", "but thread (0,0,0) ended without meeting it",
+      "cudaErrorLaunchFailure") {
+    thread_0_misses_kernel<<<3, 5>>>();
+}
+__global__ void thread_3_misses_kernel() {
+    if (threadIdx.x != 3) WRONG_HERE(__syncthreads());
+}
+WRONG("barrier, thread 3 misses it", "thread_3_misses_kernel on device 1: divergent barrier in ",
+      "block (0,0,0): thread (3,0,0) has ended",
+      "but thread (0,0,0) waits at the barrier in cpu/tests.cu:", "cudaErrorLaunchFailure") {
+    OK(cudaSetDevice(1));
+    thread_3_misses_kernel<<<1, 5>>>();
+}
+__global__ void different_barriers_kernel() {
+    if (threadIdx.x < 3)
+        __syncthreads();
+    else
+        WRONG_HERE(__syncthreads());
+}
+WRONG("barrier, two at once", "different_barriers_kernel on device 0: divergent barrier in ",
+      "block (0,0,0): thread (3,0,0) waits",
+      "but thread (0,0,0) waits at the barrier in cpu/tests.cu:") {
+    different_barriers_kernel<<<1, 5>>>();
+}
+__global__ void thread_leaves_kernel(unsigned leaves) {
+    for (int i = 0; i < 4; i++) {
+        if (i == 2 && threadIdx.x + threadIdx.y == leaves) return;
+        WRONG_HERE(__syncthreads());
+    }
+}
+WRONG("barrier, a thread leaves early", "thread_leaves_kernel on device 0: divergent barrier in ",
+      "block (0,0,0): thread (4,1,0) has ended") {
+    thread_leaves_kernel<<<1, dim3(5, 2)>>>(5);
+}
+WRONG("barrier, thread 0 leaves early", "thread_leaves_kernel on device 0: divergent barrier",
+      "thread (1,0,0) waits", "but thread (0,0,0) has ended") {
+    thread_leaves_kernel<<<1, 5>>>(0);
+}
+__global__ void more_turns_kernel() {
+    for (unsigned i = 0; i <= threadIdx.x; i++) WRONG_HERE(__syncthreads());
+}
+WRONG("barrier, more turns for some", "more_turns_kernel on device 0: divergent barrier",
+      "thread (1,0,0) waits", "but thread (0,0,0) has ended") {
+    more_turns_kernel<<<1, 2>>>();
+}
+
+// --- What is called or set wrong for the whole program
+
+WRONG("host function that calls CUDA", "cudaLaunchHostFunc: the function calls CUDA",
+      "cudaErrorNotPermitted") {
+    auto call_cuda = [](void *) { (void)cudaDeviceSynchronize(); };
+    WRONG_HERE(OK(cudaLaunchHostFunc(new_stream(0), call_cuda, nullptr)));
+}
+WRONG("out of memory", "out of memory", "cudaErrorMemoryAllocation") {
+    setenv("CUDA_CPU_MEMORY", "16", 1);                         // MiB of each device
+    float *p = memory(0, 3 << 20), *q = memory(1, 4 << 20), *r; // 12 MiB, 16 MiB
+    OK(cudaFree(p));
+    p = memory(0, 3 << 20);
+    OK(cudaFree(q));
+    WRONG_HERE(OK(cudaMalloc(&r, 5 << 20)), _exit(0));
+}
+WRONG("wrong setting", "a whole number from 1") {
+    setenv("CUDA_CPU_CORES", "two", 1);
+    fprintf(stderr, "expected: CUDA_CPU_CORES=two\n");
+    memory(0, 1);
+}
+
+// --- Accesses to memory that is not mapped, by a kernel that got its address as a number
+
+#if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
+#define FAULT(...) "Sanitizer: "
+#define FAULTS_HERE REPORTED
+#define HOST_FAULTS_HERE REPORTED
+#else
+#define FAULT(...) __VA_ARGS__, "cudaErrorIllegalAddress"
+#define FAULTS_HERE WRONG_HERE
+#define HOST_FAULTS_HERE(...)                                                                      \
+    (fprintf(stderr, "expected: the host accesses memory of device 1\n"), __VA_ARGS__)
+#endif
+__global__ void hidden_kernel(uintptr_t address, int i) { ((float *)address)[i] += 1; }
+WRONG("access, after cudaFree",
+      FAULT("hidden_kernel on device 1: access to memory of device 1, byte 12 of the 40 bytes ",
+            "that cpu/tests.cu:", "has freed")) {
+    float *p = memory(1, 10);
+    OK(cudaFree(p));
+    OK(cudaSetDevice(1));
+    FAULTS_HERE(hidden_kernel<<<1, 1>>>((uintptr_t)p, 3));
+}
+WRONG("access, a page past the end",
+      FAULT("hidden_kernel on device 0: access to memory of device 0, byte 4096 of the 40 bytes ",
+            "that cpu/tests.cu:", "allocated")) {
+    float *p = memory(0, 10);
+    FAULTS_HERE(hidden_kernel<<<1, 1>>>((uintptr_t)p, 1024));
+}
+WRONG("access, by the host after cudaFree",
+      FAULT("byte 8 of the 40 bytes that cpu/tests.cu:", "has freed")) {
+    volatile float *p = memory(1, 10);
+    OK(cudaFree((float *)p));
+    HOST_FAULTS_HERE(p[2] = 1);
+}
+
+#ifdef CUDA_CPU_ASAN // Accesses to memory that is mapped, but not theirs
+WRONG("access, one past the end", "AddressSanitizer: use-after-poison") {
+    float *p = memory(0, 10);
+    REPORTED(hidden_kernel<<<1, 1>>>((uintptr_t)p, 10));
+}
+WRONG("access, one before the beginning", "AddressSanitizer: use-after-poison") {
+    float *p = memory(0, 10);
+    REPORTED(hidden_kernel<<<1, 1>>>((uintptr_t)p, -1));
+}
+__global__ void static_overrun_kernel(float *x, int i) {
+    __shared__ float first[10];
+    __shared__ float second[10];
+    first[threadIdx.x] = second[threadIdx.x] = 0;
+    __syncthreads();
+    const float *begin = first; // of which UBSan does not know the length
+    *x = begin[i] + second[0];
+}
+WRONG("access, one past a shared array", "AddressSanitizer: use-after-poison") {
+    REPORTED(static_overrun_kernel<<<1, 10>>>(memory(0, 1), 10));
+}
+__global__ void dynamic_overrun_kernel(float *x, int i) {
+    extern __shared__ float t[];
+    t[i] = 0;
+    *x = t[i];
+}
+WRONG("access, one past dynamic shared memory", "AddressSanitizer: use-after-poison") {
+    REPORTED(dynamic_overrun_kernel<<<1, 1, 40>>>(memory(0, 1), 10));
+}
+WRONG("access, a copy past the end of host memory", "AddressSanitizer: heap-buffer-overflow") {
+    float *p = memory(0, 10);
+    Floats host(9);
+    REPORTED(OK(cudaMemcpy(host.data(), p, 40, cudaMemcpyDeviceToHost)));
+}
+WRONG("access, a copy past the end of pinned memory", "AddressSanitizer: use-after-poison") {
+    float *p = memory(0, 10), *host;
+    OK(cudaMallocHost(&host, 36));
+    REPORTED(OK(cudaMemcpy(p, host, 40, cudaMemcpyHostToDevice)));
+}
+#endif
+
+// Everything that a program prints, and its exit status, which is not 0 after a signal either.
+// ThreadSanitizer would give unfinished threads a second at the end, and AddressSanitizer would
+// report what these programs do not free: neither is tested here.
+static std::string output_of(const std::string &name, int &status) {
+    const std::string command =
+        "CUDA_CPU_DEVICES=2 TSAN_OPTIONS=\"$TSAN_OPTIONS atexit_sleep_ms=0 exitcode=66\" "
+        "ASAN_OPTIONS=\"$ASAN_OPTIONS detect_leaks=0\" /proc/" +
+        std::to_string(getpid()) + "/exe --wrong '" + name + "' 2>&1 </dev/null";
+    FILE *pipe = popen(command.c_str(), "r");
+    REQUIRE(pipe);
+    std::string output;
+    for (char text[4096]; size_t n = fread(text, 1, sizeof text, pipe);) output.append(text, n);
+    status = pclose(pipe);
+    return output;
+}
+
+TEST_CASE("wrong programs: are told what is wrong, and in which line") {
+    for (const WrongProgram &program : wrong_programs) {
+        int status = 0;
+        const std::string output = output_of(program.name, status);
+        CAPTURE(std::string(program.name));
+        CAPTURE(output);
+        CHECK(status != 0);
+        const std::string expected = "expected: ";
+        const size_t at = output.find(expected), end = output.find('\n', at);
+        CHECK(at != std::string::npos);
+        if (at == std::string::npos) continue;
+        const std::string place = output.substr(at + expected.size(), end - at - expected.size());
+        // The first line that begins with the place
+        const size_t begin = output.find("\n" + place, end);
+        CHECK(begin != std::string::npos);
+        if (begin == std::string::npos) continue;
+        const std::string message = output.substr(begin + 1, output.find('\n', begin + 1) - begin);
+        CAPTURE(message);
+        for (const std::string part : program.says) {
+            CAPTURE(part);
+            CHECK(message.find(part) != std::string::npos);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// 7. Races
+// Programs that lack one thing, and the same with it (`right`): ThreadSanitizer has to tell them
+// apart, `runtime_tests --wrong 'race: NAME'` from `runtime_tests --wrong 'right: NAME'`.
+
+struct Race {
+    bool right;
+    float *x = memory(0, 4), *y = memory(1, 4), *host = nullptr; // host: pinned
+    cudaStream_t a = new_stream(0), b = new_stream(0), c = new_stream(1);
+    explicit Race(bool right) : right(right) { OK(cudaMallocHost(&host, 4 * sizeof(float))); }
+};
+struct RaceProgram {
+    const char *name;
+    void (*run)(bool right);
+};
+static std::vector<RaceProgram> race_programs;
+
+#define RACE(name) RACE_2(__COUNTER__, name)
+#define RACE_2(n, name) RACE_3(n, name)
+#define RACE_3(n, name)                                                                            \
+    struct Race##n : Race {                                                                        \
+        void run();                                                                                \
+    };                                                                                             \
+    static const bool race_added_##n =                                                             \
+        (race_programs.push_back({name, [](bool right) { Race##n{Race(right)}.run(); }}), true);   \
+    void Race##n::run()
+
+__global__ void neighbour_kernel(float *x, bool right) { // one more barrier: written, then read
+    __shared__ float t[4];
+    t[threadIdx.x] = threadIdx.x;
+    if (right) __syncthreads();
+    x[threadIdx.x] = t[3 - threadIdx.x];
+}
+RACE("barrier before reading") { neighbour_kernel<<<1, 4>>>(x, right); }
+__global__ void loop_kernel(float *x, bool right) { // one more barrier: read, then written
+    extern __shared__ float t[];
+    for (int i = 0; i < 3; i++) {
+        t[threadIdx.x] = i;
+        __syncthreads();
+        x[threadIdx.x] = t[3 - threadIdx.x];
+        if (right) __syncthreads();
+    }
+}
+RACE("barrier before writing again") { loop_kernel<<<1, 4, 16>>>(x, right); }
+__global__ void threads_kernel(float *x, bool right) { x[right ? threadIdx.x : 0] = threadIdx.x; }
+RACE("an element for each thread") { threads_kernel<<<1, 2>>>(x, right); }
+__global__ void blocks_kernel(float *x, bool right) { x[right ? blockIdx.x : 0] = blockIdx.x; }
+RACE("an element for each block") { blocks_kernel<<<2, 1>>>(x, right); }
+
+// `waiting` waits for all that `stream`, of this device, was given so far.
+static void wait_for(cudaStream_t waiting, int device, cudaStream_t stream) {
+    cudaEvent_t event = new_event(device, cudaEventDisableTiming);
+    OK(cudaEventRecord(event, stream));
+    OK(cudaStreamWaitEvent(waiting, event));
+}
+RACE("event between streams") {
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    if (right) wait_for(b, 0, a);
+    plus_kernel<<<1, 1, 0, b>>>(x, 2);
+}
+RACE("event recorded after the work") {
+    if (!right) wait_for(b, 0, a);
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    if (right) wait_for(b, 0, a);
+    plus_kernel<<<1, 1, 0, b>>>(x, 2);
+}
+RACE("event before a copy between devices") {
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    if (right) wait_for(c, 0, a);
+    OK(cudaMemcpyPeerAsync(y, 1, x, 0, 4, c));
+}
+RACE("event after a copy between devices") {
+    OK(cudaMemcpyPeerAsync(y, 1, x, 0, 4, c));
+    if (right) wait_for(a, 1, c);
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+}
+RACE("cudaMemcpyPeer orders, cudaMemcpyPeerAsync does not") {
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    OK((right ? cudaMemcpyPeer(y, 1, x, 0, 4) : cudaMemcpyPeerAsync(y, 1, x, 0, 4)));
+    OK(cudaSetDevice(1));
+    plus_kernel<<<1, 1, 0, c>>>(y, 1);
+}
+RACE("the default stream orders a stream that blocks") {
+    a = new_stream(0, right ? cudaStreamDefault : cudaStreamNonBlocking);
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    plus_kernel<<<1, 1>>>(x, 2);
+    plus_kernel<<<1, 1, 0, a>>>(x, 3);
+}
+
+static void read_by_host(const volatile float *p) { (void)*p; }
+RACE("wait before writing pinned memory again") {
+    *host = 1;
+    cudaEvent_t copied = new_event(0);
+    OK(cudaMemcpyAsync(x, host, 4, cudaMemcpyHostToDevice, a));
+    OK(cudaEventRecord(copied, a));
+    if (right) OK(cudaEventSynchronize(copied));
+    *host = 2;
+}
+RACE("wait before reading pinned memory") {
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    OK(cudaMemcpyAsync(host, x, 4, cudaMemcpyDeviceToHost, a));
+    if (right) OK(cudaStreamSynchronize(a));
+    read_by_host(host);
+}
+RACE("host function after the copy that it reads") {
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    OK(cudaMemcpyAsync(host, x, 4, cudaMemcpyDeviceToHost, a));
+    auto read = [](void *p) { ((float *)p)[1] = ((float *)p)[0]; };
+    OK(cudaLaunchHostFunc(right ? a : b, read, host));
+}
+RACE("query before reading what a kernel writes") {
+    cudaEvent_t set = new_event(0);
+    assign_kernel<<<1, 1, 0, a>>>(host, 1);
+    OK(cudaEventRecord(set, a));
+    while (right && cudaEventQuery(set) == cudaErrorNotReady) usleep(100);
+    read_by_host(host);
+}
+
+TEST_CASE("races: right programs are told nothing") {
+    int status = 0;
+    CHECK(output_of("no such name", status).find("no program is called") != std::string::npos);
+    CHECK(status != 0);
+    for (const RaceProgram &program : race_programs) { // in any build
+        CAPTURE(std::string(program.name));
+        CHECK(output_of(std::string("right: ") + program.name, status) == "");
+        CHECK(status == 0);
+    }
+}
+
+TEST_CASE("races: ThreadSanitizer sees each missing barrier, event and wait") {
+#ifdef CUDA_CPU_TSAN
+    for (const RaceProgram &program : race_programs) {
+        int status = 0;
+        const std::string output = output_of(std::string("race: ") + program.name, status);
+        CAPTURE(std::string(program.name));
+        CAPTURE(output);
+        CHECK(status != 0);
+        CHECK(output.find("ThreadSanitizer: data race") != std::string::npos);
+        CHECK(output.find("cpu/tests.cu:") != std::string::npos); // the line of one of the two
+    }
+#else
+    MESSAGE("skipped: needs ThreadSanitizer (make race)");
+#endif
+}
+
+// ---------------------------------------------------------------------------------------------
+// Program
+
+// What `runtime_tests --wrong NAME` does: 0 means that nothing was found wrong.
+static int run_wrong(const std::string &name) {
+    alarm(60); // one that hangs has failed
+    std::function<void()> run;
+    for (const WrongProgram &program : wrong_programs)
+        if (name == program.name) run = program.run;
+    for (const RaceProgram &program : race_programs)
+        for (bool right : {false, true})
+            if (name == std::string(right ? "right: " : "race: ") + program.name)
+                run = [=] { program.run(right); };
+    try {
+        if (!run) throw std::runtime_error("runtime_tests: no program is called " + name);
+        run();
+        for (int device : {1, 0}) { // what a kernel did wrong shows here at the latest
+            OK(cudaGetLastError());
+            OK(cudaSetDevice(device));
+            OK(cudaGetLastError());
+            OK(cudaDeviceSynchronize());
+        }
+    } catch (const std::exception &e) {
+        fprintf(stderr, "%s\n", e.what());
+        _exit(1);
+    }
+    return 0;
+}
+
+// doctest's run; status 4 where no test matches the filters, for then nothing was tested.
+static int run_tests(int argc, char **argv) {
+    doctest::Context tests(argc, argv);
+    const int status = tests.run();
+    if (tests.shouldExit()) return status; // --help, --list-test-cases and the like
+    std::vector<const char *> words(argv, argv + argc);
+    words.insert(words.end(), {"--count", "--reporters=console"});
+    std::ostringstream counted;
+    doctest::Context query(words.size(), words.data());
+    query.setCout(&counted);
+    query.run();
+    if (counted.str().find(" filters: 0\n") == std::string::npos) return status;
+    fprintf(stderr, "no test case matches:");
+    for (int i = 1; i < argc; i++) fprintf(stderr, " %s", argv[i]);
+    fprintf(stderr, "\n");
+    return 4;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], "--wrong") == 0) return run_wrong(argv[2]);
+    setenv("CUDA_CPU_DEVICES", "2", 1);
+    setenv("CUDA_CPU_CORES", "3", 0); // a team of cores on any machine
+    return run_tests(argc, argv);
+}
