@@ -1087,8 +1087,9 @@ inline cudaError_t check_pointer(const Launch &launch, const Device &device, int
     if (!pointer || is_pinned(pointer)) return cudaSuccess; // a GPU reads pinned host memory too
     return check_memory(device, pointer, 0, launch.where, what);
 }
-// A pointer must point to memory of the device; in anything else that is large enough to hold
-// pointers, words that are addresses of another device are taken for such.
+// A pointer must point to memory of the device. In a struct, words that are addresses of memory that
+// is or was allocated on a device are taken for pointers; no others, because two numbers in a word,
+// or what padding holds by chance, may look like one.
 template <class T>
 cudaError_t check_argument(const Launch &launch, const Device &device, int i, const T &arg) {
     if constexpr (std::is_pointer<T>::value) {
@@ -1097,8 +1098,11 @@ cudaError_t check_argument(const Launch &launch, const Device &device, int i, co
         for (size_t at = 0; at + sizeof(void *) <= sizeof(T); at += alignof(void *)) {
             const void *word;
             memcpy(&word, (const char *)&arg + at, sizeof word);
-            if (locate(word).device)
-                if (cudaError_t error = check_pointer(launch, device, i, word)) return error;
+            const Place place = locate(word);
+            if (!place.allocation ||
+                (const char *)word > place.first + place.allocation->bytes)
+                continue;
+            if (cudaError_t error = check_pointer(launch, device, i, word)) return error;
         }
     }
     return cudaSuccess;

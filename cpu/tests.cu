@@ -283,7 +283,8 @@ struct Line {
     float *y;
     const float *x;
     float slope;
-    int n; // no padding: what lies there by chance could be an address
+    char unused; // and padding
+    int n;
 };
 __global__ void line_kernel(Line l, const double *offset, bool negative, short n) {
     const int i = threadIdx.x;
@@ -298,10 +299,10 @@ TEST_CASE("launch: arguments are copied, structs with pointers in them too") {
     assign_kernel<<<1, 8>>>(x.get(), 3);
     OK(cudaDeviceSynchronize());
     hold_kernel<<<1, 1, 0, stream>>>(hold.go.get(), y.get(), 0);
-    Line line = {y.get(), x.get(), 2, 8};
+    Line line = {y.get(), x.get(), 2, 0, 8};
     line_kernel<<<1, 8, 0, stream>>>(line, offset.get(), true, 8);
     OK(cudaGetLastError());
-    line = {nullptr, nullptr, 0, 0};
+    line = {nullptr, nullptr, 0, 0, 0};
     hold.release_later();
     OK(cudaStreamSynchronize(stream));
     CHECK(fetch(y, 8) == Floats(8, -6.5f));
@@ -754,7 +755,7 @@ TEST_CASE("launch: a pointer argument that is not of the device is refused") {
     float x = 0;
     WRONG_LAUNCH(assign_kernel<<<1, 1>>>(&x, 1), code,
                  {"assign_kernel: argument 1", "is host memory, not memory of device 0"});
-    Line line = {m.x0, m.y0, 2, 8};
+    Line line = {m.x0, m.y0, 2, 0, 8};
     WRONG_LAUNCH(line_kernel<<<1, 8>>>(line, (double *)m.y1, false, 8), code,
                  {"line_kernel: argument 2", "is memory of device 1, not of device 0"});
     WRONG_LAUNCH(assign_kernel<<<1, 1>>>(m.freed0, 1), code,
@@ -765,6 +766,9 @@ TEST_CASE("launch: a pointer argument that is not of the device is refused") {
     Pointers s = {1, {m.x1, m.x0}};
     WRONG_LAUNCH(struct_kernel<<<1, 1>>>(s), code,
                  {"struct_kernel: argument 1", "is memory of device 0, not of device 1"});
+    s = {1, {m.x0 + 100000, m.x1}}; // where nothing is allocated: it may be no pointer
+    struct_kernel<<<1, 1>>>(s);
+    OK(cudaGetLastError());
     OK(cudaSetDevice(0));
 }
 
