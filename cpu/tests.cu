@@ -543,10 +543,8 @@ TEST_CASE("cudaFree, cudaStreamDestroy: wait for the device") {
         hold_kernel<<<1, 1, 0, *a>>>(hold.go.get(), x.get(), 5);
         OK(cudaEventRecord(event, *a));
         std::thread release([&] { hold.release_later(); });
-        if (destroy)
-            a.reset();
-        else
-            y.reset();
+        if (destroy) a.reset();
+        else y.reset();
         CHECK(cudaEventQuery(event) == cudaSuccess);
         release.join();
         CHECK(fetch(x) == 5);
@@ -925,10 +923,8 @@ WRONG("barrier, thread 3 misses it", "thread_3_misses_kernel on device 1: diverg
     thread_3_misses_kernel<<<1, 5>>>();
 }
 __global__ void different_barriers_kernel() {
-    if (threadIdx.x < 3)
-        __syncthreads();
-    else
-        WRONG_HERE(__syncthreads());
+    if (threadIdx.x < 3) __syncthreads();
+    else WRONG_HERE(__syncthreads());
 }
 WRONG("barrier, two at once", "different_barriers_kernel on device 0: divergent barrier in ",
       "block (0,0,0): thread (3,0,0) waits",
