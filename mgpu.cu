@@ -2642,10 +2642,12 @@ static void check_writable(const std::string &path) {
     std::filesystem::path folder = std::filesystem::path(path).parent_path(), made;
     for (; !folder.empty() && !std::filesystem::exists(folder, code); folder = folder.parent_path())
         made = folder;
-    int reason = EISDIR;
+    int reason = 0;
+    if (std::filesystem::is_directory(path, code))
+        error("cannot write %s: it is a folder", path.c_str());
     if (std::filesystem::is_other(path, code)) {
         reason = access(path.c_str(), W_OK) == 0 ? 0 : errno;
-    } else if (!std::filesystem::is_directory(path, code)) {
+    } else {
         reason = try_write(path + ".mgpu-test", "");
         remove((path + ".mgpu-test").c_str());
     }
