@@ -13,8 +13,8 @@
 //   CUDA_CPU_SLOWDOWN  such as 1,3: kernels of device 1 take 3 times as long   (default: 1 each)
 //   CUDA_CPU_MEMORY    memory of each device, in MiB  (default: the machine's, divided among them)
 //
-// kernel<<<grid, block, shared, stream>>>(args) and __shared__ are not C++: the sed script in the
-// Makefile turns the first into a call of configured() and the second into shared_memory(), below.
+// kernel<<<grid, block, shared, stream>>>(args) and __shared__ are not C++: cpu/to_cpp.sed turns
+// the first into a call of configured() and the second into shared_memory(), below.
 //
 //   1. The language     qualifiers, built-in variables, vector types
 //   2. Errors           codes, strings, and how a mistake is reported
