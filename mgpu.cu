@@ -4,7 +4,7 @@
 //     make test            check every kernel, and that k devices learn what one device learns
 //
 // A first reading starts at section 2 and ends with section 6, the tutorial beside it: same titles,
-// same names, same order. Section 7 is its exercise, with slots for an allreduce and a kernel of
+// same names, same order. Section 7 is its exercise, with slots for an allreduce and for kernels of
 // your own. Sections 8 to 14 build what the tutorial takes for granted, the simplest kernels first.
 //
 //   1. The vocabulary
@@ -30,6 +30,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -56,7 +57,7 @@
 
 // ---------------------------------------------------------------------------------------------
 // 1. The vocabulary
-// What np and npx are to the tutorial's network: tensors and operators. Look things up here.
+// Tensors and operators, as np and npx declare them to the tutorial's network. Look things up here.
 
 struct Device {
     int id; // 0, 1, ...: gpu(id); -1: the host
@@ -148,12 +149,12 @@ Net net = lenet;
 struct Stream {
     cudaStream_t handle = nullptr;
     cudaEvent_t ready = nullptr; // wait_for records it
-    int steps = 0;               // the longest chain of messages so far: a statistic of the lab
+    int steps = 0;               // length of the longest chain of messages so far, for the lab
 };
 Stream &stream(Device device);
 cudaStream_t on(Device device); // its stream's handle; makes the device CUDA's current one
 int physical(Device device);    // CUDA's number of the GPU that is gpu(i)
-void count_message(Device src, Device dst, size_t bytes, Stream &carrier); // another one
+void count_message(Device src, Device dst, size_t bytes, Stream &carrier); // for the lab too
 void attach_grad(std::vector<Tensor> &params); // gradients of zeros, contiguous in memory
 void add_(const Tensor &a, const Tensor &b);   // a[:] += b, on the same device
 
@@ -167,7 +168,8 @@ struct Error : std::runtime_error {
 void check_cuda(cudaError_t code, const char *call, const char *file, int line);
 
 // Work enqueued on `device` after this call starts only when all work already enqueued on `other`
-// has finished. The host does not wait.
+// has finished. The host does not wait. (The event may be recorded again at once: a wait is for the
+// record that precedes it.)
 //
 //   other's stream    ... work ... [record ready] ... more work ...
 //                                        |
@@ -207,9 +209,9 @@ void copyto(const Tensor &src, const Tensor &dst) {
         const cudaStream_t stream = on(dst.device);
         CHECK(cudaMemcpyAsync(dst.ptr(), src.ptr(), bytes, cudaMemcpyDeviceToDevice, stream));
     } else {
-        wait_for(dst.device, src.device); // src is written, and
+        wait_for(dst.device, src.device); // read src only after it is written
         peer_copy(src, dst, stream(dst.device));
-        wait_for(src.device, dst.device); // stays as it is until it has been read
+        wait_for(src.device, dst.device); // overwrite src only after it is read
     }
 }
 Tensor copyto(const Tensor &src, Device device) {
@@ -265,18 +267,18 @@ split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices
 
 // ---------------------------------------------------------------------------------------------
 // 5. Training                                                              tutorial: "Training"
-// One minibatch on all devices, then epochs of them. First what d2l and autograd are to the
-// tutorial's two functions.
+// One minibatch on all devices, then epochs of them. First the declarations of what both functions
+// take from autograd and d2l; train_batch stands below them.
 
 void backward(const Tensor &l); // the gradient of sum(l), for all that l depends on
 // param -= lr * param.grad / batch_size
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 Device try_gpu(int i); // gpu(i), or an error if there are fewer devices
 
-// The command line (section 14). 0: the model's chapter decides (section 10).
+// The command line (section 14). What is not given there, the model's chapter decides (section 10).
 struct Options {
     int gpus = 1, batch = 256, epochs = 10; // batch: samples over all devices
-    int steps = 0, limit = 0;               // stop after so many minibatches, use so many samples
+    int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
     float lr = 0.2f;
     unsigned seed = 0;
     bool shuffle = true, overlap = false, replica_check = true, exercise = false, verbose = false;
@@ -294,8 +296,8 @@ struct DataIter {
     const struct DataSet *set;
     int batch_size;
     bool shuffle;
-    Tensor X, y;            // pinned copy of the epoch, filled just ahead of use; minibatches are
-    std::vector<int> order; // views of it
+    Tensor X, y;            // pinned copy of the epoch, filled just ahead; minibatches view it
+    std::vector<int> order; // of the samples in this epoch
     int begin = 0, filled = 0;
     void reset();                    // a new epoch
     bool next(Tensor &X, Tensor &y); // the next minibatch; the last one may be smaller
@@ -333,7 +335,7 @@ Grads gradients(const std::vector<std::vector<Tensor>> &device_params) {
             if (p.requires_grad) grads[c].push_back(*p.grad);
     return grads;
 }
-// Those of parameter i, one a device: the tutorial's [device_params[c][i].grad for c in ...]
+// The i-th of them, one a device: the tutorial's [device_params[c][i].grad for c in ...]
 std::vector<Tensor> column(const Grads &grads, size_t i) {
     std::vector<Tensor> data;
     for (const auto &list : grads) data.push_back(list[i]);
@@ -357,7 +359,8 @@ std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y,
     for (size_t c = 0; c < devices.size(); c++)
         ls.push_back(loss(net(X_shards[c], device_params[c]), y_shards[c]));
     for (const Tensor &l : ls) backward(l); // Back Propagation is performed separately on each GPU
-    // 3. and 4. Sum all gradients from each GPU and broadcast them to all GPUs
+    // 3. and 4. Sum all gradients from each GPU and broadcast them to all GPUs: the tutorial's
+    // loop, or another algorithm, or one that overlaps with backward (section 7)
     const Grads grads = gradients(device_params);
     if (options.allreduce == "naive" && !options.overlap)
         for (size_t i = 0; i < grads[0].size(); i++) allreduce(column(grads, i));
@@ -459,8 +462,8 @@ void experiment() {
 // ---------------------------------------------------------------------------------------------
 // 7. The allreduce lab                                           tutorial: "Exercises", the third
 // A ladder of algorithms, from the tutorial's up; ALLREDUCE=name trains with one of them. At the
-// end of the section stand the student's slot, `allreduce_yours`, and `exchange`, which train_batch
-// calls: buckets of gradients, and their overlap with the backward pass.
+// end stand the student's slot, `allreduce_yours`, and `exchange`, which train_batch calls for any
+// but the tutorial's: buckets of gradients, and their overlap with the backward pass.
 //
 // Contract. grads[c][i] lies on device c and has the same size on every device. Afterwards each of
 // them holds the sum over all c, with the same bits on every device. Asynchronous: enqueue and
@@ -468,38 +471,24 @@ void experiment() {
 // overwrite them. Any k from 1 up, any sizes, 0 among them.
 //
 // Cost, for k devices and P tensors of n bytes together: messages; bytes into the busiest device
-// (as many leave it); steps, messages of which none can start before the one before it has arrived.
+// (as many leave it); steps, the length of the longest chain of dependent messages.
 // The alpha-beta model: time = steps * alpha + bytes * beta, alpha the latency of a message, 1/beta
 // the bandwidth.
 
 void sum_(const Tensor &a, const std::vector<Tensor> &parts); // a[:] = the parts' sum, in order
 Stream &link_stream(Device src, Device dst);   // the stream of messages from src to dst
 std::vector<float *> pinned(int count, int n); // arrays of n numbers in pinned host memory
-void call_and_delete(void *function); // trampoline for cudaLaunchHostFunc: a new std::function
+void call_and_delete(void *function); // for cudaLaunchHostFunc: calls a new std::function once
 void wait_for_gradient(const Tensor &grad); // on its device: until backward has written it
-// Communication streams, a second one on each device: while a CommStreams exists, stream(d) and
-// on(d) are these.
+// Communication streams, a second one on each device. A guard: while it lives, stream(d) and on(d)
+// return d's communication stream (if `use`).
 struct CommStreams {
-    CommStreams();
+    explicit CommStreams(bool use);
     ~CommStreams();
 };
 void join_comm_streams(int k); // later work on the first k devices waits for theirs
 
-// For a kernel of your own (section 8 has some to start from, relu_kernel the simplest):
-//   CHECK_LAUNCH(my_kernel<<<blocks(n), threads, 0, on(t.device)>>>(t.ptr(), n));
-constexpr int threads = 256;                        // of a block, where nothing else decides
-inline int blocks(int n, int per_block = threads) { // at least one: an empty grid is an error
-    return n > 0 ? (n + per_block - 1) / per_block : 1;
-}
-#define CHECK_LAUNCH(...)                                                                          \
-    do {                                                                                           \
-        __VA_ARGS__;                                                                               \
-        check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__);                   \
-    } while (0)
-
 // --- tools of the algorithms
-// The tensors of each device as one, (n). It is the same memory if they are contiguous, as the
-// gradients of get_params are; otherwise a copy, which unflatten copies back.
 static bool contiguous(const std::vector<Tensor> &list) {
     const float *end = nullptr;
     for (const Tensor &t : list) {
@@ -518,6 +507,8 @@ static void copy_flat(const Tensor &flat, const std::vector<Tensor> &list, bool 
         begin += size(t);
     }
 }
+// The tensors of each device as one, (n). It is the same memory if they are contiguous, as the
+// gradients of get_params are; otherwise a copy, which unflatten copies back.
 static std::vector<Tensor> flatten(const Grads &grads) {
     std::vector<Tensor> flat;
     for (const auto &list : grads) {
@@ -582,7 +573,7 @@ static void allreduce_bucket(const Grads &grads) {
 }
 
 // --- host: a parameter server on the host, the lab's kvstore='local'
-//   messages 2k   busiest: the host, kn; a device n   steps 2
+//   messages 2k, for one device none   busiest: the host, kn; a device n   steps 2
 static void allreduce_host(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size(), n = size(flat[0]);
@@ -614,7 +605,8 @@ static void allreduce_host(const Grads &grads) {
 // --- by_tensor: the tutorial's third exercise, different parameters on different devices: a
 // parameter server sharded by tensor. Greedy balance: the largest tensor first, each to the device
 // with the least load. Its owner sums it and broadcasts the sum.
-//   messages 2(k-1)P   busiest (k-1)L + n-L, L bytes its load   steps 2 for each tensor of the load
+//   messages 2(k-1)P   busiest (k-1)L + n-L, L bytes the largest load   steps 2m, m the most
+//   tensors that one device owns
 static void allreduce_by_tensor(const Grads &grads) {
     const int k = grads.size(), P = grads[0].size();
     std::vector<int> largest_first(P), owner(P);
@@ -727,15 +719,27 @@ static void allreduce_rebind(const Grads &grads) {
 }
 
 // --- yours: the student's slot. It starts as the tutorial's algorithm; the contract is at the top
-// of this section. A kernel of your own goes above it. The tools:
+// of this section. The tools:
 //   move       copyto(src, dst), one message, or send({{src, dst}, ...}), a round of them
 //   add        add_(a, b), sum_(a, {b, c, ...})
-//   allocate   empty(shape, device), until the function returns
+//   allocate   empty(shape, device); its last handle frees it, which is safe in stream order
 //   cut        chunk(t, j, k), flatten(grads), unflatten(flat, grads)
 // The commands:
 //   make exercise                           is it right, and what does it cost beside naive?
 //   make race ALLREDUCE=yours GPUS=3        is every wait there?
 //   make run ALLREDUCE=yours GPUS=2         does it train?
+constexpr int threads = 256;                        // of a block, where nothing else decides
+inline int blocks(int n, int per_block = threads) { // at least one: an empty grid is an error
+    return n > 0 ? (n + per_block - 1) / per_block : 1;
+}
+#define CHECK_LAUNCH(...)                                                                          \
+    do {                                                                                           \
+        __VA_ARGS__;                                                                               \
+        check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__);                   \
+    } while (0)
+// ---- kernels of your own, from here (section 8 has some to start from, relu_kernel the simplest):
+//   CHECK_LAUNCH(my_kernel<<<blocks(n), threads, 0, on(t.device)>>>(t.ptr(), n));
+// ---- to here ----
 static void allreduce_yours(const Grads &grads) {
     // ---- yours, from here ----
     const size_t k = grads.size(), P = grads[0].size();
@@ -770,7 +774,7 @@ void run_allreduce(const std::string &name, const Grads &grads) {
 // behind the write of each gradient. So what is enqueued now on the communication streams, and
 // waits only for the events of its own gradients, runs beside the rest of the backward pass. It
 // goes bucket by bucket, the last layers first: backward writes theirs first.
-static size_t bucket_bytes = 256 * 1024; // of a bucket at least; the first layers' may be smaller
+static size_t bucket_bytes = 256 * 1024; // at least; the bucket of the first layers may be smaller
 
 void exchange(const Grads &grads) {
     // The order in which a ring adds depends on where its chunks begin. So that OVERLAP changes no
@@ -782,14 +786,10 @@ void exchange(const Grads &grads) {
         if (bytes < bucket_bytes && begin > 0) continue;
         Grads bucket;
         for (const auto &list : grads) bucket.push_back({list.begin() + begin, list.begin() + end});
-        if (options.overlap) {
-            CommStreams guard;
-            for (const auto &list : bucket)
-                for (const Tensor &grad : list) wait_for_gradient(grad);
-            run_allreduce(options.allreduce, bucket);
-        } else {
-            run_allreduce(options.allreduce, bucket);
-        }
+        CommStreams guard(options.overlap);
+        for (const auto &list : bucket)
+            for (const Tensor &grad : list) wait_for_gradient(grad);
+        run_allreduce(options.allreduce, bucket);
         end = begin;
         bytes = 0;
     }
@@ -800,10 +800,11 @@ void exchange(const Grads &grads) {
 // 8. Kernels and operators
 // Each operation with its kernels, its forward and its backward, from an elementwise ReLU to batch
 // normalization; the convolution stands twice, plainly and then tiled. A kernel's outputs come
-// first among its arguments, then its inputs, then sizes.
+// first among its arguments, then its inputs, then sizes. An operator of your own starts as a copy
+// of relu.
 
-// Section 9's part in an operator: where y goes, its backward onto the tape, where dX goes. A
-// gradient that another operator of the same pass has written is added to (+=).
+// What an operator takes from autograd (section 9): output() allocates y, record() puts the
+// backward onto the tape, grad_of() says where dX goes: += if this pass has already written it.
 struct GradSlot {
     float *data;
     long add; // 0: =, 1: +=
@@ -904,8 +905,8 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
 }
 
 // --- loops over a thread's registers, and sums over a warp and over a block
-// A CPU does the innermost of such loops as vectors; a GPU has threads for that: 32 to a warp, that
-// take neighbouring numbers.
+// g++ vectorises the innermost of such loops; on a GPU the 32 threads of a warp take neighbouring
+// elements instead.
 #if defined(__CUDACC__)
 #define UNROLL _Pragma("unroll")
 #define UNROLL_LANES _Pragma("unroll")
@@ -1002,6 +1003,7 @@ __global__ void sum_parts_kernel(float *out, Parts parts, int k, int n) {
 }
 void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
     Parts pointers = {};
+    if (parts.size() > max_gpus) error("sum_: %zu parts, at most %d", parts.size(), max_gpus);
     for (size_t c = 0; c < parts.size(); c++) {
         same_device("sum_", {a, parts[c]});
         check_shape("sum_", size(a) == size(parts[c]), "tensors of one size", {a, parts[c]});
@@ -1063,8 +1065,9 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
 // --- average and max pooling
 // y[n,c,i,j] = the mean, or the largest, of X[n,c,i*S+u,j*S+v] over u < KH, v < KW
 
-// What the two differ in. choose() looks at a window of X (KH rows, KW columns of a plane W wide);
-// value() is its y, given(g, chosen, at, n) what number `at` of its n = KH*KW gets of dy = g.
+// What the two differ in. Of a window of X (KH rows, KW columns of a plane W wide) value() returns
+// y, choose() the element that max pooling takes, given() the share of dy = g that element `at` of
+// its n = KH*KW gets.
 struct Mean {
     __device__ static int choose(const float *, int, int, int) { return 0; }
     __device__ static float value(const float *X, int W, int KH, int KW) {
@@ -1334,7 +1337,7 @@ static Tensor pad(const Tensor &X, int padding) {
 struct Correlation {
     int N, C, H, W, O, U, V, I, J, stride;
     int step, OH, OW;
-    int begin, end; // the rows of X before `begin` and from `end` on are zeros, and left out
+    int begin, end; // rows of X outside of [begin, end) are zeros, and skipped
 };
 // Each thread: tile_m pixels (n,i,j), one warp's width apart, of tile_n channels o. `fixed` is V
 // where it is known, else 0.
@@ -1411,11 +1414,11 @@ static void tiled_forward(const Tensor &y, const Tensor &X, const Tensor &W, con
 
 // dX: the correlation of dy, zeros around it, with W turned by 180 degrees, its C and O exchanged.
 // With a stride, row h of dX meets only the taps u with u mod stride = (h+padding) mod stride, in
-// the rows (h+padding-u)/stride of dy. So the rows first, first+stride, ... of dX, a phase, are a
-// stride-1 correlation with those taps, and so are the columns: stride*stride correlations in all.
+// the rows (h+padding-u)/stride of dy. Rows (and columns) of dX that are equal modulo stride form a
+// phase, and each of the stride*stride phases is a stride-1 correlation with its own taps.
 struct Phase {          // of rows, or of columns
     int count;          // of dX's rows in it
-    int taps, last_tap; // of W's rows: last_tap, last_tap - stride, ..., `taps` of them
+    int taps, last_tap; // W's rows last_tap, last_tap - stride, ...: `taps` of them
     int dy_begin;       // the row of dy, zeros included, that its first row and last_tap meet
 };
 static Phase phase(int first, int size, int zeros, const ConvShape &s) {
@@ -1446,9 +1449,8 @@ static void tiled_backward_input(const Tensor &X, const Tensor &W, const Tensor 
 
 // partial[slice][o/tile_n][k][o%tile_n] =
 //   sum over the slice's n and all i,j of X[n,c,i*stride+u,j*stride+v] * dy[n,o,i,j],
-//   k = (c*K + u)*K + v
-//   X (N,C,H,W), zeros included   packed dy [o/tile_n][n,i,j][o%tile_n]   and, in row k = C*K*K,
-//   the sum of dy
+//   k = (c*K + u)*K + v; row k = C*K*K of partial holds the sum of dy
+//   X (N,C,H,W), zeros included   packed dy [o/tile_n][n,i,j][o%tile_n]
 // Each thread: tile_m rows k, one warp's width apart, of tile_n channels. Slices of the images make
 // threads enough; none adds to another's sums, so every run gives the same bits.
 __global__ void weight_grad_kernel(float *partial, const float *X, const float *packed,
@@ -1516,7 +1518,7 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
                                  : PackShape{s.N, 1, plane, s.O, s.O * plane, 0, 1, plane});
     const Tensor padded = pad(X, s.padding);
     s.H += 2 * s.padding, s.W += 2 * s.padding;
-    // Slices until there are threads enough: their sums are to be added, and take memory.
+    // Only as many slices as fill the device: each costs memory and an addition.
     const int tiles = dy.shape[0], busy = tiles * blocks(terms, tile_m);
     const int slices = min(s.N, min(32, blocks(1 << 15, busy)));
     Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
@@ -1582,8 +1584,8 @@ struct BatchNorm {
     float *mean, *var, *running_mean, *running_var;
 };
 
-// Numbers x: how many, their mean, the sum of (x-mean)^2. Chan et al. 1979: those of two sets are
-// merged without any difference of large sums.
+// Of some numbers x: how many, their mean, the sum of (x-mean)^2. Chan et al. 1979: two sets' are
+// merged without cancellation.
 struct Moments {
     float count, mean, squares;
 };
@@ -1668,9 +1670,9 @@ __global__ void batch_norm_backward_kernel(GradSlot dX, const float *dy, const f
 
 // X (N,C,H,W)   gamma, beta, running_mean, running_var (C)   ->   y (N,C,H,W)
 // While it records, mean and var are those of X, that is of this device's shard, and the running
-// ones move a tenth of the way to them (the variance as sum/(N*H*W-1); the 1 is not taken from a
-// single value, whose variance is 0 and y beta). Under NoGrad they are the running ones. An empty
-// shard moves nothing. Same as F.batch_norm(X, running_mean, running_var, gamma, beta, training).
+// ones move a tenth of the way to them (running_var's divisor is N*H*W-1, or 1 for a single value).
+// Under NoGrad they are the running ones. An empty shard moves nothing.
+// Same as F.batch_norm(X, running_mean, running_var, gamma, beta, training).
 Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
                   const Tensor &running_mean, const Tensor &running_var) {
     const std::vector<int> channels = {X.shape.size() == 4 ? X.shape[1] : 0};
@@ -1708,7 +1710,7 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
 
 // ---------------------------------------------------------------------------------------------
 // 9. Autograd
-// What `autograd.record()` and `l.backward()` are made of. Each device has a tape: the backward of
+// The tutorial's `autograd.record()` and `l.backward()`. Each device has a tape: the backward of
 // every operator that ran on it, in order. backward(l) runs it in reverse.
 
 struct TapeEntry {
@@ -1769,8 +1771,8 @@ void record(const Tensor &y, std::function<void()> backward) {
     if (y.grad) tape_of(y.device).push_back({y.grad, std::move(backward)});
 }
 
-static unsigned pass = 0;                           // backward passes so far
-static std::vector<std::shared_ptr<Event>> written; // events of gradients that are being written
+static unsigned pass = 0;                             // backward passes so far
+static std::vector<std::shared_ptr<Event>> completes; // of the gradients that are being written
 
 // Where an operator's backward puts dX. The first to write it in a pass overwrites it (=), later
 // ones add to it (+=).
@@ -1780,7 +1782,7 @@ GradSlot grad_of(const Tensor &X) {
     if (!g.data) g.data = empty(g.shape, g.device).data;
     const bool add = g.written == pass;
     g.written = pass;
-    if (g.complete) written.push_back(g.complete);
+    if (g.complete) completes.push_back(g.complete);
     return {g.ptr(), add};
 }
 
@@ -1798,8 +1800,8 @@ void backward(const Tensor &l) {
         TapeEntry entry = std::move(tape.back());
         tape.pop_back();
         if (entry.grad->written == pass) entry.backward(); // else l does not depend on it
-        for (const auto &event : written) CHECK(cudaEventRecord(event->handle, on(l.device)));
-        written.clear();
+        for (const auto &event : completes) CHECK(cudaEventRecord(event->handle, on(l.device)));
+        completes.clear();
     }
 }
 void wait_for_gradient(const Tensor &grad) {
@@ -2130,7 +2132,7 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
 
 // --- streams
 static int comm = 0; // 1 while a CommStreams exists: the index of Gpu::streams
-CommStreams::CommStreams() { comm = 1; }
+CommStreams::CommStreams(bool use) { comm = use; }
 CommStreams::~CommStreams() { comm = 0; }
 Stream &stream(Device device) { return state(device).streams[comm]; }
 cudaStream_t on(Device device) {
@@ -2260,8 +2262,8 @@ static float *cuda_malloc(Device device, size_t bytes) {
           str(device).c_str(), bytes / 1e6, free / 1e6, total / 1e6);
 }
 // Memory for n floats. On a device from a caching allocator: a free list per (stream, bytes).
-// Stream order makes reuse safe; after the first training step cudaMalloc is not called again. On
-// the host it is pinned: devices copy while the host goes on.
+// Stream order makes reuse safe; after the first epoch cudaMalloc is not called again. On the host
+// it is pinned: devices copy while the host goes on.
 static std::shared_ptr<float> allocate(int n, Device device) {
     const size_t bytes = n * sizeof(float);
     float *p = nullptr;
@@ -2347,8 +2349,8 @@ std::vector<float> to_host(const Tensor &t) {
     return std::vector<float>(host.ptr(), host.ptr() + size(t));
 }
 
-// `count` arrays of n numbers in pinned host memory that is never given back: always the same ones
-// on the same streams, where one call of allreduce_host follows the other.
+// `count` arrays of n numbers in pinned host memory, cached per (stream, n); stream order makes
+// reuse safe.
 std::vector<float *> pinned(int count, int n) {
     static auto &all = *new std::map<std::pair<int, int>, std::vector<Tensor>>;
     std::vector<Tensor> &list = all[{comm, n}];
@@ -2495,8 +2497,8 @@ std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
 // The first n samples of the training set, in the file's order.
 void first_samples(int n, Tensor &X, Tensor &y) { make_iter(train_set, n, false).next(X, y); }
 
-// SPLIT=3,1 gives the first device three quarters. What the division leaves over goes to the
-// devices that it leaves most for, to the first of them where it leaves the same.
+// SPLIT=3,1 gives the first device three quarters. Rounded by the largest remainders, the first
+// device of equal ones.
 std::vector<int> shard_sizes(int n, int k) {
     const std::vector<int> equal(k, 1);
     const std::vector<int> &weights = options.split.empty() || k == 1 ? equal : options.split;
@@ -2555,7 +2557,7 @@ struct Progress {
     int steps;                  // of an epoch
     std::vector<Tensor> losses; // on each device: the sum of its losses in each step
     std::vector<int> samples;   // of each step that has been enqueued
-    std::deque<Event> running;  // one behind each step that the devices may not have finished
+    std::deque<Event> running;  // behind each step that device 0 may not have finished
     std::string log = "epoch,loss,test_acc,seconds\n";
     bool bar = isatty(STDOUT_FILENO);
     void draw(int done) const {
@@ -2595,7 +2597,7 @@ void Animator::step(const std::vector<Tensor> &ls) {
     CHECK(cudaEventRecord(p.running.back().handle, on(p.devices[0])));
     p.update(false);
 }
-// The only wait of an epoch. A loss that is not a number stops the run.
+// Here the host waits for the devices, once an epoch. A loss that is not a number stops the run.
 double Animator::finish(int epoch) {
     Progress &p = *progress;
     p.update(true);
@@ -2780,8 +2782,8 @@ static std::string explain(float got, int i, int c, int k) {
 }
 
 // Call an algorithm with number(c, i) on device c, i counting through all tensors, while one device
-// is a straggler, or none (-1). What the contract promises may be done after it, is done at once:
-// the sums are copied and their memory overwritten.   ->   each device's sums
+// is a straggler, or none (-1). Then do at once what the contract allows: copy the sums, overwrite
+// their memory.   ->   each device's sums
 static std::vector<std::vector<float>>
 run_with_straggler(const std::string &name, const Grads &grads, int straggler,
                    const std::function<float(int, int)> &number) {
@@ -2908,20 +2910,27 @@ static long busiest(const Traffic &t) {
     return most;
 }
 
-// Seconds for a call: the median of 3 blocks of calls.
-static double time_allreduce(const std::string &name, const Grads &grads) {
-    auto calls = [&](int n) {
-        stop_requested();
+// Seconds for a call: the median of `blocks` blocks of so many calls (`least` at least) that each
+// takes about `seconds`, after a warm-up.
+static double time_calls(int least, double seconds, int blocks, const std::function<void()> &call) {
+    auto run = [&](int n) {
         const double t0 = now();
-        for (int i = 0; i < n; i++) run_allreduce(name, grads);
+        for (int i = 0; i < n; i++) {
+            stop_requested();
+            call();
+        }
         waitall();
         return (now() - t0) / n;
     };
-    calls(1);
-    const int n = std::min(200.0, std::max(1.0, 0.02 / calls(1)));
-    double t[3] = {calls(n), calls(n), calls(n)};
-    std::sort(t, t + 3);
-    return t[1];
+    run(least);
+    const int n = std::min(200.0, std::max<double>(least, seconds / run(least)));
+    std::vector<double> times;
+    for (int block = 0; block < blocks; block++) times.push_back(run(n));
+    std::nth_element(times.begin(), times.begin() + blocks / 2, times.end());
+    return times[blocks / 2];
+}
+static double time_allreduce(const std::string &name, const Grads &grads) {
+    return time_calls(1, 0.02, 3, [&] { run_allreduce(name, grads); });
 }
 
 // What it costs for the model's gradients, beside naive and the least that is possible.
@@ -2942,7 +2951,7 @@ static void print_score(const std::string &name, int k, const std::vector<int> &
         printf("\n");
         if (row == name && t.messages < 2 * (k - 1))
             error("%s: only %ld messages were counted, and no allreduce on %d devices does with "
-                  "less than %d: send them with copyto or send, which count",
+                  "fewer than %d: send them with copyto or send, which count",
                   name.c_str(), t.messages, k, 2 * (k - 1));
     }
     printf("%-10s %9d %11ld %15ld %7d   each by itself\n", "optimum", 2 * (k - 1), 2 * (k - 1) * n,
@@ -2998,27 +3007,15 @@ static void bench_step(const Model &model) {
     Tensor X = empty({batch, 1, 28, 28}, cpu()), y = empty({batch}, cpu());
     for (int i = 0; i < size(X); i++) X.ptr()[i] = rng() % 256 / 255.0f;
     for (int i = 0; i < size(y); i++) y.ptr()[i] = rng() % 10;
-    auto steps = [&](int n) { // seconds for each of n steps
-        const double t0 = now();
-        for (int i = 0; i < n; i++) {
-            stop_requested();
-            train_batch(X, y, device_params, devices, options.lr);
-        }
-        waitall();
-        return (now() - t0) / n;
-    };
-    steps(3);
-    const int n = std::min(200, std::max(3, int(0.5 / steps(3))));
-    std::vector<double> times;
-    for (int block = 0; block < 5; block++) times.push_back(steps(n));
-    std::nth_element(times.begin(), times.begin() + 2, times.end());
+    const double seconds =
+        time_calls(3, 0.5, 5, [&] { train_batch(X, y, device_params, devices, options.lr); });
     bench_row("step,%s,%s%s,%d,%d,,%.1f,%.0f,images/s", options.model.c_str(),
               options.allreduce.c_str(), options.overlap ? "+overlap" : "", options.gpus, batch,
-              times[2] * 1e6, batch / times[2]);
+              seconds * 1e6, batch / seconds);
 }
 
-// allreduce of 8 equal tensors, 4 KB to 256 MB in all, by each algorithm, or by the one that
-// ALLREDUCE names.
+// allreduce of 8 equal tensors, 4 KB to 256 MB in all, by each algorithm (but rebind and yours), or
+// by the one that ALLREDUCE names.
 static void bench_allreduce(int k) {
     int count = 0;
     CHECK(cudaGetDeviceCount(&count));
@@ -3152,7 +3149,7 @@ static const std::vector<Flag> flags = {
      one_of(&options.kernels, {"tiled", "plain"})},
     {"no-replica-check", nullptr, "do not compare the devices' parameters after each epoch",
      yes(&options.replica_check, false)},
-    {"evaluate-all", nullptr, "test accuracy on all devices, not gpu(0) alone (but lenet: always)",
+    {"evaluate-all", nullptr, "test accuracy on all devices, not just gpu(0) (always but for lenet)",
      yes(&options.evaluate_all)},
     {"steps", "N", "stop after N minibatches", number(&options.steps, 1, 1000000000)},
     {"limit", "N", "only the first N training and the first N test samples",
@@ -3186,7 +3183,7 @@ static void print_usage() {
     }
 }
 
-// What the options that were not given follow from, and what does not go together.
+// Derive the options that were not given; refuse what does not go together.
 static void complete_options() {
     auto given = [](const char *name) { return options.given.count(name) > 0; };
     const Model *model = models;
