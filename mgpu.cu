@@ -3149,7 +3149,7 @@ static const std::vector<Flag> flags = {
      one_of(&options.kernels, {"tiled", "plain"})},
     {"no-replica-check", nullptr, "do not compare the devices' parameters after each epoch",
      yes(&options.replica_check, false)},
-    {"evaluate-all", nullptr, "test accuracy on all devices, not just gpu(0) (always but for lenet)",
+    {"evaluate-all", nullptr, "test accuracy on all devices, not gpu(0) alone (lenet: gpu(0))",
      yes(&options.evaluate_all)},
     {"steps", "N", "stop after N minibatches", number(&options.steps, 1, 1000000000)},
     {"limit", "N", "only the first N training and the first N test samples",
