@@ -61,8 +61,10 @@ CXX := $(if $(filter default,$(origin CXX)),$(notdir \
 # MARCH          processor of the stand-in; empty where the compiler does not know -march=native
 MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && echo -march=native)
 # CPUFLAGS       compiler flags of the stand-in
-CPUFLAGS ?= -std=c++17 -O3 $(MARCH) -fopenmp-simd -g -Wall -Wextra \
-    $(if $(findstring clang,$(CXX)),-Wno-pass-failed)
+# g++ compiles the host's code, most of it all, quickly; kernels get -O3 in cpu/cuda_runtime.h, and
+# the -f flags are for what is inlined into them
+CPUFLAGS ?= -std=c++17 $(MARCH) -fopenmp-simd -g1 -Wall -Wextra $(if $(findstring clang,$(CXX)), \
+    -O3 -Wno-pass-failed,-O1 -fstrict-aliasing -fexpensive-optimizations)
 # WERROR         1 turns warnings into errors
 # DOCTEST        doctest's header: the system's, or the one that make brings
 DOCTEST ?= $(firstword $(wildcard /usr/include/doctest/doctest.h \

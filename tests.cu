@@ -719,7 +719,7 @@ static const struct WrongAlgorithm {
      {"is wrong: k = 2", "gpu(0) has 9 at index 0, not 5",
       "more than once the number of gpu(1): is it added again?"}},
     {"host waits", naive_but, {"waits on the host for a device"}},
-    {"not counted", naive_but, {"only 0 messages were counted", "less than 4"}},
+    {"not counted", naive_but, {"only 0 messages were counted", "fewer than 4"}},
     {"short parts", short_parts, {"is wrong: k = 2", "own number: was no sum sent there"}},
     {"shifted parts",
      shifted_parts,

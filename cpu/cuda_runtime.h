@@ -86,7 +86,13 @@ extern "C" void AnnotateIgnoreSyncEnd(const char *file, int line);
 // ---------------------------------------------------------------------------------------------
 // 1. The language
 
-#define __global__ inline
+// A kernel is always fully optimized, so that the host's code, which is much more, need not be.
+#if defined(__clang__) || defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
+#define CUDA_CPU_OPTIMIZED
+#else
+#define CUDA_CPU_OPTIMIZED __attribute__((optimize("O3")))
+#endif
+#define __global__ inline CUDA_CPU_OPTIMIZED
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
@@ -625,7 +631,7 @@ struct Worker {
     std::vector<Fiber> fibers; // one for each thread of the block
     Fiber scheduler;           // the stack of the operating system's thread
     // The block that is running:
-    void (*call)(const void *) = nullptr;
+    void (*run)(const void *bytes, bool rest) = nullptr;
     const void *kernel = nullptr;
     int threads = 0, current = 0;
     bool in_fiber = false, met_barrier = false, thread0_ended = false, failed = false;
@@ -738,7 +744,7 @@ __attribute__((no_sanitize("thread"))) inline void fiber_main() {
     observed(&w.begin);
     const int t = w.current;
     threadIdx = thread_index(t);
-    w.call(w.kernel);
+    w.run(w.kernel, false);
     published(&w.end);
     Fiber *next = &w.scheduler;
     if (w.met_barrier) {
@@ -912,40 +918,45 @@ struct Launch {
           stream(stream) {}
 };
 
-// A kernel with its arguments: one type for each launch in the source, so that it can be inlined.
-template <class F, class... A> struct Kernel {
-    F f;
-    std::tuple<A...> args;
-    __attribute__((always_inline)) void operator()() const { std::apply(f, args); }
-    static void call(const void *kernel) { (*(const Kernel *)kernel)(); }
+// A kernel with its arguments, as bytes. Only run_threads() knows their types: all else is compiled
+// once, not for each launch in the source.
+struct Kernel {
+    Launch launch;
+    std::string bytes;
+    void (*run)(const void *bytes, bool rest);
 };
 
-// Threads first, first+1, ... of the block, one after another: a kernel without barriers.
-template <class K> __attribute__((flatten, noinline)) void run_plain(const K &kernel, int first) {
-    const K local = kernel; // a copy that nothing else points to
+// The thread that threadIdx says or, with `rest`, all threads but (0,0,0), one after another.
+template <class K>
+CUDA_CPU_OPTIMIZED __attribute__((flatten, noinline)) void run_threads(const void *bytes,
+                                                                       bool rest) {
+    const K kernel = *(const K *)bytes; // a copy that nothing else points to
+    const uint3 from = rest ? uint3{1, 0, 0} : threadIdx;
     const unsigned X = blockDim.x, Y = blockDim.y, Z = blockDim.z;
+    const unsigned x_end = rest ? X : from.x + 1, y_end = rest ? Y : from.y + 1;
+    const unsigned z_end = rest ? Z : from.z + 1;
     int &current = worker->current;
-    unsigned x = first;
-    for (unsigned z = 0; z < Z; z++)
-        for (unsigned y = 0; y < Y; y++, x = 0)
-            for (; x < X; x++) {
+    unsigned x = from.x, y = from.y;
+    for (unsigned z = from.z; z < z_end; z++, y = 0)
+        for (; y < y_end; y++, x = 0)
+            for (; x < x_end; x++) {
                 threadIdx = {x, y, z};
                 current = x + X * (y + Y * z);
-                local();
+                kernel();
             }
 }
 
-template <class K>
-__attribute__((no_sanitize("thread"))) void run_block(const K &kernel, const Launch &launch,
-                                                      unsigned block) {
+__attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kernel,
+                                                             unsigned block) {
+    const Launch &launch = kernel.launch;
     Worker &w = *worker;
     blockDim = launch.block;
     gridDim = launch.grid;
     blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y, block / gridDim.x / gridDim.y};
     w.threads = blockDim.x * blockDim.y * blockDim.z;
     if (w.fibers.empty() || (int)w.fibers.size() < w.threads) grow_fibers(w, w.threads);
-    w.call = K::call;
-    w.kernel = &kernel;
+    w.run = kernel.run;
+    w.kernel = kernel.bytes.data();
     w.current = 0;
     w.met_barrier = w.thread0_ended = w.failed = false;
     w.phase = 0;
@@ -969,7 +980,7 @@ __attribute__((no_sanitize("thread"))) void run_block(const K &kernel, const Lau
     w.in_fiber = false;
     if (!w.met_barrier && w.threads > 1) {
         try {
-            run_plain(kernel, 1);
+            w.run(w.kernel, true);
         } catch (BlockFailed) {
         }
     }
@@ -1033,9 +1044,8 @@ struct Team {
     }
 };
 
-template <class K> struct Grid {
-    const K &kernel;
-    const Launch &launch;
+struct Grid {
+    const Kernel &kernel;
     Running running;
     Device &device;
     unsigned blocks, chunk;
@@ -1054,14 +1064,15 @@ template <class K> struct Grid {
 #endif
     }
     void one(unsigned b) {
-        run_block(kernel, launch, b);
+        run_block(kernel, b);
         if (worker->failed) device.fault = cudaErrorLaunchFailure;
     }
     static void job(void *grid, int core) { ((Grid *)grid)->work(core); }
 };
 
 // Run a whole grid on the device's cores; called on the stream's thread.
-template <class K> void run_grid(const K &kernel, const Launch &launch, Device &device) {
+inline void run_grid(const Kernel &kernel, Device &device) {
+    const Launch &launch = kernel.launch;
     std::unique_ptr<std::lock_guard<std::mutex>> guard;
     {
         Hidden hidden;
@@ -1069,12 +1080,12 @@ template <class K> void run_grid(const K &kernel, const Launch &launch, Device &
     }
     const unsigned blocks = launch.grid.x * launch.grid.y * launch.grid.z;
     const unsigned chunk = max(1u, min(16u, blocks / (8 * device.team->size)));
-    Grid<K> grid{kernel, launch, running, device, blocks, chunk};
+    Grid grid{kernel, running, device, blocks, chunk};
     if (!device.fault) {
         if (device.team->size == 1 || blocks == 1)
             while (grid.next < blocks && !device.fault) grid.one(grid.next++);
         else
-            device.team->run(Grid<K>::job, &grid);
+            device.team->run(Grid::job, &grid);
     }
     Hidden hidden;
     guard.reset();
@@ -1090,20 +1101,21 @@ inline cudaError_t check_pointer(const Launch &launch, const Device &device, int
 // A pointer must point to memory of the device. In a struct, words that are addresses of memory that
 // is or was allocated on a device are taken for pointers; no others, because two numbers in a word,
 // or what padding holds by chance, may look like one.
-template <class T>
-cudaError_t check_argument(const Launch &launch, const Device &device, int i, const T &arg) {
-    if constexpr (std::is_pointer<T>::value) {
-        return check_pointer(launch, device, i, (const void *)arg);
-    } else if constexpr (std::is_class<T>::value && std::is_trivially_copyable<T>::value) {
-        for (size_t at = 0; at + sizeof(void *) <= sizeof(T); at += alignof(void *)) {
-            const void *word;
-            memcpy(&word, (const char *)&arg + at, sizeof word);
-            const Place place = locate(word);
-            if (!place.allocation ||
-                (const char *)word > place.first + place.allocation->bytes)
-                continue;
-            if (cudaError_t error = check_pointer(launch, device, i, word)) return error;
-        }
+struct Argument {
+    const void *p;
+    size_t bytes;
+    bool is_pointer, is_struct;
+};
+inline cudaError_t check_argument(const Launch &launch, const Device &device, int i, Argument arg) {
+    const void *word;
+    if (!arg.is_pointer && !arg.is_struct) return cudaSuccess;
+    for (size_t at = 0; at + sizeof word <= arg.bytes; at += sizeof word) {
+        memcpy(&word, (const char *)arg.p + at, sizeof word);
+        const Place place = locate(word);
+        if (arg.is_struct &&
+            (!place.allocation || (const char *)word > place.first + place.allocation->bytes))
+            continue;
+        if (cudaError_t error = check_pointer(launch, device, i, word)) return error;
     }
     return cudaSuccess;
 }
@@ -1144,25 +1156,31 @@ inline void fall_behind(double seconds) {
     behind -= seconds_now() - begin;
 }
 
+inline void enqueue(const Kernel &kernel, std::initializer_list<Argument> arguments) {
+    const Launch &launch = kernel.launch;
+    Device *device = &current();
+    if (check_launch(launch, *device)) return;
+    int i = 0;
+    for (const Argument &argument : arguments)
+        if (check_argument(launch, *device, ++i, argument)) return;
+    submit(launch.stream, *device, {launch.name, launch.where, device->id}, [kernel, device] {
+        const double begin = seconds_now();
+        run_grid(kernel, *device);
+        if (device->slowdown > 1) fall_behind((seconds_now() - begin) * (device->slowdown - 1));
+    });
+}
+
 template <class F> struct Configured {
-    Launch launch;
+    const Launch &launch;
     F f;
     template <class... A> void operator()(A... args) const {
-        Device &device = current();
-        int i = 0;
-        cudaError_t error = check_launch(launch, device);
-        (void)i;
-        ((error = error ? error : check_argument(launch, device, ++i, args)), ...);
-        if (error) return;
-        Kernel<F, A...> kernel{f, std::tuple<A...>(args...)};
-        Launch l = launch;
-        Device *d = &device;
-        submit(launch.stream, device, {launch.name, launch.where, device.id},
-               [kernel, l, d] {
-                   const double begin = seconds_now();
-                   run_grid(kernel, l, *d);
-                   if (d->slowdown > 1) fall_behind((seconds_now() - begin) * (d->slowdown - 1));
-               });
+        auto kernel = [f = f, args...] { f(args...); };
+        using K = decltype(kernel);
+        static_assert(std::is_trivially_copy_constructible<K>::value &&
+                          std::is_trivially_destructible<K>::value && alignof(K) <= 16,
+                      "a kernel's arguments are copied as bytes");
+        enqueue({launch, std::string((const char *)&kernel, sizeof kernel), run_threads<K>},
+                {{&args, sizeof args, std::is_pointer<A>::value, std::is_class<A>::value}...});
     }
 };
 template <class F> Configured<F> configured(const Launch &launch, F f) { return {launch, f}; }
