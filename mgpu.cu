@@ -1578,8 +1578,10 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
 
 constexpr float bn_eps = 1e-5f, bn_momentum = 0.1f; // momentum: the share of the new statistics
 constexpr int bn_warps = warp_size == 1 ? 8 : 32;   // of the block that sums over a channel
-struct BatchNorm {
-    int N, C, size; // X (N,C,size), size = H*W of a plane; all else (C)
+struct BatchNormShape {
+    int N, C, size; // size = H*W of a plane
+};
+struct BatchNorm { // X (N,C,size), all else (C)
     const float *X, *gamma, *beta;
     float *mean, *var, *running_mean, *running_var;
 };
@@ -1597,12 +1599,12 @@ __device__ inline Moments merge(Moments a, Moments b) {
 }
 // mean and var of each channel; running = (1-momentum) * running + momentum * new
 // One block a channel; each of its warps takes every bn_warps-th plane.
-__global__ void batch_norm_moments_kernel(BatchNorm s) {
+__global__ void batch_norm_moments_kernel(BatchNorm a, BatchNormShape s) {
     __shared__ Moments parts[bn_warps];
     const int c = blockIdx.x, warp = threadIdx.x / warp_size;
     Moments all = {0, 0, 0};
     for (int n = warp; n < s.N; n += bn_warps) {
-        const float *x = s.X + (n * s.C + c) * s.size;
+        const float *x = a.X + (n * s.C + c) * s.size;
         const float m = warp_sum(s.size, [=](int i) { return x[i]; }) / s.size;
         const float squares = warp_sum(s.size, [=](int i) { return (x[i] - m) * (x[i] - m); });
         all = merge(all, {(float)s.size, m, squares});
@@ -1611,18 +1613,18 @@ __global__ void batch_norm_moments_kernel(BatchNorm s) {
     __syncthreads();
     if (threadIdx.x > 0) return;
     for (int i = 1; i < bn_warps; i++) all = merge(all, parts[i]);
-    s.mean[c] = all.mean;
-    s.var[c] = all.squares / all.count;
+    a.mean[c] = all.mean;
+    a.var[c] = all.squares / all.count;
     const float unbiased = all.squares / (all.count > 1 ? all.count - 1 : 1);
-    s.running_mean[c] = (1 - bn_momentum) * s.running_mean[c] + bn_momentum * all.mean;
-    s.running_var[c] = (1 - bn_momentum) * s.running_var[c] + bn_momentum * unbiased;
+    a.running_mean[c] = (1 - bn_momentum) * a.running_mean[c] + bn_momentum * all.mean;
+    a.running_var[c] = (1 - bn_momentum) * a.running_var[c] + bn_momentum * unbiased;
 }
 // y = (X - mean) * gamma / sqrt(var + eps) + beta   One warp a plane.
-__global__ void batch_norm_kernel(float *y, BatchNorm s) {
+__global__ void batch_norm_kernel(float *y, BatchNorm a, BatchNormShape s) {
     const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
     if (p >= s.N * s.C) return;
-    const float m = s.mean[c], scale = s.gamma[c] / sqrtf(s.var[c] + bn_eps), shift = s.beta[c];
-    const float *X = s.X + p * s.size;
+    const float m = a.mean[c], scale = a.gamma[c] / sqrtf(a.var[c] + bn_eps), shift = a.beta[c];
+    const float *X = a.X + p * s.size;
     y += p * s.size;
     UNROLL_LANES
     for (int i = threadIdx.x % warp_size; i < s.size; i += warp_size)
@@ -1632,35 +1634,35 @@ __global__ void batch_norm_kernel(float *y, BatchNorm s) {
 // dbeta = or += sum, dgamma = or += product / sqrt(var + eps), where not null
 // One block a channel, as above.
 __global__ void batch_norm_sums_kernel(float *sum, float *product, GradSlot dgamma, GradSlot dbeta,
-                                       const float *dy, BatchNorm s) {
+                                       const float *dy, BatchNorm a, BatchNormShape s) {
     __shared__ float sums[bn_warps];
     __shared__ float products[bn_warps];
     const int c = blockIdx.x, warp = threadIdx.x / warp_size;
-    const float m = s.mean[c];
-    float a = 0, b = 0;
+    const float m = a.mean[c];
+    float dy_sum = 0, dot = 0;
     for (int n = warp; n < s.N; n += bn_warps) {
-        const float *x = s.X + (n * s.C + c) * s.size, *g = dy + (n * s.C + c) * s.size;
-        a += warp_sum(s.size, [=](int i) { return g[i]; });
-        b += warp_sum(s.size, [=](int i) { return g[i] * (x[i] - m); });
+        const float *x = a.X + (n * s.C + c) * s.size, *g = dy + (n * s.C + c) * s.size;
+        dy_sum += warp_sum(s.size, [=](int i) { return g[i]; });
+        dot += warp_sum(s.size, [=](int i) { return g[i] * (x[i] - m); });
     }
-    if (threadIdx.x % warp_size == 0) sums[warp] = a, products[warp] = b;
+    if (threadIdx.x % warp_size == 0) sums[warp] = dy_sum, products[warp] = dot;
     __syncthreads();
     if (threadIdx.x > 0) return;
-    for (int i = 1; i < bn_warps; i++) a += sums[i], b += products[i];
-    sum[c] = a;
-    product[c] = b;
-    if (dgamma.data) dgamma.store_or_add(c, b / sqrtf(s.var[c] + bn_eps));
-    if (dbeta.data) dbeta.store_or_add(c, a);
+    for (int i = 1; i < bn_warps; i++) dy_sum += sums[i], dot += products[i];
+    sum[c] = dy_sum;
+    product[c] = dot;
+    if (dgamma.data) dgamma.store_or_add(c, dot / sqrtf(a.var[c] + bn_eps));
+    if (dbeta.data) dbeta.store_or_add(c, dy_sum);
 }
 // dX = or += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) / (var + eps) * product/M), where
 // M = N*size: X moves mean and var too.   One warp a plane.
 __global__ void batch_norm_backward_kernel(GradSlot dX, const float *dy, const float *sum,
-                                           const float *product, BatchNorm s) {
+                                           const float *product, BatchNorm a, BatchNormShape s) {
     const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
     if (p >= s.N * s.C) return;
-    const float M = (float)s.N * s.size, m = s.mean[c], var = s.var[c] + bn_eps;
-    const float scale = s.gamma[c] / sqrtf(var), dy_mean = sum[c] / M, slope = product[c] / M / var;
-    const float *X = s.X + p * s.size;
+    const float M = (float)s.N * s.size, m = a.mean[c], var = a.var[c] + bn_eps;
+    const float scale = a.gamma[c] / sqrtf(var), dy_mean = sum[c] / M, slope = product[c] / M / var;
+    const float *X = a.X + p * s.size;
     dy += p * s.size;
     dX.data += p * s.size;
     UNROLL_LANES
@@ -1687,23 +1689,23 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
     const bool own = is_recording(); // statistics
     const Tensor mean = own ? full({C}, 0, X.device) : running_mean;
     const Tensor var = own ? full({C}, 0, X.device) : running_var;
-    const BatchNorm s = {
-        N,          C,         X.shape[2] * X.shape[3], X.ptr(),          gamma.ptr(), beta.ptr(),
-        mean.ptr(), var.ptr(), running_mean.ptr(),      running_var.ptr()};
+    const BatchNormShape s = {N, C, X.shape[2] * X.shape[3]};
+    const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
+                         var.ptr(), running_mean.ptr(), running_var.ptr()};
     if (own && N > 0) {
-        CHECK_LAUNCH(batch_norm_moments_kernel<<<C, per_channel, 0, on(X.device)>>>(s));
+        CHECK_LAUNCH(batch_norm_moments_kernel<<<C, per_channel, 0, on(X.device)>>>(a, s));
     }
     const int by_plane = blocks(N * C * warp_size);
-    CHECK_LAUNCH(batch_norm_kernel<<<by_plane, threads, 0, on(X.device)>>>(y.ptr(), s));
+    CHECK_LAUNCH(batch_norm_kernel<<<by_plane, threads, 0, on(X.device)>>>(y.ptr(), a, s));
     record(y, [=] {
-        (void)inputs, (void)mean, (void)var; // kept until here: s points to their memory
+        (void)inputs, (void)mean, (void)var; // kept until here: a points to their memory
         const float *dy = y.grad->ptr();
         const Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
         CHECK_LAUNCH(batch_norm_sums_kernel<<<C, per_channel, 0, on(X.device)>>>(
-            sum.ptr(), product.ptr(), grad_of(gamma), grad_of(beta), dy, s));
+            sum.ptr(), product.ptr(), grad_of(gamma), grad_of(beta), dy, a, s));
         if (!X.grad) return;
         CHECK_LAUNCH(batch_norm_backward_kernel<<<by_plane, threads, 0, on(X.device)>>>(
-            grad_of(X), dy, sum.ptr(), product.ptr(), s));
+            grad_of(X), dy, sum.ptr(), product.ptr(), a, s));
     });
     return y;
 }
