@@ -37,12 +37,12 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -631,7 +631,7 @@ struct Worker {
     std::vector<Fiber> fibers; // one for each thread of the block
     Fiber scheduler;           // the stack of the operating system's thread
     // The block that is running:
-    void (*run)(const void *bytes, bool rest) = nullptr;
+    void (*call)(const void *) = nullptr;
     const void *kernel = nullptr;
     int threads = 0, current = 0;
     bool in_fiber = false, met_barrier = false, thread0_ended = false, failed = false;
@@ -744,7 +744,7 @@ __attribute__((no_sanitize("thread"))) inline void fiber_main() {
     observed(&w.begin);
     const int t = w.current;
     threadIdx = thread_index(t);
-    w.run(w.kernel, false);
+    w.call(w.kernel);
     published(&w.end);
     Fiber *next = &w.scheduler;
     if (w.met_barrier) {
@@ -918,28 +918,28 @@ struct Launch {
           stream(stream) {}
 };
 
-// A kernel with its arguments, as bytes. Only run_threads() knows their types: all else is compiled
-// once, not for each launch in the source.
+// A kernel with its arguments, as bytes. Only run_one() and run_rest() know their types: all
+// else is compiled once, not for each launch in the source.
 struct Kernel {
     Launch launch;
     std::string bytes;
-    void (*run)(const void *bytes, bool rest);
+    void (*one)(const void *bytes);
+    void (*rest)(const void *bytes, int first);
 };
 
-// The thread that threadIdx says or, with `rest`, all threads but (0,0,0), one after another.
+// The thread that threadIdx says.
+template <class K> CUDA_CPU_OPTIMIZED void run_one(const void *bytes) { (*(const K *)bytes)(); }
+
+// Threads first, first+1, ... of the block, one after another: a kernel without barriers.
 template <class K>
-CUDA_CPU_OPTIMIZED __attribute__((flatten, noinline)) void run_threads(const void *bytes,
-                                                                       bool rest) {
+CUDA_CPU_OPTIMIZED __attribute__((flatten)) void run_rest(const void *bytes, int first) {
     const K kernel = *(const K *)bytes; // a copy that nothing else points to
-    const uint3 from = rest ? uint3{1, 0, 0} : threadIdx;
     const unsigned X = blockDim.x, Y = blockDim.y, Z = blockDim.z;
-    const unsigned x_end = rest ? X : from.x + 1, y_end = rest ? Y : from.y + 1;
-    const unsigned z_end = rest ? Z : from.z + 1;
     int &current = worker->current;
-    unsigned x = from.x, y = from.y;
-    for (unsigned z = from.z; z < z_end; z++, y = 0)
-        for (; y < y_end; y++, x = 0)
-            for (; x < x_end; x++) {
+    unsigned x = first;
+    for (unsigned z = 0; z < Z; z++)
+        for (unsigned y = 0; y < Y; y++, x = 0)
+            for (; x < X; x++) {
                 threadIdx = {x, y, z};
                 current = x + X * (y + Y * z);
                 kernel();
@@ -955,7 +955,7 @@ __attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kerne
     blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y, block / gridDim.x / gridDim.y};
     w.threads = blockDim.x * blockDim.y * blockDim.z;
     if (w.fibers.empty() || (int)w.fibers.size() < w.threads) grow_fibers(w, w.threads);
-    w.run = kernel.run;
+    w.call = kernel.one;
     w.kernel = kernel.bytes.data();
     w.current = 0;
     w.met_barrier = w.thread0_ended = w.failed = false;
@@ -980,7 +980,7 @@ __attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kerne
     w.in_fiber = false;
     if (!w.met_barrier && w.threads > 1) {
         try {
-            w.run(w.kernel, true);
+            kernel.rest(w.kernel, 1);
         } catch (BlockFailed) {
         }
     }
@@ -1179,7 +1179,8 @@ template <class F> struct Configured {
         static_assert(std::is_trivially_copy_constructible<K>::value &&
                           std::is_trivially_destructible<K>::value && alignof(K) <= 16,
                       "a kernel's arguments are copied as bytes");
-        enqueue({launch, std::string((const char *)&kernel, sizeof kernel), run_threads<K>},
+        const std::string bytes((const char *)&kernel, sizeof kernel);
+        enqueue({launch, bytes, run_one<K>, run_rest<K>},
                 {{&args, sizeof args, std::is_pointer<A>::value, std::is_class<A>::value}...});
     }
 };
