@@ -38,10 +38,10 @@ typedef std::vector<float> Floats;
 typedef std::vector<double> Doubles;
 typedef std::vector<Doubles> Arrays;
 typedef std::vector<int> Ints;
+typedef std::vector<Tensor> Tensors;
 
 // Passes only if max|got - want| <= rel * max|want|; NaN fails. Prints the worst element.
-template <class T>
-static void check_close(const Floats &got, const std::vector<T> &want, double rel) {
+template <class T> static void check_close(const Floats &got, const T &want, double rel) {
     REQUIRE(got.size() == want.size());
     double largest = 0, worst = -1;
     size_t at = 0;
@@ -114,7 +114,7 @@ static void check_line(std::string text, const std::string &part) {
 #define REFUSED(call, ...) check_says(error_of([&] { call; }), __VA_ARGS__)
 
 // The numbers of all tensors, one after another.
-static Floats joined(const std::vector<Tensor> &list) {
+static Floats joined(const Tensors &list) {
     Floats all;
     for (const Tensor &t : list)
         for (float x : to_host(t)) all.push_back(x);
@@ -166,7 +166,7 @@ struct OptionsKept {
 // The same with the model.
 struct ModelKept {
     OptionsKept options;
-    std::vector<Tensor> params = ::params;
+    Tensors params = ::params;
     std::vector<std::string> names = param_names;
     Net net = ::net;
     ~ModelKept() {
@@ -231,9 +231,9 @@ TEST_CASE("init_params: shapes, zero biases, weights of standard deviation 0.01"
 
 // LeNet's parameters with numbers from N(0, 0.1^2), biases too. With those of init_params all
 // logits are nearly 0 and no bias matters: much could be wrong unseen.
-static std::vector<Tensor> lively_params() {
+static Tensors lively_params() {
     init_params();
-    std::vector<Tensor> lively;
+    Tensors lively;
     for (const Tensor &p : params)
         lively.push_back(on_host(random_floats(size(p), 10 + lively.size(), 0.1f), p.shape));
     return lively;
@@ -243,9 +243,9 @@ static std::vector<Tensor> lively_params() {
 // always on, the others off. Where an input lies within rounding of 0, two trainings can take
 // different sides; its gradient then differs by all of it, and they part ways though neither is
 // wrong.
-static std::vector<Tensor> steady_params() {
+static Tensors steady_params() {
     const float scales[8] = {0.1f, 1, 0.03f, 1, 0.03f, 1, 0.1f, 1};
-    std::vector<Tensor> steady = lively_params();
+    Tensors steady = lively_params();
     for (int i = 0; i < 8; i++)
         for (int j = 0; j < size(steady[i]); j++) {
             float &p = steady[i].ptr()[j];
@@ -299,8 +299,8 @@ TEST_CASE("copyto: the devices wait for each other, not the host") {
 }
 
 TEST_CASE("get_params: independent copies with gradients of zero") {
-    const std::vector<Tensor> originals = {on_host({1, 2, 3, 4, 5, 6}, {2, 3}), on_host({7}, {1})};
-    std::vector<Tensor> a = get_params(originals, gpu(0)), b = get_params(originals, gpu(1));
+    const Tensors originals = {on_host({1, 2, 3, 4, 5, 6}, {2, 3}), on_host({7}, {1})};
+    Tensors a = get_params(originals, gpu(0)), b = get_params(originals, gpu(1));
     waitall(); // before the host writes what is copied
     originals[0].ptr()[0] = 100;
     add_(a[1], full({1}, 1, gpu(0)));
@@ -316,7 +316,7 @@ TEST_CASE("get_params: independent copies with gradients of zero") {
 TEST_CASE("allreduce: every device holds the sum of all") {
     for (int k = 1; k <= most_devices; k++)
         for (int n : {0, 1, k - 1, k, k + 1, 1000, small_only ? 1001 : 1000003}) {
-            std::vector<Tensor> data, handles;
+            Tensors data, handles;
             for (int c = 0; c < k; c++) {
                 Floats numbers(n);
                 for (int i = 0; i < n; i++) numbers[i] = exact(i, c);
@@ -358,8 +358,7 @@ TEST_CASE("split_batch: contiguous shards in order, as equal as can be") {
         }
         CHECK((joined(X_shards) == to_host(X) && joined(y_shards) == to_host(y)));
     }
-    const std::vector<Device> one = {gpu(0)};
-    REFUSED(split_batch(full({3, 2}, 0, cpu()), arange(4), one), "split_batch", "3 samples",
+    REFUSED(split_batch(full({3, 2}, 0, cpu()), arange(4), {gpu(0)}), "split_batch", "3 samples",
             "4 labels");
 }
 
@@ -369,9 +368,8 @@ TEST_CASE("split_batch: contiguous shards in order, as equal as can be") {
 // Training on devices gpu(0) ... gpu(k-1), step by step.
 struct Training {
     std::vector<Device> devices;
-    std::vector<std::vector<Tensor>> device_params;
-    Training(int k, const std::vector<Tensor> &start) {
-        devices = first_devices(k);
+    std::vector<Tensors> device_params;
+    Training(int k, const Tensors &start) : devices(first_devices(k)) {
         for (Device d : devices) device_params.push_back(get_params(start, d));
     }
     // Returns the losses of all samples, in their order.
@@ -379,10 +377,8 @@ struct Training {
         return joined(train_batch(batch.first, batch.second, device_params, devices, lr));
     }
     // All parameters, or all gradients, of device c, one after another.
-    Floats numbers(int c, bool gradients = false) const {
-        std::vector<Tensor> list;
-        for (const Tensor &p : device_params[c]) list.push_back(gradients ? *p.grad : p);
-        return joined(list);
+    Floats numbers(int c, bool grads = false) const {
+        return joined(grads ? gradients(device_params)[c] : device_params[c]);
     }
     bool replicas_equal() const {
         for (size_t c = 1; c < devices.size(); c++)
@@ -394,7 +390,7 @@ struct Training {
 // Numbers of devices that are compared with one.
 static const Ints counts = small_only ? Ints{2} : Ints{2, 3, 5};
 TEST_CASE("train_batch: the gradients of k devices are those of one, and so is the step") {
-    const std::vector<Tensor> start = lively_params();
+    const Tensors start = lively_params();
     const auto batch = minibatch(small_only ? 3 : 13, 3); // none of the counts divides it
     Training one(1, start);
     const Floats losses = one.step(batch);
@@ -421,7 +417,7 @@ TEST_CASE("train_batch: k devices learn what one device learns") {
     // Minibatches of 12 and, in the middle, of one sample: the idle devices must add nothing, least
     // of all the gradients that they still have from the step before.
     const int steps = small_only ? 2 : 100;
-    const std::vector<Tensor> start = steady_params();
+    const Tensors start = steady_params();
     Training one(1, start);
     std::vector<Training> others;
     for (int k : counts) others.push_back(Training(k, start));
@@ -583,7 +579,7 @@ TEST_CASE("empty_cache gives memory back, and the next tensor takes it anew") {
 
 TEST_CASE("sum_ adds in order, into one of its parts too") {
     const int k = 5, n = 1003;
-    std::vector<Tensor> parts;
+    Tensors parts;
     Floats want(n, 0);
     for (int c = 0; c < k; c++) {
         const Floats numbers = random_floats(n, c);
@@ -605,7 +601,7 @@ TEST_CASE("send refuses what does not fit") {
 // holds each device's gradients as one tensor.
 
 // naive, with each of its steps as a call that the name may leave out.
-static void naive_but(const std::vector<Tensor> &flat) {
+static void naive_but(const Tensors &flat) {
     const std::string wrong = options.allreduce;
     const int k = flat.size();
     auto message = [&](const Tensor &src, const Tensor &dst) {
@@ -627,7 +623,7 @@ static void naive_but(const std::vector<Tensor> &flat) {
     for (int c = 1; c < k; c++) message(flat[0], flat[c]);
 }
 // sharded, with parts of n/k rounded down: the last n%k numbers belong to nobody.
-static void short_parts(const std::vector<Tensor> &flat) {
+static void short_parts(const Tensors &flat) {
     const int k = flat.size(), length = size(flat[0]) / k;
     auto part = [&](int c, int j) { return rows(flat[c], j * length, (j + 1) * length); };
     for (int j = 0; j < k; j++)
@@ -638,17 +634,17 @@ static void short_parts(const std::vector<Tensor> &flat) {
             if (c != j) copyto(part(j, j), part(c, j));
 }
 // The sums come back one place off, as from a part with wrong bounds.
-static void shifted_parts(const std::vector<Tensor> &flat) {
+static void shifted_parts(const Tensors &flat) {
     const int k = flat.size(), n = size(flat[0]);
-    std::vector<Tensor> data = flat;
+    Tensors data = flat;
     allreduce(data);
     for (int c = 1; c < k && n > 1; c++)
         copyto(copyto(rows(flat[0], 1, n), gpu(c)), rows(flat[c], 0, n - 1));
 }
 // Every device adds the others' numbers to its own: each in another order.
-static void own_order(const std::vector<Tensor> &flat) {
+static void own_order(const Tensors &flat) {
     const int k = flat.size();
-    std::vector<std::vector<Tensor>> parts(k);
+    std::vector<Tensors> parts(k);
     std::vector<Message> messages;
     for (int c = 0; c < k; c++)
         for (int d = 0; d < k; d++) {
@@ -660,9 +656,9 @@ static void own_order(const std::vector<Tensor> &flat) {
     for (int c = 0; c < k; c++) sum_(flat[c], parts[c]);
 }
 // Adds in one order and in the other by turns, as one that takes what comes first might.
-static void any_order(const std::vector<Tensor> &flat) {
+static void any_order(const Tensors &flat) {
     static int calls = 0;
-    std::vector<Tensor> turned = flat;
+    Tensors turned = flat;
     if (calls++ % 2) std::reverse(turned.begin(), turned.end());
     allreduce(turned);
 }
@@ -670,7 +666,7 @@ static void any_order(const std::vector<Tensor> &flat) {
 #define WRONG_SUM "is wrong: k = 2"
 static const struct WrongAlgorithm {
     const char *name;
-    void (*run)(const std::vector<Tensor> &flat);
+    void (*run)(const Tensors &flat);
     std::vector<const char *> says;
 } wrong_algorithms[] = {
     {"no wait before", naive_but, {WRONG_SUM, "wait"}},
@@ -692,12 +688,11 @@ static const struct WrongAlgorithm {
     {"any order", any_order, {"is not deterministic: k = 3"}},
     {"rebind",
      nullptr,
-     {WRONG_SUM, "gpu(1) has 4 at index 0, not 5", "gpu(1)'s own number: was no sum sent there"}},
-};
+     {WRONG_SUM, "gpu(1) has 4 at index 0, not 5", "gpu(1)'s own number: was no sum sent there"}}};
 static void run_wrong(const Grads &grads) {
     for (const WrongAlgorithm &wrong : wrong_algorithms) {
         if (wrong.name != options.allreduce) continue;
-        const std::vector<Tensor> flat = flatten(grads);
+        const Tensors flat = flatten(grads);
         wrong.run(flat);
         unflatten(flat, grads);
     }
@@ -754,14 +749,14 @@ static Floats train_small(int k, const std::string &algorithm, bool overlap, boo
     options.overlap = overlap;
     bucket_bytes = 1;
     const std::vector<Ints> shapes = {{6, 7}, {7}, {7, 5}, {5}, {5, 3}, {3}};
-    std::vector<Tensor> start;
+    Tensors start;
     for (const auto &shape : shapes) {
         const int n = std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<int>());
         start.push_back(on_host(random_floats(n, start.size()), shape));
     }
     const auto p = Training(k, start).device_params;
     for (int step = 0; step < (no_training ? 2 : 4); step++) {
-        std::vector<Tensor> ls;
+        Tensors ls;
         for (int c = 0; c < k; c++) {
             Tensor h = on_device(random_floats(4 * 6, 100 * step + c), {4, 6}, gpu(c));
             for (int layer = 0; layer < 3; layer++) {
@@ -779,7 +774,7 @@ static Floats train_small(int k, const std::string &algorithm, bool overlap, boo
         for (const auto &list : p) sgd(list, 0.1f, 4 * k);
     }
     bucket_bytes = 256 * 1024;
-    std::vector<Tensor> all;
+    Tensors all;
     for (const auto &list : p) all.insert(all.end(), list.begin(), list.end());
     return joined(all);
 }
@@ -854,7 +849,7 @@ TEST_CASE("allreduce: is the tutorial's, whatever ALLREDUCE says") {
     options.overlap = true;
     for (const std::string name : {"naive", "ring", "rebind"}) {
         options.allreduce = name;
-        std::vector<Tensor> data;
+        Tensors data;
         for (int c = 0; c < 3; c++) data.push_back(full({1, 2}, c + 1, gpu(c)));
         allreduce(data);
         for (const Tensor &t : data) CHECK(to_host(t) == Floats{6, 6});
@@ -881,8 +876,7 @@ TEST_CASE("exchange: of two devices, then of three") {
 }
 
 TEST_CASE("attach_grad of a list: zeros, side by side") {
-    std::vector<Tensor> list = {full({2, 3}, 1, gpu(1)), full({0}, 1, gpu(1)),
-                                full({5}, 1, gpu(1))};
+    Tensors list = {full({2, 3}, 1, gpu(1)), full({0}, 1, gpu(1)), full({5}, 1, gpu(1))};
     attach_grad(list);
     for (const Tensor &t : list) {
         CHECK((t.grad->shape == t.shape && grad(t) == Floats(size(t), 0)));
@@ -893,7 +887,7 @@ TEST_CASE("attach_grad of a list: zeros, side by side") {
 TEST_CASE("train_batch: every algorithm gives the step of the tutorial's allreduce" *
           doctest::skip(small_only)) {
     OptionsKept kept;
-    const std::vector<Tensor> start = lively_params();
+    const Tensors start = lively_params();
     const auto batch = minibatch(13, 3);
     for (int k : {2, 3}) {
         Training naive(k, start);
@@ -939,7 +933,7 @@ static Tensor with_grad(const Input &input) {
 }
 
 // backward(), but with dys in place of ones as the gradients of ys.
-static void backward_from(const std::vector<Tensor> &ys, const std::vector<Floats> &dys) {
+static void backward_from(const Tensors &ys, const std::vector<Floats> &dys) {
     Tensor l = output("backward_from", ys, {1});
     record(l, [=] {
         for (size_t i = 0; i < ys.size(); i++) {
@@ -967,12 +961,11 @@ static double quotient(double &x, double h, const std::function<double()> &f) {
 // gradient is the same bits whether or not the other inputs want one. `rel` is for the result, then
 // for the gradient of each input.
 static void
-check_operator(const std::vector<Input> &inputs,
-               const std::function<Tensor(const std::vector<Tensor> &)> &op,
+check_operator(const std::vector<Input> &inputs, const std::function<Tensor(const Tensors &)> &op,
                const std::function<Doubles(const Arrays &)> &reference,
                const std::function<Arrays(const Arrays &, const Doubles &dy)> &gradients,
                const std::vector<double> &rel) {
-    std::vector<Tensor> in;
+    Tensors in;
     Arrays exact;
     size_t numbers = 0;
     for (const Input &input : inputs) {
@@ -984,7 +977,7 @@ check_operator(const std::vector<Input> &inputs,
     std::vector<Floats> once; // the result, the gradients
     for (int uses = 1; uses <= 2; uses++) {
         CAPTURE(uses);
-        std::vector<Tensor> ys;
+        Tensors ys;
         std::vector<Floats> dys;
         Doubles dy(y.size());
         for (int use = 0; use < uses; use++) {
@@ -1014,7 +1007,7 @@ check_operator(const std::vector<Input> &inputs,
     }
     for (int wanted = 0; wanted < 1 << in.size() && numbers < 5000; wanted++) {
         CAPTURE(wanted); // bit i: input i wants its gradient
-        std::vector<Tensor> some;
+        Tensors some;
         for (size_t i = 0; i < in.size(); i++) {
             some.push_back(with_grad(inputs[i]));
             if (!(wanted >> i & 1)) some[i].grad = nullptr;
@@ -1076,8 +1069,7 @@ static Arrays conv2d_gradients(const Doubles &X, const Doubles &W, const Doubles
 static const std::string both_kernels[] = {"tiled", "plain"};
 static void check_conv2d(const ConvSizes &s, bool plain = true) {
     OptionsKept kept;
-    INFO("N C H W O K S P: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.O, " ", s.K, " ", s.S, " ",
-         s.P);
+    INFO("NCHWOKSP: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.O, " ", s.K, " ", s.S, " ", s.P);
     const int taps = s.K * s.K, pixels = s.N * s.OH() * s.OW();
     for (const std::string &kernels : both_kernels) {
         if (kernels == "plain" && !plain) continue;
@@ -1227,7 +1219,7 @@ TEST_CASE("relu: result and gradient") {
 // --- avg_pool2d and max_pool2d
 
 struct PoolSizes {
-    int N, C, H, W, K, S;
+    int N, C, H, W, K = 1, S = 1;
     int OH() const { return (H - K) / S + 1; }
     int OW() const { return (W - K) / S + 1; }
 };
@@ -1333,14 +1325,10 @@ TEST_CASE("max_pool2d: of equal numbers the first gets the gradient; NaN is not 
 
 // --- global_avg_pool2d
 
-struct PlaneSizes {
-    int N, C, H, W;
-};
-
 TEST_CASE("global_avg_pool2d: result and gradient") {
-    const PlaneSizes sizes[] = {{1, 1, 1, 1},   {2, 3, 4, 4},   {3, 5, 5, 7},
-                                {1, 300, 3, 2}, {2, 2, 29, 33}, {0, 3, 2, 2}};
-    for (const PlaneSizes &s : sizes) {
+    const PoolSizes sizes[] = {{1, 1, 1, 1},   {2, 3, 4, 4},   {3, 5, 5, 7},
+                               {1, 300, 3, 2}, {2, 2, 29, 33}, {0, 3, 2, 2}};
+    for (const PoolSizes &s : sizes) {
         INFO("N C H W: ", s.N, " ", s.C, " ", s.H, " ", s.W);
         const int plane = s.H * s.W;
         check_operator(
@@ -1410,10 +1398,10 @@ static Arrays batch_norm_gradients(const Doubles &X, const Doubles &gamma, const
 }
 
 TEST_CASE("batch_norm: result and gradients") {
-    const PlaneSizes sizes[] = {{2, 1, 2, 2},  {3, 2, 1, 1},  {1, 3, 3, 5},
-                                {5, 4, 3, 3},  {0, 3, 2, 2},  {2, 300, 2, 3},
-                                {40, 3, 7, 7}, {7, 5, 9, 11}, {2, 5, 29, 31}};
-    for (const PlaneSizes &s : sizes) {
+    const PoolSizes sizes[] = {{2, 1, 2, 2},  {3, 2, 1, 1},  {1, 3, 3, 5},
+                               {5, 4, 3, 3},  {0, 3, 2, 2},  {2, 300, 2, 3},
+                               {40, 3, 7, 7}, {7, 5, 9, 11}, {2, 5, 29, 31}};
+    for (const PoolSizes &s : sizes) {
         INFO("N C H W: ", s.N, " ", s.C, " ", s.H, " ", s.W);
         const int plane = s.H * s.W;
         const Tensor mean = full({s.C}, 0, gpu(0)), var = full({s.C}, 1, gpu(0));
@@ -1595,7 +1583,7 @@ TEST_CASE("full, add_: numbers of any count, on the host and on devices") {
 }
 
 TEST_CASE("sgd: param -= lr * grad / batch_size") {
-    std::vector<Tensor> p;
+    Tensors p;
     for (int n : {1, 257, 1000}) {
         p.push_back(on_device(random_floats(n, n), {n}));
         p.back().grad = std::make_shared<Tensor>(on_device(random_floats(n, n + 1), {n}));
@@ -1774,20 +1762,19 @@ TEST_CASE("NoGrad: while one exists, nothing is recorded") {
 // A network's parameters on gpu(0): gradients for those that are trained. Weights such as
 // init_params would not draw: N(0, 1/inputs of a sum), so that what goes through the network keeps
 // its size; numbers around 1 for gamma and running_var, around 0 for biases, beta, running_mean.
-static std::vector<Tensor> lively_params(const Block &net) {
-    std::vector<Tensor> lively;
+static Tensors lively_params(const Block &net) {
+    Tensors list;
     for (const Param &p : net.params) {
         const bool around_1 =
             p.name.find("bn") == 0 && !contains(p.name, ".bias") && !contains(p.name, "mean");
         const int inputs = p.shape.size() == 4   ? p.shape[1] * p.shape[2] * p.shape[3]
                            : p.shape.size() == 2 ? p.shape[0]
                                                  : 100;
-        Input input = random_input(p.shape, 20 + lively.size());
+        Input input = random_input(p.shape, 20 + list.size());
         for (float &x : input.numbers) x = x / std::sqrt((float)inputs) + around_1;
-        lively.push_back(p.requires_grad ? with_grad(input)
-                                         : on_device(input.numbers, input.shape));
+        list.push_back(p.requires_grad ? with_grad(input) : on_device(input.numbers, input.shape));
     }
-    return lively;
+    return list;
 }
 
 static int trained_numbers(const Block &net) {
@@ -1842,7 +1829,7 @@ TEST_CASE("resnet18: names, shapes, count and first values of its parameters") {
 //   reference(X, params): its result
 static void check_block(const Block &block, const Input &X,
                         const std::function<Doubles(const Doubles &, const Arrays &)> &reference) {
-    std::vector<Tensor> params = lively_params(block), wanted = {with_grad(X)};
+    Tensors params = lively_params(block), wanted = {with_grad(X)};
     Arrays exact;
     for (const Tensor &p : params) exact.push_back(doubles(p));
     exact.push_back(doubles(wanted[0]));
@@ -1893,7 +1880,7 @@ TEST_CASE("Residual: result and gradients") {
 }
 
 // The chapter's network once more, written out: which block follows which, with which parameters.
-static Tensor resnet18_written_out(Tensor X, const std::vector<Tensor> &params) {
+static Tensor resnet18_written_out(Tensor X, const Tensors &params) {
     const Tensor *p = params.data();
     auto conv = [&](const Tensor &X, int stride, int padding) {
         p += 2;
@@ -1921,7 +1908,7 @@ TEST_CASE("resnet18: the chapter's, in training and in evaluation; an empty shar
     const int side = small_only ? 8 : 28, N = 3;
     const Tensor X = on_device(random_floats(N * side * side, 1), {N, 1, side, side});
     const Tensor y = on_device({3, 1, 4}, {N});
-    std::vector<Tensor> a = lively_params(net), b = lively_params(net);
+    Tensors a = lively_params(net), b = lively_params(net);
     const Tensor y_hat = net.forward(X, a.data());
     CHECK(y_hat.shape == Ints{N, 10});
     backward(loss(y_hat, y));
@@ -2014,13 +2001,13 @@ static LenetReference lenet_reference(const Doubles &X, const Doubles &y, const 
 
 TEST_CASE("lenet, lab_cnn: outputs, losses and the gradients of all parameters") {
     const auto [X, y] = minibatch(small_only ? 1 : 4, 2);
-    const std::vector<Tensor> host_params = lively_params();
+    const Tensors host_params = lively_params();
     Arrays exact;
     for (const Tensor &t : host_params) exact.push_back(doubles(t));
     for (bool lab : {false, true}) {
         CAPTURE(lab);
         const LenetReference want = lenet_reference(doubles(X), doubles(y), exact, lab);
-        const std::vector<Tensor> p = get_params(host_params, gpu(0));
+        const Tensors p = get_params(host_params, gpu(0));
         const Tensor X_there = copyto(X, gpu(0));
         Tensor y_hat = lab ? lab_cnn().forward(X_there, p.data()) : lenet(X_there, p),
                l = loss(y_hat, copyto(y, gpu(0)));
@@ -2207,8 +2194,7 @@ TEST_CASE("load_idx names the file and what is wrong with it") {
         {3, idx({2051, 0, 28, 28}, ""), "it names 0 samples"},
         {1, idx({2049, 0}, ""), "it names 0 samples"},
         {3, idx({2051, 4294967295, 28, 28}, pixels), "it names 4294967295 samples"},
-        {1, idx({2049, 1000001}, std::string(1000001, 0)), "it names 1000001 samples"},
-    };
+        {1, idx({2049, 1000001}, std::string(1000001, 0)), "it names 1000001 samples"}};
     for (const auto &c : cases) {
         write_gz(path, c.unpacked);
         check_says(wrong(c.dims), c.says);
@@ -2260,7 +2246,7 @@ static DataSet numbered_set(int count) {
 // The samples of one epoch in their order, after checks of every minibatch. The minibatches are
 // looked at when the epoch is over: that is when a device may read the last of them.
 static Floats epoch_of(DataIter &iter, const Ints &sizes) {
-    std::vector<Tensor> Xs, ys;
+    Tensors Xs, ys;
     iter.reset();
     for (Tensor X, y; iter.next(X, y);) {
         Xs.push_back(X);
@@ -2376,7 +2362,7 @@ TEST_CASE("shard_sizes: even, or in the proportion of SPLIT, and every sample on
 
 TEST_CASE("train_batch: SPLIT gives the gradients of the even split" * doctest::skip(small_only)) {
     OptionsKept kept;
-    const std::vector<Tensor> start = lively_params();
+    const Tensors start = lively_params();
     const auto batch = minibatch(13, 3);
     Training even(2, start);
     const Floats losses = even.step(batch);
@@ -2423,7 +2409,7 @@ TEST_CASE("evaluate_accuracy_gpus gives what one device gives, for every model")
             CHECK((want > 0.3f && want < 0.7f));
             for (int k : {1, 2, 3}) {
                 DataIter many = make_iter(set, batch, false);
-                const std::vector<std::vector<Tensor>> some(p.begin(), p.begin() + k);
+                const std::vector<Tensors> some(p.begin(), p.begin() + k);
                 CHECK(evaluate_accuracy_gpus(net, some, many, first_devices(k)) == want);
             }
         }
@@ -2488,8 +2474,8 @@ TEST_CASE("str names devices as the tutorial does") {
 }
 
 // The losses of a minibatch as they lie on the devices.
-static std::vector<Tensor> losses_on(const std::vector<Floats> &shards) {
-    std::vector<Tensor> ls;
+static Tensors losses_on(const std::vector<Floats> &shards) {
+    Tensors ls;
     for (const Floats &shard : shards)
         ls.push_back(on_device(shard, {(int)shard.size()}, gpu(ls.size())));
     return ls;
@@ -2617,9 +2603,8 @@ TEST_CASE("check_writable fails where write_file will, and leaves nothing behind
         CHECK((wrong(folder.file(name)) == "" && folder.listing() == before));
     }
     CHECK(read_text(folder.file("file")) == "kept");
-    for (const char *name : {"file/below", "file/a/b"})
-        check_says(wrong(folder.file(name)),
-                   "cannot write " + folder.file(name) + ": Not a directory");
+    for (const std::string &path : {folder.file("file/below"), folder.file("file/a/b")})
+        check_says(wrong(path), "cannot write " + path + ": Not a directory");
     check_says(wrong(folder.path), "cannot write " + folder.path + ": it is a folder");
     check_says(wrong("/proc/none/file"), "cannot write /proc/none/file: ");
     // A folder that this user may not write in. Root may, and so is another user for a moment.
@@ -2696,8 +2681,7 @@ TEST_CASE("load_npy takes exactly such a file, and says what another one is") {
         {npy(dict, numbers.substr(1)), "fewer numbers"},
         {npy(dict, ""), "fewer numbers"},
         {npy(dict, numbers + "x"), "more numbers"},
-        {npy(dict, std::string(100000, 'x')), "more numbers"},
-    };
+        {npy(dict, std::string(100000, 'x')), "more numbers"}};
     for (const auto &[bytes, says] : files) {
         write_text(path, bytes);
         check_says(wrong(), says);
@@ -2776,8 +2760,7 @@ TEST_CASE("parse_options: the tutorial's values where none are given, each model
         {"--gpus 64", 64, 256, 10, 0.2f, "lenet", "naive", false},
         {"--exercise", 8, 256, 10, 0.2f, "lenet", "yours", false},
         {"--exercise --model lab_cnn", 8, 512, 5, 0.3f, "lab_cnn", "yours", true},
-        {"--exercise --allreduce tree --gpus 16", 16, 256, 10, 0.2f, "lenet", "tree", false},
-    };
+        {"--exercise --allreduce tree --gpus 16", 16, 256, 10, 0.2f, "lenet", "tree", false}};
     for (const auto &c : cases) {
         CAPTURE(std::string(c.line));
         const Parsed p = parsed(c.line);
@@ -2821,37 +2804,34 @@ TEST_CASE("parse_options: a wrong value is refused, and what is wanted is said")
             if (name != "--seed" || value != "0")
                 check_says(parsed(name + " " + value).error,
                            name + " " + value + ": a whole number from " + range);
-    for (std::string value :
+    for (std::string v :
          {"nan", "inf", "-inf", "0", "-1", "-0.0", "1e999", "1e-999", "0.1x", "abc", "", "0,2"})
-        check_says(parsed("--lr " + value).error,
-                   "--lr " + value + ": a number greater than 0 is wanted");
+        check_says(parsed("--lr " + v).error, "--lr " + v + ": a number greater than 0 is wanted");
     for (std::string split : {"", "3,", ",1", "a", "3;1", "0,1", "3,-1", "1001,1", "1,,2"})
         check_says(parsed("--gpus 2 --split " + split).error,
                    "--split " + split + ": whole numbers from 1 to 1000 are wanted");
     const struct {
         const char *line, *says;
-    } cases[] = {
-        {"--gpus 65", "--gpus 65: a whole number from 1 to 64 is wanted"},
-        {"--gpus 2 --batch 1", "batch 1 cannot be split over 2 devices: use BATCH >= 2"},
-        {"--batch 7 --gpus 8", "use BATCH >= 8"},
-        {"--kernels fast", "--kernels fast: unknown, there are tiled, plain"},
-        {"--model vgg", "--model vgg: unknown, there are lenet, resnet18, lab_cnn"},
-        {"--kvstore cpu", "--kvstore cpu: unknown, there are local, device"},
-        {"--kvstore local --allreduce ring", "one of them is enough"},
-        {"--split 3,1", "--split has 2 parts, but there are 1 devices"},
-        {"--allreduce magic", "--allreduce magic: unknown, there are naive, bucket, host, "
-                              "by_tensor, sharded, ring, tree, rebind, yours"},
-        {"--bench=x", "--bench x: unknown, there are all, step, allreduce"},
-        {"--exercise --gpus 17", "on 1 to 16 devices, not on 17"},
-        {"--gpuss 2", "unknown option --gpuss: try --help"},
-        {"--no-shuffle=1", "unknown option --no-shuffle=1: try --help"},
-        {"-g", "unknown option -g: try --help"},
-        {"--batch 4 -vq", "unknown option -v: try --help"},
-        {"--gpus 2 --lr", "--lr wants a value: try --help"},
-        {"--gpus 2 more", "unknown argument more: try --help"},
-        {"2 --batch 4", "unknown argument 2: try --help"},
-        {"--model two\nlines", "--model two"},
-    };
+    } cases[] = {{"--gpus 65", "--gpus 65: a whole number from 1 to 64 is wanted"},
+                 {"--gpus 2 --batch 1", "batch 1 cannot be split over 2 devices: use BATCH >= 2"},
+                 {"--batch 7 --gpus 8", "use BATCH >= 8"},
+                 {"--kernels fast", "--kernels fast: unknown, there are tiled, plain"},
+                 {"--model vgg", "--model vgg: unknown, there are lenet, resnet18, lab_cnn"},
+                 {"--kvstore cpu", "--kvstore cpu: unknown, there are local, device"},
+                 {"--kvstore local --allreduce ring", "one of them is enough"},
+                 {"--split 3,1", "--split has 2 parts, but there are 1 devices"},
+                 {"--allreduce magic", "--allreduce magic: unknown, there are naive, bucket, host, "
+                                       "by_tensor, sharded, ring, tree, rebind, yours"},
+                 {"--bench=x", "--bench x: unknown, there are all, step, allreduce"},
+                 {"--exercise --gpus 17", "on 1 to 16 devices, not on 17"},
+                 {"--gpuss 2", "unknown option --gpuss: try --help"},
+                 {"--no-shuffle=1", "unknown option --no-shuffle=1: try --help"},
+                 {"-g", "unknown option -g: try --help"},
+                 {"--batch 4 -vq", "unknown option -v: try --help"},
+                 {"--gpus 2 --lr", "--lr wants a value: try --help"},
+                 {"--gpus 2 more", "unknown argument more: try --help"},
+                 {"2 --batch 4", "unknown argument 2: try --help"},
+                 {"--model two\nlines", "--model two"}};
     for (const auto &c : cases) check_says(parsed(c.line).error, c.says);
     CHECK(parsed("").error == ""); // nothing is left of what went wrong
 }
@@ -2905,8 +2885,7 @@ static Run train_in(const TestFolder &folder, const std::string &arguments,
 // The files that --save has written, one after another.
 static std::string saved(const TestFolder &folder, const std::string &name) {
     std::string bytes;
-    for (const std::string &param : param_names)
-        bytes += read_text(folder.file(name + "/" + param + ".npy"));
+    for (const auto &p : param_names) bytes += read_text(folder.file(name + "/" + p + ".npy"));
     CHECK(bytes.size() > 4 * 129068);
     return bytes;
 }
@@ -2921,9 +2900,8 @@ const int few = small_only ? 8 : 64; // training images
 
 // What the tutorial's demos print on two and on three devices.
 static std::string demos_of(int k) {
-    const std::string zeros =
-                          "[0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0.] @gpu(0)\n",
-                      sums = k == 2 ? " [[3. 3.]] @gpu(" : " [[6. 6.]] @gpu(";
+    std::string zeros = "[0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0. 0.] @gpu(0)\n",
+                sums = k == 2 ? " [[3. 3.]] @gpu(" : " [[6. 6.]] @gpu(";
     std::string before, after;
     for (int c = 0; c < k; c++) {
         const std::string id = std::to_string(c), one = std::to_string(c + 1);
@@ -3063,12 +3041,11 @@ TEST_CASE("program: the lab's prints and resnet18's" * doctest::skip(small_only)
     }
     for (std::string name : {"conv0.weight", "conv1.bias", "dense0.weight", "dense1.bias"})
         CHECK(folder.listing().count("lab/" + name + ".npy") == 1);
-    Run resnet = train_in(folder, "--model resnet18 --batch 8 --steps 1 --save resnet");
+    Run resnet = train_in(folder, "--model resnet18 --batch 8 --save resnet");
     CHECK(contains(resnet.out, "not initialized on cpu\n[[["));
     CHECK(contains(resnet.out, "]]] @gpu(1)\nepoch "));
     CHECK(folder.listing().count("resnet/bn16.running_var.npy") == 1);
-    train_in(folder,
-             "--model resnet18 --batch 8 --steps 1 --init resnet --overlap --allreduce ring");
+    train_in(folder, "--model resnet18 --batch 8 --init resnet --overlap --allreduce ring");
 }
 
 TEST_CASE("program: rebind is caught by the replica check, or trains on without it" *
@@ -3140,8 +3117,7 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
         {"--save /proc/none", "cannot write /proc/none/.npy: "},
         {"--log data", "cannot write data: it is a folder"},
         {"--init gone", "gone/b4.npy: No such file"},
-        {"--init shape", "shape/W1.npy: wants " + npy_dict("(20, 1, 3, 3)") + ", got {"},
-    };
+        {"--init shape", "shape/W1.npy: wants " + npy_dict("(20, 1, 3, 3)") + ", got {"}};
     const std::set<std::string> before = folder.listing();
     auto check_mistake = [&](const Mistake &m, const std::string &environment = "") {
         Run run = run_in_shell(folder, environment, "--log new/log.csv --save s " + m.arguments);
