@@ -48,6 +48,7 @@ static float *memory(int device, size_t n) {
 static std::shared_ptr<float> floats_on(int device, size_t n) {
     return std::shared_ptr<float>(memory(device, n), [](float *p) { cudaFree(p); });
 }
+static float *freed(int device, size_t n) { return floats_on(device, n).get(); }
 template <class T> static std::shared_ptr<T> pinned(size_t n) {
     T *p = nullptr;
     OK(cudaMallocHost(&p, n * sizeof(T)));
@@ -225,7 +226,7 @@ TEST_CASE("__syncthreads: barriers in loops") {
     }
 }
 
-// What the sed script has to understand, apart from what mgpu.cu writes.
+// Launches that cpu/to_cpp.sed has to understand besides those that mgpu.cu writes.
 namespace odd {
 template <class Pair, int add> __global__ void pair_kernel(float *x, Pair pair) {
     x[threadIdx.x] = pair.first + pair.second + add + 10 * blockIdx.x;
@@ -700,9 +701,10 @@ TEST_CASE("cudaGetErrorName, cudaGetErrorString: CUDA's numbers, names and texts
 // A wrong call fails with CUDA's code and says on stderr, in one line, where it stands and what is
 // wrong with it. Here that line is the one of the macro's name.
 
-#define WRONG_CALL(call, ...) refused([&] { return call; }, __FILE__, __LINE__, __VA_ARGS__)
-#define WRONG_LAUNCH(launch, ...)                                                                  \
-    refused([&] { return launch, cudaPeekAtLastError(); }, __FILE__, __LINE__, __VA_ARGS__)
+#define WRONG_CALL(code, call, ...)                                                                \
+    refused([&] { return call; }, __FILE__, __LINE__, code, {__VA_ARGS__})
+#define WRONG_LAUNCH(code, launch, ...)                                                            \
+    WRONG_CALL(code, (launch, cudaPeekAtLastError()), __VA_ARGS__)
 static void refused(const std::function<cudaError_t()> &call, const char *file, int line,
                     cudaError_t want, const std::vector<std::string> &says) {
     int pipe_ends[2];
@@ -733,12 +735,20 @@ static void refused(const std::function<cudaError_t()> &call, const char *file, 
     }
 }
 
+// The code and the words of most refusals
+static const cudaError_t value = cudaErrorInvalidValue;
+static const std::string overrun = ": 40 bytes from byte 0 on overrun the 36 bytes that "
+                                   "cpu/tests.cu:",
+                         on_host = "is host memory, not memory of device 0",
+                         on_0_not_1 = "is memory of device 0, not of device 1",
+                         on_1_not_0 = "is memory of device 1, not of device 0";
+
 // 10 and 9 floats on both devices, what a device has freed, and memory of the host.
 struct Memories {
     std::shared_ptr<float> x[2] = {floats_on(0, 10), floats_on(1, 10)},
                            y[2] = {floats_on(0, 9), floats_on(1, 9)}, fixed = pinned<float>(10);
     float *x0 = x[0].get(), *x1 = x[1].get(), *y0 = y[0].get(), *y1 = y[1].get();
-    float *freed0 = floats_on(0, 10).get(), *freed1 = floats_on(1, 10).get();
+    float *freed0 = freed(0, 10), *freed1 = freed(1, 10);
     float *pinned_host = fixed.get(), host[10] = {};
 };
 
@@ -749,21 +759,18 @@ struct Pointers {
 __global__ void struct_kernel(Pointers s) { *s.p[1] = s.n; }
 TEST_CASE("launch: a pointer argument that is not of the device is refused") {
     const Memories m;
-    const cudaError_t code = cudaErrorInvalidValue;
     float x = 0;
-    WRONG_LAUNCH(assign_kernel<<<1, 1>>>(&x, 1), code,
-                 {"assign_kernel: argument 1", "is host memory, not memory of device 0"});
+    WRONG_LAUNCH(value, assign_kernel<<<1, 1>>>(&x, 1), "assign_kernel: argument 1", on_host);
     Line line = {m.x0, m.y0, 2, 0, 8};
-    WRONG_LAUNCH(line_kernel<<<1, 8>>>(line, (double *)m.y1, false, 8), code,
-                 {"line_kernel: argument 2", "is memory of device 1, not of device 0"});
-    WRONG_LAUNCH(assign_kernel<<<1, 1>>>(m.freed0, 1), code,
-                 {"argument 1", "is memory of device 0 that cpu/tests.cu:", "has freed"});
-    WRONG_LAUNCH(assign_kernel<<<1, 1>>>(m.x0 + 100000, 1), code,
-                 {"assign_kernel: argument 1: nothing is allocated at", "on device 0"});
+    WRONG_LAUNCH(value, line_kernel<<<1, 8>>>(line, (double *)m.y1, false, 8),
+                 "line_kernel: argument 2", on_1_not_0);
+    WRONG_LAUNCH(value, assign_kernel<<<1, 1>>>(m.freed0, 1), "argument 1",
+                 "is memory of device 0 that cpu/tests.cu:", "has freed");
+    WRONG_LAUNCH(value, assign_kernel<<<1, 1>>>(m.x0 + 100000, 1),
+                 "assign_kernel: argument 1: nothing is allocated at", "on device 0");
     OK(cudaSetDevice(1));
     Pointers s = {1, {m.x1, m.x0}};
-    WRONG_LAUNCH(struct_kernel<<<1, 1>>>(s), code,
-                 {"struct_kernel: argument 1", "is memory of device 0, not of device 1"});
+    WRONG_LAUNCH(value, struct_kernel<<<1, 1>>>(s), "struct_kernel: argument 1", on_0_not_1);
     s = {1, {m.x0 + 100000, m.x1}}; // where nothing is allocated: it may be no pointer
     struct_kernel<<<1, 1>>>(s);
     OK(cudaGetLastError());
@@ -773,209 +780,147 @@ TEST_CASE("launch: a pointer argument that is not of the device is refused") {
 __global__ void empty_kernel() {}
 TEST_CASE("launch: a configuration that no GPU takes is refused") {
     const cudaError_t code = cudaErrorInvalidConfiguration;
-    WRONG_LAUNCH(empty_kernel<<<1, 0>>>(), code,
-                 {"empty_kernel on device 0: a block of 0 x 1 x 1 threads"});
-    WRONG_LAUNCH(empty_kernel<<<1, dim3(1, 1, 65)>>>(), code, {"a block of 1 x 1 x 65 threads"});
-    WRONG_LAUNCH(count_kernel<true><<<0, 32>>>(nullptr), code,
-                 {"count_kernel<true> on device 0: a grid of 0 x 1 x 1 blocks"});
-    WRONG_LAUNCH(empty_kernel<<<dim3(1, 65536), 1>>>(), code, {"a grid of 1 x 65536 x 1 blocks"});
-    WRONG_LAUNCH(empty_kernel<<<1, 1, 48 * 1024 + 1>>>(), code,
-                 {"empty_kernel on device 0: 49153 bytes of shared memory"});
+    WRONG_LAUNCH(code, empty_kernel<<<1, 0>>>(),
+                 "empty_kernel on device 0: a block of 0 x 1 x 1 threads");
+    WRONG_LAUNCH(code, empty_kernel<<<1, dim3(1, 1, 65)>>>(), "a block of 1 x 1 x 65 threads");
+    WRONG_LAUNCH(code, count_kernel<true><<<0, 32>>>(nullptr),
+                 "count_kernel<true> on device 0: a grid of 0 x 1 x 1 blocks");
+    WRONG_LAUNCH(code, empty_kernel<<<dim3(1, 65536), 1>>>(), "a grid of 1 x 65536 x 1 blocks");
+    WRONG_LAUNCH(code, empty_kernel<<<1, 1, 48 * 1024 + 1>>>(),
+                 "empty_kernel on device 0: 49153 bytes of shared memory");
     TestStream stream(1);
-    WRONG_LAUNCH(empty_kernel<<<1, 1, 0, stream>>>(), cudaErrorInvalidResourceHandle,
-                 {"empty_kernel: the stream belongs to device 1, but the current device is 0"});
+    WRONG_LAUNCH(cudaErrorInvalidResourceHandle, empty_kernel<<<1, 1, 0, stream>>>(),
+                 "empty_kernel: the stream belongs to device 1, but the current device is 0");
     OK(cudaSetDevice(1));
-    WRONG_LAUNCH(empty_kernel<<<1, dim3(2, 1000)>>>(), code,
-                 {"empty_kernel on device 1: a block of 2 x 1000 x 1 threads"});
+    WRONG_LAUNCH(code, empty_kernel<<<1, dim3(2, 1000)>>>(),
+                 "empty_kernel on device 1: a block of 2 x 1000 x 1 threads");
     OK(cudaSetDevice(0));
     OK(cudaDeviceSynchronize());
 }
 
 TEST_CASE("cudaMemcpyPeer, cudaMemcpyPeerAsync: wrong devices and sizes are refused") {
     const Memories m;
-    const cudaError_t value = cudaErrorInvalidValue, device = cudaErrorInvalidDevice;
     TestStream on_1(1);
-    WRONG_CALL(cudaMemcpyPeer(m.x1, 2, m.x0, 0, 4), device,
-               {"cudaMemcpyPeer: from device 0 to device 2, of 2"});
-    WRONG_CALL(cudaMemcpyPeerAsync(m.x1, 1, m.x0, -1, 4), device,
-               {"cudaMemcpyPeerAsync: from device -1 to device 1, of 2"});
-    WRONG_CALL(cudaMemcpyPeer(m.x1, 0, m.x0, 1, 4), value,
-               {"cudaMemcpyPeer, destination", "is memory of device 1, not of device 0"});
-    WRONG_CALL(cudaMemcpyPeer(m.x1, 1, m.x0, 1, 4), value,
-               {"cudaMemcpyPeer, source", "is memory of device 0, not of device 1"});
-    WRONG_CALL(cudaMemcpyPeerAsync(m.x1, 0, m.x0, 1, 4, on_1), value,
-               {"cudaMemcpyPeerAsync, destination", "is memory of device 1, not of device 0"});
-    WRONG_CALL(cudaMemcpyPeer(m.x1, 1, m.y0 + 1, 0, 36), value,
-               {"cudaMemcpyPeer, source: 36 bytes from byte 4 on overrun the 36 bytes that "
-                "cpu/tests.cu:",
-                "allocated on device 0"});
-    WRONG_CALL(cudaMemcpyPeerAsync(m.y1, 1, m.x0, 0, 40), value,
-               {"cudaMemcpyPeerAsync, destination: 40 bytes from byte 0 on overrun the 36 bytes "
-                "that cpu/tests.cu:",
-                "allocated on device 1"});
-    WRONG_CALL(cudaMemcpyPeer(m.x1, 1, m.pinned_host, 0, 16), value,
-               {"cudaMemcpyPeer, source", "is pinned host memory, not memory of device 0"});
+    WRONG_CALL(cudaErrorInvalidDevice, cudaMemcpyPeer(m.x1, 2, m.x0, 0, 4),
+               "cudaMemcpyPeer: from device 0 to device 2, of 2");
+    WRONG_CALL(cudaErrorInvalidDevice, cudaMemcpyPeerAsync(m.x1, 1, m.x0, -1, 4),
+               "cudaMemcpyPeerAsync: from device -1 to device 1, of 2");
+    WRONG_CALL(value, cudaMemcpyPeer(m.x1, 0, m.x0, 1, 4), "cudaMemcpyPeer, destination",
+               on_1_not_0);
+    WRONG_CALL(value, cudaMemcpyPeer(m.x1, 1, m.x0, 1, 4), "cudaMemcpyPeer, source", on_0_not_1);
+    WRONG_CALL(value, cudaMemcpyPeerAsync(m.x1, 0, m.x0, 1, 4, on_1),
+               "cudaMemcpyPeerAsync, destination", on_1_not_0);
+    WRONG_CALL(value, cudaMemcpyPeer(m.x1, 1, m.y0 + 1, 0, 36),
+               "cudaMemcpyPeer, source: 36 bytes "
+               "from byte 4 on overrun the 36 bytes that cpu/tests.cu:",
+               "allocated on device 0");
+    WRONG_CALL(value, cudaMemcpyPeerAsync(m.y1, 1, m.x0, 0, 40),
+               "cudaMemcpyPeerAsync, destination" + overrun, "allocated on device 1");
+    WRONG_CALL(value, cudaMemcpyPeer(m.x1, 1, m.pinned_host, 0, 16), "cudaMemcpyPeer, source",
+               "is pinned host memory, not memory of device 0");
 }
 
 TEST_CASE("cudaMemcpy, cudaMemcpyAsync, cudaMemset: wrong memory and sizes are refused") {
     Memories m;
-    const cudaError_t code = cudaErrorInvalidValue;
     const auto up = cudaMemcpyHostToDevice, down = cudaMemcpyDeviceToHost,
                within = cudaMemcpyDeviceToDevice;
     TestStream stream;
-    const std::string overrun = ": 40 bytes from byte 0 on overrun the 36 bytes that cpu/tests.cu:",
-                      allocate = ": allocate it with cudaMalloc",
-                      no_memory = "is host memory, not memory of device 0";
+    const std::string allocate = on_host + ": allocate it with cudaMalloc";
     float x = 0;
-    WRONG_CALL(cudaMemcpy(m.y0, m.host, 40, up), code,
-               {"cudaMemcpy, destination" + overrun, "allocated on device 0"});
-    WRONG_CALL(cudaMemcpyAsync(m.y0, m.host, 40, up, stream), code,
-               {"cudaMemcpyAsync, destination" + overrun});
-    WRONG_CALL(cudaMemcpy(m.y0, m.x0, 40, within), code, {"cudaMemcpy, destination" + overrun});
-    WRONG_CALL(cudaMemcpyAsync(m.x0, m.y0, 40, within), code,
-               {"cudaMemcpyAsync, source" + overrun});
-    WRONG_CALL(cudaMemset(m.y0, 0, 40), code, {"cudaMemset", overrun});
-    WRONG_CALL(cudaMemset(&x, 0, 4), code, {"cudaMemset", no_memory});
-    WRONG_CALL(cudaMemcpy(m.host, &x, 4, up), code,
-               {"cudaMemcpy, destination", no_memory + allocate});
-    WRONG_CALL(cudaMemcpy(m.host, &x, 4, down), code, {"cudaMemcpy, source", no_memory + allocate});
-    WRONG_CALL(cudaMemcpy(m.x0, m.x1, 4, up), code,
-               {"cudaMemcpy: the source", "is memory of device 1, not of the host"});
-    WRONG_CALL(cudaMemcpy(m.x0, m.y0, 4, down), code,
-               {"cudaMemcpy: the destination", "is memory of device 0, not of the host"});
-    WRONG_CALL(
-        cudaMemcpyAsync(m.host, m.freed0, 4, down), code,
-        {"cudaMemcpyAsync, source", "is memory of device 0 that cpu/tests.cu:", "has freed"});
+    WRONG_CALL(value, cudaMemcpy(m.y0, m.host, 40, up), "cudaMemcpy, destination" + overrun,
+               "allocated on device 0");
+    WRONG_CALL(value, cudaMemcpyAsync(m.y0, m.host, 40, up, stream),
+               "cudaMemcpyAsync, destination" + overrun);
+    WRONG_CALL(value, cudaMemcpy(m.y0, m.x0, 40, within), "cudaMemcpy, destination" + overrun);
+    WRONG_CALL(value, cudaMemcpyAsync(m.x0, m.y0, 40, within), "cudaMemcpyAsync, source" + overrun);
+    WRONG_CALL(value, cudaMemset(m.y0, 0, 40), "cudaMemset", overrun);
+    WRONG_CALL(value, cudaMemset(&x, 0, 4), "cudaMemset", on_host);
+    WRONG_CALL(value, cudaMemcpy(m.host, &x, 4, up), "cudaMemcpy, destination", allocate);
+    WRONG_CALL(value, cudaMemcpy(m.host, &x, 4, down), "cudaMemcpy, source", allocate);
+    WRONG_CALL(value, cudaMemcpy(m.x0, m.x1, 4, up), "cudaMemcpy: the source",
+               "is memory of device 1, not of the host");
+    WRONG_CALL(value, cudaMemcpy(m.x0, m.y0, 4, down), "cudaMemcpy: the destination",
+               "is memory of device 0, not of the host");
+    WRONG_CALL(value, cudaMemcpyAsync(m.host, m.freed0, 4, down), "cudaMemcpyAsync, source",
+               "is memory of device 0 that cpu/tests.cu:", "has freed");
     OK(cudaSetDevice(1));
-    WRONG_CALL(cudaMemcpy(m.host, m.y1 + 8, 8, down), code,
-               {"cudaMemcpy, source: 8 bytes from byte 32 on overrun the 36 bytes",
-                "allocated on device 1"});
+    WRONG_CALL(value, cudaMemcpy(m.host, m.y1 + 8, 8, down),
+               "cudaMemcpy, source: 8 bytes from "
+               "byte 32 on overrun the 36 bytes",
+               "allocated on device 1");
     OK(cudaSetDevice(0));
 }
 
 TEST_CASE("cudaFree, cudaFreeHost, devices, events, functions: what is wrong is refused") {
     Memories m;
-    const cudaError_t value = cudaErrorInvalidValue, device = cudaErrorInvalidDevice;
-    WRONG_CALL(cudaFree(m.host), value, {"cudaFree:", "is not what cudaMalloc returned"});
-    WRONG_CALL(cudaFree(m.x0 + 1), value, {"cudaFree:", "is not what cudaMalloc returned"});
-    WRONG_CALL(cudaFree(m.freed1), value,
-               {"cudaFree:", "on device 1, which cpu/tests.cu:", "has freed already"});
+    const cudaError_t device = cudaErrorInvalidDevice;
+    WRONG_CALL(value, cudaFree(m.host), "cudaFree:", "is not what cudaMalloc returned");
+    WRONG_CALL(value, cudaFree(m.x0 + 1), "cudaFree:", "is not what cudaMalloc returned");
+    WRONG_CALL(value, cudaFree(m.freed1),
+               "cudaFree:", "on device 1, which cpu/tests.cu:", "has freed already");
     float *twice = m.pinned_host;
     m.fixed.reset();
-    WRONG_CALL(cudaFreeHost(twice), value, {"cudaFreeHost:", "not what cudaMallocHost returned"});
-    WRONG_CALL(cudaSetDevice(2), device, {"cudaSetDevice: device 2 of 2"});
+    WRONG_CALL(value, cudaFreeHost(twice), "cudaFreeHost:", "not what cudaMallocHost returned");
+    WRONG_CALL(device, cudaSetDevice(2), "cudaSetDevice: device 2 of 2");
     int can;
-    WRONG_CALL(cudaDeviceCanAccessPeer(&can, 0, 2), device,
-               {"cudaDeviceCanAccessPeer: devices 0 and 2 of 2"});
-    WRONG_CALL(cudaDeviceEnablePeerAccess(0, 0), device,
-               {"cudaDeviceEnablePeerAccess: device 0 to device 0"});
+    WRONG_CALL(device, cudaDeviceCanAccessPeer(&can, 0, 2),
+               "cudaDeviceCanAccessPeer: devices 0 and 2 of 2");
+    WRONG_CALL(device, cudaDeviceEnablePeerAccess(0, 0),
+               "cudaDeviceEnablePeerAccess: device 0 to device 0");
     TestEvent event;
     TestStream stream(1);
-    WRONG_CALL(cudaEventRecord(event, stream), cudaErrorInvalidResourceHandle,
-               {"cudaEventRecord: the event belongs to device 0, the stream to device 1"});
-    WRONG_CALL(cudaLaunchHostFunc(stream, nullptr, nullptr), value,
-               {"cudaLaunchHostFunc: no func"});
+    WRONG_CALL(cudaErrorInvalidResourceHandle, cudaEventRecord(event, stream),
+               "cudaEventRecord: the event belongs to device 0, the stream to device 1");
+    WRONG_CALL(value, cudaLaunchHostFunc(stream, nullptr, nullptr), "cudaLaunchHostFunc: no func");
 }
 
 // ---------------------------------------------------------------------------------------------
 // 6. Wrong programs
 // What is noticed only while a kernel runs ends the program. Each of these is a process of its own
 // with two devices, `runtime_tests --wrong NAME`. It has to end with an exit status other than 0
-// and a message that begins with the line it is wrong in and contains the words behind its name.
-
-struct WrongProgram {
-    const char *name;
-    void (*run)();
-    std::vector<const char *> says;
-};
-static std::vector<WrongProgram> wrong_programs;
-
-#define WRONG(...) WRONG_2(__COUNTER__, __VA_ARGS__)
-#define WRONG_2(n, ...) WRONG_3(n, __VA_ARGS__)
-#define WRONG_3(n, name, ...)                                                                      \
-    static void wrong_##n();                                                                       \
-    static const bool wrong_added_##n =                                                            \
-        (wrong_programs.push_back({name, wrong_##n, {__VA_ARGS__}}), true);                        \
-    static void wrong_##n()
+// and a message that begins with the line it is wrong in and contains the words of the table below.
 
 // What is wrong stands in one line with one of these, or a sanitizer's report is expected for it.
 #define WRONG_HERE(...) (fprintf(stderr, "expected: %s:%d:\n", __FILE__, __LINE__), __VA_ARGS__)
 #define REPORTED(...) (fprintf(stderr, "expected: ==%d==ERROR: \n", getpid()), __VA_ARGS__)
 
-// --- Barriers: 5 and more threads, one of which is wrong
-
-__global__ void thread_0_misses_kernel() {
-    if (threadIdx.x > 0) WRONG_HERE(__syncthreads());
+// Barriers that not all threads meet
+__global__ void misses_kernel(unsigned thread) {
+    if (threadIdx.x != thread) WRONG_HERE(__syncthreads());
 }
-WRONG("barrier, thread 0 misses it",
-      "thread_0_misses_kernel on device 0: divergent barrier in block (",
-      ",0,0): thread (1,0,0) waits", "but thread (0,0,0) ended without meeting it",
-      "cudaErrorLaunchFailure") {
-    thread_0_misses_kernel<<<3, 5>>>();
-}
-__global__ void thread_3_misses_kernel() {
-    if (threadIdx.x != 3) WRONG_HERE(__syncthreads());
-}
-WRONG("barrier, thread 3 misses it", "thread_3_misses_kernel on device 1: divergent barrier in ",
-      "block (0,0,0): thread (3,0,0) has ended",
-      "but thread (0,0,0) waits at the barrier in cpu/tests.cu:", "cudaErrorLaunchFailure") {
-    OK(cudaSetDevice(1));
-    thread_3_misses_kernel<<<1, 5>>>();
-}
-__global__ void different_barriers_kernel() {
+__global__ void different_kernel() {
     if (threadIdx.x < 3) __syncthreads();
     else WRONG_HERE(__syncthreads());
 }
-WRONG("barrier, two at once", "different_barriers_kernel on device 0: divergent barrier in ",
-      "block (0,0,0): thread (3,0,0) waits",
-      "but thread (0,0,0) waits at the barrier in cpu/tests.cu:") {
-    different_barriers_kernel<<<1, 5>>>();
-}
-__global__ void thread_leaves_kernel(unsigned leaves) {
+__global__ void leaves_kernel(unsigned leaves) {
     for (int i = 0; i < 4; i++) {
         if (i == 2 && threadIdx.x + threadIdx.y == leaves) return;
         WRONG_HERE(__syncthreads());
     }
 }
-WRONG("barrier, a thread leaves early", "thread_leaves_kernel on device 0: divergent barrier in ",
-      "block (0,0,0): thread (4,1,0) has ended") {
-    thread_leaves_kernel<<<1, dim3(5, 2)>>>(5);
-}
-WRONG("barrier, thread 0 leaves early", "thread_leaves_kernel on device 0: divergent barrier",
-      "thread (1,0,0) waits", "but thread (0,0,0) has ended") {
-    thread_leaves_kernel<<<1, 5>>>(0);
-}
-__global__ void more_turns_kernel() {
+__global__ void turns_differ_kernel() {
     for (unsigned i = 0; i <= threadIdx.x; i++) WRONG_HERE(__syncthreads());
 }
-WRONG("barrier, more turns for some", "more_turns_kernel on device 0: divergent barrier",
-      "thread (1,0,0) waits", "but thread (0,0,0) has ended") {
-    more_turns_kernel<<<1, 2>>>();
-}
 
-// --- What is called or set wrong for the whole program
-
-WRONG("host function that calls CUDA", "cudaLaunchHostFunc: the function calls CUDA",
-      "cudaErrorNotPermitted") {
+static void host_function_calls_cuda() {
     auto call_cuda = [](void *) { (void)cudaDeviceSynchronize(); };
     WRONG_HERE(OK(cudaLaunchHostFunc(new_stream(0), call_cuda, nullptr)));
 }
-WRONG("out of memory", "out of memory", "cudaErrorMemoryAllocation") {
-    setenv("CUDA_CPU_MEMORY", "16", 1);                         // MiB of each device
+static void out_of_memory() {
+    setenv("CUDA_CPU_MEMORY", "16", 1);                         // MiB per device
     float *p = memory(0, 3 << 20), *q = memory(1, 4 << 20), *r; // 12 MiB, 16 MiB
     OK(cudaFree(p));
     p = memory(0, 3 << 20);
     OK(cudaFree(q));
     WRONG_HERE(OK(cudaMalloc(&r, 5 << 20)), _exit(0));
 }
-WRONG("wrong setting", "a whole number from 1") {
+static void wrong_setting() {
     setenv("CUDA_CPU_CORES", "two", 1);
     fprintf(stderr, "expected: CUDA_CPU_CORES=two\n");
     memory(0, 1);
 }
 
-// --- Accesses to memory that is not mapped, by a kernel that got its address as a number
-
+// Accesses to memory that is not mapped, by a kernel that got its address as a number
 #if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
 #define FAULT(...) "Sanitizer: "
 #define FAULTS_HERE REPORTED
@@ -987,66 +932,85 @@ WRONG("wrong setting", "a whole number from 1") {
     (fprintf(stderr, "expected: the host accesses memory of device 1\n"), __VA_ARGS__)
 #endif
 __global__ void hidden_kernel(uintptr_t address, int i) { ((float *)address)[i] += 1; }
-WRONG("access, after cudaFree",
-      FAULT("hidden_kernel on device 1: access to memory of device 1, byte 12 of the 40 bytes ",
-            "that cpu/tests.cu:", "has freed")) {
-    float *p = memory(1, 10);
-    OK(cudaFree(p));
-    OK(cudaSetDevice(1));
-    FAULTS_HERE(hidden_kernel<<<1, 1>>>((uintptr_t)p, 3));
+static void hidden_access(int device, float *p, int i) {
+    OK(cudaSetDevice(device));
+    FAULTS_HERE(hidden_kernel<<<1, 1>>>((uintptr_t)p, i));
 }
-WRONG("access, a page past the end",
-      FAULT("hidden_kernel on device 0: access to memory of device 0, byte 4096 of the 40 bytes ",
-            "that cpu/tests.cu:", "allocated")) {
-    float *p = memory(0, 10);
-    FAULTS_HERE(hidden_kernel<<<1, 1>>>((uintptr_t)p, 1024));
-}
-WRONG("access, by the host after cudaFree",
-      FAULT("byte 8 of the 40 bytes that cpu/tests.cu:", "has freed")) {
-    volatile float *p = memory(1, 10);
-    OK(cudaFree((float *)p));
-    HOST_FAULTS_HERE(p[2] = 1);
-}
-
-#ifdef CUDA_CPU_ASAN // Accesses to memory that is mapped, but not theirs
-WRONG("access, one past the end", "AddressSanitizer: use-after-poison") {
-    float *p = memory(0, 10);
-    REPORTED(hidden_kernel<<<1, 1>>>((uintptr_t)p, 10));
-}
-WRONG("access, one before the beginning", "AddressSanitizer: use-after-poison") {
-    float *p = memory(0, 10);
-    REPORTED(hidden_kernel<<<1, 1>>>((uintptr_t)p, -1));
-}
+#ifdef CUDA_CPU_ASAN
+static const char *const poison = "AddressSanitizer: use-after-poison";
 __global__ void static_overrun_kernel(float *x, int i) {
-    __shared__ float first[10];
-    __shared__ float second[10];
+    __shared__ float first[10], second[10];
     first[threadIdx.x] = second[threadIdx.x] = 0;
     __syncthreads();
     const float *begin = first; // of which UBSan does not know the length
     *x = begin[i] + second[0];
-}
-WRONG("access, one past a shared array", "AddressSanitizer: use-after-poison") {
-    REPORTED(static_overrun_kernel<<<1, 10>>>(memory(0, 1), 10));
 }
 __global__ void dynamic_overrun_kernel(float *x, int i) {
     extern __shared__ float t[];
     t[i] = 0;
     *x = t[i];
 }
-WRONG("access, one past dynamic shared memory", "AddressSanitizer: use-after-poison") {
-    REPORTED(dynamic_overrun_kernel<<<1, 1, 40>>>(memory(0, 1), 10));
-}
-WRONG("access, a copy past the end of host memory", "AddressSanitizer: heap-buffer-overflow") {
-    float *p = memory(0, 10);
-    Floats host(9);
-    REPORTED(OK(cudaMemcpy(host.data(), p, 40, cudaMemcpyDeviceToHost)));
-}
-WRONG("access, a copy past the end of pinned memory", "AddressSanitizer: use-after-poison") {
-    float *p = memory(0, 10), *host;
-    OK(cudaMallocHost(&host, 36));
-    REPORTED(OK(cudaMemcpy(p, host, 40, cudaMemcpyHostToDevice)));
-}
 #endif
+
+struct WrongProgram {
+    const char *name;
+    void (*run)();
+    std::vector<const char *> says;
+};
+#define WRONG(name, program, ...)                                                                  \
+    {                                                                                              \
+        name, [] { program; }, { __VA_ARGS__ }                                                     \
+    }
+static const WrongProgram wrong_programs[] = {
+    WRONG("barrier, thread 0 misses it", misses_kernel<<<3, 5>>>(0),
+          "misses_kernel on device 0: divergent barrier in block (", ",0,0): thread (1,0,0) waits",
+          "but thread (0,0,0) ended without meeting it", "cudaErrorLaunchFailure"),
+    WRONG("barrier, thread 3 misses it", (OK(cudaSetDevice(1)), misses_kernel<<<1, 5>>>(3)),
+          "misses_kernel on device 1: divergent barrier in block (0,0,0): thread (3,0,0) has ended",
+          "but thread (0,0,0) waits at the barrier in cpu/tests.cu:", "cudaErrorLaunchFailure"),
+    WRONG("barrier, two at once", different_kernel<<<1, 5>>>(),
+          "different_kernel on device 0: divergent barrier in block (0,0,0): thread (3,0,0) waits",
+          "but thread (0,0,0) waits at the barrier in cpu/tests.cu:"),
+    WRONG(
+        "barrier, a thread leaves early", (leaves_kernel<<<1, dim3(5, 2)>>>(5)),
+        "leaves_kernel on device 0: divergent barrier in block (0,0,0): thread (4,1,0) has ended"),
+    WRONG("barrier, thread 0 leaves early", leaves_kernel<<<1, 5>>>(0),
+          "leaves_kernel on device 0: divergent barrier", "thread (1,0,0) waits",
+          "but thread (0,0,0) has ended"),
+    WRONG("barrier, more turns for some", turns_differ_kernel<<<1, 2>>>(),
+          "turns_differ_kernel on device 0: divergent barrier", "thread (1,0,0) waits",
+          "but thread (0,0,0) has ended"),
+
+    WRONG("host function that calls CUDA", host_function_calls_cuda(),
+          "cudaLaunchHostFunc: the function calls CUDA", "cudaErrorNotPermitted"),
+    WRONG("out of memory", out_of_memory(), "out of memory", "cudaErrorMemoryAllocation"),
+    WRONG("wrong setting", wrong_setting(), "a whole number from 1"),
+
+    WRONG("access, after cudaFree", hidden_access(1, freed(1, 10), 3),
+          FAULT("hidden_kernel on device 1: access to memory of device 1, byte 12 of the 40 bytes ",
+                "that cpu/tests.cu:", "has freed")),
+    WRONG("access, a page past the end", hidden_access(0, memory(0, 10), 1024),
+          FAULT("hidden_kernel on device 0: access to memory of device 0, byte 4096 of the 40 ",
+                "bytes that cpu/tests.cu:", "allocated")),
+    WRONG("access, by the host after cudaFree",
+          HOST_FAULTS_HERE(((volatile float *)freed(1, 10))[2] = 1),
+          FAULT("byte 8 of the 40 bytes that cpu/tests.cu:", "has freed")),
+#ifdef CUDA_CPU_ASAN // Accesses to memory that is mapped, but not theirs
+    WRONG("access, one past the end", hidden_access(0, memory(0, 10), 10), poison),
+    WRONG("access, one before the beginning", hidden_access(0, memory(0, 10), -1), poison),
+    WRONG("access, one past a shared array",
+          REPORTED(static_overrun_kernel<<<1, 10>>>(memory(0, 1), 10)), poison),
+    WRONG("access, one past dynamic shared memory",
+          REPORTED(dynamic_overrun_kernel<<<1, 1, 40>>>(memory(0, 1), 10)), poison),
+    WRONG("access, a copy past the end of host memory",
+          REPORTED(OK(cudaMemcpy(Floats(9).data(), memory(0, 10), 40, cudaMemcpyDeviceToHost))),
+          "AddressSanitizer: heap-buffer-overflow"),
+    WRONG(
+        "access, a copy past the end of pinned memory",
+        REPORTED(OK(cudaMemcpy(memory(0, 10), pinned<float>(9).get(), 40, cudaMemcpyHostToDevice))),
+        poison),
+#endif
+};
 
 // Everything that a program prints, and its exit status, which is not 0 after a signal either.
 // ThreadSanitizer would give unfinished threads a second at the end, and AddressSanitizer would
