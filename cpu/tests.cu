@@ -27,6 +27,9 @@ constexpr bool small_only = false;
 #endif
 
 typedef std::vector<float> Floats;
+constexpr size_t one_float = sizeof(float);
+constexpr auto up = cudaMemcpyHostToDevice, down = cudaMemcpyDeviceToHost,
+               within = cudaMemcpyDeviceToDevice;
 
 // A call that must succeed: a failure ends the test, or the program of section 6.
 #define OK(call) succeed((call), #call, __FILE__, __LINE__)
@@ -36,13 +39,17 @@ static void succeed(cudaError_t code, const char *call, const char *file, int li
                              cudaGetErrorString(code) + " (" + cudaGetErrorName(code) + ")");
 }
 
-// n floats in a device's memory, never freed, or freed with the last handle. Whatever is created
-// here, device 0 is current afterwards.
+// Makes a device current up to the end of the block, or of the statement: OnDevice{1}, call(...);
+// Device 0 is current afterwards.
+struct OnDevice {
+    explicit OnDevice(int device) { OK(cudaSetDevice(device)); }
+    ~OnDevice() { OK(cudaSetDevice(0)); }
+};
+
+// n floats in a device's memory, never freed, or freed with the last handle.
 static float *memory(int device, size_t n) {
     float *p = nullptr;
-    OK(cudaSetDevice(device));
-    OK(cudaMalloc(&p, n * sizeof(float)));
-    OK(cudaSetDevice(0));
+    OnDevice{device}, OK(cudaMalloc(&p, n * sizeof(float)));
     return p;
 }
 static std::shared_ptr<float> floats_on(int device, size_t n) {
@@ -58,23 +65,24 @@ template <class T> static std::shared_ptr<T> pinned(size_t n) {
 static Floats fetch(const std::shared_ptr<float> &p, size_t n) {
     Floats host(n);
     OK(cudaDeviceSynchronize());
-    OK(cudaMemcpy(host.data(), p.get(), n * sizeof(float), cudaMemcpyDeviceToHost));
+    OK(cudaMemcpy(host.data(), p.get(), n * sizeof(float), down));
     return host;
 }
-static float fetch(const std::shared_ptr<float> &p) { return fetch(p, 1)[0]; }
+template <class... Pointers> static std::string values(const Pointers &...p) { // as "5 0 7"
+    std::ostringstream text;
+    text.precision(9);
+    ((text << (text.str().empty() ? "" : " ") << fetch(p, 1)[0]), ...);
+    return text.str();
+}
 
 static cudaStream_t new_stream(int device, unsigned flags = cudaStreamNonBlocking) {
     cudaStream_t stream;
-    OK(cudaSetDevice(device));
-    OK(cudaStreamCreateWithFlags(&stream, flags));
-    OK(cudaSetDevice(0));
+    OnDevice{device}, OK(cudaStreamCreateWithFlags(&stream, flags));
     return stream;
 }
 static cudaEvent_t new_event(int device, unsigned flags = cudaEventDefault) {
     cudaEvent_t event;
-    OK(cudaSetDevice(device));
-    OK(cudaEventCreateWithFlags(&event, flags));
-    OK(cudaSetDevice(0));
+    OnDevice{device}, OK(cudaEventCreateWithFlags(&event, flags));
     return event;
 }
 struct TestStream { // of a device, and not ordered with its default stream
@@ -112,13 +120,17 @@ struct Hold {
         usleep(20000);
         __atomic_store_n(go.get(), 1, __ATOMIC_RELAXED);
     }
+    template <class... Streams> void release_and_wait_for(const Streams &...streams) {
+        release_later();
+        (OK(cudaStreamSynchronize(streams)), ...);
+    }
     ~Hold() { __atomic_store_n(go.get(), 1, __ATOMIC_RELAXED); } // also where a test fails
 };
 
 // ---------------------------------------------------------------------------------------------
 // 1. Kernels and launches
-// Every thread of a grid runs once, barriers and shared memory are those of a block, and the sed
-// script understands every spelling of a launch.
+// Every thread of a grid runs once, barriers and shared memory belong to a block, and
+// cpu/to_cpp.sed translates every spelling of a launch.
 
 // counts[i] += 1 for the one i that this thread is, in x fastest, blocks slowest.
 template <bool barriers> __global__ void count_kernel(float *counts) {
@@ -130,9 +142,7 @@ template <bool barriers> __global__ void count_kernel(float *counts) {
 }
 
 TEST_CASE("launch: every index of a grid comes once") {
-    struct {
-        dim3 grid, block;
-    } cases[] = {
+    const std::pair<dim3, dim3> cases[] = {
         {dim3(1), dim3(1)},          {dim3(3, 2, 4), dim3(5, 3, 2)}, {dim3(7), dim3(1, 1, 64)},
         {dim3(2, 1, 3), dim3(1, 9)}, {dim3(1, 500), dim3(3)},        {dim3(2), dim3(1024)},
         {dim3(1), dim3(32, 32)},     {dim3(1, 1, 65535), dim3(1)},   {dim3(70000), dim3(2)}};
@@ -172,7 +182,7 @@ template <class T, int N> static void test_reverse(int blocks) {
     for (int i = 0; i < blocks * N; i++) want[i] = x[i / N * N + N - 1 - i % N] + T(0.5) + i % N;
     auto memory = floats_on(0, bytes / sizeof(float));
     T *X = (T *)memory.get();
-    OK(cudaMemcpy(X, x.data(), bytes, cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(X, x.data(), bytes, up));
     reverse_kernel<T, N><<<blocks, N, N * sizeof(T)>>>(y.get(), X);
     OK(cudaGetLastError());
     OK(cudaDeviceSynchronize());
@@ -216,7 +226,7 @@ TEST_CASE("__syncthreads: barriers in loops") {
             want[i / threads] += numbers[i] = i * 7 % 1000;
         for (int b = 0; b < blocks; b++) turns[b] = b * threads;
         auto x = floats_on(0, n), sums = floats_on(0, blocks);
-        OK(cudaMemcpy(x.get(), numbers.data(), n * sizeof(float), cudaMemcpyHostToDevice));
+        OK(cudaMemcpy(x.get(), numbers.data(), n * sizeof(float), up));
         tree_kernel<<<blocks, threads, threads * sizeof(float)>>>(sums.get(), x.get());
         OK(cudaGetLastError());
         CHECK(fetch(sums, blocks) == want);
@@ -304,14 +314,13 @@ TEST_CASE("launch: arguments are copied, structs with pointers in them too") {
     line_kernel<<<1, 8, 0, stream>>>(line, offset.get(), true, 8);
     OK(cudaGetLastError());
     line = {nullptr, nullptr, 0, 0, 0};
-    hold.release_later();
-    OK(cudaStreamSynchronize(stream));
+    hold.release_and_wait_for(stream);
     CHECK(fetch(y, 8) == Floats(8, -6.5f));
 }
 
 // ---------------------------------------------------------------------------------------------
 // 2. Streams, events, copies
-// What runs at the same time, and what waits for what.
+// Work of different streams runs at the same time, except where CUDA makes it wait.
 
 TEST_CASE("stream: keeps its order") {
     const int n = small_only ? 1100 : 3000; // more than a queue holds: the host waits for room
@@ -320,12 +329,11 @@ TEST_CASE("stream: keeps its order") {
     assign_kernel<<<1, 1, 0, stream>>>(x.get(), 0);
     for (int i = 0; i < n; i++) {
         plus_kernel<<<1, 1, 0, stream>>>(x.get(), 1);
-        OK(cudaMemcpyAsync(y.get(), x.get(), sizeof(float), cudaMemcpyDeviceToDevice, stream));
+        OK(cudaMemcpyAsync(y.get(), x.get(), one_float, within, stream));
         std::swap(x, y);
     }
     OK(cudaStreamSynchronize(stream));
-    CHECK(fetch(x) == n);
-    CHECK(fetch(y) == n);
+    CHECK(values(x, y) == std::to_string(n) + " " + std::to_string(n));
 }
 
 TEST_CASE("cudaLaunchHostFunc: runs in the stream's order, while the host goes on") {
@@ -334,13 +342,12 @@ TEST_CASE("cudaLaunchHostFunc: runs in the stream's order, while the host goes o
     TestStream stream;
     Hold hold;
     hold_kernel<<<1, 1, 0, stream>>>(hold.go.get(), x.get(), 5);
-    OK(cudaMemcpyAsync(&host.get()[0], x.get(), sizeof(float), cudaMemcpyDeviceToHost, stream));
+    OK(cudaMemcpyAsync(&host.get()[0], x.get(), one_float, down, stream));
     auto add_2 = [](void *p) { ((float *)p)[1] = ((float *)p)[0] + 2; };
     OK(cudaLaunchHostFunc(stream, add_2, host.get()));
-    OK(cudaMemcpyAsync(x.get(), &host.get()[1], sizeof(float), cudaMemcpyHostToDevice, stream));
-    hold.release_later();
-    OK(cudaStreamSynchronize(stream));
-    CHECK(fetch(x) == 7);
+    OK(cudaMemcpyAsync(x.get(), &host.get()[1], one_float, up, stream));
+    hold.release_and_wait_for(stream);
+    CHECK(values(x) == "7");
 }
 
 __global__ void meet_kernel(int *mine, const int *other, float *x) {
@@ -355,33 +362,24 @@ TEST_CASE("stream: the host, streams and devices run at the same time") {
     hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 5);
     OK(cudaEventRecord(held, a));
     // A copy beside a kernel on one device, and work on another device
-    OK(cudaMemsetAsync(y.get(), 0, sizeof(float), b));
+    OK(cudaMemsetAsync(y.get(), 0, one_float, b));
     OK(cudaStreamSynchronize(b));
-    OK(cudaSetDevice(1));
-    assign_kernel<<<1, 1, 0, c>>>(z.get(), 7);
+    OnDevice{1}, assign_kernel<<<1, 1, 0, c>>>(z.get(), 7);
     OK(cudaStreamSynchronize(c));
-    OK(cudaSetDevice(0));
     CHECK(cudaEventQuery(held) == cudaErrorNotReady);
-    hold.release_later();
-    OK(cudaStreamSynchronize(a));
+    hold.release_and_wait_for(a);
     OK(cudaEventQuery(held));
-    CHECK(fetch(x) == 5);
-    CHECK(fetch(y) == 0);
-    CHECK(fetch(z) == 7);
+    CHECK(values(x, y, z) == "5 0 7");
     // Kernels of two devices that each wait for the other to have begun
     auto flags = pinned<int>(2);
     meet_kernel<<<1, 1, 0, a>>>(&flags.get()[0], &flags.get()[1], y.get());
-    OK(cudaSetDevice(1));
-    meet_kernel<<<1, 1, 0, c>>>(&flags.get()[1], &flags.get()[0], w.get());
+    OnDevice{1}, meet_kernel<<<1, 1, 0, c>>>(&flags.get()[1], &flags.get()[0], w.get());
     OK(cudaStreamSynchronize(c));
-    OK(cudaSetDevice(0));
     OK(cudaStreamSynchronize(a));
-    CHECK(fetch(y) == 1);
-    CHECK(fetch(w) == 1);
+    CHECK(values(y, w) == "1 1");
 }
 
 TEST_CASE("cudaStreamWaitEvent: events order streams and devices") {
-    const size_t bytes = sizeof(float);
     auto x = floats_on(0, 1), y = floats_on(0, 1), z = floats_on(1, 1);
     TestStream a, b, c(1);
     TestEvent ready_a, ready_b, ready_c(1);
@@ -389,10 +387,10 @@ TEST_CASE("cudaStreamWaitEvent: events order streams and devices") {
     hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 5);
     OK(cudaEventRecord(ready_a, a));
     OK(cudaStreamWaitEvent(b, ready_a));
-    OK(cudaMemcpyAsync(y.get(), x.get(), bytes, cudaMemcpyDeviceToDevice, b));
+    OK(cudaMemcpyAsync(y.get(), x.get(), one_float, within, b));
     OK(cudaEventRecord(ready_b, b));
     OK(cudaStreamWaitEvent(c, ready_a, 0));
-    OK(cudaMemcpyPeerAsync(z.get(), 1, x.get(), 0, bytes, c));
+    OK(cudaMemcpyPeerAsync(z.get(), 1, x.get(), 0, one_float, c));
     OK(cudaEventRecord(ready_c, c));
     OK(cudaStreamWaitEvent(a, ready_b));
     OK(cudaStreamWaitEvent(a, ready_c));
@@ -401,9 +399,7 @@ TEST_CASE("cudaStreamWaitEvent: events order streams and devices") {
     OK(cudaEventSynchronize(ready_c));
     OK(cudaStreamSynchronize(a));
     OK(cudaStreamSynchronize(b));
-    CHECK(fetch(x) == 6);
-    CHECK(fetch(y) == 5);
-    CHECK(fetch(z) == 5);
+    CHECK(values(x, y, z) == "6 5 5");
 }
 
 TEST_CASE("cudaEventRecord: an event stands for its last record before the wait") {
@@ -419,13 +415,13 @@ TEST_CASE("cudaEventRecord: an event stands for its last record before the wait"
     OK(cudaStreamWaitEvent(b, event));
     hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 1);
     OK(cudaEventRecord(event, a)); // the wait above is for the earlier record
-    OK(cudaMemsetAsync(y.get(), 0, sizeof(float), b));
+    OK(cudaMemsetAsync(y.get(), 0, one_float, b));
     OK(cudaStreamSynchronize(b));
     CHECK(cudaEventQuery(event) == cudaErrorNotReady);
     hold.release_later();
     OK(cudaEventSynchronize(event));
     OK(cudaEventQuery(event));
-    CHECK(fetch(x) == 1);
+    CHECK(values(x) == "1");
 }
 
 TEST_CASE("cudaEventElapsedTime: milliseconds, or why there are none") {
@@ -452,7 +448,6 @@ TEST_CASE("cudaEventElapsedTime: milliseconds, or why there are none") {
 }
 
 TEST_CASE("stream: the default stream and the others wait for each other") {
-    const size_t bytes = sizeof(float);
     TestStream blocking(0, cudaStreamDefault), free(0, cudaStreamNonBlocking);
     for (bool default_first : {false, true}) {
         CAPTURE(default_first);
@@ -461,49 +456,34 @@ TEST_CASE("stream: the default stream and the others wait for each other") {
                            second = default_first ? blocking.stream : nullptr;
         Hold hold;
         hold_kernel<<<1, 1, 0, first>>>(hold.go.get(), x.get(), 5);
-        OK(cudaMemcpyAsync(y.get(), x.get(), bytes, cudaMemcpyDeviceToDevice, second));
-        OK(cudaMemsetAsync(z.get(), 0, bytes, free)); // for which neither of them matters
+        OK(cudaMemcpyAsync(y.get(), x.get(), one_float, within, second));
+        OK(cudaMemsetAsync(z.get(), 0, one_float, free)); // for which neither of them matters
         OK(cudaStreamSynchronize(free));
-        hold.release_later();
-        OK(cudaStreamSynchronize(second));
-        CHECK(fetch(x) == 5);
-        CHECK(fetch(y) == 5);
-        CHECK(fetch(z) == 0);
+        hold.release_and_wait_for(second);
+        CHECK(values(x, y, z) == "5 5 0");
     }
 }
 
 TEST_CASE("cudaMemcpyPeer: is ordered with all of both devices, and the host goes on") {
-    const size_t bytes = sizeof(float);
     auto x = floats_on(0, 1), y = floats_on(1, 1), z = floats_on(1, 1), w = floats_on(0, 1);
     TestStream a(0), b(1);
+    Hold hold;
     SUBCASE("after the source's work, before what follows on either") {
-        Hold hold;
         hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 5);
-        OK(cudaMemcpyPeer(y.get(), 1, x.get(), 0, bytes));
-        OK(cudaMemcpyAsync(z.get(), y.get(), bytes, cudaMemcpyDeviceToDevice, b));
+        OK(cudaMemcpyPeer(y.get(), 1, x.get(), 0, one_float));
+        OK(cudaMemcpyAsync(z.get(), y.get(), one_float, within, b));
         assign_kernel<<<1, 1, 0, a>>>(x.get(), 6);
-        hold.release_later();
-        OK(cudaStreamSynchronize(a));
-        OK(cudaStreamSynchronize(b));
-        CHECK(fetch(x) == 6);
-        CHECK(fetch(y) == 5);
-        CHECK(fetch(z) == 5);
+        hold.release_and_wait_for(a, b);
+        CHECK(values(x, y, z) == "6 5 5");
     }
     SUBCASE("after the target's work") {
-        Hold hold;
         assign_kernel<<<1, 1, 0, a>>>(x.get(), 5);
-        OK(cudaSetDevice(1));
-        hold_kernel<<<1, 1, 0, b>>>(hold.go.get(), y.get(), 6);
-        OK(cudaSetDevice(0));
-        OK(cudaMemcpyPeer(y.get(), 1, x.get(), 0, bytes));
-        OK(cudaMemcpyAsync(w.get(), x.get(), bytes, cudaMemcpyDeviceToDevice, a));
+        OnDevice{1}, hold_kernel<<<1, 1, 0, b>>>(hold.go.get(), y.get(), 6);
+        OK(cudaMemcpyPeer(y.get(), 1, x.get(), 0, one_float));
+        OK(cudaMemcpyAsync(w.get(), x.get(), one_float, within, a));
         assign_kernel<<<1, 1, 0, a>>>(x.get(), 7); // has to wait for the copy, and it for device 1
-        hold.release_later();
-        OK(cudaStreamSynchronize(a));
-        OK(cudaStreamSynchronize(b));
-        CHECK(fetch(y) == 5);
-        CHECK(fetch(w) == 5);
-        CHECK(fetch(x) == 7);
+        hold.release_and_wait_for(a, b);
+        CHECK(values(y, w, x) == "5 5 7");
     }
 }
 
@@ -515,23 +495,22 @@ TEST_CASE("cudaMemcpyAsync: pageable memory is free after it, pinned memory is c
     TestEvent event;
     Hold hold;
     hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), y.get(), 5);
-    OK(cudaMemcpyAsync(x.get(), host.data(), 2 * sizeof(float), cudaMemcpyHostToDevice, a));
+    OK(cudaMemcpyAsync(x.get(), host.data(), 2 * one_float, up, a));
     host = {3, 4};
-    OK(cudaMemcpyAsync(fixed.get(), x.get(), 2 * sizeof(float), cudaMemcpyDeviceToHost, a));
+    OK(cudaMemcpyAsync(fixed.get(), x.get(), 2 * one_float, down, a));
     OK(cudaEventRecord(event, a));
     CHECK(cudaEventQuery(event) == cudaErrorNotReady);
     hold.release_later();
     OK(cudaEventSynchronize(event));
-    CHECK(fixed.get()[0] == 1);
-    CHECK(fixed.get()[1] == 2);
+    CHECK(Floats(fixed.get(), fixed.get() + 2) == Floats{1, 2});
     // To pageable memory the call waits; from pinned memory it need not, and the host must
     fixed.get()[0] = 8;
-    OK(cudaMemcpyAsync(x.get(), fixed.get(), sizeof(float), cudaMemcpyHostToDevice, a));
-    OK(cudaMemcpyAsync(host.data(), x.get(), 2 * sizeof(float), cudaMemcpyDeviceToHost, a));
+    OK(cudaMemcpyAsync(x.get(), fixed.get(), one_float, up, a));
+    OK(cudaMemcpyAsync(host.data(), x.get(), 2 * one_float, down, a));
     CHECK(host == Floats{8, 2});
-    OK(cudaMemcpy(host.data(), fixed.get(), sizeof(float), cudaMemcpyHostToHost));
+    OK(cudaMemcpy(host.data(), fixed.get(), one_float, cudaMemcpyHostToHost));
     CHECK(host == Floats{8, 2});
-    OK(cudaMemcpy(nullptr, nullptr, 0, cudaMemcpyHostToDevice)); // nothing to copy is no mistake
+    OK(cudaMemcpy(nullptr, nullptr, 0, up)); // nothing to copy is no mistake
 }
 
 TEST_CASE("cudaFree, cudaStreamDestroy: wait for the device") {
@@ -548,13 +527,13 @@ TEST_CASE("cudaFree, cudaStreamDestroy: wait for the device") {
         else y.reset();
         CHECK(cudaEventQuery(event) == cudaSuccess);
         release.join();
-        CHECK(fetch(x) == 5);
+        CHECK(values(x) == "5");
     }
 }
 
 // ---------------------------------------------------------------------------------------------
 // 3. Memory
-// Each device has its own, counted, and NaN until it is written.
+// Every device counts the memory it allocates, and memory is NaN until it is written.
 
 __global__ void fresh_kernel(float *nan) { // counts the NaN that it finds, and leaves none
     __shared__ float fixed[50];
@@ -593,9 +572,7 @@ TEST_CASE("cudaMemset: bytes") {
 TEST_CASE("cudaMemGetInfo: the current device's; freeing nothing is no mistake") {
     auto free_on = [](int device) {
         size_t free = 0, total = 0;
-        OK(cudaSetDevice(device));
-        OK(cudaMemGetInfo(&free, &total));
-        OK(cudaSetDevice(0));
+        OnDevice{device}, OK(cudaMemGetInfo(&free, &total));
         CHECK(free <= total);
         return free;
     };
@@ -613,7 +590,7 @@ TEST_CASE("cudaMemGetInfo: the current device's; freeing nothing is no mistake")
 
 // ---------------------------------------------------------------------------------------------
 // 4. Devices and errors
-// Their numbers, names and texts are CUDA's.
+// Devices are numbered, and errors are numbered, named and worded, as in CUDA.
 
 TEST_CASE("cudaGetDevice: each host thread has its own; cudaGetDeviceProperties") {
     int count = 0, device = -1;
@@ -625,12 +602,11 @@ TEST_CASE("cudaGetDevice: each host thread has its own; cudaGetDeviceProperties"
     CHECK(prop.maxThreadsPerBlock == 1024);
     CHECK(prop.multiProcessorCount >= 1);
     CHECK(prop.sharedMemPerBlock == 48 * 1024);
-    OK(cudaSetDevice(count - 1));
+    OnDevice current(count - 1);
     std::thread([&] { cudaGetDevice(&device); }).join(); // a new thread's is 0
     CHECK(device == 0);
     OK(cudaGetDevice(&device));
     CHECK(device == count - 1);
-    OK(cudaSetDevice(0));
 }
 
 TEST_CASE("cudaDeviceEnablePeerAccess: once, to another device") {
@@ -665,46 +641,39 @@ TEST_CASE("cudaGetLastError: forgets; cudaPeekAtLastError does not") {
 }
 
 TEST_CASE("cudaGetErrorName, cudaGetErrorString: CUDA's numbers, names and texts") {
-    struct {
-        cudaError_t error;
-        int number;
-        const char *name, *text;
-    } errors[] = {
-#define ERROR(name, number, text) {name, number, #name, text}
-        ERROR(cudaSuccess, 0, "no error"),
-        ERROR(cudaErrorInvalidValue, 1, "invalid argument"),
-        ERROR(cudaErrorMemoryAllocation, 2, "out of memory"),
-        ERROR(cudaErrorInvalidConfiguration, 9, "invalid configuration argument"),
-        ERROR(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy"),
-        ERROR(cudaErrorNoDevice, 100, "no CUDA-capable device is detected"),
-        ERROR(cudaErrorInvalidDevice, 101, "invalid device ordinal"),
-        ERROR(cudaErrorPeerAccessUnsupported, 217,
-              "peer access is not supported between these two devices"),
-        ERROR(cudaErrorInvalidResourceHandle, 400, "invalid resource handle"),
-        ERROR(cudaErrorNotReady, 600, "device not ready"),
-        ERROR(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered"),
-        ERROR(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled"),
-        ERROR(cudaErrorPeerAccessNotEnabled, 705, "peer access has not been enabled"),
-        ERROR(cudaErrorLaunchFailure, 719, "unspecified launch failure"),
-        ERROR(cudaErrorNotPermitted, 800, "operation not permitted"),
-        {(cudaError_t)1001, 1001, "unrecognized error code", "unrecognized error code"},
+    auto check = [](cudaError_t error, int number, const std::string &name, const char *text) {
+        CHECK((int)error == number);
+        CHECK(cudaGetErrorName(error) == name);
+        CHECK(cudaGetErrorString(error) == std::string(text));
     };
-    for (auto &e : errors) {
-        CHECK((int)e.error == e.number);
-        CHECK(cudaGetErrorName(e.error) == std::string(e.name));
-        CHECK(cudaGetErrorString(e.error) == std::string(e.text));
-    }
+#define ERROR(name, number, text) check(cudaError##name, number, "cudaError" #name, text)
+    check(cudaSuccess, 0, "cudaSuccess", "no error");
+    ERROR(InvalidValue, 1, "invalid argument");
+    ERROR(MemoryAllocation, 2, "out of memory");
+    ERROR(InvalidConfiguration, 9, "invalid configuration argument");
+    ERROR(InvalidMemcpyDirection, 21, "invalid copy direction for memcpy");
+    ERROR(NoDevice, 100, "no CUDA-capable device is detected");
+    ERROR(InvalidDevice, 101, "invalid device ordinal");
+    ERROR(PeerAccessUnsupported, 217, "peer access is not supported between these two devices");
+    ERROR(InvalidResourceHandle, 400, "invalid resource handle");
+    ERROR(NotReady, 600, "device not ready");
+    ERROR(IllegalAddress, 700, "an illegal memory access was encountered");
+    ERROR(PeerAccessAlreadyEnabled, 704, "peer access is already enabled");
+    ERROR(PeerAccessNotEnabled, 705, "peer access has not been enabled");
+    ERROR(LaunchFailure, 719, "unspecified launch failure");
+    ERROR(NotPermitted, 800, "operation not permitted");
+    check((cudaError_t)1001, 1001, "unrecognized error code", "unrecognized error code");
 }
 
 // ---------------------------------------------------------------------------------------------
 // 5. Mistakes
 // A wrong call fails with CUDA's code and says on stderr, in one line, where it stands and what is
-// wrong with it. Here that line is the one of the macro's name.
+// wrong with it. These macros' line is the one that it has to name.
 
-#define WRONG_CALL(code, call, ...)                                                                \
+#define REFUSED(code, call, ...)                                                                   \
     refused([&] { return call; }, __FILE__, __LINE__, code, {__VA_ARGS__})
-#define WRONG_LAUNCH(code, launch, ...)                                                            \
-    WRONG_CALL(code, (launch, cudaPeekAtLastError()), __VA_ARGS__)
+#define REFUSED_LAUNCH(code, launch, ...)                                                          \
+    REFUSED(code, (launch, cudaPeekAtLastError()), __VA_ARGS__)
 static void refused(const std::function<cudaError_t()> &call, const char *file, int line,
                     cudaError_t want, const std::vector<std::string> &says) {
     int pipe_ends[2];
@@ -737,11 +706,14 @@ static void refused(const std::function<cudaError_t()> &call, const char *file, 
 
 // The code and the words of most refusals
 static const cudaError_t value = cudaErrorInvalidValue;
-static const std::string overrun = ": 40 bytes from byte 0 on overrun the 36 bytes that "
-                                   "cpu/tests.cu:",
-                         on_host = "is host memory, not memory of device 0",
+static const std::string on_host = "is host memory, not memory of device 0",
                          on_0_not_1 = "is memory of device 0, not of device 1",
                          on_1_not_0 = "is memory of device 1, not of device 0";
+
+static std::string overrun(int bytes = 40, int begin = 0) {
+    return ": " + std::to_string(bytes) + " bytes from byte " + std::to_string(begin) +
+           " on overrun the 36 bytes that cpu/tests.cu:";
+}
 
 // 10 and 9 floats on both devices, what a device has freed, and memory of the host.
 struct Memories {
@@ -760,118 +732,107 @@ __global__ void struct_kernel(Pointers s) { *s.p[1] = s.n; }
 TEST_CASE("launch: a pointer argument that is not of the device is refused") {
     const Memories m;
     float x = 0;
-    WRONG_LAUNCH(value, assign_kernel<<<1, 1>>>(&x, 1), "assign_kernel: argument 1", on_host);
+    REFUSED_LAUNCH(value, assign_kernel<<<1, 1>>>(&x, 1), "assign_kernel: argument 1", on_host);
     Line line = {m.x0, m.y0, 2, 0, 8};
-    WRONG_LAUNCH(value, line_kernel<<<1, 8>>>(line, (double *)m.y1, false, 8),
-                 "line_kernel: argument 2", on_1_not_0);
-    WRONG_LAUNCH(value, assign_kernel<<<1, 1>>>(m.freed0, 1), "argument 1",
-                 "is memory of device 0 that cpu/tests.cu:", "has freed");
-    WRONG_LAUNCH(value, assign_kernel<<<1, 1>>>(m.x0 + 100000, 1),
-                 "assign_kernel: argument 1: nothing is allocated at", "on device 0");
-    OK(cudaSetDevice(1));
+    REFUSED_LAUNCH(value, line_kernel<<<1, 8>>>(line, (double *)m.y1, false, 8),
+                   "line_kernel: argument 2", on_1_not_0);
+    REFUSED_LAUNCH(value, assign_kernel<<<1, 1>>>(m.freed0, 1), "argument 1",
+                   "is memory of device 0 that cpu/tests.cu:", "has freed");
+    REFUSED_LAUNCH(value, assign_kernel<<<1, 1>>>(m.x0 + 100000, 1),
+                   "assign_kernel: argument 1: nothing is allocated at", "on device 0");
+    OnDevice current(1);
     Pointers s = {1, {m.x1, m.x0}};
-    WRONG_LAUNCH(value, struct_kernel<<<1, 1>>>(s), "struct_kernel: argument 1", on_0_not_1);
+    REFUSED_LAUNCH(value, struct_kernel<<<1, 1>>>(s), "struct_kernel: argument 1", on_0_not_1);
     s = {1, {m.x0 + 100000, m.x1}}; // where nothing is allocated: it may be no pointer
     struct_kernel<<<1, 1>>>(s);
     OK(cudaGetLastError());
-    OK(cudaSetDevice(0));
 }
 
 __global__ void empty_kernel() {}
 TEST_CASE("launch: a configuration that no GPU takes is refused") {
     const cudaError_t code = cudaErrorInvalidConfiguration;
-    WRONG_LAUNCH(code, empty_kernel<<<1, 0>>>(),
-                 "empty_kernel on device 0: a block of 0 x 1 x 1 threads");
-    WRONG_LAUNCH(code, empty_kernel<<<1, dim3(1, 1, 65)>>>(), "a block of 1 x 1 x 65 threads");
-    WRONG_LAUNCH(code, count_kernel<true><<<0, 32>>>(nullptr),
-                 "count_kernel<true> on device 0: a grid of 0 x 1 x 1 blocks");
-    WRONG_LAUNCH(code, empty_kernel<<<dim3(1, 65536), 1>>>(), "a grid of 1 x 65536 x 1 blocks");
-    WRONG_LAUNCH(code, empty_kernel<<<1, 1, 48 * 1024 + 1>>>(),
-                 "empty_kernel on device 0: 49153 bytes of shared memory");
+    REFUSED_LAUNCH(code, empty_kernel<<<1, 0>>>(),
+                   "empty_kernel on device 0: a block of 0 x 1 x 1 threads");
+    REFUSED_LAUNCH(code, empty_kernel<<<1, dim3(1, 1, 65)>>>(), "a block of 1 x 1 x 65 threads");
+    REFUSED_LAUNCH(code, count_kernel<true><<<0, 32>>>(nullptr),
+                   "count_kernel<true> on device 0: a grid of 0 x 1 x 1 blocks");
+    REFUSED_LAUNCH(code, empty_kernel<<<dim3(1, 65536), 1>>>(), "a grid of 1 x 65536 x 1 blocks");
+    REFUSED_LAUNCH(code, empty_kernel<<<1, 1, 48 * 1024 + 1>>>(),
+                   "empty_kernel on device 0: 49153 bytes of shared memory");
     TestStream stream(1);
-    WRONG_LAUNCH(cudaErrorInvalidResourceHandle, empty_kernel<<<1, 1, 0, stream>>>(),
-                 "empty_kernel: the stream belongs to device 1, but the current device is 0");
-    OK(cudaSetDevice(1));
-    WRONG_LAUNCH(code, empty_kernel<<<1, dim3(2, 1000)>>>(),
-                 "empty_kernel on device 1: a block of 2 x 1000 x 1 threads");
-    OK(cudaSetDevice(0));
+    REFUSED_LAUNCH(cudaErrorInvalidResourceHandle, empty_kernel<<<1, 1, 0, stream>>>(),
+                   "empty_kernel: the stream belongs to device 1, but the current device is 0");
+    REFUSED_LAUNCH(code, (OnDevice{1}, empty_kernel<<<1, dim3(2, 1000)>>>()),
+                   "empty_kernel on device 1: a block of 2 x 1000 x 1 threads");
     OK(cudaDeviceSynchronize());
 }
 
 TEST_CASE("cudaMemcpyPeer, cudaMemcpyPeerAsync: wrong devices and sizes are refused") {
     const Memories m;
     TestStream on_1(1);
-    WRONG_CALL(cudaErrorInvalidDevice, cudaMemcpyPeer(m.x1, 2, m.x0, 0, 4),
-               "cudaMemcpyPeer: from device 0 to device 2, of 2");
-    WRONG_CALL(cudaErrorInvalidDevice, cudaMemcpyPeerAsync(m.x1, 1, m.x0, -1, 4),
-               "cudaMemcpyPeerAsync: from device -1 to device 1, of 2");
-    WRONG_CALL(value, cudaMemcpyPeer(m.x1, 0, m.x0, 1, 4), "cudaMemcpyPeer, destination",
-               on_1_not_0);
-    WRONG_CALL(value, cudaMemcpyPeer(m.x1, 1, m.x0, 1, 4), "cudaMemcpyPeer, source", on_0_not_1);
-    WRONG_CALL(value, cudaMemcpyPeerAsync(m.x1, 0, m.x0, 1, 4, on_1),
-               "cudaMemcpyPeerAsync, destination", on_1_not_0);
-    WRONG_CALL(value, cudaMemcpyPeer(m.x1, 1, m.y0 + 1, 0, 36),
-               "cudaMemcpyPeer, source: 36 bytes "
-               "from byte 4 on overrun the 36 bytes that cpu/tests.cu:",
-               "allocated on device 0");
-    WRONG_CALL(value, cudaMemcpyPeerAsync(m.y1, 1, m.x0, 0, 40),
-               "cudaMemcpyPeerAsync, destination" + overrun, "allocated on device 1");
-    WRONG_CALL(value, cudaMemcpyPeer(m.x1, 1, m.pinned_host, 0, 16), "cudaMemcpyPeer, source",
-               "is pinned host memory, not memory of device 0");
+    REFUSED(cudaErrorInvalidDevice, cudaMemcpyPeer(m.x1, 2, m.x0, 0, 4),
+            "cudaMemcpyPeer: from device 0 to device 2, of 2");
+    REFUSED(cudaErrorInvalidDevice, cudaMemcpyPeerAsync(m.x1, 1, m.x0, -1, 4),
+            "cudaMemcpyPeerAsync: from device -1 to device 1, of 2");
+    REFUSED(value, cudaMemcpyPeer(m.x1, 0, m.x0, 1, 4), "cudaMemcpyPeer, destination", on_1_not_0);
+    REFUSED(value, cudaMemcpyPeer(m.x1, 1, m.x0, 1, 4), "cudaMemcpyPeer, source", on_0_not_1);
+    REFUSED(value, cudaMemcpyPeerAsync(m.x1, 0, m.x0, 1, 4, on_1),
+            "cudaMemcpyPeerAsync, destination", on_1_not_0);
+    REFUSED(value, cudaMemcpyPeer(m.x1, 1, m.y0 + 1, 0, 36),
+            "cudaMemcpyPeer, source" + overrun(36, 4), "allocated on device 0");
+    REFUSED(value, cudaMemcpyPeerAsync(m.y1, 1, m.x0, 0, 40),
+            "cudaMemcpyPeerAsync, destination" + overrun(), "allocated on device 1");
+    REFUSED(value, cudaMemcpyPeer(m.x1, 1, m.pinned_host, 0, 16), "cudaMemcpyPeer, source",
+            "is pinned host memory, not memory of device 0");
 }
 
 TEST_CASE("cudaMemcpy, cudaMemcpyAsync, cudaMemset: wrong memory and sizes are refused") {
     Memories m;
-    const auto up = cudaMemcpyHostToDevice, down = cudaMemcpyDeviceToHost,
-               within = cudaMemcpyDeviceToDevice;
     TestStream stream;
     const std::string allocate = on_host + ": allocate it with cudaMalloc";
     float x = 0;
-    WRONG_CALL(value, cudaMemcpy(m.y0, m.host, 40, up), "cudaMemcpy, destination" + overrun,
-               "allocated on device 0");
-    WRONG_CALL(value, cudaMemcpyAsync(m.y0, m.host, 40, up, stream),
-               "cudaMemcpyAsync, destination" + overrun);
-    WRONG_CALL(value, cudaMemcpy(m.y0, m.x0, 40, within), "cudaMemcpy, destination" + overrun);
-    WRONG_CALL(value, cudaMemcpyAsync(m.x0, m.y0, 40, within), "cudaMemcpyAsync, source" + overrun);
-    WRONG_CALL(value, cudaMemset(m.y0, 0, 40), "cudaMemset", overrun);
-    WRONG_CALL(value, cudaMemset(&x, 0, 4), "cudaMemset", on_host);
-    WRONG_CALL(value, cudaMemcpy(m.host, &x, 4, up), "cudaMemcpy, destination", allocate);
-    WRONG_CALL(value, cudaMemcpy(m.host, &x, 4, down), "cudaMemcpy, source", allocate);
-    WRONG_CALL(value, cudaMemcpy(m.x0, m.x1, 4, up), "cudaMemcpy: the source",
-               "is memory of device 1, not of the host");
-    WRONG_CALL(value, cudaMemcpy(m.x0, m.y0, 4, down), "cudaMemcpy: the destination",
-               "is memory of device 0, not of the host");
-    WRONG_CALL(value, cudaMemcpyAsync(m.host, m.freed0, 4, down), "cudaMemcpyAsync, source",
-               "is memory of device 0 that cpu/tests.cu:", "has freed");
-    OK(cudaSetDevice(1));
-    WRONG_CALL(value, cudaMemcpy(m.host, m.y1 + 8, 8, down),
-               "cudaMemcpy, source: 8 bytes from "
-               "byte 32 on overrun the 36 bytes",
-               "allocated on device 1");
-    OK(cudaSetDevice(0));
+    REFUSED(value, cudaMemcpy(m.y0, m.host, 40, up), "cudaMemcpy, destination" + overrun(),
+            "allocated on device 0");
+    REFUSED(value, cudaMemcpyAsync(m.y0, m.host, 40, up, stream),
+            "cudaMemcpyAsync, destination" + overrun());
+    REFUSED(value, cudaMemcpy(m.y0, m.x0, 40, within), "cudaMemcpy, destination" + overrun());
+    REFUSED(value, cudaMemcpyAsync(m.x0, m.y0, 40, within), "cudaMemcpyAsync, source" + overrun());
+    REFUSED(value, cudaMemset(m.y0, 0, 40), "cudaMemset", overrun());
+    REFUSED(value, cudaMemset(&x, 0, 4), "cudaMemset", on_host);
+    REFUSED(value, cudaMemcpy(m.host, &x, 4, up), "cudaMemcpy, destination", allocate);
+    REFUSED(value, cudaMemcpy(m.host, &x, 4, down), "cudaMemcpy, source", allocate);
+    REFUSED(value, cudaMemcpy(m.x0, m.x1, 4, up), "cudaMemcpy: the source",
+            "is memory of device 1, not of the host");
+    REFUSED(value, cudaMemcpy(m.x0, m.y0, 4, down), "cudaMemcpy: the destination",
+            "is memory of device 0, not of the host");
+    REFUSED(value, cudaMemcpyAsync(m.host, m.freed0, 4, down), "cudaMemcpyAsync, source",
+            "is memory of device 0 that cpu/tests.cu:", "has freed");
+    OnDevice current(1);
+    REFUSED(value, cudaMemcpy(m.host, m.y1 + 8, 8, down), "cudaMemcpy, source" + overrun(8, 32),
+            "allocated on device 1");
 }
 
 TEST_CASE("cudaFree, cudaFreeHost, devices, events, functions: what is wrong is refused") {
     Memories m;
     const cudaError_t device = cudaErrorInvalidDevice;
-    WRONG_CALL(value, cudaFree(m.host), "cudaFree:", "is not what cudaMalloc returned");
-    WRONG_CALL(value, cudaFree(m.x0 + 1), "cudaFree:", "is not what cudaMalloc returned");
-    WRONG_CALL(value, cudaFree(m.freed1),
-               "cudaFree:", "on device 1, which cpu/tests.cu:", "has freed already");
+    REFUSED(value, cudaFree(m.host), "cudaFree:", "is not what cudaMalloc returned");
+    REFUSED(value, cudaFree(m.x0 + 1), "cudaFree:", "is not what cudaMalloc returned");
+    REFUSED(value, cudaFree(m.freed1),
+            "cudaFree:", "on device 1, which cpu/tests.cu:", "has freed already");
     float *twice = m.pinned_host;
     m.fixed.reset();
-    WRONG_CALL(value, cudaFreeHost(twice), "cudaFreeHost:", "not what cudaMallocHost returned");
-    WRONG_CALL(device, cudaSetDevice(2), "cudaSetDevice: device 2 of 2");
+    REFUSED(value, cudaFreeHost(twice), "cudaFreeHost:", "not what cudaMallocHost returned");
+    REFUSED(device, cudaSetDevice(2), "cudaSetDevice: device 2 of 2");
     int can;
-    WRONG_CALL(device, cudaDeviceCanAccessPeer(&can, 0, 2),
-               "cudaDeviceCanAccessPeer: devices 0 and 2 of 2");
-    WRONG_CALL(device, cudaDeviceEnablePeerAccess(0, 0),
-               "cudaDeviceEnablePeerAccess: device 0 to device 0");
+    REFUSED(device, cudaDeviceCanAccessPeer(&can, 0, 2),
+            "cudaDeviceCanAccessPeer: devices 0 and 2 of 2");
+    REFUSED(device, cudaDeviceEnablePeerAccess(0, 0),
+            "cudaDeviceEnablePeerAccess: device 0 to device 0");
     TestEvent event;
     TestStream stream(1);
-    WRONG_CALL(cudaErrorInvalidResourceHandle, cudaEventRecord(event, stream),
-               "cudaEventRecord: the event belongs to device 0, the stream to device 1");
-    WRONG_CALL(value, cudaLaunchHostFunc(stream, nullptr, nullptr), "cudaLaunchHostFunc: no func");
+    REFUSED(cudaErrorInvalidResourceHandle, cudaEventRecord(event, stream),
+            "cudaEventRecord: the event belongs to device 0, the stream to device 1");
+    REFUSED(value, cudaLaunchHostFunc(stream, nullptr, nullptr), "cudaLaunchHostFunc: no func");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -892,7 +853,7 @@ __global__ void different_kernel() {
     if (threadIdx.x < 3) __syncthreads();
     else WRONG_HERE(__syncthreads());
 }
-__global__ void leaves_kernel(unsigned leaves) {
+__global__ void leave_kernel(unsigned leaves) {
     for (int i = 0; i < 4; i++) {
         if (i == 2 && threadIdx.x + threadIdx.y == leaves) return;
         WRONG_HERE(__syncthreads());
@@ -933,8 +894,7 @@ static void wrong_setting() {
 #endif
 __global__ void hidden_kernel(uintptr_t address, int i) { ((float *)address)[i] += 1; }
 static void hidden_access(int device, float *p, int i) {
-    OK(cudaSetDevice(device));
-    FAULTS_HERE(hidden_kernel<<<1, 1>>>((uintptr_t)p, i));
+    FAULTS_HERE(OnDevice{device}, hidden_kernel<<<1, 1>>>((uintptr_t)p, i));
 }
 #ifdef CUDA_CPU_ASAN
 static const char *const poison = "AddressSanitizer: use-after-poison";
@@ -965,17 +925,16 @@ static const WrongProgram wrong_programs[] = {
     WRONG("barrier, thread 0 misses it", misses_kernel<<<3, 5>>>(0),
           "misses_kernel on device 0: divergent barrier in block (", ",0,0): thread (1,0,0) waits",
           "but thread (0,0,0) ended without meeting it", "cudaErrorLaunchFailure"),
-    WRONG("barrier, thread 3 misses it", (OK(cudaSetDevice(1)), misses_kernel<<<1, 5>>>(3)),
+    WRONG("barrier, thread 3 misses it", (OnDevice{1}, misses_kernel<<<1, 5>>>(3)),
           "misses_kernel on device 1: divergent barrier in block (0,0,0): thread (3,0,0) has ended",
           "but thread (0,0,0) waits at the barrier in cpu/tests.cu:", "cudaErrorLaunchFailure"),
     WRONG("barrier, two at once", different_kernel<<<1, 5>>>(),
           "different_kernel on device 0: divergent barrier in block (0,0,0): thread (3,0,0) waits",
           "but thread (0,0,0) waits at the barrier in cpu/tests.cu:"),
-    WRONG(
-        "barrier, a thread leaves early", (leaves_kernel<<<1, dim3(5, 2)>>>(5)),
-        "leaves_kernel on device 0: divergent barrier in block (0,0,0): thread (4,1,0) has ended"),
-    WRONG("barrier, thread 0 leaves early", leaves_kernel<<<1, 5>>>(0),
-          "leaves_kernel on device 0: divergent barrier", "thread (1,0,0) waits",
+    WRONG("barrier, a thread leaves early", (leave_kernel<<<1, dim3(5, 2)>>>(5)),
+          "leave_kernel on device 0: divergent barrier in block (0,0,0): thread (4,1,0) has ended"),
+    WRONG("barrier, thread 0 leaves early", leave_kernel<<<1, 5>>>(0),
+          "leave_kernel on device 0: divergent barrier", "thread (1,0,0) waits",
           "but thread (0,0,0) has ended"),
     WRONG("barrier, more turns for some", turns_differ_kernel<<<1, 2>>>(),
           "turns_differ_kernel on device 0: divergent barrier", "thread (1,0,0) waits",
@@ -1003,12 +962,10 @@ static const WrongProgram wrong_programs[] = {
     WRONG("access, one past dynamic shared memory",
           REPORTED(dynamic_overrun_kernel<<<1, 1, 40>>>(memory(0, 1), 10)), poison),
     WRONG("access, a copy past the end of host memory",
-          REPORTED(OK(cudaMemcpy(Floats(9).data(), memory(0, 10), 40, cudaMemcpyDeviceToHost))),
+          REPORTED(OK(cudaMemcpy(Floats(9).data(), memory(0, 10), 40, down))),
           "AddressSanitizer: heap-buffer-overflow"),
-    WRONG(
-        "access, a copy past the end of pinned memory",
-        REPORTED(OK(cudaMemcpy(memory(0, 10), pinned<float>(9).get(), 40, cudaMemcpyHostToDevice))),
-        poison),
+    WRONG("access, a copy past the end of pinned memory",
+          REPORTED(OK(cudaMemcpy(memory(0, 10), pinned<float>(9).get(), 40, up))), poison),
 #endif
 };
 
@@ -1035,16 +992,12 @@ TEST_CASE("wrong programs: are told what is wrong, and in which line") {
         CAPTURE(std::string(program.name));
         CAPTURE(output);
         CHECK(status != 0);
-        const std::string expected = "expected: ";
-        const size_t at = output.find(expected), end = output.find('\n', at);
-        CHECK(at != std::string::npos);
-        if (at == std::string::npos) continue;
-        const std::string place = output.substr(at + expected.size(), end - at - expected.size());
-        // The first line that begins with the place
-        const size_t begin = output.find("\n" + place, end);
-        CHECK(begin != std::string::npos);
-        if (begin == std::string::npos) continue;
-        const std::string message = output.substr(begin + 1, output.find('\n', begin + 1) - begin);
+        std::string line, place, message; // the first line that begins with the place
+        for (std::istringstream lines(output); std::getline(lines, line);)
+            if (place.empty() && line.rfind("expected: ", 0) == 0) place = line.substr(10);
+            else if (!place.empty() && message.empty() && line.rfind(place, 0) == 0) message = line;
+        CHECK(place != "");
+        CHECK(message != "");
         CAPTURE(message);
         for (const std::string part : program.says) {
             CAPTURE(part);
@@ -1055,8 +1008,8 @@ TEST_CASE("wrong programs: are told what is wrong, and in which line") {
 
 // ---------------------------------------------------------------------------------------------
 // 7. Races
-// Programs that lack one thing, and the same with it (`right`): ThreadSanitizer has to tell them
-// apart, `runtime_tests --wrong 'race: NAME'` from `runtime_tests --wrong 'right: NAME'`.
+// ThreadSanitizer tells a program that lacks one thing, `runtime_tests --wrong 'race: NAME'`, from
+// the same program with it, `runtime_tests --wrong 'right: NAME'`.
 
 struct Race {
     bool right;
@@ -1102,7 +1055,7 @@ RACE("an element for each thread") { threads_kernel<<<1, 2>>>(x, right); }
 __global__ void blocks_kernel(float *x, bool right) { x[right ? blockIdx.x : 0] = blockIdx.x; }
 RACE("an element for each block") { blocks_kernel<<<2, 1>>>(x, right); }
 
-// `waiting` waits for all that `stream`, of this device, was given so far.
+// Work enqueued on `waiting` after this call starts when all that is on `stream` now has finished.
 static void wait_for(cudaStream_t waiting, int device, cudaStream_t stream) {
     cudaEvent_t event = new_event(device, cudaEventDisableTiming);
     OK(cudaEventRecord(event, stream));
@@ -1132,8 +1085,7 @@ RACE("event after a copy between devices") {
 RACE("cudaMemcpyPeer orders, cudaMemcpyPeerAsync does not") {
     assign_kernel<<<1, 1, 0, a>>>(x, 1);
     OK((right ? cudaMemcpyPeer(y, 1, x, 0, 4) : cudaMemcpyPeerAsync(y, 1, x, 0, 4)));
-    OK(cudaSetDevice(1));
-    plus_kernel<<<1, 1, 0, c>>>(y, 1);
+    OnDevice{1}, plus_kernel<<<1, 1, 0, c>>>(y, 1);
 }
 RACE("the default stream orders a stream that blocks") {
     a = new_stream(0, right ? cudaStreamDefault : cudaStreamNonBlocking);
@@ -1146,20 +1098,20 @@ static void read_by_host(const volatile float *p) { (void)*p; }
 RACE("wait before writing pinned memory again") {
     *host = 1;
     cudaEvent_t copied = new_event(0);
-    OK(cudaMemcpyAsync(x, host, 4, cudaMemcpyHostToDevice, a));
+    OK(cudaMemcpyAsync(x, host, 4, up, a));
     OK(cudaEventRecord(copied, a));
     if (right) OK(cudaEventSynchronize(copied));
     *host = 2;
 }
 RACE("wait before reading pinned memory") {
     assign_kernel<<<1, 1, 0, a>>>(x, 1);
-    OK(cudaMemcpyAsync(host, x, 4, cudaMemcpyDeviceToHost, a));
+    OK(cudaMemcpyAsync(host, x, 4, down, a));
     if (right) OK(cudaStreamSynchronize(a));
     read_by_host(host);
 }
 RACE("host function after the copy that it reads") {
     assign_kernel<<<1, 1, 0, a>>>(x, 1);
-    OK(cudaMemcpyAsync(host, x, 4, cudaMemcpyDeviceToHost, a));
+    OK(cudaMemcpyAsync(host, x, 4, down, a));
     auto read = [](void *p) { ((float *)p)[1] = ((float *)p)[0]; };
     OK(cudaLaunchHostFunc(right ? a : b, read, host));
 }
@@ -1200,6 +1152,7 @@ TEST_CASE("races: ThreadSanitizer sees each missing barrier, event and wait") {
 
 // ---------------------------------------------------------------------------------------------
 // Program
+// It runs the tests, or with --wrong NAME one program of sections 6 and 7.
 
 // What `runtime_tests --wrong NAME` does: 0 means that nothing was found wrong.
 static int run_wrong(const std::string &name) {
