@@ -31,8 +31,9 @@ constexpr size_t one_float = sizeof(float);
 constexpr auto up = cudaMemcpyHostToDevice, down = cudaMemcpyDeviceToHost,
                within = cudaMemcpyDeviceToDevice;
 
-// A call that must succeed: a failure ends the test, or the program of section 6.
+// A call or launch that must succeed: a failure ends the test, or the program of section 6.
 #define OK(call) succeed((call), #call, __FILE__, __LINE__)
+#define OK_LAUNCH(launch) OK((launch, cudaGetLastError()))
 static void succeed(cudaError_t code, const char *call, const char *file, int line) {
     if (code == cudaSuccess) return;
     throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " + call + ": " +
@@ -151,10 +152,8 @@ TEST_CASE("launch: every index of a grid comes once") {
         if (small_only && n > 1000) continue;
         auto counts = floats_on(0, n);
         OK(cudaMemset(counts.get(), 0, n * sizeof(float)));
-        count_kernel<false><<<grid, block>>>(counts.get());
-        OK(cudaGetLastError());
-        count_kernel<true><<<grid, block>>>(counts.get());
-        OK(cudaGetLastError());
+        OK_LAUNCH(count_kernel<false><<<grid, block>>>(counts.get()));
+        OK_LAUNCH(count_kernel<true><<<grid, block>>>(counts.get()));
         CHECK(fetch(counts, n) == Floats(n, 2));
     }
 }
@@ -183,8 +182,7 @@ template <class T, int N> static void test_reverse(int blocks) {
     auto memory = floats_on(0, bytes / sizeof(float));
     T *X = (T *)memory.get();
     OK(cudaMemcpy(X, x.data(), bytes, up));
-    reverse_kernel<T, N><<<blocks, N, N * sizeof(T)>>>(y.get(), X);
-    OK(cudaGetLastError());
+    OK_LAUNCH(reverse_kernel<T, N><<<blocks, N, N * sizeof(T)>>>(y.get(), X));
     OK(cudaDeviceSynchronize());
     CHECK(std::vector<T>(y.get(), y.get() + blocks * N) == want);
 }
@@ -227,11 +225,9 @@ TEST_CASE("__syncthreads: barriers in loops") {
         for (int b = 0; b < blocks; b++) turns[b] = b * threads;
         auto x = floats_on(0, n), sums = floats_on(0, blocks);
         OK(cudaMemcpy(x.get(), numbers.data(), n * sizeof(float), up));
-        tree_kernel<<<blocks, threads, threads * sizeof(float)>>>(sums.get(), x.get());
-        OK(cudaGetLastError());
+        OK_LAUNCH(tree_kernel<<<blocks, threads, threads * sizeof(float)>>>(sums.get(), x.get()));
         CHECK(fetch(sums, blocks) == want);
-        turns_kernel<<<blocks, threads>>>(sums.get());
-        OK(cudaGetLastError());
+        OK_LAUNCH(turns_kernel<<<blocks, threads>>>(sums.get()));
         CHECK(fetch(sums, blocks) == turns);
     }
 }
@@ -311,8 +307,7 @@ TEST_CASE("launch: arguments are copied, structs with pointers in them too") {
     OK(cudaDeviceSynchronize());
     hold_kernel<<<1, 1, 0, stream>>>(hold.go.get(), y.get(), 0);
     Line line = {y.get(), x.get(), 2, 0, 8};
-    line_kernel<<<1, 8, 0, stream>>>(line, offset.get(), true, 8);
-    OK(cudaGetLastError());
+    OK_LAUNCH(line_kernel<<<1, 8, 0, stream>>>(line, offset.get(), true, 8));
     line = {nullptr, nullptr, 0, 0, 0};
     hold.release_and_wait_for(stream);
     CHECK(fetch(y, 8) == Floats(8, -6.5f));
@@ -554,8 +549,7 @@ TEST_CASE("cudaMalloc, __shared__: fresh memory is NaN") {
     }
     auto nan = floats_on(0, 20);
     for (int launch = 0; launch < 2; launch++) {
-        fresh_kernel<<<20, 3, 50 * sizeof(float)>>>(nan.get());
-        OK(cudaGetLastError());
+        OK_LAUNCH(fresh_kernel<<<20, 3, 50 * sizeof(float)>>>(nan.get()));
         CHECK(fetch(nan, 20) == Floats(20, 100));
     }
 }
@@ -709,7 +703,6 @@ static const cudaError_t value = cudaErrorInvalidValue;
 static const std::string on_host = "is host memory, not memory of device 0",
                          on_0_not_1 = "is memory of device 0, not of device 1",
                          on_1_not_0 = "is memory of device 1, not of device 0";
-
 static std::string overrun(int bytes = 40, int begin = 0) {
     return ": " + std::to_string(bytes) + " bytes from byte " + std::to_string(begin) +
            " on overrun the 36 bytes that cpu/tests.cu:";
@@ -744,8 +737,7 @@ TEST_CASE("launch: a pointer argument that is not of the device is refused") {
     Pointers s = {1, {m.x1, m.x0}};
     REFUSED_LAUNCH(value, struct_kernel<<<1, 1>>>(s), "struct_kernel: argument 1", on_0_not_1);
     s = {1, {m.x0 + 100000, m.x1}}; // where nothing is allocated: it may be no pointer
-    struct_kernel<<<1, 1>>>(s);
-    OK(cudaGetLastError());
+    OK_LAUNCH(struct_kernel<<<1, 1>>>(s));
 }
 
 __global__ void empty_kernel() {}
@@ -917,10 +909,7 @@ struct WrongProgram {
     void (*run)();
     std::vector<const char *> says;
 };
-#define WRONG(name, program, ...)                                                                  \
-    {                                                                                              \
-        name, [] { program; }, { __VA_ARGS__ }                                                     \
-    }
+#define WRONG(name, program, ...) WrongProgram({name, [] { program; }, {__VA_ARGS__}})
 static const WrongProgram wrong_programs[] = {
     WRONG("barrier, thread 0 misses it", misses_kernel<<<3, 5>>>(0),
           "misses_kernel on device 0: divergent barrier in block (", ",0,0): thread (1,0,0) waits",
@@ -946,11 +935,11 @@ static const WrongProgram wrong_programs[] = {
     WRONG("wrong setting", wrong_setting(), "a whole number from 1"),
 
     WRONG("access, after cudaFree", hidden_access(1, freed(1, 10), 3),
-          FAULT("hidden_kernel on device 1: access to memory of device 1, byte 12 of the 40 bytes ",
-                "that cpu/tests.cu:", "has freed")),
+          FAULT("hidden_kernel on device 1: access to memory of device 1",
+                ", byte 12 of the 40 bytes that cpu/tests.cu:", "has freed")),
     WRONG("access, a page past the end", hidden_access(0, memory(0, 10), 1024),
-          FAULT("hidden_kernel on device 0: access to memory of device 0, byte 4096 of the 40 ",
-                "bytes that cpu/tests.cu:", "allocated")),
+          FAULT("hidden_kernel on device 0: access to memory of device 0",
+                ", byte 4096 of the 40 bytes that cpu/tests.cu:", "allocated")),
     WRONG("access, by the host after cudaFree",
           HOST_FAULTS_HERE(((volatile float *)freed(1, 10))[2] = 1),
           FAULT("byte 8 of the 40 bytes that cpu/tests.cu:", "has freed")),
@@ -1055,7 +1044,7 @@ RACE("an element for each thread") { threads_kernel<<<1, 2>>>(x, right); }
 __global__ void blocks_kernel(float *x, bool right) { x[right ? blockIdx.x : 0] = blockIdx.x; }
 RACE("an element for each block") { blocks_kernel<<<2, 1>>>(x, right); }
 
-// Work enqueued on `waiting` after this call starts when all that is on `stream` now has finished.
+// Work enqueued on `waiting` from now on starts only when all work now on `stream` has finished.
 static void wait_for(cudaStream_t waiting, int device, cudaStream_t stream) {
     cudaEvent_t event = new_event(device, cudaEventDisableTiming);
     OK(cudaEventRecord(event, stream));
