@@ -2640,8 +2640,9 @@ TEST_CASE("save_npy writes NumPy's format, and load_npy reads it bit for bit") {
     TestFolder folder;
     const std::pair<Ints, std::string> cases[] = {
         {{20}, "(20,)"}, {{1}, "(1,)"}, {{800, 3}, "(800, 3)"}, {{2, 3, 5, 7}, "(2, 3, 5, 7)"}};
-    for (const auto &[shape, text] : cases) {
-        CAPTURE(text);
+    for (const auto &one : cases) {
+        const auto &[shape, text] = one;
+        CAPTURE(one.second);
         const std::string path = folder.file("W.npy");
         Floats numbers = random_floats(size(empty(shape, cpu())), 1);
         numbers[0] = -0.0f;
