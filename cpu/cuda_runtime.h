@@ -1098,9 +1098,9 @@ inline cudaError_t check_pointer(const Launch &launch, const Device &device, int
     if (!pointer || is_pinned(pointer)) return cudaSuccess; // a GPU reads pinned host memory too
     return check_memory(device, pointer, 0, launch.where, what);
 }
-// A pointer must point to memory of the device. In a struct, words that are addresses of memory that
-// is or was allocated on a device are taken for pointers; no others, because two numbers in a word,
-// or what padding holds by chance, may look like one.
+// A pointer must point to memory of the device. In a struct, words that are addresses of memory
+// that is or was allocated on a device are taken for pointers; no others, because two numbers in a
+// word, or what padding holds by chance, may look like one.
 struct Argument {
     const void *p;
     size_t bytes;
