@@ -218,6 +218,18 @@ __attribute__((format(printf, 3, 4), cold)) inline cudaError_t fail(cudaError_t 
     return fail(error);
 }
 
+// The machine lacks what the stand-in needs: say on stderr, in one line, what it is and what to try.
+[[noreturn]] __attribute__((format(printf, 1, 2), cold)) inline void give_up(const char *format,
+                                                                             ...) {
+    char text[1000];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fprintf(stderr, "cuda_runtime.h: %s\n", text);
+    _exit(1);
+}
+
 // ThreadSanitizer must see the order that the CUDA program establishes, and nothing else: the locks
 // of the queues below would order far more than the program does and hide its races. So everything
 // that the stand-in does for itself is Hidden; published() and observed() tell CUDA's order.
@@ -626,10 +638,17 @@ struct Fiber {
 #endif
 };
 
+struct Stacks { // one mapping
+    char *pages;
+    size_t bytes;
+    int guarded; // stacks with an unmapped page below each
+};
+
 struct Worker {
     char *shared = nullptr, *dynamic_shared = nullptr;
-    std::vector<Fiber> fibers; // one for each thread of the block
-    Fiber scheduler;           // the stack of the operating system's thread
+    std::vector<Fiber> fibers; // for thread 0; from a block's first barrier on for all its threads
+    std::vector<Stacks> stacks; // theirs
+    Fiber scheduler;            // the stack of the operating system's thread
     // The block that is running:
     void (*call)(const void *) = nullptr;
     const void *kernel = nullptr;
@@ -786,24 +805,38 @@ __attribute__((no_sanitize("thread"), no_sanitize("address"))) inline void prepa
 #endif
 }
 
-// Give the worker stacks for that many threads, each with an unmapped page below it.
-inline void grow_fibers(Worker &w, int threads) {
+// Give the worker stacks for that many threads in all. Linux allows a process 65530 mappings
+// (vm.max_map_count), and a stack with an unmapped page below it, which catches its overflow, takes
+// two. So all stacks have such a page only until most_guarded have one, over all workers; beyond
+// that only the lowest stack of a growth has one, as thread 0's, which grows alone, always does.
+constexpr int most_guarded = 8192;
+inline std::atomic<int> guarded_stacks{0};
+
+__attribute__((noinline, cold)) inline void grow_fibers(Worker &w, int threads) {
     Hidden hidden;
-    while ((int)w.fibers.size() < threads) {
-        size_t guard = page_size();
-        void *p = mmap(nullptr, guard + stack_bytes, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED || mprotect(p, guard, PROT_NONE)) {
-            fprintf(stderr, "cuda_runtime.h: no memory for the stack of a thread of %s\n",
-                    running.name);
-            _exit(1);
-        }
+    const int more = threads - (int)w.fibers.size();
+    const bool guard_each = (guarded_stacks += more) <= most_guarded;
+    if (!guard_each) guarded_stacks -= more;
+    const size_t page = page_size(), stride = stack_bytes + (guard_each ? page : 0);
+    const size_t bytes = page + more * stride;
+    char *p = (char *)mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    bool failed = p == MAP_FAILED;
+    // Most of a stack is never touched: a huge page would make it all resident.
+    if (!failed) madvise(p, bytes, MADV_NOHUGEPAGE);
+    for (int i = 0; i < more && !failed; i++) {
         w.fibers.emplace_back();
-        w.fibers.back().stack = (char *)p + guard;
+        w.fibers.back().stack = p + page + i * stride;
+        if (i == 0 || guard_each) failed = mprotect(p + i * stride, page, PROT_NONE);
 #ifdef CUDA_CPU_TSAN
         w.fibers.back().tsan = __tsan_create_fiber(0);
 #endif
     }
+    if (failed)
+        give_up("no memory for the stacks of %d threads of %s: raise ulimit -v, or set "
+                "CUDA_CPU_CORES=1",
+                threads, running.name);
+    w.stacks.push_back({p, bytes, guard_each ? more : 0});
 #ifdef CUDA_CPU_TSAN
     w.scheduler.tsan = __tsan_get_current_fiber();
 #endif
@@ -819,6 +852,7 @@ CUDA_CPU_SWITCHING inline void barrier(const char *file, int line) {
     if (t == 0) {
         if (!w.met_barrier) {
             w.met_barrier = true;
+            if ((int)w.fibers.size() < w.threads) grow_fibers(w, w.threads);
             for (int i = 1; i < w.threads; i++) prepare(w, i);
         }
         w.phase++;
@@ -878,14 +912,15 @@ inline void start_worker() {
 
 // What start_worker() and grow_fibers() took goes back.
 inline void stop_worker() {
-    for (Fiber &fiber : worker->fibers) {
 #ifdef CUDA_CPU_TSAN
-        __tsan_destroy_fiber(fiber.tsan);
+    for (Fiber &fiber : worker->fibers) __tsan_destroy_fiber(fiber.tsan);
 #endif
+    for (const Stacks &stacks : worker->stacks) {
 #ifdef CUDA_CPU_ASAN
-        ASAN_UNPOISON_MEMORY_REGION(fiber.stack, stack_bytes);
+        ASAN_UNPOISON_MEMORY_REGION(stacks.pages, stacks.bytes);
 #endif
-        munmap(fiber.stack - page_size(), page_size() + stack_bytes);
+        munmap(stacks.pages, stacks.bytes);
+        guarded_stacks -= stacks.guarded;
     }
 #ifdef CUDA_CPU_ASAN
     ASAN_UNPOISON_MEMORY_REGION(worker->shared, shared_arena_bytes() + shared_gap);
@@ -954,7 +989,11 @@ __attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kerne
     gridDim = launch.grid;
     blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y, block / gridDim.x / gridDim.y};
     w.threads = blockDim.x * blockDim.y * blockDim.z;
-    if (w.fibers.empty() || (int)w.fibers.size() < w.threads) grow_fibers(w, w.threads);
+#ifdef CUDA_CPU_TSAN
+    if ((int)w.fibers.size() < w.threads) grow_fibers(w, w.threads);
+#else
+    if (w.fibers.empty()) grow_fibers(w, 1); // the others at the first barrier
+#endif
     w.call = kernel.one;
     w.kernel = kernel.bytes.data();
     w.current = 0;

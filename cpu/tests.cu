@@ -9,7 +9,7 @@
 //   3. Memory
 //   4. Devices and errors
 //   5. Mistakes
-//   6. Wrong programs
+//   6. Programs, right and wrong
 //   7. Races
 
 #include "cuda_runtime.h"
@@ -17,6 +17,7 @@
 #define DOCTEST_CONFIG_IMPLEMENT
 #include "doctest.h"
 
+#include <fstream>
 #include <sstream>
 #include <stdexcept>
 
@@ -828,10 +829,11 @@ TEST_CASE("cudaFree, cudaFreeHost, devices, events, functions: what is wrong is 
 }
 
 // ---------------------------------------------------------------------------------------------
-// 6. Wrong programs
+// 6. Programs, right and wrong
 // What is noticed only while a kernel runs ends the program. Each of these is a process of its own
-// with two devices, `runtime_tests --wrong NAME`. It has to end with an exit status other than 0
-// and a message that begins with the line it is wrong in and contains the words of the table below.
+// with two devices, `runtime_tests --wrong NAME`. A wrong one has to end with exit status 1 and a
+// message that begins with the line it is wrong in and contains the words of the table below. A
+// right one, often the same but for one thing, has to end with status 0 and print nothing.
 
 // What is wrong stands in one line with one of these, or a sanitizer's report is expected for it.
 #define WRONG_HERE(...) (fprintf(stderr, "expected: %s:%d:\n", __FILE__, __LINE__), __VA_ARGS__)
@@ -904,6 +906,71 @@ __global__ void dynamic_overrun_kernel(float *x, int i) {
 }
 #endif
 
+// What a machine with many cores needs. /proc tells what the process takes of it.
+static void expect(bool holds, const char *what, long value) {
+    if (!holds) throw std::runtime_error(what + (": " + std::to_string(value)));
+}
+static int mappings() {
+    std::ifstream maps("/proc/self/maps");
+    return std::count(std::istreambuf_iterator<char>(maps), {}, '\n');
+}
+static long mapped_mib() {
+    long pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    return pages * sysconf(_SC_PAGESIZE) >> 20;
+}
+// No block ends before all have begun, so each has a core to itself.
+template <bool barrier> __global__ void together_kernel(int *begun) {
+    if (threadIdx.x == 0) {
+        __atomic_add_fetch(begun, 1, __ATOMIC_RELAXED);
+        for (int i = 0; i < 100000; i++, usleep(100))
+            if (__atomic_load_n(begun, __ATOMIC_RELAXED) == (int)gridDim.x) break;
+    }
+    if (barrier) __syncthreads();
+}
+static void stacks_of_many_cores() {
+    setenv("CUDA_CPU_CORES", "20", 1);
+    auto begun = pinned<int>(2);
+    const int threads = small_only ? 2 : 1024, before = mappings();
+    OK_LAUNCH(together_kernel<false><<<20, threads>>>(&begun.get()[0]));
+    OK(cudaDeviceSynchronize());
+    const int without_barrier = mappings() - before;
+    OK_LAUNCH(together_kernel<true><<<20, threads>>>(&begun.get()[1]));
+    OK(cudaDeviceSynchronize());
+    const int with_barrier = mappings() - before;
+    for (int i : {0, 1}) expect(begun.get()[i] == 20, "blocks at once", begun.get()[i]);
+    if (small_only) return;
+    expect(without_barrier < 1000, "mappings for one stack on each core", without_barrier);
+    expect(with_barrier > 14000, "mappings while the stacks have guard pages", with_barrier);
+    expect(with_barrier < 18000, "mappings for 20480 stacks", with_barrier);
+}
+static void stacks_of_many_streams() {
+    setenv("CUDA_CPU_CORES", "1", 1);
+    auto begun = pinned<int>(10);
+    int first = 0;
+    long first_mib = 0;
+    for (int i = 0; i < 10; i++) {
+        auto stream = std::make_unique<TestStream>();
+        together_kernel<true><<<1, small_only ? 2 : 1024, 0, *stream>>>(&begun.get()[i]);
+        OK(cudaStreamSynchronize(*stream));
+        const int now = mappings();
+        stream.reset();
+        if (i == 0) first = now, first_mib = mapped_mib();
+        if (i < 9 || small_only) continue;
+        expect(abs(now - first) < 200, "more mappings in the tenth stream", now - first);
+        expect(mapped_mib() - first_mib < 300, "MiB kept by nine streams", mapped_mib() - first_mib);
+    }
+}
+
+struct RightProgram {
+    const char *name;
+    void (*run)();
+};
+static const RightProgram right_programs[] = {
+    {"stacks of many cores", stacks_of_many_cores},
+    {"stacks of many streams", stacks_of_many_streams},
+};
+
 struct WrongProgram {
     const char *name;
     void (*run)();
@@ -972,6 +1039,15 @@ static std::string output_of(const std::string &name, int &status) {
     for (char text[4096]; size_t n = fread(text, 1, sizeof text, pipe);) output.append(text, n);
     status = pclose(pipe);
     return output;
+}
+
+TEST_CASE("right programs: are told nothing") {
+    for (const RightProgram &program : right_programs) {
+        int status = 0;
+        CAPTURE(std::string(program.name));
+        CHECK(output_of(program.name, status) == "");
+        CHECK(status == 0);
+    }
 }
 
 TEST_CASE("wrong programs: are told what is wrong, and in which line") {
@@ -1148,6 +1224,8 @@ static int run_wrong(const std::string &name) {
     alarm(60); // one that hangs has failed
     std::function<void()> run;
     for (const WrongProgram &program : wrong_programs)
+        if (name == program.name) run = program.run;
+    for (const RightProgram &program : right_programs)
         if (name == program.name) run = program.run;
     for (const RaceProgram &program : race_programs)
         for (bool right : {false, true})
