@@ -290,7 +290,7 @@ struct Machine {
     std::vector<Device *> devices;
     std::map<const char *, size_t> pinned; // cudaMallocHost: first byte -> bytes
     std::mutex lock;                       // guards the tables of allocations and streams
-    bool spin;                             // whether there is a core for every worker
+    int spinning; // helpers of each device that spin before they sleep; 0 if workers share cores
     Machine();
 };
 inline Machine &machine() {
@@ -1027,60 +1027,36 @@ __attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kerne
     observed(&w.end);
 }
 
-// The cores of a device: the thread of the stream whose kernel runs, and size-1 helpers.
+// The cores of a device: core 0 is the thread of the stream whose kernel runs, the others are
+// helpers that sleep until they are called. A call that comes to nothing is taken back, so that the
+// launch need not wait until the helper has woken up.
+struct Grid;
 struct Team {
-    int size;
-    std::mutex lock;
-    std::condition_variable started;
-    std::atomic<unsigned> generation{0};
-    std::atomic<int> busy{0};
-    void (*job)(void *, int) = nullptr;
-    void *context = nullptr;
+    struct Helper {
+        alignas(64) std::atomic<bool> called{false};
+        std::mutex lock;
+        std::condition_variable changed;
+    };
+    const int size;
+    std::deque<Helper> helpers; // helpers[0] is not used
+    std::atomic<int> busy{0};   // helpers that were called and have not finished
+    Grid *grid = nullptr;
     char begin = 0, end = 0; // see published()
 
-    explicit Team(int size) : size(size) {
+    explicit Team(int size) : size(size), helpers(size) {
         for (int i = 1; i < size; i++) std::thread([this, i] { help(i); }).detach();
     }
-    // Run job(context, 0..size-1), one on each core.
-    void run(void (*job)(void *, int), void *context) {
-        published(&begin);
+    void call(int i) {
+        Hidden hidden;
+        busy++;
         {
-            Hidden hidden;
-            this->job = job;
-            this->context = context;
-            busy = size - 1;
-            {
-                std::lock_guard<std::mutex> guard(lock);
-                generation++;
-            }
-            started.notify_all();
+            std::lock_guard<std::mutex> guard(helpers[i].lock);
+            helpers[i].called = true;
         }
-        job(context, 0);
-        {
-            Hidden hidden;
-            for (int spin = 0; busy; spin++)
-                if (!machine().spin || spin > 10000) sched_yield();
-        }
-        observed(&end);
+        helpers[i].changed.notify_one();
     }
-    void help(int i) {
-        start_worker();
-        for (unsigned seen = 0;;) {
-            {
-                Hidden hidden;
-                for (int spin = 0; machine().spin && spin < 20000 && generation == seen; spin++)
-                    ;
-                std::unique_lock<std::mutex> guard(lock);
-                started.wait(guard, [&] { return generation != seen; });
-                seen = generation;
-            }
-            observed(&begin);
-            job(context, i);
-            published(&end);
-            Hidden hidden;
-            busy--;
-        }
-    }
+    void run(Grid &grid);
+    void help(int i);
 };
 
 struct Grid {
@@ -1092,12 +1068,17 @@ struct Grid {
 
     // One core's share: chunks of blocks, taken as the core gets to them. Under ThreadSanitizer
     // blocks are dealt round-robin, so that neighbouring blocks always run on different cores.
+    // While blocks are left, each core first calls eight others: for one core to call a hundred
+    // would take longer than many a kernel.
     void work(int core) {
         cuda_cpu::running = running;
+        Team &team = *device.team;
+        const int cores = min<unsigned>(team.size, blocks);
+        for (int i = 8 * core + 1; i <= 8 * core + 8 && i < cores && next < blocks; i++)
+            team.call(i);
 #ifdef CUDA_CPU_TSAN
-        for (unsigned b = core; b < blocks && !device.fault; b += device.team->size) one(b);
+        for (unsigned b = core; b < blocks && !device.fault; b += team.size) one(b);
 #else
-        (void)core;
         for (unsigned first; (first = next.fetch_add(chunk)) < blocks && !device.fault;)
             for (unsigned b = first; b < min(first + chunk, blocks) && !device.fault; b++) one(b);
 #endif
@@ -1106,8 +1087,47 @@ struct Grid {
         run_block(kernel, b);
         if (worker->failed) device.fault = cudaErrorLaunchFailure;
     }
-    static void job(void *grid, int core) { ((Grid *)grid)->work(core); }
 };
+
+inline void Team::run(Grid &grid) {
+    published(&begin);
+    {
+        Hidden hidden;
+        this->grid = &grid;
+    }
+    grid.work(0);
+    {
+        Hidden hidden;
+#ifndef CUDA_CPU_TSAN // where every helper has blocks of its own
+        for (int i = 1; busy && i < size; i++)
+            if (helpers[i].called && helpers[i].called.exchange(false)) busy--;
+#endif
+        for (int spin = 0; busy; spin++)
+            if (!machine().spinning || spin > 10000) sched_yield();
+    }
+    observed(&end);
+}
+inline void Team::help(int i) {
+    start_worker();
+    Helper &me = helpers[i];
+    for (;;) {
+        {
+            Hidden hidden;
+            for (int spin = 0; i <= machine().spinning && spin < 20000 && !me.called; spin++)
+                ;
+            if (!me.called) {
+                std::unique_lock<std::mutex> guard(me.lock);
+                me.changed.wait(guard, [&] { return me.called.load(); });
+            }
+            if (!me.called.exchange(false)) continue;
+        }
+        observed(&begin);
+        grid->work(i);
+        published(&end);
+        Hidden hidden;
+        busy--;
+    }
+}
 
 // Run a whole grid on the device's cores; called on the stream's thread.
 inline void run_grid(const Kernel &kernel, Device &device) {
@@ -1124,7 +1144,7 @@ inline void run_grid(const Kernel &kernel, Device &device) {
         if (device.team->size == 1 || blocks == 1)
             while (grid.next < blocks && !device.fault) grid.one(grid.next++);
         else
-            device.team->run(Grid::job, &grid);
+            device.team->run(grid);
     }
     Hidden hidden;
     guard.reset();
@@ -1249,7 +1269,7 @@ inline Machine::Machine() {
     int cores = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
     const char *slowdown = getenv("CUDA_CPU_SLOWDOWN");
     int cores_each = setting("CUDA_CPU_CORES", max(1, cores / devices_shown), 1, 1024);
-    spin = cores_each * devices_shown <= cores;
+    spinning = cores_each * devices_shown <= cores ? max(1, 64 / devices_shown) : 0;
     size_t physical = (size_t)sysconf(_SC_PHYS_PAGES) * page_size();
     size_t total = (size_t)setting("CUDA_CPU_MEMORY", physical / devices_shown >> 20, 1, 1 << 24)
                    << 20;

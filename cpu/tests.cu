@@ -21,6 +21,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include <dirent.h>
+
 #if defined(CUDA_CPU_TSAN) || defined(CUDA_CPU_ASAN)
 constexpr bool small_only = true; // a sanitizer is up to 300 times slower
 #else
@@ -962,6 +964,33 @@ static void stacks_of_many_streams() {
     }
 }
 
+// A launch wakes as many cores as it has blocks for: /proc counts how often threads went to sleep.
+static long sleeps() {
+    long sum = 0;
+    DIR *threads = opendir("/proc/self/task");
+    while (const dirent *thread = readdir(threads)) {
+        std::ifstream status(std::string("/proc/self/task/") + thread->d_name + "/status");
+        for (std::string word; status >> word;)
+            if (long n; word == "voluntary_ctxt_switches:" && status >> n) sum += n;
+    }
+    closedir(threads);
+    return sum;
+}
+static void few_blocks_on_many_cores() {
+    setenv("CUDA_CPU_CORES", "100", 1);
+    auto x = floats_on(0, 2);
+    const int launches = 50;
+    OK(cudaDeviceSynchronize());
+    usleep(100000); // until all threads have begun
+    const long before = sleeps();
+    for (int i = 0; i < launches; i++) {
+        OK_LAUNCH(assign_kernel<<<2, 1>>>(x.get(), i));
+        OK(cudaDeviceSynchronize());
+    }
+    const long mean = (sleeps() - before) / launches;
+    expect(mean < 20, "threads that slept for each launch", mean);
+}
+
 struct RightProgram {
     const char *name;
     void (*run)();
@@ -969,6 +998,7 @@ struct RightProgram {
 static const RightProgram right_programs[] = {
     {"stacks of many cores", stacks_of_many_cores},
     {"stacks of many streams", stacks_of_many_streams},
+    {"few blocks on many cores", few_blocks_on_many_cores},
 };
 
 struct WrongProgram {
