@@ -218,7 +218,13 @@ __attribute__((format(printf, 3, 4), cold)) inline cudaError_t fail(cudaError_t 
     return fail(error);
 }
 
-// The machine lacks what the stand-in needs: say on stderr, in one line, what it is and what to try.
+// Of several threads that end the program the first says why; the others stay here until the end.
+inline void say_alone() {
+    static std::atomic<bool> said{false};
+    while (said.exchange(true)) pause();
+}
+
+// The machine lacks something: say on stderr, in one line, what it is and what to try, and end.
 [[noreturn]] __attribute__((format(printf, 1, 2), cold)) inline void give_up(const char *format,
                                                                              ...) {
     char text[1000];
@@ -226,6 +232,7 @@ __attribute__((format(printf, 3, 4), cold)) inline cudaError_t fail(cudaError_t 
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    say_alone();
     fprintf(stderr, "cuda_runtime.h: %s\n", text);
     _exit(1);
 }
@@ -428,6 +435,42 @@ struct Task {
     Running running;
 };
 
+// A function of the program's, or the stand-in itself, has thrown where nobody could catch it.
+__attribute__((cold)) inline void uncaught() {
+    auto end = [](const char *what) {
+        if (!running.name)
+            give_up("%s on a thread of a device: raise ulimit -v, or set CUDA_CPU_CORES=1", what);
+        say_alone();
+        fail(cudaErrorLaunchFailure, running.where, "%s on device %d: uncaught exception: %s",
+             running.name, running.device, what);
+        _exit(1);
+    };
+    try {
+        throw;
+    } catch (const std::exception &e) {
+        end(e.what());
+    } catch (...) {
+        end("not a std::exception");
+    }
+}
+
+// All threads of the stand-in begin here.
+template <class F> std::thread start_thread(int device, F run) {
+    try {
+        return std::thread([run] {
+            try {
+                run();
+            } catch (...) {
+                uncaught();
+            }
+        });
+    } catch (const std::exception &e) {
+        give_up("cannot start a thread for device %d: %s: raise ulimit -u and ulimit -v, or set "
+                "CUDA_CPU_CORES=1",
+                device, e.what());
+    }
+}
+
 struct Stream {
     static constexpr size_t most = 1024; // pending tasks, beyond which the host waits, as on a GPU
     Device *device;
@@ -442,7 +485,7 @@ struct Stream {
         default_mark; // of the default stream, that this stream has yet to wait for
     std::thread thread;
     Stream(Device *device, bool blocking) : device(device), blocking(blocking) {
-        thread = std::thread([this] { work(); });
+        thread = start_thread(device->id, [this] { work(); });
     }
     void push(Running running, std::function<void()> run);
     void work();
@@ -763,7 +806,11 @@ __attribute__((no_sanitize("thread"))) inline void fiber_main() {
     observed(&w.begin);
     const int t = w.current;
     threadIdx = thread_index(t);
-    w.call(w.kernel);
+    try {
+        w.call(w.kernel);
+    } catch (...) {
+        uncaught();
+    }
     published(&w.end);
     Fiber *next = &w.scheduler;
     if (w.met_barrier) {
@@ -899,6 +946,7 @@ inline void start_worker() {
     size_t bytes = shared_arena_bytes() + shared_gap;
     worker->shared = (char *)aligned_alloc(shared_gap, bytes);
     worker->dynamic_shared = (char *)aligned_alloc(shared_gap, dynamic_shared_bytes);
+    if (!worker->shared || !worker->dynamic_shared) throw std::bad_alloc();
 #ifdef CUDA_CPU_ASAN
     ASAN_POISON_MEMORY_REGION(worker->shared, bytes);
 #endif
@@ -1021,6 +1069,8 @@ __attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kerne
         try {
             kernel.rest(w.kernel, 1);
         } catch (BlockFailed) {
+        } catch (...) { // here, while the grid that other cores work on still exists
+            uncaught();
         }
     }
 #endif
@@ -1043,8 +1093,8 @@ struct Team {
     Grid *grid = nullptr;
     char begin = 0, end = 0; // see published()
 
-    explicit Team(int size) : size(size), helpers(size) {
-        for (int i = 1; i < size; i++) std::thread([this, i] { help(i); }).detach();
+    Team(int device, int size) : size(size), helpers(size) {
+        for (int i = 1; i < size; i++) start_thread(device, [this, i] { help(i); }).detach();
     }
     void call(int i) {
         Hidden hidden;
@@ -1276,7 +1326,7 @@ inline Machine::Machine() {
 #if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
     size_t range = min(total, 4 * gib) + gib;
 #else
-    size_t range = 8 * total + 16 * gib; // addresses cost nothing
+    size_t range = 8 * total + 16 * gib; // addresses cost nothing, but ulimit -v may limit them
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
@@ -1288,12 +1338,16 @@ inline Machine::Machine() {
 #endif
     for (int id = 0; id < devices_shown; id++) {
         Device *device = new Device;
-        void *p =
-            mmap(nullptr, range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED) {
-            fprintf(stderr, "cuda_runtime.h: no addresses for the memory of device %d\n", id);
-            _exit(1);
+        void *p = MAP_FAILED;
+        for (size_t bytes : {range, min(range, total + min(total, gib))}) {
+            if (p != MAP_FAILED) break;
+            range = bytes;
+            p = mmap(nullptr, range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         }
+        if (p == MAP_FAILED)
+            give_up("no addresses for the memory of device %d (%.1f GB): raise ulimit -v, or set "
+                    "CUDA_CPU_MEMORY to less than %zu (MiB)",
+                    id, range / 1e9, total >> 20);
         device->id = id;
         device->cores = cores_each;
         if (slowdown && *slowdown) {
@@ -1311,7 +1365,7 @@ inline Machine::Machine() {
         device->total = total;
         device->peers.resize(devices_shown);
         device->streams.push_back(new Stream(device, true));
-        device->team = new Team(cores_each);
+        device->team = new Team(id, cores_each);
         devices.push_back(device);
     }
 }
@@ -1587,6 +1641,7 @@ inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cud
     Running what = {"cudaMemcpyAsync", where, queue->id};
     if (pageable_source && !pageable_target) {
         std::shared_ptr<char> staged((char *)malloc(bytes), free);
+        if (!staged) return fail(cudaErrorMemoryAllocation);
         memcpy(staged.get(), from, bytes);
         submit(stream, *queue, what, [=] { memcpy(to, staged.get(), bytes); });
     } else {
