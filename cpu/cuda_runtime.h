@@ -333,9 +333,13 @@ inline bool is_pinned(const void *pointer) {
     return (const char *)pointer < found->first + found->second;
 }
 
+constexpr const char *null_may_be = ": an empty tensor or vector, or an index beyond the end?";
+
 // Check that [pointer, pointer + bytes) is live memory of `device`; `what` names call and argument.
 inline cudaError_t check_memory(const Device &device, const void *pointer, size_t bytes,
                                 Where where, const char *what) {
+    if (!pointer)
+        return fail(cudaErrorInvalidValue, where, "%s: a null pointer%s", what, null_may_be);
     std::lock_guard<std::mutex> guard(machine().lock);
     Place at = locate(pointer);
     if (!at.device)
@@ -396,7 +400,9 @@ inline void on_fault(int signal, siginfo_t *info, void *) {
     struct sigaction plain = {};
     plain.sa_handler = SIG_DFL;
     sigaction(signal, &plain, nullptr); // any other fault crashes as it would without the stand-in
-    if (!at.device) return;
+    // Linux loads no program below 4 MiB.
+    const bool null = info->si_code == SEGV_MAPERR && (size_t)info->si_addr < 4 << 20;
+    if (!at.device && !(running.name && null)) return;
     char text[600], range[200] = "where nothing is allocated";
     if (at.allocation) {
         const char *p = (const char *)info->si_addr;
@@ -405,8 +411,13 @@ inline void on_fault(int signal, siginfo_t *info, void *) {
                  at.allocation->bytes, where.file, where.line,
                  at.allocation->live ? "allocated" : "has freed");
     }
+    say_alone();
     int n;
-    if (running.name)
+    if (!at.device)
+        n = snprintf(text, sizeof text, "%s:%d: %s on device %d: access by a null pointer%s [%s]\n",
+                     running.where.file, running.where.line, running.name, running.device,
+                     null_may_be, cudaGetErrorName(cudaErrorIllegalAddress));
+    else if (running.name)
         n = snprintf(text, sizeof text,
                      "%s:%d: %s on device %d: access to memory of device %d, %s [%s]\n",
                      running.where.file, running.where.line, running.name, running.device,
@@ -1586,6 +1597,9 @@ namespace cuda_cpu {
 inline cudaError_t check_copy(Device *&device, const void *to, const void *from, size_t bytes,
                               cudaMemcpyKind kind, Where where, const char *call) {
     auto host = [&](const void *p, const char *what) {
+        if (!p)
+            return fail(cudaErrorInvalidValue, where, "%s, %s: a null pointer%s", call, what,
+                        null_may_be);
         std::lock_guard<std::mutex> guard(machine().lock);
         Place at = locate(p);
         if (!at.device) return cudaSuccess;

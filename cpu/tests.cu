@@ -808,6 +808,25 @@ TEST_CASE("cudaMemcpy, cudaMemcpyAsync, cudaMemset: wrong memory and sizes are r
             "allocated on device 1");
 }
 
+TEST_CASE("copies, launches: a null pointer is named, but where it is not used it is no mistake") {
+    Memories m;
+    const std::string null = ": a null pointer: an empty tensor";
+    REFUSED(value, cudaMemcpy(nullptr, m.host, 4, up), "cudaMemcpy, destination" + null);
+    REFUSED(value, cudaMemcpy(m.x0, nullptr, 4, up), "cudaMemcpy, source" + null);
+    REFUSED(value, cudaMemcpyAsync(nullptr, m.x0, 4, down), "cudaMemcpyAsync, destination" + null);
+    REFUSED(value, cudaMemcpyAsync(m.host, nullptr, 4, down), "cudaMemcpyAsync, source" + null);
+    REFUSED(value, cudaMemcpyPeerAsync(m.x1, 1, nullptr, 0, 4),
+            "cudaMemcpyPeerAsync, source" + null);
+    REFUSED(value, cudaMemcpyPeer(nullptr, 1, m.x0, 0, 4), "cudaMemcpyPeer, destination" + null);
+    REFUSED(value, cudaMemset(nullptr, 0, 4), "cudaMemsetAsync" + null);
+    OK(cudaMemcpyAsync(nullptr, nullptr, 0, down));
+    OK(cudaMemcpyPeerAsync(nullptr, 1, nullptr, 0, 0));
+    OK(cudaMemcpyPeer(nullptr, 1, nullptr, 0, 0));
+    OK(cudaMemset(nullptr, 0, 0));
+    OK_LAUNCH(line_kernel<<<1, 8>>>(Line{nullptr, nullptr, 1, 0, 0}, nullptr, false, 8));
+    OK(cudaDeviceSynchronize());
+}
+
 TEST_CASE("cudaFree, cudaFreeHost, devices, events, functions: what is wrong is refused") {
     Memories m;
     const cudaError_t device = cudaErrorInvalidDevice;
@@ -917,6 +936,10 @@ static void wrong_setting() {
     (fprintf(stderr, "expected: the host accesses memory of device 1\n"), __VA_ARGS__)
 #endif
 __global__ void hidden_kernel(uintptr_t address, int i) { ((float *)address)[i] += 1; }
+__global__ void late_kernel(uintptr_t address) {
+    __syncthreads();
+    if (threadIdx.x == 3) *(float *)address = 1;
+}
 static void hidden_access(int device, float *p, int i) {
     FAULTS_HERE(OnDevice{device}, hidden_kernel<<<1, 1>>>((uintptr_t)p, i));
 }
@@ -1092,7 +1115,7 @@ static const WrongProgram wrong_programs[] = {
           "throwing_kernel<true> on device 0: uncaught exception: beyond the end"),
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
     WRONG("no addresses", LACKING_HERE(few_addresses("8192")),
-          "no addresses for the memory of device 0 (", " GB): raise ulimit -v, or set CUDA_CPU_MEMORY"),
+          "no addresses for the memory of device 0 (", " GB): raise ulimit -v, or set CUDA_CPU_ME"),
     WRONG("no thread", LACKING_HERE(no_thread()), "cannot start a thread for device 1: ",
           "raise ulimit -u", "CUDA_CPU_CORES=1"),
 #endif
@@ -1105,6 +1128,10 @@ static const WrongProgram wrong_programs[] = {
     WRONG("access, a page past the end", hidden_access(0, memory(0, 10), 1024),
           FAULT("hidden_kernel on device 0: access to memory of device 0",
                 ", byte 4096 of the 40 bytes that cpu/tests.cu:", "allocated")),
+    WRONG("access, by a null pointer", hidden_access(1, (float *)16, 100000),
+          FAULT("hidden_kernel on device 1: access by a null pointer: an empty tensor")),
+    WRONG("access, by a null pointer after a barrier", FAULTS_HERE(late_kernel<<<9, 5>>>(16)),
+          FAULT("late_kernel on device 0: access by a null pointer: an empty tensor")),
     WRONG("access, by the host after cudaFree",
           HOST_FAULTS_HERE(((volatile float *)freed(1, 10))[2] = 1),
           FAULT("byte 8 of the 40 bytes that cpu/tests.cu:", "has freed")),
