@@ -395,14 +395,17 @@ struct Running {
 inline __thread Running running = {nullptr, {nullptr, 0, nullptr}, -1};
 
 // SIGSEGV or SIGBUS: where the address belongs to a device, say whose memory was missed by whom.
+// Any other fault, but a kernel's by a null pointer, is left to the handler that was installed
+// before this one: the access is tried again on return, and faults again.
+inline struct sigaction before_segv, before_bus;
 inline void on_fault(int signal, siginfo_t *info, void *) {
     Place at = locate(info->si_addr);
-    struct sigaction plain = {};
-    plain.sa_handler = SIG_DFL;
-    sigaction(signal, &plain, nullptr); // any other fault crashes as it would without the stand-in
     // Linux loads no program below 4 MiB.
     const bool null = info->si_code == SEGV_MAPERR && (size_t)info->si_addr < 4 << 20;
-    if (!at.device && !(running.name && null)) return;
+    if (!at.device && !(running.name && null)) {
+        sigaction(signal, signal == SIGBUS ? &before_bus : &before_segv, nullptr);
+        return;
+    }
     char text[600], range[200] = "where nothing is allocated";
     if (at.allocation) {
         const char *p = (const char *)info->si_addr;
@@ -1341,8 +1344,8 @@ inline Machine::Machine() {
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigaction(SIGSEGV, &action, nullptr);
-    sigaction(SIGBUS, &action, nullptr);
+    sigaction(SIGSEGV, &action, &before_segv);
+    sigaction(SIGBUS, &action, &before_bus);
 #endif
 #ifdef CUDA_CPU_TSAN
     cores_each = max(2, cores_each); // two blocks of a grid never share all of their order

@@ -23,6 +23,7 @@
 
 #include <dirent.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #if defined(CUDA_CPU_TSAN) || defined(CUDA_CPU_ASAN)
 constexpr bool small_only = true; // a sanitizer is up to 300 times slower
@@ -943,6 +944,44 @@ __global__ void late_kernel(uintptr_t address) {
 static void hidden_access(int device, float *p, int i) {
     FAULTS_HERE(OnDevice{device}, hidden_kernel<<<1, 1>>>((uintptr_t)p, i));
 }
+// A fault of no device's memory belongs to the program: to its handler, if it has one.
+static struct sigaction before_handler;
+static void install_handler(bool passes_on) {
+    struct sigaction action = {};
+    action.sa_handler = [](int) {
+        if (write(STDERR_FILENO, "the program's handler\n", 22)) _exit(1);
+        _exit(1);
+    };
+    if (passes_on)
+        action.sa_handler = [](int signal) { sigaction(signal, &before_handler, nullptr); };
+    sigaction(SIGSEGV, &action, &before_handler);
+}
+static void access_nothing() { *(volatile uintptr_t *)sizeof(uintptr_t) = 1; }
+static void fault_of_the_host() {
+    fprintf(stderr, "expected: the program's handler\n");
+    install_handler(false);
+    memory(0, 1);
+    access_nothing();
+}
+#if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
+static void fault_with_handlers(bool before) {
+    if (before) install_handler(false);
+    volatile float *p = freed(1, 10);
+    if (!before) install_handler(true);
+    HOST_FAULTS_HERE(p[2] = 1);
+}
+static void fault_without_handler() {
+    if (const pid_t child = fork()) {
+        int status = 0;
+        waitpid(child, &status, 0);
+        return expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "status", status);
+    }
+    const rlimit no_core = {0, 0};
+    setrlimit(RLIMIT_CORE, &no_core);
+    memory(0, 1);
+    access_nothing();
+}
+#endif
 #ifdef CUDA_CPU_ASAN
 static const char *const poison = "AddressSanitizer: use-after-poison";
 __global__ void static_overrun_kernel(float *x, int i) {
@@ -1074,6 +1113,7 @@ static const RightProgram right_programs[] = {
     {"few blocks on many cores", few_blocks_on_many_cores},
     {"host function that catches", host_function_that_catches},
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
+    {"fault without a handler", fault_without_handler},
     {"few addresses", [] { few_addresses("64"); }},
 #endif
 };
@@ -1116,8 +1156,8 @@ static const WrongProgram wrong_programs[] = {
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
     WRONG("no addresses", LACKING_HERE(few_addresses("8192")),
           "no addresses for the memory of device 0 (", " GB): raise ulimit -v, or set CUDA_CPU_ME"),
-    WRONG("no thread", LACKING_HERE(no_thread()), "cannot start a thread for device 1: ",
-          "raise ulimit -u", "CUDA_CPU_CORES=1"),
+    WRONG("no thread", LACKING_HERE(no_thread()),
+          "cannot start a thread for device 1: ", "raise ulimit -u", "CUDA_CPU_CORES=1"),
 #endif
     WRONG("out of memory", out_of_memory(), "out of memory", "cudaErrorMemoryAllocation"),
     WRONG("wrong setting", wrong_setting(), "a whole number from 1"),
@@ -1135,6 +1175,14 @@ static const WrongProgram wrong_programs[] = {
     WRONG("access, by the host after cudaFree",
           HOST_FAULTS_HERE(((volatile float *)freed(1, 10))[2] = 1),
           FAULT("byte 8 of the 40 bytes that cpu/tests.cu:", "has freed")),
+    WRONG("access, by the host to memory of no device", fault_of_the_host(),
+          "the program's handler"),
+#if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
+    WRONG("access, by the host, a handler was installed before", fault_with_handlers(true),
+          "byte 8 of the 40 bytes that cpu/tests.cu:", "has freed"),
+    WRONG("access, by the host, a handler is installed later", fault_with_handlers(false),
+          "byte 8 of the 40 bytes that cpu/tests.cu:", "has freed"),
+#endif
 #ifdef CUDA_CPU_ASAN // Accesses to memory that is mapped, but not theirs
     WRONG("access, one past the end", hidden_access(0, memory(0, 10), 10), poison),
     WRONG("access, one before the beginning", hidden_access(0, memory(0, 10), -1), poison),
