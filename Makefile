@@ -15,12 +15,14 @@
 # EVALUATE_ALL   1 computes test accuracy on all devices instead of gpu(0) alone
 # SEED           seed of the parameters and of the order of the samples
 # SHUFFLE        0 keeps the training samples in file order
+# FIRST_CHECK    0 does not compare the first step with that of one device
 # REPLICA_CHECK  0 lets the devices' parameters drift apart unseen
 # STEPS          stop after this many training steps
 # LIMIT          only the first so many training and test samples
 # DATA           folder with the data set, by default data, where make data puts it
 # INIT           folder with .npy files to start from
-# SAVE           folder for the trained parameters, as .npy files
+# SAVE           folder for the parameters after each epoch, as .npy files
+# RESUME         1 goes on where the training in SAVE stands
 # LOG            file for the epoch rows, by default build/log.csv
 # VERBOSE        1 prints the device memory that was used
 # BENCH          what make bench times: step (of training), allreduce, or all
@@ -32,10 +34,9 @@
 # GPUS=2 is passed on as --gpus '2', in quotes as typed: the program judges it, not the shell
 with_value := GPUS MODEL BATCH LR EPOCHS ALLREDUCE KVSTORE KERNELS SPLIT SEED STEPS LIMIT \
     DATA INIT SAVE LOG
-# OVERLAP=1 is passed on as --overlap
-word_if_1 := OVERLAP EVALUATE_ALL VERBOSE
-# SHUFFLE=0 is passed on as --no-shuffle
-word_if_0 := SHUFFLE REPLICA_CHECK
+# OVERLAP=1 is passed on as --overlap, SHUFFLE=0 as --no-shuffle
+word_if_1 := OVERLAP EVALUATE_ALL RESUME VERBOSE
+word_if_0 := SHUFFLE FIRST_CHECK REPLICA_CHECK
 
 quote = '$(subst ','\'',$1)'
 lower = $(shell echo $1 | tr A-Z_ a-z-)
@@ -61,8 +62,7 @@ CXX := $(if $(filter default,$(origin CXX)),$(notdir \
 # MARCH          processor of the stand-in; empty where the compiler does not know -march=native
 MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && echo -march=native)
 # CPUFLAGS       compiler flags of the stand-in
-# g++ compiles the host's code, most of it all, quickly; kernels get -O3 in cpu/cuda_runtime.h, and
-# the -f flags are for what is inlined into them
+# (g++: -O1 compiles quickly; kernels get -O3 in cpu/cuda_runtime.h, -f is for what they inline)
 CPUFLAGS ?= -std=c++17 $(MARCH) -fopenmp-simd -g1 -Wall -Wextra $(if $(findstring clang,$(CXX)), \
     -O3 -Wno-pass-failed,-O1 -fstrict-aliasing -fexpensive-optimizations)
 # WERROR         1 turns warnings into errors
@@ -70,7 +70,7 @@ CPUFLAGS ?= -std=c++17 $(MARCH) -fopenmp-simd -g1 -Wall -Wextra $(if $(findstrin
 DOCTEST ?= $(firstword $(wildcard /usr/include/doctest/doctest.h \
     /usr/local/include/doctest/doctest.h) build/doctest/doctest.h)
 
-# A variable on the command line is one of these, or misspelt: then the most similar one is meant
+# A variable on the command line is one of these, or misspelt
 variables := $(shell sed -nE 's/^. ([A-Z_]+)  .*/\1/p' Makefile)
 typed := $(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v))
 misspelt := $(firstword $(filter-out $(variables) CC MAKE MAKEFLAGS SHELL,$(typed)))
@@ -176,10 +176,11 @@ backend:
 
 # ----- Compiling -------------------------------------------------------------------------------
 
-nvcc_flags = -std=c++17 -O3 -lineinfo \
+# (ASSERTIONS: an index beyond the end of a std::vector ends the program and is named)
+nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS \
     $(foreach sm,$(SM),-gencode arch=compute_$(sm),code=sm_$(sm)) \
     -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
-cpu_flags = $(CPUFLAGS) $(if $(WERROR),-Werror) -pthread -Icpu
+cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Icpu
 # What make asan and make race add to them
 flags_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 flags_race := -O1 -fsanitize=thread

@@ -52,6 +52,7 @@
 #include <utility>
 #include <vector>
 
+#include <fcntl.h>
 #include <getopt.h>
 #include <unistd.h>
 
@@ -281,7 +282,8 @@ struct Options {
     int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
     float lr = 0.2f;
     unsigned seed = 0;
-    bool shuffle = true, overlap = false, replica_check = true, exercise = false, verbose = false;
+    bool shuffle = true, overlap = false, first_check = true, replica_check = true;
+    bool exercise = false, resume = false, verbose = false;
     bool evaluate_all = false; // test accuracy on all devices, not on the first alone
     std::string model = "lenet", allreduce = "naive", kvstore, kernels = "tiled";
     std::string bench;      // all, step or allreduce
@@ -322,17 +324,26 @@ struct Animator {
     double finish(int epoch); // wait for the epoch's steps; their mean loss
     void add(int epoch, double loss, float acc, double seconds); // a row
 };
+// Have k devices just done what one does (section 13)? Do they hold the same parameters (11)?
+void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
+                      const std::vector<std::vector<Tensor>> &device_params, float lr);
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params);
-void save_params(const std::vector<Tensor> &params, const std::string &folder);
+struct Position { // in a training: the epoch, its samples so far, the steps of all epochs
+    int epoch, samples, steps;
+};
+extern Position resumed; // where RESUME goes on; else all 0
+void save_checkpoint(const std::vector<Tensor> &params, const Position &position);
+std::string str(Device device);                      // gpu(0)
 std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
 
+const Tensor &gradient(const Tensor &param); // *param.grad, or an error where it has none
 // The gradients of all parameters on all devices: grads[c][i] lies on device c.
 typedef std::vector<std::vector<Tensor>> Grads;
 Grads gradients(const std::vector<std::vector<Tensor>> &device_params) {
     Grads grads(device_params.size());
     for (size_t c = 0; c < device_params.size(); c++)
         for (const Tensor &p : device_params[c])
-            if (p.requires_grad) grads[c].push_back(*p.grad);
+            if (p.requires_grad) grads[c].push_back(gradient(p));
     return grads;
 }
 // The i-th of them, one a device: the tutorial's [device_params[c][i].grad for c in ...]
@@ -388,14 +399,18 @@ void train(int num_gpus, int batch_size, float lr) {
     Timer timer;
     Tensor X, y;
     float acc = 0;
-    int steps = 0;
+    int epoch = 0, steps = resumed.steps;
     bool more = true;
-    for (int epoch = 0; epoch < num_epochs && more; epoch++) {
+    for (; epoch < resumed.epoch; epoch++) train_iter.reset(); // the same order of samples then
+    for (; epoch < num_epochs && more; epoch++) {
         timer.start();
         train_iter.reset();
+        if (epoch == resumed.epoch) train_iter.begin = resumed.samples;
         while (more && train_iter.next(X, y)) {
             // Perform multi-GPU training for a single minibatch
-            animator.step(train_batch(X, y, device_params, devices, lr));
+            std::vector<Tensor> ls = train_batch(X, y, device_params, devices, lr);
+            if (steps == resumed.steps) check_first_step(X, y, ls, device_params, lr);
+            animator.step(ls);
             more = ++steps != options.steps;
         }
         double mean_loss = animator.finish(epoch);
@@ -407,8 +422,8 @@ void train(int num_gpus, int batch_size, float lr) {
             acc = evaluate_accuracy_gpu([&](const Tensor &x) { return net(x, device_params[0]); },
                                         test_iter, devices[0]);
         animator.add(epoch + 1, mean_loss, acc, timer.times.back());
+        save_checkpoint(device_params[0], {epoch, train_iter.begin, steps}); // where SAVE says
     }
-    if (!options.save.empty()) save_params(device_params[0], options.save);
     printf("test acc: %.2f, %.1f sec/epoch on %s\n", acc, timer.avg(), str(devices).c_str());
 }
 
@@ -430,7 +445,7 @@ void demos(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     std::vector<Tensor> new_params = get_params(params, try_gpu(0));
     printf("b1 weight: %s\n", to_string(new_params[1]).c_str());
-    printf("b1 grad: %s\n", to_string(*new_params[1].grad).c_str());
+    printf("b1 grad: %s\n", to_string(gradient(new_params[1])).c_str());
 
     std::vector<Tensor> data;
     for (int i = 0; i < num_gpus; i++) data.push_back(full({1, 2}, i + 1, try_gpu(i)));
@@ -440,7 +455,17 @@ void demos(int num_gpus) {
     for (const Tensor &t : data) grads.push_back({t});
     run_allreduce(options.allreduce, grads); // naive: allreduce(data)
     printf("after allreduce:\n");
-    for (const Tensor &t : data) printf(" %s\n", to_string(t).c_str());
+    bool right = true;
+    const float sum = num_gpus * (num_gpus + 1) / 2;
+    for (const Tensor &t : data) {
+        printf(" %s\n", to_string(t).c_str());
+        right = right && to_host(t) == std::vector<float>{sum, sum};
+    }
+    if (!right)
+        printf(
+            " WRONG: each device should hold the sum, [[%g. %g.]]; `make exercise%s` tells more\n",
+            sum, sum,
+            options.given.count("allreduce") ? (" ALLREDUCE=" + options.allreduce).c_str() : "");
 
     Tensor matrix = reshape(arange(20), {4, 5});
     std::vector<Tensor> split = split_and_load(matrix, devices);
@@ -532,23 +557,32 @@ static void unflatten(const std::vector<Tensor> &flat, const Grads &grads) {
         if (!contiguous(grads[c])) copy_flat(flat[c], grads[c], true);
 }
 
-// Chunk j of k of a flat tensor, the same memory. The chunks' sizes differ by at most one.
-static Tensor chunk(const Tensor &flat, int j, int k) {
+// Chunk j of k of a flat tensor, or `count` of them from j on, the same memory. The chunks' sizes
+// differ by at most one.
+static Tensor chunk(const Tensor &flat, int j, int k, int count = 1) {
     const long long n = size(flat);
-    return rows(flat, n * j / k, n * (j + 1) / k);
+    return rows(flat, n * j / k, n * (j + count) / k);
 }
 
 // One round of messages, dst[:] = src each. Each copy runs on the pair's own stream, after all
 // earlier work of both devices; the later work of both waits for it. So messages between different
-// pairs travel at the same time.
+// pairs travel at the same time, and no two may go to one place.
 struct Message {
     Tensor src, dst;
 };
 static void send(const std::vector<Message> &messages) {
+    std::map<const float *, const float *> written; // end -> begin
     for (const auto &[src, dst] : messages) {
         if (size(src) != size(dst))
             error("send: %d numbers do not fit a tensor of %d", size(src), size(dst));
         if (size(src) == 0) continue;
+        const float *begin = dst.ptr(), *end = begin + size(dst);
+        auto other = written.upper_bound(begin);
+        if (other != written.end() && other->second < end)
+            error("send: two messages of one round go to the same place on %s: give each its own "
+                  "empty(shape, device), and add them",
+                  str(dst.device).c_str());
+        written[end] = begin;
         Stream &link = link_stream(src.device, dst.device);
         for (Device d : {src.device, dst.device}) wait_for(link, stream(d));
         peer_copy(src, dst, link);
@@ -723,7 +757,9 @@ static void allreduce_rebind(const Grads &grads) {
 //   move       copyto(src, dst), one message, or send({{src, dst}, ...}), a round of them
 //   add        add_(a, b), sum_(a, {b, c, ...})
 //   allocate   empty(shape, device); its last handle frees it, which is safe in stream order
-//   cut        chunk(t, j, k), flatten(grads), unflatten(flat, grads)
+//   cut        chunk(t, j, k) or chunk(t, j, k, count), flatten(grads), unflatten(flat, grads)
+// If it is meant for some numbers of devices only, say so in `algorithms` below: {"yours",
+// allreduce_yours, powers_of_two}.
 // The commands:
 //   make exercise                           is it right, and what does it cost beside naive?
 //   make race ALLREDUCE=yours GPUS=3        is every wait there?
@@ -754,18 +790,35 @@ static void allreduce_yours(const Grads &grads) {
     // ---- to here ----
 }
 
+inline bool powers_of_two(int k) { return (k & (k - 1)) == 0; }
 struct Algorithm {
     const char *name;
     void (*run)(const Grads &grads);
+    bool (*meant_for)(int k) = nullptr; // null: for any number of devices
 };
 static std::vector<Algorithm> algorithms = {
     {"naive", allreduce_naive},         {"bucket", allreduce_bucket},   {"host", allreduce_host},
     {"by_tensor", allreduce_by_tensor}, {"sharded", allreduce_sharded}, {"ring", allreduce_ring},
     {"tree", allreduce_tree},           {"rebind", allreduce_rebind},   {"yours", allreduce_yours},
 };
-void run_allreduce(const std::string &name, const Grads &grads) {
+static bool meant_for(const std::string &name, int k) {
     for (const Algorithm &a : algorithms)
-        if (a.name == name) a.run(grads);
+        if (a.name == name && a.meant_for) return a.meant_for(k);
+    return true;
+}
+static char inside[200]; // "yours, k = 3, 1 tensor, 5 numbers: " while it runs, for what goes wrong
+void run_allreduce(const std::string &name, const Grads &grads) {
+    int n = 0;
+    const int k = grads.size(), P = grads[0].size();
+    for (const Tensor &t : grads[0]) n += size(t);
+    if (!meant_for(name, k)) error("%s is not meant for %d devices", name.c_str(), k);
+    snprintf(inside, sizeof inside, "%s, k = %d, %d tensor%s, %d number%s: ", name.c_str(), k, P,
+             P == 1 ? "" : "s", n, n == 1 ? "" : "s");
+    try {
+        for (const Algorithm &a : algorithms)
+            if (a.name == name) a.run(grads);
+    } catch (const std::exception &e) { error("%s%s", inside, e.what()); }
+    *inside = 0;
 }
 
 // --- exchange: all gradients of a step by one of these algorithms, and OVERLAP: "start exchanging
@@ -1720,7 +1773,6 @@ struct TapeEntry {
     std::function<void()> backward;
 };
 std::vector<TapeEntry> &tape_of(Device device);
-std::string str(Device device); // gpu(0)
 
 static bool recording = true;
 bool is_recording() { return recording; }
@@ -1805,6 +1857,10 @@ void backward(const Tensor &l) {
         for (const auto &event : completes) CHECK(cudaEventRecord(event->handle, on(l.device)));
         completes.clear();
     }
+}
+const Tensor &gradient(const Tensor &param) {
+    if (!param.grad) error("a parameter has no gradient: does get_params call attach_grad?");
+    return *param.grad;
 }
 void wait_for_gradient(const Tensor &grad) {
     CHECK(cudaStreamWaitEvent(on(grad.device), grad.complete->handle, 0));
@@ -2077,7 +2133,7 @@ void demos_lab_cnn(int num_gpus) {
     for (size_t c = 0; c < devices.size(); c++) {
         backward(loss(net(data[c], device_params[c]), label[c]));
         printf("=== grad of channel 0 of the first conv2d on %s ===\n%s\n", str(devices[c]).c_str(),
-               channel0(*device_params[c][0].grad).c_str());
+               channel0(gradient(device_params[c][0])).c_str());
     }
     printf("Running on %s\nBatch size is %d\n", str(devices).c_str(), options.batch);
 }
@@ -2166,8 +2222,9 @@ void waitall() { // the host waits for all devices
 // The messages since the last reset, counted as they are enqueued: what an exchange costs.
 struct Traffic {
     long messages = 0, bytes = 0;
-    std::map<int, long> in, out; // bytes of each device; -1: the host
-    int steps = 0;               // the longest chain of messages
+    std::map<int, long> in, out;               // bytes of each device; -1: the host
+    std::map<std::pair<int, int>, long> links; // of each pair, one way
+    int steps = 0;                             // the longest chain of messages
 };
 static Traffic traffic;
 void count_message(Device src, Device dst, size_t bytes, Stream &carrier) {
@@ -2175,6 +2232,7 @@ void count_message(Device src, Device dst, size_t bytes, Stream &carrier) {
     traffic.bytes += bytes;
     traffic.out[src.id] += bytes;
     traffic.in[dst.id] += bytes;
+    traffic.links[{src.id, dst.id}] += bytes;
     traffic.steps = std::max(traffic.steps, ++carrier.steps);
 }
 
@@ -2187,8 +2245,15 @@ static Tensor random(std::vector<int> shape, Distribution distribution) {
     return t;
 }
 
+// Enqueue a pause: what waits for this stream, or should, is late then.
+static void pause(const Stream &stream, int ms) {
+    CHECK(cudaLaunchHostFunc(stream.handle, call_and_delete,
+                             new std::function<void()>([=] { usleep(1000 * ms); })));
+}
+
 // How i reaches j's memory: "same GPU as", "peer" (access is enabled here) or "staged" (through the
-// host). A pattern is copied over and compared: better here than in a gradient.
+// host). A pattern is copied over and compared, its source overwritten at once, while i is late and
+// while j is: better here than in a gradient.
 static const char *connect(Device i, Device j) {
     int can = 0;
     const bool same = physical(i) == physical(j);
@@ -2199,9 +2264,26 @@ static const char *connect(Device i, Device j) {
         if (code == cudaErrorPeerAccessAlreadyEnabled) cudaGetLastError(); // not sticky: forget it
         else CHECK(code);
     }
-    const Tensor pattern = random({1 << 14}, std::uniform_real_distribution<float>(0, 1 + j.id));
-    if (to_host(copyto(copyto(pattern, i), j)) != to_host(pattern))
-        error("what is copied from %s to %s arrives changed", str(i).c_str(), str(j).c_str());
+    const Tensor pattern = random({1 << 14}, std::uniform_real_distribution<float>(1, 2 + j.id));
+    const bool slow = i.id + j.id == 1; // one pair, both ways, is enough
+    for (int trial = 0; trial <= slow; trial++) {
+        if (slow) pause(stream(trial ? j : i), 1);
+        const Tensor src = copyto(pattern, i), dst = empty(pattern.shape, j);
+        copyto(src, dst);
+        copyto(full(pattern.shape, 0, i), src);
+        if (slow) pause(stream(j), 1); // the host is to wait too
+        const Tensor back = copyto(dst, cpu());
+        const std::vector<float> got(back.ptr(), back.ptr() + size(back)), want = to_host(pattern);
+        const int wrong = std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin();
+        if (wrong == size(pattern)) continue;
+        waitall();
+        error("what copyto moves from %s to %s arrives changed from index %d of %d on: %s",
+              str(i).c_str(), str(j).c_str(), wrong, size(pattern),
+              to_host(back) == want ? "does the host wait for what it reads?"
+              : wrong > 0           ? "are the bytes sizeof(float) * numbers?"
+              : got[0] == 0         ? "src was read too early or too late: are both wait_for there?"
+                                    : "is it src that is copied to dst, after it was written?");
+    }
     return same ? "same GPU as" : can ? "peer" : "staged";
 }
 
@@ -2271,8 +2353,10 @@ static std::shared_ptr<float> allocate(int n, Device device) {
     float *p = nullptr;
     if (n == 0) return nullptr;
     if (device.id < 0) {
-        if (cudaMallocHost((void **)&p, bytes) != cudaSuccess)
+        const cudaError_t code = cudaMallocHost((void **)&p, bytes);
+        if (code == cudaErrorMemoryAllocation)
             error("the host has no %.1f MB of pinned memory left", bytes / 1e6);
+        CHECK(code);
         return std::shared_ptr<float>(p, [](float *p) { cudaFreeHost(p); });
     }
     Gpu &g = state(device);
@@ -2338,6 +2422,8 @@ Tensor reshape(const Tensor &X, std::vector<int> shape) {
     return y;
 }
 Tensor rows(const Tensor &X, int begin, int end) {
+    if (begin < 0 || begin > end || end > X.shape[0])
+        error("rows: from %d to %d, of a tensor of %d", begin, end, X.shape[0]);
     Tensor y = X;
     y.grad = nullptr;
     y.shape[0] = end - begin;
@@ -2366,7 +2452,7 @@ void call_and_delete(void *function) {
     (*f)();
 }
 
-// Every device must hold the same bits: what allreduce promises, and nothing else checks.
+// Every device must hold the same bits, in every epoch.
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
     if (!options.replica_check) return;
     for (size_t i = 0; i < device_params[0].size(); i++) {
@@ -2377,7 +2463,8 @@ void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
             for (size_t n = 0; n < first.size(); n++)
                 if (memcmp(&first[n], &other[n], sizeof(float)) != 0)
                     error("the replicas differ: %s[%zu] is %.9g on gpu(0) but %.9g on gpu(%zu): "
-                          "does allreduce leave the same sum on every device?",
+                          "does allreduce leave the same sum on every device, and does each update "
+                          "its copy with it?",
                           param_names[i].c_str(), n, first[n], other[n], c);
         }
     }
@@ -2426,13 +2513,16 @@ struct DataSet {
     std::vector<uint8_t> images, labels;
 };
 static DataSet train_set, test_set; // main reads them before anything starts
+Position resumed;                   // and this
 
 // Unpack a .gz file in the IDX format of http://yann.lecun.com/exdb/mnist: two zeros, 8 for bytes,
 // the number of dimensions; their sizes (big-endian, 4 bytes each); the bytes, and no more.
 //   dims: 1 for labels, 3 for images of 28 x 28   ->   the bytes; *count samples
 std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
     FILE *file = fopen(path.c_str(), "rb");
-    if (!file) error("%s: %s: `make data` brings it", path.c_str(), strerror(errno));
+    if (!file)
+        error("%s: %s%s", path.c_str(), strerror(errno),
+              errno == ENOENT ? ": `make data` brings it" : "");
     fclose(file);
     std::string quoted, wrong;
     for (char c : path) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
@@ -2444,6 +2534,11 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
         bytes.insert(bytes.end(), buffer, buffer + n);
     const int status = pclose(pipe);
     stop_requested(); // Ctrl-C ends gzip too
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
+        error("%s: gzip could not be started: is it installed?", path.c_str());
+    if (status != 0 && !(WIFEXITED(status) && WEXITSTATUS(status) <= 2)) // 1, 2: what it has read
+        error("%s: gzip was stopped (status %d): too little memory, too few processes or files?",
+              path.c_str(), status);
     const size_t header = 4 + 4 * dims;
     auto number = [&](size_t i) -> size_t { // the header's
         size_t n = 0;
@@ -2581,8 +2676,12 @@ struct Progress {
 Animator::Animator(const std::vector<Device> &devices, int steps)
     : progress(new Progress{devices, steps, {}, {}, {}}) {
     for (Device d : devices) progress->losses.push_back(full({steps}, 0, d));
-    if (options.model != "lab_cnn")
-        printf("%5s  %8s  %8s  %8s\n", "epoch", "loss", "test acc", "seconds");
+    if (resumed.steps == 0) return;
+    FILE *file = fopen(options.log.c_str(), "r"); // the rows of the epochs that were
+    char row[200];
+    for (int epoch = 0; file && epoch <= resumed.epoch && fgets(row, sizeof row, file); epoch++)
+        if (epoch > 0) progress->log += row;
+    if (file) fclose(file);
 }
 void Animator::step(const std::vector<Tensor> &ls) {
     Progress &p = *progress;
@@ -2665,7 +2764,11 @@ void Animator::add(int epoch, double loss, float acc, double seconds) {
     if (options.model == "lab_cnn") // as the lab prints it
         printf("Epoch %d, training time = %.1f sec\n         validation accuracy = %.4f\n",
                epoch - 1, seconds, acc);
-    else printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss, acc, seconds);
+    else {
+        if (epoch - 1 == resumed.epoch) // the first row
+            printf("%5s  %8s  %8s  %8s\n", "epoch", "loss", "test acc", "seconds");
+        printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss, acc, seconds);
+    }
     snprintf(row, sizeof row, "%d,%.6f,%.4f,%.4f\n", epoch, loss, acc, seconds);
     write_file(options.log, progress->log += row);
 }
@@ -2710,20 +2813,357 @@ void load_npy(const std::string &path, const Tensor &t) {
     memcpy(t.ptr(), &bytes[start], numbers);
 }
 
-void save_params(const std::vector<Tensor> &params, const std::string &folder) {
-    for (size_t i = 0; i < params.size(); i++)
-        save_npy(folder + "/" + param_names[i] + ".npy", params[i]);
+// --- SAVE, INIT and RESUME
+// SAVE's folder holds a .npy file for each parameter, and training.txt: where the training stands,
+// the options that its numbers depend on, a checksum of the parameters. The order of the samples
+// follows from the seed and the epoch.
+
+// FNV-1a of all numbers' bytes
+static std::string checksum(const std::vector<Tensor> &params) {
+    uint64_t hash = 0xcbf29ce484222325;
+    for (const Tensor &p : params)
+        for (float x : to_host(p)) {
+            uint32_t bits;
+            memcpy(&bits, &x, sizeof x);
+            for (int b = 0; b < 32; b += 8) hash = (hash ^ (bits >> b & 255)) * 0x100000001b3;
+        }
+    char text[20];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
+    return text;
 }
-void load_params(const std::vector<Tensor> &params, const std::string &folder) {
-    for (size_t i = 0; i < params.size(); i++)
-        load_npy(folder + "/" + param_names[i] + ".npy", params[i]);
+// What decides the bits of a training
+static std::map<std::string, std::string> training_options() {
+    std::string lr(20, 0), split = options.split.empty() ? "even" : "";
+    lr.resize(snprintf(&lr[0], lr.size(), "%.6g", options.lr));
+    for (int part : options.split) split += (split.empty() ? "" : ",") + std::to_string(part);
+    return {{"model", options.model},
+            {"gpus", std::to_string(options.gpus)},
+            {"batch", std::to_string(options.batch)},
+            {"lr", lr},
+            {"seed", std::to_string(options.seed)},
+            {"shuffle", options.shuffle ? "yes" : "no"},
+            {"limit", std::to_string(options.limit)},
+            {"split", split},
+            {"allreduce", options.allreduce},
+            {"kernels", options.kernels}};
+}
+
+static std::filesystem::path save_folder() { // without links and a / at the end
+    const auto path = std::filesystem::weakly_canonical(options.save);
+    return path.has_filename() ? path : path.parent_path();
+}
+// SAVE: put a folder with these parameters in the place of options.save, in one step. Whoever looks
+// there, whenever this may have been stopped, finds all of the old files or all of the new ones.
+// Files of another kind are kept.
+void save_checkpoint(const std::vector<Tensor> &params, const Position &position) {
+    namespace fs = std::filesystem;
+    if (options.save.empty()) return;
+    std::map<std::string, std::string> lines = training_options();
+    lines["checksum"] = checksum(params);
+    lines["epoch"] = std::to_string(position.epoch);
+    lines["samples"] = std::to_string(position.samples);
+    lines["steps"] = std::to_string(position.steps);
+    std::string text;
+    for (const auto &[name, value] : lines) text += name + " " + value + "\n";
+    const fs::path path = save_folder();
+    const std::string part = path.string() + ".part";
+    std::error_code code;
+    try {
+        fs::remove_all(part); // of a run that was stopped
+        for (size_t i = 0; i < params.size(); i++)
+            save_npy(part + "/" + param_names[i] + ".npy", params[i]);
+        write_file(part + "/training.txt", text);
+        for (const auto &entry : fs::directory_iterator(path, code))
+            if (!fs::exists(part / entry.path().filename()))
+                fs::create_hard_link(entry.path(), part / entry.path().filename());
+        if (!fs::exists(path)) {
+            fs::rename(part, path);
+        } else if (renameat2(AT_FDCWD, part.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE)) {
+            fs::rename(path, path.string() + ".old"); // a file system that cannot exchange: for a
+            fs::rename(part, path);                   // moment there is only the old one, as .old
+            fs::rename(path.string() + ".old", part);
+        }
+    } catch (const std::exception &e) {
+        fs::remove_all(part, code);
+        error("cannot save to %s: %s", options.save.c_str(), e.what());
+    }
+    fs::remove_all(part, code); // what was there before
+}
+// Fail now if that cannot be done later.
+static void check_save() {
+    const std::filesystem::path path = save_folder();
+    std::error_code code;
+    for (const auto &entry : std::filesystem::directory_iterator(path, code))
+        if (!entry.is_regular_file())
+            error("cannot save to %s: %s is no file: SAVE wants a folder of its own",
+                  options.save.c_str(), entry.path().c_str());
+    check_writable(path.string() + ".part/training.txt");
+}
+
+// INIT: read the parameters in `folder`.   ->   what its training.txt says; empty if there is none
+static std::map<std::string, std::string> load_params(const std::vector<Tensor> &params,
+                                                      const std::string &folder) {
+    std::map<std::string, std::string> lines;
+    char name[40], value[200];
+    for (size_t i = 0; i < params.size(); i++) {
+        const std::string path = folder + "/" + param_names[i] + ".npy";
+        load_npy(path, params[i]);
+        for (float x : to_host(params[i]))
+            if (!std::isfinite(x))
+                error("%s: it holds %s", path.c_str(), std::isnan(x) ? "nan" : "inf");
+    }
+    FILE *file = fopen((folder + "/training.txt").c_str(), "r");
+    while (file && fscanf(file, "%39s %199[^\n]", name, value) == 2) lines[name] = value;
+    if (file) fclose(file);
+    if (!lines.empty() && lines["checksum"] != checksum(params))
+        error("%s: its files are not those of one SAVE: remove training.txt if you mean them so",
+              folder.c_str());
+    return lines;
+}
+// RESUME: go on where the training in `folder` stands; at its beginning if nothing is saved yet.
+static void resume(const std::string &folder) {
+    std::error_code code;
+    if (!std::filesystem::exists(folder + "/training.txt", code)) return;
+    auto saved = load_params(params, folder);
+    for (const auto &[name, value] : training_options())
+        if (saved[name] != value)
+            error("%s was trained with %s %s, not with %s: RESUME goes on with the same",
+                  folder.c_str(), name.c_str(), saved[name].c_str(), value.c_str());
+    resumed = {atoi(saved["epoch"].c_str()), atoi(saved["samples"].c_str()),
+               atoi(saved["steps"].c_str())};
+    if (resumed.samples == train_set.count) resumed = {resumed.epoch + 1, 0, resumed.steps};
+    if (resumed.epoch >= options.epochs || (options.steps && resumed.steps >= options.steps))
+        error("%s: %d epochs, %d steps are trained: RESUME wants more EPOCHS or STEPS",
+              folder.c_str(), resumed.epoch, resumed.steps);
+    printf("%s: going on after %d epochs, %d steps\n", folder.c_str(), resumed.epoch,
+           resumed.steps);
 }
 
 // ---------------------------------------------------------------------------------------------
 // 13. Judge and benchmark
-// `make exercise`: is an allreduce right, and what does it cost? `make bench`: how long does it
-// take?
+// Every training: does its first step do what one device does? `make exercise`: is an allreduce
+// right, and what does it cost? `make bench`: how long does it take?
 
+// --- the first step
+// The chapter's promise: k devices do what one does. The gradients that train_batch has left on the
+// devices are compared with that of the whole minibatch on gpu(0), and each update with what sgd
+// should make of them. A mistake is named by what it has made of the shards' gradients.
+
+typedef std::vector<float> Flat; // the numbers of several tensors, one after another, on the host
+static Flat flat(const std::vector<Tensor> &list) {
+    Flat all;
+    for (const Tensor &t : list)
+        for (float x : to_host(t)) all.push_back(x);
+    return all;
+}
+static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
+    const std::vector<std::vector<Tensor>> one = {get_params(params, gpu(0))};
+    backward(loss(net(copyto(X, gpu(0)), one[0]), copyto(y, gpu(0))));
+    return flat(gradients(one)[0]);
+}
+static std::vector<Flat> gradients_of_shards(const Tensor &X, const Tensor &y, int k) {
+    std::vector<Flat> shards;
+    int begin = 0;
+    for (int n : shard_sizes(X.shape[0], k)) {
+        shards.push_back(gradient_on_one(rows(X, begin, begin + n), rows(y, begin, begin + n)));
+        begin += n;
+    }
+    return shards;
+}
+static double dot(const Flat &a, const Flat &b, const std::vector<int> &indices) {
+    double sum = 0;
+    for (int j : indices) sum += (double)a[j] * b[j];
+    return sum;
+}
+static bool near(double a, double b) { // up to 2%, or 0.01
+    return std::fabs(a - b) <= std::max(0.01, 0.02 * std::fabs(b));
+}
+
+// What a gradient on device c looks like where it is wrong: the factors a for which sum a[d] *
+// shards[d] comes nearest to it (least squares) say which shards are in it and how often.
+static std::string explain_gradient(const Flat &got, const std::vector<int> &wrong,
+                                    const std::vector<Flat> &shards, int c) {
+    const int k = shards.size();
+    std::vector<std::vector<double>> row(k, std::vector<double>(k + 1)); // the normal equations
+    for (int d = 0; d < k; d++)
+        for (int e = 0; e <= k; e++) row[d][e] = dot(shards[d], e < k ? shards[e] : got, wrong);
+    const auto equations = row;
+    for (int p = 0; p < k; p++) // Gauss-Jordan elimination; an empty shard's row is 0
+        for (int d = 0; d < k && row[p][p] > 0; d++)
+            for (int e = k; e >= p && d != p; e--) row[d][e] -= row[d][p] / row[p][p] * row[p][e];
+    const double squares = dot(got, got, wrong);
+    double left = squares; // of them what the factors do not explain
+    std::vector<double> a(k, 1);
+    for (int p = 0; p < k; p++) {
+        if (row[p][p] > 0) a[p] = row[p][k] / row[p][p];
+        left -= a[p] * equations[p][k];
+    }
+    auto all = [&](double x) {
+        return std::all_of(a.begin(), a.end(), [=](double factor) { return near(factor, x); });
+    };
+    if (std::isnan(left)) return "nobody has written it: is a wait or a barrier missing?";
+    if (left > 0.02 * squares)
+        return "it is no sum of the shards' gradients: are wrong numbers added, is a wait missing?";
+    if (all(0)) return "it is 0: does backward run for this device?";
+    if (all(-1)) return "it has the wrong sign";
+    if (k > 1 && all(1.0 / k))
+        return "it is the mean: allreduce is to sum, sgd divides by the batch size";
+    if (k > 1 && all(k)) return "it is " + std::to_string(k) + " times the sum: added again?";
+    std::string text;
+    bool own = k > 1; // alone
+    for (int d = 0; d < k; d++) {
+        char part[100];
+        own = own && near(a[d], d == c);
+        snprintf(part, sizeof part, near(a[d], 0) ? "without %s's shard" : "%s's shard %.2g times",
+                 str(gpu(d)).c_str(), a[d]);
+        if (!near(a[d], 1)) text += (text.empty() ? "it is " : ", ") + std::string(part);
+    }
+    if (own)
+        return "it is that of the device's own shard: does backward run on every device, does "
+               "allreduce get each gradient and send the sum?";
+    return text + ": is it the shards (split_and_load), backward on each device, or allreduce?";
+}
+// What an update looks like that is `ratio` times the right one.
+static std::string explain_update(double ratio, double batch, double shard, double lr) {
+    const std::pair<double, const char *> mistakes[] = {
+        {-1, "it goes the wrong way, param -= lr * grad / batch_size"},
+        {batch, "it is not divided by the batch size"},
+        {1 / batch, "it is divided by the batch size twice"},
+        {batch / shard, "it is divided by the size of the shard, not of the minibatch"},
+        {lr, "it is multiplied by the learning rate twice"},
+        {1 / lr, "it is not multiplied by the learning rate"}};
+    for (const auto &[x, text] : mistakes)
+        if (std::fabs(ratio - x) < 0.02 * std::fabs(x)) return text;
+    return std::fabs(ratio) < 1e-3 ? "the parameter is what it was"
+                                   : "it is " + std::to_string(ratio) + " times the right one";
+}
+
+#define FIRST "the first minibatch: "
+// The losses: one for each sample, all of them numbers.   ->   their sum
+static double check_losses(const std::vector<Tensor> &ls, int n) {
+    const Flat losses = flat(ls);
+    for (const Tensor &l : ls) {
+        const Flat host = to_host(l);
+        const Tensor total = empty({1}, l.device);
+        const double sum = std::accumulate(host.begin(), host.end(), 0.0);
+        if (!std::isfinite(sum))
+            error(FIRST "the loss on %s is %s before any update: is memory read that nobody has "
+                        "written, or a barrier (__syncthreads) or a wait missing?",
+                  str(l.device).c_str(), std::isnan(sum) ? "nan" : "infinite");
+        CHECK_LAUNCH(sum_kernel<<<1, threads, 0, on(l.device)>>>(total.ptr(), l.ptr(), size(l)));
+        if (const float got = to_host(total)[0]; !near(got, sum))
+            error(FIRST "sum_kernel adds the losses on %s up to %g, not to %g: is a barrier "
+                        "(__syncthreads) missing in block_sum?",
+                  str(l.device).c_str(), got, sum);
+    }
+    if ((int)losses.size() != n)
+        error(FIRST "it has %d samples, the devices' shards together have %zu: what does "
+                    "split_and_load lose or repeat?",
+              n, losses.size());
+    return std::accumulate(losses.begin(), losses.end(), 0.0);
+}
+// A small step against the gradient must lower the mean loss by step * |gradient|^2. Four times
+// less or more is a mistake in the loss or in a backward kernel.
+static void check_descent(const Tensor &X, const Tensor &y, const Flat &gradient, double loss,
+                          float lr) {
+    const int n = X.shape[0];
+    double slope = 0;
+    for (double g : gradient) slope += g / n * g / n;
+    const double step = std::min({1e-3 * std::fabs(loss) / n / slope, 0.01, lr / 4.0});
+    std::vector<Tensor> moved;
+    int at = 0;
+    for (const Tensor &p : params) {
+        moved.push_back(empty(p.shape, cpu()));
+        for (int j = 0; j < size(p); j++)
+            moved.back().ptr()[j] = p.ptr()[j] - step / n * gradient[at++];
+    }
+    NoGrad guard;
+    const Flat losses =
+        to_host(::loss(net(copyto(X, gpu(0)), get_params(moved, gpu(0))), copyto(y, gpu(0))));
+    const double after = std::accumulate(losses.begin(), losses.end(), 0.0);
+    const double got = (loss - after) / n, want = step * slope;
+    if (want > 1e-6 * std::fabs(loss) / n && !(got > want / 4 && got < want * 4))
+        error(FIRST "a small step against the gradient lowers the loss by %.2g, not by %.2g: is a "
+                    "sign wrong, in the loss or in a backward kernel?",
+              got, want);
+}
+
+// X, y: the first minibatch; ls, device_params: what train_batch has made of it and of `params`.
+void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
+                      const std::vector<std::vector<Tensor>> &device_params, float lr) {
+    if (!options.first_check) return;
+    const int k = device_params.size(), n = X.shape[0];
+    const double loss = check_losses(ls, n);
+    std::vector<size_t> index; // in params, of those that have a gradient
+    for (size_t i = 0; i < params.size(); i++)
+        if (params[i].requires_grad) index.push_back(i);
+    // Where there are buffers, batch norm sees each device's shard by itself
+    const bool alike = index.size() == params.size();
+    const std::vector<Flat> parts =
+        alike ? std::vector<Flat>{gradient_on_one(X, y)} : gradients_of_shards(X, y, k);
+    Flat want, unit; // unit: the largest sum of |parts| in the same parameter
+    std::vector<Tensor> before;
+    for (size_t i : index) {
+        float largest = 0;
+        before.push_back(params[i]);
+        for (int j = 0; j < size(params[i]); j++) {
+            float sum = 0, sizes = 0;
+            for (const Flat &part : parts) {
+                sum += part[want.size()];
+                sizes += std::fabs(part[want.size()]);
+            }
+            want.push_back(sum);
+            largest = std::max(largest, sizes);
+        }
+        unit.resize(want.size(), largest);
+        if (largest == 0)
+            printf("notice: the gradient of %s is 0 everywhere\n", param_names[i].c_str());
+    }
+    const Flat old = flat(before);
+    const Grads grads = gradients(device_params);
+    float largest = 0; // difference of the gradients, in these units
+    for (int c = 0; c < k; c++) {
+        std::vector<Tensor> after;
+        std::vector<int> wrong, wrong_update;
+        for (size_t i : index) after.push_back(device_params[c][i]);
+        const Flat got = flat(grads[c]), now = flat(after);
+        Flat update(got.size()), right(got.size());
+        for (size_t j = 0; j < got.size(); j++) {
+            const float off = std::fabs(got[j] - want[j]);
+            update[j] = old[j] - now[j];
+            right[j] = lr * got[j] / n;
+            if (!(off <= 1e-3f * unit[j])) wrong.push_back(j);
+            else if (off > 0) largest = std::max(largest, off / unit[j]);
+            if (!(std::fabs(update[j] - right[j]) <=
+                  1e-5f * std::fabs(right[j]) + 1e-6f * std::fabs(old[j])))
+                wrong_update.push_back(j);
+        }
+        auto where = [&](int j) { // W1[7] on gpu(1)
+            size_t i = 0;
+            for (; j >= size(before[i]); i++) j -= size(before[i]);
+            return param_names[index[i]] + "[" + std::to_string(j) + "] on " + str(gpu(c));
+        };
+        if (!wrong.empty())
+            error(FIRST "the gradient of %s is %.6g, on one device %.6g: %s",
+                  where(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]],
+                  explain_gradient(got, wrong, gradients_of_shards(X, y, k), c).c_str());
+        if (!wrong_update.empty())
+            error(FIRST "the update of %s is %.6g, not %.6g: %s", where(wrong_update[0]).c_str(),
+                  update[wrong_update[0]], right[wrong_update[0]],
+                  explain_update(dot(update, right, wrong_update) / dot(right, right, wrong_update),
+                                 n, size(ls[c]), lr)
+                      .c_str());
+    }
+    if (alike) check_descent(X, y, want, loss, lr);
+    if (k == 1) printf("first minibatch: the update is right\n");
+    else
+        printf("first minibatch: %d devices give the gradient of one (largest difference %.0e)\n",
+               k, largest);
+    if (k > 1) empty_cache(); // one device has needed what it will not need again
+}
+#undef FIRST
+
+// --- the judge
 // Tensors of these sizes on k devices, contiguous on each or each by itself.
 static Grads make_grads(int k, const std::vector<int> &sizes, bool contiguous) {
     Grads grads(k);
@@ -2751,9 +3191,10 @@ static float expected(int i, int k) { // the sum
 }
 
 constexpr float poison = -1e30f; // what the judge puts in place of a sum that it has copied
+constexpr int late_ms = 3;       // by so much a straggler is late
 
 // What may have gone wrong, from a wrong number of device c at index i.
-static std::string explain(float got, int i, int c, int k) {
+static std::string explain(float got, int i, int c, int k, int n) {
     if (std::isnan(got))
         return "nobody had written it yet: is a wait missing before a message or a sum is read?";
     if (got == poison)
@@ -2761,9 +3202,12 @@ static std::string explain(float got, int i, int c, int k) {
     if (got == input(i, c, k))
         return "it is still " + str(gpu(c)) +
                "'s own number: was no sum sent there, or did it not wait for the sum?";
+    if (std::fabs(got * k - expected(i, k)) < 0.5f)
+        return "it is the mean: the sum is wanted, sgd divides by the batch size";
     const float times = got / code(i), other = got / expected(0, k); // code(0) is 1
-    if (other == std::floor(other) && other >= 1 && other <= 251)
-        return "it is the sum of an index " + std::to_string(((int)other - code(i) + 251) % 251) +
+    const int shift = ((int)other - code(i) + 251) % 251;
+    if (other == std::floor(other) && other >= 1 && other <= 251 && i + shift < n)
+        return "it is the sum of an index " + std::to_string(shift) +
                " further on: are the bounds of a chunk wrong?";
     if (times != std::floor(times) || times < 1 || times >= 1 << base_bits(k) * k)
         return "it is no sum of the devices' numbers at this index";
@@ -2783,9 +3227,9 @@ static std::string explain(float got, int i, int c, int k) {
     return text;
 }
 
-// Call an algorithm with number(c, i) on device c, i counting through all tensors, while one device
-// is a straggler, or none (-1). Then do at once what the contract allows: copy the sums, overwrite
-// their memory.   ->   each device's sums
+// Call an algorithm with number(c, i) on device c, i counting through all tensors, while device
+// `straggler` is late, or all links are (k), or nobody (-1). Then do at once what the contract
+// allows: copy the sums, overwrite their memory.   ->   each device's sums
 static std::vector<std::vector<float>>
 run_with_straggler(const std::string &name, const Grads &grads, int straggler,
                    const std::function<float(int, int)> &number) {
@@ -2799,15 +3243,16 @@ run_with_straggler(const std::string &name, const Grads &grads, int straggler,
     waitall();
     for (int c = 0; c < k; c++) {
         int i = 0;
-        if (c == straggler)
-            CHECK(cudaLaunchHostFunc(on(gpu(c)), call_and_delete,
-                                     new std::function<void()>([] { usleep(3000); })));
+        if (c == straggler) pause(stream(gpu(c)), late_ms);
         for (const Tensor &t : grads[c]) {
             inputs.push_back(empty(t.shape, cpu()));
             for (int n = 0; n < size(t); n++) inputs.back().ptr()[n] = number(c, i++);
             copyto(inputs.back(), t);
         }
     }
+    for (const Gpu &g : gpus)
+        for (const auto &link : g.links)
+            if (straggler == k) pause(link.second, late_ms);
     run_allreduce(name, grads);
     for (int c = 0; c < k; c++)
         for (const Tensor &t : grads[c]) {
@@ -2837,12 +3282,14 @@ static void judge_sums(const std::string &name, int k, const std::vector<int> &s
         }
         if (wrong == 0) continue;
         const float got = sums[c][first];
-        const std::string late = straggler < 0 ? "" : ", late: " + str(gpu(straggler));
+        const std::string late = straggler < 0    ? ""
+                                 : straggler == k ? ", late: the links"
+                                                  : ", late: " + str(gpu(straggler));
         error("%s is wrong: k = %d, %zu tensor%s, %d numbers%s: %s has %.9g at index %d, not %.9g "
               "(%d wrong, up to index %d): %s",
               name.c_str(), k, sizes.size(), sizes.size() > 1 ? "s" : "", n, late.c_str(),
               str(gpu(c)).c_str(), std::isnan(got) ? NAN : got, first, expected(first, k), wrong,
-              last, explain(got, first, c, k).c_str());
+              last, explain(got, first, c, k, n).c_str());
     }
 }
 
@@ -2851,6 +3298,15 @@ static void judge_bits(const std::string &name, int k, const std::vector<int> &s
     const Grads grads = make_grads(k, sizes, true);
     auto number = [](int c, int i) { return std::sin(1.0f + i * 7 + c * 1000) * (1 + i % 10); };
     const auto first = run_with_straggler(name, grads, -1, number);
+    for (int c = 0; c < k; c++)
+        for (size_t i = 0; i < first[c].size(); i++) {
+            double sum = 0, largest = 0; // of the numbers, and of their sizes
+            for (int d = 0; d < k; d++) sum += number(d, i), largest += std::fabs(number(d, i));
+            if (!(std::fabs(first[c][i] - sum) <= 1e-6 * largest))
+                error("%s is wrong for numbers that are not whole: k = %d, index %zu: %s has %.9g, "
+                      "not %.9g: is something in it no float?",
+                      name.c_str(), k, i, str(gpu(c)).c_str(), first[c][i], sum);
+        }
     for (int straggler = 0; straggler < k; straggler++) {
         const auto sums = run_with_straggler(name, grads, straggler, number);
         for (int c = 0; c < k; c++)
@@ -2869,6 +3325,7 @@ static void judge_bits(const std::string &name, int k, const std::vector<int> &s
 }
 
 // Does it return while the devices cannot go on? They stand still until it has, or half a second.
+// (A driver takes 1024 operations a stream before its host waits: few and small tensors only.)
 static void judge_host(const std::string &name, int k, const std::vector<int> &sizes) {
     const Grads grads = make_grads(k, sizes, true);
     run_allreduce(name, grads); // what memory it needs is there from now on
@@ -2904,14 +3361,20 @@ static Traffic count_traffic(const std::string &name, const Grads &grads) {
     waitall();
     return traffic;
 }
-// Bytes into or out of the device, or the host, that moves most.
+// Bytes into or out of the device, or the host, that moves most; of the link that moves most.
 static long busiest(const Traffic &t) {
     long most = 0;
     for (auto &direction : {t.in, t.out})
         for (auto &bytes : direction) most = std::max(most, bytes.second);
     return most;
 }
+static long busiest_link(const Traffic &t) {
+    long most = 0;
+    for (auto &bytes : t.links) most = std::max(most, bytes.second);
+    return most;
+}
 
+// --- the benchmark
 // Seconds for a call: the median of `blocks` blocks of so many calls (`least` at least) that each
 // takes about `seconds`, after a warm-up.
 static double time_calls(int least, double seconds, int blocks, const std::function<void()> &call) {
@@ -2941,14 +3404,15 @@ static void print_score(const std::string &name, int k, const std::vector<int> &
     const long n = std::accumulate(sizes.begin(), sizes.end(), 0L) * sizeof(float);
     printf("%s: passed. What it costs for the %zu gradients of %s, %ld bytes, on %d devices:\n",
            name.c_str(), sizes.size(), options.model.c_str(), n, k);
-    printf("%-10s %9s %11s %15s %7s%s\n", "", "messages", "bytes", "busiest device", "steps",
-           on_cpu ? "" : "        us    bus GB/s");
+    printf("%-10s %9s %11s %15s %13s %7s%s\n", "", "messages", "bytes", "busiest device",
+           "busiest link", "steps", on_cpu ? "" : "        us    bus GB/s");
     std::vector<std::string> rows = {name};
     if (name != "naive") rows.push_back("naive");
     for (const std::string &row : rows) {
         const Traffic t = count_traffic(row, grads);
         const double us = on_cpu ? 0 : time_allreduce(row, grads) * 1e6;
-        printf("%-10s %9ld %11ld %15ld %7d", row.c_str(), t.messages, t.bytes, busiest(t), t.steps);
+        printf("%-10s %9ld %11ld %15ld %13ld %7d", row.c_str(), t.messages, t.bytes, busiest(t),
+               busiest_link(t), t.steps);
         if (!on_cpu) printf(" %9.1f %11.2f", us, n / us * 2 * (k - 1) / k / 1e3);
         printf("\n");
         if (row == name && t.messages < 2 * (k - 1))
@@ -2956,32 +3420,50 @@ static void print_score(const std::string &name, int k, const std::vector<int> &
                   "fewer than %d: send them with copyto or send, which count",
                   name.c_str(), t.messages, k, 2 * (k - 1));
     }
-    printf("%-10s %9d %11ld %15ld %7d   each by itself\n", "optimum", 2 * (k - 1), 2 * (k - 1) * n,
-           2 * (k - 1) * n / k, k > 1 ? 1 : 0);
+    printf("%-10s %9d %11ld %15ld %13ld %7d   each by itself\n", "optimum", 2 * (k - 1),
+           2 * (k - 1) * n, 2 * (k - 1) * n / k, k > 1 ? 2 * n / k : 0, k > 1 ? 1 : 0);
 }
 
-// Judge options.allreduce on 1 to options.gpus devices; an Error says what is wrong with it.
-void exercise() {
-    const std::string name = options.allreduce;
-    const int most = options.gpus;
-    std::vector<int> gradient_sizes;
-    for (const Tensor &p : params)
-        if (p.requires_grad) gradient_sizes.push_back(size(p));
+// Right sums for all lengths, all tensors, whoever is late? The same bits? On up to `most` devices.
+static void judge(const std::string &name, int most, const std::vector<int> &gradient_sizes) {
     printf("%s: sums on 1 to %d devices, each of them late once\n", name.c_str(), most);
-    for (int k = 1; k <= most; k++)
+    for (int k = 1; k <= most; k++) {
+        if (!meant_for(name, k)) continue;
         for (int n : {0, 1, k - 1, k, k + 1, 1000, 1000003}) {
             stop_requested();
             const std::vector<int> list = {n / 3, 0, n - n / 3 - n / 4, n / 4};
-            for (int straggler = -1; straggler < (n == k + 1 || n == 1000 ? k : 0); straggler++) {
+            for (int straggler = -1; straggler <= (n == k + 1 || n == 1000 ? k : -1); straggler++) {
                 judge_sums(name, k, {n}, false, straggler);
                 judge_sums(name, k, list, true, straggler);
                 if (n <= 1000) judge_sums(name, k, list, false, straggler);
             }
         }
+        judge_sums(name, k, gradient_sizes, true, -1);
+    }
     printf("%s: bits\n", name.c_str());
-    for (int k = 1; k <= most; k++) judge_bits(name, k, {1000, 3, 77});
+    for (int k = 1; k <= most; k++)
+        if (meant_for(name, k)) judge_bits(name, k, {1000, 3, 77});
+}
+
+// Judge options.allreduce on 1 to options.gpus devices; an Error says what is wrong with it. The
+// tutorial's own `allreduce`, which somebody may have edited, comes first.
+void exercise() {
+    const std::string name = options.allreduce;
+    int most = options.gpus;
+    std::vector<int> gradient_sizes, resnet18_sizes;
+    for (const Tensor &p : params)
+        if (p.requires_grad) gradient_sizes.push_back(size(p));
+    for (const Param &p : resnet18(10).params) {
+        if (!p.requires_grad) continue;
+        resnet18_sizes.push_back(1);
+        for (int s : p.shape) resnet18_sizes.back() *= s;
+    }
+    if (name == "yours") judge("naive", std::min(most, 3), gradient_sizes);
+    judge(name, most, gradient_sizes);
+    while (!meant_for(name, most)) most--;
+    judge_sums(name, meant_for(name, 2) ? std::min(most, 2) : most, resnet18_sizes, true, -1);
     printf("%s: the host never waits\n", name.c_str());
-    judge_host(name, most, gradient_sizes);
+    judge_host(name, most, {1000, 3, 77});
     print_score(name, most, gradient_sizes);
 }
 
@@ -3033,6 +3515,7 @@ static void bench_allreduce(int k) {
         const Grads grads = make_grads(k, std::vector<int>(8, bytes / 8 / sizeof(float)), true);
         for (const Algorithm &a : algorithms) {
             const bool right = a.run != allreduce_rebind && a.run != allreduce_yours;
+            if (!meant_for(a.name, k)) continue;
             if (options.given.count("allreduce") ? a.name != options.allreduce : !right) continue;
             const double us = time_allreduce(a.name, grads) * 1e6;
             bench_row("allreduce,,%s,%d,,%ld,%.1f,%.3f,GB/s", a.name, k, bytes, us,
@@ -3066,6 +3549,33 @@ void stop_requested() {
     fflush(stdout);
     fprintf(stderr, "mgpu: interrupted\n");
     _exit(128 + SIGINT); // what is enqueued on the devices is dropped
+}
+// The first Ctrl-C asks; SIGTERM and a second one do not wait for the program to look.
+static void on_stop(int signal) {
+    if (!interrupted && signal == SIGINT) {
+        interrupted = 1;
+        return;
+    }
+    dprintf(STDERR_FILENO, "mgpu: %s\n", signal == SIGINT ? "interrupted" : "terminated");
+    _exit(128 + signal);
+}
+static void on_crash(int signal) {
+    dprintf(STDERR_FILENO, "mgpu: %s%s\n", inside,
+            signal == SIGSEGV
+                ? "segmentation fault: an index beyond the end of a list, a null pointer?"
+            : signal == SIGABRT ? "stopped by what stands above"
+                                : "a division by zero?");
+    _exit(1);
+}
+static void catch_signals() {
+    struct sigaction action = {}, before;
+    action.sa_handler = on_stop;
+    for (int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+    action.sa_handler = on_crash;
+    for (int signal : {SIGSEGV, SIGABRT, SIGFPE}) {
+        sigaction(signal, nullptr, &before);
+        if (before.sa_handler == SIG_DFL) sigaction(signal, &action, nullptr); // else a sanitizer's
+    }
 }
 
 // The one table of options: the usage text, getopt's array, the parsing and its errors are made of
@@ -3149,6 +3659,8 @@ static const std::vector<Flag> flags = {
      yes(&options.overlap)},
     {"kernels", "NAME", "of the convolutions: tiled, or plain, one thread an output (tiled)",
      one_of(&options.kernels, {"tiled", "plain"})},
+    {"no-first-check", nullptr, "do not compare the first step with that of one device",
+     yes(&options.first_check, false)},
     {"no-replica-check", nullptr, "do not compare the devices' parameters after each epoch",
      yes(&options.replica_check, false)},
     {"evaluate-all", nullptr, "test accuracy on all devices, not gpu(0) alone (lenet: gpu(0))",
@@ -3162,7 +3674,8 @@ static const std::vector<Flag> flags = {
     {"data", "DIR", "where the four .gz files of Fashion-MNIST or MNIST are (data)",
      text(&options.data)},
     {"init", "DIR", "start from the parameters in DIR/W1.npy, b1.npy, ...", text(&options.init)},
-    {"save", "DIR", "write the trained parameters there", text(&options.save)},
+    {"save", "DIR", "write the parameters there after each epoch", text(&options.save)},
+    {"resume", nullptr, "go on where the training in --save DIR stands", yes(&options.resume)},
     {"log", "FILE", "a row for each epoch (build/log.csv)", text(&options.log)},
     {"verbose", nullptr, "print the device memory that was used", yes(&options.verbose)},
     {"exercise", nullptr, "judge the allreduce that --allreduce names (yours, on 1 to 8 devices)",
@@ -3209,6 +3722,10 @@ static void complete_options() {
               k, options.split.size());
     if (options.exercise && k > 16) // its numbers tell no more devices apart
         error("--exercise judges on 1 to 16 devices, not on %d", k);
+    if (options.exercise && !options.bench.empty()) error("--exercise and --bench: one at a time");
+    if (options.resume && options.save.empty())
+        error("--resume goes on with the training that --save DIR names: give both");
+    if (options.log.empty()) error("--log: the name of a file is wanted");
     if (options.exercise) options.batch = std::max(options.batch, k);
     if (options.batch < k)
         error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k, k);
@@ -3252,7 +3769,7 @@ static void run_program() {
         train_set = load_data(options.data, "train");
         test_set = load_data(options.data, "t10k");
         check_writable(options.log);
-        if (!options.save.empty()) check_writable(options.save + "/.npy");
+        if (!options.save.empty()) check_save();
     }
     const bool few = trains || options.exercise || options.bench == "step";
     const int devices = few || options.given.count("gpus") ? options.gpus : 4;
@@ -3262,6 +3779,7 @@ static void run_program() {
     rng.seed(options.seed);
     init_model();
     if (!options.init.empty()) load_params(params, options.init);
+    if (options.resume) resume(options.save);
     trains ? experiment() : options.exercise ? exercise() : bench();
     params.clear();
     for (int c = 0; c < devices && options.verbose; c++)
@@ -3272,17 +3790,19 @@ static void run_program() {
 int mgpu_main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     try {
-        if (!parse_options(argc, argv)) return 0;
-        struct sigaction action = {};
-        action.sa_handler = [](int) { interrupted = 1; };
-        for (int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
-        run_program();
-    } catch (const Error &e) {
+        if (parse_options(argc, argv)) {
+            catch_signals();
+            run_program();
+        }
+        if (fflush(stdout) || ferror(stdout)) error("what is printed cannot be written to stdout");
+        return 0;
+    } catch (const std::bad_alloc &) {
+        fprintf(stderr, "mgpu: the host is out of memory\n");
+    } catch (const std::exception &e) {
         fflush(stdout);
         fprintf(stderr, "mgpu: %s\n", e.what());
-        _exit(1); // what is enqueued on the devices is dropped
     }
-    return 0;
+    _exit(1); // what is enqueued on the devices is dropped
 }
 
 #ifndef MGPU_NO_MAIN // tests.cu has a main of its own
