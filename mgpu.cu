@@ -2546,7 +2546,7 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
         return n;
     };
     const size_t sample = dims == 3 ? 28 * 28 : 1;
-    if (status != 0) wrong = "gzip cannot unpack it";
+    if (status != 0) wrong = "gzip cannot unpack it: if `gzip -t` says so too";
     else if (bytes.size() < header) wrong = "it ends in its header";
     else if (number(0) != size_t(0x800 + dims))
         wrong = "its magic number is " + std::to_string(number(0)) + ", not " +
@@ -2711,7 +2711,10 @@ double Animator::finish(int epoch) {
     }
     for (size_t s = 0; s < sums.size(); s++)
         if (!std::isfinite(sums[s]))
-            error("the loss is %s in step %zu of epoch %d: use a smaller LR than %g",
+            error(s + epoch == 0
+                      ? "the loss is %s in step %zu of epoch %d, before any update: is "
+                        "memory read that nobody has written, or a barrier missing?"
+                      : "the loss is %s in step %zu of epoch %d: use a smaller LR than %g",
                   std::isnan(sums[s]) ? "nan" : "infinite", s + 1, epoch + 1, options.lr);
     const long count = std::accumulate(p.samples.begin(), p.samples.end(), 0L);
     p.samples.clear();
@@ -2893,6 +2896,9 @@ void save_checkpoint(const std::vector<Tensor> &params, const Position &position
 static void check_save() {
     const std::filesystem::path path = save_folder();
     std::error_code code;
+    if (std::filesystem::equivalent(path, std::filesystem::current_path(), code))
+        error("cannot save to %s: it is replaced as a whole, and this program runs in it",
+              options.save.c_str());
     for (const auto &entry : std::filesystem::directory_iterator(path, code))
         if (!entry.is_regular_file())
             error("cannot save to %s: %s is no file: SAVE wants a folder of its own",
@@ -3039,8 +3045,8 @@ static std::string explain_update(double ratio, double batch, double shard, doub
 }
 
 #define FIRST "the first minibatch: "
-// The losses: one for each sample, all of them numbers.   ->   their sum
-static double check_losses(const std::vector<Tensor> &ls, int n) {
+// The losses: one for each sample, all of them numbers.
+static void check_losses(const std::vector<Tensor> &ls, int n) {
     const Flat losses = flat(ls);
     for (const Tensor &l : ls) {
         const Flat host = to_host(l);
@@ -3060,32 +3066,42 @@ static double check_losses(const std::vector<Tensor> &ls, int n) {
         error(FIRST "it has %d samples, the devices' shards together have %zu: what does "
                     "split_and_load lose or repeat?",
               n, losses.size());
-    return std::accumulate(losses.begin(), losses.end(), 0.0);
 }
-// A small step against the gradient must lower the mean loss by step * |gradient|^2. Four times
-// less or more is a mistake in the loss or in a backward kernel.
-static void check_descent(const Tensor &X, const Tensor &y, const Flat &gradient, double loss,
-                          float lr) {
-    const int n = X.shape[0];
-    double slope = 0;
-    for (double g : gradient) slope += g / n * g / n;
-    const double step = std::min({1e-3 * std::fabs(loss) / n / slope, 0.01, lr / 4.0});
-    std::vector<Tensor> moved;
-    int at = 0;
-    for (const Tensor &p : params) {
-        moved.push_back(empty(p.shape, cpu()));
-        for (int j = 0; j < size(p); j++)
-            moved.back().ptr()[j] = p.ptr()[j] - step / n * gradient[at++];
-    }
+// Are they gradients at all? A small step of one parameter along its gradient must raise the mean
+// loss of some samples by step * |gradient|^2, one against it lower it by as much. (Up to a factor
+// of 2: ReLUs may switch on the way, and rounding hides changes below a millionth.)
+static void check_slopes(const Tensor &X, const Tensor &y) {
+    const int n = std::min(16, X.shape[0]);
+    const Tensor x = copyto(rows(X, 0, n), gpu(0)), labels = copyto(rows(y, 0, n), gpu(0));
+    const std::vector<Tensor> p = get_params(params, gpu(0));
+    backward(loss(net(x, p), labels));
     NoGrad guard;
-    const Flat losses =
-        to_host(::loss(net(copyto(X, gpu(0)), get_params(moved, gpu(0))), copyto(y, gpu(0))));
-    const double after = std::accumulate(losses.begin(), losses.end(), 0.0);
-    const double got = (loss - after) / n, want = step * slope;
-    if (want > 1e-6 * std::fabs(loss) / n && !(got > want / 4 && got < want * 4))
-        error(FIRST "a small step against the gradient lowers the loss by %.2g, not by %.2g: is a "
-                    "sign wrong, in the loss or in a backward kernel?",
-              got, want);
+    auto mean_loss = [&] {
+        const Flat losses = to_host(loss(net(x, p), labels));
+        return std::accumulate(losses.begin(), losses.end(), 0.0) / n;
+    };
+    const double whole = std::fabs(mean_loss());
+    for (size_t i = 0; i < p.size(); i++) {
+        const Flat g = to_host(gradient(p[i])), old = to_host(params[i]);
+        double slope = 0, squares = 0; // |gradient of the mean loss|^2, |parameter|^2
+        for (double a : g) slope += a / n * a / n;
+        for (double a : old) squares += a * a;
+        const double step =
+            std::min(1e-5 * whole / slope, 1e-3 * (0.1 + std::sqrt(squares)) / std::sqrt(slope));
+        double change = 0;
+        for (int way : {1, -1}) {
+            const Tensor moved = empty(p[i].shape, cpu());
+            for (size_t j = 0; j < g.size(); j++) moved.ptr()[j] = old[j] + way * step / n * g[j];
+            copyto(moved, p[i]);
+            change += way * mean_loss();
+        }
+        copyto(params[i], p[i]);
+        const double want = 2 * step * slope;
+        if (want > 1e-6 * whole && !(change > want / 2 && change < want * 2))
+            error(FIRST "a step of %s along its gradient changes the loss by %.2g, not by %.2g: is "
+                        "a backward kernel wrong, or a sign?",
+                  param_names[i].c_str(), change, want);
+    }
 }
 
 // X, y: the first minibatch; ls, device_params: what train_batch has made of it and of `params`.
@@ -3093,7 +3109,7 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
                       const std::vector<std::vector<Tensor>> &device_params, float lr) {
     if (!options.first_check) return;
     const int k = device_params.size(), n = X.shape[0];
-    const double loss = check_losses(ls, n);
+    check_losses(ls, n);
     std::vector<size_t> index; // in params, of those that have a gradient
     for (size_t i = 0; i < params.size(); i++)
         if (params[i].requires_grad) index.push_back(i);
@@ -3154,7 +3170,7 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
                                  n, size(ls[c]), lr)
                       .c_str());
     }
-    if (alike) check_descent(X, y, want, loss, lr);
+    if (alike) check_slopes(X, y);
     if (k == 1) printf("first minibatch: the update is right\n");
     else
         printf("first minibatch: %d devices give the gradient of one (largest difference %.0e)\n",
