@@ -53,9 +53,9 @@ options = $(foreach x,$(with_value),$(call valued,$x)) \
 BACKEND ?= auto
 # NVCC           CUDA compiler
 NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc),nvcc)
-# SM             GPU architectures, such as 75 or '75 90'; by default the first GPU's, or 75
+# SM             GPU architectures, such as 75 or '75 90'; by default those of the GPUs, or 75
 SM := $(or $(SM),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
-    sed -nE '1s/^([0-9]+)\.([0-9]+)$$/\1\2/p'),75)
+    sed -nE 's/^([0-9]+)\.([0-9]+)$$/\1\2/p' | sort -nu),75)
 # CXX            C++ compiler of the stand-in: g++, or clang++ where there is no g++
 CXX := $(if $(filter default,$(origin CXX)),$(notdir \
     $(shell command -v g++ || command -v clang++ || echo g++)),$(CXX))
@@ -177,8 +177,11 @@ backend:
 # ----- Compiling -------------------------------------------------------------------------------
 
 # (ASSERTIONS: an index beyond the end of a std::vector ends the program and is named)
+# Code for each SM, and PTX for whatever else is there
+oldest = $(shell printf '%s\n' $(SM) | sort -n | sed q)
 nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS \
     $(foreach sm,$(SM),-gencode arch=compute_$(sm),code=sm_$(sm)) \
+    -gencode arch=compute_$(oldest),code=compute_$(oldest) \
     -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Icpu
 # What make asan and make race add to them

@@ -186,9 +186,9 @@ void wait_for(Device device, Device other) { wait_for(stream(device), stream(oth
 // A message, dst[:] = src from one device to another, enqueued on a stream of dst's device.
 void peer_copy(const Tensor &src, const Tensor &dst, Stream &stream) {
     const size_t bytes = sizeof(float) * size(src);
+    count_message(src.device, dst.device, bytes, stream);
     CHECK(cudaMemcpyPeerAsync(dst.ptr(), physical(dst.device), src.ptr(), physical(src.device),
                               bytes, stream.handle));
-    count_message(src.device, dst.device, bytes, stream);
 }
 
 // dst[:] = src, of equal size, from any device to any. Asynchronous: between devices the copy runs
@@ -616,8 +616,8 @@ static void allreduce_host(const Grads &grads) {
     const std::vector<float *> host = pinned(k + 1, n); // each device's gradients, then the sum
     for (int c = 0; c < k; c++) {
         const Device d = flat[c].device;
-        CHECK(cudaMemcpyAsync(host[c], flat[c].ptr(), bytes, cudaMemcpyDeviceToHost, on(d)));
         count_message(d, cpu(), bytes, stream(d));
+        CHECK(cudaMemcpyAsync(host[c], flat[c].ptr(), bytes, cudaMemcpyDeviceToHost, on(d)));
         if (c > 0) wait_for(flat[0].device, d);
     }
     auto *sum_up = new std::function<void()>([=] {
@@ -630,8 +630,8 @@ static void allreduce_host(const Grads &grads) {
     for (int c = 1; c < k; c++) wait_for(flat[c].device, flat[0].device);
     for (int c = 0; c < k; c++) {
         const Device d = flat[c].device;
-        CHECK(cudaMemcpyAsync(flat[c].ptr(), host[k], bytes, cudaMemcpyHostToDevice, on(d)));
         count_message(cpu(), d, bytes, stream(d));
+        CHECK(cudaMemcpyAsync(flat[c].ptr(), host[k], bytes, cudaMemcpyHostToDevice, on(d)));
     }
     unflatten(flat, grads);
 }
@@ -2183,8 +2183,9 @@ void error(const char *format, ...) {
 void check_cuda(cudaError_t code, const char *call, const char *file, int line) {
     if (code == cudaSuccess) return;
     fflush(stdout);
-    fprintf(stderr, "mgpu: %s:%d: %s: %s (%s)\n", file, line, call, cudaGetErrorString(code),
-            cudaGetErrorName(code));
+    const bool late = code == cudaErrorIllegalAddress || code == cudaErrorLaunchFailure;
+    fprintf(stderr, "mgpu: %s:%d: %s: %s (%s)%s\n", file, line, call, cudaGetErrorString(code),
+            cudaGetErrorName(code), late ? ": CUDA_LAUNCH_BLOCKING=1 shows the line" : "");
     _exit(1); // what CUDA still has in its streams is worth nothing now
 }
 
@@ -2219,6 +2220,12 @@ void waitall() { // the host waits for all devices
     }
 }
 
+// Enqueue a pause: what waits for this stream, or should, is late then.
+static void pause(const Stream &stream, int ms) {
+    CHECK(cudaLaunchHostFunc(stream.handle, call_and_delete,
+                             new std::function<void()>([=] { usleep(1000 * ms); })));
+}
+
 // The messages since the last reset, counted as they are enqueued: what an exchange costs.
 struct Traffic {
     long messages = 0, bytes = 0;
@@ -2227,6 +2234,7 @@ struct Traffic {
     int steps = 0;                             // the longest chain of messages
 };
 static Traffic traffic;
+static bool late_messages = false; // the judge's: each one is late then
 void count_message(Device src, Device dst, size_t bytes, Stream &carrier) {
     traffic.messages++;
     traffic.bytes += bytes;
@@ -2234,6 +2242,7 @@ void count_message(Device src, Device dst, size_t bytes, Stream &carrier) {
     traffic.in[dst.id] += bytes;
     traffic.links[{src.id, dst.id}] += bytes;
     traffic.steps = std::max(traffic.steps, ++carrier.steps);
+    if (late_messages) pause(carrier, 1);
 }
 
 // --- devices
@@ -2243,12 +2252,6 @@ static Tensor random(std::vector<int> shape, Distribution distribution) {
     Tensor t = empty(std::move(shape), cpu());
     for (int i = 0; i < size(t); i++) t.ptr()[i] = distribution(rng);
     return t;
-}
-
-// Enqueue a pause: what waits for this stream, or should, is late then.
-static void pause(const Stream &stream, int ms) {
-    CHECK(cudaLaunchHostFunc(stream.handle, call_and_delete,
-                             new std::function<void()>([=] { usleep(1000 * ms); })));
 }
 
 // How i reaches j's memory: "same GPU as", "peer" (access is enabled here) or "staged" (through the
@@ -2261,8 +2264,9 @@ static const char *connect(Device i, Device j) {
     if (can) {
         on(i);
         cudaError_t code = cudaDeviceEnablePeerAccess(physical(j), 0);
-        if (code == cudaErrorPeerAccessAlreadyEnabled) cudaGetLastError(); // not sticky: forget it
-        else CHECK(code);
+        if (code == cudaErrorTooManyPeers) can = 0; // more than the hardware takes
+        else if (code != cudaErrorPeerAccessAlreadyEnabled) CHECK(code);
+        cudaGetLastError(); // neither is sticky: forget it
     }
     const Tensor pattern = random({1 << 14}, std::uniform_real_distribution<float>(1, 2 + j.id));
     const bool slow = i.id + j.id == 1; // one pair, both ways, is enough
@@ -2291,6 +2295,7 @@ static const char *connect(Device i, Device j) {
 // pair exchanges data.
 void use_devices(int k, bool quiet = false) {
     int count = 0;
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // hardware queues: else 8 for all streams
     cudaError_t code = cudaGetDeviceCount(&count);
     if (code != cudaSuccess || count == 0)
         error("no GPU (%s): `make run BACKEND=cpu` emulates devices", cudaGetErrorString(code));
@@ -2300,7 +2305,9 @@ void use_devices(int k, bool quiet = false) {
         for (Stream &s : gpus[i].streams) s = new_stream(i % count);
     }
     if (k > count && !quiet)
-        printf("notice: %d logical devices share %d GPU%s, each with its own memory and stream\n",
+        printf("notice: %d logical devices share %d GPU%s, each with its own memory and stream; "
+               "they may "
+               "be faster than one, which a small network leaves half empty\n",
                k, count, count > 1 ? "s" : "");
     for (int i = 0; i < k; i++) {
         cudaDeviceProp prop;
@@ -2454,7 +2461,7 @@ void call_and_delete(void *function) {
 
 // Every device must hold the same bits, in every epoch.
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
-    if (!options.replica_check) return;
+    if (!options.replica_check || device_params.size() < 2) return;
     for (size_t i = 0; i < device_params[0].size(); i++) {
         if (!device_params[0][i].requires_grad) continue;
         const std::vector<float> first = to_host(device_params[0][i]);
@@ -2671,6 +2678,7 @@ struct Progress {
             running.pop_front();
             draw(samples.size() - running.size());
         }
+        cudaGetLastError(); // cudaErrorNotReady is none
     }
 };
 Animator::Animator(const std::vector<Device> &devices, int steps)
@@ -3207,7 +3215,6 @@ static float expected(int i, int k) { // the sum
 }
 
 constexpr float poison = -1e30f; // what the judge puts in place of a sum that it has copied
-constexpr int late_ms = 3;       // by so much a straggler is late
 
 // What may have gone wrong, from a wrong number of device c at index i.
 static std::string explain(float got, int i, int c, int k, int n) {
@@ -3244,7 +3251,7 @@ static std::string explain(float got, int i, int c, int k, int n) {
 }
 
 // Call an algorithm with number(c, i) on device c, i counting through all tensors, while device
-// `straggler` is late, or all links are (k), or nobody (-1). Then do at once what the contract
+// `straggler` is late, or each message is (k), or nobody (-1). Then do at once what the contract
 // allows: copy the sums, overwrite their memory.   ->   each device's sums
 static std::vector<std::vector<float>>
 run_with_straggler(const std::string &name, const Grads &grads, int straggler,
@@ -3259,17 +3266,16 @@ run_with_straggler(const std::string &name, const Grads &grads, int straggler,
     waitall();
     for (int c = 0; c < k; c++) {
         int i = 0;
-        if (c == straggler) pause(stream(gpu(c)), late_ms);
+        if (c == straggler) pause(stream(gpu(c)), 3);
         for (const Tensor &t : grads[c]) {
             inputs.push_back(empty(t.shape, cpu()));
             for (int n = 0; n < size(t); n++) inputs.back().ptr()[n] = number(c, i++);
             copyto(inputs.back(), t);
         }
     }
-    for (const Gpu &g : gpus)
-        for (const auto &link : g.links)
-            if (straggler == k) pause(link.second, late_ms);
+    late_messages = straggler == k;
     run_allreduce(name, grads);
+    late_messages = false;
     for (int c = 0; c < k; c++)
         for (const Tensor &t : grads[c]) {
             results[c].push_back(copyto(t, t.device));
@@ -3299,7 +3305,7 @@ static void judge_sums(const std::string &name, int k, const std::vector<int> &s
         if (wrong == 0) continue;
         const float got = sums[c][first];
         const std::string late = straggler < 0    ? ""
-                                 : straggler == k ? ", late: the links"
+                                 : straggler == k ? ", late: the messages"
                                                   : ", late: " + str(gpu(straggler));
         error("%s is wrong: k = %d, %zu tensor%s, %d numbers%s: %s has %.9g at index %d, not %.9g "
               "(%d wrong, up to index %d): %s",

@@ -775,7 +775,7 @@ static const struct WrongAlgorithm {
     {"small only", small_only_sums, {"k = 2, 76 tensors, 11", "own number"}},
     {"beyond", beyond, {"beyond, k = 1, 1 tensor, 0 numbers: vector"}},
     {"one place", one_place, {"one place, k = 3, 1 tensor, 1 number: send: two messages"}},
-    {"sender goes on", sender_goes_on, {WRONG_SUM, "a wait missing after"}},
+    {"sender goes on", sender_goes_on, {WRONG_SUM, "a wait missing after a message"}},
     {"own order", own_order, {"gives the devices different sums: k = 3"}},
     {"any order", any_order, {"is not deterministic: k = 3"}},
     {"rebind",
@@ -3646,7 +3646,7 @@ TEST_CASE("program: Ctrl-C while it reads the data is no mistake of the data") {
 TEST_CASE("program: devices that share one give the same bits" * doctest::skip(no_training)) {
     DataFolder folder(few, few / 4);
     const std::string notice =
-        "notice: 2 logical devices share 1 GPU, each with its own memory and stream\n";
+        "notice: 2 logical devices share 1 GPU, each with its own memory and stream; ";
     Run shared = train_in(folder, "--steps 2 --save shared", "CUDA_CPU_DEVICES=1");
     Run own = train_in(folder, "--steps 2 --save own", "CUDA_CPU_DEVICES=2");
     CHECK((shared.out.compare(0, notice.size(), notice) == 0 && !contains(own.out, "notice")));

@@ -135,6 +135,7 @@ enum cudaError_t {
     cudaErrorIllegalAddress = 700,
     cudaErrorPeerAccessAlreadyEnabled = 704,
     cudaErrorPeerAccessNotEnabled = 705,
+    cudaErrorTooManyPeers = 711,
     cudaErrorLaunchFailure = 719,
     cudaErrorNotPermitted = 800,
 };
@@ -156,6 +157,7 @@ inline const char *cudaGetErrorName(cudaError_t error) {
         CUDA_CPU_NAME(cudaErrorIllegalAddress)
         CUDA_CPU_NAME(cudaErrorPeerAccessAlreadyEnabled)
         CUDA_CPU_NAME(cudaErrorPeerAccessNotEnabled)
+        CUDA_CPU_NAME(cudaErrorTooManyPeers)
         CUDA_CPU_NAME(cudaErrorLaunchFailure)
         CUDA_CPU_NAME(cudaErrorNotPermitted)
 #undef CUDA_CPU_NAME
@@ -178,6 +180,7 @@ inline const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorPeerAccessAlreadyEnabled: return "peer access is already enabled";
     case cudaErrorPeerAccessNotEnabled: return "peer access has not been enabled";
+    case cudaErrorTooManyPeers: return "peer mapping resources exhausted";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
     case cudaErrorNotPermitted: return "operation not permitted";
     }
