@@ -16,7 +16,7 @@
 # SEED           seed of the parameters and of the order of the samples
 # SHUFFLE        0 keeps the training samples in file order
 # FIRST_CHECK    0 does not compare the first step with that of one device
-# REPLICA_CHECK  0 lets the devices' parameters drift apart unseen
+# REPLICA_CHECK  0 does neither that nor compare the replicas: they may drift apart unseen
 # STEPS          stop after this many training steps
 # LIMIT          only the first so many training and test samples
 # DATA           folder with the data set, by default data, where make data puts it

@@ -1572,11 +1572,12 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
     const Tensor padded = pad(X, s.padding);
     s.H += 2 * s.padding, s.W += 2 * s.padding;
     // Only as many slices as fill the device: each costs memory and an addition.
-    const int tiles = dy.shape[0], busy = tiles * blocks(terms, tile_m);
-    const int slices = min(s.N, min(32, blocks(1 << 15, busy)));
+    const int tiles = dy.shape[0], width = blocks(terms, warp_size * tile_m) * warp_size; // threads
+    const int most = on_cpu ? 32 : 256, busy = on_cpu ? 1 << 15 : 1 << 16;
+    const int slices = min(s.N, min(most, blocks(busy, tiles * width)));
     Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
     if (slices > 0) {
-        dim3 grid(blocks(blocks(terms, warp_size * tile_m) * warp_size, block), tiles, slices);
+        dim3 grid(blocks(width, block), tiles, slices);
         CHECK_LAUNCH(weight_grad_kernel<<<grid, block, 0, on(X.device)>>>(
             partial.ptr(), padded.ptr(), dy.ptr(), s));
     }
@@ -3683,7 +3684,7 @@ static const std::vector<Flag> flags = {
      one_of(&options.kernels, {"tiled", "plain"})},
     {"no-first-check", nullptr, "do not compare the first step with that of one device",
      yes(&options.first_check, false)},
-    {"no-replica-check", nullptr, "do not compare the devices' parameters after each epoch",
+    {"no-replica-check", nullptr, "nor the devices' parameters after each epoch",
      yes(&options.replica_check, false)},
     {"evaluate-all", nullptr, "test accuracy on all devices, not gpu(0) alone (lenet: gpu(0))",
      yes(&options.evaluate_all)},
@@ -3747,6 +3748,7 @@ static void complete_options() {
     if (options.exercise && !options.bench.empty()) error("--exercise and --bench: one at a time");
     if (options.resume && options.save.empty())
         error("--resume goes on with the training that --save DIR names: give both");
+    options.first_check = options.first_check && options.replica_check;
     if (options.log.empty()) error("--log: the name of a file is wanted");
     if (options.exercise) options.batch = std::max(options.batch, k);
     if (options.batch < k)

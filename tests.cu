@@ -3480,7 +3480,7 @@ TEST_CASE("program: rebind is caught by the first step, then by the replica chec
     check_line(later.err, "mgpu: the replicas differ: W1[");
     for (const Run &run : {caught, later})
         CHECK((run.status == 1 && !contains(run.out, "test acc:")));
-    Run run = train_in(folder, "--allreduce rebind --no-first-check --no-replica-check");
+    Run run = train_in(folder, "--allreduce rebind --no-replica-check");
     CHECK(contains(run.out, "test acc:"));
 }
 
