@@ -970,6 +970,12 @@ __device__ inline float warp_reduce_sum(float sum) { // every lane of the warp r
     for (int half = warp_size / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
     return sum;
 }
+struct TileRow { // tile_n neighbours, in two loads of 16 bytes
+    float4 a, b;
+    __device__ explicit TileRow(const float *from)
+        : a(*(const float4 *)from), b(*(const float4 *)(from + 4)) {}
+    __device__ float operator[](int q) const { return (&(q < 4 ? a : b).x)[q % 4]; }
+};
 #else
 #ifdef __clang__
 #define UNROLL _Pragma("unroll")
@@ -981,6 +987,7 @@ constexpr bool on_cpu = true;
 constexpr int warp_size = 1, lanes = 16; // a block's threads run one after another
 constexpr int tile_m = 6, tile_n = 16;
 inline float warp_reduce_sum(float sum) { return sum; }
+typedef const float *TileRow; // loaded as vectors anyway
 #endif
 
 // The sum of value(i) over i < n by one warp; every lane returns it. Deterministic order; tile_n
@@ -1392,21 +1399,21 @@ struct Correlation {
     int step, OH, OW;
     int begin, end; // rows of X outside of [begin, end) are zeros, and skipped
 };
-// Each thread: tile_m pixels (n,i,j), one warp's width apart, of tile_n channels o. `fixed` is V
+// Each thread: `rows` pixels (n,i,j), one warp's width apart, of tile_n channels o. `fixed` is V
 // where it is known, else 0.
-template <int fixed>
+template <int fixed, int rows>
 __global__ void __launch_bounds__(64)
     correlate_kernel(GradSlot y, const float *X, const float *packed, const float *b,
                      Correlation s) {
     if (fixed) s.V = fixed;
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, o_begin = blockIdx.y * tile_n;
     const int plane = s.I * s.J, pixels = s.N * plane;
-    const int first = thread / warp_size * warp_size * tile_m + thread % warp_size;
+    const int first = thread / warp_size * warp_size * rows + thread % warp_size;
     if (first >= pixels) return;
-    int offset[tile_m]; // of X[n,0,i*stride,j*stride], for each pixel
+    int offset[rows]; // of X[n,0,i*stride,j*stride], for each pixel
     int top = s.H, bottom = 0;
     UNROLL
-    for (int m = 0; m < tile_m; m++) {
+    for (int m = 0; m < rows; m++) {
         const int p = min(first + m * warp_size, pixels - 1);
         const int n = p / plane, i = p % plane / s.J * s.stride, j = p % s.J * s.stride;
         offset[m] = (n * s.C * s.H + i) * s.W + j;
@@ -1416,24 +1423,25 @@ __global__ void __launch_bounds__(64)
     // Only these rows of taps meet anything but zeros
     const int u_begin = max(0, s.begin - bottom), u_end = min(s.U, s.end - top);
     const int left_out = s.U - (u_end - u_begin);
-    float sum[tile_m][tile_n] = {};
+    float sum[rows][tile_n] = {};
     const float *x = X + u_begin * s.W;
     const float *w = packed + (blockIdx.y * s.C * s.U + u_begin) * s.V * tile_n;
     for (int c = 0; c < s.C; c++) {
         for (int u = u_begin; u < u_end; u++, x += s.W - s.V)
             for (const float *end = x + s.V; x < end; x++, w += tile_n) {
+                const TileRow wq(w);
                 UNROLL
-                for (int m = 0; m < tile_m; m++) {
+                for (int m = 0; m < rows; m++) {
                     const float xm = x[offset[m]];
                     UNROLL_LANES
-                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * w[q];
+                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * wq[q];
                 }
             }
         x += (s.H - s.U + left_out) * s.W;
         w += left_out * s.V * tile_n;
     }
     UNROLL
-    for (int m = 0; m < tile_m; m++) {
+    for (int m = 0; m < rows; m++) {
         const int p = first + m * warp_size, n = p / plane, ij = p % plane, size = s.OH * s.OW;
         if (p >= pixels) break;
         int out = (n * s.O + o_begin) * size; // of y[n,o,i*step,j*step]: no division if step is 1
@@ -1444,14 +1452,27 @@ __global__ void __launch_bounds__(64)
                 y.store_or_add(out + q * size, sum[m][q] + (b ? b[o_begin + q] : 0));
     }
 }
-static void correlate(GradSlot y, const float *X, const Tensor &packed, const float *b,
-                      const Correlation &s) {
+template <int rows>
+static void correlate_rows(GradSlot y, const float *X, const Tensor &packed, const float *b,
+                           const Correlation &s) {
     const int pixels = s.N * s.I * s.J, block = 64;
     const cudaStream_t stream = on(packed.device);
-    dim3 grid(blocks(blocks(pixels, warp_size * tile_m) * warp_size, block), blocks(s.O, tile_n));
+    dim3 grid(blocks(blocks(pixels, warp_size * rows) * warp_size, block), blocks(s.O, tile_n));
     if (s.V == 3)
-        CHECK_LAUNCH(correlate_kernel<3><<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
-    else CHECK_LAUNCH(correlate_kernel<0><<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
+        CHECK_LAUNCH(correlate_kernel<3, rows>
+                     <<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
+    else
+        CHECK_LAUNCH(correlate_kernel<0, rows>
+                     <<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
+}
+static void correlate(GradSlot y, const float *X, const Tensor &packed, const float *b,
+                      const Correlation &s) {
+    if constexpr (!on_cpu) { // few warps leave a GPU empty: then more of them, of fewer pixels
+        const int warps = blocks(s.N * s.I * s.J, warp_size * tile_m) * blocks(s.O, tile_n);
+        if (warps < 125) return correlate_rows<1>(y, X, packed, b, s);
+        if (warps < 1000) return correlate_rows<4>(y, X, packed, b, s);
+    }
+    correlate_rows<tile_m>(y, X, packed, b, s);
 }
 
 static void tiled_forward(const Tensor &y, const Tensor &X, const Tensor &W, const Tensor &b,
@@ -1525,14 +1546,15 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
         for (int i = 0; i < s.OH; i++) {
             const float *x = X + (n * s.C * s.H + i * s.stride) * s.W;
             for (int j = 0; j < s.OW; j++, x += s.stride, dy += tile_n) {
+                const TileRow g(dy);
                 UNROLL
                 for (int m = 0; m < tile_m; m++) {
                     const float xm = x[offset[m]];
                     UNROLL_LANES
-                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * dy[q];
+                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * g[q];
                 }
                 UNROLL_LANES
-                for (int q = 0; q < tile_n; q++) sum_dy[q] += dy[q];
+                for (int q = 0; q < tile_n; q++) sum_dy[q] += g[q];
             }
         }
     float *out = partial + (slice * gridDim.y + blockIdx.y) * (terms + 1) * tile_n;
