@@ -1075,6 +1075,14 @@ void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
 }
 
 // --- softmax cross-entropy
+// The sum of exp(z[j] - largest), which cannot overflow: 1 to `classes`
+__device__ inline float exp_sum(const float *z, int classes, float *largest) {
+    float sum = 0;
+    *largest = z[0];
+    for (int j = 1; j < classes; j++) *largest = z[j] > *largest ? z[j] : *largest;
+    for (int j = 0; j < classes; j++) sum += expf(z[j] - *largest);
+    return sum;
+}
 // l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit taken out first
 //   y_hat (N,classes)   y (N) class numbers   ->   l (N)
 // One thread a sample.
@@ -1083,9 +1091,8 @@ __global__ void softmax_cross_entropy_kernel(float *l, const float *y_hat, const
     int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const float *z = y_hat + n * classes;
-    float largest = z[0], sum = 0;
-    for (int j = 1; j < classes; j++) largest = z[j] > largest ? z[j] : largest;
-    for (int j = 0; j < classes; j++) sum += expf(z[j] - largest);
+    float largest;
+    const float sum = exp_sum(z, classes, &largest);
     l[n] = logf(sum) - (z[(int)y[n]] - largest);
 }
 // dy_hat[n,j] = or += dl[n] * (softmax(y_hat[n])[j] - [j == y[n]])
@@ -1095,9 +1102,8 @@ __global__ void softmax_cross_entropy_backward_kernel(GradSlot dy_hat, const flo
     int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const float *z = y_hat + n * classes;
-    float largest = z[0], sum = 0;
-    for (int j = 1; j < classes; j++) largest = z[j] > largest ? z[j] : largest;
-    for (int j = 0; j < classes; j++) sum += expf(z[j] - largest);
+    float largest;
+    const float sum = exp_sum(z, classes, &largest);
     for (int j = 0; j < classes; j++) {
         const float p = expf(z[j] - largest) / sum;
         dy_hat.store_or_add(n * classes + j, dl[n] * (p - (j == (int)y[n] ? 1.0f : 0.0f)));
