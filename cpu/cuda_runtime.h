@@ -6,12 +6,16 @@
 // run at the same time and a missing event is a real race. What a GPU turns into a crash, a hang or
 // a wrong number is named here with the line that did it: pointers of another device or of the
 // host, wrong device numbers, copies and accesses out of bounds, use after free, bad launch
-// configurations, barriers that only some threads of a block reach.
+// configurations, barriers that only some threads of a block reach, warp functions that only some
+// lanes reach.
 //
 //   CUDA_CPU_DEVICES   how many devices to show       (default: 1)
 //   CUDA_CPU_CORES     cores of each device           (default: the machine's, divided among them)
 //   CUDA_CPU_SLOWDOWN  such as 1,3: kernels of device 1 take 3 times as long   (default: 1 each)
 //   CUDA_CPU_MEMORY    memory of each device, in MiB  (default: the machine's, divided among them)
+//   CUDA_CPU_LANES     forwards, backwards or a seed: every block runs warp by warp, its warps and
+//                      lanes in this order, or shuffled; a right kernel does not depend on it
+//                      (default: forwards, and only kernels that call a warp function)
 //
 // kernel<<<grid, block, shared, stream>>>(args) and __shared__ are not C++: cpu/to_cpp.sed turns
 // the first into a call of configured() and the second into shared_memory(), below.
@@ -21,8 +25,9 @@
 //   3. Devices          memory: one address range a device, a table of what is allocated in it
 //   4. Streams          queues, events, who waits for whom
 //   5. Fibers           the threads of a block, switched at __syncthreads()
-//   6. Launch           a grid's blocks over a device's cores
-//   7. The runtime API  cudaMalloc, cudaMemcpyPeerAsync, cudaStreamWaitEvent, ...
+//   6. Warps            shuffles, votes, __syncwarp(); the order of warps and lanes
+//   7. Launch           a grid's blocks over a device's cores
+//   8. The runtime API  cudaMalloc, cudaMemcpyPeerAsync, cudaStreamWaitEvent, ...
 #pragma once
 #define CUDA_CPU 1
 
@@ -672,6 +677,7 @@ inline cudaError_t synchronize(Device &device) {
 // having met a barrier, the kernel has none, and the other threads run one after another in a plain
 // loop, into which the compiler inlines the kernel. If it meets one, every other thread gets a
 // stack too, and at each barrier thread t hands over to thread t+1, the last one back to thread 0.
+// From the first warp function that a thread of the block meets, section 6 says who runs.
 
 #if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
 constexpr size_t stack_bytes = 256 * 1024;
@@ -704,6 +710,11 @@ struct Stacks { // one mapping
     int guarded; // stacks with an unmapped page below each
 };
 
+// Who runs after a thread of a block: the next one, in the plain loop, or when this one has met a
+// barrier or ended; or a lane that next_lane() chooses.
+enum Mode { in_loop, in_turns, by_lanes };
+struct Warp;
+
 struct Worker {
     char *shared = nullptr, *dynamic_shared = nullptr;
     std::vector<Fiber> fibers; // for thread 0; from a block's first barrier on for all its threads
@@ -713,10 +724,20 @@ struct Worker {
     void (*call)(const void *) = nullptr;
     const void *kernel = nullptr;
     int threads = 0, current = 0;
-    bool in_fiber = false, met_barrier = false, thread0_ended = false, failed = false;
-    unsigned phase = 0;         // barriers that thread 0 has met
+    Mode mode = in_loop;
+    bool met_barrier = false, thread0_ended = false, failed = false;
+    unsigned phase = 0;         // barriers that thread 0 has met; by_lanes: that the block has left
     const char *file = nullptr; // where thread 0 met the last one
     int line = 0;
+    int count[2] = {};             // of __syncthreads_count(), by the phase's parity
+    unsigned long long blocks = 0; // that have begun
+    // by_lanes:
+    Warp *warps = nullptr;
+    int warp = 0;         // the one whose turn it is
+    unsigned todo = 0;    // its lanes that have yet to run in this round
+    int looped = -1;      // the thread that the plain loop runs, on no fiber
+    bool *stop = nullptr; // ends the plain loop after that thread
+    unsigned long long random = 0;
     char begin = 0, end = 0, barrier[2] = {}; // addresses that stand for an order, see published()
 };
 inline __thread Worker *worker = nullptr;
@@ -772,6 +793,8 @@ __attribute__((always_inline)) inline void switch_stack(Fiber &from, Fiber &to) 
 #else
 #define CUDA_CPU_SWITCHING __attribute__((always_inline))
 #endif
+// What need not be fast is just hidden from it.
+#define CUDA_CPU_UNSEEN __attribute__((noinline, no_sanitize("thread")))
 
 // `ends`: the fiber `from` will not be continued.
 CUDA_CPU_SWITCHING inline void switch_fiber(Fiber &from, Fiber &to, bool ends = false) {
@@ -812,11 +835,16 @@ diverged(int t, const char *file, int line, const char *did) {
 }
 struct BlockFailed {};
 
+// Of section 6: a lane has ended; a thread that does not take turns has met a barrier.
+__attribute__((cold, no_sanitize("thread"))) inline void lane_ended(Worker &w, int t);
+__attribute__((cold, no_sanitize("thread"))) inline void wait_for_block(const char *file, int line);
+
 // What runs on a new stack: the kernel, for the thread whose turn it is.
 __attribute__((no_sanitize("thread"))) inline void fiber_main() {
     Worker &w = *worker;
 #ifdef CUDA_CPU_ASAN
-    const void **bottom = w.current == 0 || !w.met_barrier ? &w.scheduler.bottom : nullptr;
+    const bool scheduled = w.current == 0 || !w.met_barrier || w.mode == by_lanes;
+    const void **bottom = scheduled ? &w.scheduler.bottom : nullptr;
     size_t *size = bottom ? &w.scheduler.size : nullptr;
     __sanitizer_finish_switch_fiber(nullptr, bottom, size);
 #endif
@@ -830,7 +858,9 @@ __attribute__((no_sanitize("thread"))) inline void fiber_main() {
     }
     published(&w.end);
     Fiber *next = &w.scheduler;
-    if (w.met_barrier) {
+    if (w.mode == by_lanes) {
+        lane_ended(w, t);
+    } else if (w.met_barrier) {
         if (t == 0)
             w.thread0_ended = true;
         else if (!w.thread0_ended)
@@ -909,10 +939,7 @@ __attribute__((noinline, cold)) inline void grow_fibers(Worker &w, int threads) 
 CUDA_CPU_SWITCHING inline void barrier(const char *file, int line) {
     Worker &w = *worker;
     const int t = w.current;
-    if (!w.in_fiber) {
-        diverged(t, file, line, "waits at a barrier");
-        throw BlockFailed();
-    }
+    if (w.mode != in_turns) return wait_for_block(file, line);
     if (t == 0) {
         if (!w.met_barrier) {
             w.met_barrier = true;
@@ -937,7 +964,20 @@ CUDA_CPU_SWITCHING inline void barrier(const char *file, int line) {
     observed(&worker->barrier[parity]);
 }
 
-// A __shared__ array: its place in the worker's arena, filled with NaN by the block's first thread.
+// The gap behind a shared array holds the number of the last block that has filled it with NaN.
+template <class T>
+constexpr size_t gap_offset = (sizeof(T) + shared_gap - 1) / shared_gap * shared_gap;
+
+__attribute__((noinline, no_sanitize("address"), no_sanitize("thread"))) inline void
+fill_shared(Worker &w, char *p, size_t bytes, unsigned long long *filled_by) {
+    if (w.mode == by_lanes && *filled_by == w.blocks) return;
+    *filled_by = w.blocks;
+    Hidden hidden;
+    memset(p, 0xFF, bytes);
+}
+
+// A __shared__ array: its place in the worker's arena, filled with NaN by the first thread that
+// gets to it, which is thread 0, except by_lanes.
 template <class T, class Tag> __attribute__((always_inline)) inline T &shared_memory() {
     static_assert(sizeof(T) <= 48 * 1024, "a block has 48 KiB of static shared memory");
     Worker &w = *worker;
@@ -945,10 +985,8 @@ template <class T, class Tag> __attribute__((always_inline)) inline T &shared_me
 #ifdef CUDA_CPU_ASAN
     ASAN_UNPOISON_MEMORY_REGION(p, sizeof(T));
 #endif
-    if (w.current == 0) {
-        Hidden hidden;
-        memset(p, 0xFF, sizeof(T));
-    }
+    if (w.current == 0 || w.mode == by_lanes)
+        fill_shared(w, p, sizeof(T), (unsigned long long *)(p + gap_offset<T>));
     return *(T *)p;
 }
 template <class T> T *dynamic_shared() { return (T *)worker->dynamic_shared; }
@@ -964,6 +1002,7 @@ inline void start_worker() {
     worker->shared = (char *)aligned_alloc(shared_gap, bytes);
     worker->dynamic_shared = (char *)aligned_alloc(shared_gap, dynamic_shared_bytes);
     if (!worker->shared || !worker->dynamic_shared) throw std::bad_alloc();
+    memset(worker->shared, 0, bytes);
 #ifdef CUDA_CPU_ASAN
     ASAN_POISON_MEMORY_REGION(worker->shared, bytes);
 #endif
@@ -976,7 +1015,9 @@ inline void start_worker() {
 }
 
 // What start_worker() and grow_fibers() took goes back.
+inline void delete_warps(Warp *warps);
 inline void stop_worker() {
+    delete_warps(worker->warps);
 #ifdef CUDA_CPU_TSAN
     for (Fiber &fiber : worker->fibers) __tsan_destroy_fiber(fiber.tsan);
 #endif
@@ -1003,7 +1044,430 @@ inline void stop_worker() {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 6. Launch
+// 6. Warps
+// A warp is 32 threads of a block with neighbouring numbers, its lanes. A lane that calls a warp
+// function waits until every lane that its mask names has come to the same call. From the first
+// such call in a block on, all its threads have a stack, and a lane runs until it waits or ends;
+// next_lane() then says who is next. That a lane which is waited for has ended, or waits elsewhere,
+// is an error. Lanes that a block is too small to have are never waited for.
+
+struct Lane { // Where it waits, what it brings there, and then what it takes from there
+    const char *call, *file;
+    int line;
+    unsigned mask;
+    int source; // the lane whose value it wants; -1: which lanes bring a value that is not 0
+    unsigned long long value;
+    unsigned syncs; // calls of __syncwarp()
+    char order[2];  // by the parity of syncs, see published()
+};
+struct Warp { // Bit l says it of lane l. A lane that exists and is none of the rest is at a barrier
+    unsigned exists, ready, waits, ended;
+    Lane lanes[32];
+};
+
+struct LaneOrder {
+    bool always = false; // every block, not only where a warp function is called
+    enum { forwards, backwards, shuffled } order = forwards;
+    unsigned long long seed = 0;
+};
+inline LaneOrder lane_order;
+
+inline void set_lane_order(const char *text) {
+    if (!text || !*text) return;
+    char *end;
+    lane_order.always = true;
+    if (!strcmp(text, "forwards")) return;
+    lane_order.order = LaneOrder::backwards;
+    if (!strcmp(text, "backwards")) return;
+    lane_order.order = LaneOrder::shuffled;
+    lane_order.seed = strtoull(text, &end, 10);
+    if (*text >= '0' && *text <= '9' && !*end) return;
+    fprintf(stderr, "CUDA_CPU_LANES=%s: forwards, backwards or a whole number is wanted\n", text);
+    _exit(1);
+}
+
+// The next of several warps, or of several lanes.
+CUDA_CPU_UNSEEN inline int choose(Worker &w, unsigned bits) {
+    if (lane_order.order == LaneOrder::forwards) return __builtin_ctz(bits);
+    if (lane_order.order == LaneOrder::backwards) return 31 - __builtin_clz(bits);
+    w.random = w.random * 6364136223846793005 + 1442695040888963407;
+    for (int skip = (w.random >> 33) % __builtin_popcount(bits); skip > 0; skip--) bits &= bits - 1;
+    return __builtin_ctz(bits);
+}
+
+// From now on lanes are chosen. If the block has begun, then a thread of it calls this; those
+// before it have ended or are at the next barrier, those behind it have yet to leave the last
+// barrier, or to begin.
+CUDA_CPU_UNSEEN inline void start_lanes(Worker &w, unsigned block) {
+    const bool fresh = lane_order.always;
+    const int t = fresh ? 0 : w.current;
+    {
+        Hidden hidden;
+        if ((int)w.fibers.size() < w.threads) grow_fibers(w, w.threads);
+        if (!w.warps) w.warps = new Warp[32]();
+    }
+    const bool at_barrier = t > 0 && w.met_barrier && !w.thread0_ended;
+    for (int first = 0; first < w.threads; first += 32) {
+        Warp &warp = w.warps[first / 32];
+        const int lanes = min(32, w.threads - first), before = max(0, min(lanes, t - first));
+        warp.exists = ~0u >> (32 - lanes);
+        const unsigned earlier = before ? ~0u >> (32 - before) : 0;
+        warp.ready = warp.exists & ~earlier;
+        warp.ended = at_barrier ? 0 : earlier;
+        warp.waits = 0;
+        for (int l = 0; l < lanes; l++) {
+            warp.lanes[l].file = w.file; // of the barrier
+            warp.lanes[l].line = w.line;
+            if (fresh || (!w.met_barrier && first + l > t)) prepare(w, first + l);
+        }
+    }
+    if (at_barrier) w.phase--; // which is not left yet
+    else w.count[(w.phase + 1) % 2] = 0;
+    w.looped = w.mode == in_loop ? t : -1;
+    if (w.mode == in_loop) *w.stop = true;
+    w.mode = by_lanes;
+    w.warp = t / 32;
+    w.todo = fresh ? 0 : w.warps[w.warp].ready & ~(1u << t % 32);
+    w.random = lane_order.seed + block * 0x9E3779B97F4A7C15;
+}
+
+// Lane `t` waits for lane `other` of its warp in vain: report it, and give the block up.
+__attribute__((noinline, cold, no_sanitize("thread"))) inline void lane_missing(Worker &w, int t,
+                                                                                int other) {
+    const Warp &warp = w.warps[t / 32];
+    const Lane &lane = warp.lanes[t % 32], &missing = warp.lanes[other % 32];
+    const unsigned bit = 1u << other % 32;
+    char did[300];
+    if (warp.ended & bit) snprintf(did, sizeof did, "has ended");
+    else if (!(warp.waits & bit))
+        snprintf(did, sizeof did, "waits at the barrier in %s:%d", missing.file, missing.line);
+    else if (missing.line == lane.line && !strcmp(missing.call, lane.call))
+        snprintf(did, sizeof did, "waits there with mask 0x%08x", missing.mask);
+    else
+        snprintf(did, sizeof did, "waits at %s in %s:%d", missing.call, missing.file, missing.line);
+    const uint3 a = thread_index(t), b = thread_index(other);
+    fail(
+        cudaErrorLaunchFailure, {lane.file, lane.line, nullptr},
+        "%s on device %d: divergent %s in block (%u,%u,%u): thread (%u,%u,%u), lane %d, waits with "
+        "mask 0x%08x, but thread (%u,%u,%u), lane %d, %s",
+        running.name, running.device, lane.call, blockIdx.x, blockIdx.y, blockIdx.z, a.x, a.y, a.z,
+        t % 32, lane.mask, b.x, b.y, b.z, other % 32, did);
+    w.failed = true;
+}
+
+// The lanes `members` have all come to a call: each gets its value and can go on.
+CUDA_CPU_UNSEEN inline void release(Warp &warp, unsigned members) {
+    unsigned long long values[32];
+    unsigned votes = 0;
+    for (int l = 0; l < 32; l++)
+        if (members >> l & 1) {
+            values[l] = warp.lanes[l].value;
+            if (values[l]) votes |= 1u << l;
+        }
+    for (int l = 0; l < 32; l++) {
+        Lane &lane = warp.lanes[l];
+        if (!(members >> l & 1)) continue;
+        // The value of a lane that takes no part is undefined: NaN, or all bits of an integer
+        if (lane.source >= 0) lane.value = members >> lane.source & 1 ? values[lane.source] : ~0ull;
+        else lane.value = votes;
+    }
+    warp.waits &= ~members;
+    warp.ready |= members;
+}
+
+// No lane of the warp can run. Those at one __activemask() can go on, as a GPU's lanes do that come
+// to it together; otherwise, if one waits in a warp function, then in vain.
+CUDA_CPU_UNSEEN inline void settle(Worker &w, int number) {
+    Warp &warp = w.warps[number];
+    unsigned together = 0;
+    int line = 0;
+    for (int l = 0; l < 32; l++)
+        if (warp.waits >> l & 1 && !warp.lanes[l].mask &&
+            (!together || warp.lanes[l].line == line)) {
+            together |= 1u << l;
+            line = warp.lanes[l].line;
+            warp.lanes[l].value = 1;
+        }
+    if (together) return release(warp, together);
+    if (!warp.waits) return;
+    const int first = __builtin_ctz(warp.waits);
+    const Lane &lane = warp.lanes[first];
+    for (int l = 0; l < 32; l++) {
+        const Lane &other = warp.lanes[l];
+        if (!(lane.mask & warp.exists & 1u << l)) continue;
+        if (!(warp.waits >> l & 1) || other.line != lane.line || other.mask != lane.mask ||
+            strcmp(other.call, lane.call))
+            return lane_missing(w, number * 32 + first, number * 32 + l);
+    }
+}
+
+// No lane of the block can run: all are at one barrier and leave it, or something is wrong. False
+// where nobody goes on.
+CUDA_CPU_UNSEEN inline bool leave_barrier(Worker &w) {
+    int ended = -1, waits = -1, elsewhere = -1; // the first thread that does so
+    for (int t = w.threads - 1; t >= 0; t--) {
+        const Warp &warp = w.warps[t / 32];
+        if (warp.ended >> t % 32 & 1) ended = t;
+        else waits = t;
+        if (waits == t && warp.lanes[t % 32].line != w.line) elsewhere = t;
+    }
+    if (waits < 0) return false;
+    const Lane *at = &w.warps[waits / 32].lanes[waits % 32];
+    if (waits > 0) {
+        diverged(waits, at->file, at->line, "waits at a barrier");
+    } else if (ended > 0 && (elsewhere < 0 || ended < elsewhere)) {
+        diverged(ended, w.file, w.line, "has ended");
+    } else if (elsewhere > 0) {
+        at = &w.warps[elsewhere / 32].lanes[elsewhere % 32];
+        diverged(elsewhere, at->file, at->line, "waits at a barrier");
+    }
+    if (w.failed) return false;
+    w.phase++;
+    w.count[(w.phase + 1) % 2] = 0;
+    for (int first = 0; first < w.threads; first += 32)
+        w.warps[first / 32].ready = w.warps[first / 32].exists;
+    return true;
+}
+
+// The thread that runs next; -1 after the last one, or where the block has failed. In a round every
+// lane of a warp that can run does so once. A warp has rounds until none of its lanes can run, but
+// shuffled warps alternate.
+CUDA_CPU_UNSEEN inline int next_lane(Worker &w) {
+    while (!w.todo) {
+        if (!w.warps[w.warp].ready) settle(w, w.warp);
+        unsigned ready = 0;
+        for (int i = 0; i < (w.threads + 31) / 32; i++)
+            if (w.warps[i].ready) ready |= 1u << i;
+        if (w.failed || (!ready && !leave_barrier(w))) return -1;
+        if (!ready) continue;
+        w.warp = choose(w, ready);
+        w.todo = w.warps[w.warp].ready;
+    }
+    const int l = choose(w, w.todo);
+    w.todo &= ~(1u << l);
+    return w.warp * 32 + l;
+}
+
+// Run all lanes to their end, or until it is the turn of the thread that has no fiber.
+CUDA_CPU_UNSEEN inline void run_lanes(Worker &w) {
+    while (!w.failed && (w.current = next_lane(w)) >= 0 && w.current != w.looped)
+        switch_fiber(w.scheduler, w.fibers[w.current]);
+}
+inline void lane_ended(Worker &w, int t) {
+    w.warps[t / 32].ready &= ~(1u << t % 32);
+    w.warps[t / 32].ended |= 1u << t % 32;
+    if (t == 0 && w.met_barrier) w.thread0_ended = true;
+}
+// The plain loop has come to the end of its last thread.
+CUDA_CPU_UNSEEN inline void run_lanes_after_loop(Worker &w) {
+    lane_ended(w, w.looped);
+    w.looped = -1;
+    run_lanes(w);
+}
+
+// Lane `t` cannot go on, or never will: others do until it can.
+CUDA_CPU_UNSEEN inline void run_others(Worker &w, int t) {
+    const uint3 index = threadIdx;
+    if (t != w.looped) {
+        switch_fiber(w.fibers[t], w.scheduler, w.failed);
+    } else {
+        run_lanes(w);
+        if (w.failed) throw BlockFailed();
+    }
+    threadIdx = index;
+}
+
+CUDA_CPU_UNSEEN inline void wait_for_lanes(Worker &w, int t, const char *file, int line) {
+    Warp &warp = w.warps[t / 32];
+    Lane &lane = warp.lanes[t % 32];
+    lane.file = file;
+    lane.line = line;
+    if (t == 0) {
+        w.met_barrier = true;
+        w.file = file;
+        w.line = line;
+    }
+    warp.ready &= ~(1u << t % 32);
+    const unsigned parity = (w.phase + 1) % 2;
+    published(&w.barrier[parity]);
+    run_others(w, t);
+    observed(&w.barrier[parity]);
+}
+// What barrier() does where threads do not take turns.
+inline void wait_for_block(const char *file, int line) {
+    Worker &w = *worker;
+    if (w.mode == by_lanes) return wait_for_lanes(w, w.current, file, line);
+    diverged(w.current, file, line, "waits at a barrier");
+    throw BlockFailed();
+}
+// Of __syncthreads_count(): how many threads of the block say yes.
+CUDA_CPU_UNSEEN inline int count_block(bool yes, Where where) {
+    Worker &w = *worker;
+    const bool first = w.mode == in_turns && w.current == 0;
+    const unsigned parity = (w.phase + (first || w.mode == by_lanes)) % 2;
+    if (first) w.count[parity] = 0;
+    w.count[parity] += yes;
+    barrier(where.file, where.line);
+    return w.count[parity];
+}
+
+// A warp function: wait for the lanes of `mask`, 0 for those that come too. Returns the value of
+// lane `source`, or for -1 which lanes bring a value that is not 0.
+CUDA_CPU_UNSEEN inline unsigned long long meet(const char *call, Where where, unsigned mask,
+                                               int source, unsigned long long value) {
+    Worker &w = *worker;
+    if (w.mode != by_lanes) start_lanes(w, 0);
+    const int t = w.current, l = t % 32;
+    Warp &warp = w.warps[t / 32];
+    Lane &lane = warp.lanes[l];
+    lane.call = call;
+    lane.file = where.file;
+    lane.line = where.line;
+    lane.mask = mask;
+    lane.source = source;
+    lane.value = value;
+    warp.ready &= ~(1u << l);
+    warp.waits |= 1u << l;
+    const unsigned members = mask & warp.exists;
+    bool all = mask && (warp.waits & members) == members;
+    for (int m = 0; m < 32 && all; m++) {
+        const Lane &other = warp.lanes[m];
+        if (members >> m & 1)
+            all = other.line == lane.line && other.mask == mask && !strcmp(other.call, call);
+    }
+    if (all) release(warp, members);
+    run_others(w, t);
+    return lane.value;
+}
+// A wrong argument: report it, and give the block up.
+__attribute__((noinline, cold, no_sanitize("thread"), format(printf, 3, 4))) inline void
+wrong_lane(const char *call, Where where, const char *format, ...) {
+    Worker &w = *worker;
+    if (w.mode != by_lanes) start_lanes(w, 0);
+    char text[200];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    const uint3 thread = thread_index(w.current);
+    fail(cudaErrorLaunchFailure, where,
+         "%s on device %d: %s in block (%u,%u,%u): thread (%u,%u,%u), lane %d, %s", running.name,
+         running.device, call, blockIdx.x, blockIdx.y, blockIdx.z, thread.x, thread.y, thread.z,
+         w.current % 32, text);
+    w.failed = true;
+    run_others(w, w.current);
+}
+CUDA_CPU_UNSEEN inline int lane_of_thread() { return worker->current % 32; }
+
+inline void check_mask(const char *call, Where where, unsigned mask) {
+    if (!(mask >> lane_of_thread() & 1))
+        wrong_lane(call, where, "is not in its own mask 0x%08x", mask);
+}
+inline unsigned vote(const char *call, Where where, unsigned mask, bool value) {
+    check_mask(call, where, mask);
+    return meet(call, where, mask, -1, value);
+}
+// `source` maps a lane and the first and last lane of its `width` neighbours to a lane.
+template <class T, class Source>
+T shuffle(const char *call, Where where, unsigned mask, T value, int width, Source source) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a number of 4 or 8 bytes");
+    check_mask(call, where, mask);
+    if (width < 1 || width > 32 || (width & (width - 1)))
+        wrong_lane(call, where, "has width %d: a power of two up to 32 is wanted", width);
+    const int lane = lane_of_thread(), first = lane & -width;
+    unsigned long long word = 0;
+    memcpy(&word, &value, sizeof value);
+    word = meet(call, where, mask, source(lane, first, first + width - 1), word);
+    memcpy(&value, &word, sizeof value);
+    return value;
+}
+
+// __syncwarp() orders memory, shuffles and votes do not.
+CUDA_CPU_UNSEEN inline void sync_warp(unsigned mask, Where where) {
+    check_mask("__syncwarp", where, mask);
+    if (worker->mode != by_lanes) start_lanes(*worker, 0);
+    Lane *lanes = worker->warps[worker->current / 32].lanes;
+    const unsigned exists = worker->warps[worker->current / 32].exists;
+    Lane &lane = lanes[lane_of_thread()];
+    const unsigned parity = lane.syncs++ % 2;
+    published(&lane.order[parity]);
+    const unsigned parities = vote("__syncwarp", where, mask, parity);
+    for (int l = 0; l < 32; l++)
+        if (mask & exists & 1u << l) observed(&lanes[l].order[parities >> l & 1]);
+}
+inline void delete_warps(Warp *warps) { delete[] warps; }
+
+} // namespace cuda_cpu
+
+constexpr int warpSize = 32;
+
+template <class T, class Promoted = decltype(+T())>
+Promoted __shfl_sync(unsigned mask, T value, int from, int width = warpSize, CUDA_CPU_WHERE) {
+    return cuda_cpu::shuffle(
+        "__shfl_sync", where, mask, Promoted(value), width,
+        [=](int, int first, int last) { return first + (from & (last - first)); });
+}
+template <class T, class Promoted = decltype(+T())>
+Promoted __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
+                        CUDA_CPU_WHERE) {
+    return cuda_cpu::shuffle("__shfl_up_sync", where, mask, Promoted(value), width,
+                             [=](int lane, int first, int) {
+                                 const int from = lane - (int)(delta % 32);
+                                 return from < first ? lane : from;
+                             });
+}
+template <class T, class Promoted = decltype(+T())>
+Promoted __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
+                          CUDA_CPU_WHERE) {
+    return cuda_cpu::shuffle("__shfl_down_sync", where, mask, Promoted(value), width,
+                             [=](int lane, int, int last) {
+                                 const int from = lane + (int)(delta % 32);
+                                 return from > last ? lane : from;
+                             });
+}
+template <class T, class Promoted = decltype(+T())>
+Promoted __shfl_xor_sync(unsigned mask, T value, int bits, int width = warpSize, CUDA_CPU_WHERE) {
+    return cuda_cpu::shuffle("__shfl_xor_sync", where, mask, Promoted(value), width,
+                             [=](int lane, int, int last) {
+                                 const int from = lane ^ (bits & 31);
+                                 return from > last ? lane : from;
+                             });
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate, CUDA_CPU_WHERE) {
+    return cuda_cpu::vote("__ballot_sync", where, mask, predicate);
+}
+inline int __any_sync(unsigned mask, int predicate, CUDA_CPU_WHERE) {
+    return cuda_cpu::vote("__any_sync", where, mask, predicate) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, CUDA_CPU_WHERE) {
+    return cuda_cpu::vote("__all_sync", where, mask, !predicate) == 0;
+}
+inline unsigned __activemask(CUDA_CPU_WHERE) {
+    return cuda_cpu::meet("__activemask", where, 0, -1, 1);
+}
+inline void __syncwarp(unsigned mask = ~0u, CUDA_CPU_WHERE) { cuda_cpu::sync_warp(mask, where); }
+
+inline int __syncthreads_count(int predicate, CUDA_CPU_WHERE) {
+    return cuda_cpu::count_block(predicate, where);
+}
+inline int __syncthreads_and(int predicate, CUDA_CPU_WHERE) {
+    return cuda_cpu::count_block(!predicate, where) == 0;
+}
+inline int __syncthreads_or(int predicate, CUDA_CPU_WHERE) {
+    return cuda_cpu::count_block(predicate, where) != 0;
+}
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
+inline int __clzll(long long x) { return x ? __builtin_clzll(x) : 64; }
+
+namespace cuda_cpu {
+
+// ---------------------------------------------------------------------------------------------
+// 7. Launch
 
 // The configuration of a launch: what stands between <<< and >>>, and where.
 struct Launch {
@@ -1030,12 +1494,15 @@ struct Kernel {
 // The thread that threadIdx says.
 template <class K> CUDA_CPU_OPTIMIZED void run_one(const void *bytes) { (*(const K *)bytes)(); }
 
-// Threads first, first+1, ... of the block, one after another: a kernel without barriers.
+// Threads first, first+1, ... of the block, one after another: a kernel without barriers. Where the
+// kernel is inlined and has no warp function, the compiler sees that nothing sets `stop`.
 template <class K>
 CUDA_CPU_OPTIMIZED __attribute__((flatten)) void run_rest(const void *bytes, int first) {
     const K kernel = *(const K *)bytes; // a copy that nothing else points to
     const unsigned X = blockDim.x, Y = blockDim.y, Z = blockDim.z;
     int &current = worker->current;
+    bool stop = false;
+    worker->stop = &stop;
     unsigned x = first;
     for (unsigned z = 0; z < Z; z++)
         for (unsigned y = 0; y < Y; y++, x = 0)
@@ -1043,6 +1510,7 @@ CUDA_CPU_OPTIMIZED __attribute__((flatten)) void run_rest(const void *bytes, int
                 threadIdx = {x, y, z};
                 current = x + X * (y + Y * z);
                 kernel();
+                if (stop) return;
             }
 }
 
@@ -1064,27 +1532,38 @@ __attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kerne
     w.current = 0;
     w.met_barrier = w.thread0_ended = w.failed = false;
     w.phase = 0;
-    w.in_fiber = true;
+    w.blocks++;
+    w.mode = in_turns;
 #ifdef CUDA_CPU_ASAN
     ASAN_UNPOISON_MEMORY_REGION(w.dynamic_shared, dynamic_shared_bytes);
     ASAN_POISON_MEMORY_REGION(w.dynamic_shared + launch.shared,
                               dynamic_shared_bytes - launch.shared);
 #endif
     if (launch.shared) memset(w.dynamic_shared, 0xFF, launch.shared);
-    prepare(w, 0);
     published(&w.begin);
+    if (lane_order.always) {
+        start_lanes(w, block);
+        run_lanes(w);
+        observed(&w.end);
+        return;
+    }
+    prepare(w, 0);
     switch_fiber(w.scheduler, w.fibers[0]);
 #ifdef CUDA_CPU_TSAN // every thread on a fiber of its own, so that races between them are seen
-    for (int t = 1; t < w.threads && !w.met_barrier && !w.failed; t++) {
+    for (int t = 1; t < w.threads && w.mode == in_turns && !w.met_barrier && !w.failed; t++) {
         w.current = t;
         prepare(w, t);
         switch_fiber(w.scheduler, w.fibers[t]);
     }
+    if (w.mode == by_lanes) run_lanes(w);
 #else
-    w.in_fiber = false;
-    if (!w.met_barrier && w.threads > 1) {
+    if (w.mode == by_lanes) {
+        run_lanes(w);
+    } else if (!w.met_barrier && w.threads > 1) {
+        w.mode = in_loop;
         try {
             kernel.rest(w.kernel, 1);
+            if (w.mode == by_lanes) run_lanes_after_loop(w);
         } catch (BlockFailed) {
         } catch (...) { // here, while the grid that other cores work on still exists
             uncaught();
@@ -1313,7 +1792,7 @@ template <class F> struct Configured {
 template <class F> Configured<F> configured(const Launch &launch, F f) { return {launch, f}; }
 
 // ---------------------------------------------------------------------------------------------
-// 7. The runtime API
+// 8. The runtime API
 
 inline long setting(const char *name, long otherwise, long least, long most) {
     const char *text = getenv(name);
@@ -1329,6 +1808,7 @@ inline long setting(const char *name, long otherwise, long least, long most) {
 }
 
 inline Machine::Machine() {
+    set_lane_order(getenv("CUDA_CPU_LANES"));
     const size_t gib = size_t(1) << 30;
     int devices_shown = setting("CUDA_CPU_DEVICES", 1, 1, 64);
     cpu_set_t set;
