@@ -117,7 +117,8 @@ else ifeq ($(folder),data/mnist)
   dataset := build/mnist.ok
 endif
 
-.PHONY: all run test exercise bench race asan sanitize plot sweep data clean help backend FORCE
+.PHONY: all run test exercise bench race asan lanes sanitize plot sweep data clean help backend \
+    FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
@@ -146,6 +147,13 @@ race: $(race_tests) build/race/mgpu $(dataset)  ## tests, exercise, training und
 	@$(if $(race_tests),$(call run_tests,$(race_tests),$(tsan)))
 	@$(tsan) build/race/mgpu --exercise --gpus 3 $(options)
 	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 20 --epochs 1 --log build/race/log $(options)
+
+# All but what trains for long or is not about kernels, in each order of warps and lanes
+lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
+lanes: build/lanes/tests build/cpu/runtime_tests $(dataset)  ## tests in a GPU's shape, lane by lane
+	@for order in forwards backwards 1; do echo "CUDA_CPU_LANES=$$order" >&2; \
+	    ($(call run_tests,build/lanes/tests build/cpu/runtime_tests,env CUDA_CPU_LANES=$$order)) || \
+	    exit 1; done
 
 checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \
     /usr/local/cuda/bin/compute-sanitizer))
@@ -184,9 +192,10 @@ nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS \
     -gencode arch=compute_$(oldest),code=compute_$(oldest) \
     -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Icpu
-# What make asan and make race add to them
+# What make asan, make race and make lanes add to them
 flags_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 flags_race := -O1 -fsanitize=thread
+flags_lanes := -DMGPU_LANES
 doctest = -isystem $(dir $(DOCTEST))
 
 build/gpu/mgpu: mgpu.cu build/gpu/flags
@@ -197,7 +206,7 @@ build/gpu/tests: tests.cu mgpu.cu $(DOCTEST) build/gpu/flags
 build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
     build/cpu/mgpu.cu cpu/cuda_runtime.h build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) -x c++ $< -o $@
-build/cpu/tests build/asan/tests build/race/tests: build/%/tests: \
+build/cpu/tests build/asan/tests build/race/tests build/lanes/tests: build/%/tests: \
     build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h $(DOCTEST) build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) $(doctest) -x c++ $< -o $@
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \

@@ -959,11 +959,19 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
 
 // --- loops over a thread's registers, and sums over a warp and over a block
 // g++ vectorises the innermost of such loops; on a GPU the 32 threads of a warp take neighbouring
-// elements instead.
-#if defined(__CUDACC__)
-#define UNROLL _Pragma("unroll")
-#define UNROLL_LANES _Pragma("unroll")
+// elements instead. MGPU_LANES gives a CPU the GPU's shape, see `make lanes`.
+#ifdef CUDA_CPU
+constexpr bool on_cpu = true;
+#else
 constexpr bool on_cpu = false;
+#endif
+#if defined(__CUDACC__) || defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+#if defined(__CUDACC__) || defined(MGPU_LANES)
+#define UNROLL_LANES UNROLL
 constexpr int warp_size = 32, lanes = 1;
 constexpr int tile_m = 8, tile_n = 8;                // outputs of one thread
 __device__ inline float warp_reduce_sum(float sum) { // every lane of the warp returns it
@@ -977,13 +985,7 @@ struct TileRow { // tile_n neighbours, in two loads of 16 bytes
     __device__ float operator[](int q) const { return (&(q < 4 ? a : b).x)[q % 4]; }
 };
 #else
-#ifdef __clang__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
 #define UNROLL_LANES _Pragma("omp simd")
-constexpr bool on_cpu = true;
 constexpr int warp_size = 1, lanes = 16; // a block's threads run one after another
 constexpr int tile_m = 6, tile_n = 16;
 inline float warp_reduce_sum(float sum) { return sum; }
