@@ -28,10 +28,12 @@
 //   6. Warps            shuffles, votes, __syncwarp(); the order of warps and lanes
 //   7. Launch           a grid's blocks over a device's cores
 //   8. The runtime API  cudaMalloc, cudaMemcpyPeerAsync, cudaStreamWaitEvent, ...
+//   9. Atomics, fences, intrinsics
 #pragma once
 #define CUDA_CPU 1
 
 #include <atomic>
+#include <cassert>
 #include <cmath>
 #include <condition_variable>
 #include <csignal>
@@ -40,6 +42,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <deque>
 #include <functional>
 #include <initializer_list>
@@ -111,10 +114,35 @@ struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
-struct alignas(16) float4 {
-    float x, y, z, w;
+// float2, float3, float4, make_float2(x, y), ...: two and four are aligned to be read at once.
+#define CUDA_CPU_VECTORS(name, T)                                                                  \
+    struct alignas(2 * sizeof(T)) name##2 {                                                        \
+        T x, y;                                                                                    \
+    };                                                                                             \
+    struct alignas(sizeof(T) < 4 ? 4 * sizeof(T) : 16) name##4 {                                   \
+        T x, y, z, w;                                                                              \
+    };                                                                                             \
+    inline name##2 make_##name##2(T x, T y) { return {x, y}; }                                     \
+    inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                             \
+    inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+struct float3 {
+    float x, y, z;
 };
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+struct double3 {
+    double x, y, z;
+};
+struct int3 {
+    int x, y, z;
+};
+struct uchar3 {
+    unsigned char x, y, z;
+};
+CUDA_CPU_VECTORS(float, float)
+CUDA_CPU_VECTORS(double, double)
+CUDA_CPU_VECTORS(int, int)
+CUDA_CPU_VECTORS(uint, unsigned)
+CUDA_CPU_VECTORS(uchar, unsigned char)
+#undef CUDA_CPU_VECTORS
 
 // Of the CUDA thread that this core runs at the moment.
 inline __thread uint3 threadIdx, blockIdx;
@@ -122,6 +150,12 @@ inline __thread dim3 blockDim, gridDim;
 
 template <class T> constexpr T min(T a, T b) { return b < a ? b : a; }
 template <class T> constexpr T max(T a, T b) { return a < b ? b : a; }
+template <class A, class B> constexpr auto min(A a, B b) -> std::common_type_t<A, B> {
+    return min<std::common_type_t<A, B>>(a, b);
+}
+template <class A, class B> constexpr auto max(A a, B b) -> std::common_type_t<A, B> {
+    return max<std::common_type_t<A, B>>(a, b);
+}
 
 // ---------------------------------------------------------------------------------------------
 // 2. Errors
@@ -140,6 +174,7 @@ enum cudaError_t {
     cudaErrorIllegalAddress = 700,
     cudaErrorPeerAccessAlreadyEnabled = 704,
     cudaErrorPeerAccessNotEnabled = 705,
+    cudaErrorAssert = 710,
     cudaErrorTooManyPeers = 711,
     cudaErrorLaunchFailure = 719,
     cudaErrorNotPermitted = 800,
@@ -163,6 +198,7 @@ inline const char *cudaGetErrorName(cudaError_t error) {
         CUDA_CPU_NAME(cudaErrorPeerAccessAlreadyEnabled)
         CUDA_CPU_NAME(cudaErrorPeerAccessNotEnabled)
         CUDA_CPU_NAME(cudaErrorTooManyPeers)
+        CUDA_CPU_NAME(cudaErrorAssert)
         CUDA_CPU_NAME(cudaErrorLaunchFailure)
         CUDA_CPU_NAME(cudaErrorNotPermitted)
 #undef CUDA_CPU_NAME
@@ -186,6 +222,7 @@ inline const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorPeerAccessAlreadyEnabled: return "peer access is already enabled";
     case cudaErrorPeerAccessNotEnabled: return "peer access has not been enabled";
     case cudaErrorTooManyPeers: return "peer mapping resources exhausted";
+    case cudaErrorAssert: return "device-side assert triggered";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
     case cudaErrorNotPermitted: return "operation not permitted";
     }
@@ -2317,4 +2354,136 @@ inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, 
     Hidden hidden;
     *milliseconds = (end->mark->seconds - start->mark->seconds) * 1e3;
     return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------------------
+// 9. Atomics, fences, intrinsics
+
+namespace cuda_cpu {
+// On a GPU an atomic function orders no other access: what a thread has written before it is seen
+// by those that come after it only if __threadfence() stands in between. ThreadSanitizer is told
+// just that; elsewhere nothing is gained by being weaker than the processor.
+inline char fenced_on[64], fenced_system; // stand for that order, see published()
+#ifdef CUDA_CPU_TSAN
+constexpr int atomic_order = __ATOMIC_RELAXED;
+#else
+constexpr int atomic_order = __ATOMIC_ACQ_REL;
+#endif
+
+// *p = after(*p) as one step; returns what *p was before.
+template <class T, class F> __attribute__((always_inline)) inline T atomic_update(T *p, F after) {
+    T old, value;
+    __atomic_load(p, &old, __ATOMIC_RELAXED);
+    do value = after(old);
+    while (!__atomic_compare_exchange(p, &old, &value, false, atomic_order, __ATOMIC_RELAXED));
+    observed(&fenced_on[max(0, running.device)]);
+    observed(&fenced_system);
+    return old;
+}
+} // namespace cuda_cpu
+
+#define CUDA_CPU_ATOMIC(name, T, after)                                                            \
+    inline T name(T *p, T x) {                                                                     \
+        return ::cuda_cpu::atomic_update(p, [x](T old) -> T { return after; });                    \
+    }
+// clang-format off
+#define CUDA_CPU_ATOMICS(T)                                                                        \
+    CUDA_CPU_ATOMIC(atomicExch, T, (void(old), x))                                                 \
+    CUDA_CPU_ATOMIC(atomicMin, T, x < old ? x : old)                                               \
+    CUDA_CPU_ATOMIC(atomicMax, T, old < x ? x : old)                                               \
+    CUDA_CPU_ATOMIC(atomicAnd, T, old & x)                                                         \
+    CUDA_CPU_ATOMIC(atomicOr, T, old | x)                                                          \
+    CUDA_CPU_ATOMIC(atomicXor, T, old ^ x)                                                         \
+    inline T atomicCAS(T *p, T compare, T x) {                                                     \
+        return ::cuda_cpu::atomic_update(p, [=](T old) { return old == compare ? x : old; });      \
+    }
+// clang-format on
+CUDA_CPU_ATOMICS(int)
+CUDA_CPU_ATOMICS(unsigned)
+CUDA_CPU_ATOMICS(unsigned long long)
+CUDA_CPU_ATOMIC(atomicExch, float, (void(old), x))
+CUDA_CPU_ATOMIC(atomicAdd, int, unsigned(old) + x)
+CUDA_CPU_ATOMIC(atomicAdd, unsigned, old + x)
+CUDA_CPU_ATOMIC(atomicAdd, unsigned long long, old + x)
+CUDA_CPU_ATOMIC(atomicAdd, float, old + x)
+CUDA_CPU_ATOMIC(atomicAdd, double, old + x)
+CUDA_CPU_ATOMIC(atomicSub, int, unsigned(old) - x)
+CUDA_CPU_ATOMIC(atomicSub, unsigned, old - x)
+CUDA_CPU_ATOMIC(atomicInc, unsigned, old >= x ? 0 : old + 1)
+CUDA_CPU_ATOMIC(atomicDec, unsigned, old == 0 || old > x ? x : old - 1)
+#undef CUDA_CPU_ATOMICS
+#undef CUDA_CPU_ATOMIC
+
+namespace cuda_cpu {
+inline void fence(char *order) {
+#ifndef CUDA_CPU_TSAN
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+    published(order);
+    observed(order);
+}
+} // namespace cuda_cpu
+inline void __threadfence() {
+    cuda_cpu::fence(&cuda_cpu::fenced_on[::max(0, cuda_cpu::running.device)]);
+}
+inline void __threadfence_block() { __threadfence(); }
+inline void __threadfence_system() { cuda_cpu::fence(&cuda_cpu::fenced_system); }
+
+template <class T> T __ldg(const T *p) { return *p; }
+
+// A GPU's fast functions have a few bits less; here they are the exact ones.
+#define __expf expf
+#define __exp10f exp10f
+#define __logf logf
+#define __log2f log2f
+#define __log10f log10f
+#define __sinf sinf
+#define __cosf cosf
+#define __tanf tanf
+#define __powf powf
+#define __fmaf_rn fmaf
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __saturatef(float x) { return x > 0 ? x < 1 ? x : 1 : 0; } // of NaN: 0
+extern "C" { // as in C libraries that have them too
+inline float rsqrtf(float x) noexcept { return 1 / sqrtf(x); }
+inline double rsqrt(double x) noexcept { return 1 / sqrt(x); }
+}
+namespace cuda_cpu {
+template <class To, class From> To bits_as(From from) {
+    static_assert(sizeof(To) == sizeof(From), "the same bits");
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+} // namespace cuda_cpu
+inline float __int_as_float(int x) { return cuda_cpu::bits_as<float>(x); }
+inline float __uint_as_float(unsigned x) { return cuda_cpu::bits_as<float>(x); }
+inline int __float_as_int(float x) { return cuda_cpu::bits_as<int>(x); }
+inline unsigned __float_as_uint(float x) { return cuda_cpu::bits_as<unsigned>(x); }
+inline double __longlong_as_double(long long x) { return cuda_cpu::bits_as<double>(x); }
+inline long long __double_as_longlong(double x) { return cuda_cpu::bits_as<long long>(x); }
+
+// Counts nanoseconds; clock() is the C library's.
+inline long long clock64() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+// An assert() that fails in a kernel ends the program and names the thread. In place of the C
+// library's function, which the macro calls.
+extern "C" __attribute__((noreturn, cold)) inline void
+__assert_fail(const char *condition, const char *file, unsigned line,
+              const char *function) noexcept {
+    using namespace cuda_cpu;
+    if (!worker || !running.name || in_host_function) {
+        fprintf(stderr, "%s:%u: %s: assertion `%s' failed\n", file, line, function, condition);
+        abort();
+    }
+    say_alone();
+    fail(cudaErrorAssert, {file, (int)line, nullptr},
+         "%s on device %d: block (%u,%u,%u), thread (%u,%u,%u): assertion `%s' failed",
+         running.name, running.device, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y,
+         threadIdx.z, condition);
+    _exit(1);
 }

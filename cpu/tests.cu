@@ -11,6 +11,7 @@
 //   5. Mistakes
 //   6. Programs, right and wrong
 //   7. Races
+//   8. Students' programs
 
 #include "cuda_runtime.h"
 
@@ -19,6 +20,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <fstream>
 #include <numeric>
 #include <sstream>
@@ -845,6 +847,7 @@ TEST_CASE("cudaGetErrorName, cudaGetErrorString: CUDA's numbers, names and texts
     ERROR(PeerAccessNotEnabled, 705, "peer access has not been enabled");
     ERROR(LaunchFailure, 719, "unspecified launch failure");
     ERROR(NotPermitted, 800, "operation not permitted");
+    ERROR(Assert, 710, "device-side assert triggered");
     check((cudaError_t)1001, 1001, "unrecognized error code", "unrecognized error code");
 }
 
@@ -1164,6 +1167,10 @@ __global__ void throwing_lane_kernel(unsigned from) {
     if (threadIdx.x < from) return;
     if (__shfl_sync(~0u << from, threadIdx.x, 7) == 7 && threadIdx.x == 6) throws(nullptr);
 }
+__global__ void assert_kernel(unsigned most) {
+    if (threadIdx.x > most) fprintf(stderr, "expected: %s:%d:\n", __FILE__, __LINE__ + 1);
+    assert(threadIdx.x <= most);
+}
 static void out_of_memory() {
     setenv("CUDA_CPU_MEMORY", "16", 1);                         // MiB per device
     float *p = memory(0, 3 << 20), *q = memory(1, 4 << 20), *r; // 12 MiB, 16 MiB
@@ -1454,6 +1461,9 @@ static const WrongProgram wrong_programs[] = {
     WRONG("no thread", LACKING_HERE(no_thread()),
           "cannot start a thread for device 1: ", "raise ulimit -u", "CUDA_CPU_CORES=1"),
 #endif
+    WRONG("assert in a kernel", (OnDevice{1}, assert_kernel<<<3, dim3(5, 1)>>>(3)),
+          "assert_kernel on device 1: block (",
+          ",0,0), thread (4,0,0): assertion `threadIdx.x <= mo", "cudaErrorAssert"),
     WRONG("out of memory", out_of_memory(), "out of memory", "cudaErrorMemoryAllocation"),
     WRONG("wrong setting", wrong_setting("CUDA_CPU_CORES", "two"), "a whole number from 1"),
     WRONG("wrong order of lanes", wrong_setting("CUDA_CPU_LANES", "sideways"),
@@ -1643,6 +1653,26 @@ RACE("the default stream orders a stream that blocks") {
     plus_kernel<<<1, 1, 0, a>>>(x, 3);
 }
 
+__global__ void ready_kernel(float *x, unsigned *ready, bool right) { // a fence before the flag
+    if (blockIdx.x == 0) {
+        x[0] = 1;
+        if (right) __threadfence();
+        atomicExch(ready, 1u);
+    } else {
+        while (!atomicAdd(ready, 0u)) usleep(100);
+        x[1] = x[0];
+    }
+}
+RACE("fence before an atomic function tells that all is written") {
+    OK(cudaMemset(y = memory(0, 1), 0, 4));
+    ready_kernel<<<2, 1>>>(x, (unsigned *)y, right);
+}
+__global__ void sum_kernel(float *x, bool right) {
+    if (right) atomicAdd(x, 1.f);
+    else *x += 1;
+}
+RACE("atomicAdd by two blocks") { sum_kernel<<<2, 1>>>(x, right); }
+
 static void read_by_host(const volatile float *p) { (void)*p; }
 RACE("wait before writing pinned memory again") {
     *host = 1;
@@ -1697,6 +1727,194 @@ TEST_CASE("races: ThreadSanitizer sees each missing barrier, event and wait") {
 #else
     MESSAGE("skipped: needs ThreadSanitizer (make race)");
 #endif
+}
+
+// ---------------------------------------------------------------------------------------------
+// 8. Students' programs
+// What a course's kernels use besides: each program's numbers are those that a GPU gives.
+
+template <class T>
+static std::shared_ptr<T> device_copy(const std::vector<T> &host, int device = 0) {
+    const size_t bytes = host.size() * sizeof(T);
+    auto p = floats_on(device, (bytes + one_float - 1) / one_float);
+    OK(cudaMemcpy(p.get(), host.data(), bytes, up));
+    return std::shared_ptr<T>(p, (T *)p.get());
+}
+template <class T> static std::vector<T> host_copy(const std::shared_ptr<T> &p, size_t n) {
+    std::vector<T> host(n);
+    OK(cudaDeviceSynchronize());
+    OK(cudaMemcpy(host.data(), p.get(), n * sizeof(T), down));
+    return host;
+}
+static std::vector<int> numbers(int n) { // 0, 7, 14, ... modulo 101
+    std::vector<int> x(n);
+    for (int i = 0; i < n; i++) x[i] = i * 7 % 101;
+    return x;
+}
+constexpr int many = small_only ? 200 : 20000;
+
+// counts[c] += how many x[i] are c modulo 8: in shared memory first, as every textbook does it
+__global__ void histogram_kernel(int *counts, const int *x, int n) {
+    __shared__ int local[8];
+    if (threadIdx.x < 8) local[threadIdx.x] = 0;
+    __syncthreads();
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+        atomicAdd(&local[__ldg(&x[i]) % 8], 1);
+    __syncthreads();
+    if (threadIdx.x < 8) atomicAdd(&counts[threadIdx.x], local[threadIdx.x]);
+}
+TEST_CASE("atomicAdd: a histogram in shared memory") {
+    const std::vector<int> x = numbers(many);
+    std::vector<int> want(8);
+    for (int value : x) want[value % 8]++;
+    auto X = device_copy(x), counts = device_copy(std::vector<int>(8));
+    OK_LAUNCH(histogram_kernel<<<6, 16>>>(counts.get(), X.get(), many));
+    CHECK(host_copy(counts, 8) == want);
+}
+
+template <class T> __global__ void dot_kernel(T *sum, const int *x, const int *y, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) atomicAdd(sum, T(x[i] * y[i] % 64));
+}
+template <class T> static void test_dot() {
+    const std::vector<int> x = numbers(many);
+    T want = 0; // exact in any order
+    for (int value : x) want += value * value % 64;
+    auto X = device_copy(x);
+    auto sum = device_copy(std::vector<T>(1));
+    OK_LAUNCH(dot_kernel<<<(many + 63) / 64, 64>>>(sum.get(), X.get(), X.get(), many));
+    CHECK(host_copy(sum, 1)[0] == want);
+}
+TEST_CASE("atomicAdd: a dot product in every type") {
+    test_dot<int>();
+    test_dot<unsigned>();
+    test_dot<unsigned long long>();
+    test_dot<float>();
+    test_dot<double>();
+}
+
+// *sum = the sum of x, added up by whichever block is done last
+__global__ void last_block_kernel(float *sum, float *partial, unsigned *done, const int *x, int n,
+                                  bool fence) {
+    __shared__ bool last;
+    if (threadIdx.x == 0) {
+        float mine = 0;
+        for (int i = blockIdx.x; i < n; i += gridDim.x) mine += x[i];
+        partial[blockIdx.x] = mine;
+        if (fence) __threadfence();
+        last = atomicInc(done, gridDim.x - 1) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last || threadIdx.x > 0) return;
+    *sum = 0;
+    for (unsigned b = 0; b < gridDim.x; b++) *sum += partial[b];
+}
+static float last_block_sum(bool fence, int turns) {
+    auto partial = floats_on(0, 37), sum = floats_on(0, 1);
+    auto done = device_copy(std::vector<unsigned>(1));
+    auto x = device_copy(numbers(many));
+    for (int i = 0; i < turns; i++) // the counter is 0 again after each
+        last_block_kernel<<<37, 3>>>(sum.get(), partial.get(), done.get(), x.get(), many, fence);
+    return fetch(sum, 1)[0];
+}
+TEST_CASE("__threadfence: the last block adds up what the others have written") {
+    const std::vector<int> x = numbers(many);
+    float want = 0;
+    for (int value : x) want += value;
+    CHECK(last_block_sum(true, small_only ? 1 : 50) == want);
+}
+
+__device__ float atomic_max(float *p, float x) { // as in CUDA's manual
+    int *bits = (int *)p, old = atomicOr(bits, 0), seen;
+    do {
+        seen = old;
+        if (__int_as_float(seen) >= x) break;
+        old = atomicCAS(bits, seen, __float_as_int(x));
+    } while (old != seen);
+    return __int_as_float(old);
+}
+__global__ void max_kernel(float *most, const int *x, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) atomic_max(most, x[i] - 200.5f);
+}
+TEST_CASE("atomicCAS: the greatest of floats") {
+    auto x = device_copy(numbers(many));
+    auto most = floats_on(0, 1);
+    assign_kernel<<<1, 1>>>(most.get(), -1e9f);
+    OK_LAUNCH(max_kernel<<<(many + 31) / 32, 32>>>(most.get(), x.get(), many));
+    CHECK(values(most) == "-100.5");
+}
+
+// Each thread's operations; which thread comes first does not matter.
+__global__ void all_atomics_kernel(int *i, unsigned *u, unsigned long long *l, float *f) {
+    const int t = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x;
+    atomicSub(&i[0], t);
+    atomicMin(&i[1], -t);
+    atomicMax(&i[2], t);
+    atomicAnd(&i[3], ~(1 << t % 8));
+    atomicOr(&u[0], 1u << t % 32);
+    atomicXor(&u[1], t);
+    atomicInc(&u[2], 4);
+    atomicDec(&u[3], 4);
+    atomicSub(&u[4], 1u);
+    atomicMax(&l[0], (1ull << 40) + t);
+    atomicMin(&l[1], (1ull << 40) - t);
+    atomicOr(&l[2], 1ull << t % 64);
+    atomicAdd(&f[0], atomicExch(&f[1 + t % 3], 1.f));               // sums n - 3, and 3 are left
+    if (t < n) atomicExch(&l[3], atomicCAS(&l[4], 5ull, 6ull) | 1); // 5 or 7
+}
+TEST_CASE("atomicSub, Min, Max, And, Or, Xor, Inc, Dec, Exch, CAS") {
+    auto i = device_copy(std::vector<int>{0, 0, 0, -1});
+    auto u = device_copy(std::vector<unsigned>{0, 0, 3, 3, 0});
+    auto l = device_copy(std::vector<unsigned long long>{0, ~0ull, 0, 0, 5});
+    auto f = device_copy(Floats(4));
+    OK_LAUNCH(all_atomics_kernel<<<8, 12>>>(i.get(), u.get(), l.get(), f.get())); // 96 threads
+    CHECK(host_copy(i, 4) == std::vector<int>{-95 * 48, -95, 95, ~255});
+    // 0 ^ 1 ^ ... ^ 95; 3 + 96 modulo 5; 3 - 96 modulo 5; -96
+    CHECK(host_copy(u, 5) == std::vector<unsigned>{~0u, 0, 4, 2, 0u - 96});
+    const auto L = host_copy(l, 5);
+    CHECK(L[0] == (1ull << 40) + 95);
+    CHECK(L[1] == (1ull << 40) - 95);
+    CHECK(L[2] == ~0ull);
+    CHECK((L[3] == 5 || L[3] == 7));
+    CHECK(L[4] == 6);
+    CHECK(host_copy(f, 4) == Floats{93, 1, 1, 1});
+}
+
+__global__ void vectors_kernel(float4 *y, const float4 *x, int2 i, double2 d) {
+    const float4 v = x[threadIdx.x];
+    y[threadIdx.x] = make_float4(v.w + i.x, v.z + i.y, v.y + d.x, v.x + d.y);
+}
+TEST_CASE("float4: four floats at once") {
+    Floats x(8), want = {4, 4, 4, 4, 8, 8, 8, 8};
+    for (int i = 0; i < 8; i++) x[i] = i;
+    auto X = device_copy(x), Y = floats_on(0, 8);
+    OK_LAUNCH(vectors_kernel<<<1, 2>>>((float4 *)Y.get(), (float4 *)X.get(), make_int2(1, 2),
+                                       make_double2(3, 4)));
+    CHECK(fetch(Y, 8) == want);
+    CHECK(sizeof(float3) == 12);
+    CHECK(alignof(float2) == 8);
+    CHECK(alignof(int4) == 16);
+    CHECK(make_uint4(1, 2, 3, 4).w + make_int3(1, 2, 3).z + make_float3(1, 2, 3).y == 9);
+}
+
+__global__ void intrinsics_kernel(float *y, float x, long long *ticks) {
+    const long long begin = clock64();
+    y[0] = rsqrtf(x);
+    y[1] = __logf(__expf(x)) + __sinf(0) + __cosf(0);
+    y[2] = __powf(x, 2) + __fdividef(x, 2);
+    y[3] = __fmaf_rn(x, x, 1) - fmaf(x, x, 2);
+    y[4] = __saturatef(x) + __saturatef(-x) + __saturatef(0.5f) + __saturatef(NAN);
+    y[5] = __int_as_float(__float_as_int(x));
+    y[6] = min(7, blockDim.x) + max(0.5f, 1.0);
+    *ticks = clock64() - begin;
+}
+TEST_CASE("rsqrtf, __expf, __saturatef, __int_as_float, ..., clock64") {
+    auto y = floats_on(0, 7);
+    auto ticks = pinned<long long>(1);
+    OK_LAUNCH(intrinsics_kernel<<<1, 1>>>(y.get(), 4, ticks.get()));
+    CHECK(fetch(y, 7) == Floats{0.5, 5, 18, -1, 1.5, 4, 2});
+    CHECK(*ticks >= 0);
 }
 
 // ---------------------------------------------------------------------------------------------
