@@ -165,6 +165,7 @@ enum cudaError_t {
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidPitchValue = 12,
     cudaErrorInvalidMemcpyDirection = 21,
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
@@ -176,6 +177,8 @@ enum cudaError_t {
     cudaErrorPeerAccessNotEnabled = 705,
     cudaErrorAssert = 710,
     cudaErrorTooManyPeers = 711,
+    cudaErrorHostMemoryAlreadyRegistered = 712,
+    cudaErrorHostMemoryNotRegistered = 713,
     cudaErrorLaunchFailure = 719,
     cudaErrorNotPermitted = 800,
 };
@@ -188,6 +191,7 @@ inline const char *cudaGetErrorName(cudaError_t error) {
         CUDA_CPU_NAME(cudaErrorInvalidValue)
         CUDA_CPU_NAME(cudaErrorMemoryAllocation)
         CUDA_CPU_NAME(cudaErrorInvalidConfiguration)
+        CUDA_CPU_NAME(cudaErrorInvalidPitchValue)
         CUDA_CPU_NAME(cudaErrorInvalidMemcpyDirection)
         CUDA_CPU_NAME(cudaErrorNoDevice)
         CUDA_CPU_NAME(cudaErrorInvalidDevice)
@@ -199,6 +203,8 @@ inline const char *cudaGetErrorName(cudaError_t error) {
         CUDA_CPU_NAME(cudaErrorPeerAccessNotEnabled)
         CUDA_CPU_NAME(cudaErrorTooManyPeers)
         CUDA_CPU_NAME(cudaErrorAssert)
+        CUDA_CPU_NAME(cudaErrorHostMemoryAlreadyRegistered)
+        CUDA_CPU_NAME(cudaErrorHostMemoryNotRegistered)
         CUDA_CPU_NAME(cudaErrorLaunchFailure)
         CUDA_CPU_NAME(cudaErrorNotPermitted)
 #undef CUDA_CPU_NAME
@@ -211,6 +217,7 @@ inline const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorInvalidPitchValue: return "invalid pitch argument";
     case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
@@ -223,6 +230,10 @@ inline const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorPeerAccessNotEnabled: return "peer access has not been enabled";
     case cudaErrorTooManyPeers: return "peer mapping resources exhausted";
     case cudaErrorAssert: return "device-side assert triggered";
+    case cudaErrorHostMemoryAlreadyRegistered:
+        return "part or all of the requested memory range is already mapped";
+    case cudaErrorHostMemoryNotRegistered:
+        return "pointer does not correspond to a registered memory region";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
     case cudaErrorNotPermitted: return "operation not permitted";
     }
@@ -322,10 +333,13 @@ struct Allocation {
     char *pages; // what is mapped: from here to the end of the allocation
     Where made, freed;
     bool live;
+    const char *by = "cudaMalloc"; // or another call
+    bool mapped = true;            // cudaFreeAsync: no more live, but still in use
 };
 
 struct Device {
     int id = 0, cores = 1;
+    char memory_of[32] = "every device"; // or one of them, for messages
     double slowdown = 1; // so many times the time that a kernel takes
     char *base = nullptr, *next = nullptr,
          *end = nullptr;                            // range of addresses, and its unused rest
@@ -334,13 +348,19 @@ struct Device {
     std::vector<Stream *> streams;                  // streams[0] is the default stream
     std::vector<bool> peers;                        // to which access was enabled
     std::atomic<cudaError_t> fault{cudaSuccess};    // of a kernel; stays, as on a GPU
+    std::map<std::string, int> more_shared;         // kernels: see cudaFuncSetAttribute
     std::mutex kernel_lock;                         // one kernel at a time; copies run beside it
     Team *team = nullptr;
 };
 
+struct Pinned {
+    size_t bytes;
+    const char *by; // cudaMallocHost or cudaHostRegister
+};
 struct Machine {
     std::vector<Device *> devices;
-    std::map<const char *, size_t> pinned; // cudaMallocHost: first byte -> bytes
+    Device managed; // cudaMallocManaged: memory of every device and of the host
+    std::map<const char *, Pinned> pinned; // host memory, by first byte
     std::mutex lock;                       // guards the tables of allocations and streams
     int spinning; // helpers of each device that spin before they sleep; 0 if workers share cores
     Machine();
@@ -362,20 +382,22 @@ struct Place {
 };
 inline Place locate(const void *pointer) {
     const char *p = (const char *)pointer;
+    Device *owner = nullptr;
     for (Device *device : machine().devices)
-        if (p >= device->base && p < device->end) {
-            auto found = device->allocations.upper_bound(p);
-            if (found == device->allocations.begin()) return {device, nullptr, nullptr};
-            --found;
-            return {device, found->first, &found->second};
-        }
-    return {nullptr, nullptr, nullptr};
+        if (p >= device->base && p < device->end) owner = device;
+    if (p >= machine().managed.base && p < machine().managed.end) owner = &machine().managed;
+    if (!owner) return {nullptr, nullptr, nullptr};
+    auto found = owner->allocations.upper_bound(p);
+    if (found == owner->allocations.begin()) return {owner, nullptr, nullptr};
+    --found;
+    return {owner, found->first, &found->second};
 }
+inline bool is_managed(const Device *owner) { return owner == &machine().managed; }
 inline bool is_pinned(const void *pointer) {
     auto found = machine().pinned.upper_bound((const char *)pointer);
     if (found == machine().pinned.begin()) return false;
     --found;
-    return (const char *)pointer < found->first + found->second;
+    return (const char *)pointer < found->first + found->second.bytes;
 }
 
 constexpr const char *null_may_be = ": an empty tensor or vector, or an index beyond the end?";
@@ -391,24 +413,24 @@ inline cudaError_t check_memory(const Device &device, const void *pointer, size_
         return fail(cudaErrorInvalidValue, where,
                     "%s: %p is %s memory, not memory of device %d: allocate it with cudaMalloc",
                     what, pointer, is_pinned(pointer) ? "pinned host" : "host", device.id);
-    if (at.device != &device)
+    if (at.device != &device && !is_managed(at.device))
         return fail(cudaErrorInvalidValue, where, "%s: %p is memory of device %d, not of device %d",
                     what, pointer, at.device->id, device.id);
     const char *p = (const char *)pointer;
     if (!at.allocation || p > at.first + at.allocation->bytes)
-        return fail(cudaErrorInvalidValue, where, "%s: nothing is allocated at %p on device %d",
-                    what, pointer, device.id);
+        return fail(cudaErrorInvalidValue, where, "%s: nothing is allocated at %p on %s", what,
+                    pointer, at.device->memory_of);
     if (!at.allocation->live)
-        return fail(cudaErrorInvalidValue, where,
-                    "%s: %p is memory of device %d that %s:%d has freed", what, pointer, device.id,
-                    at.allocation->freed.file, at.allocation->freed.line);
+        return fail(cudaErrorInvalidValue, where, "%s: %p is memory of %s that %s:%d has freed",
+                    what, pointer, at.device->memory_of, at.allocation->freed.file,
+                    at.allocation->freed.line);
     size_t offset = p - at.first;
     if (offset + bytes > at.allocation->bytes)
-        return fail(cudaErrorInvalidValue, where,
-                    "%s: %zu bytes from byte %zu on overrun the %zu bytes that %s:%d allocated on "
-                    "device %d",
-                    what, bytes, offset, at.allocation->bytes, at.allocation->made.file,
-                    at.allocation->made.line, device.id);
+        return fail(
+            cudaErrorInvalidValue, where,
+            "%s: %zu bytes from byte %zu on overrun the %zu bytes that %s:%d allocated on %s", what,
+            bytes, offset, at.allocation->bytes, at.allocation->made.file, at.allocation->made.line,
+            at.device->memory_of);
     return cudaSuccess;
 }
 
@@ -419,7 +441,8 @@ inline size_t page_size() {
 
 // The arrays that kernels declare __shared__ get fixed places, one behind the other, in an arena
 // that every worker has a copy of. Tag is a type of its own for each declaration.
-constexpr size_t shared_gap = 64, dynamic_shared_bytes = 48 * 1024;
+constexpr size_t shared_gap = 64, usual_shared_bytes = 48 * 1024,
+                 dynamic_shared_bytes = 99 * 1024; // with cudaFuncSetAttribute
 inline size_t &shared_arena_bytes() {
     static size_t bytes = 0;
     return bytes;
@@ -466,13 +489,12 @@ inline void on_fault(int signal, siginfo_t *info, void *) {
                      running.where.file, running.where.line, running.name, running.device,
                      null_may_be, cudaGetErrorName(cudaErrorIllegalAddress));
     else if (running.name)
-        n = snprintf(text, sizeof text,
-                     "%s:%d: %s on device %d: access to memory of device %d, %s [%s]\n",
+        n = snprintf(text, sizeof text, "%s:%d: %s on device %d: access to memory of %s, %s [%s]\n",
                      running.where.file, running.where.line, running.name, running.device,
-                     at.device->id, range, cudaGetErrorName(cudaErrorIllegalAddress));
+                     at.device->memory_of, range, cudaGetErrorName(cudaErrorIllegalAddress));
     else
-        n = snprintf(text, sizeof text, "the host accesses memory of device %d, %s [%s]\n",
-                     at.device->id, range, cudaGetErrorName(cudaErrorIllegalAddress));
+        n = snprintf(text, sizeof text, "the host accesses memory of %s, %s [%s]\n",
+                     at.device->memory_of, range, cudaGetErrorName(cudaErrorIllegalAddress));
     if (write(STDERR_FILENO, text, n)) _exit(1);
     _exit(1);
 }
@@ -1762,6 +1784,19 @@ inline cudaError_t check_argument(const Launch &launch, const Device &device, in
     return cudaSuccess;
 }
 
+// The bytes that cudaFuncSetAttribute allowed a kernel, or a pointer that may be to any kernel.
+inline std::string kernel_name(const char *text) { // without arguments and namespaces
+    const std::string name(text, strcspn(text, "<, "));
+    return name.substr(name.rfind(':') + 1);
+}
+inline size_t more_shared(const Device &device, const char *kernel) {
+    std::lock_guard<std::mutex> guard(machine().lock);
+    int bytes = 0;
+    for (const std::string &name : {kernel_name(kernel), std::string()})
+        if (device.more_shared.count(name)) bytes = max(bytes, device.more_shared.at(name));
+    return bytes;
+}
+
 inline cudaError_t check_launch(const Launch &l, const Device &device) {
     const unsigned long long threads = (unsigned long long)l.block.x * l.block.y * l.block.z;
     const unsigned long long blocks = (unsigned long long)l.grid.x * l.grid.y * l.grid.z;
@@ -1778,8 +1813,14 @@ inline cudaError_t check_launch(const Launch &l, const Device &device) {
             l.name, device.id, l.grid.x, l.grid.y, l.grid.z);
     if (l.shared > dynamic_shared_bytes)
         return fail(cudaErrorInvalidConfiguration, l.where,
-                    "%s on device %d: %zu bytes of shared memory, a block has 49152", l.name,
-                    device.id, l.shared);
+                    "%s on device %d: %zu bytes of shared memory, a block has at most %zu", l.name,
+                    device.id, l.shared, dynamic_shared_bytes);
+    if (l.shared > usual_shared_bytes && l.shared > more_shared(device, l.name))
+        return fail(cudaErrorInvalidConfiguration, l.where,
+                    "%s on device %d: %zu bytes of shared memory, a block has 49152 unless "
+                    "cudaFuncSetAttribute(%s, cudaFuncAttributeMaxDynamicSharedMemorySize, %zu) "
+                    "comes first",
+                    l.name, device.id, l.shared, l.name, l.shared);
     if (l.stream && l.stream->device != &device)
         return fail(cudaErrorInvalidResourceHandle, l.where,
                     "%s: the stream belongs to device %d, but the current device is %d: call "
@@ -1883,6 +1924,7 @@ inline Machine::Machine() {
                     "CUDA_CPU_MEMORY to less than %zu (MiB)",
                     id, range / 1e9, total >> 20);
         device->id = id;
+        snprintf(device->memory_of, sizeof device->memory_of, "device %d", id);
         device->cores = cores_each;
         if (slowdown && *slowdown) {
             char *end;
@@ -1902,6 +1944,7 @@ inline Machine::Machine() {
         device->team = new Team(id, cores_each);
         devices.push_back(device);
     }
+    managed.total = physical;
 }
 
 } // namespace cuda_cpu
@@ -1918,14 +1961,15 @@ enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
     cudaMemcpyHostToDevice,
     cudaMemcpyDeviceToHost,
-    cudaMemcpyDeviceToDevice
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault // what the pointers say
 };
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
 constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
 
 struct cudaDeviceProp {
     char name[256];
-    size_t totalGlobalMem, sharedMemPerBlock;
+    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
     int multiProcessorCount, maxThreadsPerBlock, major, minor;
 };
 
@@ -1965,11 +2009,120 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device, CUD
     snprintf(prop->name, sizeof prop->name, "CPU stand-in, %d core%s", d.cores,
              d.cores == 1 ? "" : "s");
     prop->totalGlobalMem = d.total;
-    prop->sharedMemPerBlock = cuda_cpu::dynamic_shared_bytes;
+    prop->sharedMemPerBlock = cuda_cpu::usual_shared_bytes;
+    prop->sharedMemPerBlockOptin = cuda_cpu::dynamic_shared_bytes;
     prop->multiProcessorCount = d.cores;
     prop->maxThreadsPerBlock = 1024;
     return cudaSuccess;
 }
+enum cudaDeviceAttr {
+    cudaDevAttrMaxThreadsPerBlock = 1,
+    cudaDevAttrMaxBlockDimX = 2,
+    cudaDevAttrMaxBlockDimY = 3,
+    cudaDevAttrMaxBlockDimZ = 4,
+    cudaDevAttrMaxGridDimX = 5,
+    cudaDevAttrMaxGridDimY = 6,
+    cudaDevAttrMaxGridDimZ = 7,
+    cudaDevAttrMaxSharedMemoryPerBlock = 8,
+    cudaDevAttrTotalConstantMemory = 9,
+    cudaDevAttrWarpSize = 10,
+    cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrConcurrentKernels = 31,
+    cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+    cudaDevAttrUnifiedAddressing = 41,
+    cudaDevAttrComputeCapabilityMajor = 75,
+    cudaDevAttrComputeCapabilityMinor = 76,
+    cudaDevAttrStreamPrioritiesSupported = 78,
+    cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrManagedMemory = 83,
+    cudaDevAttrConcurrentManagedAccess = 89,
+    cudaDevAttrCooperativeLaunch = 95,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+    cudaDevAttrHostRegisterSupported = 99,
+    cudaDevAttrMaxBlocksPerMultiprocessor = 106,
+    cudaDevAttrMemoryPoolsSupported = 115
+};
+// Of the emulated device: a multiprocessor is a core, and a core runs one block at a time.
+inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device,
+                                          CUDA_CPU_WHERE) {
+    if (!cuda_cpu::valid_device(device))
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
+                              "cudaDeviceGetAttribute: device %d of %zu", device,
+                              cuda_cpu::machine().devices.size());
+    switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock:
+    case cudaDevAttrMaxBlockDimX:
+    case cudaDevAttrMaxBlockDimY:
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 1024; break;
+    case cudaDevAttrMaxBlockDimZ: *value = 64; break;
+    case cudaDevAttrMaxGridDimX: *value = 0x7fffffff; break;
+    case cudaDevAttrMaxGridDimY:
+    case cudaDevAttrMaxGridDimZ: *value = 65535; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = cuda_cpu::usual_shared_bytes; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        *value = cuda_cpu::dynamic_shared_bytes;
+        break;
+    case cudaDevAttrTotalConstantMemory: *value = 65536; break;
+    case cudaDevAttrWarpSize: *value = 32; break;
+    case cudaDevAttrMultiProcessorCount: *value = cuda_cpu::machine().devices[device]->cores; break;
+    case cudaDevAttrMaxBlocksPerMultiprocessor:
+    case cudaDevAttrUnifiedAddressing:
+    case cudaDevAttrStreamPrioritiesSupported:
+    case cudaDevAttrManagedMemory:
+    case cudaDevAttrConcurrentManagedAccess:
+    case cudaDevAttrHostRegisterSupported:
+    case cudaDevAttrMemoryPoolsSupported: *value = 1; break;
+    case cudaDevAttrComputeCapabilityMajor: // as in cudaDeviceProp
+    case cudaDevAttrComputeCapabilityMinor:
+    case cudaDevAttrConcurrentKernels:
+    case cudaDevAttrCooperativeLaunch: *value = 0; break;
+    default:
+        return cuda_cpu::fail(cudaErrorInvalidValue, where,
+                              "cudaDeviceGetAttribute: the stand-in lacks attribute %d", attribute);
+    }
+    return cudaSuccess;
+}
+
+// A block may have more dynamic shared memory than 48 KiB if this has said so for its kernel.
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
+namespace cuda_cpu {
+template <class F>
+cudaError_t set_attribute(const char *call, F &&, cudaFuncAttribute attribute, int value,
+                          CUDA_CPU_WHERE) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (value < 0 || value > (int)dynamic_shared_bytes)
+        return fail(cudaErrorInvalidValue, where,
+                    "cudaFuncSetAttribute: %d bytes of shared memory, a block has at most %zu",
+                    value, dynamic_shared_bytes);
+    const bool named = std::is_function<std::remove_reference_t<F>>::value;
+    std::lock_guard<std::mutex> guard(machine().lock);
+    current().more_shared[named ? kernel_name(call) : ""] = value;
+    return cudaSuccess;
+}
+} // namespace cuda_cpu
+#define cudaFuncSetAttribute(...) ::cuda_cpu::set_attribute(#__VA_ARGS__, __VA_ARGS__)
+
+template <class F>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F &&, int threads,
+                                                          size_t shared, CUDA_CPU_WHERE) {
+    if (threads <= 0)
+        return cuda_cpu::fail(cudaErrorInvalidValue, where,
+                              "cudaOccupancyMaxActiveBlocksPerMultiprocessor: %d threads", threads);
+    *blocks = threads <= 1024 && shared <= cuda_cpu::dynamic_shared_bytes;
+    return cudaSuccess;
+}
+template <class F>
+cudaError_t cudaOccupancyMaxPotentialBlockSize(int *blocks, int *threads, F &&, size_t = 0,
+                                               int most = 0) {
+    *blocks = cuda_cpu::current().cores;
+    *threads = most ? min(most, 1024) : 1024;
+    return cudaSuccess;
+}
+
 inline cudaError_t cudaDeviceSynchronize() { return cuda_cpu::synchronize(cuda_cpu::current()); }
 
 // Peer access only says that a copy need not be staged through the host. That a kernel may then
@@ -2002,10 +2155,13 @@ inline cudaError_t cudaDeviceDisablePeerAccess(int peer, CUDA_CPU_WHERE) {
 
 // --- memory
 
+namespace cuda_cpu {
+inline size_t mapped_bytes(const char *first, const Allocation &a) {
+    return first + (a.bytes + 255) / 256 * 256 - a.pages;
+}
 // Fresh memory is filled with NaN.
-inline cudaError_t cudaMalloc(void **pointer, size_t bytes, CUDA_CPU_WHERE) {
-    using namespace cuda_cpu;
-    Device &device = current();
+inline cudaError_t allocate(Device &device, void **pointer, size_t bytes, Where where,
+                            const char *by) {
     *pointer = nullptr;
     if (bytes == 0) return cudaSuccess;
     const size_t page = page_size(), rounded = (bytes + 255) / 256 * 256;
@@ -2019,8 +2175,7 @@ inline cudaError_t cudaMalloc(void **pointer, size_t bytes, CUDA_CPU_WHERE) {
         pages = nullptr;
         for (auto &entry : device.allocations) {
             Allocation &a = entry.second;
-            if (a.live || size_t(entry.first + (a.bytes + 255) / 256 * 256 - a.pages) != mapped)
-                continue;
+            if (a.mapped || mapped_bytes(entry.first, a) != mapped) continue;
             pages = a.pages;
             device.allocations.erase(entry.first);
             break;
@@ -2042,10 +2197,44 @@ inline cudaError_t cudaMalloc(void **pointer, size_t bytes, CUDA_CPU_WHERE) {
     ASAN_POISON_MEMORY_REGION(pages, first - pages);
     ASAN_POISON_MEMORY_REGION(first + bytes, rounded - bytes);
 #endif
-    device.allocations[first] = {bytes, pages, where, {nullptr, 0, nullptr}, true};
+    device.allocations[first] = {bytes, pages, where, {nullptr, 0, nullptr}, true, by, true};
     device.used += mapped;
     *pointer = first;
     return cudaSuccess;
+}
+// A new mapping in its place: no access, and the memory goes back to the system.
+inline void unmap(Device &device, const char *first) {
+    std::lock_guard<std::mutex> guard(machine().lock);
+    Allocation &a = device.allocations[first];
+    const size_t mapped = mapped_bytes(first, a);
+#ifdef CUDA_CPU_ASAN
+    ASAN_POISON_MEMORY_REGION(a.pages, mapped);
+#endif
+    mmap(a.pages, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+         0);
+    a.mapped = false;
+    device.used -= mapped;
+}
+// An allocation that `call` frees is found, and from now on no more live.
+inline cudaError_t end_of(Place &at, void *pointer, Where where, const char *call, const char *by) {
+    std::lock_guard<std::mutex> guard(machine().lock);
+    at = locate(pointer);
+    if (!at.device || !at.allocation || at.first != pointer ||
+        (call != std::string("cudaFree") && at.allocation->by != std::string(by)))
+        return fail(cudaErrorInvalidValue, where, "%s: %p is not what %s returned", call, pointer,
+                    by);
+    Allocation &a = at.device->allocations[at.first];
+    if (!a.live)
+        return fail(cudaErrorInvalidValue, where, "%s: %p on %s, which %s:%d has freed already",
+                    call, pointer, at.device->memory_of, a.freed.file, a.freed.line);
+    a.live = false;
+    a.freed = where;
+    return cudaSuccess;
+}
+} // namespace cuda_cpu
+
+inline cudaError_t cudaMalloc(void **pointer, size_t bytes, CUDA_CPU_WHERE) {
+    return cuda_cpu::allocate(cuda_cpu::current(), pointer, bytes, where, "cudaMalloc");
 }
 template <class T> cudaError_t cudaMalloc(T **pointer, size_t bytes, CUDA_CPU_WHERE) {
     return cudaMalloc((void **)pointer, bytes, where);
@@ -2056,31 +2245,87 @@ inline cudaError_t cudaFree(void *pointer, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     if (!pointer) return cudaSuccess;
     Place at;
+    if (cudaError_t error = end_of(at, pointer, where, "cudaFree", "cudaMalloc")) return error;
+    for (Device *device : machine().devices)
+        if (device == at.device || is_managed(at.device)) synchronize(*device);
+    unmap(*at.device, at.first);
+    return cudaSuccess;
+}
+
+// In the stream's order. What another stream enqueues later with memory that is freed is refused;
+// what it enqueued before and has not done by then faults.
+inline cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream,
+                                   CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    Device &device = stream ? *stream->device : current();
+    const char *by = "cudaMallocAsync";
+    const cudaError_t before = last_error, error = allocate(device, pointer, bytes, where, by);
+    if (error != cudaErrorMemoryAllocation) return error;
+    last_error = before;
+    synchronize(stream ? stream : device.streams[0]); // it may be about to free some
+    return allocate(device, pointer, bytes, where, by);
+}
+template <class T>
+cudaError_t cudaMallocAsync(T **pointer, size_t bytes, cudaStream_t stream, CUDA_CPU_WHERE) {
+    return cudaMallocAsync((void **)pointer, bytes, stream, where);
+}
+inline cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (!pointer) return cudaSuccess;
+    Device &device = stream ? *stream->device : current();
+    const char *call = "cudaFreeAsync";
+    Place at;
+    if (cudaError_t error = check_memory(device, pointer, 0, where, call)) return error;
+    if (cudaError_t error = end_of(at, pointer, where, call, "cudaMallocAsync")) return error;
+    submit(stream, device, {call, where, device.id}, [at] {
+        Hidden hidden;
+        unmap(*at.device, at.first);
+    });
+    return cudaSuccess;
+}
+
+// Memory that the host and all devices read and write under one address. It is the machine's own,
+// so nothing moves. That the host waits for the devices before it looks is up to the program.
+constexpr unsigned cudaMemAttachGlobal = 1;
+inline cudaError_t cudaMallocManaged(void **pointer, size_t bytes, unsigned = cudaMemAttachGlobal,
+                                     CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    Device &managed = machine().managed;
     {
         std::lock_guard<std::mutex> guard(machine().lock);
-        at = locate(pointer);
-        if (!at.device || !at.allocation || at.first != pointer)
-            return fail(cudaErrorInvalidValue, where,
-                        "cudaFree: %p is not what cudaMalloc returned", pointer);
-        if (!at.allocation->live)
-            return fail(cudaErrorInvalidValue, where,
-                        "cudaFree: %p on device %d, which %s:%d has freed already", pointer,
-                        at.device->id, at.allocation->freed.file, at.allocation->freed.line);
+        if (!managed.base) {
+            const size_t range = size_t(current().end - current().base);
+            void *p =
+                mmap(nullptr, range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (p == MAP_FAILED) return fail(cudaErrorMemoryAllocation);
+            managed.next = (char *)p;
+            managed.end = managed.next + range;
+            managed.base = managed.next;
+        }
     }
-    synchronize(*at.device);
-    std::lock_guard<std::mutex> guard(machine().lock);
-    Allocation &a = at.device->allocations[at.first];
-    size_t mapped = at.first + (a.bytes + 255) / 256 * 256 - a.pages;
-#ifdef CUDA_CPU_ASAN
-    ASAN_POISON_MEMORY_REGION(a.pages, mapped);
-#endif
-    // A new mapping in its place: no access, and the memory goes back to the system.
-    mmap(a.pages, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-         0);
-    a.live = false;
-    a.freed = where;
-    at.device->used -= mapped;
-    return cudaSuccess;
+    return allocate(managed, pointer, bytes, where, "cudaMallocManaged");
+}
+template <class T>
+cudaError_t cudaMallocManaged(T **pointer, size_t bytes, unsigned flags = cudaMemAttachGlobal,
+                              CUDA_CPU_WHERE) {
+    return cudaMallocManaged((void **)pointer, bytes, flags, where);
+}
+constexpr int cudaCpuDeviceId = -1;
+inline cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, int device,
+                                        cudaStream_t = nullptr, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (device != cudaCpuDeviceId && !valid_device(device))
+        return fail(cudaErrorInvalidDevice, where, "cudaMemPrefetchAsync: device %d of %zu", device,
+                    machine().devices.size());
+    bool managed;
+    {
+        std::lock_guard<std::mutex> guard(machine().lock);
+        managed = is_managed(locate(pointer).device);
+    }
+    if (!managed)
+        return fail(cudaErrorInvalidValue, where,
+                    "cudaMemPrefetchAsync: %p is not what cudaMallocManaged returned", pointer);
+    return check_memory(machine().managed, pointer, bytes, where, "cudaMemPrefetchAsync");
 }
 
 inline cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
@@ -2091,22 +2336,63 @@ inline cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
     ASAN_POISON_MEMORY_REGION((char *)*pointer + bytes, (bytes + 255) / 256 * 256 - bytes);
 #endif
     std::lock_guard<std::mutex> guard(machine().lock);
-    machine().pinned[(const char *)*pointer] = bytes;
+    machine().pinned[(const char *)*pointer] = {bytes, "cudaMallocHost"};
     return cudaSuccess;
 }
 template <class T> cudaError_t cudaMallocHost(T **pointer, size_t bytes) {
     return cudaMallocHost((void **)pointer, bytes);
 }
-inline cudaError_t cudaFreeHost(void *pointer, CUDA_CPU_WHERE) {
-    using namespace cuda_cpu;
-    if (!pointer) return cudaSuccess;
+constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2;
+template <class T> cudaError_t cudaHostAlloc(T **pointer, size_t bytes, unsigned) {
+    return cudaMallocHost((void **)pointer, bytes);
+}
+namespace cuda_cpu {
+// Pinned memory is forgotten, once no device can be using it.
+inline cudaError_t unpin(void *pointer, Where where, const char *call, const char *by,
+                         cudaError_t error) {
     for (Device *device : machine().devices) synchronize(*device);
     std::lock_guard<std::mutex> guard(machine().lock);
-    if (!machine().pinned.erase((const char *)pointer))
-        return fail(cudaErrorInvalidValue, where,
-                    "cudaFreeHost: %p is not what cudaMallocHost returned", pointer);
-    free(pointer);
+    auto found = machine().pinned.find((const char *)pointer);
+    if (found == machine().pinned.end() || found->second.by != std::string(by))
+        return fail(error, where, "%s: %p is not what %s %s", call, pointer, by,
+                    error == cudaErrorInvalidValue ? "returned" : "was given");
+    machine().pinned.erase(found);
     return cudaSuccess;
+}
+} // namespace cuda_cpu
+inline cudaError_t cudaFreeHost(void *pointer, CUDA_CPU_WHERE) {
+    if (!pointer) return cudaSuccess;
+    cudaError_t error =
+        cuda_cpu::unpin(pointer, where, "cudaFreeHost", "cudaMallocHost", cudaErrorInvalidValue);
+    if (!error) free(pointer);
+    return error;
+}
+// Memory of the host becomes pinned memory.
+constexpr unsigned cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1,
+                   cudaHostRegisterMapped = 2, cudaHostRegisterReadOnly = 8;
+inline cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (!pointer || bytes == 0)
+        return fail(cudaErrorInvalidValue, where, "cudaHostRegister: %zu bytes at %p", bytes,
+                    pointer);
+    const char *p = (const char *)pointer;
+    std::lock_guard<std::mutex> guard(machine().lock);
+    if (const Device *owner = locate(p).device)
+        return fail(cudaErrorInvalidValue, where,
+                    "cudaHostRegister: %p is memory of %s, not of "
+                    "the host",
+                    pointer, owner->memory_of);
+    auto next = machine().pinned.lower_bound(p);
+    if (is_pinned(p) || (next != machine().pinned.end() && next->first < p + bytes))
+        return fail(cudaErrorHostMemoryAlreadyRegistered, where,
+                    "cudaHostRegister: %zu bytes at %p are pinned already, or some of them", bytes,
+                    pointer);
+    machine().pinned[p] = {bytes, "cudaHostRegister"};
+    return cudaSuccess;
+}
+inline cudaError_t cudaHostUnregister(void *pointer, CUDA_CPU_WHERE) {
+    return cuda_cpu::unpin(pointer, where, "cudaHostUnregister", "cudaHostRegister",
+                           cudaErrorHostMemoryNotRegistered);
 }
 inline cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
     std::lock_guard<std::mutex> guard(cuda_cpu::machine().lock);
@@ -2116,100 +2402,171 @@ inline cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
 }
 
 namespace cuda_cpu {
-// Both ends of a copy that is not between devices; `device` is the one whose memory takes part.
-inline cudaError_t check_copy(Device *&device, const void *to, const void *from, size_t bytes,
-                              cudaMemcpyKind kind, Where where, const char *call) {
-    auto host = [&](const void *p, const char *what) {
-        if (!p)
-            return fail(cudaErrorInvalidValue, where, "%s, %s: a null pointer%s", call, what,
-                        null_may_be);
-        std::lock_guard<std::mutex> guard(machine().lock);
-        Place at = locate(p);
-        if (!at.device) return cudaSuccess;
-        return fail(cudaErrorInvalidValue, where,
-                    "%s: the %s %p is memory of device %d, not of the host", call, what, p,
-                    at.device->id);
-    };
-    char dst[100], src[100];
-    snprintf(dst, sizeof dst, "%s, destination", call);
-    snprintf(src, sizeof src, "%s, source", call);
-    const void *on_device = kind == cudaMemcpyDeviceToHost ? from : to;
+// A copy that is not between devices: `height` rows of `width` bytes, whose beginnings lie `pitch`
+// bytes apart; mostly it is one row.
+struct Copy {
+    const char *call;
+    void *to;
+    size_t to_pitch;
+    const void *from;
+    size_t from_pitch, width, height;
+    cudaMemcpyKind kind;
+
+    void operator()() const {
+        for (size_t i = 0; i < height; i++)
+            memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+    }
+    size_t extent(size_t pitch) const { return (height - 1) * pitch + width; }
+};
+
+// Both ends; `device` becomes the one whose memory takes part.
+inline cudaError_t check_copy(Device *&device, Copy &copy, Where where) {
+    const char *call = copy.call;
+    for (size_t pitch : {copy.to_pitch, copy.from_pitch})
+        if (pitch < copy.width)
+            return fail(cudaErrorInvalidPitchValue, where,
+                        "%s: rows of %zu bytes do not fit a pitch of %zu", call, copy.width, pitch);
+    Device *to_device, *from_device;
     {
         std::lock_guard<std::mutex> guard(machine().lock);
-        if (Device *owner = locate(on_device).device) device = owner;
+        to_device = locate(copy.to).device;
+        from_device = locate(copy.from).device;
     }
-    cudaError_t error = cudaSuccess;
-    switch (kind) {
-    case cudaMemcpyHostToHost:
-        error = host(to, "destination");
-        return error ? error : host(from, "source");
-    case cudaMemcpyHostToDevice:
-        error = check_memory(*device, to, bytes, where, dst);
-        return error ? error : host(from, "source");
-    case cudaMemcpyDeviceToHost:
-        error = check_memory(*device, from, bytes, where, src);
-        return error ? error : host(to, "destination");
-    case cudaMemcpyDeviceToDevice:
-        error = check_memory(*device, to, bytes, where, dst);
-        return error ? error : check_memory(*device, from, bytes, where, src);
-    }
-    return fail(cudaErrorInvalidMemcpyDirection);
+    auto of_one = [](Device *owner) { return owner && !is_managed(owner); };
+    if (copy.kind == cudaMemcpyDefault)
+        copy.kind = of_one(to_device)
+                        ? of_one(from_device) ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice
+                    : of_one(from_device) ? cudaMemcpyDeviceToHost
+                                          : cudaMemcpyHostToHost;
+    if (Device *owner = copy.kind == cudaMemcpyDeviceToHost ? from_device : to_device)
+        if (of_one(owner)) device = owner;
+    auto check = [&](const void *p, Device *owner, size_t pitch, bool host, const char *end) {
+        char what[100];
+        snprintf(what, sizeof what, "%s, %s", call, end);
+        if (!host || (owner && is_managed(owner)))
+            return check_memory(*device, p, copy.extent(pitch), where, what);
+        if (!p)
+            return fail(cudaErrorInvalidValue, where, "%s: a null pointer%s", what, null_may_be);
+        if (!owner) return cudaSuccess;
+        return fail(cudaErrorInvalidValue, where,
+                    "%s: the %s %p is memory of device %d, not of the host", call, end, p,
+                    owner->id);
+    };
+    const unsigned kind = copy.kind;
+    if (kind > cudaMemcpyDeviceToDevice) return fail(cudaErrorInvalidMemcpyDirection);
+    const bool to_host = kind == cudaMemcpyHostToHost || kind == cudaMemcpyDeviceToHost,
+               from_host = kind == cudaMemcpyHostToHost || kind == cudaMemcpyHostToDevice;
+    auto check_to = [&] {
+        return check(copy.to, to_device, copy.to_pitch, to_host, "destination");
+    };
+    auto check_from = [&] {
+        return check(copy.from, from_device, copy.from_pitch, from_host, "source");
+    };
+    const bool from_first = kind == cudaMemcpyDeviceToHost; // the device's end
+    cudaError_t error = from_first ? check_from() : check_to();
+    return error ? error : from_first ? check_to() : check_from();
 }
-} // namespace cuda_cpu
 
 // Pageable host memory is read before the call returns, or written before it returns, as on a GPU;
 // only pinned memory is copied while the host goes on.
-inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
-                                   cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
-    using namespace cuda_cpu;
-    if (bytes == 0) return cudaSuccess;
+inline cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where) {
+    if (copy.width == 0 || copy.height == 0) return cudaSuccess;
     Device *device = stream ? stream->device : &current();
     Device *queue = device;
-    if (cudaError_t error = check_copy(device, to, from, bytes, kind, where, "cudaMemcpyAsync"))
-        return error;
+    if (cudaError_t error = check_copy(device, copy, where)) return error;
+    auto pageable = [](const void *p) { return !is_pinned(p) && !locate(p).device; };
     bool pageable_source = false, pageable_target = false;
     {
         std::lock_guard<std::mutex> guard(machine().lock);
-        if (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyHostToHost)
-            pageable_source = !is_pinned(from);
-        if (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyHostToHost)
-            pageable_target = !is_pinned(to);
+        if (copy.kind == cudaMemcpyHostToDevice || copy.kind == cudaMemcpyHostToHost)
+            pageable_source = pageable(copy.from);
+        if (copy.kind == cudaMemcpyDeviceToHost || copy.kind == cudaMemcpyHostToHost)
+            pageable_target = pageable(copy.to);
     }
-    Running what = {"cudaMemcpyAsync", where, queue->id};
+    Running what = {copy.call, where, queue->id};
     if (pageable_source && !pageable_target) {
-        std::shared_ptr<char> staged((char *)malloc(bytes), free);
+        std::shared_ptr<char> staged((char *)malloc(copy.width * copy.height), free);
         if (!staged) return fail(cudaErrorMemoryAllocation);
-        memcpy(staged.get(), from, bytes);
-        submit(stream, *queue, what, [=] { memcpy(to, staged.get(), bytes); });
+        Copy stage = copy;
+        stage.to = staged.get();
+        copy.from = staged.get();
+        stage.to_pitch = copy.from_pitch = copy.width;
+        stage();
+        submit(stream, *queue, what, [copy, staged] { copy(); });
     } else {
-        submit(stream, *queue, what, [=] { memcpy(to, from, bytes); });
+        submit(stream, *queue, what, copy);
         if (pageable_target) return synchronize(stream ? stream : queue->streams[0]);
     }
     return cudaSuccess;
 }
 // Waits until the copy is done.
-inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
-                              CUDA_CPU_WHERE) {
-    using namespace cuda_cpu;
+inline cudaError_t copy_and_wait(Copy copy, Where where) {
     Device *device = &current();
-    if (bytes == 0) return cudaSuccess;
-    if (cudaError_t error = check_copy(device, to, from, bytes, kind, where, "cudaMemcpy"))
-        return error;
-    submit(nullptr, *device, {"cudaMemcpy", where, device->id}, [=] { memcpy(to, from, bytes); });
+    if (copy.width == 0 || copy.height == 0) return cudaSuccess;
+    if (cudaError_t error = check_copy(device, copy, where)) return error;
+    submit(nullptr, *device, {copy.call, where, device->id}, copy);
     return synchronize(device->streams[0]);
 }
-inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream = nullptr,
-                                   CUDA_CPU_WHERE) {
-    using namespace cuda_cpu;
-    if (bytes == 0) return cudaSuccess;
+} // namespace cuda_cpu
+
+inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                                   cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
+    return cuda_cpu::copy_async({"cudaMemcpyAsync", to, bytes, from, bytes, bytes, 1, kind}, stream,
+                                where);
+}
+inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                              CUDA_CPU_WHERE) {
+    return cuda_cpu::copy_and_wait({"cudaMemcpy", to, bytes, from, bytes, bytes, 1, kind}, where);
+}
+inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                                     size_t width, size_t height, cudaMemcpyKind kind,
+                                     cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
+    return cuda_cpu::copy_async(
+        {"cudaMemcpy2DAsync", to, to_pitch, from, from_pitch, width, height, kind}, stream, where);
+}
+inline cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                                size_t width, size_t height, cudaMemcpyKind kind, CUDA_CPU_WHERE) {
+    return cuda_cpu::copy_and_wait(
+        {"cudaMemcpy2D", to, to_pitch, from, from_pitch, width, height, kind}, where);
+}
+
+namespace cuda_cpu {
+inline cudaError_t set_async(const char *call, void *to, size_t pitch, int value, size_t width,
+                             size_t height, cudaStream_t stream, Where where) {
+    if (width == 0 || height == 0) return cudaSuccess;
     Device &device = stream ? *stream->device : current();
-    if (cudaError_t error = check_memory(device, to, bytes, where, "cudaMemsetAsync")) return error;
-    submit(stream, device, {"cudaMemsetAsync", where, device.id},
-           [=] { memset(to, value, bytes); });
+    if (pitch < width)
+        return fail(cudaErrorInvalidPitchValue, where,
+                    "%s: rows of %zu bytes do not fit a pitch of %zu", call, width, pitch);
+    if (cudaError_t error = check_memory(device, to, (height - 1) * pitch + width, where, call))
+        return error;
+    submit(stream, device, {call, where, device.id}, [=] {
+        for (size_t i = 0; i < height; i++) memset((char *)to + i * pitch, value, width);
+    });
     return cudaSuccess;
 }
+} // namespace cuda_cpu
+inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream = nullptr,
+                                   CUDA_CPU_WHERE) {
+    return cuda_cpu::set_async("cudaMemsetAsync", to, bytes, value, bytes, 1, stream, where);
+}
 inline cudaError_t cudaMemset(void *to, int value, size_t bytes, CUDA_CPU_WHERE) {
-    return cudaMemsetAsync(to, value, bytes, nullptr, where);
+    return cuda_cpu::set_async("cudaMemset", to, bytes, value, bytes, 1, nullptr, where);
+}
+inline cudaError_t cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, size_t height,
+                                     cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
+    return cuda_cpu::set_async("cudaMemset2DAsync", to, pitch, value, width, height, stream, where);
+}
+inline cudaError_t cudaMemset2D(void *to, size_t pitch, int value, size_t width, size_t height,
+                                CUDA_CPU_WHERE) {
+    return cuda_cpu::set_async("cudaMemset2D", to, pitch, value, width, height, nullptr, where);
+}
+// Rows of an allocation begin at multiples of 512 bytes.
+template <class T>
+cudaError_t cudaMallocPitch(T **pointer, size_t *pitch, size_t width, size_t height,
+                            CUDA_CPU_WHERE) {
+    *pitch = (width + 511) / 512 * 512;
+    return cudaMalloc((void **)pointer, *pitch * height, where);
 }
 
 namespace cuda_cpu {
@@ -2287,6 +2644,15 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flag
 }
 inline cudaError_t cudaStreamCreate(cudaStream_t *stream) {
     return cudaStreamCreateWithFlags(stream, 0);
+}
+// The operating system shares the cores out: a priority changes nothing.
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    if (least) *least = 0;
+    if (greatest) *greatest = -5;
+    return cudaSuccess;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     return cuda_cpu::synchronize(stream ? stream : cuda_cpu::current().streams[0]);

@@ -847,7 +847,12 @@ TEST_CASE("cudaGetErrorName, cudaGetErrorString: CUDA's numbers, names and texts
     ERROR(PeerAccessNotEnabled, 705, "peer access has not been enabled");
     ERROR(LaunchFailure, 719, "unspecified launch failure");
     ERROR(NotPermitted, 800, "operation not permitted");
+    ERROR(InvalidPitchValue, 12, "invalid pitch argument");
     ERROR(Assert, 710, "device-side assert triggered");
+    ERROR(HostMemoryAlreadyRegistered, 712,
+          "part or all of the requested memory range is already mapped");
+    ERROR(HostMemoryNotRegistered, 713,
+          "pointer does not correspond to a registered memory region");
     check((cudaError_t)1001, 1001, "unrecognized error code", "unrecognized error code");
 }
 
@@ -1006,7 +1011,7 @@ TEST_CASE("copies, launches: a null pointer is named, but where it is not used i
     REFUSED(value, cudaMemcpyPeerAsync(m.x1, 1, nullptr, 0, 4),
             "cudaMemcpyPeerAsync, source" + null);
     REFUSED(value, cudaMemcpyPeer(nullptr, 1, m.x0, 0, 4), "cudaMemcpyPeer, destination" + null);
-    REFUSED(value, cudaMemset(nullptr, 0, 4), "cudaMemsetAsync" + null);
+    REFUSED(value, cudaMemset(nullptr, 0, 4), "cudaMemset" + null);
     OK(cudaMemcpyAsync(nullptr, nullptr, 0, down));
     OK(cudaMemcpyPeerAsync(nullptr, 1, nullptr, 0, 0));
     OK(cudaMemcpyPeer(nullptr, 1, nullptr, 0, 0));
@@ -1915,6 +1920,170 @@ TEST_CASE("rsqrtf, __expf, __saturatef, __int_as_float, ..., clock64") {
     OK_LAUNCH(intrinsics_kernel<<<1, 1>>>(y.get(), 4, ticks.get()));
     CHECK(fetch(y, 7) == Floats{0.5, 5, 18, -1, 1.5, 4, 2});
     CHECK(*ticks >= 0);
+}
+
+__global__ void transpose_kernel(float *y, size_t pitch, const float *x, int rows, int columns) {
+    const int r = threadIdx.y, c = threadIdx.x;
+    float *row = (float *)((char *)y + c * pitch);
+    if (r < rows && c < columns) row[r] = x[r * columns + c];
+}
+TEST_CASE("cudaMemcpy2D, cudaMemset2D: rows with a pitch") {
+    const int rows = 3, columns = 5;
+    float *y = nullptr;
+    size_t pitch = 0;
+    OK(cudaMallocPitch(&y, &pitch, rows * one_float, columns));
+    CHECK(pitch == 512);
+    OK(cudaMemset2D(y, pitch, 0, rows * one_float, columns));
+    Floats x(rows * columns), want, got(columns * 4, -1);
+    for (int i = 0; i < rows * columns; i++) x[i] = i;
+    for (int c = 0; c < columns; c++) want.insert(want.end(), {x[c], x[c + 5], x[c + 10], -1});
+    auto X = device_copy(x);
+    OK_LAUNCH(transpose_kernel<<<1, dim3(8, 4)>>>(y, pitch, X.get(), rows, columns));
+    const size_t to = 4 * one_float, width = rows * one_float;
+    OK(cudaMemcpy2D(got.data(), to, y, pitch, width, columns, cudaMemcpyDefault));
+    CHECK(got == want);
+    TestStream stream; // from pageable memory, which is free at once, and back
+    OK(cudaMemset2DAsync(y, pitch, 0xFF, width, columns, stream));
+    OK(cudaMemcpy2DAsync(y, pitch, got.data(), to, 4, 2, up, stream));
+    std::fill(got.begin(), got.end(), -1);
+    OK(cudaMemcpy2DAsync(got.data(), to, y, pitch, width, 2, down, stream));
+    CHECK(got[0] == 0);
+    CHECK(got[4] == 1);
+    CHECK(std::isnan(got[1]));
+    CHECK(got[3] == -1);
+    REFUSED(cudaErrorInvalidPitchValue, cudaMemcpy2D(got.data(), 8, y, pitch, width, 2, down),
+            "cudaMemcpy2D: rows of 12 bytes do not fit a pitch of 8");
+    REFUSED(value, cudaMemcpy2D(y, pitch, got.data(), to, width, columns + 1, up),
+            "cudaMemcpy2D, destination: 2572 bytes from byte 0 on overrun the 2560 bytes that");
+    REFUSED(value, cudaMemset2D(y + 1, pitch, 0, pitch, columns), "cudaMemset2D: 2560 bytes from");
+    OK(cudaFree(y));
+}
+
+TEST_CASE("cudaMallocManaged: one address for the host and every device") {
+    float *x = nullptr, *y = memory(1, 1), *z = memory(0, 4);
+    OK(cudaMallocManaged(&x, 4 * one_float));
+    CHECK(std::isnan(x[3]));
+    std::fill_n(x, 4, 1);
+    OK(cudaMemPrefetchAsync(x, 4 * one_float, 1));
+    for (int device : {0, 1}) {
+        OnDevice current(device);
+        OK_LAUNCH(plus_kernel<<<1, 4>>>(x, device + 1));
+        OK(cudaDeviceSynchronize());
+    }
+    CHECK(Floats(x, x + 4) == Floats(4, 4));
+    OK(cudaMemset(x, 0, 4));
+    OK(cudaMemcpy(y, x + 1, 4, cudaMemcpyDefault));
+    OK(cudaMemcpy(x + 2, y, 4, down));
+    OK(cudaMemcpyPeer(z, 0, x, 1, 16));
+    OK(cudaDeviceSynchronize());
+    CHECK(Floats(x, x + 4) == Floats{0, 4, 4, 4});
+    REFUSED(value, cudaMemcpy(z, x, 20, up), "cudaMemcpy, destination: 20 bytes");
+    REFUSED(value, cudaMemset(x + 1, 0, 16), "overrun the 16 bytes that", "on every device");
+    REFUSED(value, cudaFreeHost(x), "is not what cudaMallocHost returned");
+    REFUSED(value, cudaMemPrefetchAsync(z, 16, 0), "is not what cudaMallocManaged returned");
+    OK(cudaFree(x));
+    REFUSED_LAUNCH(value, plus_kernel<<<1, 4>>>(x, 1), "is memory of every device that", "freed");
+    REFUSED(value, cudaFree(x), "on every device, which cpu/tests.cu:", "has freed already");
+}
+
+TEST_CASE("cudaMallocAsync, cudaFreeAsync: in the stream's order") {
+    auto y = floats_on(0, 1);
+    TestStream stream, on_1(1);
+    Hold hold;
+    float *x = nullptr;
+    OK(cudaMallocAsync(&x, one_float, stream));
+    hold_kernel<<<1, 1, 0, stream>>>(hold.go.get(), x, 5);
+    OK(cudaMemcpyAsync(y.get(), x, one_float, within, stream));
+    OK(cudaFreeAsync(x, stream)); // the copy before it has not even begun
+    REFUSED_LAUNCH(value, (plus_kernel<<<1, 1, 0, stream>>>(x, 1)), "argument 1", "has freed");
+    REFUSED(value, cudaFreeAsync(x, stream), "cudaFreeAsync", "has freed");
+    hold.release_and_wait_for(stream);
+    CHECK(values(y) == "5");
+    float *z = memory(0, 1);
+    REFUSED(value, cudaFreeAsync(z, stream), "is not what cudaMallocAsync returned");
+    OK(cudaMallocAsync(&x, one_float, nullptr));
+    REFUSED(value, cudaFreeAsync(x, on_1), "is memory of device 0, not of device 1");
+    OK(cudaFree(x)); // allowed too
+}
+
+TEST_CASE("cudaHostRegister: memory of the host becomes pinned") {
+    Floats host = {1, 2, 3, 4};
+    auto x = floats_on(0, 1);
+    TestStream stream;
+    REFUSED_LAUNCH(value, plus_kernel<<<1, 4>>>(host.data(), 1), "argument 1", on_host);
+    OK(cudaHostRegister(host.data(), 16, cudaHostRegisterDefault));
+    OK_LAUNCH(plus_kernel<<<1, 4>>>(host.data(), 1)); // a kernel may use it
+    OK(cudaDeviceSynchronize());
+    CHECK(host == Floats{2, 3, 4, 5});
+    Hold hold; // and a copy of it does not hold the host up
+    hold_kernel<<<1, 1, 0, stream>>>(hold.go.get(), x.get(), 7);
+    OK(cudaMemcpyAsync(host.data(), x.get(), 4, down, stream));
+    hold.release_and_wait_for(stream);
+    CHECK(host[0] == 7);
+    REFUSED(cudaErrorHostMemoryAlreadyRegistered, cudaHostRegister(&host[1], 4, 0),
+            "cudaHostRegister: 4 bytes at", "are pinned already");
+    REFUSED(value, cudaFreeHost(host.data()), "is not what cudaMallocHost returned");
+    OK(cudaHostUnregister(host.data()));
+    REFUSED(cudaErrorHostMemoryNotRegistered, cudaHostUnregister(host.data()),
+            "cudaHostUnregister:", "is not what cudaHostRegister was given");
+    REFUSED(value, cudaHostRegister(x.get(), 4, 0), "is memory of device 0, not of the host");
+}
+
+namespace large {
+template <class T> __global__ void shared_kernel(T *y, int n) { // y[i] = n - 1 - i
+    extern __shared__ T all[];
+    for (int i = threadIdx.x; i < n; i += blockDim.x) all[i] = T(i);
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = all[n - 1 - i];
+}
+} // namespace large
+TEST_CASE("cudaFuncSetAttribute: 64 KiB of dynamic shared memory, on one device") {
+    const int n = 16 * 1024, bytes = n * sizeof(float), size = cudaDevAttrMaxThreadsPerBlock;
+    const auto most = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    auto y = floats_on(0, n);
+    const cudaError_t code = cudaErrorInvalidConfiguration;
+    const std::string kernel_on_0 = "large::shared_kernel<float> on device 0: 65536 bytes of share",
+                      remedy = "unless cudaFuncSetAttribute(large::shared_kernel<float>, cudaFun";
+    REFUSED_LAUNCH(code, large::shared_kernel<float><<<1, 8, bytes>>>(y.get(), n), kernel_on_0,
+                   remedy);
+    OK(cudaFuncSetAttribute(large::shared_kernel<float>, most, bytes));
+    OK_LAUNCH(large::shared_kernel<float><<<1, 8, bytes>>>(y.get(), n));
+    const Floats got = fetch(y, n);
+    for (int i = 0; i < n; i++) REQUIRE(got[i] == n - 1 - i);
+    REFUSED(value, cudaFuncSetAttribute(empty_kernel, most, 300000), "300000 bytes of shared");
+    OnDevice current(1);
+    float *y1 = memory(1, n);
+    OK(cudaSetDevice(1));
+    REFUSED_LAUNCH(code, large::shared_kernel<float><<<1, 8, bytes>>>(y1, n), "on device 1: 65536");
+    auto kernel = large::shared_kernel<float>; // it may be any
+    OK(cudaFuncSetAttribute((const void *)kernel, most, bytes));
+    OK_LAUNCH(large::shared_kernel<float><<<1, 8, bytes>>>(y1, n));
+    int value = 0;
+    OK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 1));
+    CHECK(value >= bytes);
+    OK(cudaDeviceGetAttribute(&value, cudaDeviceAttr(size), 1));
+    CHECK(value == 1024);
+}
+
+TEST_CASE("cudaOccupancyMaxActiveBlocksPerMultiprocessor, cudaDeviceGetAttribute, priorities") {
+    int blocks = 0, threads = 0, cores = 0, least = 0, greatest = 0;
+    OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, dot_kernel<float>, 256, 0));
+    CHECK(blocks == 1);
+    OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, empty_kernel, 2048, 0));
+    CHECK(blocks == 0);
+    OK(cudaDeviceGetAttribute(&cores, cudaDevAttrMultiProcessorCount, 0));
+    OK(cudaOccupancyMaxPotentialBlockSize(&blocks, &threads, empty_kernel));
+    CHECK(blocks == cores);
+    CHECK(threads == 1024);
+    REFUSED(cudaErrorInvalidDevice, cudaDeviceGetAttribute(&cores, cudaDevAttrWarpSize, 2),
+            "cudaDeviceGetAttribute: device 2 of 2");
+    REFUSED(value, cudaDeviceGetAttribute(&cores, cudaDeviceAttr(9999), 0), "lacks attribute 9999");
+    OK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CHECK(greatest < least);
+    cudaStream_t stream;
+    OK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest));
+    OK_LAUNCH(empty_kernel<<<1, 1, 0, stream>>>());
+    OK(cudaStreamDestroy(stream));
 }
 
 // ---------------------------------------------------------------------------------------------
