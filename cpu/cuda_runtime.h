@@ -17,8 +17,9 @@
 //                      lanes in this order, or shuffled; a right kernel does not depend on it
 //                      (default: forwards, and only kernels that call a warp function)
 //
-// kernel<<<grid, block, shared, stream>>>(args) and __shared__ are not C++: cpu/to_cpp.sed turns
-// the first into a call of configured() and the second into shared_memory(), below.
+// kernel<<<grid, block, shared, stream>>>(args), __shared__, and __device__ and __constant__
+// variables are not C++: cpu/to_cpp.sed turns them into calls of functions below, configured(),
+// shared_memory(), device_variable() and constant_variable().
 //
 //   1. The language     qualifiers, built-in variables, vector types
 //   2. Errors           codes, strings, and how a mistake is reported
@@ -166,6 +167,7 @@ enum cudaError_t {
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
     cudaErrorInvalidPitchValue = 12,
+    cudaErrorInvalidSymbol = 13,
     cudaErrorInvalidMemcpyDirection = 21,
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
@@ -192,6 +194,7 @@ inline const char *cudaGetErrorName(cudaError_t error) {
         CUDA_CPU_NAME(cudaErrorMemoryAllocation)
         CUDA_CPU_NAME(cudaErrorInvalidConfiguration)
         CUDA_CPU_NAME(cudaErrorInvalidPitchValue)
+        CUDA_CPU_NAME(cudaErrorInvalidSymbol)
         CUDA_CPU_NAME(cudaErrorInvalidMemcpyDirection)
         CUDA_CPU_NAME(cudaErrorNoDevice)
         CUDA_CPU_NAME(cudaErrorInvalidDevice)
@@ -218,6 +221,7 @@ inline const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorInvalidPitchValue: return "invalid pitch argument";
+    case cudaErrorInvalidSymbol: return "invalid device symbol";
     case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
@@ -353,6 +357,16 @@ struct Device {
     Team *team = nullptr;
 };
 
+// A __device__ or __constant__ variable. Each device has a copy in its memory, which begins with
+// the value of the declaration. The host has addresses in its place that nobody can access.
+struct Symbol {
+    const char *name;
+    Where where;
+    const void *initial;
+    size_t bytes;
+    char *host_side;
+    std::map<int, void *> copies; // by device
+};
 struct Pinned {
     size_t bytes;
     const char *by; // cudaMallocHost or cudaHostRegister
@@ -361,7 +375,8 @@ struct Machine {
     std::vector<Device *> devices;
     Device managed; // cudaMallocManaged: memory of every device and of the host
     std::map<const char *, Pinned> pinned; // host memory, by first byte
-    std::mutex lock;                       // guards the tables of allocations and streams
+    std::vector<Symbol *> symbols;
+    std::mutex lock; // guards the tables of allocations, symbols and streams
     int spinning; // helpers of each device that spin before they sleep; 0 if workers share cores
     Machine();
 };
@@ -400,6 +415,13 @@ inline bool is_pinned(const void *pointer) {
     return (const char *)pointer < found->first + found->second.bytes;
 }
 
+inline Symbol *find_symbol(const void *pointer) {
+    const char *p = (const char *)pointer;
+    for (Symbol *symbol : machine().symbols)
+        if (p >= symbol->host_side && p < symbol->host_side + symbol->bytes) return symbol;
+    return nullptr;
+}
+
 constexpr const char *null_may_be = ": an empty tensor or vector, or an index beyond the end?";
 
 // Check that [pointer, pointer + bytes) is live memory of `device`; `what` names call and argument.
@@ -409,6 +431,11 @@ inline cudaError_t check_memory(const Device &device, const void *pointer, size_
         return fail(cudaErrorInvalidValue, where, "%s: a null pointer%s", what, null_may_be);
     std::lock_guard<std::mutex> guard(machine().lock);
     Place at = locate(pointer);
+    if (const Symbol *symbol = find_symbol(pointer))
+        return fail(cudaErrorInvalidValue, where,
+                    "%s: %s is a variable of each device, which has no address on the host: copy "
+                    "it with cudaMemcpyToSymbol, use it in kernels by its name",
+                    what, symbol->name);
     if (!at.device)
         return fail(cudaErrorInvalidValue, where,
                     "%s: %p is %s memory, not memory of device %d: allocate it with cudaMalloc",
@@ -470,7 +497,8 @@ inline void on_fault(int signal, siginfo_t *info, void *) {
     Place at = locate(info->si_addr);
     // Linux loads no program below 4 MiB.
     const bool null = info->si_code == SEGV_MAPERR && (size_t)info->si_addr < 4 << 20;
-    if (!at.device && !(running.name && null)) {
+    const Symbol *symbol = find_symbol(info->si_addr);
+    if (!at.device && !symbol && !(running.name && null)) {
         sigaction(signal, signal == SIGBUS ? &before_bus : &before_segv, nullptr);
         return;
     }
@@ -484,7 +512,14 @@ inline void on_fault(int signal, siginfo_t *info, void *) {
     }
     say_alone();
     int n;
-    if (!at.device)
+    if (symbol)
+        n = snprintf(
+            text, sizeof text,
+            "the host accesses %s, which %s:%d declares as a variable of each device: copy "
+            "it with cudaMemcpyFromSymbol, cudaMemcpyToSymbol [%s]\n",
+            symbol->name, symbol->where.file, symbol->where.line,
+            cudaGetErrorName(cudaErrorIllegalAddress));
+    else if (!at.device)
         n = snprintf(text, sizeof text, "%s:%d: %s on device %d: access by a null pointer%s [%s]\n",
                      running.where.file, running.where.line, running.name, running.device,
                      null_may_be, cudaGetErrorName(cudaErrorIllegalAddress));
@@ -535,11 +570,19 @@ __attribute__((cold)) inline void uncaught() {
     }
 }
 
+inline __thread int device_of_thread = -1;            // -1: a thread of the program's
+inline std::vector<void (*)()> &on_start() {          // what a device's thread calls first
+    static auto *calls = new std::vector<void (*)()>; // as the machine: never destroyed
+    return *calls;
+}
+
 // All threads of the stand-in begin here.
 template <class F> std::thread start_thread(int device, F run) {
     try {
-        return std::thread([run] {
+        return std::thread([device, run] {
             try {
+                device_of_thread = device;
+                for (auto call : on_start()) call();
                 run();
             } catch (...) {
                 uncaught();
@@ -2159,15 +2202,15 @@ namespace cuda_cpu {
 inline size_t mapped_bytes(const char *first, const Allocation &a) {
     return first + (a.bytes + 255) / 256 * 256 - a.pages;
 }
-// Fresh memory is filled with NaN.
+// Fresh memory is filled with NaN. That of variables does not count as used.
 inline cudaError_t allocate(Device &device, void **pointer, size_t bytes, Where where,
-                            const char *by) {
+                            const char *by, bool counts = true) {
     *pointer = nullptr;
     if (bytes == 0) return cudaSuccess;
     const size_t page = page_size(), rounded = (bytes + 255) / 256 * 256;
     const size_t mapped = (rounded + page - 1) / page * page;
     std::lock_guard<std::mutex> guard(machine().lock);
-    if (bytes > device.total || device.used + mapped > device.total)
+    if (counts && (bytes > device.total || device.used + mapped > device.total))
         return fail(cudaErrorMemoryAllocation);
     char *pages = device.next;
     if (mapped + page >
@@ -2198,7 +2241,7 @@ inline cudaError_t allocate(Device &device, void **pointer, size_t bytes, Where 
     ASAN_POISON_MEMORY_REGION(first + bytes, rounded - bytes);
 #endif
     device.allocations[first] = {bytes, pages, where, {nullptr, 0, nullptr}, true, by, true};
-    device.used += mapped;
+    if (counts) device.used += mapped;
     *pointer = first;
     return cudaSuccess;
 }
@@ -2220,7 +2263,7 @@ inline cudaError_t end_of(Place &at, void *pointer, Where where, const char *cal
     std::lock_guard<std::mutex> guard(machine().lock);
     at = locate(pointer);
     if (!at.device || !at.allocation || at.first != pointer ||
-        (call != std::string("cudaFree") && at.allocation->by != std::string(by)))
+        strncmp(at.allocation->by, by, strlen(by)))
         return fail(cudaErrorInvalidValue, where, "%s: %p is not what %s returned", call, pointer,
                     by);
     Allocation &a = at.device->allocations[at.first];
@@ -2568,6 +2611,121 @@ cudaError_t cudaMallocPitch(T **pointer, size_t *pitch, size_t width, size_t hei
     *pitch = (width + 511) / 512 * 512;
     return cudaMalloc((void **)pointer, *pitch * height, where);
 }
+
+// --- variables of a device
+
+namespace cuda_cpu {
+inline void *copy_on(Symbol &symbol, Device &device) {
+    Hidden hidden;
+    static std::mutex lock;
+    std::lock_guard<std::mutex> guard(lock);
+    void *&copy = symbol.copies[device.id];
+    if (copy) return copy;
+    if (allocate(device, &copy, symbol.bytes, symbol.where, "its declaration", false))
+        give_up("no memory for %s on device %d", symbol.name, device.id);
+    return memcpy(copy, symbol.initial, symbol.bytes);
+}
+// Where the calling thread finds the variable whose first value is `initial`.
+__attribute__((noinline, cold)) inline void *find_variable(const void *initial, size_t bytes,
+                                                           const char *name, Where where) {
+    Hidden hidden;
+    Symbol *found = nullptr;
+    {
+        std::lock_guard<std::mutex> guard(machine().lock);
+        for (Symbol *symbol : machine().symbols)
+            if (symbol->initial == initial) found = symbol;
+        if (!found) {
+            void *p =
+                mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            if (p == MAP_FAILED) give_up("no addresses for %s", name);
+            found = new Symbol{name, where, initial, bytes, (char *)p, {}};
+            machine().symbols.push_back(found);
+        }
+    }
+    if (device_of_thread < 0) return found->host_side;
+    return copy_on(*found, *machine().devices[device_of_thread]);
+}
+template <class T> T &device_variable(T &initial, const char *name, const char *file, int line) {
+    static_assert(std::is_trivially_copyable<T>::value, "every device gets a copy, as bytes");
+    return *(T *)find_variable((const void *)&initial, sizeof initial, name, {file, line, nullptr});
+}
+template <class T> T &constant_variable(T &initial, const char *name, const char *file, int line) {
+    static_assert(sizeof initial <= 65536, "a device has 64 KiB of constant memory");
+    return device_variable(initial, name, file, line);
+}
+// A device's threads find their variables before they run a kernel.
+inline bool add_on_start(void (*call)()) {
+    on_start().push_back(call);
+    return true;
+}
+
+// The current device's copy of a variable, for a call that is given its name.
+inline cudaError_t find_copy(char *&copy, const void *variable, Where where, const char *call) {
+    Symbol *symbol;
+    {
+        std::lock_guard<std::mutex> guard(machine().lock);
+        symbol = find_symbol(variable);
+    }
+    if (!symbol)
+        return fail(cudaErrorInvalidSymbol, where,
+                    "%s: the name of a __device__ or __constant__ variable is wanted, not its "
+                    "address or anything else",
+                    call);
+    copy = (char *)copy_on(*symbol, current());
+    return cudaSuccess;
+}
+} // namespace cuda_cpu
+
+template <class T>
+cudaError_t cudaGetSymbolAddress(void **pointer, const T &variable, CUDA_CPU_WHERE) {
+    char *copy = nullptr;
+    cudaError_t error = cuda_cpu::find_copy(copy, &variable, where, "cudaGetSymbolAddress");
+    *pointer = copy;
+    return error;
+}
+template <class T> cudaError_t cudaGetSymbolSize(size_t *bytes, const T &variable, CUDA_CPU_WHERE) {
+    char *copy = nullptr;
+    *bytes = sizeof variable;
+    return cuda_cpu::find_copy(copy, &variable, where, "cudaGetSymbolSize");
+}
+template <class T>
+cudaError_t cudaMemcpyToSymbol(const T &variable, const void *from, size_t bytes, size_t offset = 0,
+                               cudaMemcpyKind kind = cudaMemcpyHostToDevice, CUDA_CPU_WHERE) {
+    const char *call = "cudaMemcpyToSymbol";
+    char *to = nullptr;
+    if (cudaError_t error = cuda_cpu::find_copy(to, &variable, where, call)) return error;
+    return cuda_cpu::copy_and_wait({call, to + offset, bytes, from, bytes, bytes, 1, kind}, where);
+}
+template <class T>
+cudaError_t cudaMemcpyFromSymbol(void *to, const T &variable, size_t bytes, size_t offset = 0,
+                                 cudaMemcpyKind kind = cudaMemcpyDeviceToHost, CUDA_CPU_WHERE) {
+    const char *call = "cudaMemcpyFromSymbol";
+    char *from = nullptr;
+    if (cudaError_t error = cuda_cpu::find_copy(from, &variable, where, call)) return error;
+    return cuda_cpu::copy_and_wait({call, to, bytes, from + offset, bytes, bytes, 1, kind}, where);
+}
+template <class T>
+cudaError_t cudaMemcpyToSymbolAsync(const T &variable, const void *from, size_t bytes,
+                                    size_t offset, cudaMemcpyKind kind,
+                                    cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
+    const char *call = "cudaMemcpyToSymbolAsync";
+    char *to = nullptr;
+    if (cudaError_t error = cuda_cpu::find_copy(to, &variable, where, call)) return error;
+    return cuda_cpu::copy_async({call, to + offset, bytes, from, bytes, bytes, 1, kind}, stream,
+                                where);
+}
+template <class T>
+cudaError_t cudaMemcpyFromSymbolAsync(void *to, const T &variable, size_t bytes, size_t offset,
+                                      cudaMemcpyKind kind, cudaStream_t stream = nullptr,
+                                      CUDA_CPU_WHERE) {
+    const char *call = "cudaMemcpyFromSymbolAsync";
+    char *from = nullptr;
+    if (cudaError_t error = cuda_cpu::find_copy(from, &variable, where, call)) return error;
+    return cuda_cpu::copy_async({call, to, bytes, from + offset, bytes, bytes, 1, kind}, stream,
+                                where);
+}
+
+// --- copies between devices, functions of the host
 
 namespace cuda_cpu {
 inline cudaError_t check_peers(const void *to, int to_device, const void *from, int from_device,

@@ -848,6 +848,7 @@ TEST_CASE("cudaGetErrorName, cudaGetErrorString: CUDA's numbers, names and texts
     ERROR(LaunchFailure, 719, "unspecified launch failure");
     ERROR(NotPermitted, 800, "operation not permitted");
     ERROR(InvalidPitchValue, 12, "invalid pitch argument");
+    ERROR(InvalidSymbol, 13, "invalid device symbol");
     ERROR(Assert, 710, "device-side assert triggered");
     ERROR(HostMemoryAlreadyRegistered, 712,
           "part or all of the requested memory range is already mapped");
@@ -1146,6 +1147,7 @@ static void host_function_calls_cuda() {
     auto call_cuda = [](void *) { (void)cudaDeviceSynchronize(); };
     WRONG_HERE(OK(cudaLaunchHostFunc(new_stream(0), call_cuda, nullptr)));
 }
+static __device__ int on_each_device = 1;
 static void throws(void *) { throw std::out_of_range("beyond the end"); }
 static void host_function_that_throws() {
     WRONG_HERE(OK(cudaLaunchHostFunc(new_stream(1), throws, nullptr)));
@@ -1195,11 +1197,14 @@ static void wrong_setting(const char *name, const char *value) {
 #define FAULT(...) "Sanitizer: "
 #define FAULTS_HERE REPORTED
 #define HOST_FAULTS_HERE REPORTED
+#define HOST_ACCESSES REPORTED
 #else
 #define FAULT(...) __VA_ARGS__, "cudaErrorIllegalAddress"
 #define FAULTS_HERE WRONG_HERE
 #define HOST_FAULTS_HERE(...)                                                                      \
     (fprintf(stderr, "expected: the host accesses memory of device 1\n"), __VA_ARGS__)
+#define HOST_ACCESSES(...)                                                                         \
+    (fprintf(stderr, "expected: the host accesses on_each_device\n"), __VA_ARGS__)
 #endif
 __global__ void hidden_kernel(uintptr_t address, int i) { ((float *)address)[i] += 1; }
 __global__ void late_kernel(uintptr_t address) {
@@ -1487,6 +1492,8 @@ static const WrongProgram wrong_programs[] = {
     WRONG("access, by the host after cudaFree",
           HOST_FAULTS_HERE(((volatile float *)freed(1, 10))[2] = 1),
           FAULT("byte 8 of the 40 bytes that cpu/tests.cu:", "has freed")),
+    WRONG("access, by the host to a __device__ variable", HOST_ACCESSES(on_each_device++),
+          FAULT("on_each_device, which cpu/tests.cu:", "declares as a variable of each device")),
     WRONG("access, by the host to memory of no device", fault_of_the_host(),
           "the program's handler"),
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
@@ -1675,6 +1682,17 @@ RACE("fence before an atomic function tells that all is written") {
 __global__ void sum_kernel(float *x, bool right) {
     if (right) atomicAdd(x, 1.f);
     else *x += 1;
+}
+__device__ int turns;
+__global__ void turn_kernel(bool right) {
+    if (right) atomicAdd(&turns, 1);
+    else turns++;
+}
+RACE("a variable of the device, by two blocks") { turn_kernel<<<2, 1>>>(right); }
+RACE("a variable of each device needs no event between devices") {
+    turn_kernel<<<1, 1, 0, a>>>(false);
+    if (right) OnDevice{1}, turn_kernel<<<1, 1, 0, c>>>(false);
+    else turn_kernel<<<1, 1, 0, b>>>(false);
 }
 RACE("atomicAdd by two blocks") { sum_kernel<<<2, 1>>>(x, right); }
 
@@ -1920,6 +1938,84 @@ TEST_CASE("rsqrtf, __expf, __saturatef, __int_as_float, ..., clock64") {
     OK_LAUNCH(intrinsics_kernel<<<1, 1>>>(y.get(), 4, ticks.get()));
     CHECK(fetch(y, 7) == Floats{0.5, 5, 18, -1, 1.5, 4, 2});
     CHECK(*ticks >= 0);
+}
+
+// y = filter applied to x, over the middle of x
+__constant__ float filter[3] = {1, 2, 1};
+__device__ float scale = 1, offsets[2];
+__global__ void filter_kernel(float *y, const float *x, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i + 3 > n) return;
+    float sum = offsets[0] + offsets[1];
+    for (int k = 0; k < 3; k++) sum += filter[k] * x[i + k];
+    y[i] = sum * scale;
+}
+TEST_CASE("__constant__: a filter, one on each device") {
+    const float other[3] = {0, 1, -1}, offset[2] = {10, 20}, half = 0.5f;
+    Floats x(10), want(8);
+    OK(cudaMemcpyToSymbol(offsets, offset, sizeof offset));
+    OnDevice current(1);
+    OK(cudaMemcpyToSymbol(filter, other, sizeof other));
+    OK(cudaMemcpyToSymbol(offsets, offset, 4, 4)); // only one of two
+    OK(cudaMemcpyToSymbol(offsets, offset, 4));
+    OK(cudaMemcpyToSymbol(scale, &half, 4));
+    for (int i = 0; i < 10; i++) x[i] = i * i;
+    for (int device : {0, 1}) {
+        auto X = device_copy(x, device), y = floats_on(device, 8);
+        OK(cudaSetDevice(device));
+        OK_LAUNCH(filter_kernel<<<2, 5>>>(y.get(), X.get(), 10));
+        for (int i = 0; i < 8; i++)
+            want[i] = device ? (20 + x[i + 1] - x[i + 2]) / 2 : 30 + x[i] + 2 * x[i + 1] + x[i + 2];
+        CHECK(fetch(y, 8) == want);
+    }
+    Floats got(3, -1);
+    OK(cudaMemcpyFromSymbol(got.data(), filter, 8, 4));
+    CHECK(got == Floats{1, -1, -1});
+}
+
+__device__ unsigned calls;
+__device__ float grid[2][3], *row = nullptr;
+__global__ void count_calls_kernel() {
+    atomicAdd(&calls, 1);
+    if (blockIdx.x + threadIdx.x == 0) row = grid[1];
+}
+__global__ void row_kernel() { row[threadIdx.x] = threadIdx.x + calls; }
+TEST_CASE("__device__: a counter of each device, pointers to variables") {
+    for (int device : {0, 1}) {
+        OnDevice current(device);
+        TestStream stream(device);
+        OK(cudaSetDevice(device));
+        OK_LAUNCH(count_calls_kernel<<<device + 5, 4, 0, stream>>>());
+        OK_LAUNCH(row_kernel<<<1, 3, 0, stream>>>());
+        unsigned n = 0;
+        OK(cudaMemcpyFromSymbolAsync(&n, calls, sizeof n, 0, down, stream));
+        CHECK(n == 4 * (device + 5u));
+        float *p = nullptr, got[2] = {};
+        size_t bytes = 0;
+        OK(cudaGetSymbolAddress((void **)&p, grid));
+        OK(cudaGetSymbolSize(&bytes, grid));
+        CHECK(bytes == 24);
+        OK(cudaMemset(p, 0, 12));
+        OK_LAUNCH(plus_kernel<<<1, 6>>>(p, 1)); // as any memory of the device
+        OK(cudaMemcpy(got, p + 2, 8, down));
+        CHECK(got[0] == 1);
+        CHECK(got[1] == 1 + n);
+        OK(cudaMemcpyToSymbolAsync(calls, &bytes, 4, 0, up, stream));
+        OK(cudaStreamSynchronize(stream));
+        OK(cudaMemcpyFromSymbol(&n, calls, sizeof n));
+        CHECK(n == 24);
+    }
+    float x = 0, *p = nullptr, list[9] = {};
+    const cudaError_t no_symbol = cudaErrorInvalidSymbol;
+    REFUSED(no_symbol, cudaMemcpyToSymbol(&scale, &x, 4), "cudaMemcpyToSymbol: the name of a");
+    REFUSED(no_symbol, cudaMemcpyFromSymbol(&x, "scale", 4), "cudaMemcpyFromSymbol: the name of");
+    REFUSED(value, cudaMemcpyToSymbol(filter, list, 16),
+            "cudaMemcpyToSymbol, destination: 16 bytes from byte 0 on overrun the 12 bytes that");
+    REFUSED(value, cudaMemcpy(filter, list, 12, up),
+            "cudaMemcpy, destination: filter is a variable of each device, which has no address");
+    REFUSED_LAUNCH(value, assign_kernel<<<1, 1>>>(&scale, 1), "argument 1: scale is a variable of");
+    OK(cudaGetSymbolAddress((void **)&p, scale));
+    REFUSED(value, cudaFree(p), "is not what cudaMalloc returned");
 }
 
 __global__ void transpose_kernel(float *y, size_t pitch, const float *x, int rows, int columns) {

@@ -4,8 +4,9 @@
 #   kernel<T><<<grid, block>>>(x, n)   configured(Launch("kernel<T>", grid, block), ...)(x, n)
 #   __shared__ T a[8][9], b[8];        auto &a = shared_memory<T[8][9]>(); auto &b = ...
 #   extern __shared__ T a[];           T *a = dynamic_shared<T>();
+#   __device__ T x[8] = {1};           T x_initial[8] = {1}; auto &x = device_variable(x_initial);
 #
-# cuda_runtime.h has these three functions. Because of -z the whole file is one text, in which \n
+# cuda_runtime.h has these functions. Because of -z the whole file is one text, in which \n
 # is a character like others: a launch may take several lines. Every rule leaves each \n in its
 # place, so that errors and debuggers name the lines of the .cu file. Characters that no source
 # file has mark what was found: \f here, \a and \v for launches.
@@ -13,10 +14,10 @@
 # 1. Words in a "string" or behind // are no code. There <<< and __shared__ are broken up, so that
 #    no rule below sees them: "<<" "<" is the same string as "<<<", and a comment may say << <.
 :string
-s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*"([^"\\\n]|\\.)*)(<<|__shared)(<|__)~\1\2\6" "\7~g
+s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*"([^"\\\n]|\\.)*)(<<|__shared|__device|__constant)(<|__)~\1\2\6" "\7~g
 t string
 :comment
-s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*//[^\n]*)(<<|__shared)(<|__)~\1\2\5 \6~g
+s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*//[^\n]*)(<<|__shared|__device|__constant)(<|__)~\1\2\5 \6~g
 t comment
 
 # 2. Shared memory. Several variables in a declaration get a declaration each. A type is one or
@@ -32,7 +33,20 @@ s/extern[ \t]+\f([^\f]+)\f([^\f]+)\f\[[ \t]*\]\f/\1*\2 = ::cuda_cpu::dynamic_sha
 s/\f([^\f]+)\f([^\f]+)\f([^\f]*)\f/struct \2_shared {}; auto \&\2 = \f<\1\3, \2_shared>()/g
 s/\f/::cuda_cpu::shared_memory/g
 
-# 3. Launches. <<< and >>> become one character each, so that "all up to >>>" can be said.
+# 3. Variables of a device. The compiler knows those that are constexpr. For the others each thread
+#    of the operating system has a reference of its own, to what the device it works for has.
+s/__(device|constant)__([ \t]+(\w+[ \t]+)*constexpr)/\2/g
+s/(constexpr[ \t]+(\w+[ \t]+)*)__(device|constant)__/\1/g
+#    operator= and operator[] are functions
+s/operator[ \t]*[=[]/\f&/g
+:device_variables
+s/(__(device|constant)__[ \t]+((\w|:)+(<[^<>;]*>)?[ \t]+)+)(\w+[ \t]*(\[[^];]*\][ \t]*)*(=[^;,(){}]*)?),/\1\6; \1/g
+t device_variables
+#    \1 kind  \2 type  \6 name  \7 [8][9]  \9 = {1}
+s/__(device|constant)__[ \t]+(((\w|:)+(<[^<>;]*>)?[ \t*]+)+)(\w+)[ \t]*((\[[^];]*\][ \t]*)*)(=[^;]*|\{[^;]*\})?;/\2\6_initial\7\9; [[maybe_unused]] static thread_local auto \&\6 = ::cuda_cpu::\1_variable(\6_initial, "\6", __FILE__, __LINE__); static const bool \6_on_start = ::cuda_cpu::add_on_start([] { (void)\&\6; });/g
+s/\f//g
+
+# 4. Launches. <<< and >>> become one character each, so that "all up to >>>" can be said.
 s/<<</\a/g
 s/>>>/\v/g
 #    A kernel is a name, perhaps with template arguments that are nested at most once; its grid,
