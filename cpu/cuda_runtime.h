@@ -30,6 +30,7 @@
 //   7. Launch           a grid's blocks over a device's cores
 //   8. The runtime API  cudaMalloc, cudaMemcpyPeerAsync, cudaStreamWaitEvent, ...
 //   9. Atomics, fences, intrinsics
+//  10. What the stand-in lacks
 #pragma once
 #define CUDA_CPU 1
 
@@ -581,7 +582,7 @@ template <class F> std::thread start_thread(int device, F run) {
     try {
         return std::thread([device, run] {
             try {
-                device_of_thread = device;
+                device_of_thread = current_device = device;
                 for (auto call : on_start()) call();
                 run();
             } catch (...) {
@@ -623,6 +624,15 @@ inline void Stream::push(Running running, std::function<void()> run) {
         const Running &host = cuda_cpu::running;
         fail(cudaErrorNotPermitted, host.where,
              "cudaLaunchHostFunc: the function calls CUDA, which waits for it");
+        _exit(1);
+    }
+    if (device_of_thread >= 0) {
+        const Running &kernel = cuda_cpu::running;
+        say_alone();
+        fail(cudaErrorNotPermitted, running.where.file ? running.where : kernel.where,
+             "%s on device %d launches a kernel, or calls CUDA: the stand-in lacks dynamic "
+             "parallelism",
+             kernel.name, kernel.device);
         _exit(1);
     }
     Task *task = new Task{std::move(run), running};
@@ -3011,3 +3021,62 @@ __assert_fail(const char *condition, const char *file, unsigned line,
          threadIdx.z, condition);
     _exit(1);
 }
+
+// ---------------------------------------------------------------------------------------------
+// 10. What the stand-in lacks
+// It is an error of the compiler's that says so. Headers that are lacking, and inline PTX, are
+// found by cpu/to_cpp.sed.
+
+#if defined(__has_attribute)
+#if __has_attribute(unavailable)
+#define CUDA_CPU_LACKING __attribute__((unavailable("the stand-in lacks it")))
+#define CUDA_CPU_LACKING_TYPE CUDA_CPU_LACKING
+#endif
+#endif
+#ifndef CUDA_CPU_LACKING // g++ before 12: when it generates code; types stay incomplete
+#define CUDA_CPU_LACKING __attribute__((error("the stand-in lacks it")))
+#define CUDA_CPU_LACKING_TYPE
+#endif
+// clang-format off
+#define CUDA_CPU_LACKS(name) template <class... A> CUDA_CPU_LACKING cudaError_t name(A &&...);
+#define CUDA_CPU_LACKS_FETCH(name) template <class T, class... A> CUDA_CPU_LACKING T name(A &&...);
+#define CUDA_CPU_LACKS_TYPE(name) struct CUDA_CPU_LACKING_TYPE name;
+
+CUDA_CPU_LACKS(cudaGraphCreate) CUDA_CPU_LACKS(cudaGraphInstantiate) CUDA_CPU_LACKS(cudaGraphLaunch)
+CUDA_CPU_LACKS(cudaStreamBeginCapture) CUDA_CPU_LACKS(cudaStreamEndCapture)
+CUDA_CPU_LACKS_TYPE(cudaGraph_t) CUDA_CPU_LACKS_TYPE(cudaGraphExec_t)
+
+CUDA_CPU_LACKS(cudaCreateTextureObject) CUDA_CPU_LACKS(cudaDestroyTextureObject)
+CUDA_CPU_LACKS(cudaCreateSurfaceObject) CUDA_CPU_LACKS(cudaDestroySurfaceObject)
+CUDA_CPU_LACKS(cudaMallocArray) CUDA_CPU_LACKS(cudaFreeArray) CUDA_CPU_LACKS(cudaMemcpy2DToArray)
+CUDA_CPU_LACKS_FETCH(tex1Dfetch) CUDA_CPU_LACKS_FETCH(tex1D) CUDA_CPU_LACKS_FETCH(tex2D)
+CUDA_CPU_LACKS_FETCH(tex3D) CUDA_CPU_LACKS_FETCH(surf2Dread) CUDA_CPU_LACKS(surf2Dwrite)
+CUDA_CPU_LACKS_TYPE(cudaTextureObject_t) CUDA_CPU_LACKS_TYPE(cudaSurfaceObject_t)
+CUDA_CPU_LACKS_TYPE(cudaArray_t) CUDA_CPU_LACKS_TYPE(cudaResourceDesc)
+CUDA_CPU_LACKS_TYPE(cudaTextureDesc) CUDA_CPU_LACKS_TYPE(cudaChannelFormatDesc)
+
+CUDA_CPU_LACKS(cudaMalloc3D) CUDA_CPU_LACKS(cudaMemset3D) CUDA_CPU_LACKS(cudaMemcpy3D)
+CUDA_CPU_LACKS_TYPE(cudaExtent) CUDA_CPU_LACKS_TYPE(cudaPitchedPtr)
+CUDA_CPU_LACKS_TYPE(cudaMemcpy3DParms)
+
+CUDA_CPU_LACKS(cudaIpcGetMemHandle) CUDA_CPU_LACKS(cudaIpcOpenMemHandle)
+CUDA_CPU_LACKS(cudaIpcGetEventHandle) CUDA_CPU_LACKS(cudaIpcOpenEventHandle)
+CUDA_CPU_LACKS_TYPE(cudaIpcMemHandle_t) CUDA_CPU_LACKS_TYPE(cudaIpcEventHandle_t)
+
+CUDA_CPU_LACKS(cudaLaunchKernel) CUDA_CPU_LACKS(cudaLaunchKernelEx)
+CUDA_CPU_LACKS(cudaLaunchCooperativeKernel) CUDA_CPU_LACKS(cudaStreamAddCallback)
+CUDA_CPU_LACKS(cudaStreamQuery) CUDA_CPU_LACKS(cudaDeviceReset) CUDA_CPU_LACKS(cudaDeviceSetLimit)
+CUDA_CPU_LACKS(cudaPointerGetAttributes) CUDA_CPU_LACKS(cudaHostGetDevicePointer)
+CUDA_CPU_LACKS(cudaMallocFromPoolAsync) CUDA_CPU_LACKS(cudaMemPoolCreate)
+CUDA_CPU_LACKS(cudaMemAdvise) CUDA_CPU_LACKS(cudaDeviceGetDefaultMemPool)
+CUDA_CPU_LACKS_TYPE(cudaLaunchConfig_t) CUDA_CPU_LACKS_TYPE(cudaPointerAttributes)
+CUDA_CPU_LACKS_TYPE(cudaMemPool_t)
+// clang-format on
+#undef CUDA_CPU_LACKS
+#undef CUDA_CPU_LACKS_FETCH
+#undef CUDA_CPU_LACKS_TYPE
+
+#define __managed__ static_assert(false, "__managed__: the stand-in lacks it");
+#define CUDA_CPU_LACKS_ASSEMBLY static_assert(false, "inline PTX: the stand-in lacks it");
+#define CUDA_CPU_NOT_UNDERSTOOD                                                                    \
+    static_assert(false, "cpu/to_cpp.sed understands one variable of a device in a line");

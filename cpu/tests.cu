@@ -1174,6 +1174,7 @@ __global__ void throwing_lane_kernel(unsigned from) {
     if (threadIdx.x < from) return;
     if (__shfl_sync(~0u << from, threadIdx.x, 7) == 7 && threadIdx.x == 6) throws(nullptr);
 }
+__global__ void nested_kernel() { WRONG_HERE(misses_kernel<<<1, 1>>>(0)); }
 __global__ void assert_kernel(unsigned most) {
     if (threadIdx.x > most) fprintf(stderr, "expected: %s:%d:\n", __FILE__, __LINE__ + 1);
     assert(threadIdx.x <= most);
@@ -1471,6 +1472,8 @@ static const WrongProgram wrong_programs[] = {
     WRONG("no thread", LACKING_HERE(no_thread()),
           "cannot start a thread for device 1: ", "raise ulimit -u", "CUDA_CPU_CORES=1"),
 #endif
+    WRONG("kernel that launches a kernel", nested_kernel<<<1, 1>>>(),
+          "nested_kernel on device 0 launches a kernel", "lacks dynamic parallelism"),
     WRONG("assert in a kernel", (OnDevice{1}, assert_kernel<<<3, dim3(5, 1)>>>(3)),
           "assert_kernel on device 1: block (",
           ",0,0), thread (4,0,0): assertion `threadIdx.x <= mo", "cudaErrorAssert"),
@@ -2016,6 +2019,64 @@ TEST_CASE("__device__: a counter of each device, pointers to variables") {
     REFUSED_LAUNCH(value, assign_kernel<<<1, 1>>>(&scale, 1), "argument 1: scale is a variable of");
     OK(cudaGetSymbolAddress((void **)&p, scale));
     REFUSED(value, cudaFree(p), "is not what cudaMalloc returned");
+}
+
+// A program's lines, and what the compiler says of those that use what is lacking.
+struct Lacking {
+    std::string line, says;
+};
+static const std::string unavailable = "is unavailable: the stand-in lacks it";
+static const Lacking lacking[] = {
+    {"#include <thrust/device_vector.h>", "thrust/device_vector.h: the stand-in lacks it"},
+    {"#include <curand_kernel.h>", "curand_kernel.h: the stand-in lacks it"},
+    {"#include <cuda_runtime.h>", ""},
+    {"#include <device_launch_parameters.h>", ""},
+    {"void graph() { cudaGraphCreate(nullptr, 0); }", unavailable},
+    {"void object(cudaTextureObject_t) {}", unavailable},
+    {"float fetch() { return tex2D<float>(0, 1); }", unavailable},
+    {"void volume() { cudaMalloc3D(nullptr, 3); }", unavailable},
+    {"void ipc() { cudaIpcGetMemHandle(0, 1); }", unavailable},
+    {"void lane() { \141sm volatile(\"exit;\"); }", "inline PTX: the stand-in lacks it"},
+    {"__device__ __managed__ int all = 1;", "__managed__: the stand-in lacks it"},
+    {"__device__ float *several, *pointers;", "understands one variable of a device in a line"},
+    {"struct A { __device__ A &operator=(const A &) = default; };", ""},
+    {"__device__ constexpr int n = 2, m = 3;", ""},
+    {"__constant__ float several_arrays[n], of_floats[n][m];", ""},
+    {"template <class T> __device__ T twice(T x, int y = 1) { return x + x + y; }", ""},
+};
+TEST_CASE("what the stand-in lacks is an error of the compiler's that says so") {
+#if defined(__clang__)
+    const std::string compiler = "clang++";
+#else
+    const std::string compiler = "g++";
+#endif
+#if defined(__clang__) || __GNUC__ >= 12
+    const std::string file = "build/lacking." + std::to_string(getpid());
+    {
+        std::ofstream program(file);
+        for (const Lacking &l : lacking) program << l.line << "\n";
+    }
+    const std::string command = "command -v " + compiler + " >/dev/null || exit 3; LC_ALL=C sed " +
+                                "-zEf cpu/to_cpp.sed " + file + " | LC_ALL=C " + compiler +
+                                " -std=c++17 -Icpu -fsyntax-only -w -x c++ - 2>&1";
+    FILE *pipe = popen(command.c_str(), "r");
+    REQUIRE(pipe);
+    std::string output = "\n";
+    for (char text[4096]; size_t n = fread(text, 1, sizeof text, pipe);) output.append(text, n);
+    const int status = WEXITSTATUS(pclose(pipe));
+    unlink(file.c_str());
+    if (status != 3) {
+        for (size_t i = 0; i < std::size(lacking); i++) { // each is named by the line it stands in
+            const std::string here = "\n<stdin>:" + std::to_string(i + 1) + ":";
+            CAPTURE(lacking[i].line);
+            CAPTURE(output);
+            CHECK((output.find(here) != std::string::npos) == (lacking[i].says != ""));
+            CHECK(output.find(lacking[i].says) != std::string::npos);
+        }
+        return;
+    }
+#endif
+    MESSAGE("skipped: needs g++ 12 or clang++, not " << compiler);
 }
 
 __global__ void transpose_kernel(float *y, size_t pitch, const float *x, int rows, int columns) {

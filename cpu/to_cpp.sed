@@ -44,9 +44,16 @@ s/(__(device|constant)__[ \t]+((\w|:)+(<[^<>;]*>)?[ \t]+)+)(\w+[ \t]*(\[[^];]*\]
 t device_variables
 #    \1 kind  \2 type  \6 name  \7 [8][9]  \9 = {1}
 s/__(device|constant)__[ \t]+(((\w|:)+(<[^<>;]*>)?[ \t*]+)+)(\w+)[ \t]*((\[[^];]*\][ \t]*)*)(=[^;]*|\{[^;]*\})?;/\2\6_initial\7\9; [[maybe_unused]] static thread_local auto \&\6 = ::cuda_cpu::\1_variable(\6_initial, "\6", __FILE__, __LINE__); static const bool \6_on_start = ::cuda_cpu::add_on_start([] { (void)\&\6; });/g
+#    What is left are several pointers in a declaration, or what these rules do not understand
+s/__(device|constant)__([ \t]+((\w|:)+(<[^<>;]*>)?[ \t*]+)+\w+[ \t]*[=,;[])/CUDA_CPU_NOT_UNDERSTOOD \2/g
 s/\f//g
 
-# 4. Launches. <<< and >>> become one character each, so that "all up to >>>" can be said.
+# 4. What the stand-in lacks: headers, and inline PTX. Two headers are part of cuda_runtime.h.
+s/((^|\n)[ \t]*#[ \t]*include[ \t]*[<"])(device_launch_parameters|cuda_runtime_api)\.h/\1cuda_runtime.h/g
+s/(^|\n)[ \t]*#[ \t]*include[ \t]*[<"]((cooperative_groups|cub\/|cublas|cuda\/|cuda\.h|cuda_[bf][fp]|cudnn|cufft|curand|cusolver|cusparse|helper_|mma|nccl|nv|thrust\/)[^>"\n]*)[>"]/\1#error \2: the stand-in lacks it/g
+s/([^"[:alnum:]_])(asm|__asm__)([ \t\n]+(__)?volatile(__)?)?([ \t\n]*\()/\1CUDA_CPU_LACKS_ASSEMBLY \2\3\6/g
+
+# 5. Launches. <<< and >>> become one character each, so that "all up to >>>" can be said.
 s/<<</\a/g
 s/>>>/\v/g
 #    A kernel is a name, perhaps with template arguments that are nested at most once; its grid,
