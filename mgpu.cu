@@ -1475,7 +1475,7 @@ static void correlate_rows(GradSlot y, const float *X, const Tensor &packed, con
 }
 static void correlate(GradSlot y, const float *X, const Tensor &packed, const float *b,
                       const Correlation &s) {
-    if constexpr (!on_cpu) { // few warps leave a GPU empty: then more of them, of fewer pixels
+    if constexpr (warp_size > 1) { // few warps leave a GPU empty: then more of them, of fewer pixels
         const int warps = blocks(s.N * s.I * s.J, warp_size * tile_m) * blocks(s.O, tile_n);
         if (warps < 125) return correlate_rows<1>(y, X, packed, b, s);
         if (warps < 1000) return correlate_rows<4>(y, X, packed, b, s);
@@ -1603,7 +1603,7 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
     s.H += 2 * s.padding, s.W += 2 * s.padding;
     // Only as many slices as fill the device: each costs memory and an addition.
     const int tiles = dy.shape[0], width = blocks(terms, warp_size * tile_m) * warp_size; // threads
-    const int most = on_cpu ? 32 : 256, busy = on_cpu ? 1 << 15 : 1 << 16;
+    const int most = warp_size == 1 ? 32 : 256, busy = warp_size == 1 ? 1 << 15 : 1 << 16;
     const int slices = min(s.N, min(most, blocks(busy, tiles * width)));
     Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
     if (slices > 0) {
