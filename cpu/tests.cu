@@ -2199,10 +2199,10 @@ TEST_CASE("cudaFuncSetAttribute: 64 KiB of dynamic shared memory, on one device"
     const auto most = cudaFuncAttributeMaxDynamicSharedMemorySize;
     auto y = floats_on(0, n);
     const cudaError_t code = cudaErrorInvalidConfiguration;
-    const std::string kernel_on_0 = "large::shared_kernel<float> on device 0: 65536 bytes of share",
-                      remedy = "unless cudaFuncSetAttribute(large::shared_kernel<float>, cudaFun";
-    REFUSED_LAUNCH(code, large::shared_kernel<float><<<1, 8, bytes>>>(y.get(), n), kernel_on_0,
-                   remedy);
+    const std::string says =
+        "large::shared_kernel<float> on device 0: 65536 bytes of shared memory, "
+        "a block has 49152 unless cudaFuncSetAttribute(large::shared_kernel<f";
+    REFUSED_LAUNCH(code, large::shared_kernel<float><<<1, 8, bytes>>>(y.get(), n), says);
     OK(cudaFuncSetAttribute(large::shared_kernel<float>, most, bytes));
     OK_LAUNCH(large::shared_kernel<float><<<1, 8, bytes>>>(y.get(), n));
     const Floats got = fetch(y, n);
