@@ -573,16 +573,19 @@ struct Message {
 static void send(const std::vector<Message> &messages) {
     std::map<const float *, const float *> written; // end -> begin
     for (const auto &[src, dst] : messages) {
+        const float *begin = dst.ptr(), *end = begin + size(dst);
         if (size(src) != size(dst))
             error("send: %d numbers do not fit a tensor of %d", size(src), size(dst));
         if (size(src) == 0) continue;
-        const float *begin = dst.ptr(), *end = begin + size(dst);
         auto other = written.upper_bound(begin);
         if (other != written.end() && other->second < end)
             error("send: two messages of one round go to the same place on %s: give each its own "
                   "empty(shape, device), and add them",
                   str(dst.device).c_str());
         written[end] = begin;
+    }
+    for (const auto &[src, dst] : messages) {
+        if (size(src) == 0) continue;
         Stream &link = link_stream(src.device, dst.device);
         for (Device d : {src.device, dst.device}) wait_for(link, stream(d));
         peer_copy(src, dst, link);
@@ -1475,7 +1478,8 @@ static void correlate_rows(GradSlot y, const float *X, const Tensor &packed, con
 }
 static void correlate(GradSlot y, const float *X, const Tensor &packed, const float *b,
                       const Correlation &s) {
-    if constexpr (warp_size > 1) { // few warps leave a GPU empty: then more of them, of fewer pixels
+    if constexpr (warp_size >
+                  1) { // few warps leave a GPU empty: then more of them, of fewer pixels
         const int warps = blocks(s.N * s.I * s.J, warp_size * tile_m) * blocks(s.O, tile_n);
         if (warps < 125) return correlate_rows<1>(y, X, packed, b, s);
         if (warps < 1000) return correlate_rows<4>(y, X, packed, b, s);
