@@ -3656,6 +3656,43 @@ TEST_CASE("program: devices that share one give the same bits" * doctest::skip(n
 }
 #endif
 
+#ifdef MGPU_LANES
+// A GPU of 132 multiprocessors holds 2112 warps of these kernels. A launch of a training step that
+// leaves more than nine tenths of it empty needs a reason.
+TEST_CASE("launches: those that leave a GPU nearly empty, each with its reason") {
+    const std::map<std::string, std::string> reasons = {
+        {"sum_kernel", "one block, so that the order of additions is fixed"},
+        {"count_correct_kernel", "one block"},
+        {"fill_kernel", "of a loss for each sample"},
+        {"softmax_cross_entropy_kernel", "a thread a sample: 256"},
+        {"softmax_cross_entropy_backward_kernel", "a thread a sample: 256"},
+        {"sgd_kernel", "one launch a parameter, a bias has few numbers"},
+        {"pack_kernel", "the weights are few"},
+        {"sum_slices_kernel", "a thread a weight"},
+        {"relu_kernel", "of a dense layer"},
+        {"relu_backward_kernel", "of a dense layer"},
+        {"correlate_kernel<0, rows>", "a dense layer of 256 samples"}};
+    DataFolder folder(256, 256);
+    Run run = run_in_shell(folder, "CUDA_CPU_LAUNCHES=1",
+                           "--steps 1 --epochs 1 --no-replica-check --log l");
+    std::istringstream lines(run.err);
+    std::set<std::string> empty;
+    int launches = 0;
+    for (std::string line; std::getline(lines, line);) {
+        const size_t name = line.find(' ') + 1, end = line.find(" grid "),
+                     warps = line.find(" warps ");
+        REQUIRE((end != std::string::npos && warps != std::string::npos));
+        launches++;
+        if (atoi(line.c_str() + warps + 7) < 2112 / 10) empty.insert(line.substr(name, end - name));
+    }
+    CHECK(launches > 40);
+    for (const std::string &kernel : empty) {
+        CAPTURE(kernel);
+        CHECK(reasons.count(kernel) == 1);
+    }
+}
+#endif
+
 static void needs_tsan() { MESSAGE("skipped: needs ThreadSanitizer (make race)"); }
 
 TEST_CASE("exercise: ThreadSanitizer sees an allreduce's missing event within three runs") {
