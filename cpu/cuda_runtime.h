@@ -2647,6 +2647,7 @@ inline void *copy_on(Symbol &symbol, Device &device) {
 // Where the calling thread finds the variable whose first value is `initial`.
 __attribute__((noinline, cold)) inline void *find_variable(const void *initial, size_t bytes,
                                                            const char *name, Where where) {
+    machine(); // its threads are started in the open
     Hidden hidden;
     Symbol *found = nullptr;
     {
