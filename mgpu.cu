@@ -3518,7 +3518,9 @@ void exercise() {
     if (name == "yours") judge("naive", std::min(most, 3), gradient_sizes);
     judge(name, most, gradient_sizes);
     while (!meant_for(name, most)) most--;
+#ifndef CUDA_CPU_TSAN // it is hundreds of times slower, and sees the same waits in shorter lists
     judge_sums(name, meant_for(name, 2) ? std::min(most, 2) : most, resnet18_sizes, true, -1);
+#endif
     printf("%s: the host never waits\n", name.c_str());
     judge_host(name, most, {1000, 3, 77});
     print_score(name, most, gradient_sizes);
