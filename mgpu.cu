@@ -462,10 +462,9 @@ void demos(int num_gpus) {
         right = right && to_host(t) == std::vector<float>{sum, sum};
     }
     if (!right)
-        printf(
-            " WRONG: each device should hold the sum, [[%g. %g.]]; `make exercise%s` tells more\n",
-            sum, sum,
-            options.given.count("allreduce") ? (" ALLREDUCE=" + options.allreduce).c_str() : "");
+        printf(" WRONG: each device should hold the sum, [[%g. %g.]]; `make exercise ALLREDUCE=%s` "
+               "tells more\n",
+               sum, sum, options.allreduce.c_str());
 
     Tensor matrix = reshape(arange(20), {4, 5});
     std::vector<Tensor> split = split_and_load(matrix, devices);
@@ -821,7 +820,7 @@ void run_allreduce(const std::string &name, const Grads &grads) {
         for (const Algorithm &a : algorithms)
             if (a.name == name) a.run(grads);
     } catch (const std::exception &e) { error("%s%s", inside, e.what()); }
-    *inside = 0;
+    *inside = 0; // after an error it stays: that ends the program
 }
 
 // --- exchange: all gradients of a step by one of these algorithms, and OVERLAP: "start exchanging
@@ -1478,8 +1477,8 @@ static void correlate_rows(GradSlot y, const float *X, const Tensor &packed, con
 }
 static void correlate(GradSlot y, const float *X, const Tensor &packed, const float *b,
                       const Correlation &s) {
-    if constexpr (warp_size >
-                  1) { // few warps leave a GPU empty: then more of them, of fewer pixels
+    // Few warps leave a GPU empty: then more of them, of fewer pixels
+    if constexpr (warp_size > 1) {
         const int warps = blocks(s.N * s.I * s.J, warp_size * tile_m) * blocks(s.O, tile_n);
         if (warps < 125) return correlate_rows<1>(y, X, packed, b, s);
         if (warps < 1000) return correlate_rows<4>(y, X, packed, b, s);
@@ -2341,8 +2340,7 @@ void use_devices(int k, bool quiet = false) {
     }
     if (k > count && !quiet)
         printf("notice: %d logical devices share %d GPU%s, each with its own memory and stream; "
-               "they may "
-               "be faster than one, which a small network leaves half empty\n",
+               "they may be faster than one, which a small network leaves half empty\n",
                k, count, count > 1 ? "s" : "");
     for (int i = 0; i < k; i++) {
         cudaDeviceProp prop;
@@ -2477,6 +2475,12 @@ Tensor rows(const Tensor &X, int begin, int end) {
 std::vector<float> to_host(const Tensor &t) {
     const Tensor host = copyto(t, cpu());
     return std::vector<float>(host.ptr(), host.ptr() + size(t));
+}
+static std::vector<float> all_to_host(const std::vector<Tensor> &list) { // one after another
+    std::vector<float> all;
+    for (const Tensor &t : list)
+        for (float x : to_host(t)) all.push_back(x);
+    return all;
 }
 
 // `count` arrays of n numbers in pinned host memory, cached per (stream, n); stream order makes
@@ -2867,12 +2871,11 @@ void load_npy(const std::string &path, const Tensor &t) {
 // FNV-1a of all numbers' bytes
 static std::string checksum(const std::vector<Tensor> &params) {
     uint64_t hash = 0xcbf29ce484222325;
-    for (const Tensor &p : params)
-        for (float x : to_host(p)) {
-            uint32_t bits;
-            memcpy(&bits, &x, sizeof x);
-            for (int b = 0; b < 32; b += 8) hash = (hash ^ (bits >> b & 255)) * 0x100000001b3;
-        }
+    for (float x : all_to_host(params)) {
+        uint32_t bits;
+        memcpy(&bits, &x, sizeof x);
+        for (int b = 0; b < 32; b += 8) hash = (hash ^ (bits >> b & 255)) * 0x100000001b3;
+    }
     char text[20];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
     return text;
@@ -2998,17 +3001,11 @@ static void resume(const std::string &folder) {
 // devices are compared with that of the whole minibatch on gpu(0), and each update with what sgd
 // should make of them. A mistake is named by what it has made of the shards' gradients.
 
-typedef std::vector<float> Flat; // the numbers of several tensors, one after another, on the host
-static Flat flat(const std::vector<Tensor> &list) {
-    Flat all;
-    for (const Tensor &t : list)
-        for (float x : to_host(t)) all.push_back(x);
-    return all;
-}
+typedef std::vector<float> Flat; // the numbers of several tensors, one after another
 static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
     const std::vector<std::vector<Tensor>> one = {get_params(params, gpu(0))};
     backward(loss(net(copyto(X, gpu(0)), one[0]), copyto(y, gpu(0))));
-    return flat(gradients(one)[0]);
+    return all_to_host(gradients(one)[0]);
 }
 static std::vector<Flat> gradients_of_shards(const Tensor &X, const Tensor &y, int k) {
     std::vector<Flat> shards;
@@ -3087,27 +3084,29 @@ static std::string explain_update(double ratio, double batch, double shard, doub
                                    : "it is " + std::to_string(ratio) + " times the right one";
 }
 
-#define FIRST "the first minibatch: "
 // The losses: one for each sample, all of them numbers.
 static void check_losses(const std::vector<Tensor> &ls, int n) {
-    const Flat losses = flat(ls);
+    const Flat losses = all_to_host(ls);
     for (const Tensor &l : ls) {
         const Flat host = to_host(l);
         const Tensor total = empty({1}, l.device);
         const double sum = std::accumulate(host.begin(), host.end(), 0.0);
         if (!std::isfinite(sum))
-            error(FIRST "the loss on %s is %s before any update: is memory read that nobody has "
-                        "written, or a barrier (__syncthreads) or a wait missing?",
+            error("the first minibatch: the loss on %s is %s before any update: is memory read "
+                  "that nobody has "
+                  "written, or a barrier (__syncthreads) or a wait missing?",
                   str(l.device).c_str(), std::isnan(sum) ? "nan" : "infinite");
         CHECK_LAUNCH(sum_kernel<<<1, threads, 0, on(l.device)>>>(total.ptr(), l.ptr(), size(l)));
         if (const float got = to_host(total)[0]; !near(got, sum))
-            error(FIRST "sum_kernel adds the losses on %s up to %g, not to %g: is a barrier "
-                        "(__syncthreads) missing in block_sum?",
+            error("the first minibatch: sum_kernel adds the losses on %s up to %g, not to %g: is a "
+                  "barrier "
+                  "(__syncthreads) missing in block_sum?",
                   str(l.device).c_str(), got, sum);
     }
     if ((int)losses.size() != n)
-        error(FIRST "it has %d samples, the devices' shards together have %zu: what does "
-                    "split_and_load lose or repeat?",
+        error("the first minibatch: it has %d samples, the devices' shards together have %zu: what "
+              "does "
+              "split_and_load lose or repeat?",
               n, losses.size());
 }
 // Are they gradients at all? A small step of one parameter along its gradient must raise the mean
@@ -3141,10 +3140,34 @@ static void check_slopes(const Tensor &X, const Tensor &y) {
         copyto(params[i], p[i]);
         const double want = 2 * step * slope;
         if (want > 1e-6 * whole && !(change > want / 2 && change < want * 2))
-            error(FIRST "a step of %s along its gradient changes the loss by %.2g, not by %.2g: is "
-                        "a backward kernel wrong, or a sign?",
+            error("the first minibatch: a step of %s along its gradient changes the loss by %.2g, "
+                  "not by %.2g: is "
+                  "a backward kernel wrong, or a sign?",
                   param_names[i].c_str(), change, want);
     }
+}
+
+// The sum of some gradients of params[i], i in index, and for each number of it the unit that
+// differences are measured in: the largest sum of |parts| in its parameter.
+static std::pair<Flat, Flat> sum_of(const std::vector<Flat> &parts,
+                                    const std::vector<size_t> &index) {
+    Flat sums, unit;
+    for (size_t i : index) {
+        float largest = 0;
+        for (int j = 0; j < size(params[i]); j++) {
+            float sum = 0, sizes = 0;
+            for (const Flat &part : parts) {
+                sum += part[sums.size()];
+                sizes += std::fabs(part[sums.size()]);
+            }
+            sums.push_back(sum);
+            largest = std::max(largest, sizes);
+        }
+        unit.resize(sums.size(), largest);
+        if (largest == 0)
+            printf("notice: the gradient of %s is 0 everywhere\n", param_names[i].c_str());
+    }
+    return {sums, unit};
 }
 
 // X, y: the first minibatch; ls, device_params: what train_batch has made of it and of `params`.
@@ -3160,32 +3183,17 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
     const bool alike = index.size() == params.size();
     const std::vector<Flat> parts =
         alike ? std::vector<Flat>{gradient_on_one(X, y)} : gradients_of_shards(X, y, k);
-    Flat want, unit; // unit: the largest sum of |parts| in the same parameter
     std::vector<Tensor> before;
-    for (size_t i : index) {
-        float largest = 0;
-        before.push_back(params[i]);
-        for (int j = 0; j < size(params[i]); j++) {
-            float sum = 0, sizes = 0;
-            for (const Flat &part : parts) {
-                sum += part[want.size()];
-                sizes += std::fabs(part[want.size()]);
-            }
-            want.push_back(sum);
-            largest = std::max(largest, sizes);
-        }
-        unit.resize(want.size(), largest);
-        if (largest == 0)
-            printf("notice: the gradient of %s is 0 everywhere\n", param_names[i].c_str());
-    }
-    const Flat old = flat(before);
+    for (size_t i : index) before.push_back(params[i]);
+    const auto [want, unit] = sum_of(parts, index);
+    const Flat old = all_to_host(before);
     const Grads grads = gradients(device_params);
     float largest = 0; // difference of the gradients, in these units
     for (int c = 0; c < k; c++) {
         std::vector<Tensor> after;
         std::vector<int> wrong, wrong_update;
         for (size_t i : index) after.push_back(device_params[c][i]);
-        const Flat got = flat(grads[c]), now = flat(after);
+        const Flat got = all_to_host(grads[c]), now = all_to_host(after);
         Flat update(got.size()), right(got.size());
         for (size_t j = 0; j < got.size(); j++) {
             const float off = std::fabs(got[j] - want[j]);
@@ -3203,12 +3211,12 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
             return param_names[index[i]] + "[" + std::to_string(j) + "] on " + str(gpu(c));
         };
         if (!wrong.empty())
-            error(FIRST "the gradient of %s is %.6g, on one device %.6g: %s",
+            error("the first minibatch: the gradient of %s is %.6g, on one device %.6g: %s",
                   where(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]],
                   explain_gradient(got, wrong, gradients_of_shards(X, y, k), c).c_str());
         if (!wrong_update.empty())
-            error(FIRST "the update of %s is %.6g, not %.6g: %s", where(wrong_update[0]).c_str(),
-                  update[wrong_update[0]], right[wrong_update[0]],
+            error("the first minibatch: the update of %s is %.6g, not %.6g: %s",
+                  where(wrong_update[0]).c_str(), update[wrong_update[0]], right[wrong_update[0]],
                   explain_update(dot(update, right, wrong_update) / dot(right, right, wrong_update),
                                  n, size(ls[c]), lr)
                       .c_str());
@@ -3220,7 +3228,6 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
                k, largest);
     if (k > 1) empty_cache(); // one device has needed what it will not need again
 }
-#undef FIRST
 
 // --- the judge
 // Tensors of these sizes on k devices, contiguous on each or each by itself.
@@ -3318,9 +3325,7 @@ run_with_straggler(const std::string &name, const Grads &grads, int straggler,
         }
     waitall();
     std::vector<std::vector<float>> sums(k);
-    for (int c = 0; c < k; c++)
-        for (const Tensor &t : results[c])
-            for (float x : to_host(t)) sums[c].push_back(x);
+    for (int c = 0; c < k; c++) sums[c] = all_to_host(results[c]);
     return sums;
 }
 

@@ -16,8 +16,8 @@
 //   CUDA_CPU_LANES     forwards, backwards or a seed: every block runs warp by warp, its warps and
 //                      lanes in this order, or shuffled; a right kernel does not depend on it
 //                      (default: forwards, and only kernels that call a warp function)
-//   CUDA_CPU_LAUNCHES  1 prints a line for each launch: kernel, grid, block, bytes of dynamic shared
-//                      memory, warps
+//   CUDA_CPU_LAUNCHES  1 prints a line for each launch: kernel, grid, block, bytes of dynamic
+//                      shared memory, warps
 //
 // kernel<<<grid, block, shared, stream>>>(args), __shared__, and __device__ and __constant__
 // variables are not C++: cpu/to_cpp.sed turns them into calls of functions below, configured(),
@@ -1901,8 +1901,8 @@ inline void enqueue(const Kernel &kernel, std::initializer_list<Argument> argume
     static const bool listed = getenv("CUDA_CPU_LAUNCHES") != nullptr;
     if (listed) {
         const dim3 g = launch.grid, b = launch.block;
-        fprintf(stderr, "launch %s grid %ux%ux%u block %ux%ux%u shared %zu warps %llu\n", launch.name,
-                g.x, g.y, g.z, b.x, b.y, b.z, launch.shared,
+        fprintf(stderr, "launch %s grid %ux%ux%u block %ux%ux%u shared %zu warps %llu\n",
+                launch.name, g.x, g.y, g.z, b.x, b.y, b.z, launch.shared,
                 (unsigned long long)g.x * g.y * g.z * ((b.x * b.y * b.z + 31) / 32));
     }
     int i = 0;

@@ -1440,7 +1440,8 @@ static const WrongProgram wrong_programs[] = {
           "but thread (16,0,0), lane 16, waits at __all_sync in cpu/tests.cu:"),
     WRONG("mask, two at once", (mask_kernel<<<1, 32>>>(3, ~0u)),
           "mask_kernel on device 0: divergent __ballot_sync in block (0,0,0): thread (0,0,0), ",
-          "lane 0, waits with mask 0x00000003, but thread (1,0,0), lane 1, waits there with mask 0xffffffff"),
+          "lane 0, waits with mask 0x00000003, but thread (1,0,0), lane 1, waits there with mask "
+           "0xffffffff"),
     WRONG("mask, without the lane itself", (mask_kernel<<<1, 32>>>(~0u, 1)),
           "mask_kernel on device 0: __ballot_sync in block (0,0,0): thread (",
           "is not in its own mask 0x00000001", "cudaErrorLaunchFailure"),
