@@ -151,10 +151,11 @@ race: $(race_tests) build/race/mgpu $(dataset)  ## tests, exercise, training und
 
 # All but what trains for long or is not about kernels, in each order of warps and lanes
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
-lanes: build/lanes/tests build/cpu/runtime_tests $(dataset)  ## tests in a GPU's shape, lane by lane
+lanes: build/lanes/tests build/cpu/runtime_tests build/lanes_asan/tests $(dataset)  ## tests in a GPU's shape, lane by lane
 	@for order in forwards backwards 1; do echo "CUDA_CPU_LANES=$$order" >&2; \
 	    ($(call run_tests,build/lanes/tests build/cpu/runtime_tests,env CUDA_CPU_LANES=$$order)) || \
-	    exit 1; done
+	    exit 1; done; echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2; \
+	    $(call run_tests,build/lanes_asan/tests,env CUDA_CPU_LANES=2)
 
 checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \
     /usr/local/cuda/bin/compute-sanitizer))
@@ -197,6 +198,7 @@ cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -
 flags_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 flags_race := -O1 -fsanitize=thread
 flags_lanes := -DMGPU_LANES
+flags_lanes_asan := $(flags_lanes) $(flags_asan)
 doctest = -isystem $(dir $(DOCTEST))
 
 build/gpu/mgpu: mgpu.cu build/gpu/flags
@@ -207,7 +209,7 @@ build/gpu/tests: tests.cu mgpu.cu $(DOCTEST) build/gpu/flags
 build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
     build/cpu/mgpu.cu cpu/cuda_runtime.h build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) -x c++ $< -o $@
-build/cpu/tests build/asan/tests build/race/tests build/lanes/tests: build/%/tests: \
+$(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
     build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h $(DOCTEST) build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) $(doctest) -x c++ $< -o $@
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \

@@ -3419,6 +3419,11 @@ TEST_CASE("program: --exercise says passed with status 0, or what is wrong with 
     Run right = run_in_shell(folder, "", "--exercise --gpus 2");
     CHECK((right.status == 0 && right.err == "" && contains(right.out, "yours: passed")));
     if (small_only) return;
+#ifdef CUDA_CPU
+    Run staged = run_in_shell(folder, "export CUDA_CPU_PEERS=0;", "--exercise --gpus 2");
+    CHECK((staged.status == 0 && staged.err == "" && contains(staged.out, "yours: passed")));
+    CHECK(contains(staged.out, "yours: the host never waits: not judged, for staged copies"));
+#endif
     Run wrong = run_in_shell(folder, "", "--exercise --allreduce rebind");
     CHECK((wrong.status == 1 && !contains(wrong.out, "passed")));
     check_line(wrong.err, "mgpu: rebind is wrong: k = 2");
@@ -3436,6 +3441,12 @@ TEST_CASE("program: every allreduce trains, with OVERLAP to the same bits" *
         CAPTURE(name);
         CHECK(contains(run.out, " [[6. 6.]] @gpu(2)\n")); // the demo
         CHECK((saved(folder, "with") == saved(folder, "without")));
+#ifdef CUDA_CPU
+        if (name != "ring") continue;
+        run = train_in(folder, training + " --save staged", "export CUDA_CPU_PEERS=0;");
+        CHECK(contains(run.out, "; staged: gpu(1) gpu(2)\n"));
+        CHECK((saved(folder, "staged") == saved(folder, "without")));
+#endif
     }
 }
 

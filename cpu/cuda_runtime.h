@@ -13,6 +13,9 @@
 //   CUDA_CPU_CORES     cores of each device           (default: the machine's, divided among them)
 //   CUDA_CPU_SLOWDOWN  such as 1,3: kernels of device 1 take 3 times as long   (default: 1 each)
 //   CUDA_CPU_MEMORY    memory of each device, in MiB  (default: the machine's, divided among them)
+//   CUDA_CPU_PEERS     0: no device can access another's memory. Copies between devices then go
+//                      through the host, which waits in the call, as it may on a real machine
+//   CUDA_CPU_WATCHDOG  seconds after which a block that has not ended is reported (default: 10)
 //   CUDA_CPU_LANES     forwards, backwards or a seed: every block runs warp by warp, its warps and
 //                      lanes in this order, or shuffled; a right kernel does not depend on it
 //                      (default: forwards, and only kernels that call a warp function)
@@ -58,8 +61,11 @@
 #include <type_traits>
 #include <vector>
 
+#include <execinfo.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #if defined(__SANITIZE_THREAD__)
@@ -92,7 +98,6 @@ extern "C" void AnnotateIgnoreSyncEnd(const char *file, int line);
 #undef CUDA_CPU_PORTABLE
 #define CUDA_CPU_PORTABLE 1
 #include <setjmp.h>
-#include <ucontext.h>
 #endif
 
 // ---------------------------------------------------------------------------------------------
@@ -330,7 +335,9 @@ inline void observed(void *) {}
 // 3. Devices
 // Each device has one range of addresses, so a pointer tells whose it is. An allocation ends at a
 // page's end and an unmapped page follows it; freed memory is unmapped and, while addresses last,
-// not handed out again, so that an access to either is caught.
+// not handed out again, so that an access to either is caught. So is one by the host: the addresses
+// that a program holds are never mapped. The memory itself lies in a second range, and where a
+// kernel, copy or fill is given one of the first, it gets that of the second.
 
 struct Stream;
 struct Team;
@@ -347,10 +354,11 @@ struct Allocation {
 struct Device {
     int id = 0, cores = 1;
     char memory_of[32] = "every device"; // or one of them, for messages
-    double slowdown = 1; // so many times the time that a kernel takes
+    double slowdown = 1;                 // so many times the time that a kernel takes
     char *base = nullptr, *next = nullptr,
-         *end = nullptr;                            // range of addresses, and its unused rest
-    size_t total = 0, used = 0;                     // bytes
+         *end = nullptr;        // range of addresses that the program holds, and its unused rest
+    ptrdiff_t away = 0;         // from there to the memory itself; 0 if it is managed
+    size_t total = 0, used = 0; // bytes
     std::map<const char *, Allocation> allocations; // by first byte
     std::vector<Stream *> streams;                  // streams[0] is the default stream
     std::vector<bool> peers;                        // to which access was enabled
@@ -372,7 +380,9 @@ struct Symbol {
 };
 struct Pinned {
     size_t bytes;
-    const char *by; // cudaMallocHost or cudaHostRegister
+    const char *by;           // cudaMallocHost or cudaHostRegister
+    std::shared_ptr<int> use; // what is queued and uses the memory has a copy
+    Where used;               // who has queued the last of these
 };
 struct Machine {
     std::vector<Device *> devices;
@@ -380,7 +390,9 @@ struct Machine {
     std::map<const char *, Pinned> pinned; // host memory, by first byte
     std::vector<Symbol *> symbols;
     std::mutex lock; // guards the tables of allocations, symbols and streams
-    int spinning; // helpers of each device that spin before they sleep; 0 if workers share cores
+    bool peers;      // whether devices can access each other's memory
+    int watchdog;    // seconds
+    int spinning;    // helpers of each device that spin before they sleep; 0 if workers share cores
     Machine();
 };
 inline Machine &machine() {
@@ -392,6 +404,24 @@ inline __thread int current_device = 0;
 inline Device &current() { return *machine().devices[current_device]; }
 inline bool valid_device(int id) { return id >= 0 && id < (int)machine().devices.size(); }
 
+inline Device *owner_of(const void *pointer) {
+    const char *p = (const char *)pointer;
+    for (Device *device : machine().devices)
+        if (p >= device->base && p < device->end + device->away) return device;
+    Device &managed = machine().managed;
+    return p >= managed.base && p < managed.end ? &managed : nullptr;
+}
+// An address of device memory as the program holds it, and where that memory is; either is made of
+// either. Other addresses stay as they are.
+inline const char *held(const void *pointer) {
+    const Device *owner = owner_of(pointer);
+    return (const char *)pointer - (owner && pointer >= owner->end ? owner->away : 0);
+}
+inline char *real(const void *pointer) {
+    const Device *owner = owner_of(pointer);
+    return (char *)pointer + (owner && pointer < owner->end ? owner->away : 0);
+}
+
 // Which device's range p lies in, and the allocation there or just before it; null where none is.
 struct Place {
     Device *device;
@@ -399,11 +429,8 @@ struct Place {
     const Allocation *allocation;
 };
 inline Place locate(const void *pointer) {
-    const char *p = (const char *)pointer;
-    Device *owner = nullptr;
-    for (Device *device : machine().devices)
-        if (p >= device->base && p < device->end) owner = device;
-    if (p >= machine().managed.base && p < machine().managed.end) owner = &machine().managed;
+    const char *p = held(pointer);
+    Device *owner = owner_of(p);
     if (!owner) return {nullptr, nullptr, nullptr};
     auto found = owner->allocations.upper_bound(p);
     if (found == owner->allocations.begin()) return {owner, nullptr, nullptr};
@@ -411,11 +438,20 @@ inline Place locate(const void *pointer) {
     return {owner, found->first, &found->second};
 }
 inline bool is_managed(const Device *owner) { return owner == &machine().managed; }
-inline bool is_pinned(const void *pointer) {
+inline Pinned *find_pinned(const void *pointer) {
     auto found = machine().pinned.upper_bound((const char *)pointer);
-    if (found == machine().pinned.begin()) return false;
+    if (found == machine().pinned.begin()) return nullptr;
     --found;
-    return (const char *)pointer < found->first + found->second.bytes;
+    return (const char *)pointer < found->first + found->second.bytes ? &found->second : nullptr;
+}
+inline bool is_pinned(const void *pointer) { return find_pinned(pointer); }
+// To be kept by what is queued and uses the memory at `pointer`, if that is pinned.
+inline std::shared_ptr<int> use_of(const void *pointer, Where where) {
+    std::lock_guard<std::mutex> guard(machine().lock);
+    Pinned *pinned = find_pinned(pointer);
+    if (!pinned) return nullptr;
+    pinned->used = where;
+    return pinned->use;
 }
 
 inline Symbol *find_symbol(const void *pointer) {
@@ -446,7 +482,7 @@ inline cudaError_t check_memory(const Device &device, const void *pointer, size_
     if (at.device != &device && !is_managed(at.device))
         return fail(cudaErrorInvalidValue, where, "%s: %p is memory of device %d, not of device %d",
                     what, pointer, at.device->id, device.id);
-    const char *p = (const char *)pointer;
+    const char *p = held(pointer);
     if (!at.allocation || p > at.first + at.allocation->bytes)
         return fail(cudaErrorInvalidValue, where, "%s: nothing is allocated at %p on %s", what,
                     pointer, at.device->memory_of);
@@ -492,48 +528,105 @@ struct Running {
 };
 inline __thread Running running = {nullptr, {nullptr, 0, nullptr}, -1};
 
+// The line of the program's at which a signal has interrupted this thread, for the signal's
+// handler: "FILE:LINE". Functions of libraries are passed over, up to who called them, if they are
+// not inlined. Empty where addr2line is not installed, or the program has no line numbers (-g1).
+extern "C" char __executable_start;
+inline std::string interrupted_line(void *context) {
+    void *frames[64], *interrupted = nullptr;
+#if defined(__x86_64__)
+    interrupted = (void *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+#elif defined(__aarch64__)
+    interrupted = (void *)((ucontext_t *)context)->uc_mcontext.pc;
+#endif
+    const int n = backtrace(frames, 64);
+    std::string command = "addr2line -e /proc/" + std::to_string(getpid()) + "/exe";
+    bool found = false;
+    for (int i = 0; i < n; i++) {
+        found = found || frames[i] == interrupted;
+        if (!found) continue;
+        // All but the first are where a call returns to.
+        size_t address = (size_t)frames[i] - (frames[i] != interrupted);
+#ifdef __PIE__
+        address -= (size_t)&__executable_start;
+#endif
+        char text[32];
+        snprintf(text, sizeof text, " 0x%zx", address);
+        command += text;
+    }
+    FILE *lines = found ? popen((command + " 2>/dev/null").c_str(), "r") : nullptr;
+    if (!lines) return "";
+    char line[1000], folder[1000];
+    std::string first; // of the program's; else the first one of all
+    const size_t inside = getcwd(folder, sizeof folder) ? strlen(folder) : 0;
+    for (bool own = false; !own && fgets(line, sizeof line, lines);) {
+        line[strcspn(line, " \n")] = 0;
+        own = *line != '?' && strncmp(line, "/usr/", 5) && !strstr(line, "cuda_runtime.h:");
+        const bool here = inside && !strncmp(line, folder, inside) && line[inside] == '/';
+        if (own || (first.empty() && *line != '?')) first = line + (here ? inside + 1 : 0);
+    }
+    pclose(lines);
+    return first;
+}
+
+inline bool in_dynamic_shared(const void *pointer, ptrdiff_t &offset, size_t &bytes);
+
 // SIGSEGV or SIGBUS: where the address belongs to a device, say whose memory was missed by whom.
 // Any other fault, but a kernel's by a null pointer, is left to the handler that was installed
 // before this one: the access is tried again on return, and faults again.
 inline struct sigaction before_segv, before_bus;
-inline void on_fault(int signal, siginfo_t *info, void *) {
-    Place at = locate(info->si_addr);
+inline void on_fault(int signal, siginfo_t *info, void *context) {
+    const void *p = info->si_addr;
+    Place at = locate(p);
     // Linux loads no program below 4 MiB.
-    const bool null = info->si_code == SEGV_MAPERR && (size_t)info->si_addr < 4 << 20;
-    const Symbol *symbol = find_symbol(info->si_addr);
-    if (!at.device && !symbol && !(running.name && null)) {
+    const bool null = info->si_code == SEGV_MAPERR && (size_t)p < 4 << 20;
+    const Symbol *symbol = find_symbol(p);
+    ptrdiff_t offset = 0;
+    size_t bytes = 0;
+    const bool shared = running.name && in_dynamic_shared(p, offset, bytes);
+    if (!at.device && !symbol && !shared && !(running.name && null)) {
         sigaction(signal, signal == SIGBUS ? &before_bus : &before_segv, nullptr);
         return;
     }
-    char text[600], range[200] = "where nothing is allocated";
-    if (at.allocation) {
-        const char *p = (const char *)info->si_addr;
-        const Where &where = at.allocation->live ? at.allocation->made : at.allocation->freed;
-        snprintf(range, sizeof range, "byte %td of the %zu bytes that %s:%d %s", p - at.first,
-                 at.allocation->bytes, where.file, where.line,
-                 at.allocation->live ? "allocated" : "has freed");
-    }
     say_alone();
-    int n;
-    if (symbol)
-        n = snprintf(
-            text, sizeof text,
-            "the host accesses %s, which %s:%d declares as a variable of each device: copy "
-            "it with cudaMemcpyFromSymbol, cudaMemcpyToSymbol [%s]\n",
-            symbol->name, symbol->where.file, symbol->where.line,
-            cudaGetErrorName(cudaErrorIllegalAddress));
-    else if (!at.device)
-        n = snprintf(text, sizeof text, "%s:%d: %s on device %d: access by a null pointer%s [%s]\n",
-                     running.where.file, running.where.line, running.name, running.device,
-                     null_may_be, cudaGetErrorName(cudaErrorIllegalAddress));
-    else if (running.name)
-        n = snprintf(text, sizeof text, "%s:%d: %s on device %d: access to memory of %s, %s [%s]\n",
-                     running.where.file, running.where.line, running.name, running.device,
-                     at.device->memory_of, range, cudaGetErrorName(cudaErrorIllegalAddress));
-    else
-        n = snprintf(text, sizeof text, "the host accesses memory of %s, %s [%s]\n",
-                     at.device->memory_of, range, cudaGetErrorName(cudaErrorIllegalAddress));
-    if (write(STDERR_FILENO, text, n)) _exit(1);
+    const std::string line = interrupted_line(context);
+    char who[400], what[600];
+    if (running.name)
+        snprintf(who, sizeof who, "%s:%d: %s on device %d%s%s:", running.where.file,
+                 running.where.line, running.name, running.device, line.empty() ? "" : ", in ",
+                 line.c_str());
+    else snprintf(who, sizeof who, "%s%sthe host", line.c_str(), line.empty() ? "" : ": ");
+    if (symbol) {
+        snprintf(what, sizeof what,
+                 "accesses %s, which %s:%d declares as a variable of each device: copy it with "
+                 "cudaMemcpyFromSymbol, cudaMemcpyToSymbol",
+                 symbol->name, symbol->where.file, symbol->where.line);
+    } else if (shared) {
+        snprintf(what, sizeof what,
+                 "access to byte %td of dynamic shared memory: the launch has asked for %zu bytes "
+                 "(the third value between <<< and >>>)",
+                 offset, bytes);
+    } else if (!at.device) {
+        snprintf(what, sizeof what, "access by a null pointer%s", null_may_be);
+    } else {
+        char range[300] = "where nothing is allocated";
+        const char *hint = "";
+        if (const Allocation *a = at.allocation) {
+            const Where &where = a->live ? a->made : a->freed;
+            snprintf(range, sizeof range, "byte %td of the %zu bytes that %s:%d %s",
+                     held(p) - at.first, a->bytes, where.file, where.line,
+                     a->live ? "allocated" : "has freed");
+            if (a->live && held(p) == p && held(p) < at.first + a->bytes)
+                hint = running.name
+                           ? ": by a pointer that it found in memory. The stand-in sees to those "
+                             "that are arguments, members of arguments, or copied to a T ** by "
+                             "cudaMemcpy or to a pointer by cudaMemcpyToSymbol"
+                           : ": copy it with cudaMemcpy";
+        }
+        snprintf(what, sizeof what, "%s memory of %s, %s%s",
+                 running.name ? "access to" : "accesses", at.device->memory_of, range, hint);
+    }
+    fprintf(stderr, "%s %s [%s]\n", who, what, cudaGetErrorName(cudaErrorIllegalAddress));
     _exit(1);
 }
 
@@ -566,9 +659,7 @@ __attribute__((cold)) inline void uncaught() {
     };
     try {
         throw;
-    } catch (const std::exception &e) {
-        end(e.what());
-    } catch (...) {
+    } catch (const std::exception &e) { end(e.what()); } catch (...) {
         end("not a std::exception");
     }
 }
@@ -587,9 +678,7 @@ template <class F> std::thread start_thread(int device, F run) {
                 device_of_thread = current_device = device;
                 for (auto call : on_start()) call();
                 run();
-            } catch (...) {
-                uncaught();
-            }
+            } catch (...) { uncaught(); }
         });
     } catch (const std::exception &e) {
         give_up("cannot start a thread for device %d: %s: raise ulimit -u and ulimit -v, or set "
@@ -606,7 +695,7 @@ struct Stream {
     std::condition_variable pushed, popped;
     std::deque<Task *> queue;
     bool stopping = false;
-    bool used = false; // since the default stream last waited for this one
+    bool used = false;              // since the default stream last waited for this one
     std::atomic<int> unfinished{0}; // tasks
     std::shared_ptr<Mark>
         default_mark; // of the default stream, that this stream has yet to wait for
@@ -765,6 +854,11 @@ inline void submit(Stream *stream, Device &device, Running running, std::functio
 
 // The host waits for a stream, or for a device; returns the device's fault.
 inline cudaError_t synchronize(Stream *stream) {
+#ifndef CUDA_CPU_TSAN // which wants to be told even that a stream was done long ago
+    const bool is_default = stream == stream->device->streams[0];
+    if (stream->unfinished == 0 && !stream->default_mark && !is_default)
+        return stream->device->fault;
+#endif
     std::shared_ptr<Mark> last;
     {
         Hidden hidden;
@@ -777,7 +871,7 @@ inline cudaError_t synchronize(Stream *stream) {
 }
 inline cudaError_t synchronize(Device &device) {
     for (size_t i = 0; i < device.streams.size(); i++) {
-#ifndef CUDA_CPU_TSAN // which wants to be told even that a stream was done long ago
+#ifndef CUDA_CPU_TSAN
         if (device.streams[i]->unfinished == 0) continue;
 #endif
         synchronize(device.streams[i]);
@@ -830,8 +924,12 @@ enum Mode { in_loop, in_turns, by_lanes };
 struct Warp;
 
 struct Worker {
-    char *shared = nullptr, *dynamic_shared = nullptr;
-    std::vector<Fiber> fibers; // for thread 0; from a block's first barrier on for all its threads
+    char *shared = nullptr;         // arrays of a fixed size
+    char *dynamic_end = nullptr;    // of the block's dynamic shared memory; no access beyond it
+    char *dynamic_shared = nullptr; // where that begins
+    size_t dynamic_bytes = 0;
+    int timer = -1;             // of the watchdog
+    std::vector<Fiber> fibers;  // for thread 0; from a block's first barrier on for all its threads
     std::vector<Stacks> stacks; // theirs
     Fiber scheduler;            // the stack of the operating system's thread
     // The block that is running:
@@ -967,18 +1065,14 @@ __attribute__((no_sanitize("thread"))) inline void fiber_main() {
     threadIdx = thread_index(t);
     try {
         w.call(w.kernel);
-    } catch (...) {
-        uncaught();
-    }
+    } catch (...) { uncaught(); }
     published(&w.end);
     Fiber *next = &w.scheduler;
     if (w.mode == by_lanes) {
         lane_ended(w, t);
     } else if (w.met_barrier) {
-        if (t == 0)
-            w.thread0_ended = true;
-        else if (!w.thread0_ended)
-            diverged(t, w.file, w.line, "has ended");
+        if (t == 0) w.thread0_ended = true;
+        else if (!w.thread0_ended) diverged(t, w.file, w.line, "has ended");
         if (!w.failed && t + 1 < w.threads) {
             w.current = t + 1;
             next = &w.fibers[t + 1];
@@ -1080,7 +1174,7 @@ CUDA_CPU_SWITCHING inline void barrier(const char *file, int line) {
 
 // The gap behind a shared array holds the number of the last block that has filled it with NaN.
 template <class T>
-constexpr size_t gap_offset = (sizeof(T) + shared_gap - 1) / shared_gap * shared_gap;
+constexpr size_t gap_offset = (sizeof(T) + shared_gap - 1) / shared_gap *shared_gap;
 
 __attribute__((noinline, no_sanitize("address"), no_sanitize("thread"))) inline void
 fill_shared(Worker &w, char *p, size_t bytes, unsigned long long *filled_by) {
@@ -1104,21 +1198,75 @@ template <class T, class Tag> __attribute__((always_inline)) inline T &shared_me
     return *(T *)p;
 }
 template <class T> T *dynamic_shared() { return (T *)worker->dynamic_shared; }
+constexpr size_t dynamic_room = 100 * 1024, dynamic_guard = 1 << 20; // bytes, in whole pages
+inline bool in_dynamic_shared(const void *pointer, ptrdiff_t &offset, size_t &bytes) {
+    const char *p = (const char *)pointer;
+    if (!worker || p < worker->dynamic_end || p >= worker->dynamic_end + dynamic_guard)
+        return false;
+    offset = p - worker->dynamic_shared;
+    bytes = worker->dynamic_bytes;
+    return true;
+}
+
+// A block that runs on and on is reported once. Each worker has a timer of its own processor time,
+// whose signal comes to itself: it can say where it is. Not under sanitizers, which are slow.
+inline void on_watchdog(int, siginfo_t *, void *context) {
+    static std::atomic<bool> said{false};
+    static __thread unsigned long long last = 0;
+    Worker &w = *worker;
+    const bool again = running.name && w.threads > 0 && w.blocks == last;
+    last = w.blocks;
+    if (!again || said.exchange(true)) return;
+    const std::string line = interrupted_line(context);
+    const uint3 thread = thread_index(w.current);
+    fprintf(
+        stderr,
+        "%s:%d: %s on device %d: block (%u,%u,%u) has been running for %d seconds and is at "
+        "thread (%u,%u,%u)%s%s. Does it wait for what another thread is to set? Here a thread "
+        "runs alone until it meets a barrier or ends, and a block until it ends, %d at a time\n",
+        running.where.file, running.where.line, running.name, running.device, blockIdx.x,
+        blockIdx.y, blockIdx.z, machine().watchdog, thread.x, thread.y, thread.z,
+        line.empty() ? "" : ", in ", line.c_str(), machine().devices[running.device]->cores);
+}
+inline void start_watchdog() {
+#if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
+    const int seconds = machine().watchdog;
+    if (seconds == 0) return;
+    struct sigaction action = {};
+    action.sa_sigaction = on_watchdog;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+    sigaction(SIGVTALRM, &action, nullptr);
+    struct sigevent event = {};
+    event.sigev_notify = SIGEV_THREAD_ID;
+    event.sigev_signo = SIGVTALRM;
+    event._sigev_un._tid = syscall(SYS_gettid);
+    itimerspec every = {};
+    every.it_value.tv_sec = every.it_interval.tv_sec = seconds;
+    if (syscall(SYS_timer_create, CLOCK_THREAD_CPUTIME_ID, &event, &worker->timer) == 0)
+        syscall(SYS_timer_settime, worker->timer, 0, &every, nullptr);
+    else worker->timer = -1;
+#endif
+}
 
 // What a thread of the operating system needs to run blocks, or to be told what it did wrong.
 inline void start_worker() {
     sigset_t all; // signals are for the host thread
     sigfillset(&all);
-    for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&all, own);
+    for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGVTALRM}) sigdelset(&all, own);
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
     worker = new Worker;
     size_t bytes = shared_arena_bytes() + shared_gap;
     worker->shared = (char *)aligned_alloc(shared_gap, bytes);
-    worker->dynamic_shared = (char *)aligned_alloc(shared_gap, dynamic_shared_bytes);
-    if (!worker->shared || !worker->dynamic_shared) throw std::bad_alloc();
+    void *dynamic = mmap(nullptr, dynamic_room + dynamic_guard, PROT_NONE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!worker->shared || dynamic == MAP_FAILED ||
+        mprotect(dynamic, dynamic_room, PROT_READ | PROT_WRITE))
+        throw std::bad_alloc();
+    worker->dynamic_end = (char *)dynamic + dynamic_room;
     memset(worker->shared, 0, bytes);
 #ifdef CUDA_CPU_ASAN
     ASAN_POISON_MEMORY_REGION(worker->shared, bytes);
+    ASAN_POISON_MEMORY_REGION(dynamic, dynamic_room + dynamic_guard);
 #endif
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
     stack_t stack = {}; // a fiber whose stack overflowed cannot run the fault handler on it
@@ -1126,11 +1274,13 @@ inline void start_worker() {
     stack.ss_sp = malloc(stack.ss_size);
     sigaltstack(&stack, nullptr);
 #endif
+    start_watchdog();
 }
 
 // What start_worker() and grow_fibers() took goes back.
 inline void delete_warps(Warp *warps);
 inline void stop_worker() {
+    if (worker->timer >= 0) syscall(SYS_timer_delete, worker->timer);
     delete_warps(worker->warps);
 #ifdef CUDA_CPU_TSAN
     for (Fiber &fiber : worker->fibers) __tsan_destroy_fiber(fiber.tsan);
@@ -1144,10 +1294,10 @@ inline void stop_worker() {
     }
 #ifdef CUDA_CPU_ASAN
     ASAN_UNPOISON_MEMORY_REGION(worker->shared, shared_arena_bytes() + shared_gap);
-    ASAN_UNPOISON_MEMORY_REGION(worker->dynamic_shared, dynamic_shared_bytes);
+    ASAN_UNPOISON_MEMORY_REGION(worker->dynamic_end - dynamic_room, dynamic_room + dynamic_guard);
 #endif
     free(worker->shared);
-    free(worker->dynamic_shared);
+    munmap(worker->dynamic_end - dynamic_room, dynamic_room + dynamic_guard);
     delete worker;
     worker = nullptr;
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
@@ -1578,6 +1728,71 @@ inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline int __clzll(long long x) { return x ? __builtin_clzll(x) : 64; }
 
+// Groups of threads, as objects: a block, and tiles of N neighbouring lanes of it.
+namespace cooperative_groups {
+struct thread_block {
+    static unsigned size() { return blockDim.x * blockDim.y * blockDim.z; }
+    static unsigned num_threads() { return size(); }
+    static unsigned thread_rank() {
+        return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    }
+    static dim3 group_index() { return {blockIdx.x, blockIdx.y, blockIdx.z}; }
+    static dim3 thread_index() { return {threadIdx.x, threadIdx.y, threadIdx.z}; }
+    static dim3 dim_threads() { return blockDim; }
+    static void sync(CUDA_CPU_WHERE) { cuda_cpu::barrier(where.file, where.line); }
+};
+inline thread_block this_thread_block() { return {}; }
+
+template <unsigned N, class Parent = thread_block> struct thread_block_tile {
+    static_assert(N >= 1 && N <= 32 && (N & (N - 1)) == 0, "1, 2, 4, 8, 16 or 32 lanes");
+    static unsigned size() { return N; }
+    static unsigned num_threads() { return N; }
+    static unsigned thread_rank() { return thread_block::thread_rank() % N; }
+    static unsigned meta_group_rank() { return thread_block::thread_rank() / N; }
+    static unsigned meta_group_size() { return (thread_block::size() + N - 1) / N; }
+    static unsigned first() { return thread_block::thread_rank() % 32 / N * N; } // its lane
+    static unsigned mask() { return ~0u >> (32 - N) << first(); }
+    static void sync(CUDA_CPU_WHERE) { __syncwarp(mask(), where); }
+    template <class T> static T shfl(T value, int from, CUDA_CPU_WHERE) {
+        return __shfl_sync(mask(), value, from, N, where);
+    }
+    template <class T> static T shfl_up(T value, unsigned delta, CUDA_CPU_WHERE) {
+        return __shfl_up_sync(mask(), value, delta, N, where);
+    }
+    template <class T> static T shfl_down(T value, unsigned delta, CUDA_CPU_WHERE) {
+        return __shfl_down_sync(mask(), value, delta, N, where);
+    }
+    template <class T> static T shfl_xor(T value, int bits, CUDA_CPU_WHERE) {
+        return __shfl_xor_sync(mask(), value, bits, N, where);
+    }
+    static int any(int yes, CUDA_CPU_WHERE) { return __any_sync(mask(), yes, where); }
+    static int all(int yes, CUDA_CPU_WHERE) { return __all_sync(mask(), yes, where); }
+    static unsigned ballot(int yes, CUDA_CPU_WHERE) {
+        return __ballot_sync(mask(), yes, where) >> first();
+    }
+};
+template <unsigned N, class Parent> thread_block_tile<N, Parent> tiled_partition(const Parent &) {
+    return {};
+}
+template <class Group> void sync(const Group &group, CUDA_CPU_WHERE) { group.sync(where); }
+
+template <class T = void> struct plus {
+    template <class V> V operator()(V a, V b) const { return a + b; }
+};
+template <class T = void> struct less { // the lesser
+    template <class V> V operator()(V a, V b) const { return b < a ? b : a; }
+};
+template <class T = void> struct greater {
+    template <class V> V operator()(V a, V b) const { return a < b ? b : a; }
+};
+template <unsigned N, class Parent, class T, class F>
+T reduce(const thread_block_tile<N, Parent> &tile, T value, F f, CUDA_CPU_WHERE) {
+    for (unsigned bit = N / 2; bit > 0; bit /= 2)
+        value = f(value, tile.shfl_xor(value, bit, where));
+    return value;
+}
+} // namespace cooperative_groups
+
 namespace cuda_cpu {
 
 // ---------------------------------------------------------------------------------------------
@@ -1603,6 +1818,7 @@ struct Kernel {
     std::string bytes;
     void (*one)(const void *bytes);
     void (*rest)(const void *bytes, int first);
+    std::vector<std::shared_ptr<int>> uses; // of pinned memory
 };
 
 // The thread that threadIdx says.
@@ -1628,8 +1844,7 @@ CUDA_CPU_OPTIMIZED __attribute__((flatten)) void run_rest(const void *bytes, int
             }
 }
 
-__attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kernel,
-                                                             unsigned block) {
+__attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kernel, unsigned block) {
     const Launch &launch = kernel.launch;
     Worker &w = *worker;
     blockDim = launch.block;
@@ -1648,10 +1863,11 @@ __attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kerne
     w.phase = 0;
     w.blocks++;
     w.mode = in_turns;
+    w.dynamic_bytes = launch.shared;
+    w.dynamic_shared = w.dynamic_end - (launch.shared + 15) / 16 * 16;
 #ifdef CUDA_CPU_ASAN
-    ASAN_UNPOISON_MEMORY_REGION(w.dynamic_shared, dynamic_shared_bytes);
-    ASAN_POISON_MEMORY_REGION(w.dynamic_shared + launch.shared,
-                              dynamic_shared_bytes - launch.shared);
+    ASAN_POISON_MEMORY_REGION(w.dynamic_end - dynamic_room, dynamic_room);
+    ASAN_UNPOISON_MEMORY_REGION(w.dynamic_shared, launch.shared);
 #endif
     if (launch.shared) memset(w.dynamic_shared, 0xFF, launch.shared);
     published(&w.begin);
@@ -1745,6 +1961,7 @@ struct Grid {
     }
     void one(unsigned b) {
         run_block(kernel, b);
+        worker->threads = 0;
         if (worker->failed) device.fault = cudaErrorLaunchFailure;
     }
 };
@@ -1803,38 +2020,44 @@ inline void run_grid(const Kernel &kernel, Device &device) {
     if (!device.fault) {
         if (device.team->size == 1 || blocks == 1)
             while (grid.next < blocks && !device.fault) grid.one(grid.next++);
-        else
-            device.team->run(grid);
+        else device.team->run(grid);
     }
     Hidden hidden;
     guard.reset();
 }
 
-inline cudaError_t check_pointer(const Launch &launch, const Device &device, int i,
-                                 const void *pointer) {
-    char what[300];
-    snprintf(what, sizeof what, "%s: argument %d", launch.name, i);
-    if (!pointer || is_pinned(pointer)) return cudaSuccess; // a GPU reads pinned host memory too
-    return check_memory(device, pointer, 0, launch.where, what);
-}
-// A pointer must point to memory of the device. In a struct, words that are addresses of memory
-// that is or was allocated on a device are taken for pointers; no others, because two numbers in a
-// word, or what padding holds by chance, may look like one.
+// An argument of a kernel. A pointer must point to memory of the device, or to pinned memory, which
+// a GPU reads too. In a struct, words that are addresses of memory that is or was allocated on a
+// device are taken for pointers; no others, because two numbers in a word, or what padding holds by
+// chance, may look like one.
 struct Argument {
-    const void *p;
+    void *p;
     size_t bytes;
     bool is_pointer, is_struct;
 };
-inline cudaError_t check_argument(const Launch &launch, const Device &device, int i, Argument arg) {
+// Check the pointers in an argument, and turn them to where the memory is.
+inline cudaError_t check_argument(Kernel &kernel, const Device &device, int i, Argument arg) {
     const void *word;
     if (!arg.is_pointer && !arg.is_struct) return cudaSuccess;
     for (size_t at = 0; at + sizeof word <= arg.bytes; at += sizeof word) {
         memcpy(&word, (const char *)arg.p + at, sizeof word);
-        const Place place = locate(word);
-        if (arg.is_struct &&
-            (!place.allocation || (const char *)word > place.first + place.allocation->bytes))
-            continue;
-        if (cudaError_t error = check_pointer(launch, device, i, word)) return error;
+        if (!word) continue;
+        if (arg.is_pointer)
+            if (auto use = use_of(word, kernel.launch.where)) {
+                kernel.uses.push_back(use);
+                continue;
+            }
+        if (arg.is_struct) {
+            std::lock_guard<std::mutex> guard(machine().lock);
+            const Place place = locate(word);
+            if (!place.allocation || held(word) > place.first + place.allocation->bytes) continue;
+        }
+        char what[300];
+        snprintf(what, sizeof what, "%s: argument %d", kernel.launch.name, i);
+        if (cudaError_t error = check_memory(device, word, 0, kernel.launch.where, what))
+            return error;
+        word = real(word);
+        memcpy((char *)arg.p + at, &word, sizeof word);
     }
     return cudaSuccess;
 }
@@ -1894,10 +2117,11 @@ inline void fall_behind(double seconds) {
     behind -= seconds_now() - begin;
 }
 
-inline void enqueue(const Kernel &kernel, std::initializer_list<Argument> arguments) {
+// Whether the launch can be, with its arguments, whose pointers are changed.
+inline bool accept(Kernel &kernel, std::initializer_list<Argument> arguments) {
     const Launch &launch = kernel.launch;
-    Device *device = &current();
-    if (check_launch(launch, *device)) return;
+    const Device &device = current();
+    if (check_launch(launch, device)) return false;
     static const bool listed = getenv("CUDA_CPU_LAUNCHES") != nullptr;
     if (listed) {
         const dim3 g = launch.grid, b = launch.block;
@@ -1907,26 +2131,38 @@ inline void enqueue(const Kernel &kernel, std::initializer_list<Argument> argume
     }
     int i = 0;
     for (const Argument &argument : arguments)
-        if (check_argument(launch, *device, ++i, argument)) return;
-    submit(launch.stream, *device, {launch.name, launch.where, device->id}, [kernel, device] {
-        const double begin = seconds_now();
-        run_grid(kernel, *device);
-        if (device->slowdown > 1) fall_behind((seconds_now() - begin) * (device->slowdown - 1));
-    });
+        if (check_argument(kernel, device, ++i, argument)) return false;
+    return true;
+}
+inline void enqueue(Kernel kernel) {
+    Device *device = &current();
+    const Launch launch = kernel.launch;
+    submit(launch.stream, *device, {launch.name, launch.where, device->id},
+           [kernel = std::move(kernel), device] {
+               const double begin = seconds_now();
+               run_grid(kernel, *device);
+               if (device->slowdown > 1)
+                   fall_behind((seconds_now() - begin) * (device->slowdown - 1));
+           });
 }
 
 template <class F> struct Configured {
     const Launch &launch;
     F f;
     template <class... A> void operator()(A... args) const {
-        auto kernel = [f = f, args...] { f(args...); };
-        using K = decltype(kernel);
+        Kernel kernel = {launch, {}, nullptr, nullptr, {}};
+        if (!accept(kernel, {{(void *)&args, sizeof args, std::is_pointer<A>::value,
+                              std::is_class<A>::value}...}))
+            return;
+        auto call = [f = f, args...] { f(args...); };
+        using K = decltype(call);
         static_assert(std::is_trivially_copy_constructible<K>::value &&
                           std::is_trivially_destructible<K>::value && alignof(K) <= 16,
                       "a kernel's arguments are copied as bytes");
-        const std::string bytes((const char *)&kernel, sizeof kernel);
-        enqueue({launch, bytes, run_one<K>, run_rest<K>},
-                {{&args, sizeof args, std::is_pointer<A>::value, std::is_class<A>::value}...});
+        kernel.bytes.assign((const char *)&call, sizeof call);
+        kernel.one = run_one<K>;
+        kernel.rest = run_rest<K>;
+        enqueue(std::move(kernel));
     }
 };
 template <class F> Configured<F> configured(const Launch &launch, F f) { return {launch, f}; }
@@ -1951,6 +2187,8 @@ inline Machine::Machine() {
     set_lane_order(getenv("CUDA_CPU_LANES"));
     const size_t gib = size_t(1) << 30;
     int devices_shown = setting("CUDA_CPU_DEVICES", 1, 1, 64);
+    peers = setting("CUDA_CPU_PEERS", 1, 0, 1);
+    watchdog = setting("CUDA_CPU_WATCHDOG", 10, 0, 1 << 20);
     cpu_set_t set;
     CPU_ZERO(&set);
     int cores = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
@@ -1979,12 +2217,13 @@ inline Machine::Machine() {
         for (size_t bytes : {range, min(range, total + min(total, gib))}) {
             if (p != MAP_FAILED) break;
             range = bytes;
-            p = mmap(nullptr, range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            p = mmap(nullptr, 2 * range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                     0);
         }
         if (p == MAP_FAILED)
             give_up("no addresses for the memory of device %d (%.1f GB): raise ulimit -v, or set "
                     "CUDA_CPU_MEMORY to less than %zu (MiB)",
-                    id, range / 1e9, total >> 20);
+                    id, 2 * range / 1e9, total >> 20);
         device->id = id;
         snprintf(device->memory_of, sizeof device->memory_of, "device %d", id);
         device->cores = cores_each;
@@ -2000,6 +2239,7 @@ inline Machine::Machine() {
         }
         device->base = device->next = (char *)p;
         device->end = device->base + range;
+        device->away = range;
         device->total = total;
         device->peers.resize(devices_shown);
         device->streams.push_back(new Stream(device, true));
@@ -2194,10 +2434,13 @@ inline cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer, CUDA_
         return cuda_cpu::fail(cudaErrorInvalidDevice, where,
                               "cudaDeviceCanAccessPeer: devices %d and %d of %zu", device, peer,
                               cuda_cpu::machine().devices.size());
-    *can = device != peer;
+    *can = device != peer && cuda_cpu::machine().peers;
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned, CUDA_CPU_WHERE) {
+    if (!cuda_cpu::machine().peers)
+        return cuda_cpu::fail(cudaErrorPeerAccessUnsupported, where,
+                              "cudaDeviceEnablePeerAccess: CUDA_CPU_PEERS=0");
     if (!cuda_cpu::valid_device(peer) || peer == cuda_cpu::current_device)
         return cuda_cpu::fail(cudaErrorInvalidDevice, where,
                               "cudaDeviceEnablePeerAccess: device %d to device %d",
@@ -2246,18 +2489,19 @@ inline cudaError_t allocate(Device &device, void **pointer, size_t bytes, Where 
     } else {
         device.next += mapped + page;
     }
-    if (mprotect(pages, mapped, PROT_READ | PROT_WRITE)) return fail(cudaErrorMemoryAllocation);
-    char *first = pages + mapped - rounded;
+    char *first = pages + mapped - rounded, *memory = first + device.away;
+    if (mprotect(pages + device.away, mapped, PROT_READ | PROT_WRITE))
+        return fail(cudaErrorMemoryAllocation);
     {
         Hidden hidden;
 #ifdef CUDA_CPU_ASAN
-        ASAN_UNPOISON_MEMORY_REGION(pages, mapped);
+        ASAN_UNPOISON_MEMORY_REGION(pages + device.away, mapped);
 #endif
-        memset(first, 0xFF, bytes);
+        memset(memory, 0xFF, bytes);
     }
 #ifdef CUDA_CPU_ASAN
-    ASAN_POISON_MEMORY_REGION(pages, first - pages);
-    ASAN_POISON_MEMORY_REGION(first + bytes, rounded - bytes);
+    ASAN_POISON_MEMORY_REGION(pages + device.away, first - pages);
+    ASAN_POISON_MEMORY_REGION(memory + bytes, rounded - bytes);
 #endif
     device.allocations[first] = {bytes, pages, where, {nullptr, 0, nullptr}, true, by, true};
     if (counts) device.used += mapped;
@@ -2270,10 +2514,10 @@ inline void unmap(Device &device, const char *first) {
     Allocation &a = device.allocations[first];
     const size_t mapped = mapped_bytes(first, a);
 #ifdef CUDA_CPU_ASAN
-    ASAN_POISON_MEMORY_REGION(a.pages, mapped);
+    ASAN_POISON_MEMORY_REGION(a.pages + device.away, mapped);
 #endif
-    mmap(a.pages, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-         0);
+    mmap(a.pages + device.away, mapped, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     a.mapped = false;
     device.used -= mapped;
 }
@@ -2281,7 +2525,7 @@ inline void unmap(Device &device, const char *first) {
 inline cudaError_t end_of(Place &at, void *pointer, Where where, const char *call, const char *by) {
     std::lock_guard<std::mutex> guard(machine().lock);
     at = locate(pointer);
-    if (!at.device || !at.allocation || at.first != pointer ||
+    if (!at.device || !at.allocation || at.first != held(pointer) ||
         strncmp(at.allocation->by, by, strlen(by)))
         return fail(cudaErrorInvalidValue, where, "%s: %p is not what %s returned", call, pointer,
                     by);
@@ -2390,6 +2634,7 @@ inline cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, int d
     return check_memory(machine().managed, pointer, bytes, where, "cudaMemPrefetchAsync");
 }
 
+// Filled with NaN when fresh.
 inline cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
     using namespace cuda_cpu;
     *pointer = bytes ? aligned_alloc(256, (bytes + 255) / 256 * 256) : nullptr;
@@ -2397,8 +2642,10 @@ inline cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
 #ifdef CUDA_CPU_ASAN
     ASAN_POISON_MEMORY_REGION((char *)*pointer + bytes, (bytes + 255) / 256 * 256 - bytes);
 #endif
+    memset(*pointer, 0xFF, bytes);
     std::lock_guard<std::mutex> guard(machine().lock);
-    machine().pinned[(const char *)*pointer] = {bytes, "cudaMallocHost"};
+    machine().pinned[(const char *)*pointer] = {
+        bytes, "cudaMallocHost", std::make_shared<int>(), {}};
     return cudaSuccess;
 }
 template <class T> cudaError_t cudaMallocHost(T **pointer, size_t bytes) {
@@ -2409,15 +2656,19 @@ template <class T> cudaError_t cudaHostAlloc(T **pointer, size_t bytes, unsigned
     return cudaMallocHost((void **)pointer, bytes);
 }
 namespace cuda_cpu {
-// Pinned memory is forgotten, once no device can be using it.
+// Pinned memory is forgotten. A GPU's driver may wait for what is queued and uses it, or not.
 inline cudaError_t unpin(void *pointer, Where where, const char *call, const char *by,
                          cudaError_t error) {
-    for (Device *device : machine().devices) synchronize(*device);
     std::lock_guard<std::mutex> guard(machine().lock);
     auto found = machine().pinned.find((const char *)pointer);
     if (found == machine().pinned.end() || found->second.by != std::string(by))
         return fail(error, where, "%s: %p is not what %s %s", call, pointer, by,
                     error == cudaErrorInvalidValue ? "returned" : "was given");
+    const Pinned &pinned = found->second;
+    if (pinned.use.use_count() > 1)
+        return fail(cudaErrorInvalidValue, where,
+                    "%s: %p is still used by what %s:%d has queued: wait for its stream first",
+                    call, pointer, pinned.used.file, pinned.used.line);
     machine().pinned.erase(found);
     return cudaSuccess;
 }
@@ -2449,7 +2700,7 @@ inline cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned, CUDA_
         return fail(cudaErrorHostMemoryAlreadyRegistered, where,
                     "cudaHostRegister: %zu bytes at %p are pinned already, or some of them", bytes,
                     pointer);
-    machine().pinned[p] = {bytes, "cudaHostRegister"};
+    machine().pinned[p] = {bytes, "cudaHostRegister", std::make_shared<int>(), {}};
     return cudaSuccess;
 }
 inline cudaError_t cudaHostUnregister(void *pointer, CUDA_CPU_WHERE) {
@@ -2473,10 +2724,15 @@ struct Copy {
     const void *from;
     size_t from_pitch, width, height;
     cudaMemcpyKind kind;
+    bool pointers = false; // what is copied: each becomes one that a kernel can follow
 
     void operator()() const {
         for (size_t i = 0; i < height; i++)
-            memcpy((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+            memcpy(real(to) + i * to_pitch, real(from) + i * from_pitch, width);
+        if (!pointers || height > 1) return;
+        for (void **p = (void **)real(to), **end = p + width / sizeof *p; p < end; p++)
+            if (kind == cudaMemcpyHostToDevice) *p = real(*p);
+            else if (kind == cudaMemcpyDeviceToHost) *p = (void *)held(*p);
     }
     size_t extent(size_t pitch) const { return (height - 1) * pitch + width; }
 };
@@ -2556,7 +2812,8 @@ inline cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where) {
         stage();
         submit(stream, *queue, what, [copy, staged] { copy(); });
     } else {
-        submit(stream, *queue, what, copy);
+        submit(stream, *queue, what,
+               [copy, to = use_of(copy.to, where), from = use_of(copy.from, where)] { copy(); });
         if (pageable_target) return synchronize(stream ? stream : queue->streams[0]);
     }
     return cudaSuccess;
@@ -2579,6 +2836,19 @@ inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cud
 inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                               CUDA_CPU_WHERE) {
     return cuda_cpu::copy_and_wait({"cudaMemcpy", to, bytes, from, bytes, bytes, 1, kind}, where);
+}
+// To an array of pointers.
+template <class T>
+cudaError_t cudaMemcpyAsync(T **to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
+    return cuda_cpu::copy_async({"cudaMemcpyAsync", to, bytes, from, bytes, bytes, 1, kind, true},
+                                stream, where);
+}
+template <class T>
+cudaError_t cudaMemcpy(T **to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                       CUDA_CPU_WHERE) {
+    return cuda_cpu::copy_and_wait({"cudaMemcpy", to, bytes, from, bytes, bytes, 1, kind, true},
+                                   where);
 }
 inline cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                                      size_t width, size_t height, cudaMemcpyKind kind,
@@ -2603,7 +2873,7 @@ inline cudaError_t set_async(const char *call, void *to, size_t pitch, int value
     if (cudaError_t error = check_memory(device, to, (height - 1) * pitch + width, where, call))
         return error;
     submit(stream, device, {call, where, device.id}, [=] {
-        for (size_t i = 0; i < height; i++) memset((char *)to + i * pitch, value, width);
+        for (size_t i = 0; i < height; i++) memset(real(to) + i * pitch, value, width);
     });
     return cudaSuccess;
 }
@@ -2642,7 +2912,7 @@ inline void *copy_on(Symbol &symbol, Device &device) {
     if (copy) return copy;
     if (allocate(device, &copy, symbol.bytes, symbol.where, "its declaration", false))
         give_up("no memory for %s on device %d", symbol.name, device.id);
-    return memcpy(copy, symbol.initial, symbol.bytes);
+    return memcpy(real(copy), symbol.initial, symbol.bytes), copy;
 }
 // Where the calling thread finds the variable whose first value is `initial`.
 __attribute__((noinline, cold)) inline void *find_variable(const void *initial, size_t bytes,
@@ -2663,7 +2933,7 @@ __attribute__((noinline, cold)) inline void *find_variable(const void *initial, 
         }
     }
     if (device_of_thread < 0) return found->host_side;
-    return copy_on(*found, *machine().devices[device_of_thread]);
+    return real(copy_on(*found, *machine().devices[device_of_thread]));
 }
 template <class T> T &device_variable(T &initial, const char *name, const char *file, int line) {
     static_assert(std::is_trivially_copyable<T>::value, "every device gets a copy, as bytes");
@@ -2678,6 +2948,9 @@ inline bool add_on_start(void (*call)()) {
     on_start().push_back(call);
     return true;
 }
+
+template <class T>
+constexpr bool holds_pointers = std::is_pointer<typename std::remove_all_extents<T>::type>::value;
 
 // The current device's copy of a variable, for a call that is given its name.
 inline cudaError_t find_copy(char *&copy, const void *variable, Where where, const char *call) {
@@ -2714,7 +2987,9 @@ cudaError_t cudaMemcpyToSymbol(const T &variable, const void *from, size_t bytes
     const char *call = "cudaMemcpyToSymbol";
     char *to = nullptr;
     if (cudaError_t error = cuda_cpu::find_copy(to, &variable, where, call)) return error;
-    return cuda_cpu::copy_and_wait({call, to + offset, bytes, from, bytes, bytes, 1, kind}, where);
+    return cuda_cpu::copy_and_wait(
+        {call, to + offset, bytes, from, bytes, bytes, 1, kind, cuda_cpu::holds_pointers<T>},
+        where);
 }
 template <class T>
 cudaError_t cudaMemcpyFromSymbol(void *to, const T &variable, size_t bytes, size_t offset = 0,
@@ -2722,7 +2997,9 @@ cudaError_t cudaMemcpyFromSymbol(void *to, const T &variable, size_t bytes, size
     const char *call = "cudaMemcpyFromSymbol";
     char *from = nullptr;
     if (cudaError_t error = cuda_cpu::find_copy(from, &variable, where, call)) return error;
-    return cuda_cpu::copy_and_wait({call, to, bytes, from + offset, bytes, bytes, 1, kind}, where);
+    return cuda_cpu::copy_and_wait(
+        {call, to, bytes, from + offset, bytes, bytes, 1, kind, cuda_cpu::holds_pointers<T>},
+        where);
 }
 template <class T>
 cudaError_t cudaMemcpyToSymbolAsync(const T &variable, const void *from, size_t bytes,
@@ -2731,8 +3008,9 @@ cudaError_t cudaMemcpyToSymbolAsync(const T &variable, const void *from, size_t 
     const char *call = "cudaMemcpyToSymbolAsync";
     char *to = nullptr;
     if (cudaError_t error = cuda_cpu::find_copy(to, &variable, where, call)) return error;
-    return cuda_cpu::copy_async({call, to + offset, bytes, from, bytes, bytes, 1, kind}, stream,
-                                where);
+    return cuda_cpu::copy_async(
+        {call, to + offset, bytes, from, bytes, bytes, 1, kind, cuda_cpu::holds_pointers<T>},
+        stream, where);
 }
 template <class T>
 cudaError_t cudaMemcpyFromSymbolAsync(void *to, const T &variable, size_t bytes, size_t offset,
@@ -2741,8 +3019,9 @@ cudaError_t cudaMemcpyFromSymbolAsync(void *to, const T &variable, size_t bytes,
     const char *call = "cudaMemcpyFromSymbolAsync";
     char *from = nullptr;
     if (cudaError_t error = cuda_cpu::find_copy(from, &variable, where, call)) return error;
-    return cuda_cpu::copy_async({call, to, bytes, from + offset, bytes, bytes, 1, kind}, stream,
-                                where);
+    return cuda_cpu::copy_async(
+        {call, to, bytes, from + offset, bytes, bytes, 1, kind, cuda_cpu::holds_pointers<T>},
+        stream, where);
 }
 
 // --- copies between devices, functions of the host
@@ -2771,7 +3050,9 @@ inline cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from
     if (cudaError_t error = check_peers(to, to_device, from, from_device, bytes, where, call))
         return error;
     Device &device = stream ? *stream->device : current();
-    submit(stream, device, {call, where, device.id}, [=] { memcpy(to, from, bytes); });
+    submit(stream, device, {call, where, device.id}, [=] { memcpy(real(to), real(from), bytes); });
+    if (!machine().peers && to_device != from_device)
+        return synchronize(stream ? stream : device.streams[0]);
     return cudaSuccess;
 }
 // The host goes on; all that either device was given before, or is given later, is ordered with it.
@@ -2788,7 +3069,7 @@ inline cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int
     Stream *copy = machine().devices[to_device]->streams[0];
     for (Stream *stream : all)
         if (stream != copy) wait(copy, mark(stream));
-    copy->push({call, where, to_device}, [=] { memcpy(to, from, bytes); });
+    copy->push({call, where, to_device}, [=] { memcpy(real(to), real(from), bytes); });
     auto done = mark(copy);
     for (Stream *stream : all)
         if (stream != copy) wait(stream, done);
@@ -3081,6 +3362,9 @@ CUDA_CPU_LACKS(cudaMallocFromPoolAsync) CUDA_CPU_LACKS(cudaMemPoolCreate)
 CUDA_CPU_LACKS(cudaMemAdvise) CUDA_CPU_LACKS(cudaDeviceGetDefaultMemPool)
 CUDA_CPU_LACKS_TYPE(cudaLaunchConfig_t) CUDA_CPU_LACKS_TYPE(cudaPointerAttributes)
 CUDA_CPU_LACKS_TYPE(cudaMemPool_t)
+namespace cooperative_groups {
+CUDA_CPU_LACKS(this_grid) CUDA_CPU_LACKS(this_cluster) CUDA_CPU_LACKS(coalesced_threads)
+}
 // clang-format on
 #undef CUDA_CPU_LACKS
 #undef CUDA_CPU_LACKS_FETCH
