@@ -10,7 +10,7 @@
 # ALLREDUCE      sum by: naive, bucket, host, by_tensor, sharded, ring, tree, rebind, yours
 # OVERLAP        1 exchanges the last layers' gradients while the first layers' are still computed
 # KVSTORE        the lab's words for two of them: local (host), device (by_tensor)
-# KERNELS        kernels of the convolution: tiled, or plain, which is the formula and no more
+# KERNELS        kernels of the convolution: plain, the formula; tiled; fast, by default on a GPU
 # SPLIT          parts of a minibatch in this proportion, such as 3,1, for devices of unequal speed
 # EVALUATE_ALL   1 computes test accuracy on all devices instead of gpu(0) alone
 # SEED           seed of the parameters and of the order of the samples
@@ -25,7 +25,7 @@
 # RESUME         1 goes on where the training in SAVE stands
 # LOG            file for the epoch rows, by default build/log.csv
 # VERBOSE        1 prints the device memory that was used
-# BENCH          what make bench times: step (of training), allreduce, or all
+# BENCH          what make bench times: step (of training), allreduce, kernels, or all
 # SWEEP_GPUS     numbers of devices that make sweep trains on, by default 1 2
 # SWEEP_LR       learning rates that make sweep trains with, by default 0.05 0.1 0.2 0.4
 # ARGS           more words for the program, such as ARGS=--help
@@ -151,7 +151,8 @@ race: $(race_tests) build/race/mgpu $(dataset)  ## tests, exercise, training und
 
 # All but what trains for long or is not about kernels, in each order of warps and lanes
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
-lanes: build/lanes/tests build/cpu/runtime_tests build/lanes_asan/tests $(dataset)  ## tests in a GPU's shape, lane by lane
+lanes: build/lanes_asan/tests
+lanes: build/lanes/tests build/cpu/runtime_tests $(dataset)  ## tests in a GPU's shape, lane by lane
 	@for order in forwards backwards 1; do echo "CUDA_CPU_LANES=$$order" >&2; \
 	    ($(call run_tests,build/lanes/tests build/cpu/runtime_tests,env CUDA_CPU_LANES=$$order)) || \
 	    exit 1; done; echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2; \

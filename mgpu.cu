@@ -276,6 +276,7 @@ void backward(const Tensor &l); // the gradient of sum(l), for all that l depend
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 Device try_gpu(int i); // gpu(i), or an error if there are fewer devices
 
+extern const char *const usual_kernels; // of the convolutions, on this machine (section 8)
 // The command line (section 14). What is not given there, the model's chapter decides (section 10).
 struct Options {
     int gpus = 1, batch = 256, epochs = 10; // batch: samples over all devices
@@ -285,7 +286,7 @@ struct Options {
     bool shuffle = true, overlap = false, first_check = true, replica_check = true;
     bool exercise = false, resume = false, verbose = false;
     bool evaluate_all = false; // test accuracy on all devices, not on the first alone
-    std::string model = "lenet", allreduce = "naive", kvstore, kernels = "tiled";
+    std::string model = "lenet", allreduce = "naive", kvstore, kernels = usual_kernels;
     std::string bench;      // all, step or allreduce
     std::vector<int> split; // the devices' parts of a minibatch; none: equal ones
     std::string data = "data", init, save, log = "build/log.csv"; // folders, a file
@@ -854,7 +855,7 @@ void exchange(const Grads &grads) {
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
 // Each operation with its kernels, its forward and its backward, from an elementwise ReLU to batch
-// normalization; the convolution stands twice, plainly and then tiled. A kernel's outputs come
+// normalization; the convolution stands three times, each time faster. A kernel's outputs come
 // first among its arguments, then its inputs, then sizes. An operator of your own starts as a copy
 // of relu.
 
@@ -937,9 +938,18 @@ __global__ void add_kernel(float *a, const float *b, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) a[i] += b[i];
 }
-__global__ void sgd_kernel(float *param, const float *grad, float lr, float batch_size, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) param[i] -= lr * grad[i] / batch_size;
+struct SgdList { // one launch for many parameters: a small one takes less time than its launch
+    static constexpr int most = 128;
+    float *param[most];
+    const float *grad[most];
+    int n[most];
+};
+__global__ void sgd_kernel(SgdList list, float lr, float batch_size) {
+    float *param = list.param[blockIdx.y];
+    const float *grad = list.grad[blockIdx.y];
+    const int n = list.n[blockIdx.y], all = gridDim.x * blockDim.x;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all)
+        param[i] -= lr * grad[i] / batch_size;
 }
 
 void add_(const Tensor &a, const Tensor &b) {
@@ -951,11 +961,21 @@ void add_(const Tensor &a, const Tensor &b) {
 
 // param -= lr * param.grad / batch_size, for each of them that has a gradient
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
-    for (const Tensor &p : params) {
-        if (!p.grad) continue; // a buffer
-        const int n = size(p);
-        CHECK_LAUNCH(sgd_kernel<<<blocks(n), threads, 0, on(p.device)>>>(p.ptr(), p.grad->ptr(), lr,
-                                                                         batch_size, n));
+    for (size_t next = 0; next < params.size();) {
+        SgdList list = {};
+        int count = 0, largest = 0;
+        for (; next < params.size() && count < SgdList::most; next++) {
+            const Tensor &p = params[next];
+            if (!p.grad) continue; // a buffer
+            same_device("sgd", {params[0], p});
+            list.param[count] = p.ptr();
+            list.grad[count] = p.grad->ptr();
+            largest = std::max(largest, list.n[count++] = size(p));
+        }
+        const dim3 grid(blocks(largest, 4 * threads), count);
+        if (largest > 0)
+            CHECK_LAUNCH(
+                sgd_kernel<<<grid, threads, 0, on(params[0].device)>>>(list, lr, batch_size));
     }
 }
 
@@ -980,19 +1000,14 @@ __device__ inline float warp_reduce_sum(float sum) { // every lane of the warp r
     for (int half = warp_size / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
     return sum;
 }
-struct TileRow { // tile_n neighbours, in two loads of 16 bytes
-    float4 a, b;
-    __device__ explicit TileRow(const float *from)
-        : a(*(const float4 *)from), b(*(const float4 *)(from + 4)) {}
-    __device__ float operator[](int q) const { return (&(q < 4 ? a : b).x)[q % 4]; }
-};
 #else
 #define UNROLL_LANES _Pragma("omp simd")
 constexpr int warp_size = 1, lanes = 16; // a block's threads run one after another
 constexpr int tile_m = 6, tile_n = 16;
 inline float warp_reduce_sum(float sum) { return sum; }
-typedef const float *TileRow; // loaded as vectors anyway
 #endif
+
+const char *const usual_kernels = warp_size > 1 ? "fast" : "tiled";
 
 // The sum of value(i) over i < n by one warp; every lane returns it. Deterministic order; tile_n
 // partial sums a lane keep the rounding small.
@@ -1409,21 +1424,21 @@ struct Correlation {
     int step, OH, OW;
     int begin, end; // rows of X outside of [begin, end) are zeros, and skipped
 };
-// Each thread: `rows` pixels (n,i,j), one warp's width apart, of tile_n channels o. `fixed` is V
+// Each thread: tile_m pixels (n,i,j), one warp's width apart, of tile_n channels o. `fixed` is V
 // where it is known, else 0.
-template <int fixed, int rows>
+template <int fixed>
 __global__ void __launch_bounds__(64)
     correlate_kernel(GradSlot y, const float *X, const float *packed, const float *b,
                      Correlation s) {
     if (fixed) s.V = fixed;
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, o_begin = blockIdx.y * tile_n;
     const int plane = s.I * s.J, pixels = s.N * plane;
-    const int first = thread / warp_size * warp_size * rows + thread % warp_size;
+    const int first = thread / warp_size * warp_size * tile_m + thread % warp_size;
     if (first >= pixels) return;
-    int offset[rows]; // of X[n,0,i*stride,j*stride], for each pixel
+    int offset[tile_m]; // of X[n,0,i*stride,j*stride], for each pixel
     int top = s.H, bottom = 0;
     UNROLL
-    for (int m = 0; m < rows; m++) {
+    for (int m = 0; m < tile_m; m++) {
         const int p = min(first + m * warp_size, pixels - 1);
         const int n = p / plane, i = p % plane / s.J * s.stride, j = p % s.J * s.stride;
         offset[m] = (n * s.C * s.H + i) * s.W + j;
@@ -1433,25 +1448,24 @@ __global__ void __launch_bounds__(64)
     // Only these rows of taps meet anything but zeros
     const int u_begin = max(0, s.begin - bottom), u_end = min(s.U, s.end - top);
     const int left_out = s.U - (u_end - u_begin);
-    float sum[rows][tile_n] = {};
+    float sum[tile_m][tile_n] = {};
     const float *x = X + u_begin * s.W;
     const float *w = packed + (blockIdx.y * s.C * s.U + u_begin) * s.V * tile_n;
     for (int c = 0; c < s.C; c++) {
         for (int u = u_begin; u < u_end; u++, x += s.W - s.V)
             for (const float *end = x + s.V; x < end; x++, w += tile_n) {
-                const TileRow wq(w);
                 UNROLL
-                for (int m = 0; m < rows; m++) {
+                for (int m = 0; m < tile_m; m++) {
                     const float xm = x[offset[m]];
                     UNROLL_LANES
-                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * wq[q];
+                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * w[q];
                 }
             }
         x += (s.H - s.U + left_out) * s.W;
         w += left_out * s.V * tile_n;
     }
     UNROLL
-    for (int m = 0; m < rows; m++) {
+    for (int m = 0; m < tile_m; m++) {
         const int p = first + m * warp_size, n = p / plane, ij = p % plane, size = s.OH * s.OW;
         if (p >= pixels) break;
         int out = (n * s.O + o_begin) * size; // of y[n,o,i*step,j*step]: no division if step is 1
@@ -1462,28 +1476,14 @@ __global__ void __launch_bounds__(64)
                 y.store_or_add(out + q * size, sum[m][q] + (b ? b[o_begin + q] : 0));
     }
 }
-template <int rows>
-static void correlate_rows(GradSlot y, const float *X, const Tensor &packed, const float *b,
-                           const Correlation &s) {
-    const int pixels = s.N * s.I * s.J, block = 64;
-    const cudaStream_t stream = on(packed.device);
-    dim3 grid(blocks(blocks(pixels, warp_size * rows) * warp_size, block), blocks(s.O, tile_n));
-    if (s.V == 3)
-        CHECK_LAUNCH(correlate_kernel<3, rows>
-                     <<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
-    else
-        CHECK_LAUNCH(correlate_kernel<0, rows>
-                     <<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
-}
 static void correlate(GradSlot y, const float *X, const Tensor &packed, const float *b,
                       const Correlation &s) {
-    // Few warps leave a GPU empty: then more of them, of fewer pixels
-    if constexpr (warp_size > 1) {
-        const int warps = blocks(s.N * s.I * s.J, warp_size * tile_m) * blocks(s.O, tile_n);
-        if (warps < 125) return correlate_rows<1>(y, X, packed, b, s);
-        if (warps < 1000) return correlate_rows<4>(y, X, packed, b, s);
-    }
-    correlate_rows<tile_m>(y, X, packed, b, s);
+    const int pixels = s.N * s.I * s.J, block = 64;
+    const cudaStream_t stream = on(packed.device);
+    dim3 grid(blocks(blocks(pixels, warp_size * tile_m) * warp_size, block), blocks(s.O, tile_n));
+    if (s.V == 3)
+        CHECK_LAUNCH(correlate_kernel<3><<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
+    else CHECK_LAUNCH(correlate_kernel<0><<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
 }
 
 static void tiled_forward(const Tensor &y, const Tensor &X, const Tensor &W, const Tensor &b,
@@ -1557,15 +1557,14 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
         for (int i = 0; i < s.OH; i++) {
             const float *x = X + (n * s.C * s.H + i * s.stride) * s.W;
             for (int j = 0; j < s.OW; j++, x += s.stride, dy += tile_n) {
-                const TileRow g(dy);
                 UNROLL
                 for (int m = 0; m < tile_m; m++) {
                     const float xm = x[offset[m]];
                     UNROLL_LANES
-                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * g[q];
+                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * dy[q];
                 }
                 UNROLL_LANES
-                for (int q = 0; q < tile_n; q++) sum_dy[q] += g[q];
+                for (int q = 0; q < tile_n; q++) sum_dy[q] += dy[q];
             }
         }
     float *out = partial + (slice * gridDim.y + blockIdx.y) * (terms + 1) * tile_n;
@@ -1606,8 +1605,7 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
     s.H += 2 * s.padding, s.W += 2 * s.padding;
     // Only as many slices as fill the device: each costs memory and an addition.
     const int tiles = dy.shape[0], width = blocks(terms, warp_size * tile_m) * warp_size; // threads
-    const int most = warp_size == 1 ? 32 : 256, busy = warp_size == 1 ? 1 << 15 : 1 << 16;
-    const int slices = min(s.N, min(most, blocks(busy, tiles * width)));
+    const int slices = min(s.N, min(32, blocks(1 << 15, tiles * width)));
     Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
     if (slices > 0) {
         dim3 grid(blocks(width, block), tiles, slices);
@@ -1619,16 +1617,273 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
                                                                     partial.ptr(), slices, s));
 }
 
+// --- convolution and dense layers, tiled through shared memory (KERNELS=fast)
+// The same three sums, each as a matrix product, C (M,N) = A (M,K) @ B (K,N), whose matrices are
+// never formed: an implicit GEMM.
+//                      C    a row of it   a column   a term of the sum   A    B
+//   forward            y    i,n,j         o          u,c,v               X    W
+//   input gradient     dX   h,n,w         c          u,o,v               dy   W
+//   weight gradient    dW   u,c,v         o          i,n,j               X    dy
+// A block loads 16 terms of its rows and columns into shared memory, once for all of its threads,
+// and the next 16 into registers meanwhile. Where C is small, blocks share the terms out: slices.
+
+// i / d for 0 <= i < 2^31, as a product and a shift: 2 instructions in place of some 20
+struct Divisor {
+    unsigned d, shift, factor;
+    Divisor(int d) : d(d), shift(31) {
+        while (1ull << (shift - 31) < this->d) shift++;
+        factor = d ? (1ull << shift) / d + 1 : 0;
+    }
+    __device__ int operator()(int i) const { return i * (unsigned long long)factor >> shift; }
+};
+// Where an index i = (x*P + y)*Q + z of rows or terms leads to: in memory, and in an image.
+struct Point {
+    int offset, h, w;
+};
+struct Map {
+    Divisor P, Q;
+    int by_x, by_y, by_z, offset = 0;
+    int by_h = 0, h = 0, by_w = 0, w = 0;
+    __device__ Point operator()(int i) const {
+        const int xy = Q(i), z = i - xy * Q.d, x = P(xy), y = xy - x * P.d;
+        return {x * by_x + y * by_y + z * by_z + offset, x * by_h + h, z * by_w + w};
+    }
+};
+// An element of A lies where its row's and its term's points add up to; outside of the image it
+// is 0.
+struct Product {
+    int M, N, K;
+    Map A_row, A_term;
+    int H, W; // of A's images
+    Map B_term;
+    int B_column; // from one column of B to the next
+    Map C_row;
+    int C_column;
+    int taps; // terms in a row of taps, x, if terms are taps; else 0
+    int sums; // 1: C gets one more row, the sums of B's columns, as if A had a row of ones
+    __host__ __device__ int rows() const { return M + sums; }
+};
+// Where C goes. The row of sums, and what is added to each row, are one number a column.
+struct ProductOut {
+    GradSlot C, sums;
+    const float *bias;
+    __device__ void store(const Product &s, int m, int offset, int n, float sum) const {
+        if (m < s.M && C.data) C.store_or_add(offset + n * s.C_column, sum + (bias ? bias[n] : 0));
+        if (m == s.M && sums.data) sums.store_or_add(n, sum);
+    }
+};
+
+// A block: 16*tm rows, ty*tn columns; each of its 16*ty threads: tm x tn sums. With several slices
+// the sums go to partial[slice][n][m].
+template <int tm, int tn, int ty>
+__global__ void __launch_bounds__(16 * ty)
+    product_kernel(ProductOut out, float *partial, const float *A, const float *B, Product s) {
+    constexpr int TM = 16 * tm, TN = ty * tn, TK = 16, rows = TM / 32, own = TK / (ty / 2);
+    struct alignas(16) Term { // 4 more: neighbouring terms begin in different banks
+        float A[TM], B[TN + 4];
+    };
+    __shared__ Term terms[2][TK];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int column = threadIdx.x / 16, pair = threadIdx.x % 16;
+    const int m0 = blockIdx.x * TM, n0 = blockIdx.y * TN;
+
+    int begin = 0, end = s.K;
+    if (s.taps) { // rows of taps in which every element of A is outside are left out
+        const int top = s.A_row(m0).h, bottom = s.A_row(min(m0 + TM, s.M) - 1).h;
+        begin = max(0, -bottom) * s.taps;
+        end = max(begin, min(end, (s.H - top) * s.taps));
+    }
+    const int steps = (end - begin + TK - 1) / TK, slice = blockIdx.z, slices = gridDim.z;
+    end = min(end, begin + int((long long)steps * (slice + 1) / slices) * TK);
+    begin += int((long long)steps * slice / slices) * TK;
+
+    // What this thread loads: of A `own` terms, of rows 32 apart, neighbours of its warp's; of B
+    // one term, of columns ty apart.
+    Point row[rows];
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        row[r] = s.A_row(min(m0 + lane + 32 * r, s.M - 1));
+        if (m0 + lane + 32 * r >= s.M) row[r].h = 1 << 29;
+    }
+    float a[own][rows], b[tn];
+    auto load = [&](int first) {
+        UNROLL
+        for (int i = 0; i < own; i++) {
+            const int k = first + warp * own + i;
+            Point term = s.A_term(k);
+            if (k >= end) term.h = 1 << 30;
+            UNROLL
+            for (int r = 0; r < rows; r++) {
+                const unsigned h = row[r].h + term.h, w = row[r].w + term.w;
+                const bool inside = h < (unsigned)s.H && w < (unsigned)s.W;
+                const float x = A[inside ? row[r].offset + term.offset : 0]; // no branch
+                a[i][r] = inside ? x : m0 + lane + 32 * r == s.M;
+            }
+        }
+        const int k = first + pair, offset = s.B_term(k).offset;
+        UNROLL
+        for (int q = 0; q < tn; q++) {
+            const int n = n0 + column + ty * q;
+            const bool inside = k < end && n < s.N;
+            const float x = B[inside ? offset + n * s.B_column : 0];
+            b[q] = inside ? x : 0;
+        }
+    };
+    auto store = [&](int half) {
+        UNROLL
+        for (int i = 0; i < own; i++) {
+            UNROLL
+            for (int r = 0; r < rows; r++) terms[half][warp * own + i].A[lane + 32 * r] = a[i][r];
+        }
+        UNROLL
+        for (int q = 0; q < tn; q++) terms[half][pair].B[column + ty * q] = b[q];
+    };
+
+    float sum[tm][tn] = {};
+    if (begin < end) {
+        load(begin);
+        store(0);
+    }
+    __syncthreads();
+    for (int first = begin, half = 0; first < end; first += TK, half ^= 1) {
+        if (first + TK < end) load(first + TK);
+        UNROLL
+        for (int k = 0; k < TK; k++) {
+            float x[tm], y[tn];
+            UNROLL
+            for (int i = 0; i < tm; i++) x[i] = terms[half][k].A[2 * pair + i % 2 + i / 2 * 32];
+            UNROLL
+            for (int q = 0; q < tn; q++) y[q] = terms[half][k].B[column * tn + q];
+            UNROLL
+            for (int i = 0; i < tm; i++) {
+                UNROLL
+                for (int q = 0; q < tn; q++) sum[i][q] += x[i] * y[q];
+            }
+        }
+        if (first + TK < end) store(half ^ 1);
+        __syncthreads();
+    }
+    UNROLL
+    for (int i = 0; i < tm; i++) {
+        const int m = m0 + 2 * pair + i % 2 + i / 2 * 32; // two neighbours: one load from A
+        if (m >= s.rows()) break;
+        const int offset = s.C_row(m).offset;
+        UNROLL
+        for (int q = 0; q < tn; q++) {
+            const int n = n0 + column * tn + q;
+            if (n >= s.N) break;
+            if (slices == 1) out.store(s, m, offset, n, sum[i][q]);
+            else partial[(slice * s.N + n) * s.rows() + m] = sum[i][q];
+        }
+    }
+}
+// The sum of the slices, in their order. One thread an element of C.
+__global__ void product_sum_kernel(ProductOut out, const float *partial, int slices, Product s) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, count = s.rows() * s.N;
+    const int m = i % s.rows(), n = i / s.rows();
+    if (i >= count) return;
+    float sum = 0;
+    int slice = 0;
+    for (; slice + 16 <= slices; slice += 16) { // 16 loads on their way at once
+        UNROLL
+        for (int q = 0; q < 16; q++) sum += partial[(slice + q) * count + i];
+    }
+    for (; slice < slices; slice++) sum += partial[slice * count + i];
+    out.store(s, m, s.C_row(m).offset, n, sum);
+}
+
+template <int tm, int tn, int ty>
+static void product_tiles(const ProductOut &out, const float *A, const float *B, const Product &s,
+                          Device device) {
+    // Slices until there are blocks enough for a large GPU, but each of 8 rounds of 16 terms
+    const int rows = s.rows(), n = rows * s.N, enough = 264 * 8 / ty;
+    const int tiles = blocks(rows, 16 * tm) * blocks(s.N, ty * tn);
+    const int slices = max(1, min(blocks(s.K, 128), blocks(enough, tiles)));
+    const dim3 grid(blocks(rows, 16 * tm), blocks(s.N, ty * tn), slices);
+    const Tensor partial = empty({slices > 1 ? slices * n : 0}, device);
+    CHECK_LAUNCH(product_kernel<tm, tn, ty>
+                 <<<grid, 16 * ty, 0, on(device)>>>(out, partial.ptr(), A, B, s));
+    if (slices > 1)
+        CHECK_LAUNCH(product_sum_kernel<<<blocks(n), threads, 0, on(device)>>>(out, partial.ptr(),
+                                                                               slices, s));
+}
+static void product(const ProductOut &out, const float *A, const float *B, const Product &s,
+                    Device device) {
+    if (s.rows() == 0 || s.N == 0) return;
+    const int large = blocks(s.rows(), 128) * blocks(s.N, 64) * max(1, blocks(s.K, 128));
+    if (s.rows() <= 32 || large < 132) product_tiles<2, 8, 4>(out, A, B, s, device);
+    else if (s.N <= 24) product_tiles<8, 6, 4>(out, A, B, s, device);
+    else product_tiles<8, 8, 8>(out, A, B, s, device);
+}
+
+// The maps of the windows of X that y's elements (i,n,j) see, of the elements (u,c,v) of a window,
+// and where either lies in y and in W
+static Map windows(const ConvShape &s) {
+    const int S = s.stride, P = s.padding;
+    return {s.N, s.OW, S * s.W, s.C * s.H * s.W, S, -P * s.W - P, S, -P, S, -P};
+}
+static Map taps(const ConvShape &s) { return {s.C, s.K, s.W, s.H * s.W, 1, 0, 1, 0, 1, 0}; }
+static Map pixels(const ConvShape &s) { return {s.N, s.OW, s.OW, s.O * s.OH * s.OW, 1}; }
+static Map weights(const ConvShape &s) {
+    return {s.C, s.K, s.K * s.W_stride_k, s.K * s.K * s.W_stride_k, s.W_stride_k};
+}
+
+static void fast_forward(const Tensor &y, const Tensor &X, const Tensor &W, const Tensor &b,
+                         const ConvShape &s) {
+    const int out = s.OH * s.OW;
+    product({{y.ptr(), 0}, {}, b.ptr()}, X.ptr(), W.ptr(),
+            {s.N * out, s.O, s.C * s.K * s.K, windows(s), taps(s), s.H, s.W, weights(s),
+             s.W_stride_o, pixels(s), out, s.C * s.K, 0},
+            X.device);
+}
+// With a stride, each phase is a product of its own: see tiled_backward_input.
+static void fast_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
+                                const ConvShape &s) {
+    const int S = s.stride, K = s.K, out = s.OH * s.OW, sk = s.W_stride_k;
+    const GradSlot dX = grad_of(X);
+    for (int i = 0; i < min(S, s.H); i++)
+        for (int j = 0; j < min(S, s.W); j++) {
+            const Phase h = phase(i, s.H, 0, s), w = phase(j, s.W, 0, s);
+            const int top = h.dy_begin, left = w.dy_begin, last = h.last_tap * K + w.last_tap;
+            const Map row = {s.N, w.count, s.OW, s.O * out, 1, top * s.OW + left, 1, top, 1, left};
+            const Map term = {s.O, w.taps, s.OW, out, 1, 0, 1, 0, 1, 0};
+            const Map turned = {s.O, w.taps, -S * K * sk, s.W_stride_o, -S * sk, last * sk};
+            const Map to = {s.N, w.count, S * s.W, s.C * s.H * s.W, S, i * s.W + j};
+            product({dX, {}, nullptr}, y.grad->ptr(), W.ptr(),
+                    {s.N * h.count * w.count, s.C, s.O * h.taps * w.taps, row, term, s.OH, s.OW,
+                     turned, K * K * sk, to, s.H * s.W, s.O * w.taps, 0},
+                    X.device);
+        }
+}
+static void fast_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
+                                  const Tensor &y, const ConvShape &s) {
+    const int out = s.OH * s.OW;
+    product({grad_of(W), grad_of(b), nullptr}, X.ptr(), y.grad->ptr(),
+            {s.C * s.K * s.K, s.O, s.N * out, taps(s), windows(s), s.H, s.W, pixels(s), out,
+             weights(s), s.W_stride_o, 0, 1},
+            X.device);
+}
+
 // --- convolution and dense layers: the operators
+struct Rung {
+    decltype(plain_forward) *forward;
+    decltype(plain_backward_input) *backward_input;
+    decltype(plain_backward_weights) *backward_weights;
+};
+static const Rung plain = {plain_forward, plain_backward_input, plain_backward_weights},
+                  tiled = {tiled_forward, tiled_backward_input, tiled_backward_weights},
+                  fast = {fast_forward, fast_backward_input, fast_backward_weights};
+
 static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tensor &b,
                    const ConvShape &s, std::vector<int> shape) {
-    const bool plain = options.kernels == "plain";
+    const Rung rung = options.kernels == "plain"   ? plain
+                      : options.kernels == "tiled" ? tiled
+                                                   : fast;
     Tensor y = output(op, {X, W, b}, shape);
-    (plain ? plain_forward : tiled_forward)(y, X, W, b, s);
+    rung.forward(y, X, W, b, s);
     record(y, [=] {
-        if (W.grad || b.grad)
-            (plain ? plain_backward_weights : tiled_backward_weights)(X, W, b, y, s);
-        if (X.grad) (plain ? plain_backward_input : tiled_backward_input)(X, W, y, s);
+        if (W.grad || b.grad) rung.backward_weights(X, W, b, y, s);
+        if (X.grad) rung.backward_input(X, W, y, s);
     });
     return y;
 }
@@ -3570,6 +3825,34 @@ static void bench_step(const Model &model) {
               seconds * 1e6, batch / seconds);
 }
 
+// Three layers, forward and backward, by the kernels of each rung, or by those that KERNELS names.
+static void bench_kernels() {
+    struct Layer {
+        const char *name;
+        int N, C, size, O, K, padding;
+    };
+    const int N = on_cpu ? 16 : 256;
+    const std::string wanted = options.kernels;
+    for (const Layer &l :
+         {Layer{"lenet conv2", N, 20, 13, 50, 5, 0}, Layer{"resnet18 3x3", N, 64, 28, 64, 3, 1},
+          Layer{"lenet dense1", N, 800, 1, 128, 1, 0}}) {
+        std::vector<Tensor> inputs = {normal(1, {l.N, l.C, l.size, l.size}),
+                                      normal(0.1f, {l.O, l.C, l.K, l.K}), normal(1, {l.O})};
+        for (Tensor &t : inputs) attach_grad(t = copyto(t, gpu(0)));
+        const double plane = std::pow(l.size + 2 * l.padding - l.K + 1, 2);
+        const double flop = 6.0 * l.N * l.O * plane * l.C * l.K * l.K;
+        for (const char *kernels : {"plain", "tiled", "fast"}) {
+            if (options.given.count("kernels") && kernels != wanted) continue;
+            options.kernels = kernels;
+            const double us = 1e6 * time_calls(1, 0.1, 3, [&] {
+                                  backward(conv2d(inputs[0], inputs[1], inputs[2], 1, l.padding));
+                              });
+            bench_row("kernels,%s,%s,1,%d,,%.1f,%.1f,GFLOP/s", l.name, kernels, l.N, us,
+                      flop / us / 1e3);
+        }
+    }
+}
+
 // allreduce of 8 equal tensors, 4 KB to 256 MB in all, by each algorithm (but rebind and yours), or
 // by the one that ALLREDUCE names.
 static void bench_allreduce(int k) {
@@ -3598,13 +3881,15 @@ static void bench_allreduce(int k) {
 }
 
 void bench() {
-    bench_row("what,model,allreduce,gpus,batch,bytes,us,rate,unit");
+    bench_row("what,model,by,gpus,batch,bytes,us,rate,unit");
+    auto wanted = [](const char *what) { return options.bench == what || options.bench == "all"; };
     for (const Model &m : models) {
-        if (options.bench == "allreduce") break;
+        if (!wanted("step")) break;
         const bool slow = on_cpu && strcmp(m.name, "resnet18") == 0; // it would take minutes
         if (options.given.count("model") ? m.name == options.model : !slow) bench_step(m);
     }
-    for (int k = 2; k <= (int)gpus.size() && options.bench != "step"; k++) bench_allreduce(k);
+    for (int k = 2; k <= (int)gpus.size() && wanted("allreduce"); k++) bench_allreduce(k);
+    if (wanted("kernels")) bench_kernels();
     write_file("build/bench.csv", bench_rows);
 }
 
@@ -3684,7 +3969,7 @@ static Setter one_of(std::string *field, const std::vector<std::string> &names) 
     };
 }
 static void set_bench(const char *name, const char *value) {
-    one_of(&options.bench, {"all", "step", "allreduce"})(name, value ? value : "all");
+    one_of(&options.bench, {"all", "step", "allreduce", "kernels"})(name, value ? value : "all");
 }
 static void set_lr(const char *name, const char *value) {
     char *end;
@@ -3729,8 +4014,8 @@ static const std::vector<Flag> flags = {
      one_of(&options.kvstore, {"local", "device"})},
     {"overlap", nullptr, "exchange the last layers' gradients while the first layers' are computed",
      yes(&options.overlap)},
-    {"kernels", "NAME", "of the convolutions: tiled, or plain, one thread an output (tiled)",
-     one_of(&options.kernels, {"tiled", "plain"})},
+    {"kernels", "NAME", "of the convolutions: fast, tiled, plain (tiled on a CPU, else fast)",
+     one_of(&options.kernels, {"fast", "tiled", "plain"})},
     {"no-first-check", nullptr, "do not compare the first step with that of one device",
      yes(&options.first_check, false)},
     {"no-replica-check", nullptr, "nor the devices' parameters after each epoch",
@@ -3752,7 +4037,8 @@ static const std::vector<Flag> flags = {
     {"verbose", nullptr, "print the device memory that was used", yes(&options.verbose)},
     {"exercise", nullptr, "judge the allreduce that --allreduce names (yours, on 1 to 8 devices)",
      yes(&options.exercise)},
-    {"bench", "[WHAT]", "time step, allreduce or all, into build/bench.csv (all)", set_bench},
+    {"bench", "[WHAT]", "time step, allreduce, kernels, or all, in build/bench.csv (all)",
+     set_bench},
     {"help", nullptr, "this text", nullptr},
 };
 // clang-format on
@@ -3844,7 +4130,8 @@ static void run_program() {
         check_writable(options.log);
         if (!options.save.empty()) check_save();
     }
-    const bool few = trains || options.exercise || options.bench == "step";
+    const bool few =
+        trains || options.exercise || options.bench == "step" || options.bench == "kernels";
     const int devices = few || options.given.count("gpus") ? options.gpus : 4;
     // The stand-in shows as many devices as are wanted
     if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
