@@ -3432,7 +3432,7 @@ TEST_CASE("program: --exercise says passed with status 0, or what is wrong with 
 #ifdef CUDA_CPU
     Run staged = run_in_shell(folder, "export CUDA_CPU_PEERS=0;", "--exercise --gpus 2");
     CHECK((staged.status == 0 && staged.err == "" && contains(staged.out, "yours: passed")));
-    CHECK(contains(staged.out, "yours: the host never waits: not judged, for staged copies"));
+    CHECK(contains(staged.out, "yours: the host never waits: not judged, the driver waits"));
 #endif
     Run wrong = run_in_shell(folder, "", "--exercise --allreduce rebind");
     CHECK((wrong.status == 1 && !contains(wrong.out, "passed")));
