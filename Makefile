@@ -29,6 +29,7 @@
 # SWEEP_GPUS     numbers of devices that make sweep trains on, by default 1 2
 # SWEEP_LR       learning rates that make sweep trains with, by default 0.05 0.1 0.2 0.4
 # ARGS           more words for the program, such as ARGS=--help
+# LANES          orders of warps and lanes for make lanes, by default forwards backwards 1 (a seed)
 # T              words for the tests, such as T='-tc=allreduce*'
 
 # GPUS=2 is passed on as --gpus '2', in quotes as typed: the program judges it, not the shell
@@ -149,14 +150,18 @@ race: $(race_tests) build/race/mgpu $(dataset)  ## tests, exercise, training und
 	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 20 --epochs 1 --no-first-check \
 	    --log build/race/log $(options)
 
-# All but what trains for long or is not about kernels, in each order of warps and lanes
+# All but what trains for long or is not about kernels, in each order of warps and lanes; what is
+# about kernels alone under AddressSanitizer too
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
+lanes_asan_T := $(if $(filter command,$(origin T)),$(value T), \
+    -tc='conv*,linear*,*pool*,relu*,add*,batch_norm*,softmax*,allreduce*,train_batch: the same*')
 lanes: build/lanes_asan/tests
 lanes: build/lanes/tests build/cpu/runtime_tests $(dataset)  ## tests in a GPU's shape, lane by lane
-	@for order in forwards backwards 1; do echo "CUDA_CPU_LANES=$$order" >&2; \
+	@for order in $(or $(LANES),forwards backwards 1); do echo "CUDA_CPU_LANES=$$order" >&2; \
 	    ($(call run_tests,build/lanes/tests build/cpu/runtime_tests,env CUDA_CPU_LANES=$$order)) || \
-	    exit 1; done; echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2; \
-	    $(call run_tests,build/lanes_asan/tests,env CUDA_CPU_LANES=2)
+	    exit 1; done
+	@set -f; echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2; \
+	    CUDA_CPU_LANES=2 build/lanes_asan/tests $(lanes_asan_T) || [ $$? = 4 ]
 
 checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \
     /usr/local/cuda/bin/compute-sanitizer))
@@ -199,7 +204,7 @@ cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -
 flags_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 flags_race := -O1 -fsanitize=thread
 flags_lanes := -DMGPU_LANES
-flags_lanes_asan := $(flags_lanes) $(flags_asan)
+flags_lanes_asan := $(flags_lanes) -O1 -fsanitize=address
 doctest = -isystem $(dir $(DOCTEST))
 
 build/gpu/mgpu: mgpu.cu build/gpu/flags
