@@ -939,7 +939,11 @@ __global__ void add_kernel(float *a, const float *b, int n) {
     if (i < n) a[i] += b[i];
 }
 struct SgdList { // one launch for many parameters: a small one takes less time than its launch
+#if defined(__CUDACC__) || defined(MGPU_LANES)
     static constexpr int most = 128;
+#else
+    static constexpr int most = 1; // each emulated thread copies its arguments
+#endif
     float *param[most];
     const float *grad[most];
     int n[most];
