@@ -855,7 +855,7 @@ void exchange(const Grads &grads) {
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
 // Each operation with its kernels, its forward and its backward, from an elementwise ReLU to batch
-// normalization; the convolution stands three times, each time faster. A kernel's outputs come
+// normalization; the convolution stands three times, a ladder. A kernel's outputs come
 // first among its arguments, then its inputs, then sizes. An operator of your own starts as a copy
 // of relu.
 
@@ -938,49 +938,11 @@ __global__ void add_kernel(float *a, const float *b, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) a[i] += b[i];
 }
-struct SgdList { // one launch for many parameters: a small one takes less time than its launch
-#if defined(__CUDACC__) || defined(MGPU_LANES)
-    static constexpr int most = 128;
-#else
-    static constexpr int most = 1; // each emulated thread copies its arguments
-#endif
-    float *param[most];
-    const float *grad[most];
-    int n[most];
-};
-__global__ void sgd_kernel(SgdList list, float lr, float batch_size) {
-    float *param = list.param[blockIdx.y];
-    const float *grad = list.grad[blockIdx.y];
-    const int n = list.n[blockIdx.y], all = gridDim.x * blockDim.x;
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all)
-        param[i] -= lr * grad[i] / batch_size;
-}
-
 void add_(const Tensor &a, const Tensor &b) {
     same_device("add_", {a, b});
     check_shape("add_", a.shape == b.shape, "two of the same shape", {a, b});
     const int n = size(a);
     CHECK_LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(a.ptr(), b.ptr(), n));
-}
-
-// param -= lr * param.grad / batch_size, for each of them that has a gradient
-void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
-    for (size_t next = 0; next < params.size();) {
-        SgdList list = {};
-        int count = 0, largest = 0;
-        for (; next < params.size() && count < SgdList::most; next++) {
-            const Tensor &p = params[next];
-            if (!p.grad) continue; // a buffer
-            same_device("sgd", {params[0], p});
-            list.param[count] = p.ptr();
-            list.grad[count] = p.grad->ptr();
-            largest = std::max(largest, list.n[count++] = size(p));
-        }
-        const dim3 grid(blocks(largest, 4 * threads), count);
-        if (largest > 0)
-            CHECK_LAUNCH(
-                sgd_kernel<<<grid, threads, 0, on(params[0].device)>>>(list, lr, batch_size));
-    }
 }
 
 // --- loops over a thread's registers, and sums over a warp and over a block
@@ -1095,6 +1057,41 @@ void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
     const int n = size(a);
     CHECK_LAUNCH(sum_parts_kernel<<<blocks(n, threads * lanes), threads, 0, on(a.device)>>>(
         a.ptr(), pointers, parts.size(), n));
+}
+
+// --- sgd
+struct SgdList { // one launch for many parameters: a small one takes less time than its launch
+    static constexpr int most = warp_size > 1 ? 128 : 1; // emulated threads copy their arguments
+    float *param[most];
+    const float *grad[most];
+    int n[most];
+};
+__global__ void sgd_kernel(SgdList list, float lr, float batch_size) {
+    float *param = list.param[blockIdx.y];
+    const float *grad = list.grad[blockIdx.y];
+    const int n = list.n[blockIdx.y], all = gridDim.x * blockDim.x;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all)
+        param[i] -= lr * grad[i] / batch_size;
+}
+
+// param -= lr * param.grad / batch_size, for each of them that has a gradient
+void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
+    for (size_t next = 0; next < params.size();) {
+        SgdList list = {};
+        int count = 0, largest = 0;
+        for (; next < params.size() && count < SgdList::most; next++) {
+            const Tensor &p = params[next];
+            if (!p.grad) continue; // a buffer
+            same_device("sgd", {params[0], p});
+            list.param[count] = p.ptr();
+            list.grad[count] = p.grad->ptr();
+            largest = std::max(largest, list.n[count++] = size(p));
+        }
+        const dim3 grid(blocks(largest, 4 * threads), count);
+        if (largest > 0)
+            CHECK_LAUNCH(
+                sgd_kernel<<<grid, threads, 0, on(params[0].device)>>>(list, lr, batch_size));
+    }
 }
 
 // --- softmax cross-entropy
@@ -3367,20 +3364,17 @@ static void check_losses(const std::vector<Tensor> &ls, int n) {
         const double sum = std::accumulate(host.begin(), host.end(), 0.0);
         if (!std::isfinite(sum))
             error("the first minibatch: the loss on %s is %s before any update: is memory read "
-                  "that nobody has "
-                  "written, or a barrier (__syncthreads) or a wait missing?",
+                  "that nobody has written, or a barrier (__syncthreads) or a wait missing?",
                   str(l.device).c_str(), std::isnan(sum) ? "nan" : "infinite");
         CHECK_LAUNCH(sum_kernel<<<1, threads, 0, on(l.device)>>>(total.ptr(), l.ptr(), size(l)));
         if (const float got = to_host(total)[0]; !near(got, sum))
             error("the first minibatch: sum_kernel adds the losses on %s up to %g, not to %g: is a "
-                  "barrier "
-                  "(__syncthreads) missing in block_sum?",
+                  "barrier (__syncthreads) missing in block_sum?",
                   str(l.device).c_str(), got, sum);
     }
     if ((int)losses.size() != n)
         error("the first minibatch: it has %d samples, the devices' shards together have %zu: what "
-              "does "
-              "split_and_load lose or repeat?",
+              "does split_and_load lose or repeat?",
               n, losses.size());
 }
 // Are they gradients at all? A small step of one parameter along its gradient must raise the mean
@@ -3415,8 +3409,7 @@ static void check_slopes(const Tensor &X, const Tensor &y) {
         const double want = 2 * step * slope;
         if (want > 1e-6 * whole && !(change > want / 2 && change < want * 2))
             error("the first minibatch: a step of %s along its gradient changes the loss by %.2g, "
-                  "not by %.2g: is "
-                  "a backward kernel wrong, or a sign?",
+                  "not by %.2g: is a backward kernel wrong, or a sign?",
                   param_names[i].c_str(), change, want);
     }
 }
