@@ -74,8 +74,11 @@ struct Tensor {
     std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
     bool requires_grad = true;    // of a parameter; false: a buffer (a running statistic)
     unsigned written = 0;         // of a gradient: the backward pass that wrote it last,
+    bool shared = false;          // with another gradient, as long as nothing is added,
     std::shared_ptr<struct Event> complete = nullptr; // and the event recorded behind that write
-    float *ptr() const { return data.get(); }
+    bool masked = false;                              // grad is that of a relu's input: see relu
+    std::shared_ptr<struct Launch> by = nullptr;      // what writes the numbers, if it may wait (9)
+    float *ptr() const;
 };
 int size(const Tensor &t); // the product of the shape
 
@@ -199,16 +202,18 @@ void copyto(const Tensor &src, const Tensor &dst) {
     if (size(src) != size(dst))
         error("copyto: %d numbers do not fit a tensor of %d", size(src), size(dst));
     if (bytes == 0) return;
+    const float *from = src.ptr();
+    float *to = dst.ptr();
     if (src.device.id < 0 && dst.device.id < 0) {
-        memcpy(dst.ptr(), src.ptr(), bytes);
+        memcpy(to, from, bytes);
     } else if (src.device.id < 0) {
-        CHECK(cudaMemcpyAsync(dst.ptr(), src.ptr(), bytes, cudaMemcpyHostToDevice, on(dst.device)));
+        CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, on(dst.device)));
     } else if (dst.device.id < 0) {
-        CHECK(cudaMemcpyAsync(dst.ptr(), src.ptr(), bytes, cudaMemcpyDeviceToHost, on(src.device)));
+        CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, on(src.device)));
         CHECK(cudaStreamSynchronize(on(src.device))); // the host will read it
     } else if (src.device.id == dst.device.id) {
         const cudaStream_t stream = on(dst.device);
-        CHECK(cudaMemcpyAsync(dst.ptr(), src.ptr(), bytes, cudaMemcpyDeviceToDevice, stream));
+        CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
     } else {
         wait_for(dst.device, src.device); // read src only after it is written
         peer_copy(src, dst, stream(dst.device));
@@ -859,19 +864,40 @@ void exchange(const Grads &grads) {
 // first among its arguments, then its inputs, then sizes. An operator of your own starts as a copy
 // of relu.
 
-// What an operator takes from autograd (section 9): output() allocates y, record() puts the
-// backward onto the tape, grad_of() says where dX goes: += if this pass has already written it.
-struct GradSlot {
+// Where a kernel's result goes, and what else is done to it on the way, its epilogue: += where a
+// gradient has several parts, and what is fused (section 9).
+struct Target {
     float *data;
-    long add; // 0: =, 1: +=
-    __device__ void store_or_add(int i, float value) const {
-        data[i] = add ? data[i] + value : value;
+    const float *plus = nullptr; // is added; += is `data` itself
+    const float *mask = nullptr; // where it is not positive, value counts as 0
+    long relu = 0;               // 1: at last, max(0, sum)
+    __device__ __forceinline__ void store(int i, float value) const {
+        const float least = relu ? 0 : -INFINITY;
+        if (mask || plus) {
+            if (mask) value = mask[i] > 0 ? value : 0;
+            if (plus) value += plus[i];
+        }
+        data[i] = value < least ? least : value; // NaN stays NaN
+    }
+    __host__ __device__ __forceinline__ Target from(int i) const { // its elements from i on
+        return {data + i, plus ? plus + i : plus, mask ? mask + i : mask, relu};
     }
 };
+// What an operator takes from autograd (section 9): output() allocates y, record() puts the
+// backward onto the tape, grad_of() says where dX goes.
 Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape);
 void record(const Tensor &y, std::function<void()> backward);
-GradSlot grad_of(const Tensor &X); // null data where X wants no gradient
-bool is_recording();               // false under NoGrad
+Target grad_of(const Tensor &X); // null data where X wants no gradient
+bool is_recording();             // false under NoGrad
+// What it takes for fusion: launch() enqueues y's kernel, now or when it is clear what follows it;
+// join() makes X's launch, if it still waits, one that writes y = max(0, X), or y = X + *plus.
+// KERNELS=plain fuses nothing.
+bool fused();
+void launch(Tensor &y, std::function<void(Target y)> kernel);
+bool join(const Tensor &X, Tensor &y, const Tensor *plus = nullptr);
+Tensor fused_relu(const Tensor &X, Tensor y);
+bool share_grad(const Tensor &X, const Tensor &y); // dX is dy: they share its memory
+void parameters_change();
 void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
 
@@ -882,16 +908,17 @@ __global__ void relu_kernel(float *y, const float *X, int n) {
     if (i < n) y[i] = X[i] < 0 ? 0 : X[i];
 }
 // dX = or += dy where X > 0, else 0
-__global__ void relu_backward_kernel(GradSlot dX, const float *dy, const float *X, int n) {
+__global__ void relu_backward_kernel(Target dX, const float *dy, const float *X, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const float g = dy[i]; // loaded in any case: no branch on the sign
-    dX.store_or_add(i, X[i] > 0 ? g : 0);
+    dX.store(i, X[i] > 0 ? g : 0);
 }
 
 Tensor relu(const Tensor &X) {
     Tensor y = output("relu", {X}, X.shape);
     const int n = size(X);
+    if (fused()) return fused_relu(X, y); // not in an operator of your own
     CHECK_LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
     record(y, [=] {
         CHECK_LAUNCH(relu_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
@@ -907,9 +934,9 @@ __global__ void add_forward_kernel(float *y, const float *A, const float *B, int
     if (i < n) y[i] = A[i] + B[i];
 }
 // dA = or += dy
-__global__ void add_backward_kernel(GradSlot dA, const float *dy, int n) {
+__global__ void add_backward_kernel(Target dA, const float *dy, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) dA.store_or_add(i, dy[i]);
+    if (i < n) dA.store(i, dy[i]);
 }
 
 // A + B, of one shape. They may be the same tensor: its gradient is then 2 dy.
@@ -917,11 +944,12 @@ Tensor add(const Tensor &A, const Tensor &B) {
     check_shape("add", A.shape == B.shape, "two of the same shape", {A, B});
     Tensor y = output("add", {A, B}, A.shape);
     const int n = size(A);
-    CHECK_LAUNCH(
-        add_forward_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
+    if (!join(A, y, &B) && !join(B, y, &A))
+        CHECK_LAUNCH(add_forward_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(),
+                                                                                 B.ptr(), n));
     record(y, [=] {
         for (const Tensor &X : {A, B}) {
-            if (!X.grad) continue;
+            if (!X.grad || share_grad(X, y)) continue;
             CHECK_LAUNCH(add_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
                 grad_of(X), y.grad->ptr(), n));
         }
@@ -930,9 +958,9 @@ Tensor add(const Tensor &A, const Tensor &B) {
 }
 
 // --- in place, without gradients
-__global__ void fill_kernel(float *a, float value, int n) {
+__global__ void fill_kernel(Target a, float value, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) a[i] = value;
+    if (i < n) a.store(i, value);
 }
 __global__ void add_kernel(float *a, const float *b, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -1076,6 +1104,7 @@ __global__ void sgd_kernel(SgdList list, float lr, float batch_size) {
 
 // param -= lr * param.grad / batch_size, for each of them that has a gradient
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
+    parameters_change();
     for (size_t next = 0; next < params.size();) {
         SgdList list = {};
         int count = 0, largest = 0;
@@ -1116,7 +1145,7 @@ __global__ void softmax_cross_entropy_kernel(float *l, const float *y_hat, const
     l[n] = logf(sum) - (z[(int)y[n]] - largest);
 }
 // dy_hat[n,j] = or += dl[n] * (softmax(y_hat[n])[j] - [j == y[n]])
-__global__ void softmax_cross_entropy_backward_kernel(GradSlot dy_hat, const float *dl,
+__global__ void softmax_cross_entropy_backward_kernel(Target dy_hat, const float *dl,
                                                       const float *y_hat, const float *y, int N,
                                                       int classes) {
     int n = blockIdx.x * blockDim.x + threadIdx.x;
@@ -1126,7 +1155,7 @@ __global__ void softmax_cross_entropy_backward_kernel(GradSlot dy_hat, const flo
     const float sum = exp_sum(z, classes, &largest);
     for (int j = 0; j < classes; j++) {
         const float p = expf(z[j] - largest) / sum;
-        dy_hat.store_or_add(n * classes + j, dl[n] * (p - (j == (int)y[n] ? 1.0f : 0.0f)));
+        dy_hat.store(n * classes + j, dl[n] * (p - (j == (int)y[n] ? 1.0f : 0.0f)));
     }
 }
 
@@ -1197,19 +1226,19 @@ __global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
     if (p >= s.P) return;
     X += p * s.H * s.W;
     y += p * s.OH * s.OW;
-    for (int i = threadIdx.y; i < s.OH; i += blockDim.y)
-        for (int j = threadIdx.x; j < s.OW; j += blockDim.x)
-            y[i * s.OW + j] = Window::value(X + i * s.S * s.W + j * s.S, s.W, s.KH, s.KW);
+    for (int i = threadIdx.y; i < s.OH; i += blockDim.y) UNROLL_LANES
+    for (int j = threadIdx.x; j < s.OW; j += blockDim.x)
+        y[i * s.OW + j] = Window::value(X + i * s.S * s.W + j * s.S, s.W, s.KH, s.KW);
 }
 // dX[h,w] = or += the sum of what the windows that hold (h,w) give it; past the last window, 0
 //   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)
 // One thread an S x S patch of dX, from (i*S,j*S) on: every element gets its value, zeros too.
 template <class Window, int fixed>
-__global__ void pool2d_backward_kernel(GradSlot dX, const float *dy, const float *X, PoolShape s) {
+__global__ void pool2d_backward_kernel(Target dX, const float *dy, const float *X, PoolShape s) {
     if (fixed) s.KH = s.KW = s.S = fixed;
     const int p = blockIdx.x * blockDim.z + threadIdx.z, S = s.S, KW = s.KW, n = s.KH * KW;
     if (p >= s.P) return;
-    dX.data += p * s.H * s.W;
+    dX = dX.from(p * s.H * s.W);
     X += p * s.H * s.W;
     dy += p * s.OH * s.OW;
     auto window = [=](int i, int j) { return X + i * S * s.W + j * S; };
@@ -1228,7 +1257,7 @@ __global__ void pool2d_backward_kernel(GradSlot dX, const float *dy, const float
                         sum += Window::given(dy[a * s.OW + b],
                                              Window::choose(window(a, b), s.W, s.KH, KW),
                                              (h - a * S) * KW + w - b * S, n);
-                if (h < s.H && w < s.W) dX.store_or_add(h * s.W + w, sum);
+                if (h < s.H && w < s.W) dX.store(h * s.W + w, sum);
             }
         }
 }
@@ -1241,7 +1270,7 @@ static Tensor pool2d(const char *op, const Tensor &X, int KH, int KW, int S) {
     const int N = X.shape[0], C = X.shape[1], H = X.shape[2], W = X.shape[3];
     const PoolShape s = {N * C, H, W, (H - KH) / S + 1, (W - KW) / S + 1, KH, KW, S};
     Tensor y = output(op, {X}, {N, C, s.OH, s.OW});
-    const int x = min(blocks(W, S), 32), z = min(blocks(H, S), threads / x);
+    const int x = min(blocks(W, S), warp_size), z = min(blocks(H, S), threads / x);
     const dim3 block(x, z, min(64, threads / (x * z)));
     CHECK_LAUNCH(pool2d_kernel<Window, fixed>
                  <<<blocks(s.P, block.z), block, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
@@ -1314,7 +1343,7 @@ __global__ void conv2d_plain_kernel(float *y, const float *X, const float *W, co
 // dX[n,c,h,w] = or += sum of dy[n,o,i,j] * W[o,c,u,v] over o and all i,j,u,v with
 //   i*stride+u-padding = h, j*stride+v-padding = w
 // One thread an element of dX.
-__global__ void conv2d_plain_backward_input_kernel(GradSlot dX, const float *dy, const float *W,
+__global__ void conv2d_plain_backward_input_kernel(Target dX, const float *dy, const float *W,
                                                    ConvShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     const int w = at % s.W + s.padding, h = at / s.W % s.H + s.padding, c = at / s.W / s.H % s.C;
@@ -1329,12 +1358,12 @@ __global__ void conv2d_plain_backward_input_kernel(GradSlot dX, const float *dy,
                 sum += dy[((n * s.O + o) * s.OH + i) * s.OW + j] *
                        W[k * s.W_stride_k + o * s.W_stride_o];
             }
-    dX.store_or_add(at, sum);
+    dX.store(at, sum);
 }
 // dW[o,c,u,v] = or += sum over n,i,j of X[n,c,i*stride+u-padding,j*stride+v-padding] * dy[n,o,i,j]
 // db[o] = or += sum over n,i,j of dy[n,o,i,j]: as if W had a row k = C*K*K that meets ones
 // One thread an element of dW or db.
-__global__ void conv2d_plain_backward_weights_kernel(GradSlot dW, GradSlot db, const float *dy,
+__global__ void conv2d_plain_backward_weights_kernel(Target dW, Target db, const float *dy,
                                                      const float *X, ConvShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x, terms = s.C * s.K * s.K;
     const int o = at / (terms + 1), k = at % (terms + 1);
@@ -1346,14 +1375,15 @@ __global__ void conv2d_plain_backward_weights_kernel(GradSlot dW, GradSlot db, c
             for (int j = 0; j < s.OW; j++)
                 sum += dy[((n * s.O + o) * s.OH + i) * s.OW + j] *
                        (k < terms ? pixel(X, s, n, c, i * s.stride + u, j * s.stride + v) : 1);
-    if (k < terms && dW.data) dW.store_or_add(k * s.W_stride_k + o * s.W_stride_o, sum);
-    if (k == terms && db.data) db.store_or_add(o, sum);
+    if (k < terms && dW.data) dW.store(k * s.W_stride_k + o * s.W_stride_o, sum);
+    if (k == terms && db.data) db.store(o, sum);
 }
 
-static void plain_forward(const Tensor &y, const Tensor &X, const Tensor &W, const Tensor &b,
+static void plain_forward(const Target &y, const Tensor &X, const Tensor &W, const Tensor &b,
                           const ConvShape &s) {
-    CHECK_LAUNCH(conv2d_plain_kernel<<<blocks(size(y)), threads, 0, on(X.device)>>>(
-        y.ptr(), X.ptr(), W.ptr(), b.ptr(), s));
+    const int n = s.N * s.O * s.OH * s.OW;
+    CHECK_LAUNCH(conv2d_plain_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.data, X.ptr(),
+                                                                              W.ptr(), b.ptr(), s));
 }
 static void plain_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
                                  const ConvShape &s) {
@@ -1432,8 +1462,7 @@ struct Correlation {
 // where it is known, else 0.
 template <int fixed>
 __global__ void __launch_bounds__(64)
-    correlate_kernel(GradSlot y, const float *X, const float *packed, const float *b,
-                     Correlation s) {
+    correlate_kernel(Target y, const float *X, const float *packed, const float *b, Correlation s) {
     if (fixed) s.V = fixed;
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, o_begin = blockIdx.y * tile_n;
     const int plane = s.I * s.J, pixels = s.N * plane;
@@ -1468,6 +1497,13 @@ __global__ void __launch_bounds__(64)
         x += (s.H - s.U + left_out) * s.W;
         w += left_out * s.V * tile_n;
     }
+    const int count = s.O - o_begin;
+    UNROLL
+    for (int q = 0; q < tile_n; q++) {
+        const float bias = b && q < count ? b[o_begin + q] : 0;
+        UNROLL
+        for (int m = 0; m < tile_m; m++) sum[m][q] += bias;
+    }
     UNROLL
     for (int m = 0; m < tile_m; m++) {
         const int p = first + m * warp_size, n = p / plane, ij = p % plane, size = s.OH * s.OW;
@@ -1476,27 +1512,28 @@ __global__ void __launch_bounds__(64)
         out += s.step == 1 ? ij : (ij / s.J * s.OW + ij % s.J) * s.step;
         UNROLL
         for (int q = 0; q < tile_n; q++)
-            if (o_begin + q < s.O)
-                y.store_or_add(out + q * size, sum[m][q] + (b ? b[o_begin + q] : 0));
+            if (q < count) y.store(out + q * size, sum[m][q]);
     }
 }
-static void correlate(GradSlot y, const float *X, const Tensor &packed, const float *b,
+static void correlate(Target y, const float *X, const Tensor &packed, const float *b,
                       const Correlation &s) {
     const int pixels = s.N * s.I * s.J, block = 64;
     const cudaStream_t stream = on(packed.device);
     dim3 grid(blocks(blocks(pixels, warp_size * tile_m) * warp_size, block), blocks(s.O, tile_n));
-    if (s.V == 3)
-        CHECK_LAUNCH(correlate_kernel<3><<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
-    else CHECK_LAUNCH(correlate_kernel<0><<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
+    const auto kernel = s.V == 1   ? correlate_kernel<1>
+                        : s.V == 3 ? correlate_kernel<3>
+                        : s.V == 5 ? correlate_kernel<5>
+                                   : correlate_kernel<0>;
+    CHECK_LAUNCH(kernel<<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
 }
 
-static void tiled_forward(const Tensor &y, const Tensor &X, const Tensor &W, const Tensor &b,
+static void tiled_forward(const Target &y, const Tensor &X, const Tensor &W, const Tensor &b,
                           const ConvShape &s) {
     const int P = s.padding, K = s.K;
     const Tensor padded = pad(X, P);
     const Tensor packed =
         pack(W.ptr(), X.device, {1, 1, s.C * K * K, s.O, 0, 0, s.W_stride_k, s.W_stride_o});
-    correlate({y.ptr(), 0}, padded.ptr(), packed, b.ptr(),
+    correlate(y, padded.ptr(), packed, b.ptr(),
               {s.N, s.C, s.H + 2 * P, s.W + 2 * P, s.O, K, K, s.OH, s.OW, s.stride, 1, s.OH, s.OW,
                P, P + s.H});
 }
@@ -1520,7 +1557,7 @@ static void tiled_backward_input(const Tensor &X, const Tensor &W, const Tensor 
                                  const ConvShape &s) {
     const int K = s.K, S = s.stride, sk = s.W_stride_k;
     const int zeros = max(0, (K - 1 - s.padding + S - 1) / S); // around dy: windows at the border
-    const GradSlot dX = grad_of(X);
+    const Target dX = grad_of(X);
     if (s.N == 0) return;
     const Tensor dy = pad(reshape(*y.grad, {s.N, s.O, s.OH, s.OW}), zeros);
     for (int i = 0; i < min(S, s.H); i++)
@@ -1529,8 +1566,8 @@ static void tiled_backward_input(const Tensor &X, const Tensor &W, const Tensor 
             const Tensor packed =
                 pack(W.ptr() + (h.last_tap * K + w.last_tap) * sk, X.device,
                      {s.O, h.taps, w.taps, s.C, s.W_stride_o, -S * K * sk, -S * sk, K * K * sk});
-            correlate({dX.data + i * s.W + j, dX.add},
-                      dy.ptr() + h.dy_begin * dy.shape[3] + w.dy_begin, packed, nullptr,
+            correlate(dX.from(i * s.W + j), dy.ptr() + h.dy_begin * dy.shape[3] + w.dy_begin,
+                      packed, nullptr,
                       {s.N, s.O, dy.shape[2], dy.shape[3], s.C, h.taps, w.taps, h.count, w.count, 1,
                        S, s.H, s.W, zeros - h.dy_begin, zeros + s.OH - h.dy_begin});
         }
@@ -1585,7 +1622,7 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
 }
 // dW and db (= or +=, none where null) from the slices' partial sums, added in their order.
 // One thread a weight.
-__global__ void sum_slices_kernel(GradSlot dW, GradSlot db, const float *partial, int slices,
+__global__ void sum_slices_kernel(Target dW, Target db, const float *partial, int slices,
                                   ConvShape s) {
     const int terms = s.C * s.K * s.K, k = blockIdx.x * blockDim.y + threadIdx.y;
     const int o = blockIdx.y * tile_n + threadIdx.x;
@@ -1593,8 +1630,8 @@ __global__ void sum_slices_kernel(GradSlot dW, GradSlot db, const float *partial
     float sum = 0;
     for (int slice = 0; slice < slices; slice++)
         sum += partial[((slice * gridDim.y + blockIdx.y) * (terms + 1) + k) * tile_n + threadIdx.x];
-    if (k < terms && dW.data) dW.store_or_add(k * s.W_stride_k + o * s.W_stride_o, sum);
-    if (k == terms && db.data) db.store_or_add(o, sum);
+    if (k < terms && dW.data) dW.store(k * s.W_stride_k + o * s.W_stride_o, sum);
+    if (k == terms && db.data) db.store(o, sum);
 }
 
 static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
@@ -1669,11 +1706,11 @@ struct Product {
 };
 // Where C goes. The row of sums, and what is added to each row, are one number a column.
 struct ProductOut {
-    GradSlot C, sums;
+    Target C, sums;
     const float *bias;
     __device__ void store(const Product &s, int m, int offset, int n, float sum) const {
-        if (m < s.M && C.data) C.store_or_add(offset + n * s.C_column, sum + (bias ? bias[n] : 0));
-        if (m == s.M && sums.data) sums.store_or_add(n, sum);
+        if (m < s.M && C.data) C.store(offset + n * s.C_column, sum + (bias ? bias[n] : 0));
+        if (m == s.M && sums.data) sums.store(n, sum);
     }
 };
 
@@ -1837,10 +1874,10 @@ static Map weights(const ConvShape &s) {
     return {s.C, s.K, s.K * s.W_stride_k, s.K * s.K * s.W_stride_k, s.W_stride_k};
 }
 
-static void fast_forward(const Tensor &y, const Tensor &X, const Tensor &W, const Tensor &b,
+static void fast_forward(const Target &y, const Tensor &X, const Tensor &W, const Tensor &b,
                          const ConvShape &s) {
     const int out = s.OH * s.OW;
-    product({{y.ptr(), 0}, {}, b.ptr()}, X.ptr(), W.ptr(),
+    product({y, {}, b.ptr()}, X.ptr(), W.ptr(),
             {s.N * out, s.O, s.C * s.K * s.K, windows(s), taps(s), s.H, s.W, weights(s),
              s.W_stride_o, pixels(s), out, s.C * s.K, 0},
             X.device);
@@ -1849,7 +1886,7 @@ static void fast_forward(const Tensor &y, const Tensor &X, const Tensor &W, cons
 static void fast_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
                                 const ConvShape &s) {
     const int S = s.stride, K = s.K, out = s.OH * s.OW, sk = s.W_stride_k;
-    const GradSlot dX = grad_of(X);
+    const Target dX = grad_of(X);
     for (int i = 0; i < min(S, s.H); i++)
         for (int j = 0; j < min(S, s.W); j++) {
             const Phase h = phase(i, s.H, 0, s), w = phase(j, s.W, 0, s);
@@ -1889,7 +1926,7 @@ static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tenso
                       : options.kernels == "tiled" ? tiled
                                                    : fast;
     Tensor y = output(op, {X, W, b}, shape);
-    rung.forward(y, X, W, b, s);
+    launch(y, [=](Target y) { rung.forward(y, X, W, b, s); });
     record(y, [=] {
         if (W.grad || b.grad) rung.backward_weights(X, W, b, y, s);
         if (X.grad) rung.backward_input(X, W, y, s);
@@ -1971,20 +2008,20 @@ __global__ void batch_norm_moments_kernel(BatchNorm a, BatchNormShape s) {
     a.running_var[c] = (1 - bn_momentum) * a.running_var[c] + bn_momentum * unbiased;
 }
 // y = (X - mean) * gamma / sqrt(var + eps) + beta   One warp a plane.
-__global__ void batch_norm_kernel(float *y, BatchNorm a, BatchNormShape s) {
+__global__ void batch_norm_kernel(Target y, BatchNorm a, BatchNormShape s) {
     const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
     if (p >= s.N * s.C) return;
     const float m = a.mean[c], scale = a.gamma[c] / sqrtf(a.var[c] + bn_eps), shift = a.beta[c];
     const float *X = a.X + p * s.size;
-    y += p * s.size;
+    y = y.from(p * s.size);
     UNROLL_LANES
     for (int i = threadIdx.x % warp_size; i < s.size; i += warp_size)
-        y[i] = (X[i] - m) * scale + shift;
+        y.store(i, (X[i] - m) * scale + shift);
 }
 // sum (C) of dy and product (C) of dy * (X - mean) of each channel;
 // dbeta = or += sum, dgamma = or += product / sqrt(var + eps), where not null
 // One block a channel, as above.
-__global__ void batch_norm_sums_kernel(float *sum, float *product, GradSlot dgamma, GradSlot dbeta,
+__global__ void batch_norm_sums_kernel(float *sum, float *product, Target dgamma, Target dbeta,
                                        const float *dy, BatchNorm a, BatchNormShape s) {
     __shared__ float sums[bn_warps];
     __shared__ float products[bn_warps];
@@ -2002,12 +2039,12 @@ __global__ void batch_norm_sums_kernel(float *sum, float *product, GradSlot dgam
     for (int i = 1; i < bn_warps; i++) dy_sum += sums[i], dot += products[i];
     sum[c] = dy_sum;
     product[c] = dot;
-    if (dgamma.data) dgamma.store_or_add(c, dot / sqrtf(a.var[c] + bn_eps));
-    if (dbeta.data) dbeta.store_or_add(c, dy_sum);
+    if (dgamma.data) dgamma.store(c, dot / sqrtf(a.var[c] + bn_eps));
+    if (dbeta.data) dbeta.store(c, dy_sum);
 }
 // dX = or += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) / (var + eps) * product/M), where
 // M = N*size: X moves mean and var too.   One warp a plane.
-__global__ void batch_norm_backward_kernel(GradSlot dX, const float *dy, const float *sum,
+__global__ void batch_norm_backward_kernel(Target dX, const float *dy, const float *sum,
                                            const float *product, BatchNorm a, BatchNormShape s) {
     const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
     if (p >= s.N * s.C) return;
@@ -2015,10 +2052,10 @@ __global__ void batch_norm_backward_kernel(GradSlot dX, const float *dy, const f
     const float scale = a.gamma[c] / sqrtf(var), dy_mean = sum[c] / M, slope = product[c] / M / var;
     const float *X = a.X + p * s.size;
     dy += p * s.size;
-    dX.data += p * s.size;
+    dX = dX.from(p * s.size);
     UNROLL_LANES
     for (int i = threadIdx.x % warp_size; i < s.size; i += warp_size)
-        dX.store_or_add(i, scale * (dy[i] - dy_mean - (X[i] - m) * slope));
+        dX.store(i, scale * (dy[i] - dy_mean - (X[i] - m) * slope));
 }
 
 // X (N,C,H,W)   gamma, beta, running_mean, running_var (C)   ->   y (N,C,H,W)
@@ -2047,9 +2084,12 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
         CHECK_LAUNCH(batch_norm_moments_kernel<<<C, per_channel, 0, on(X.device)>>>(a, s));
     }
     const int by_plane = blocks(N * C * warp_size);
-    CHECK_LAUNCH(batch_norm_kernel<<<by_plane, threads, 0, on(X.device)>>>(y.ptr(), a, s));
-    record(y, [=] {
+    launch(y, [=](Target y) {
         (void)inputs, (void)mean, (void)var; // kept until here: a points to their memory
+        CHECK_LAUNCH(batch_norm_kernel<<<by_plane, threads, 0, on(X.device)>>>(y, a, s));
+    });
+    record(y, [=] {
+        (void)inputs, (void)mean, (void)var;
         const float *dy = y.grad->ptr();
         const Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
         CHECK_LAUNCH(batch_norm_sums_kernel<<<C, per_channel, 0, on(X.device)>>>(
@@ -2071,6 +2111,7 @@ struct TapeEntry {
     std::function<void()> backward;
 };
 std::vector<TapeEntry> &tape_of(Device device);
+std::shared_ptr<struct Launch> &waiting(Device device); // its last launch
 
 static bool recording = true;
 bool is_recording() { return recording; }
@@ -2128,14 +2169,80 @@ static std::vector<std::shared_ptr<Event>> completes; // of the gradients that a
 
 // Where an operator's backward puts dX. The first to write it in a pass overwrites it (=), later
 // ones add to it (+=).
-GradSlot grad_of(const Tensor &X) {
-    if (!X.grad) return {nullptr, 0};
+Target grad_of(const Tensor &X) {
+    if (!X.grad) return {nullptr};
     Tensor &g = *X.grad;
-    if (!g.data) g.data = empty(g.shape, g.device).data;
-    const bool add = g.written == pass;
+    const float *sum = g.written == pass ? g.ptr() : nullptr; // so far
+    if (!g.data || (g.shared && g.data.use_count() > 1)) g.data = empty(g.shape, g.device).data;
+    g.shared = false;
     g.written = pass;
     if (g.complete) completes.push_back(g.complete);
-    return {g.ptr(), add};
+    return {g.ptr(), sum, X.masked ? X.ptr() : nullptr};
+}
+
+// --- fusion
+// What an addition or a ReLU costs is reading and writing memory, and a launch. Both go into the
+// kernel before them, as its epilogue. For that, the last launch of a device waits: a launch that
+// comes next may join it, anything else that is enqueued on the device sends it off first. So the
+// order of all work is that of the program. What a joined launch leaves out, such as lenet's
+// h1_conv, is computed if somebody asks for it.
+
+struct Launch {
+    std::function<void(Target)> kernel; // null once it is enqueued
+    Target to;         // memory that is freed now is written by others later: after this launch
+    int left_out = -1; // the updates of parameters before another launch took its place
+};
+static int updates = 0;
+void parameters_change() { updates++; }
+bool fused() { return options.kernels != "plain"; }
+
+static void send_off(std::shared_ptr<Launch> launch) {
+    if (!launch || !launch->kernel) return;
+    if (launch->left_out >= 0 && launch->left_out != updates)
+        error("a tensor that was fused with what follows it is read when the parameters have "
+              "changed: read it earlier, or use KERNELS=plain");
+    std::exchange(launch->kernel, nullptr)(launch->to);
+}
+float *Tensor::ptr() const {
+    send_off(by);
+    return data.get();
+}
+void launch(Tensor &y, std::function<void(Target y)> kernel) {
+    if (!fused()) return kernel({y.ptr()});
+    on(y.device); // sends off what waited
+    y.by = waiting(y.device) = std::make_shared<Launch>(Launch{kernel, {y.ptr()}});
+}
+bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
+    auto &last = waiting(X.device);
+    if (!X.by || X.by != last || last->to.relu) return false;
+    const float *addend = plus ? plus->ptr() : nullptr; // it may be what waits
+    if (!last || (plus && last->to.plus)) return false;
+    auto next = std::make_shared<Launch>(*last);
+    next->to.data = y.ptr();
+    if (plus) next->to.plus = addend;
+    else next->to.relu = 1;
+    last->left_out = updates;
+    y.by = last = next;
+    return true;
+}
+// y's gradient is X's, into which all that use y write through the mask y > 0.
+Tensor fused_relu(const Tensor &X, Tensor y) {
+    const int n = size(X);
+    if (!join(X, y))
+        CHECK_LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
+    if (!y.grad) return y;
+    y.grad = X.grad;
+    y.masked = true;
+    record(y, [] {}); // its backward is done by then, but backward(y) looks for one
+    return y;
+}
+bool share_grad(const Tensor &X, const Tensor &y) {
+    Tensor &g = *X.grad;
+    if (!fused() || X.masked || g.data) return false; // it is a parameter's, or there is some
+    g.data = y.grad->data;
+    g.shared = true;
+    g.written = pass;
+    return true;
 }
 
 // Run the tape of l's device in reverse and empty it, giving back memory on the way. Gradients are
@@ -2147,7 +2254,7 @@ void backward(const Tensor &l) {
         error("backward: no operator on %s was recorded", str(l.device).c_str());
     pass++;
     const int n = size(l);
-    CHECK_LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(l.device)>>>(grad_of(l).data, 1, n));
+    CHECK_LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(l.device)>>>(grad_of(l), 1, n));
     while (!tape.empty()) {
         TapeEntry entry = std::move(tape.back());
         tape.pop_back();
@@ -2447,6 +2554,7 @@ struct Gpu { // a logical device
     std::map<int, Stream> links; // for messages from each device
     std::map<size_t, std::vector<float *>> free_blocks[2]; // a free list per (stream, bytes)
     std::vector<TapeEntry> tape;
+    std::shared_ptr<Launch> waiting;
     size_t bytes = 0, peak_bytes = 0; // of device memory taken from CUDA, now and ever
 };
 static std::vector<Gpu> &gpus = *new std::vector<Gpu>; // never destroyed: tensors may outlive main
@@ -2459,6 +2567,7 @@ static Gpu &state(Device device) {
 Device try_gpu(int i) { return state(gpu(i)), gpu(i); }
 int physical(Device device) { return state(device).physical; }
 std::vector<TapeEntry> &tape_of(Device device) { return state(device).tape; }
+std::shared_ptr<Launch> &waiting(Device device) { return state(device).waiting; }
 std::string str(Device device) {
     return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
 }
@@ -2489,9 +2598,16 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
 
 // --- streams
 static int comm = 0; // 1 while a CommStreams exists: the index of Gpu::streams
-CommStreams::CommStreams(bool use) { comm = use; }
+CommStreams::CommStreams(bool use) {
+    for (size_t c = 0; c < gpus.size(); c++) stream(gpu(c)); // what waits belongs to the other
+    comm = use;
+}
 CommStreams::~CommStreams() { comm = 0; }
-Stream &stream(Device device) { return state(device).streams[comm]; }
+Stream &stream(Device device) {
+    Gpu &g = state(device);
+    if (g.waiting) send_off(std::exchange(g.waiting, nullptr));
+    return g.streams[comm];
+}
 cudaStream_t on(Device device) {
     CHECK(cudaSetDevice(physical(device)));
     return stream(device).handle;
@@ -2512,9 +2628,9 @@ void join_comm_streams(int k) {
     for (int c = 0; c < k; c++) wait_for(state(gpu(c)).streams[0], state(gpu(c)).streams[1]);
 }
 void waitall() { // the host waits for all devices
-    for (const Gpu &g : gpus) {
-        CHECK(cudaSetDevice(g.physical));
-        for (const Stream &s : g.streams) CHECK(cudaStreamSynchronize(s.handle));
+    for (size_t c = 0; c < gpus.size(); c++) {
+        on(gpu(c));
+        for (const Stream &s : gpus[c].streams) CHECK(cudaStreamSynchronize(s.handle));
     }
 }
 
@@ -2701,7 +2817,7 @@ Tensor full(std::vector<int> shape, float value, Device device) {
     if (device.id < 0) {
         std::fill_n(t.ptr(), n, value);
     } else {
-        CHECK_LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(device)>>>(t.ptr(), value, n));
+        CHECK_LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(device)>>>(Target{t.ptr()}, value, n));
     }
     return t;
 }

@@ -1106,8 +1106,10 @@ static void backward_from(const Tensors &ys, const std::vector<Floats> &dys) {
     Tensor l = output("backward_from", ys, {1});
     record(l, [=] {
         for (size_t i = 0; i < ys.size(); i++) {
-            grad_of(ys[i]);
-            copyto(on_host(dys[i], ys[i].shape), *ys[i].grad);
+            const Tensor dy = on_device(dys[i], ys[i].shape);
+            const int n = size(dy);
+            CHECK_LAUNCH(add_backward_kernel<<<blocks(n), threads, 0, on(gpu(0))>>>(grad_of(ys[i]),
+                                                                                    dy.ptr(), n));
         }
     });
     backward(l);
@@ -1919,14 +1921,119 @@ TEST_CASE("backward: a gradient's event stands behind its last write") {
     auto stop = [](void *open) {
         for (int ms = 0; ms < 5000 && !*(std::atomic<bool> *)open; ms++) usleep(1000);
     };
-    Tensor y = relu(p[0]); // its backward is the last to write, after add's and the stop
+    Tensor y = add(p[0], p[0]); // its backward is the last to write, after the stop
     record(y, [&] { CHECK(cudaLaunchHostFunc(on(gpu(0)), stop, &open) == cudaSuccess); });
     backward(add(y, p[0]));
     usleep(50000);
     CHECK(cudaEventQuery(p[0].grad->complete->handle) == cudaErrorNotReady);
     open = true;
-    CHECK(to_host(*p[0].grad) == Floats{1, 2, 2});
+    CHECK(to_host(*p[0].grad) == Floats{3, 3, 3});
     CHECK(cudaEventQuery(p[0].grad->complete->handle) == cudaSuccess);
+}
+
+// --- fusion
+
+// relu(add(batch_norm(conv2d(h0)), h0)), pools and an addition: the result and the gradients.
+// `look(t)` is called for each tensor that it makes.
+static std::vector<Floats> block_of(const std::function<void(const Tensor &)> &look) {
+    const Tensor X = with_grad(random_input({3, 2, 6, 6}, 1));
+    const Tensor W = with_grad(random_input({2, 2, 3, 3}, 2)), b = with_grad({{2}, {0.5f, -0.5f}});
+    const Tensor gamma = with_grad({{2}, {1, 2}}), beta = with_grad({{2}, {0.1f, -0.1f}});
+    const Tensor mean = full({2}, 0, gpu(0)), var = full({2}, 1, gpu(0));
+    Tensor h0 = relu(conv2d(X, W, b, 1, 1)), h1 = conv2d(h0, W, b, 1, 1);
+    look(h1);
+    Tensor h2 = batch_norm(h1, gamma, beta, mean, var);
+    look(h2);
+    Tensor h3 = add(h2, h0);
+    look(h3);
+    Tensor h4 = relu(h3);
+    look(h4);
+    Tensor h5 = relu(conv2d(h4, W, b)), y = add(max_pool2d(h5, 2, 2), avg_pool2d(h4, 3, 3));
+    backward(y);
+    return {to_host(y), grad(X), grad(W), grad(b), grad(gamma), grad(beta)};
+}
+
+TEST_CASE("fusion: the same bits as each kernel alone, and what KERNELS=plain computes") {
+    OptionsKept kept;
+    const std::vector<Floats> fused = block_of([](const Tensor &) {});
+    const std::vector<Floats> alone = block_of([](const Tensor &t) { t.ptr(); });
+    options.kernels = "plain";
+    const std::vector<Floats> plain = block_of([](const Tensor &) {});
+    for (size_t i = 0; i < fused.size(); i++) {
+        CAPTURE(i);
+        CHECK(same_bits(fused[i], alone[i]));
+        check_close(fused[i], Doubles(plain[i].begin(), plain[i].end()), 1e-5);
+    }
+}
+
+TEST_CASE("fusion: a launch waits for an addition and a relu, and for nothing else") {
+    OptionsKept kept;
+    const Tensor x = on_device({-1, 2}, {1, 2}), W = on_device({1, 0, 0, 1}, {2, 2});
+    const Tensor b = full({2}, 0, gpu(0)), four = full({1, 2}, 4, gpu(0));
+    for (const std::string &kernels : every_kernels) {
+        CAPTURE(kernels);
+        options.kernels = kernels;
+        const bool joins = kernels != "plain";
+        auto waits = [](const Tensor &t) { return t.by && t.by->kernel && t.by->left_out < 0; };
+        auto left_out = [](const Tensor &t) { return t.by && t.by->kernel && t.by->left_out >= 0; };
+        Tensor y = linear(x, W, b);
+        CHECK(waits(y) == joins);
+        Tensor sum = add(four, y), z = relu(sum); // either operand may be the one that waits
+        CHECK((left_out(y) == joins && left_out(sum) == joins && waits(z) == joins));
+        CHECK(to_host(z) == Floats{3, 6});
+        CHECK_FALSE(waits(z));
+        Tensor twice = add(z, z); // z has been sent off
+        CHECK((!left_out(z) && to_host(twice) == Floats{6, 12}));
+        y = linear(x, W, b);
+        Tensor r = relu(y), s = add(r, four), t = relu(relu(linear(x, W, b)));
+        CHECK(to_host(s) == Floats{4, 6}); // nothing is added to a relu's result
+        CHECK(to_host(t) == Floats{0, 2});
+        CHECK(to_host(add(add(linear(x, W, b), four), four)) ==
+              Floats{7, 10}); // one addition joins
+        CHECK(std::isnan(to_host(relu(linear(x, W, full({2}, NAN, gpu(0)))))[0]));
+        // What goes elsewhere sends off what waits: another stream, the other device, the host
+        y = linear(x, W, b);
+        { CommStreams guard(true); }
+        CHECK_FALSE(waits(y));
+        y = linear(x, W, b);
+        stream(gpu(1));
+        CHECK(waits(y) == joins);
+        wait_for(gpu(1), gpu(0));
+        CHECK_FALSE(waits(y));
+        y = linear(x, W, b);
+        waitall();
+        CHECK_FALSE(waits(y));
+        y = linear(x, W, b);
+        linear(x, W, b); // dropped: its memory may be another's when its kernel runs
+        CHECK(to_host(add(y, four)) == Floats{3, 6});
+    }
+}
+
+TEST_CASE("fusion: what was left out is computed when somebody asks, with the old parameters") {
+    Tensor W = on_device({1, 0, 0, 1}, {2, 2}), b = full({2}, 0, gpu(0));
+    std::vector<Tensor> params = {W, b};
+    attach_grad(params);
+    const Tensor x = on_device({-1, 2}, {1, 2});
+    const Tensor h = linear(x, params[0], params[1]), y = relu(h);
+    CHECK(to_host(y) == Floats{0, 2});
+    CHECK(joined({h, copyto(h, gpu(1))}) == Floats{-1, 2, -1, 2});
+    const Tensor later = linear(x, params[0], params[1]), z = relu(later);
+    backward(z);
+    CHECK(joined({gradient(params[0]), gradient(params[1])}) == Floats{0, -1, 0, 2, 0, 1});
+    sgd(params, 1, 1);
+    CHECK(joined({z, h}) == Floats{0, 2, -1, 2});
+    REFUSED(to_host(later), "KERNELS=plain");
+}
+
+TEST_CASE("fusion: gradients that share memory part when one is added to") {
+    // y = A + B, of which A = 2x is used again and B = 3x, too
+    const Tensor x = with_grad({{1, 1}, {5}}), b = full({1}, 0, gpu(0));
+    auto times = [&](const Tensor &X, float a) { return linear(X, full({1, 1}, a, gpu(0)), b); };
+    const Tensor A = times(x, 2), B = times(x, 3), C = times(A, 7), D = times(B, 11);
+    const Tensor y = add(A, B);
+    backward(add(add(y, C), add(D, y)));
+    CHECK(grad(x) == Floats{2 * (2 + 7) + 3 * (2 + 11)});
+    CHECK((grad(A) == Floats{9} && grad(B) == Floats{13} && grad(C) == Floats{1}));
 }
 
 TEST_CASE("backward: each device has a tape of its own") {
