@@ -3,6 +3,8 @@
 # ----- Options of the program: passed on when set, otherwise the program takes its own ---------
 
 # GPUS           number of devices
+# NODES          processes, started by MPI, each with GPUS devices of its own
+# HOSTS          file with the names of their machines, for mpirun; by default all run here
 # MODEL          network: lenet, resnet18, lab_cnn
 # BATCH          batch size over all devices together; in make sweep, of each device
 # LR             learning rate
@@ -66,6 +68,8 @@ MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && ech
 # (g++: -O1 compiles quickly; kernels get -O3 in cpu/cuda_runtime.h, -f is for what they inline)
 CPUFLAGS ?= -std=c++17 $(MARCH) -fopenmp-simd -g1 -Wall -Wextra $(if $(findstring clang,$(CXX)), \
     -O3 -Wno-pass-failed,-O1 -fstrict-aliasing -fexpensive-optimizations)
+# MPICXX         MPI's compiler, for NODES
+MPICXX ?= mpicxx
 # WERROR         1 turns warnings into errors
 # DOCTEST        doctest's header: the system's, or the one that make brings
 DOCTEST ?= $(firstword $(wildcard /usr/include/doctest/doctest.h \
@@ -104,6 +108,21 @@ else
 endif
 
 dir := $(if $(filter cpu,$(firstword $(why))),build/cpu,build/gpu)
+# With NODES: how MPI starts the program. More processes than cores are allowed, and root.
+no_mpi = $(foreach x,mpirun $(MPICXX),$(if $(shell command -v $x),,no $x: NODES wants MPI, in \
+    Debian openmpi-bin and libopenmpi-dev))
+mpirun = mpirun $(if $(shell mpirun --version | grep 'Open MPI'),-q --oversubscribe --bind-to none \
+    $(if $(filter 0,$(shell id -u)),--allow-run-as-root))
+ifneq ($(value NODES)$(value HOSTS),)
+  $(if $(strip $(no_mpi)),$(error $(strip $(no_mpi))))
+  $(if $(filter $(or $(value NODES),1),$(shell seq 1024)),,\
+    $(error NODES=$(value NODES): a number of processes, 1 to 1024, is wanted))
+  start := $(mpirun) $(if $(value NODES),-n $(value NODES)) \
+      $(if $(value HOSTS),--hostfile $(call quote,$(value HOSTS)))
+  program := build/mpi/mgpu
+  why += x $(or $(value NODES),$(value HOSTS)) on $(or $(value HOSTS),$(shell nproc) cores)
+endif
+program := $(or $(program),$(dir)/mgpu)
 # The stand-in has tests of its own
 tests := $(dir)/tests $(if $(filter build/cpu,$(dir)),build/cpu/runtime_tests)
 
@@ -118,8 +137,8 @@ else ifeq ($(folder),data/mnist)
   dataset := build/mnist.ok
 endif
 
-.PHONY: all run test exercise bench race asan lanes sanitize plot sweep data clean help backend \
-    FORCE
+.PHONY: all run test exercise bench nodes race asan lanes sanitize plot sweep data clean help \
+    backend FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
@@ -128,20 +147,31 @@ run_tests = set -f; ran=; failed=; for tests in $1; do $2 $$tests $(value T); \
     case $$? in 0) ran=yes ;; 4) ;; *) failed=yes ;; esac; done; [ "$$ran" ] && [ ! "$$failed" ]
 
 all: $(dir)/mgpu $(tests)  ## build the program and the tests
-run: backend $(dir)/mgpu $(dataset)  ## train: make run GPUS=2 BATCH=256 LR=0.2 EPOCHS=10
-	@$(dir)/mgpu $(options)
+run: backend $(program) $(dataset)  ## train: make run GPUS=2 BATCH=256 LR=0.2 EPOCHS=10
+	@$(start) $(program) $(options)
 test: backend $(tests) $(dataset)  ## run the tests: make test T='-tc=allreduce*'
 	@$(call run_tests,$(tests))
-exercise: backend $(dir)/mgpu  ## judge your allreduce, or ALLREDUCE=name
-	@$(dir)/mgpu --exercise $(options)
+exercise: backend $(program)  ## judge your allreduce, or ALLREDUCE=name
+	@$(start) $(program) --exercise $(options)
 bench: backend $(dir)/mgpu  ## time BENCH, into build/bench.csv
 	@$(dir)/mgpu --bench=$(call quote,$(or $(value BENCH),all)) $(options)
 asan: build/asan/tests build/asan/runtime_tests $(dataset)  ## tests under AddressSanitizer, UBSan
 	@$(call run_tests,build/asan/tests build/asan/runtime_tests)
 
+nodes: backend $(dir)/mgpu build/mpi/mgpu $(dataset)  ## tests of NODES on this machine (MPI)
+	@sh cpu/nodes.sh $(dir)/mgpu build/mpi/mgpu $(mpirun)
+# MPI's own leaks and locks are suppressed by name
+nodes_asan: build/mpi_asan/mgpu $(dataset)
+	@ASAN_OPTIONS=fast_unwind_on_malloc=0 LSAN_OPTIONS=suppressions=cpu/mpi.lsan:print_suppressions=0 \
+	    $(mpirun) -n 2 $< --gpus 2 --limit 90 --batch 40 --epochs 1 --overlap --log build/nodes_log
+nodes_race: build/mpi_race/mgpu $(dataset)
+	@TSAN_OPTIONS="exitcode=66 suppressions=cpu/mpi.tsan" $(mpirun) -n 2 $(setarch) $< --gpus 2 \
+	    --limit 6 --batch 4 --epochs 1 --no-first-check --overlap --log build/nodes_log
+
 # The kernel may spread addresses too widely for ThreadSanitizer: setarch -R turns that off
 tsan = TSAN_OPTIONS="halt_on_error=0 exitcode=66 $$TSAN_OPTIONS" \
-    $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
+    $(setarch)
+setarch = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 # With ALLREDUCE only what is about that one
 race_tests := $(if $(value ALLREDUCE),,build/race/tests build/race/runtime_tests)
 race: $(race_tests) build/race/mgpu $(dataset)  ## tests, exercise, training under ThreadSanitizer
@@ -215,6 +245,21 @@ build/gpu/tests: tests.cu mgpu.cu $(DOCTEST) build/gpu/flags
 build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
     build/cpu/mgpu.cu cpu/cuda_runtime.h build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) -x c++ $< -o $@
+# Of NODES, on the backend: nvcc's host compiler is MPI's, which calls g++
+export OMPI_CXX = $(CXX)
+export MPICH_CXX = $(CXX)
+mpi_gpu = $(NVCC) $(nvcc_flags) -ccbin $(MPICXX) -DMGPU_MPI
+mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) -DMGPU_MPI -x c++
+ifeq ($(dir),build/gpu)
+build/mpi/mgpu: mgpu.cu build/mpi/flags
+	$(mpi_gpu) $< -o $@
+else
+build/mpi/mgpu: build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi/flags
+	$(call mpi_cpu) $< -o $@
+endif
+build/mpi_asan/mgpu build/mpi_race/mgpu: build/mpi_%/mgpu: \
+    build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi_%/flags
+	$(call mpi_cpu,$*) $< -o $@
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
     build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h $(DOCTEST) build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) $(doctest) -x c++ $< -o $@
@@ -235,6 +280,7 @@ build/cpu/%.cu: cpu/to_cpp.sed
 # The flags of the last build, and the processor's name because of -march=native. The file is
 # rewritten only when they change, and what depends on it is then rebuilt.
 build/%/flags: flags = $(if $(filter gpu,$*),$(NVCC) $(nvcc_flags),$(CXX) $(cpu_flags) $(flags_$*))
+build/mpi/flags: flags = $(mpi_$(notdir $(dir)))
 build/%/flags: FORCE
 	@mkdir -p $(@D); { echo $(call quote,$(flags)); grep -m1 '^model name' /proc/cpuinfo; } >$@.new; \
 	cmp -s $@.new $@ && rm $@.new || mv $@.new $@

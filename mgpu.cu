@@ -5,7 +5,7 @@
 //
 // A first reading starts at section 2 and ends with section 6, the tutorial beside it: same titles,
 // same names, same order. Section 7 is its exercise, with slots for an allreduce and for kernels of
-// your own. Sections 8 to 14 build what the tutorial takes for granted, the simplest kernels first.
+// your own. Sections 8 to 15 build what the tutorial takes for granted, the simplest kernels first.
 //
 //   1. The vocabulary
 //   2. A toy network
@@ -20,7 +20,8 @@
 //  11. Devices and memory
 //  12. Data, timing, output
 //  13. Judge and benchmark
-//  14. Program
+//  14. Several machines
+//  15. Program
 //
 // Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K side of
 // a convolution kernel, k devices. All numbers are 32-bit floats. A gradient is called dX, dW, db.
@@ -41,6 +42,7 @@
 #include <cstring>
 #include <deque>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -49,8 +51,17 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
+
+#ifdef MGPU_MPI
+#define OMPI_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX
+#include <mpi.h>
+#endif
 
 #include <fcntl.h>
 #include <getopt.h>
@@ -282,7 +293,7 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 Device try_gpu(int i); // gpu(i), or an error if there are fewer devices
 
 extern const char *const usual_kernels; // of the convolutions, on this machine (section 8)
-// The command line (section 14). What is not given there, the model's chapter decides (section 10).
+// The command line (section 15). What is not given there, the model's chapter decides (section 10).
 struct Options {
     int gpus = 1, batch = 256, epochs = 10; // batch: samples over all devices
     int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
@@ -517,6 +528,14 @@ struct CommStreams {
     ~CommStreams();
 };
 void join_comm_streams(int k); // later work on the first k devices waits for theirs
+
+// Several machines (section 14): MPI has started this program as number `node` of `nodes`, each
+// with devices of its own. Without MPI it is 0 of 1.
+extern int nodes, node;
+void sum_over_nodes(const Grads &grads); // each holds its node's sum: the sum over all nodes
+void sum_over_nodes(double *a, int n);   // on the host, which waits
+void from_node_0(void *a, size_t bytes); // a[:] = node 0's
+void compare_with_node_0(const std::vector<Tensor> &params); // do all nodes hold the same bits?
 
 // --- tools of the algorithms
 static bool contiguous(const std::vector<Tensor> &list) {
@@ -840,8 +859,10 @@ static size_t bucket_bytes = 256 * 1024; // at least; the bucket of the first la
 void exchange(const Grads &grads) {
     // The order in which a ring adds depends on where its chunks begin. So that OVERLAP changes no
     // bit, the ring gets the same buckets without it.
-    if (!options.overlap && options.allreduce != "ring")
-        return run_allreduce(options.allreduce, grads);
+    if (!options.overlap && options.allreduce != "ring") {
+        run_allreduce(options.allreduce, grads);
+        return sum_over_nodes(grads);
+    }
     for (size_t end = grads[0].size(), begin = end, bytes = 0; begin > 0;) {
         bytes += size(grads[0][--begin]) * sizeof(float);
         if (bytes < bucket_bytes && begin > 0) continue;
@@ -851,6 +872,7 @@ void exchange(const Grads &grads) {
         for (const auto &list : bucket)
             for (const Tensor &grad : list) wait_for_gradient(grad);
         run_allreduce(options.allreduce, bucket);
+        sum_over_nodes(bucket);
         end = begin;
         bytes = 0;
     }
@@ -1102,8 +1124,11 @@ __global__ void sgd_kernel(SgdList list, float lr, float batch_size) {
         param[i] -= lr * grad[i] / batch_size;
 }
 
+int whole_batch(int batch_size); // of all nodes (section 14)
+
 // param -= lr * param.grad / batch_size, for each of them that has a gradient
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
+    batch_size = whole_batch(batch_size);
     parameters_change();
     for (size_t next = 0; next < params.size();) {
         SgdList list = {};
@@ -2455,6 +2480,13 @@ void init_model() {
     };
 }
 
+static Tensor node_0s(const Tensor &t) { // a copy, on every node
+    if (nodes == 1) return t;
+    const Tensor host = copyto(t, cpu());
+    from_node_0(host.ptr(), sizeof(float) * size(host));
+    return copyto(host, t.device);
+}
+
 // The test accuracy, by all devices: each sample counts once. Batch norm's running statistics are
 // device 0's on every device, so that the result is that of device 0 alone.
 float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tensor>> &device_params,
@@ -2464,8 +2496,8 @@ float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tenso
     std::vector<Tensor> corrects;
     for (size_t c = 0; c < devices.size(); c++) {
         for (size_t i = 0; i < params[c].size(); i++)
-            if (!params[c][i].requires_grad && c > 0)
-                params[c][i] = copyto(params[0][i], devices[c]);
+            if (!params[c][i].requires_grad)
+                params[c][i] = c == 0 ? node_0s(params[0][i]) : copyto(params[0][i], devices[c]);
         corrects.push_back(full({1}, 0, devices[c]));
     }
     Tensor X, y;
@@ -2476,8 +2508,9 @@ float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tenso
         for (size_t c = 0; c < devices.size(); c++)
             count_correct(corrects[c], net(X_shards[c], params[c]), y_shards[c]);
     }
-    float correct = 0;
+    double correct = 0;
     for (const Tensor &t : corrects) correct += to_host(t)[0];
+    sum_over_nodes(&correct, 1);
     return correct / test_iter.X.shape[0];
 }
 
@@ -2548,7 +2581,8 @@ void demos_lab_cnn(int num_gpus) {
 // k logical devices on the GPUs there are, their streams, the memory of tensors, and what is said
 // when CUDA fails.
 
-struct Gpu { // a logical device
+static int first_gpu = 0; // CUDA's number of gpu(0): where nodes share a machine
+struct Gpu {              // a logical device
     int physical;
     Stream streams[2];           // of computation, and of communication (CommStreams)
     std::map<int, Stream> links; // for messages from each device
@@ -2718,8 +2752,8 @@ void use_devices(int k, bool quiet = false) {
         error("no GPU (%s): `make run BACKEND=cpu` emulates devices", cudaGetErrorString(code));
     for (int i = gpus.size(); i < k; i++) {
         gpus.emplace_back();
-        gpus[i].physical = i % count;
-        for (Stream &s : gpus[i].streams) s = new_stream(i % count);
+        const int physical = gpus[i].physical = (first_gpu + i) % count;
+        for (Stream &s : gpus[i].streams) s = new_stream(physical);
     }
     if (k > count && !quiet)
         printf("notice: %d logical devices share %d GPU%s, each with its own memory and stream; "
@@ -2887,7 +2921,8 @@ void call_and_delete(void *function) {
 
 // Every device must hold the same bits, in every epoch.
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
-    if (!options.replica_check || device_params.size() < 2) return;
+    if (!options.replica_check) return;
+    compare_with_node_0(device_params[0]);
     for (size_t i = 0; i < device_params[0].size(); i++) {
         if (!device_params[0][i].requires_grad) continue;
         const std::vector<float> first = to_host(device_params[0][i]);
@@ -2945,8 +2980,9 @@ struct DataSet {
     int count = 0;
     std::vector<uint8_t> images, labels;
 };
-static DataSet train_set, test_set; // main reads them before anything starts
-Position resumed;                   // and this
+static DataSet train_set, test_set;               // main reads them before anything starts
+Position resumed;                                 // and this
+static std::pair<Tensor, Tensor> whole_minibatch; // the last one: X, y of all nodes
 
 // Unpack a .gz file in the IDX format of http://yann.lecun.com/exdb/mnist: two zeros, 8 for bytes,
 // the number of dimensions; their sizes (big-endian, 4 bytes each); the bytes, and no more.
@@ -3025,7 +3061,11 @@ std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
             make_iter(test_set, batch_size, false)};
 }
 // The first n samples of the training set, in the file's order.
-void first_samples(int n, Tensor &X, Tensor &y) { make_iter(train_set, n, false).next(X, y); }
+void first_samples(int n, Tensor &X, Tensor &y) {
+    auto iter = make_iter(train_set, n, false);
+    iter.next(X, y);
+    std::tie(X, y) = whole_minibatch; // on every node
+}
 
 // SPLIT=3,1 gives the first device three quarters. Rounded by the largest remainders, the first
 // device of equal ones.
@@ -3048,6 +3088,15 @@ std::vector<int> shard_sizes(int n, int k) {
     return sizes;
 }
 
+// The samples [first, last) of n that this node takes: its devices' shards, among all devices'.
+static std::pair<int, int> part_of_node(int n) {
+    if (nodes == 1) return {0, n};
+    const std::vector<int> sizes = shard_sizes(n, nodes * options.gpus);
+    const auto own = sizes.begin() + node * options.gpus;
+    const int first = std::accumulate(sizes.begin(), own, 0);
+    return {first, std::accumulate(own, own + options.gpus, first)};
+}
+
 // Call only when the devices have finished the epoch: this overwrites what they copy from.
 void DataIter::reset() {
     begin = 0;
@@ -3064,8 +3113,10 @@ bool DataIter::next(Tensor &X, Tensor &y) {
         for (int p = 0; p < 28 * 28; p++) x[p] = image[p] / 255.0f;
         this->y.ptr()[filled] = set->labels[order[filled]];
     }
-    X = rows(this->X, begin, end);
-    y = rows(this->y, begin, end);
+    whole_minibatch = {rows(this->X, begin, end), rows(this->y, begin, end)};
+    const auto [first, last] = part_of_node(end - begin);
+    X = rows(this->X, begin + first, begin + last);
+    y = rows(this->y, begin + first, begin + last);
     begin = end;
     return true;
 }
@@ -3089,7 +3140,7 @@ struct Progress {
     std::vector<int> samples;   // of each step that has been enqueued
     std::deque<Event> running;  // behind each step that device 0 may not have finished
     std::string log = "epoch,loss,test_acc,seconds\n";
-    bool bar = isatty(STDOUT_FILENO);
+    bool bar = isatty(STDOUT_FILENO) && nodes == 1; // mpirun gives even a pipe a terminal
     void draw(int done) const {
         const int width = 30, full = done * width / steps;
         if (bar)
@@ -3143,6 +3194,10 @@ double Animator::finish(int epoch) {
         const std::vector<float> host = to_host(l);
         for (size_t s = 0; s < sums.size(); s++) sums[s] += host[s];
     }
+    sums.push_back(std::accumulate(p.samples.begin(), p.samples.end(), 0.0));
+    sum_over_nodes(sums.data(), sums.size());
+    const double count = sums.back();
+    sums.pop_back();
     for (size_t s = 0; s < sums.size(); s++)
         if (!std::isfinite(sums[s]))
             error(s + epoch == 0
@@ -3150,7 +3205,6 @@ double Animator::finish(int epoch) {
                         "memory read that nobody has written, or a barrier missing?"
                       : "the loss is %s in step %zu of epoch %d: use a smaller LR than %g",
                   std::isnan(sums[s]) ? "nan" : "infinite", s + 1, epoch + 1, options.lr);
-    const long count = std::accumulate(p.samples.begin(), p.samples.end(), 0L);
     p.samples.clear();
     return std::accumulate(sums.begin(), sums.end(), 0.0) / count;
 }
@@ -3207,7 +3261,7 @@ void Animator::add(int epoch, double loss, float acc, double seconds) {
         printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss, acc, seconds);
     }
     snprintf(row, sizeof row, "%d,%.6f,%.4f,%.4f\n", epoch, loss, acc, seconds);
-    write_file(options.log, progress->log += row);
+    if (node == 0) write_file(options.log, progress->log += row);
 }
 
 // The start of NumPy's .npy, version 1.0, for little-endian 32-bit floats in C order: a magic
@@ -3273,7 +3327,8 @@ static std::map<std::string, std::string> training_options() {
     lr.resize(snprintf(&lr[0], lr.size(), "%.6g", options.lr));
     for (int part : options.split) split += (split.empty() ? "" : ",") + std::to_string(part);
     return {{"model", options.model},
-            {"gpus", std::to_string(options.gpus)},
+            {"gpus", std::to_string(options.gpus) +
+                         (nodes > 1 ? " on each of " + std::to_string(nodes) + " nodes" : "")},
             {"batch", std::to_string(options.batch)},
             {"lr", lr},
             {"seed", std::to_string(options.seed)},
@@ -3293,7 +3348,7 @@ static std::filesystem::path save_folder() { // without links and a / at the end
 // Files of another kind are kept.
 void save_checkpoint(const std::vector<Tensor> &params, const Position &position) {
     namespace fs = std::filesystem;
-    if (options.save.empty()) return;
+    if (options.save.empty() || node > 0) return;
     std::map<std::string, std::string> lines = training_options();
     lines["checksum"] = checksum(params);
     lines["epoch"] = std::to_string(position.epoch);
@@ -3553,12 +3608,15 @@ static std::pair<Flat, Flat> sum_of(const std::vector<Flat> &parts,
     return {sums, unit};
 }
 
-// X, y: the first minibatch; ls, device_params: what train_batch has made of it and of `params`.
-void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
+// part_X, part_y: this node's part of the first minibatch; ls, device_params: what train_batch has
+// made of it and of `params`.
+void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vector<Tensor> &ls,
                       const std::vector<std::vector<Tensor>> &device_params, float lr) {
     if (!options.first_check) return;
-    const int k = device_params.size(), n = X.shape[0];
-    check_losses(ls, n);
+    const Tensor X = nodes > 1 ? whole_minibatch.first : part_X;
+    const Tensor y = nodes > 1 ? whole_minibatch.second : part_y;
+    const int own = device_params.size(), k = nodes * own, n = X.shape[0]; // k: of all nodes
+    check_losses(ls, part_X.shape[0]);
     std::vector<size_t> index; // in params, of those that have a gradient
     for (size_t i = 0; i < params.size(); i++)
         if (params[i].requires_grad) index.push_back(i);
@@ -3572,7 +3630,7 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
     const Flat old = all_to_host(before);
     const Grads grads = gradients(device_params);
     float largest = 0; // difference of the gradients, in these units
-    for (int c = 0; c < k; c++) {
+    for (int c = 0; c < own; c++) {
         std::vector<Tensor> after;
         std::vector<int> wrong, wrong_update;
         for (size_t i : index) after.push_back(device_params[c][i]);
@@ -3594,9 +3652,10 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
             return param_names[index[i]] + "[" + std::to_string(j) + "] on " + str(gpu(c));
         };
         if (!wrong.empty())
-            error("the first minibatch: the gradient of %s is %.6g, on one device %.6g: %s",
-                  where(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]],
-                  explain_gradient(got, wrong, gradients_of_shards(X, y, k), c).c_str());
+            error(
+                "the first minibatch: the gradient of %s is %.6g, on one device %.6g: %s",
+                where(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]],
+                explain_gradient(got, wrong, gradients_of_shards(X, y, k), node * own + c).c_str());
         if (!wrong_update.empty())
             error("the first minibatch: the update of %s is %.6g, not %.6g: %s",
                   where(wrong_update[0]).c_str(), update[wrong_update[0]], right[wrong_update[0]],
@@ -4017,7 +4076,216 @@ void bench() {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 14. Program
+// 14. Several machines
+// `make run NODES=2 GPUS=2`: MPI starts this program twice, on one machine or on several. Each
+// process, a node here, takes its part of every minibatch for devices of its own. Nothing in the
+// chapter changes: `exchange` sums inside a node as before, and then between the nodes, in host
+// memory. Without MPI (MGPU_MPI is not defined) there is one node.
+
+int nodes = 1, node = 0;
+static int neighbours = 1, first = 0; // the nodes on this machine, and the first of them
+int whole_batch(int batch_size) { return nodes > 1 ? whole_minibatch.first.shape[0] : batch_size; }
+static std::string this_node() { return node ? "node " + std::to_string(node) + ": " : ""; }
+
+#ifndef MGPU_MPI
+static void start_nodes(int *, char ***) {}
+static void end_nodes() {}
+[[noreturn]] static void leave(int status) { _exit(status); }
+void sum_over_nodes(const Grads &) {}
+void sum_over_nodes(double *, int) {}
+void from_node_0(void *, size_t) {}
+static void exercise_nodes() {}
+#else
+static long sent_messages = 0, sent_bytes = 0; // to other nodes
+
+// a[i] = the sum of all nodes' a[i], i < n, in host memory: a ring. In each step a node sends one
+// of `nodes` chunks to its right neighbour and receives one from its left. In the first nodes-1
+// steps it adds what it receives: then it holds a chunk of the sum. In as many more these go
+// around. Every chunk is summed once, so all nodes get the same bits. Yours to rewrite: make
+// exercise NODES=4.   A node sends 2(nodes-1) messages of n/nodes numbers.
+static void ring_between_nodes(float *a, int n) {
+    const int right = (node + 1) % nodes, left = (node + nodes - 1) % nodes;
+    auto begin = [=](int chunk) { return int((long long)n * chunk / nodes); };
+    std::vector<float> received(n / nodes + 1);
+    for (int step = 0; step < 2 * (nodes - 1); step++) {
+        const int out = (node - step + 2 * nodes) % nodes, in = (out + nodes - 1) % nodes;
+        const int n_out = begin(out + 1) - begin(out), n_in = begin(in + 1) - begin(in);
+        MPI_Sendrecv(a + begin(out), n_out, MPI_FLOAT, right, 0, received.data(), n_in, MPI_FLOAT,
+                     left, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        sent_messages++;
+        sent_bytes += n_out * sizeof(float);
+        float *sum = a + begin(in);
+        for (int i = 0; i < n_in; i++)
+            sum[i] = step < nodes - 1 ? sum[i] + received[i] : received[i];
+    }
+}
+// The same by MPI. The standard does not promise that MPI_Allreduce gives all nodes the same bits,
+// so one node gets the sum and sends it.
+static void mpi_between_nodes(float *a, int n) {
+    MPI_Reduce(node == 0 ? MPI_IN_PLACE : a, a, n, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
+    MPI_Bcast(a, n, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    sent_messages++; // at least: MPI decides
+    sent_bytes += n * sizeof(float);
+}
+
+// MPI is called by a function on device 0's stream: the host goes on, and with OVERLAP the devices
+// compute meanwhile.
+void sum_over_nodes(const Grads &grads) {
+    const std::vector<Tensor> flat = flatten(grads);
+    const int n = size(flat[0]);
+    const size_t bytes = n * sizeof(float);
+    if (nodes == 1 || n == 0) return;
+    float *host = pinned(1, n)[0];
+    const Device root = flat[0].device;
+    CHECK(cudaMemcpyAsync(host, flat[0].ptr(), bytes, cudaMemcpyDeviceToHost, on(root)));
+    auto *sum = new std::function<void()>([=] {
+        options.allreduce == "ring" ? ring_between_nodes(host, n) : mpi_between_nodes(host, n);
+    });
+    CHECK(cudaLaunchHostFunc(on(root), call_and_delete, sum));
+    for (const Tensor &t : flat) {
+        if (t.device.id != root.id) wait_for(t.device, root);
+        CHECK(cudaMemcpyAsync(t.ptr(), host, bytes, cudaMemcpyHostToDevice, on(t.device)));
+        if (t.device.id != root.id) wait_for(root, t.device); // it writes to `host` again
+    }
+    unflatten(flat, grads);
+}
+
+// The host's own calls. By then no stream has one left.
+void sum_over_nodes(double *a, int n) {
+    MPI_Allreduce(MPI_IN_PLACE, a, n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+}
+void from_node_0(void *a, size_t bytes) { MPI_Bcast(a, bytes, MPI_BYTE, 0, MPI_COMM_WORLD); }
+
+constexpr int patience = 60; // seconds, for the others to come, and for an exercise
+static void on_alarm(int) {
+    dprintf(STDERR_FILENO,
+            "mgpu: node %d has waited %d s for the others: does the network let "
+            "them through, does each message meet its receive?\n",
+            node, patience);
+    _exit(1); // mpirun ends the others
+}
+[[noreturn]] static void leave(int status) {
+    MPI_Abort(MPI_COMM_WORLD, status);
+    _exit(status);
+}
+static void start_nodes(int *argc, char ***argv) {
+    int level;
+    MPI_Comm machine;
+    signal(SIGALRM, on_alarm);
+    alarm(patience); // until meet_nodes
+    MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &level);
+    MPI_Comm_size(MPI_COMM_WORLD, &nodes);
+    MPI_Comm_rank(MPI_COMM_WORLD, &node);
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
+    MPI_Comm_size(machine, &neighbours);
+    MPI_Comm_rank(machine, &first);
+    MPI_Comm_free(&machine);
+    first = node - first;
+    if (level < MPI_THREAD_SERIALIZED) error("this MPI does not let another thread call it");
+    if (node > 0 && !freopen("/dev/null", "w", stdout)) leave(1); // node 0 prints
+}
+static void end_nodes() {
+    if (options.verbose && nodes > 1)
+        printf("node 0 sent %ld messages, %ld bytes to other nodes\n", sent_messages, sent_bytes);
+    MPI_Finalize();
+}
+
+// make exercise NODES=4: judge ring_between_nodes.
+static void exercise_nodes() {
+    if (nodes > 16) error("--exercise judges on 1 to 16 nodes, not on %d", nodes);
+    alarm(patience);
+    for (int n : {0, 1, nodes - 1, nodes, nodes + 1, 1000, 107768}) {
+        std::vector<float> a(n), b(n);
+        for (int i = 0; i < n; i++) a[i] = input(i, node, nodes), b[i] = 1.0f / (1 + i + node);
+        sent_messages = sent_bytes = 0;
+        ring_between_nodes(a.data(), n);
+        for (int i = 0; i < n; i++) {
+            if (a[i] == expected(i, nodes)) continue;
+            std::string why = explain(a[i], i, node, nodes, n);
+            for (size_t at; (at = why.find("gpu(")) != why.npos;) why.replace(at, 3, "node");
+            error("%d nodes, %d numbers: index %d is %g, not %g: %s", nodes, n, i, a[i],
+                  expected(i, nodes), why.c_str());
+        }
+        ring_between_nodes(b.data(), n);
+        const std::vector<float> own = b;
+        from_node_0(b.data(), n * sizeof(float));
+        if (memcmp(b.data(), own.data(), n * sizeof(float)) != 0)
+            error("%d nodes, %d numbers: the sum has other bits than on node 0: add in one order",
+                  nodes, n);
+    }
+    double messages = sent_messages, bytes = sent_bytes; // of two sums
+    sum_over_nodes(&messages, 1);
+    sum_over_nodes(&bytes, 1);
+    alarm(0);
+    printf("passed on %d nodes: %.0f messages, %.0f bytes for 107768 numbers; the optimum has %d, "
+           "%d\n",
+           nodes, messages / 2, bytes / 2, 2 * (nodes - 1), 2 * (nodes - 1) * 107768 * 4);
+}
+#endif
+
+// What all nodes must have in common: what decides the bits, how long they train, the data, the
+// program. Whoever differs from node 0 ends all.
+static void meet_nodes() {
+    if (nodes == 1) return;
+    auto hash = [](const auto &bytes) {
+        const std::string_view view((const char *)bytes.data(), bytes.size());
+        return std::to_string(std::hash<std::string_view>()(view)) + " ";
+    };
+    auto text_of = [](auto x) { return std::to_string(x); };
+    auto lines = training_options();
+    lines["epochs"] = text_of(options.epochs);
+    lines["steps"] = text_of(options.steps);
+    lines["overlap"] = text_of(options.overlap);
+    lines["exercise"] = text_of(options.exercise);
+    lines["data set"] = hash(train_set.images) + hash(train_set.labels) + hash(test_set.images) +
+                        hash(test_set.labels);
+    std::ifstream program("/proc/self/exe", std::ios::binary);
+    lines["program"] = hash(std::string(std::istreambuf_iterator<char>(program), {}));
+    std::string text = "\n";
+    for (const auto &[name, value] : lines) text += name + " " + value + "\n";
+    text.resize(4096);
+    from_node_0(&text[0], text.size());
+    for (const auto &[name, value] : lines)
+        if (text.find("\n" + name + " " + value + "\n") == text.npos)
+            error("its %s (%s) is not node 0's: all nodes want the same", name.c_str(),
+                  value.c_str());
+    double all = 1;
+    sum_over_nodes(&all, 1); // all are here
+    alarm(0);
+    first_gpu = (node - first) * options.gpus;
+    const int cores = std::thread::hardware_concurrency() / neighbours / options.gpus;
+    if (on_cpu) setenv("CUDA_CPU_CORES", std::to_string(std::max(1, cores)).c_str(), 0);
+    printf("%d nodes with %d device%s each\n", nodes, options.gpus, options.gpus > 1 ? "s" : "");
+}
+static void share_start() { // node 0's parameters, and where it goes on
+    for (const Tensor &p : params) from_node_0(p.ptr(), sizeof(float) * size(p));
+    from_node_0(&resumed, sizeof resumed);
+}
+// The same bits on all nodes? Hashes first.
+void compare_with_node_0(const std::vector<Tensor> &params) {
+    if (nodes == 1) return;
+    std::vector<Tensor> replicas;
+    for (const Tensor &p : params)
+        if (p.requires_grad) replicas.push_back(p);
+    const std::string own = checksum(replicas);
+    std::string other = own;
+    from_node_0(&other[0], other.size());
+    double different = other != own;
+    sum_over_nodes(&different, 1);
+    for (size_t i = 0; i < params.size() && different > 0; i++) {
+        const std::vector<float> here = to_host(params[i]);
+        std::vector<float> there = here;
+        from_node_0(there.data(), sizeof(float) * there.size());
+        for (size_t n = 0; n < here.size() && params[i].requires_grad; n++)
+            if (memcmp(&here[n], &there[n], sizeof(float)) != 0)
+                error("the replicas differ: %s[%zu] is %.9g here, but %.9g on node 0: does each "
+                      "node get the same sum?",
+                      param_names[i].c_str(), n, here[n], there[n]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// 15. Program
 // The command line and main.
 
 Options options;
@@ -4036,7 +4304,11 @@ static void on_stop(int signal) {
         interrupted = 1;
         return;
     }
-    dprintf(STDERR_FILENO, "mgpu: %s\n", signal == SIGINT ? "interrupted" : "terminated");
+    if (node <= 1) // of several, these two are enough
+        dprintf(STDERR_FILENO, "mgpu: %s\n",
+                signal == SIGINT ? "interrupted"
+                : nodes == 1     ? "terminated"
+                                 : "mpirun ends this node: another one has stopped");
     _exit(128 + signal);
 }
 static void on_crash(int signal) {
@@ -4187,8 +4459,8 @@ static void complete_options() {
     if (options.exercise && !given("allreduce")) options.allreduce = "yours";
     if (options.exercise && !given("gpus")) options.gpus = 8;
     const int k = options.gpus;
-    if (!given("batch")) options.batch = model->batch + k * model->batch_of_each;
-    if (!given("lr")) options.lr = model->lr + k * model->lr_of_each;
+    if (!given("batch")) options.batch = model->batch + k * nodes * model->batch_of_each;
+    if (!given("lr")) options.lr = model->lr + k * nodes * model->lr_of_each;
     if (!given("epochs")) options.epochs = model->epochs;
     if (options.model != "lenet") options.evaluate_all = true;
     if (given("kvstore") && given("allreduce"))
@@ -4209,8 +4481,13 @@ static void complete_options() {
     options.first_check = options.first_check && options.replica_check;
     if (options.log.empty()) error("--log: the name of a file is wanted");
     if (options.exercise) options.batch = std::max(options.batch, k);
-    if (options.batch < k)
-        error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k, k);
+    if (options.batch < k * nodes)
+        error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k * nodes,
+              k * nodes);
+    if (nodes > 1 && (!options.bench.empty() || !options.split.empty()))
+        error("--%s is for one process: leave NODES out",
+              options.split.empty() ? "bench" : "split");
+    if (nodes > 1 && options.allreduce == "naive") options.allreduce = "bucket"; // its sums
 }
 
 // Read the command line into `options`; false if --help was asked for.
@@ -4250,9 +4527,10 @@ static void run_program() {
     if (trains) {
         train_set = load_data(options.data, "train");
         test_set = load_data(options.data, "t10k");
-        check_writable(options.log);
-        if (!options.save.empty()) check_save();
+        if (node == 0) check_writable(options.log);
+        if (!options.save.empty() && node == 0) check_save();
     }
+    meet_nodes();
     const bool few =
         trains || options.exercise || options.bench == "step" || options.bench == "kernels";
     const int devices = few || options.given.count("gpus") ? options.gpus : 4;
@@ -4261,9 +4539,11 @@ static void run_program() {
     use_devices(devices, options.exercise);
     rng.seed(options.seed);
     init_model();
-    if (!options.init.empty()) load_params(params, options.init);
-    if (options.resume) resume(options.save);
-    trains ? experiment() : options.exercise ? exercise() : bench();
+    if (!options.init.empty() && node == 0) load_params(params, options.init);
+    if (options.resume && node == 0) resume(options.save);
+    share_start(); // node 0's parameters
+    if (options.exercise && nodes > 1) exercise_nodes();
+    else trains ? experiment() : options.exercise ? exercise() : bench();
     params.clear();
     for (int c = 0; c < devices && options.verbose; c++)
         printf("%s: %.1f MB of device memory at most\n", str(gpu(c)).c_str(),
@@ -4271,6 +4551,7 @@ static void run_program() {
 }
 
 int mgpu_main(int argc, char **argv) {
+    start_nodes(&argc, &argv);
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     try {
         if (parse_options(argc, argv)) {
@@ -4278,14 +4559,16 @@ int mgpu_main(int argc, char **argv) {
             run_program();
         }
         if (fflush(stdout) || ferror(stdout)) error("what is printed cannot be written to stdout");
+        end_nodes();
         return 0;
     } catch (const std::bad_alloc &) {
-        fprintf(stderr, "mgpu: the host is out of memory\n");
+        fprintf(stderr, "mgpu: %sthe host is out of memory\n", this_node().c_str());
     } catch (const std::exception &e) {
         fflush(stdout);
-        fprintf(stderr, "mgpu: %s\n", e.what());
+        usleep(node * 100000); // what all nodes find wrong, node 0 says, and ends them
+        fprintf(stderr, "mgpu: %s%s\n", this_node().c_str(), e.what());
     }
-    _exit(1); // what is enqueued on the devices is dropped
+    leave(1); // what is enqueued on the devices is dropped
 }
 
 #ifndef MGPU_NO_MAIN // tests.cu has a main of its own
