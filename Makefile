@@ -137,7 +137,7 @@ else ifeq ($(folder),data/mnist)
   dataset := build/mnist.ok
 endif
 
-.PHONY: all run test exercise bench nodes race asan lanes sanitize plot sweep data clean help \
+.PHONY: all run test exercise bench summary nodes race asan lanes sanitize plot sweep data clean help \
     backend FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -158,6 +158,8 @@ bench: backend $(dir)/mgpu  ## time BENCH, into build/bench.csv
 asan: build/asan/tests build/asan/runtime_tests $(dataset)  ## tests under AddressSanitizer, UBSan
 	@$(call run_tests,build/asan/tests build/asan/runtime_tests)
 
+summary: backend $(dir)/mgpu  ## the network's operators: shapes, parameters, FLOPs, memory
+	@$(dir)/mgpu --summary $(options)
 nodes: backend $(dir)/mgpu build/mpi/mgpu $(dataset)  ## tests of NODES on this machine (MPI)
 	@sh cpu/nodes.sh $(dir)/mgpu build/mpi/mgpu $(mpirun)
 # MPI's own leaks and locks are suppressed by name

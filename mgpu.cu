@@ -300,7 +300,7 @@ struct Options {
     float lr = 0.2f;
     unsigned seed = 0;
     bool shuffle = true, overlap = false, first_check = true, replica_check = true;
-    bool exercise = false, resume = false, verbose = false;
+    bool exercise = false, summary = false, resume = false, verbose = false;
     bool evaluate_all = false; // test accuracy on all devices, not on the first alone
     std::string model = "lenet", allreduce = "naive", kvstore, kernels = usual_kernels;
     std::string bench;      // all, step or allreduce
@@ -352,6 +352,7 @@ extern Position resumed; // where RESUME goes on; else all 0
 void save_checkpoint(const std::vector<Tensor> &params, const Position &position);
 std::string str(Device device);                      // gpu(0)
 std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
+std::string str(const std::vector<int> &shape);      // (256,20,26,26)
 
 const Tensor &gradient(const Tensor &param); // *param.grad, or an error where it has none
 // The gradients of all parameters on all devices: grads[c][i] lies on device c.
@@ -2172,6 +2173,13 @@ void attach_grad(std::vector<Tensor> &params) {
     }
 }
 
+struct Call { // of an operator, for make summary
+    std::string op;
+    std::vector<Tensor> inputs;
+    Tensor y;
+};
+static std::vector<Call> *calls = nullptr; // where they are written down, if at all
+
 // A fresh tensor on the inputs' device. It wants a gradient if one of them does; that gets its
 // memory when the backward pass first writes it.
 Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape) {
@@ -2183,6 +2191,7 @@ Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int
         y.grad->device = y.device;
         y.grad->shape = y.shape;
     }
+    if (calls) calls->push_back({op, inputs, y});
     return y;
 }
 void record(const Tensor &y, std::function<void()> backward) {
@@ -2296,6 +2305,11 @@ void wait_for_gradient(const Tensor &grad) {
     CHECK(cudaStreamWaitEvent(on(grad.device), grad.complete->handle, 0));
 }
 
+std::string str(const std::vector<int> &shape) {
+    std::string s;
+    for (int n : shape) s += (s.empty() ? "" : ",") + std::to_string(n);
+    return "(" + s + ")";
+}
 void same_device(const char *op, const std::vector<Tensor> &inputs) {
     for (const Tensor &X : inputs)
         if (X.device.id != inputs[0].device.id || X.device.id < 0)
@@ -2306,12 +2320,7 @@ void check_shape(const char *op, bool right, const char *wanted,
                  const std::vector<Tensor> &inputs) {
     if (right) return;
     std::string got;
-    for (const Tensor &X : inputs) {
-        got += got.empty() ? "(" : ", (";
-        for (size_t i = 0; i < X.shape.size(); i++)
-            got += (i ? "," : "") + std::to_string(X.shape[i]);
-        got += ")";
-    }
+    for (const Tensor &X : inputs) got += (got.empty() ? "" : ", ") + str(X.shape);
     error("%s: wants %s, got %s", op, wanted, got.c_str());
 }
 
@@ -3671,6 +3680,44 @@ void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vec
     if (k > 1) empty_cache(); // one device has needed what it will not need again
 }
 
+// --- make summary
+// The operators of a training step on one device, of BATCH images (1): their results' shapes and
+// memory, their parameters, the FLOPs of their sums of products (a product and an addition are
+// two). A backward has as many for dW and, but for the first layer, for dX.
+void summary() {
+    const int N = options.given.count("batch") ? options.batch : 1;
+    const std::vector<Tensor> p = get_params(params, gpu(0));
+    const Tensor X = full({N, 1, 28, 28}, 0, gpu(0)), y = full({N}, 0, gpu(0));
+    std::vector<Call> list;
+    calls = &list;
+    backward(loss(net(X, p), y));
+    calls = nullptr;
+    long parameters = 0, bytes = 0;
+    double forward = 0, both = 0;
+    printf("%-22s %-18s %12s %13s %13s %9s\n", "operator", "result", "parameters", "MFLOP forward",
+           "backward", "MB");
+    for (const Call &c : list) {
+        long own = 0, memory = sizeof(float) * size(c.y);
+        for (const Tensor &t : p)
+            for (const Tensor &input : c.inputs)
+                own += t.data == input.data && t.requires_grad ? size(t) : 0;
+        const bool products = c.op == "conv2d" || c.op == "linear"; // of X, W, b
+        const double terms = products ? size(c.inputs[1]) / size(c.inputs[2]) : 0;
+        const double flop = 2 * terms * size(c.y), back = c.inputs[0].grad ? 2 * flop : flop;
+        printf("%-22s %-18s %12ld %13.3f %13.3f %9.3f\n", c.op.c_str(), str(c.y.shape).c_str(), own,
+               flop / 1e6, back / 1e6, memory / 1e6);
+        parameters += own;
+        forward += flop;
+        both += flop + back;
+        bytes += memory;
+    }
+    printf("%-22s %-18s %12ld %13.3f %13.3f %9.3f\n", options.model.c_str(), "", parameters,
+           forward / 1e6, (both - forward) / 1e6, bytes / 1e6);
+    waitall();
+    printf("device memory of a step, parameters and gradients included: %.1f MB\n",
+           state(gpu(0)).peak_bytes / 1e6);
+}
+
 // --- the judge
 // Tensors of these sizes on k devices, contiguous on each or each by itself.
 static Grads make_grads(int k, const std::vector<int> &sizes, bool contiguous) {
@@ -4434,6 +4481,8 @@ static const std::vector<Flag> flags = {
      yes(&options.exercise)},
     {"bench", "[WHAT]", "time step, allreduce, kernels, or all, in build/bench.csv (all)",
      set_bench},
+    {"summary", nullptr, "print the operators: shapes, parameters, FLOPs, memory (of 1 image)",
+     yes(&options.summary)},
     {"help", nullptr, "this text", nullptr},
 };
 // clang-format on
@@ -4475,7 +4524,8 @@ static void complete_options() {
               k, options.split.size());
     if (options.exercise && k > 16) // its numbers tell no more devices apart
         error("--exercise judges on 1 to 16 devices, not on %d", k);
-    if (options.exercise && !options.bench.empty()) error("--exercise and --bench: one at a time");
+    if (options.exercise + options.summary + !options.bench.empty() > 1)
+        error("--exercise, --bench and --summary: one at a time");
     if (options.resume && options.save.empty())
         error("--resume goes on with the training that --save DIR names: give both");
     options.first_check = options.first_check && options.replica_check;
@@ -4484,9 +4534,8 @@ static void complete_options() {
     if (options.batch < k * nodes)
         error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k * nodes,
               k * nodes);
-    if (nodes > 1 && (!options.bench.empty() || !options.split.empty()))
-        error("--%s is for one process: leave NODES out",
-              options.split.empty() ? "bench" : "split");
+    for (const char *alone : {"bench", "split", "summary"})
+        if (nodes > 1 && given(alone)) error("--%s is for one process: leave NODES out", alone);
     if (nodes > 1 && options.allreduce == "naive") options.allreduce = "bucket"; // its sums
 }
 
@@ -4523,7 +4572,7 @@ bool parse_options(int argc, char **argv) {
 }
 
 static void run_program() {
-    const bool trains = options.bench.empty() && !options.exercise;
+    const bool trains = options.bench.empty() && !options.exercise && !options.summary;
     if (trains) {
         train_set = load_data(options.data, "train");
         test_set = load_data(options.data, "t10k");
@@ -4531,19 +4580,22 @@ static void run_program() {
         if (!options.save.empty() && node == 0) check_save();
     }
     meet_nodes();
-    const bool few =
-        trains || options.exercise || options.bench == "step" || options.bench == "kernels";
+    const bool few = options.bench != "all" && options.bench != "allreduce";
     const int devices = few || options.given.count("gpus") ? options.gpus : 4;
     // The stand-in shows as many devices as are wanted
     if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
-    use_devices(devices, options.exercise);
+    use_devices(devices, options.exercise || options.summary);
     rng.seed(options.seed);
     init_model();
     if (!options.init.empty() && node == 0) load_params(params, options.init);
     if (options.resume && node == 0) resume(options.save);
     share_start(); // node 0's parameters
     if (options.exercise && nodes > 1) exercise_nodes();
-    else trains ? experiment() : options.exercise ? exercise() : bench();
+    else
+        trains             ? experiment()
+        : options.exercise ? exercise()
+        : options.summary  ? summary()
+                           : bench();
     params.clear();
     for (int c = 0; c < devices && options.verbose; c++)
         printf("%s: %.1f MB of device memory at most\n", str(gpu(c)).c_str(),

@@ -3615,6 +3615,43 @@ TEST_CASE("program: rebind is caught by the first step, then by the replica chec
 }
 
 #ifdef CUDA_CPU
+TEST_CASE("program: --summary counts parameters and FLOPs") {
+    TestFolder folder;
+    struct Network {
+        const char *model;
+        long parameters;
+        double forward, backward; // MFLOP of an image
+        const char *row;
+    };
+    // conv1 2*26*26*20*9, conv2 2*9*9*50*500, dense 2*800*128 + 2*128*10; the backward twice as many
+    // but for conv1's dX. ResNet-18's parameters are the tutorial's; FLOPs by its shapes.
+    const double conv1 = 2 * 26 * 26 * 20 * 9 / 1e6, rest = (4050000 + 204800 + 2560) / 1e6;
+    double first = 2 * 784 * 64 * 9 / 1e6, blocks = 4 * 2 * 784.0 * 64 * 576 / 1e6 + 5120 * 2 / 1e6;
+    for (int C = 128, plane = 196; C <= 512; C *= 2, plane = plane == 196 ? 49 : 16)
+        blocks += 2.0 * plane * C * (C / 2 * 9 + 3 * C * 9 + C / 2) / 1e6;
+    for (const Network &n :
+         {Network{"lenet", 129068, conv1 + rest, conv1 + 2 * rest, "relu (2,20,26,26) 0"},
+          Network{"lab_cnn", 129068, conv1 + rest, conv1 + 2 * rest, "max_pool2d (2,50,4,4) 0"},
+          Network{"resnet18", 11175818, first + blocks, first + 2 * blocks,
+                  "batch_norm (2,512,4,4) 1024"}}) {
+        CAPTURE(n.model);
+        Run run = run_in_shell(folder, "", "--summary --batch 2 --model " + std::string(n.model));
+        CHECK((run.status == 0 && run.err == ""));
+        std::string text; // with single spaces
+        for (char c : run.out)
+            if (c != ' ' || (!text.empty() && text.back() != ' ')) text += c;
+        CHECK(contains(text, "\n" + std::string(n.row) + " "));
+        const std::string total = "\n" + std::string(n.model) + " ";
+        REQUIRE(contains(text, total));
+        long parameters = 0;
+        double forward = 0, backward = 0;
+        sscanf(text.c_str() + text.find(total) + total.size(), "%ld %lf %lf", &parameters, &forward,
+               &backward);
+        CHECK(parameters == n.parameters);
+        CHECK(std::fabs(forward - 2 * n.forward) < 0.001); // it has three digits
+        CHECK(std::fabs(backward - 2 * n.backward) < 0.001);
+    }
+}
 TEST_CASE("program: --bench=allreduce times every algorithm" * doctest::skip(small_only)) {
     TestFolder folder; // with 8 MiB a device the larger sizes are skipped
     Run run = run_in_shell(folder, "CUDA_CPU_MEMORY=8", "--bench=allreduce --gpus 2");
@@ -3683,7 +3720,7 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
         {"--save ..", " is no file: SAVE wants a folder of its own"},
         {"--resume --save ''", "--resume goes on with the training that --save DIR names"},
         {"--log ''", "--log: the name of a file is wanted"},
-        {"--exercise --bench", "--exercise and --bench: one at a time"},
+        {"--exercise --bench", "--exercise, --bench and --summary: one at a time"},
         {"--log data", "cannot write data: it is a folder"},
         {"--init gone", "gone/b4.npy: No such file"},
         {"--init nan", "nan/b1.npy: it holds nan"},
