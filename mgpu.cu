@@ -3142,6 +3142,15 @@ double Timer::avg() const {
     return times.empty() ? 0 : sum / times.size();
 }
 
+//   123/235 [===============               ]  loss 0.7345  4321 images/s  26 s left
+std::string progress_line(int done, int steps, double loss, double images, double seconds) {
+    const int width = 30, full = (long)done * width / steps;
+    char line[200];
+    snprintf(line, sizeof line, "%5d/%d [%.*s%*s]  loss %.4f  %.0f images/s  %.0f s left", done,
+             steps, full, "==============================", width - full, "", loss,
+             images / seconds, std::ceil(seconds / done * (steps - done)));
+    return line;
+}
 struct Progress {
     std::vector<Device> devices;
     int steps;                  // of an epoch
@@ -3150,11 +3159,16 @@ struct Progress {
     std::deque<Event> running;  // behind each step that device 0 may not have finished
     std::string log = "epoch,loss,test_acc,seconds\n";
     bool bar = isatty(STDOUT_FILENO) && nodes == 1; // mpirun gives even a pipe a terminal
-    void draw(int done) const {
-        const int width = 30, full = done * width / steps;
-        if (bar)
-            printf("\r%5d/%d [%.*s%*s]", done, steps, full,
-                   "==============================", width - full, "");
+    Tensor shown = empty({steps}, cpu());           // device 0's losses, copied behind each step
+    std::vector<int> shown_samples = {};
+    double start = 0, drawn = 0;
+    void draw(int done) { // at most ten times a second
+        if (!bar || (done < steps && now() - drawn < 0.1)) return;
+        drawn = now();
+        auto sum = [=](const auto *x) { return std::accumulate(x, x + done, 0.0); };
+        const double loss = sum(shown.ptr()) / sum(shown_samples.data());
+        printf("\r%s\033[K",
+               progress_line(done, steps, loss, sum(samples.data()), drawn - start).c_str());
         fflush(stdout);
     }
     void update(bool wait) { // forget the steps that are finished, or wait for all
@@ -3181,6 +3195,7 @@ void Animator::step(const std::vector<Tensor> &ls) {
     Progress &p = *progress;
     const int s = p.samples.size();
     stop_requested();
+    if (s == 0) p.start = now(), p.shown_samples.clear();
     p.samples.push_back(0);
     for (size_t c = 0; c < ls.size(); c++) {
         const int n = size(ls[c]);
@@ -3188,6 +3203,10 @@ void Animator::step(const std::vector<Tensor> &ls) {
         CHECK_LAUNCH(
             sum_kernel<<<1, threads, 0, on(p.devices[c])>>>(p.losses[c].ptr() + s, ls[c].ptr(), n));
     }
+    p.shown_samples.push_back(size(ls[0]));
+    if (p.bar)
+        CHECK(cudaMemcpyAsync(p.shown.ptr() + s, p.losses[0].ptr() + s, sizeof(float),
+                              cudaMemcpyDeviceToHost, on(p.devices[0])));
     p.running.emplace_back(p.devices[0]);
     CHECK(cudaEventRecord(p.running.back().handle, on(p.devices[0])));
     p.update(false);

@@ -2845,25 +2845,38 @@ TEST_CASE("Animator writes a row an epoch and the same to the log") {
     CHECK(folder.listing() == std::set<std::string>{"new folder", "new folder/log.csv"});
 }
 
-TEST_CASE("Animator draws its bar on a terminal and wipes it away") {
+TEST_CASE("Animator draws a line on a terminal, ten times a second at most, and wipes it away") {
     std::string out = printed([&] {
-        Animator animator({gpu(0)}, 2);
+        Animator animator({gpu(0), gpu(1)}, 2);
         animator.progress->bar = true;
-        for (int s = 0; s < 2; s++) animator.step(losses_on({{1}}));
-        animator.finish(0);
+        for (int epoch = 0; epoch < 2; epoch++) {
+            animator.step(losses_on({{1, 2}, {100}}));
+            waitall();
+            animator.progress->start -= 1000; // some images/s that are known
+            animator.step(losses_on({{6}, {}}));
+            animator.finish(epoch);
+        }
     });
-    const std::string last = "\r    2/2 [" + std::string(30, '=') + "]\r\033[K";
+    const std::string last =
+        "\r    2/2 [" + std::string(30, '=') + "]  loss 3.0000  0 images/s  0 s left\033[K\r\033[K";
     REQUIRE(out.size() > last.size());
-    CHECK(out.substr(out.size() - last.size()) == last);
+    CHECK(out.substr(out.size() - last.size()) == last); // device 0's loss
+    double seconds = 0;
     out = printed([&] {
-        Animator animator({gpu(0)}, 60000);
+        Animator animator({gpu(0)}, 3000);
         animator.progress->bar = true;
-        animator.progress->draw(0);
-        animator.progress->draw(30000);
+        for (int s = 0; s < 3000; s++) animator.step(losses_on({{1}}));
+        animator.finish(0);
+        seconds = now() - animator.progress->start;
     });
+    CHECK(std::count(out.begin(), out.end(), '\r') <= 10 * seconds + 3);
+}
+TEST_CASE("progress_line: the part that is done, the rate, the time that is left") {
     const std::string none(15, ' '), half(15, '=');
-    CHECK(contains(out, "\r    0/60000 [" + none + none + "]"));
-    CHECK(contains(out, "\r30000/60000 [" + half + none + "]"));
+    CHECK(progress_line(30000, 60000, 0.5, 1e6, 10) ==
+          "30000/60000 [" + half + none + "]  loss 0.5000  100000 images/s  10 s left");
+    CHECK(progress_line(1, 60000, 2, 256, 0.125) ==
+          "    1/60000 [" + none + none + "]  loss 2.0000  2048 images/s  7500 s left");
 }
 
 // --- Files that are written
