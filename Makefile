@@ -179,7 +179,7 @@ race_tests := $(if $(value ALLREDUCE),,build/race/tests build/race/runtime_tests
 race: $(race_tests) build/race/mgpu $(dataset)  ## tests, exercise, training under ThreadSanitizer
 	@$(if $(race_tests),$(call run_tests,$(race_tests),$(tsan)))
 	@$(tsan) build/race/mgpu --exercise --gpus 3 $(options)
-	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 20 --epochs 1 --no-first-check \
+	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 12 --epochs 1 --no-first-check \
 	    --log build/race/log $(options)
 
 # All but what trains for long or is not about kernels, in each order of warps and lanes; what is

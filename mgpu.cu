@@ -4149,7 +4149,7 @@ void bench() {
 // memory. Without MPI (MGPU_MPI is not defined) there is one node.
 
 int nodes = 1, node = 0;
-static int neighbours = 1, first = 0; // the nodes on this machine, and the first of them
+static int neighbours = 1, place = 0; // nodes on this machine, and which of them this is
 int whole_batch(int batch_size) { return nodes > 1 ? whole_minibatch.first.shape[0] : batch_size; }
 static std::string this_node() { return node ? "node " + std::to_string(node) + ": " : ""; }
 
@@ -4244,9 +4244,8 @@ static void start_nodes(int *argc, char ***argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &node);
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
     MPI_Comm_size(machine, &neighbours);
-    MPI_Comm_rank(machine, &first);
+    MPI_Comm_rank(machine, &place);
     MPI_Comm_free(&machine);
-    first = node - first;
     if (level < MPI_THREAD_SERIALIZED) error("this MPI does not let another thread call it");
     if (node > 0 && !freopen("/dev/null", "w", stdout)) leave(1); // node 0 prints
 }
@@ -4256,7 +4255,7 @@ static void end_nodes() {
     MPI_Finalize();
 }
 
-// make exercise NODES=4: judge ring_between_nodes.
+// make exercise NODES=4: is ring_between_nodes right? Are its bits the same on all nodes?
 static void exercise_nodes() {
     if (nodes > 16) error("--exercise judges on 1 to 16 nodes, not on %d", nodes);
     alarm(patience);
@@ -4292,7 +4291,7 @@ static void exercise_nodes() {
 // What all nodes must have in common: what decides the bits, how long they train, the data, the
 // program. Whoever differs from node 0 ends all.
 static void meet_nodes() {
-    if (nodes == 1) return;
+    if (nodes == 1) return (void)alarm(0);
     auto hash = [](const auto &bytes) {
         const std::string_view view((const char *)bytes.data(), bytes.size());
         return std::to_string(std::hash<std::string_view>()(view)) + " ";
@@ -4316,12 +4315,14 @@ static void meet_nodes() {
             error("its %s (%s) is not node 0's: all nodes want the same", name.c_str(),
                   value.c_str());
     double all = 1;
-    sum_over_nodes(&all, 1); // all are here
+    sum_over_nodes(&all, 1); // all agree
     alarm(0);
-    first_gpu = (node - first) * options.gpus;
+    first_gpu = place * options.gpus;
     const int cores = std::thread::hardware_concurrency() / neighbours / options.gpus;
     if (on_cpu) setenv("CUDA_CPU_CORES", std::to_string(std::max(1, cores)).c_str(), 0);
-    printf("%d nodes with %d device%s each\n", nodes, options.gpus, options.gpus > 1 ? "s" : "");
+    if (!options.exercise)
+        printf("%d nodes with %d device%s each\n", nodes, options.gpus,
+               options.gpus > 1 ? "s" : "");
 }
 static void share_start() { // node 0's parameters, and where it goes on
     for (const Tensor &p : params) from_node_0(p.ptr(), sizeof(float) * size(p));
@@ -4622,9 +4623,9 @@ static void run_program() {
 }
 
 int mgpu_main(int argc, char **argv) {
-    start_nodes(&argc, &argv);
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     try {
+        start_nodes(&argc, &argv);
         if (parse_options(argc, argv)) {
             catch_signals();
             run_program();

@@ -3912,7 +3912,7 @@ TEST_CASE("exchange: ThreadSanitizer is silent, and sees a planted missing event
         return contains(run.err, "ThreadSanitizer: data race");
     };
     CHECK_FALSE(found(""));
-    for (std::string planted : {"naive2", "ring2", "ring3", "sharded2"}) {
+    for (std::string planted : {"naive2", "ring3", "sharded2"}) {
         CAPTURE(planted);
         CHECK((found(planted) || found(planted) || found(planted)));
     }
