@@ -84,12 +84,16 @@ struct Tensor {
     std::shared_ptr<float> data;  // size(t) floats in the memory of `device`
     std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
     bool requires_grad = true;    // of a parameter; false: a buffer (a running statistic)
-    unsigned written = 0;         // of a gradient: the backward pass that wrote it last,
-    bool shared = false;          // with another gradient, as long as nothing is added,
-    std::shared_ptr<struct Event> complete = nullptr; // and the event recorded behind that write
-    bool masked = false;                              // grad is that of a relu's input: see relu
-    std::shared_ptr<struct Launch> by = nullptr;      // what writes the numbers, if it may wait (9)
-    float *ptr() const;
+    float *ptr() const;           // data: written, or to be written by what is enqueued now
+
+    // Autograd's (section 9). Of a gradient: the backward pass that wrote it last, the event behind
+    // that write, whether it shares its memory with another
+    unsigned written = 0;
+    std::shared_ptr<struct Event> complete = nullptr;
+    bool shared = false;
+    // Of a result: whether `grad` is that of a relu's input, and the launch that waits to write it
+    bool masked = false;
+    std::shared_ptr<struct Launch> by = nullptr;
 };
 int size(const Tensor &t); // the product of the shape
 
@@ -2991,7 +2995,7 @@ struct DataSet {
 };
 static DataSet train_set, test_set;               // main reads them before anything starts
 Position resumed;                                 // and this
-static std::pair<Tensor, Tensor> whole_minibatch; // the last one: X, y of all nodes
+static std::pair<Tensor, Tensor> whole_minibatch; // the last one: X, y for all nodes
 
 // Unpack a .gz file in the IDX format of http://yann.lecun.com/exdb/mnist: two zeros, 8 for bytes,
 // the number of dimensions; their sizes (big-endian, 4 bytes each); the bytes, and no more.
@@ -4617,6 +4621,7 @@ static void run_program() {
         : options.summary  ? summary()
                            : bench();
     params.clear();
+    whole_minibatch = {};
     for (int c = 0; c < devices && options.verbose; c++)
         printf("%s: %.1f MB of device memory at most\n", str(gpu(c)).c_str(),
                state(gpu(c)).peak_bytes / 1e6);
