@@ -111,16 +111,18 @@ dir := $(if $(filter cpu,$(firstword $(why))),build/cpu,build/gpu)
 # With NODES: how MPI starts the program. More processes than cores are allowed, and root.
 no_mpi = $(foreach x,mpirun $(MPICXX),$(if $(shell command -v $x),,no $x: NODES wants MPI, in \
     Debian openmpi-bin and libopenmpi-dev))
+need_mpi = $(if $(strip $(no_mpi)),$(error $(strip $(no_mpi))))
 mpirun = mpirun $(if $(shell mpirun --version | grep 'Open MPI'),-q --oversubscribe --bind-to none \
     $(if $(filter 0,$(shell id -u)),--allow-run-as-root))
 ifneq ($(value NODES)$(value HOSTS),)
-  $(if $(strip $(no_mpi)),$(error $(strip $(no_mpi))))
+  $(need_mpi)
   $(if $(filter $(or $(value NODES),1),$(shell seq 1024)),,\
     $(error NODES=$(value NODES): a number of processes, 1 to 1024, is wanted))
   start := $(mpirun) $(if $(value NODES),-n $(value NODES)) \
       $(if $(value HOSTS),--hostfile $(call quote,$(value HOSTS)))
   program := build/mpi/mgpu
-  why += x $(or $(value NODES),$(value HOSTS)) on $(or $(value HOSTS),$(shell nproc) cores)
+  why += with $(if $(value NODES),$(value NODES) processes) on \
+      $(or $(value HOSTS),$(shell nproc) cores)
 endif
 program := $(or $(program),$(dir)/mgpu)
 # The stand-in has tests of its own
@@ -137,8 +139,8 @@ else ifeq ($(folder),data/mnist)
   dataset := build/mnist.ok
 endif
 
-.PHONY: all run test exercise bench summary nodes race asan lanes sanitize plot sweep data clean help \
-    backend FORCE
+.PHONY: all run test exercise bench summary nodes nodes_asan nodes_race race asan lanes sanitize \
+    plot sweep data clean help backend FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
@@ -171,8 +173,7 @@ nodes_race: build/mpi_race/mgpu $(dataset)
 	    --limit 6 --batch 4 --epochs 1 --no-first-check --overlap --log build/nodes_log
 
 # The kernel may spread addresses too widely for ThreadSanitizer: setarch -R turns that off
-tsan = TSAN_OPTIONS="halt_on_error=0 exitcode=66 $$TSAN_OPTIONS" \
-    $(setarch)
+tsan = TSAN_OPTIONS="halt_on_error=0 exitcode=66 $$TSAN_OPTIONS" $(setarch)
 setarch = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 # With ALLREDUCE only what is about that one
 race_tests := $(if $(value ALLREDUCE),,build/race/tests build/race/runtime_tests)
@@ -254,14 +255,14 @@ mpi_gpu = $(NVCC) $(nvcc_flags) -ccbin $(MPICXX) -DMGPU_MPI
 mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) -DMGPU_MPI -x c++
 ifeq ($(dir),build/gpu)
 build/mpi/mgpu: mgpu.cu build/mpi/flags
-	$(mpi_gpu) $< -o $@
+	$(need_mpi)$(mpi_gpu) $< -o $@
 else
 build/mpi/mgpu: build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi/flags
-	$(call mpi_cpu) $< -o $@
+	$(need_mpi)$(call mpi_cpu) $< -o $@
 endif
 build/mpi_asan/mgpu build/mpi_race/mgpu: build/mpi_%/mgpu: \
     build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi_%/flags
-	$(call mpi_cpu,$*) $< -o $@
+	$(need_mpi)$(call mpi_cpu,$*) $< -o $@
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
     build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h $(DOCTEST) build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) $(doctest) -x c++ $< -o $@
@@ -283,6 +284,7 @@ build/cpu/%.cu: cpu/to_cpp.sed
 # rewritten only when they change, and what depends on it is then rebuilt.
 build/%/flags: flags = $(if $(filter gpu,$*),$(NVCC) $(nvcc_flags),$(CXX) $(cpu_flags) $(flags_$*))
 build/mpi/flags: flags = $(mpi_$(notdir $(dir)))
+build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi_cpu,$(*:mpi_%=%))
 build/%/flags: FORCE
 	@mkdir -p $(@D); { echo $(call quote,$(flags)); grep -m1 '^model name' /proc/cpuinfo; } >$@.new; \
 	cmp -s $@.new $@ && rm $@.new || mv $@.new $@

@@ -53,7 +53,6 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -3075,9 +3074,10 @@ std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
 }
 // The first n samples of the training set, in the file's order.
 void first_samples(int n, Tensor &X, Tensor &y) {
-    auto iter = make_iter(train_set, n, false);
-    iter.next(X, y);
-    std::tie(X, y) = whole_minibatch; // on every node
+    DataIter iter = make_iter(train_set, n, false);
+    iter.next(X, y); // fills iter's X and y; a node's own part of them is not what is wanted
+    X = rows(iter.X, 0, iter.filled);
+    y = rows(iter.y, 0, iter.filled);
 }
 
 // SPLIT=3,1 gives the first device three quarters. Rounded by the largest remainders, the first

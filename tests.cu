@@ -3636,8 +3636,8 @@ TEST_CASE("program: --summary counts parameters and FLOPs") {
         double forward, backward; // MFLOP of an image
         const char *row;
     };
-    // conv1 2*26*26*20*9, conv2 2*9*9*50*500, dense 2*800*128 + 2*128*10; the backward twice as many
-    // but for conv1's dX. ResNet-18's parameters are the tutorial's; FLOPs by its shapes.
+    // conv1 2*26*26*20*9, conv2 2*9*9*50*500, dense 2*800*128 + 2*128*10; the backward twice as
+    // many but for conv1's dX. ResNet-18's parameters are the tutorial's, its FLOPs by its shapes.
     const double conv1 = 2 * 26 * 26 * 20 * 9 / 1e6, rest = (4050000 + 204800 + 2560) / 1e6;
     double first = 2 * 784 * 64 * 9 / 1e6, blocks = 4 * 2 * 784.0 * 64 * 576 / 1e6 + 5120 * 2 / 1e6;
     for (int C = 128, plane = 196; C <= 512; C *= 2, plane = plane == 196 ? 49 : 16)

@@ -25,8 +25,10 @@ fail() {
 # order by ALGORITHM. (Another order is another rounding, which training makes large.)
 same() {
     name="$1 nodes, GPUS=$2: $training $4"
-    $one --gpus 4 --allreduce "$3" --log $out/one.csv $training >$out/text 2>&1 || fail "one process"
-    $mpirun -n "$1" "$mpi" --gpus "$2" --log $out/nodes.csv $training $4 >$out/text 2>&1 || fail "$name"
+    $one --gpus 4 --allreduce "$3" --log $out/one.csv $training >$out/text 2>&1 ||
+        fail "one process"
+    $mpirun -n "$1" "$mpi" --gpus "$2" --log $out/nodes.csv $training $4 >$out/text 2>&1 ||
+        fail "$name"
     paste -d, $out/one.csv $out/nodes.csv | tee $out/text | awk -F, '
         NR > 1 { off = $2 - $6; bad += off * off > 1e-10 || $3 != $7 }
         END { exit bad || NR != 6 }' || fail "$name: not the losses of one process"
@@ -56,7 +58,9 @@ differs() {
     text=$1
     shift
     few="--limit 100 --epochs 1 --log $out/log"
-    if $mpirun -n 1 "$mpi" $few : -n 1 "$mpi" $few "$@" >$out/text 2>&1; then fail "accepted: $*"; fi
+    if $mpirun -n 1 "$mpi" $few : -n 1 "$mpi" $few "$@" >$out/text 2>&1; then
+        fail "accepted: $*"
+    fi
     grep -q "^mgpu: node 1: $text" $out/text || fail "not said: $text"
     pass "node 1 is refused: $*"
 }
@@ -81,7 +85,10 @@ start=$(date +%s)
 if wait $job; then fail "a node was killed, and mpirun ends with status 0"; fi
 [ $(($(date +%s) - start)) -le 10 ] || fail "a node was killed, and the others went on"
 for pid in $nodes; do # Z: it has ended
-    case $(ps -o stat= -p "$pid") in '' | Z*) ;; *) fail "a node was killed, another one is left" ;; esac
+    case $(ps -o stat= -p "$pid") in
+        '' | Z*) ;;
+        *) fail "a node was killed, another one is left" ;;
+    esac
 done
 grep -q 'mpirun ends this node: another one has stopped' $out/text || fail "a node was killed"
 pass "a node that is killed ends all"
