@@ -28,6 +28,9 @@
 # LOG            file for the epoch rows, by default build/log.csv
 # VERBOSE        1 prints the device memory that was used
 # BENCH          what make bench times: step (of training), allreduce, kernels, or all
+# FABRIC         simulate links: nvlink, pcie, sockets, ethernet100, ethernet10, or '10,25': us, GB/s
+# STEP_MS        milliseconds of a step on one device, for make scale; by default it is measured
+# RUNS           logs that make plot draws, such as 'a.csv b.csv', by default LOG
 # SWEEP_GPUS     numbers of devices that make sweep trains on, by default 1 2
 # SWEEP_LR       learning rates that make sweep trains with, by default 0.05 0.1 0.2 0.4
 # ARGS           more words for the program, such as ARGS=--help
@@ -139,8 +142,8 @@ else ifeq ($(folder),data/mnist)
   dataset := build/mnist.ok
 endif
 
-.PHONY: all run test exercise bench summary nodes nodes_asan nodes_race race asan lanes sanitize \
-    plot sweep data clean help backend FORCE
+.PHONY: all run test exercise bench summary trace profile scale nodes nodes_asan nodes_race race \
+    asan lanes sanitize plot sweep data clean help backend FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
@@ -153,10 +156,24 @@ run: backend $(program) $(dataset)  ## train: make run GPUS=2 BATCH=256 LR=0.2 E
 	@$(start) $(program) $(options)
 test: backend $(tests) $(dataset)  ## run the tests: make test T='-tc=allreduce*'
 	@$(call run_tests,$(tests))
-exercise: backend $(program)  ## judge your allreduce, or ALLREDUCE=name
+exercise: backend $(program) build/simulate  ## judge your allreduce, or ALLREDUCE=name
 	@$(start) $(program) --exercise $(options)
-bench: backend $(dir)/mgpu  ## time BENCH, into build/bench.csv
-	@$(dir)/mgpu --bench=$(call quote,$(or $(value BENCH),all)) $(options)
+	@$(if $(start),,$(predict) $(dir)/mgpu $(options))
+bench: backend $(dir)/mgpu build/simulate  ## time BENCH, into build/bench.csv; with FABRIC there
+	@$(if $(value FABRIC),$(predict) $(dir)/mgpu $(options),\
+	    $(dir)/mgpu --bench=$(call quote,$(or $(value BENCH),all)) $(options))
+trace: backend $(dir)/mgpu build/simulate  ## three steps, what ran when: build/trace.json, .svg
+	@$(dir)/mgpu --trace $(options) >build/trace.csv
+	@build/simulate trace $(call quote,$(or $(value FABRIC),here)) build/trace.json build/trace.dat \
+	    <build/trace.csv && echo build/trace.json: for https://ui.perfetto.dev or chrome://tracing
+	@sh plot/draw.sh trace build/trace.dat build/trace.svg
+profile: backend $(dir)/mgpu  ## where the time of a step goes: kernels and copies of each device
+	@$(dir)/mgpu --profile $(options)
+scale: backend $(dir)/mgpu build/simulate  ## predict a step on 1 to 1024 devices, on FABRIC
+	@STEP_MS=$(call quote,$(value STEP_MS)) $(predict) $(dir)/mgpu $(options)
+# What an exchange takes on other machines
+predict = sh plot/predict.sh $@ $(call quote,$(or $(value FABRIC),$(if $(filter scale,$@),pcie))) \
+    $(call quote,$(value ALLREDUCE)) $(call quote,$(value GPUS))
 asan: build/asan/tests build/asan/runtime_tests $(dataset)  ## tests under AddressSanitizer, UBSan
 	@$(call run_tests,build/asan/tests build/asan/runtime_tests)
 
@@ -208,8 +225,12 @@ sanitize:  ## tests (but whole trainings), a short training under compute-saniti
 	    $(checker) --tool $$tool --error-exitcode 1 build/gpu/mgpu --gpus 2 --batch 64 --limit 160 \
 	        --epochs 1 --log build/gpu/log.csv $(options); done
 
-plot:  ## draw build/log.csv, test accuracy over epochs, to build/plot.svg (gnuplot)
-	@sh plot/draw.sh accuracy $(call quote,$(or $(value LOG),build/log.csv)) build/plot.svg
+plot: runs = $(or $(value RUNS),$(value LOG),build/log.csv)
+plot:  ## draw train loss and test accuracy of RUNS, in build/plot.svg, .png; else as text
+	@if command -v gnuplot >/dev/null; then \
+	    sh plot/draw.sh accuracy $(call quote,$(runs)) build/plot.svg && \
+	    sh plot/draw.sh accuracy $(call quote,$(runs)) build/plot.png; \
+	else set -f; sh plot/text.sh $(runs); fi
 sweep: backend $(dir)/mgpu $(dataset)  ## test acc by learning rates and devices, BATCH for each
 	@sh plot/sweep.sh $(call quote,$(value SWEEP_GPUS)) $(call quote,$(value SWEEP_LR)) \
 	    $(call quote,$(value BATCH)) $(dir)/mgpu $(options)
@@ -238,11 +259,11 @@ flags_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-om
 flags_race := -O1 -fsanitize=thread
 flags_lanes := -DMGPU_LANES
 flags_lanes_asan := $(flags_lanes) -O1 -fsanitize=address
-doctest = -isystem $(dir $(DOCTEST))
+doctest = -I. -isystem $(dir $(DOCTEST)) # -I.: for plot/fabric.h
 
 build/gpu/mgpu: mgpu.cu build/gpu/flags
 	$(NVCC) $(nvcc_flags) $< -o $@
-build/gpu/tests: tests.cu mgpu.cu $(DOCTEST) build/gpu/flags
+build/gpu/tests: tests.cu mgpu.cu plot/fabric.h plot/simulate.cc $(DOCTEST) build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(doctest) $< -o $@
 
 build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
@@ -264,11 +285,14 @@ build/mpi_asan/mgpu build/mpi_race/mgpu: build/mpi_%/mgpu: \
     build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi_%/flags
 	$(need_mpi)$(call mpi_cpu,$*) $< -o $@
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
-    build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h $(DOCTEST) build/%/flags
+    build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h plot/fabric.h plot/simulate.cc $(DOCTEST) build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) $(doctest) -x c++ $< -o $@
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
     build/cpu/runtime_tests.cu cpu/cuda_runtime.h $(DOCTEST) build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) $(doctest) -x c++ $< -o $@
+
+build/simulate: plot/simulate.cc plot/fabric.h build/cpu/flags
+	$(CXX) -std=c++17 -O2 -Wall -Wextra $(if $(WERROR),-Werror) $< -o $@
 
 # The .cu files in C++
 build/cpu/mgpu.cu: mgpu.cu

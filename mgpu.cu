@@ -5,7 +5,7 @@
 //
 // A first reading starts at section 2 and ends with section 6, the tutorial beside it: same titles,
 // same names, same order. Section 7 is its exercise, with slots for an allreduce and for kernels of
-// your own. Sections 8 to 15 build what the tutorial takes for granted, the simplest kernels first.
+// your own. Sections 8 to 16 build what the tutorial takes for granted, the simplest kernels first.
 //
 //   1. The vocabulary
 //   2. A toy network
@@ -20,8 +20,9 @@
 //  11. Devices and memory
 //  12. Data, timing, output
 //  13. Judge and benchmark
-//  14. Several machines
-//  15. Program
+//  14. What happens when
+//  15. Several machines
+//  16. Program
 //
 // Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K side of
 // a convolution kernel, k devices. All numbers are 32-bit floats. A gradient is called dX, dW, db.
@@ -168,11 +169,12 @@ struct Stream {
     cudaStream_t handle = nullptr;
     cudaEvent_t ready = nullptr; // wait_for records it
     int steps = 0;               // length of the longest chain of messages so far, for the lab
+    int device = -1;
+    int lane = -1, last = -1; // for a trace: the stream's number, that of its last operation
 };
 Stream &stream(Device device);
 cudaStream_t on(Device device); // its stream's handle; makes the device CUDA's current one
 int physical(Device device);    // CUDA's number of the GPU that is gpu(i)
-void count_message(Device src, Device dst, size_t bytes, Stream &carrier); // for the lab too
 void attach_grad(std::vector<Tensor> &params); // gradients of zeros, contiguous in memory
 void add_(const Tensor &a, const Tensor &b);   // a[:] += b, on the same device
 
@@ -182,8 +184,24 @@ struct Error : std::runtime_error {
 };
 [[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
 // Every CUDA call is checked: one that fails ends the program with its line and CUDA's own words.
-#define CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
+// (In a dry run nothing is called.)
+#define CHECK(call) (dry_run ? void() : check_cuda((call), #call, __FILE__, __LINE__))
+extern bool dry_run;
 void check_cuda(cudaError_t code, const char *call, const char *file, int line);
+
+// Stands before what is enqueued on a stream, so that a trace shows it (section 14): a wait for
+// operation `after`, a message, which the lab counts too, or a kernel, whose stream on() tells.
+struct Span {
+    Span(const char *name, Stream *stream, size_t bytes = 0, int after = -1);
+    Span(Device src, Device dst, Stream &stream, size_t bytes); // a message
+    Span(const Span &) = delete;
+    ~Span();
+    void begin(Stream &stream, size_t bytes, int after = -1);
+    const char *name;
+    int op = -1;
+    cudaStream_t handle = nullptr;
+    Span *outer = nullptr;
+};
 
 // Work enqueued on `device` after this call starts only when all work already enqueued on `other`
 // has finished. The host does not wait. (The event may be recorded again at once: a wait is for the
@@ -194,6 +212,7 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line);
 //                                        v
 //   device's stream   ... work ...  [wait for it]  ... later work ...
 void wait_for(Stream &stream, const Stream &other) {
+    const Span wait("wait", &stream, 0, other.last);
     CHECK(cudaEventRecord(other.ready, other.handle));
     CHECK(cudaStreamWaitEvent(stream.handle, other.ready, 0));
     stream.steps = std::max(stream.steps, other.steps);
@@ -203,9 +222,15 @@ void wait_for(Device device, Device other) { wait_for(stream(device), stream(oth
 // A message, dst[:] = src from one device to another, enqueued on a stream of dst's device.
 void peer_copy(const Tensor &src, const Tensor &dst, Stream &stream) {
     const size_t bytes = sizeof(float) * size(src);
-    count_message(src.device, dst.device, bytes, stream);
+    const Span message(src.device, dst.device, stream, bytes);
     CHECK(cudaMemcpyPeerAsync(dst.ptr(), physical(dst.device), src.ptr(), physical(src.device),
                               bytes, stream.handle));
+}
+
+// On device d's stream: a copy from the host, to the host or inside d.
+void copy_on(Device d, float *to, const float *from, size_t bytes, cudaMemcpyKind kind) {
+    const Span span(kind == cudaMemcpyHostToDevice ? "copy in" : "copy", &stream(d), bytes);
+    CHECK(cudaMemcpyAsync(to, from, bytes, kind, on(d)));
 }
 
 // dst[:] = src, of equal size, from any device to any. Asynchronous: between devices the copy runs
@@ -221,13 +246,12 @@ void copyto(const Tensor &src, const Tensor &dst) {
     if (src.device.id < 0 && dst.device.id < 0) {
         memcpy(to, from, bytes);
     } else if (src.device.id < 0) {
-        CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, on(dst.device)));
+        copy_on(dst.device, to, from, bytes, cudaMemcpyHostToDevice);
     } else if (dst.device.id < 0) {
-        CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, on(src.device)));
+        copy_on(src.device, to, from, bytes, cudaMemcpyDeviceToHost);
         CHECK(cudaStreamSynchronize(on(src.device))); // the host will read it
     } else if (src.device.id == dst.device.id) {
-        const cudaStream_t stream = on(dst.device);
-        CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream));
+        copy_on(dst.device, to, from, bytes, cudaMemcpyDeviceToDevice);
     } else {
         wait_for(dst.device, src.device); // read src only after it is written
         peer_copy(src, dst, stream(dst.device));
@@ -296,14 +320,16 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 Device try_gpu(int i); // gpu(i), or an error if there are fewer devices
 
 extern const char *const usual_kernels; // of the convolutions, on this machine (section 8)
-// The command line (section 15). What is not given there, the model's chapter decides (section 10).
+// The command line (section 16). What is not given there, the model's chapter decides (section 10).
 struct Options {
     int gpus = 1, batch = 256, epochs = 10; // batch: samples over all devices
+    int dry_run = 0;                        // on so many devices; 0: none
     int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
     float lr = 0.2f;
     unsigned seed = 0;
     bool shuffle = true, overlap = false, first_check = true, replica_check = true;
-    bool exercise = false, summary = false, resume = false, verbose = false;
+    bool exercise = false, summary = false, trace = false, profile = false;
+    bool resume = false, verbose = false;
     bool evaluate_all = false; // test accuracy on all devices, not on the first alone
     std::string model = "lenet", allreduce = "naive", kvstore, kernels = usual_kernels;
     std::string bench;      // all, step or allreduce
@@ -523,7 +549,8 @@ void experiment() {
 void sum_(const Tensor &a, const std::vector<Tensor> &parts); // a[:] = the parts' sum, in order
 Stream &link_stream(Device src, Device dst);   // the stream of messages from src to dst
 std::vector<float *> pinned(int count, int n); // arrays of n numbers in pinned host memory
-void call_and_delete(void *function); // for cudaLaunchHostFunc: calls a new std::function once
+// In stream order the host calls f, which reads or writes so many bytes; `name` is for a trace
+void call_on(Stream &stream, const char *name, size_t bytes, std::function<void()> f);
 void wait_for_gradient(const Tensor &grad); // on its device: until backward has written it
 // Communication streams, a second one on each device. A guard: while it lives, stream(d) and on(d)
 // return d's communication stream (if `use`).
@@ -533,7 +560,7 @@ struct CommStreams {
 };
 void join_comm_streams(int k); // later work on the first k devices waits for theirs
 
-// Several machines (section 14): MPI has started this program as number `node` of `nodes`, each
+// Several machines (section 15): MPI has started this program as number `node` of `nodes`, each
 // with devices of its own. Without MPI it is 0 of 1.
 extern int nodes, node;
 void sum_over_nodes(const Grads &grads); // each holds its node's sum: the sum over all nodes
@@ -546,8 +573,8 @@ static bool contiguous(const std::vector<Tensor> &list) {
     const float *end = nullptr;
     for (const Tensor &t : list) {
         if (size(t) == 0) continue;
-        if (end && t.ptr() != end) return false;
-        end = t.ptr() + size(t);
+        if (end && t.data.get() != end) return false;
+        end = t.data.get() + size(t);
     }
     return true;
 }
@@ -639,6 +666,12 @@ static void allreduce_bucket(const Grads &grads) {
 
 // --- host: a parameter server on the host, the lab's kvstore='local'
 //   messages 2k, for one device none   busiest: the host, kn; a device n   steps 2
+static void host_message(Device src, Device dst, const float *from, float *to, size_t bytes) {
+    const Device d = src.id < 0 ? dst : src;
+    const auto way = src.id < 0 ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
+    const Span message(src, dst, stream(d), bytes);
+    CHECK(cudaMemcpyAsync(to, from, bytes, way, on(d)));
+}
 static void allreduce_host(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size(), n = size(flat[0]);
@@ -646,24 +679,17 @@ static void allreduce_host(const Grads &grads) {
     if (k == 1 || n == 0) return;
     const std::vector<float *> host = pinned(k + 1, n); // each device's gradients, then the sum
     for (int c = 0; c < k; c++) {
-        const Device d = flat[c].device;
-        count_message(d, cpu(), bytes, stream(d));
-        CHECK(cudaMemcpyAsync(host[c], flat[c].ptr(), bytes, cudaMemcpyDeviceToHost, on(d)));
-        if (c > 0) wait_for(flat[0].device, d);
+        host_message(flat[c].device, cpu(), flat[c].ptr(), host[c], bytes);
+        if (c > 0) wait_for(flat[0].device, flat[c].device);
     }
-    auto *sum_up = new std::function<void()>([=] {
+    call_on(stream(flat[0].device), "sum on the host", (k + 1) * bytes, [=] {
         float *sum = host[k];
         std::copy_n(host[0], n, sum);
         for (int c = 1; c < k; c++)
             for (int i = 0; i < n; i++) sum[i] += host[c][i];
     });
-    CHECK(cudaLaunchHostFunc(on(flat[0].device), call_and_delete, sum_up));
     for (int c = 1; c < k; c++) wait_for(flat[c].device, flat[0].device);
-    for (int c = 0; c < k; c++) {
-        const Device d = flat[c].device;
-        count_message(cpu(), d, bytes, stream(d));
-        CHECK(cudaMemcpyAsync(flat[c].ptr(), host[k], bytes, cudaMemcpyHostToDevice, on(d)));
-    }
+    for (int c = 0; c < k; c++) host_message(cpu(), flat[c].device, host[k], flat[c].ptr(), bytes);
     unflatten(flat, grads);
 }
 
@@ -801,6 +827,8 @@ inline int blocks(int n, int per_block = threads) { // at least one: an empty gr
 }
 #define CHECK_LAUNCH(...)                                                                          \
     do {                                                                                           \
+        if (dry_run) break;                                                                        \
+        const Span span(#__VA_ARGS__, nullptr);                                                    \
         __VA_ARGS__;                                                                               \
         check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__);                   \
     } while (0)
@@ -924,6 +952,7 @@ bool join(const Tensor &X, Tensor &y, const Tensor *plus = nullptr);
 Tensor fused_relu(const Tensor &X, Tensor y);
 bool share_grad(const Tensor &X, const Tensor &y); // dX is dy: they share its memory
 void parameters_change();
+void products(double count); // of the next kernel, for a profile
 void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
 
@@ -996,6 +1025,7 @@ void add_(const Tensor &a, const Tensor &b) {
     same_device("add_", {a, b});
     check_shape("add_", a.shape == b.shape, "two of the same shape", {a, b});
     const int n = size(a);
+    if (dry_run) return (void)Span("add", &stream(a.device), 2 * sizeof(float) * n);
     CHECK_LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(a.ptr(), b.ptr(), n));
 }
 
@@ -1102,6 +1132,8 @@ __global__ void sum_parts_kernel(float *out, Parts parts, int k, int n) {
 }
 void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
     Parts pointers = {};
+    const size_t all = (parts.size() + 1) * size(a);
+    if (dry_run) return (void)Span("sum", &stream(a.device), all * sizeof(float));
     if (parts.size() > max_gpus) error("sum_: %zu parts, at most %d", parts.size(), max_gpus);
     for (size_t c = 0; c < parts.size(); c++) {
         same_device("sum_", {a, parts[c]});
@@ -1128,12 +1160,14 @@ __global__ void sgd_kernel(SgdList list, float lr, float batch_size) {
         param[i] -= lr * grad[i] / batch_size;
 }
 
-int whole_batch(int batch_size); // of all nodes (section 14)
+int whole_batch(int batch_size); // of all nodes (section 15)
+extern const char *part_of_step; // section 9
 
 // param -= lr * param.grad / batch_size, for each of them that has a gradient
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
     batch_size = whole_batch(batch_size);
     parameters_change();
+    part_of_step = "update";
     for (size_t next = 0; next < params.size();) {
         SgdList list = {};
         int count = 0, largest = 0;
@@ -1150,6 +1184,7 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
             CHECK_LAUNCH(
                 sgd_kernel<<<grid, threads, 0, on(params[0].device)>>>(list, lr, batch_size));
     }
+    part_of_step = "forward";
 }
 
 // --- softmax cross-entropy
@@ -1345,6 +1380,7 @@ Tensor global_avg_pool2d(const Tensor &X) {
 struct ConvShape {
     int N, C, H, W, O, K, stride, padding, OH, OW;
     int W_stride_k, W_stride_o;
+    double products() const { return (double)N * O * OH * OW * C * K * K; } // of the sums below
 };
 __device__ inline float pixel(const float *X, const ConvShape &s, int n, int c, int h, int w) {
     const bool inside = h >= 0 && h < s.H && w >= 0 && w < s.W; // else it is padding
@@ -1411,17 +1447,20 @@ __global__ void conv2d_plain_backward_weights_kernel(Target dW, Target db, const
 static void plain_forward(const Target &y, const Tensor &X, const Tensor &W, const Tensor &b,
                           const ConvShape &s) {
     const int n = s.N * s.O * s.OH * s.OW;
+    products(s.products());
     CHECK_LAUNCH(conv2d_plain_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.data, X.ptr(),
                                                                               W.ptr(), b.ptr(), s));
 }
 static void plain_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
                                  const ConvShape &s) {
+    products(s.products());
     CHECK_LAUNCH(conv2d_plain_backward_input_kernel<<<blocks(size(X)), threads, 0, on(X.device)>>>(
         grad_of(X), y.grad->ptr(), W.ptr(), s));
 }
 static void plain_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
                                    const Tensor &y, const ConvShape &s) {
     const int n = size(W) + size(b);
+    products(s.products());
     CHECK_LAUNCH(conv2d_plain_backward_weights_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
         grad_of(W), grad_of(b), y.grad->ptr(), X.ptr(), s));
 }
@@ -1545,15 +1584,15 @@ __global__ void __launch_bounds__(64)
     }
 }
 static void correlate(Target y, const float *X, const Tensor &packed, const float *b,
-                      const Correlation &s) {
+                      const Correlation &s, double count) { // count: of products
     const int pixels = s.N * s.I * s.J, block = 64;
-    const cudaStream_t stream = on(packed.device);
     dim3 grid(blocks(blocks(pixels, warp_size * tile_m) * warp_size, block), blocks(s.O, tile_n));
-    const auto kernel = s.V == 1   ? correlate_kernel<1>
-                        : s.V == 3 ? correlate_kernel<3>
-                        : s.V == 5 ? correlate_kernel<5>
-                                   : correlate_kernel<0>;
-    CHECK_LAUNCH(kernel<<<grid, block, 0, stream>>>(y, X, packed.ptr(), b, s));
+    const auto correlate_kernel = s.V == 1   ? ::correlate_kernel<1>
+                                  : s.V == 3 ? ::correlate_kernel<3>
+                                  : s.V == 5 ? ::correlate_kernel<5>
+                                             : ::correlate_kernel<0>;
+    products(count);
+    CHECK_LAUNCH(correlate_kernel<<<grid, block, 0, on(packed.device)>>>(y, X, packed.ptr(), b, s));
 }
 
 static void tiled_forward(const Target &y, const Tensor &X, const Tensor &W, const Tensor &b,
@@ -1564,7 +1603,8 @@ static void tiled_forward(const Target &y, const Tensor &X, const Tensor &W, con
         pack(W.ptr(), X.device, {1, 1, s.C * K * K, s.O, 0, 0, s.W_stride_k, s.W_stride_o});
     correlate(y, padded.ptr(), packed, b.ptr(),
               {s.N, s.C, s.H + 2 * P, s.W + 2 * P, s.O, K, K, s.OH, s.OW, s.stride, 1, s.OH, s.OW,
-               P, P + s.H});
+               P, P + s.H},
+              s.products());
 }
 
 // dX: the correlation of dy, zeros around it, with W turned by 180 degrees, its C and O exchanged.
@@ -1598,7 +1638,8 @@ static void tiled_backward_input(const Tensor &X, const Tensor &W, const Tensor 
             correlate(dX.from(i * s.W + j), dy.ptr() + h.dy_begin * dy.shape[3] + w.dy_begin,
                       packed, nullptr,
                       {s.N, s.O, dy.shape[2], dy.shape[3], s.C, h.taps, w.taps, h.count, w.count, 1,
-                       S, s.H, s.W, zeros - h.dy_begin, zeros + s.OH - h.dy_begin});
+                       S, s.H, s.W, zeros - h.dy_begin, zeros + s.OH - h.dy_begin},
+                      s.products() * h.taps * w.taps / (K * K));
         }
 }
 
@@ -1679,6 +1720,7 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
     Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
     if (slices > 0) {
         dim3 grid(blocks(width, block), tiles, slices);
+        products(s.products());
         CHECK_LAUNCH(weight_grad_kernel<<<grid, block, 0, on(X.device)>>>(
             partial.ptr(), padded.ptr(), dy.ptr(), s));
     }
@@ -1906,6 +1948,7 @@ static Map weights(const ConvShape &s) {
 static void fast_forward(const Target &y, const Tensor &X, const Tensor &W, const Tensor &b,
                          const ConvShape &s) {
     const int out = s.OH * s.OW;
+    products(s.products());
     product({y, {}, b.ptr()}, X.ptr(), W.ptr(),
             {s.N * out, s.O, s.C * s.K * s.K, windows(s), taps(s), s.H, s.W, weights(s),
              s.W_stride_o, pixels(s), out, s.C * s.K, 0},
@@ -1924,6 +1967,7 @@ static void fast_backward_input(const Tensor &X, const Tensor &W, const Tensor &
             const Map term = {s.O, w.taps, s.OW, out, 1, 0, 1, 0, 1, 0};
             const Map turned = {s.O, w.taps, -S * K * sk, s.W_stride_o, -S * sk, last * sk};
             const Map to = {s.N, w.count, S * s.W, s.C * s.H * s.W, S, i * s.W + j};
+            products(s.products() * h.taps * w.taps / (K * K));
             product({dX, {}, nullptr}, y.grad->ptr(), W.ptr(),
                     {s.N * h.count * w.count, s.C, s.O * h.taps * w.taps, row, term, s.OH, s.OW,
                      turned, K * K * sk, to, s.H * s.W, s.O * w.taps, 0},
@@ -1933,6 +1977,7 @@ static void fast_backward_input(const Tensor &X, const Tensor &W, const Tensor &
 static void fast_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
                                   const Tensor &y, const ConvShape &s) {
     const int out = s.OH * s.OW;
+    products(s.products());
     product({grad_of(W), grad_of(b), nullptr}, X.ptr(), y.grad->ptr(),
             {s.C * s.K * s.K, s.O, s.N * out, taps(s), windows(s), s.H, s.W, pixels(s), out,
              weights(s), s.W_stride_o, 0, 1},
@@ -2151,13 +2196,16 @@ struct NoGrad { // while one exists, nothing goes on the tape
 };
 
 struct Event { // a CUDA event of a device
-    cudaEvent_t handle;
+    cudaEvent_t handle = nullptr;
+    int after = -1; // the operation that precedes it, for a trace
     explicit Event(Device device) {
         on(device);
         CHECK(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming));
     }
     Event(const Event &) = delete;
-    ~Event() { cudaEventDestroy(handle); }
+    ~Event() {
+        if (handle) cudaEventDestroy(handle);
+    }
 };
 
 void attach_grad(Tensor &t) { t.grad = std::make_shared<Tensor>(full(t.shape, 0, t.device)); }
@@ -2227,27 +2275,31 @@ Target grad_of(const Tensor &X) {
 struct Launch {
     std::function<void(Target)> kernel; // null once it is enqueued
     Target to;         // memory that is freed now is written by others later: after this launch
+    int n;             // numbers that it writes
     int left_out = -1; // the updates of parameters before another launch took its place
 };
 static int updates = 0;
 void parameters_change() { updates++; }
 bool fused() { return options.kernels != "plain"; }
 
+void touch(long n); // the next kernel reads or writes n numbers, for a profile
 static void send_off(std::shared_ptr<Launch> launch) {
     if (!launch || !launch->kernel) return;
     if (launch->left_out >= 0 && launch->left_out != updates)
         error("a tensor that was fused with what follows it is read when the parameters have "
               "changed: read it earlier, or use KERNELS=plain");
+    touch(launch->n);
     std::exchange(launch->kernel, nullptr)(launch->to);
 }
 float *Tensor::ptr() const {
     send_off(by);
+    if (device.id >= 0) touch(size(*this));
     return data.get();
 }
 void launch(Tensor &y, std::function<void(Target y)> kernel) {
     if (!fused()) return kernel({y.ptr()});
     on(y.device); // sends off what waited
-    y.by = waiting(y.device) = std::make_shared<Launch>(Launch{kernel, {y.ptr()}});
+    y.by = waiting(y.device) = std::make_shared<Launch>(Launch{kernel, {y.data.get()}, size(y)});
 }
 bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
     auto &last = waiting(X.device);
@@ -2255,7 +2307,7 @@ bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
     const float *addend = plus ? plus->ptr() : nullptr; // it may be what waits
     if (!last || (plus && last->to.plus)) return false;
     auto next = std::make_shared<Launch>(*last);
-    next->to.data = y.ptr();
+    next->to.data = y.data.get();
     if (plus) next->to.plus = addend;
     else next->to.relu = 1;
     last->left_out = updates;
@@ -2285,26 +2337,35 @@ bool share_grad(const Tensor &X, const Tensor &y) {
 // Run the tape of l's device in reverse and empty it, giving back memory on the way. Gradients are
 // those of sum(l); they are overwritten, not accumulated (PyTorch adds). An event is recorded
 // behind each write of a parameter's gradient; recording it again moves it behind the last one.
+const char *part_of_step = "forward"; // for a trace
+static void gradient_is_ready(Event &complete, Device device) {
+    const Span span("gradient", &stream(device));
+    CHECK(cudaEventRecord(complete.handle, on(device)));
+    complete.after = stream(device).last;
+}
 void backward(const Tensor &l) {
     auto &tape = tape_of(l.device);
     if (!l.grad || tape.empty())
         error("backward: no operator on %s was recorded", str(l.device).c_str());
     pass++;
+    part_of_step = "backward";
     const int n = size(l);
     CHECK_LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(l.device)>>>(grad_of(l), 1, n));
     while (!tape.empty()) {
         TapeEntry entry = std::move(tape.back());
         tape.pop_back();
         if (entry.grad->written == pass) entry.backward(); // else l does not depend on it
-        for (const auto &event : completes) CHECK(cudaEventRecord(event->handle, on(l.device)));
+        for (const auto &event : completes) gradient_is_ready(*event, l.device);
         completes.clear();
     }
+    part_of_step = "sum"; // until sgd
 }
 const Tensor &gradient(const Tensor &param) {
     if (!param.grad) error("a parameter has no gradient: does get_params call attach_grad?");
     return *param.grad;
 }
 void wait_for_gradient(const Tensor &grad) {
+    const Span wait("wait", &stream(grad.device), 0, grad.complete->after);
     CHECK(cudaStreamWaitEvent(on(grad.device), grad.complete->handle, 0));
 }
 
@@ -2654,24 +2715,34 @@ Stream &stream(Device device) {
     if (g.waiting) send_off(std::exchange(g.waiting, nullptr));
     return g.streams[comm];
 }
+static void enqueued_on(Stream &stream); // section 14
 cudaStream_t on(Device device) {
     CHECK(cudaSetDevice(physical(device)));
-    return stream(device).handle;
+    Stream &s = stream(device);
+    enqueued_on(s);
+    return s.handle;
 }
-static Stream new_stream(int physical) {
+static Stream new_stream(Device device) {
     Stream s;
-    CHECK(cudaSetDevice(physical));
+    s.device = device.id;
+    CHECK(cudaSetDevice(physical(device)));
     CHECK(cudaStreamCreateWithFlags(&s.handle, cudaStreamNonBlocking));
     CHECK(cudaEventCreateWithFlags(&s.ready, cudaEventDisableTiming));
     return s;
 }
 Stream &link_stream(Device src, Device dst) {
     Stream &s = state(dst).links[src.id];
-    if (!s.handle) s = new_stream(physical(dst));
+    if (s.device < 0) s = new_stream(dst);
     return s;
 }
 void join_comm_streams(int k) {
     for (int c = 0; c < k; c++) wait_for(state(gpu(c)).streams[0], state(gpu(c)).streams[1]);
+}
+static void each_stream(const std::function<void(Stream &, const std::string &name)> &f) {
+    for (Gpu &g : gpus) {
+        for (int comm : {0, 1}) f(g.streams[comm], comm ? "communication" : "computation");
+        for (auto &[src, link] : g.links) f(link, "from " + str(gpu(src)));
+    }
 }
 void waitall() { // the host waits for all devices
     for (size_t c = 0; c < gpus.size(); c++) {
@@ -2681,9 +2752,8 @@ void waitall() { // the host waits for all devices
 }
 
 // Enqueue a pause: what waits for this stream, or should, is late then.
-static void pause(const Stream &stream, int ms) {
-    CHECK(cudaLaunchHostFunc(stream.handle, call_and_delete,
-                             new std::function<void()>([=] { usleep(1000 * ms); })));
+static void pause(Stream &stream, int ms) {
+    call_on(stream, "pause", 0, [=] { usleep(1000 * ms); });
 }
 
 // The messages since the last reset, counted as they are enqueued: what an exchange costs.
@@ -2695,7 +2765,7 @@ struct Traffic {
 };
 static Traffic traffic;
 static bool late_messages = false; // the judge's: each one is late then
-void count_message(Device src, Device dst, size_t bytes, Stream &carrier) {
+static void count_message(Device src, Device dst, size_t bytes, Stream &carrier) {
     traffic.messages++;
     traffic.bytes += bytes;
     traffic.out[src.id] += bytes;
@@ -2764,8 +2834,8 @@ void use_devices(int k, bool quiet = false) {
         error("no GPU (%s): `make run BACKEND=cpu` emulates devices", cudaGetErrorString(code));
     for (int i = gpus.size(); i < k; i++) {
         gpus.emplace_back();
-        const int physical = gpus[i].physical = (first_gpu + i) % count;
-        for (Stream &s : gpus[i].streams) s = new_stream(physical);
+        gpus[i].physical = (first_gpu + i) % count;
+        for (Stream &s : gpus[i].streams) s = new_stream(gpu(i));
     }
     if (k > count && !quiet)
         printf("notice: %d logical devices share %d GPU%s, each with its own memory and stream; "
@@ -2821,6 +2891,11 @@ static std::shared_ptr<float> allocate(int n, Device device) {
     const size_t bytes = n * sizeof(float);
     float *p = nullptr;
     if (n == 0) return nullptr;
+    if (dry_run) { // addresses that nobody uses
+        static uintptr_t next = 1 << 12;
+        next += bytes;
+        return std::shared_ptr<float>((float *)(next - bytes), [](float *) {});
+    }
     if (device.id < 0) {
         const cudaError_t code = cudaMallocHost((void **)&p, bytes);
         if (code == cudaErrorMemoryAllocation)
@@ -2902,7 +2977,7 @@ Tensor rows(const Tensor &X, int begin, int end) {
     y.shape[0] = end - begin;
     size_t row = 1;
     for (size_t i = 1; i < X.shape.size(); i++) row *= X.shape[i];
-    if (X.data) y.data = std::shared_ptr<float>(X.data, X.ptr() + begin * row);
+    if (X.data) y.data = std::shared_ptr<float>(X.data, X.data.get() + begin * row);
     return y;
 }
 std::vector<float> to_host(const Tensor &t) {
@@ -2920,15 +2995,22 @@ static std::vector<float> all_to_host(const std::vector<Tensor> &list) { // one 
 // reuse safe.
 std::vector<float *> pinned(int count, int n) {
     static auto &all = *new std::map<std::pair<int, int>, std::vector<Tensor>>;
+    if (dry_run) return std::vector<float *>(count);
     std::vector<Tensor> &list = all[{comm, n}];
     while ((int)list.size() < count) list.push_back(empty({n}, cpu()));
     std::vector<float *> pointers;
     for (int i = 0; i < count; i++) pointers.push_back(list[i].ptr());
     return pointers;
 }
-void call_and_delete(void *function) {
-    std::unique_ptr<std::function<void()>> f((std::function<void()> *)function);
-    (*f)();
+void call_on(Stream &stream, const char *name, size_t bytes, std::function<void()> f) {
+    const Span span(name, &stream, bytes);
+    auto call_and_delete = [](void *function) {
+        std::unique_ptr<std::function<void()>> f((std::function<void()> *)function);
+        (*f)();
+    };
+    if (dry_run) return;
+    CHECK(cudaLaunchHostFunc(stream.handle, call_and_delete,
+                             new std::function<void()>(std::move(f))));
 }
 
 // Every device must hold the same bits, in every epoch.
@@ -3906,12 +3988,12 @@ static bool waits_on_host(const std::string &name, int k, const std::vector<int>
     waitall();
     std::atomic<bool> open{false}, given_up{false};
     for (int c = 0; c < k; c++)
-        CHECK(cudaLaunchHostFunc(on(gpu(c)), call_and_delete, new std::function<void()>([&] {
-                                     for (int ms = 0; !open && !given_up; ms++) {
-                                         usleep(1000);
-                                         if (ms > 500) given_up = true;
-                                     }
-                                 })));
+        call_on(stream(gpu(c)), "standstill", 0, [&] {
+            for (int ms = 0; !open && !given_up; ms++) {
+                usleep(1000);
+                if (ms > 500) given_up = true;
+            }
+        });
     run_allreduce(name, grads);
     open = true;
     const bool waited = given_up;
@@ -3923,10 +4005,7 @@ static bool waits_on_host(const std::string &name, int k, const std::vector<int>
 static Traffic count_traffic(const std::string &name, const Grads &grads) {
     waitall();
     traffic = {};
-    for (Gpu &g : gpus) {
-        for (Stream &s : g.streams) s.steps = 0;
-        for (auto &link : g.links) link.second.steps = 0;
-    }
+    each_stream([](Stream &s, const std::string &) { s.steps = 0; });
     run_allreduce(name, grads);
     waitall();
     return traffic;
@@ -4058,20 +4137,17 @@ static void bench_row(const char *format, ...) {
     bench_rows += std::string(row) + "\n";
 }
 
+static std::function<void()> training_step(std::vector<std::vector<Tensor>> &device_params,
+                                           int batch); // section 14
 // A training step, one minibatch again and again: the median of 5 blocks of steps.
 static void bench_step(const Model &model) {
-    const std::vector<Device> devices = first_devices(options.gpus);
     const int batch = options.given.count("batch")
                           ? options.batch
                           : model.batch + options.gpus * model.batch_of_each;
     options.model = model.name;
     init_model();
-    auto device_params = on_all(devices);
-    Tensor X = empty({batch, 1, 28, 28}, cpu()), y = empty({batch}, cpu());
-    for (int i = 0; i < size(X); i++) X.ptr()[i] = rng() % 256 / 255.0f;
-    for (int i = 0; i < size(y); i++) y.ptr()[i] = rng() % 10;
-    const double seconds =
-        time_calls(3, 0.5, 5, [&] { train_batch(X, y, device_params, devices, options.lr); });
+    auto device_params = on_all(first_devices(options.gpus));
+    const double seconds = time_calls(3, 0.5, 5, training_step(device_params, batch));
     bench_row("step,%s,%s%s,%d,%d,,%.1f,%.0f,images/s", options.model.c_str(),
               options.allreduce.c_str(), options.overlap ? "+overlap" : "", options.gpus, batch,
               seconds * 1e6, batch / seconds);
@@ -4146,7 +4222,283 @@ void bench() {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 14. Several machines
+// 14. What happens when
+// A recorder writes down what is enqueued on which stream, and after what. `make trace` shows when
+// it ran, `make profile` how long; plot/simulate.cc replays it on machines that are not there.
+
+struct Op {
+    const char *kind, *name; // kind: input, forward, backward, sum, message, update; or wait
+    int device, lane;        // lane: the stream's number
+    int src, dst;            // of a message, -1: the host; of others -2
+    int after;               // of a wait: the operation that it is for; -1: none that is recorded
+    double bytes, flop;      // of the tensors that it names, each once; of sums of products
+    double begin, end;       // seconds
+};
+struct Recorder { // works as long as it lives
+    bool timed;   // with an event before and one behind each operation
+    std::deque<Op> ops = {};
+    std::vector<cudaEvent_t> marks = {};                     // these events
+    std::vector<std::pair<cudaEvent_t, double>> starts = {}; // an event of each device; its time
+    int lanes = 0;
+    Span *span = nullptr;         // the innermost that stands
+    double flop = 0, numbers = 0; // of the next kernel
+
+    explicit Recorder(bool timed);
+    ~Recorder();
+    void read_times(); // waits for all devices
+};
+static Recorder *recorder = nullptr;
+bool dry_run = false;
+
+void products(double count) {
+    if (recorder) recorder->flop = 2 * count;
+}
+void touch(long n) {
+    if (recorder) recorder->numbers += n;
+}
+static cudaEvent_t new_mark(const Stream &stream) {
+    cudaEvent_t mark = nullptr;
+    CHECK(cudaSetDevice(physical(gpu(stream.device))));
+    CHECK(cudaEventCreate(&mark));
+    CHECK(cudaEventRecord(mark, stream.handle));
+    return mark;
+}
+Recorder::Recorder(bool timed) : timed(timed) {
+    if (timed) waitall();
+    each_stream([](Stream &s, const std::string &) { s.lane = s.last = -1; });
+    for (size_t c = 0; c < gpus.size() && timed; c++) {
+        const double before = now();
+        const cudaEvent_t mark = new_mark(stream(gpu(c)));
+        CHECK(cudaEventSynchronize(mark));
+        const double by_host = (before + now()) / 2;
+        float ms = 0; // between events of one GPU; those of two have no common clock but the host's
+        starts.push_back({mark, by_host});
+        if (cudaEventElapsedTime(&ms, starts[0].first, mark) == cudaSuccess)
+            starts[c].second = starts[0].second + ms / 1e3;
+    }
+    cudaGetLastError();
+    recorder = this;
+}
+Recorder::~Recorder() {
+    recorder = nullptr;
+    for (cudaEvent_t mark : marks) cudaEventDestroy(mark);
+    for (auto &start : starts) cudaEventDestroy(start.first);
+}
+void Recorder::read_times() {
+    std::vector<double> until(
+        lanes); // a lane's operations follow each other, whatever rounding does
+    waitall();
+    for (size_t i = 0; i < marks.size(); i++) {
+        Op &op = ops[i / 2];
+        float ms = 0;
+        const auto &[start, seconds] = starts[op.device];
+        CHECK(cudaEventElapsedTime(&ms, start, marks[i]));
+        until[op.lane] = std::max(until[op.lane], seconds - starts[0].second + ms / 1e3);
+        (i % 2 ? op.end : op.begin) = until[op.lane];
+    }
+}
+
+Span::Span(const char *name, Stream *stream, size_t bytes, int after) : name(name) {
+    if (!recorder) return;
+    outer = std::exchange(recorder->span, this);
+    if (stream) begin(*stream, bytes, after);
+}
+Span::Span(Device src, Device dst, Stream &stream, size_t bytes) : Span("message", nullptr) {
+    count_message(src, dst, bytes, stream);
+    if (!recorder) return;
+    begin(stream, bytes);
+    Op &message = recorder->ops[op];
+    message.kind = name, message.src = src.id, message.dst = dst.id;
+}
+void Span::begin(Stream &stream, size_t bytes, int after) {
+    Recorder &r = *recorder;
+    if (op >= 0) return;
+    op = stream.last = r.ops.size();
+    handle = stream.handle;
+    if (stream.lane < 0) stream.lane = r.lanes++;
+    const bool input = !strcmp(name, "copy in");
+    const bool wait = !strcmp(name, "wait") || !strcmp(name, "gradient"); // no work
+    const char *kind = wait ? "wait" : input ? "input" : part_of_step;
+    r.ops.push_back(
+        {kind, name, stream.device, stream.lane, -2, -2, after, (double)bytes, 0, 0, 0});
+    for (int i = 0; i < 2 * r.timed; i++) r.marks.push_back(new_mark(stream));
+}
+Span::~Span() {
+    if (!recorder) return;
+    Recorder &r = *recorder;
+    r.span = outer;
+    if (op < 0) return;
+    Op &done = r.ops[op];
+    if (done.bytes == 0 && strcmp(done.kind, "wait") != 0) done.bytes = sizeof(float) * r.numbers;
+    done.flop = r.flop;
+    r.flop = r.numbers = 0;
+    if (!r.timed) return;
+    CHECK(cudaEventRecord(r.marks[2 * op + 1], handle));
+    for (Span *s = outer; s; s = s->outer) // what was sent off inside of a launch is no part of it
+        if (s->op >= 0) CHECK(cudaEventRecord(r.marks[2 * s->op], s->handle));
+}
+static void enqueued_on(Stream &stream) {
+    if (recorder && recorder->span) recorder->span->begin(stream, 0);
+}
+// relu_kernel, from the text of a launch: relu_kernel<<<..., or what cpu/to_cpp.sed makes of it
+static std::string kernel_name(std::string text) {
+    const size_t quote = text.find('"');
+    if (quote < text.find('<')) text = text.substr(quote + 1);
+    text = text.substr(0, text.find_first_of("<\""));
+    return text.substr(0, text.find_last_not_of(' ') + 1);
+}
+
+// A training step of random samples, to be enqueued again and again
+static std::function<void()> training_step(std::vector<std::vector<Tensor>> &device_params,
+                                           int batch) {
+    const std::vector<Device> devices = first_devices(device_params.size());
+    Tensor X = empty({batch, 1, 28, 28}, cpu()), y = empty({batch}, cpu());
+    for (int i = 0; i < size(X); i++) X.ptr()[i] = rng() % 256 / 255.0f;
+    for (int i = 0; i < size(y); i++) y.ptr()[i] = rng() % 10;
+    return [=, &device_params] { train_batch(X, y, device_params, devices, options.lr); };
+}
+static std::string what_is_trained() {
+    return options.model + ", batch " + std::to_string(options.batch) + ", " +
+           std::to_string(gpus.size()) + " device" + (gpus.size() > 1 ? "s" : "") + ", " +
+           options.allreduce + (options.overlap ? " with OVERLAP" : "");
+}
+
+// --- make trace, and what plot/simulate.cc reads: a row for each operation
+static void print_ops(const Recorder &r) {
+    std::vector<std::string> lanes(r.lanes);
+    each_stream([&](Stream &s, const std::string &name) {
+        if (s.lane >= 0) lanes[s.lane] = name;
+    });
+    long bytes = 0;
+    for (const Tensor &p : params) bytes += p.requires_grad ? sizeof(float) * size(p) : 0;
+    printf("# %s, %ld bytes of gradients\n"
+           "device,lane,stream,kind,name,begin,end,src,dst,bytes,flop,after\n",
+           what_is_trained().c_str(), bytes);
+    std::string text;
+    for (const Op &op : r.ops) {
+        char row[300];
+        snprintf(row, sizeof row, "%d,%d,%s,%s,%s,%ld,%ld,%d,%d,%ld,%ld,%d\n", op.device, op.lane,
+                 lanes[op.lane].c_str(), op.kind, kernel_name(op.name).c_str(),
+                 std::lround(op.begin * 1e9), std::lround(op.end * 1e9), op.src, op.dst,
+                 (long)op.bytes, (long)op.flop, op.after);
+        text += row;
+        if (text.size() < 1 << 20 && &op != &r.ops.back()) continue;
+        fwrite(text.data(), 1, text.size(), stdout);
+        text.clear();
+    }
+}
+// Some steps, on the devices
+void trace() {
+    auto device_params = on_all(first_devices(options.gpus));
+    const auto step = training_step(device_params, options.batch);
+    for (int i = 0; i < 2; i++) step(); // they take what memory is needed
+    Recorder r(true);
+    for (int i = 0; i < (options.steps ? options.steps : 3); i++) step();
+    r.read_times();
+    print_ops(r);
+}
+// k devices that are not there: what is enqueued on them is recorded, and nothing else.
+struct DryRun {
+    std::vector<Gpu> real;
+    explicit DryRun(int k) : real(k) {
+        gpus.swap(real);
+        for (int c = 0; c < k; c++)
+            for (Stream &s : gpus[c].streams) s.device = c;
+        dry_run = true;
+    }
+    ~DryRun() {
+        dry_run = false;
+        gpus.swap(real);
+    }
+};
+// An exchange of the model's gradients on k of them. The backward passes before it are a row for
+// each gradient, when it is ready.
+void print_exchange(int k) {
+    std::vector<int> sizes;
+    for (const Tensor &p : params)
+        if (p.requires_grad) sizes.push_back(size(p));
+    const DryRun devices(k);
+    const Grads grads = make_grads(k, sizes, true);
+    Recorder r(false);
+    for (const auto &list : grads)
+        for (size_t i = list.size(); i-- > 0;) gradient_is_ready(*list[i].complete, list[i].device);
+    part_of_step = "sum";
+    exchange(grads);
+    print_ops(r);
+}
+
+// --- make profile: what the operations of a step take
+// Seconds in which at least one operation runs on these devices
+static double busy(const std::deque<Op> &ops, int first, int last) {
+    std::vector<std::pair<double, double>> times;
+    double sum = 0, until = 0;
+    for (const Op &op : ops)
+        if (op.device >= first && op.device <= last && strcmp(op.kind, "wait") != 0)
+            times.push_back({op.begin, op.end});
+    std::sort(times.begin(), times.end());
+    for (const auto &[begin, end] : times) {
+        sum += std::max(0.0, end - std::max(begin, until));
+        until = std::max(until, end);
+    }
+    return sum;
+}
+static void print_profile(const std::deque<Op> &ops, int device, int steps, double whole) {
+    struct Row {
+        double seconds, calls, flop, bytes;
+        std::string kind, name;
+    };
+    std::vector<Row> rows;
+    std::map<std::string, double> kinds;
+    double sum = 0;
+    for (const Op &op : ops) {
+        const std::string kind = op.kind, name = kernel_name(op.name);
+        if (op.device != device || kind == "wait") continue;
+        size_t at = 0;
+        while (at < rows.size() && (rows[at].kind != kind || rows[at].name != name)) at++;
+        if (at == rows.size()) rows.push_back({0, 0, 0, 0, kind, name});
+        rows[at].seconds += op.end - op.begin;
+        rows[at].calls++;
+        rows[at].flop += op.flop;
+        rows[at].bytes += op.bytes;
+        kinds[kind] += op.end - op.begin;
+        sum += op.end - op.begin;
+    }
+    printf("\n%s: idle for %.1f%% of a step; of the rest", str(gpu(device)).c_str(),
+           100 * (1 - busy(ops, device, device) / whole));
+    for (const char *kind : {"input", "forward", "backward", "sum", "message", "update"})
+        if (kinds.count(kind)) printf(" %s %.1f%%", kind, 100 * kinds[kind] / sum);
+    printf("\n%-9s %-38s %6s %9s %6s %9s %8s\n", "", "kernel or copy", "calls", "ms", "%",
+           "GFLOP/s", "GB/s");
+    std::sort(rows.begin(), rows.end(),
+              [](const Row &a, const Row &b) { return a.seconds > b.seconds; });
+    for (const Row &row : rows) {
+        char gflops[20] = "";
+        if (row.flop > 0) snprintf(gflops, sizeof gflops, "%.1f", row.flop / row.seconds / 1e9);
+        printf("%-9s %-38s %6.3g %9.3f %6.1f %9s %8.2f\n", row.kind.c_str(), row.name.c_str(),
+               row.calls / steps, row.seconds / steps * 1e3, 100 * row.seconds / sum, gflops,
+               row.bytes / row.seconds / 1e9);
+    }
+}
+void profile() {
+    auto device_params = on_all(first_devices(options.gpus));
+    const auto step = training_step(device_params, options.batch);
+    const double plain = time_calls(2, 0.5, 3, step);
+    const int steps = options.steps ? options.steps : std::min(50.0, std::max(3.0, 1 / plain));
+    Recorder r(true);
+    for (int i = 0; i < steps; i++) step();
+    r.read_times();
+    double whole = 0;
+    for (const Op &op : r.ops) whole = std::max(whole, op.end);
+    whole -= r.ops[0].begin;
+    printf("%s: %.3f ms a step (of %d; %.3f ms without the profile); for %.1f%% of it no device "
+           "works\n",
+           what_is_trained().c_str(), whole / steps * 1e3, steps, plain * 1e3,
+           100 * (1 - busy(r.ops, 0, options.gpus) / whole));
+    for (int c = 0; c < options.gpus; c++) print_profile(r.ops, c, steps, whole);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 15. Several machines
 // `make run NODES=2 GPUS=2`: MPI starts this program twice, on one machine or on several. Each
 // process, a node here, takes its part of every minibatch for devices of its own. Nothing in the
 // chapter changes: `exchange` sums inside a node as before, and then between the nodes, in host
@@ -4207,14 +4559,13 @@ void sum_over_nodes(const Grads &grads) {
     if (nodes == 1 || n == 0) return;
     float *host = pinned(1, n)[0];
     const Device root = flat[0].device;
-    CHECK(cudaMemcpyAsync(host, flat[0].ptr(), bytes, cudaMemcpyDeviceToHost, on(root)));
-    auto *sum = new std::function<void()>([=] {
+    copy_on(root, host, flat[0].ptr(), bytes, cudaMemcpyDeviceToHost);
+    call_on(stream(root), "sum over nodes", 2 * bytes, [=] {
         options.allreduce == "ring" ? ring_between_nodes(host, n) : mpi_between_nodes(host, n);
     });
-    CHECK(cudaLaunchHostFunc(on(root), call_and_delete, sum));
     for (const Tensor &t : flat) {
         if (t.device.id != root.id) wait_for(t.device, root);
-        CHECK(cudaMemcpyAsync(t.ptr(), host, bytes, cudaMemcpyHostToDevice, on(t.device)));
+        copy_on(t.device, t.ptr(), host, bytes, cudaMemcpyHostToDevice);
         if (t.device.id != root.id) wait_for(root, t.device); // it writes to `host` again
     }
     unflatten(flat, grads);
@@ -4356,7 +4707,7 @@ void compare_with_node_0(const std::vector<Tensor> &params) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 15. Program
+// 16. Program
 // The command line and main.
 
 Options options;
@@ -4507,6 +4858,11 @@ static const std::vector<Flag> flags = {
      set_bench},
     {"summary", nullptr, "print the operators: shapes, parameters, FLOPs, memory (of 1 image)",
      yes(&options.summary)},
+    {"trace", nullptr, "print what three steps enqueue, and when it ran, as CSV (make trace)",
+     yes(&options.trace)},
+    {"profile", nullptr, "print what the kernels and copies of a step take", yes(&options.profile)},
+    {"dry-run", "K", "print what an exchange enqueues on 1 to 1024 devices that are not there",
+     number(&options.dry_run, 1, 1024)},
     {"help", nullptr, "this text", nullptr},
 };
 // clang-format on
@@ -4548,8 +4904,11 @@ static void complete_options() {
               k, options.split.size());
     if (options.exercise && k > 16) // its numbers tell no more devices apart
         error("--exercise judges on 1 to 16 devices, not on %d", k);
-    if (options.exercise + options.summary + !options.bench.empty() > 1)
-        error("--exercise, --bench and --summary: one at a time");
+    const char *task = nullptr;
+    for (const char *other : {"exercise", "bench", "summary", "trace", "profile", "dry-run"}) {
+        if (task && given(other)) error("--%s and --%s: one at a time", task, other);
+        if (given(other)) task = other;
+    }
     if (options.resume && options.save.empty())
         error("--resume goes on with the training that --save DIR names: give both");
     options.first_check = options.first_check && options.replica_check;
@@ -4558,7 +4917,7 @@ static void complete_options() {
     if (options.batch < k * nodes)
         error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k * nodes,
               k * nodes);
-    for (const char *alone : {"bench", "split", "summary"})
+    for (const char *alone : {"bench", "split", "summary", "trace", "profile", "dry-run"})
         if (nodes > 1 && given(alone)) error("--%s is for one process: leave NODES out", alone);
     if (nodes > 1 && options.allreduce == "naive") options.allreduce = "bucket"; // its sums
 }
@@ -4596,7 +4955,8 @@ bool parse_options(int argc, char **argv) {
 }
 
 static void run_program() {
-    const bool trains = options.bench.empty() && !options.exercise && !options.summary;
+    const bool looks = options.summary || options.trace || options.profile || options.dry_run > 0;
+    const bool trains = options.bench.empty() && !options.exercise && !looks;
     if (trains) {
         train_set = load_data(options.data, "train");
         test_set = load_data(options.data, "t10k");
@@ -4608,7 +4968,7 @@ static void run_program() {
     const int devices = few || options.given.count("gpus") ? options.gpus : 4;
     // The stand-in shows as many devices as are wanted
     if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
-    use_devices(devices, options.exercise || options.summary);
+    use_devices(devices, options.exercise || looks);
     rng.seed(options.seed);
     init_model();
     if (!options.init.empty() && node == 0) load_params(params, options.init);
@@ -4619,6 +4979,9 @@ static void run_program() {
         trains             ? experiment()
         : options.exercise ? exercise()
         : options.summary  ? summary()
+        : options.trace    ? trace()
+        : options.profile  ? profile()
+        : options.dry_run  ? print_exchange(options.dry_run)
                            : bench();
     params.clear();
     whole_minibatch = {};
@@ -4628,7 +4991,7 @@ static void run_program() {
 }
 
 int mgpu_main(int argc, char **argv) {
-    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // a line at a time, into a pipe too
     try {
         start_nodes(&argc, &argv);
         if (parse_options(argc, argv)) {

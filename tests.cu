@@ -8,6 +8,7 @@
 
 #define MGPU_NO_MAIN
 #include "mgpu.cu"
+#include "plot/fabric.h"
 
 #define DOCTEST_CONFIG_IMPLEMENT
 #include "doctest.h"
@@ -3192,7 +3193,453 @@ TEST_CASE("check_first_step: what is wrong is named" * doctest::skip(small_only)
 }
 
 // ---------------------------------------------------------------------------------------------
-// 14. Program
+// 14. What happens when
+
+// Some training steps of the model on k devices, recorded with their times.
+struct Recorded {
+    Recorder r;
+    Grads grads;
+    Floats after; // device 0's parameters
+    Recorded(int k, int batch, int steps, bool timed = true) : r(timed) {
+        recorder = nullptr;
+        rng.seed(1);
+        init_model();
+        auto device_params = on_all(first_devices(k));
+        const auto step = training_step(device_params, batch);
+        step();
+        waitall();
+        traffic = {};
+        recorder = &r;
+        for (int i = 0; i < steps; i++) step();
+        if (timed) r.read_times();
+        recorder = nullptr;
+        grads = gradients(device_params);
+        after = joined(device_params[0]);
+    }
+};
+static bool is_wait(const Op &op) { return std::string(op.kind) == "wait"; }
+
+TEST_CASE("Recorder: streams in order, waits end after what they are for, every message counts") {
+    ModelKept kept;
+    const int k = 3, steps = 2;
+    for (const char *allreduce : {"naive", "ring", "host"})
+        for (bool overlap : {false, true}) {
+            options.allreduce = allreduce;
+            options.overlap = overlap;
+            INFO(std::string(allreduce), ", overlap ", overlap);
+            const Recorded recorded(k, 6, steps);
+            std::vector<double> until(recorded.r.lanes), sum(recorded.r.lanes);
+            std::map<std::string, int> kinds, names;
+            double bytes = 0, begin = INFINITY, end = 0;
+            for (const Op &op : recorded.r.ops) {
+                REQUIRE((op.lane >= 0 && op.lane < recorded.r.lanes));
+                REQUIRE((op.begin >= until[op.lane] && op.end >= op.begin));
+                until[op.lane] = op.end;
+                sum[op.lane] += op.end - op.begin;
+                begin = std::min(begin, op.begin), end = std::max(end, op.end);
+                kinds[op.kind]++;
+                names[op.name]++;
+                if (op.after >= 0) { // a gradient's event stands between the times of its row
+                    const Op &other = recorded.r.ops[op.after];
+                    const bool gradient = std::string(other.name) == "gradient";
+                    CHECK(op.end >= (gradient ? other.begin : other.end) - 1e-6);
+                }
+                if (op.src >= -1) bytes += op.bytes;
+                CHECK((op.src >= -1) == (std::string(op.kind) == "message"));
+            }
+            for (double s : sum) CHECK(s <= end - begin);
+            for (const char *kind : {"input", "forward", "backward", "sum", "message", "update"}) {
+                CAPTURE(std::string(kind));
+                CHECK(kinds[kind] >= steps * (std::string(kind) == "sum" ? 1 : k));
+            }
+            CHECK(kinds.size() == 7);
+            CHECK(names["gradient"] == steps * k * (int)recorded.grads[0].size());
+            CHECK((kinds["message"] == traffic.messages && bytes == traffic.bytes));
+            for (const auto &list : recorded.grads)
+                for (const Tensor &grad : list)
+                    CHECK(std::string(recorded.r.ops[grad.complete->after].name) == "gradient");
+        }
+}
+TEST_CASE("Recorder: what it records stays as it was") {
+    ModelKept kept;
+    options.overlap = true;
+    for (bool timed : {false, true}) {
+        Floats results[2];
+        for (int recorded : {0, 1}) {
+            if (recorded) results[1] = Recorded(2, 4, 2, timed).after;
+            else {
+                rng.seed(1);
+                init_model();
+                auto device_params = on_all(first_devices(2));
+                const auto step = training_step(device_params, 4);
+                for (int i = 0; i < 3; i++) step();
+                results[0] = joined(device_params[0]);
+            }
+        }
+        CHECK(same_bits(results[0], results[1]));
+    }
+}
+// A product and an addition are two operations. The sums of products of LeNet: see --summary's test.
+TEST_CASE("Recorder: FLOPs of the convolutions and dense layers, by the kernels of each rung") {
+    ModelKept kept;
+    const double conv1 = 26 * 26 * 20 * 9, rest = 9 * 9 * 50 * 500 + 800 * 128 + 1280;
+    for (const char *kernels : {"plain", "tiled", "fast"}) {
+        if (small_only && std::string(kernels) == "fast") continue;
+        CAPTURE(std::string(kernels));
+        options.kernels = kernels;
+        std::map<std::string, double> flop;
+        for (const Op &op : Recorded(1, 2, 1, false).r.ops) flop[op.kind] += op.flop;
+        CHECK(flop["forward"] == 2 * 2 * (conv1 + rest));
+        CHECK(flop["backward"] == 2 * 2 * (conv1 + 2 * rest));
+    }
+}
+TEST_CASE("Recorder: bytes of the tensors that a kernel names") {
+    OptionsKept kept;
+    const Tensor X = on_device(random_floats(1000, 1), {10, 100}), Y = copyto(X, gpu(0));
+    auto bytes_of = [&](const std::string &kernel, const std::function<void()> &call) {
+        Recorder r(false);
+        call();
+        double bytes = -1;
+        for (const Op &op : r.ops)
+            if (kernel_name(op.name) == kernel) bytes = op.bytes;
+        return bytes;
+    };
+    CHECK(bytes_of("add_kernel", [&] { add_(X, Y); }) == 8000);
+    CHECK(bytes_of("sum_parts_kernel", [&] { sum_(X, {X, Y, Y}); }) == 16000);
+    CHECK(bytes_of("copy", [&] { copyto(X, Y); }) == 4000);
+    CHECK(bytes_of("copy in", [&] { copyto(on_host(Floats(10), {10}), gpu(0)); }) == 40);
+    CHECK(bytes_of("relu_kernel", [&] { relu(X); }) == 8000);
+    CHECK(bytes_of("fill_kernel", [&] { full({7}, 1, gpu(0)); }) == 28);
+    waitall();
+}
+
+// What the simulation needs of what is recorded.
+static std::vector<fabric::Op> replayable(const std::deque<Op> &ops) {
+    std::vector<fabric::Op> result;
+    for (const Op &op : ops) {
+        fabric::Op o;
+        o.kind = is_wait(op)    ? fabric::Op::wait
+                 : op.src >= -1 ? fabric::Op::message
+                                : fabric::Op::kernel;
+        o.lane = op.lane, o.after = op.after, o.src = op.src, o.dst = op.dst, o.bytes = op.bytes;
+        result.push_back(o);
+    }
+    return result;
+}
+static std::vector<fabric::Op> dry_allreduce(const std::string &name, int k, const Ints &sizes) {
+    const DryRun devices(k);
+    const Grads grads = make_grads(k, sizes, true);
+    Recorder r(false);
+    run_allreduce(name, grads);
+    return replayable(r.ops);
+}
+
+TEST_CASE("DryRun: enqueues what a run on devices enqueues, and leaves nothing behind") {
+    for (const std::string &name : right_algorithms)
+        for (int k = 1; k <= 5; k++) {
+            INFO(name, ", k ", k);
+            const Ints sizes = {1000, 3, 0, 77};
+            const size_t before = state(gpu(0)).peak_bytes;
+            const auto dry = dry_allreduce(name, k, sizes);
+            CHECK(state(gpu(0)).peak_bytes == before);
+            const Grads grads = make_grads(k, sizes, true);
+            Recorder r(false);
+            run_allreduce(name, grads);
+            const auto real = replayable(r.ops);
+            REQUIRE(dry.size() == real.size());
+            for (size_t i = 0; i < dry.size(); i++) {
+                CAPTURE(i);
+                const fabric::Op &a = dry[i], &b = real[i];
+                CHECK((a.kind == b.kind && a.lane == b.lane && a.after == b.after &&
+                       a.src == b.src && a.dst == b.dst && a.bytes == b.bytes));
+            }
+            waitall();
+        }
+    check_exact_sums("ring", 3, {10, 20}, true); // on devices that are there, after all that
+}
+
+// A message of n bytes takes a + n/b by itself.
+TEST_CASE("simulate: each algorithm takes what its formula says") {
+    const double a = 10e-6, b = 1e9, host = 2e9, GB = 1e9;
+    const fabric::Fabric own = {"own", a * 1e6, b / GB, 0, b / GB, host / GB, 1e12};
+    for (int k : {2, 3, 4, 8, 16, 32})
+        for (long m : {240L, 960000L}) { // numbers of each of P tensors, which k * P divides
+            const int P = 2 * k;
+            const double n = sizeof(float) * (double)(m * k) * P, part = n / P;
+            const int rounds = std::ceil(std::log2(k));
+            const std::map<std::string, double> formulas = {
+                {"naive", 2 * (k - 1) * (P * a + n / b)},
+                {"bucket", 2 * (k - 1) * (a + n / b)},
+                {"host", 2 * (a + std::max(n / b, k * n / host))},
+                {"by_tensor", 2 * P / k * (a + (k - 1) * part / b)},
+                {"sharded", 2 * (a + (k - 1) * n / k / b)},
+                {"ring", 2 * (k - 1) * (a + n / k / b)},
+                {"tree", 2 * rounds * (a + n / b)}};
+            for (const auto &formula : formulas) {
+                const std::string name = formula.first;
+                const double want = formula.second;
+                INFO(name, ", k ", k, ", m ", m);
+                auto ops = dry_allreduce(name, k, Ints(P, m * k));
+                const double got = fabric::simulate(ops, own);
+                CHECK(std::fabs(got - want) < 0.01 * want);
+                for (const fabric::Op &op : ops) // and all of them have run
+                    CHECK((op.end >= op.begin && op.end <= got * (1 + 1e-9)));
+            }
+        }
+}
+TEST_CASE("simulate: messages share links fairly, none is faster than its links") {
+    const double GB = 1e9, n = 1e6;
+    const fabric::Fabric own = {"own", 5, 1, 1.5, 1, 1, 1};
+    auto message = [](int lane, int src, int dst, double bytes) {
+        fabric::Op op;
+        op.kind = fabric::Op::message;
+        op.lane = lane, op.src = src, op.dst = dst, op.bytes = bytes;
+        return op;
+    };
+    auto ms = [&](const fabric::Op &op) { return (op.end - op.begin - 5e-6) * GB / n; };
+    { // from one device: the shorter one ends, then the other has all
+        std::vector<fabric::Op> ops = {message(0, 0, 1, n), message(1, 0, 2, 2 * n)};
+        fabric::Fabric f = own;
+        f.crossing = 0;
+        fabric::simulate(ops, f);
+        CHECK((ms(ops[0]) == doctest::Approx(2) && ms(ops[1]) == doctest::Approx(3)));
+    }
+    { // both directions at once; what another link holds up leaves more to the others
+        std::vector<fabric::Op> ops = {message(0, 1, 0, n), message(1, 2, 0, n),
+                                       message(2, 3, 0, n), message(3, 1, 4, 2 * n / 3),
+                                       message(4, 0, 1, n)};
+        fabric::Fabric f = own;
+        f.crossing = 0;
+        fabric::simulate(ops, f);
+        for (int i : {0, 1, 2}) CHECK(ms(ops[i]) == doctest::Approx(3));
+        CHECK((ms(ops[3]) == doctest::Approx(1) && ms(ops[4]) == doctest::Approx(1)));
+    }
+    { // three between the halves of six devices share 1.5 GB/s, back is another way
+        std::vector<fabric::Op> ops = {message(0, 0, 3, n), message(1, 1, 4, n),
+                                       message(2, 2, 5, n), message(3, 3, 0, n)};
+        fabric::simulate(ops, own);
+        for (int i : {0, 1, 2}) CHECK(ms(ops[i]) == doctest::Approx(2));
+        CHECK(ms(ops[3]) == doctest::Approx(1));
+    }
+    // Many at random: no link has moved more than it can
+    std::mt19937 random(1);
+    const int k = 6;
+    std::vector<fabric::Op> ops;
+    for (int i = 0; i < 300; i++) {
+        const int src = random() % k, dst = (src + 1 + random() % (k - 1)) % k;
+        ops.push_back(message(random() % 20, src, dst, 1 + random() % (1 << 20)));
+        if (i % 3 == 0) { // and waits
+            ops.push_back({fabric::Op::wait, (int)(random() % 20)});
+            ops.back().after = random() % (ops.size() - 1);
+        }
+    }
+    const double all = fabric::simulate(ops, own);
+    for (int link = 0; link < 2 * k + 2; link++) {
+        double bytes = 0, busy = 0, until = 0;
+        std::vector<std::pair<double, double>> times;
+        for (const fabric::Op &op : ops) {
+            if (op.kind != fabric::Op::message) continue;
+            CHECK(op.bytes <= GB * (op.end - op.begin - 5e-6) * (1 + 1e-6));
+            CHECK(op.end <= all);
+            const bool uses = link < k       ? op.src == link
+                              : link < 2 * k ? op.dst == link - k
+                                             : (op.src >= k / 2) != (op.dst >= k / 2) &&
+                                                   (op.dst >= k / 2) == (link == 2 * k);
+            if (!uses) continue;
+            bytes += op.bytes;
+            times.push_back({op.begin + 5e-6, op.end});
+        }
+        std::sort(times.begin(), times.end());
+        for (const auto &[begin, end] : times) {
+            busy += std::max(0.0, end - std::max(begin, until));
+            until = std::max(until, end);
+        }
+        CAPTURE(link);
+        CHECK(bytes <= busy * GB * (link < 2 * k ? 1 : 1.5) * (1 + 1e-6));
+    }
+}
+TEST_CASE("simulate: a wait for what comes later, and kernels") {
+    const fabric::Fabric own = {"own", 0, 1, 0, 1, 1, 2};
+    std::vector<fabric::Op> ops(4);
+    ops[0].kind = fabric::Op::kernel, ops[0].lane = 0, ops[0].bytes = 4e6; // 2 ms of memory
+    ops[1].kind = fabric::Op::kernel, ops[1].lane = 1, ops[1].seconds = 0.005;
+    ops[2].kind = fabric::Op::wait, ops[2].lane = 0, ops[2].after = 1;
+    ops[3].kind = fabric::Op::kernel, ops[3].lane = 0, ops[3].seconds = 0.001;
+    CHECK(fabric::simulate(ops, own) == doctest::Approx(0.006));
+    CHECK((ops[0].end == doctest::Approx(0.002) && ops[2].begin == doctest::Approx(0.005)));
+    CHECK((ops[2].end == doctest::Approx(0.005) && ops[3].begin == doctest::Approx(0.005)));
+    CHECK(fabric::simulate(ops, own, 10) == doctest::Approx(0.021)); // the bytes, not the seconds
+}
+TEST_CASE("simulate: 1024 devices" * doctest::skip(small_only)) {
+    for (const char *name : {"naive", "bucket", "host", "by_tensor", "tree"}) {
+        CAPTURE(std::string(name));
+        auto ops = dry_allreduce(name, 1024, {500000, 1000, 77});
+        const double t0 = now();
+        for (const fabric::Fabric &f : fabric::fabrics) CHECK(fabric::simulate(ops, f) > 0);
+        CHECK(now() - t0 < 10);
+    }
+    auto ops = dry_allreduce("ring", 256, {129068}); // chunks of 504 and 505 numbers
+    const double t0 = now(), us = 1e6 * fabric::simulate(ops, fabric::find_fabric("pcie"));
+    CHECK(now() - t0 < 10);
+    CHECK(us == doctest::Approx(2 * 255 * (10 + 504.2 * 4 / 25e3)).epsilon(0.01));
+}
+// The emulated devices as a fabric: its latency and bandwidths are measured with messages between
+// two devices. What other algorithms take there is then predicted up to a factor of 3.
+TEST_CASE("simulate: on two emulated devices within a factor of 3" * doctest::skip(small_only)) {
+    auto seconds = [](const std::string &name, int n) {
+        return time_allreduce(name, make_grads(2, {n}, true));
+    };
+    const int small = 10, large = 1 << 20;
+    double worst = INFINITY;
+    for (int trial = 0; trial < 5 && worst > 3; trial++) { // a machine that others use, too
+        const Grads grads = make_grads(2, {large}, true);
+        const double add = time_calls(1, 0.02, 3, [&] { add_(grads[0][0], grads[0][0]); });
+        const double memory = 8.0 * large / add, few = seconds("bucket", small) / 2;
+        const double rate = 8.0 * large / (seconds("bucket", large) - add - 2 * few);
+        const fabric::Fabric f = {"here",     few * 1e6,  rate / 1e9,  0,
+                                  rate / 1e9, rate / 1e9, memory / 1e9};
+        worst = 1;
+        for (const char *name : {"sharded", "ring", "tree", "by_tensor"})
+            for (int n : {small, 1 << 18, large}) {
+                auto ops = dry_allreduce(name, 2, {n});
+                const double ratio = fabric::simulate(ops, f) / seconds(name, n);
+                worst = std::max({worst, ratio, 1 / ratio});
+            }
+    }
+    CHECK(worst < 3);
+}
+TEST_CASE("find_fabric: a name, or latency and bandwidth") {
+    CHECK(fabric::find_fabric("nvlink").port == 450);
+    const fabric::Fabric own = fabric::find_fabric("7.5,25");
+    CHECK((own.latency == 7.5 && own.port == 25 && own.host_port == 25 && own.host == 25));
+    CHECK(fabric::find_fabric("1,2,3,4,5,6").crossing == 3);
+    for (const char *wrong :
+         {"", "nvlin", "7", "7,", "7,0", "7,25,3", "-1,25", "7;25", "7,25 GB"}) {
+        CAPTURE(std::string(wrong));
+        CHECK(fabric::find_fabric(wrong).name == "");
+    }
+}
+TEST_CASE("kernel_name: of a launch, in CUDA and in C++") {
+    CHECK(kernel_name("relu_kernel<<"
+                      "<blocks(n), threads>>"
+                      ">(y)") == "relu_kernel");
+    CHECK(kernel_name("pool2d_kernel<Window, fixed> <<"
+                      "<1, block>>"
+                      ">(y)") == "pool2d_kernel");
+    CHECK(kernel_name(
+              "(::cuda_cpu::configured(::cuda_cpu::Launch(\"product_kernel<tm, tn>\", \"f\"") ==
+          "product_kernel");
+    CHECK(kernel_name("copy in") == "copy in");
+}
+
+// The program that draws, in here.
+namespace drawing {
+#define main simulate_main
+#include "plot/simulate.cc"
+#undef main
+} // namespace drawing
+
+TEST_CASE("critical_path: what the last operation has waited for") {
+    const std::string header = "# a, 1 bytes\ndevice,lane,stream,kind,name,begin,end,src,dst,bytes,"
+                               "flop,after\n";
+    // Lane 0: 0-5, then a message to lane 1, which was done with its own at 3; lane 2 ends early
+    const std::string rows = header + "0,0,c,forward,x,0,5,-2,-2,1,0,-1\n"
+                                      "1,1,c,forward,x,0,3,-2,-2,1,0,-1\n"
+                                      "1,1,c,wait,wait,3,5,-2,-2,0,0,0\n"
+                                      "1,1,c,message,message,5,7,0,1,1,0,-1\n"
+                                      "2,2,c,forward,x,0,6,-2,-2,1,0,-1\n"
+                                      "1,1,c,sum,x,7,9,-2,-2,1,0,-1\n";
+    FILE *file = fmemopen((void *)rows.data(), rows.size(), "r");
+    const drawing::Recording r = drawing::read(file, true);
+    fclose(file);
+    CHECK((r.title == "a" && r.bytes == 1 && r.ops.size() == 6));
+    CHECK(drawing::critical_path(r.ops) ==
+          std::vector<bool>{true, false, false, true, false, true});
+    CHECK(drawing::covered({{0, 2}, {5, 6}, {1, 3}, {5, 5.5}}) == 4);
+    const std::string wrong = header + "0,0,c,wait,wait,0,0,-2,-2,0,0,1\n";
+    file = fmemopen((void *)wrong.data(), wrong.size(), "r");
+    CHECK_THROWS_WITH(drawing::read(file, true), "a row waits for a later one");
+    fclose(file);
+}
+// Chrome's format: complete slices that do not overlap in a thread, each arrow from a slice of the
+// sender to one of the receiver, names for all processes and threads.
+TEST_CASE("write_json: slices nest, arrows meet their slices, the times are those of the rows") {
+    ModelKept kept;
+    TestFolder folder;
+    options.allreduce = "ring";
+    options.overlap = true;
+    const int k = 3;
+    rng.seed(1);
+    init_model();
+    const std::string rows = [&] {
+        auto device_params = on_all(first_devices(k));
+        const auto step = training_step(device_params, 6);
+        Recorder r(true);
+        step();
+        r.read_times();
+        return printed([&] { print_ops(r); });
+    }();
+    FILE *file = fmemopen((void *)rows.data(), rows.size(), "r");
+    const drawing::Recording r = drawing::read(file, true);
+    fclose(file);
+    file = fopen(folder.file("json").c_str(), "w");
+    drawing::write_json(file, r, drawing::critical_path(r.ops), k);
+    fclose(file);
+    std::istringstream lines(read_text(folder.file("json")));
+    typedef std::pair<int, int> Thread; // process, thread
+    std::map<Thread, std::vector<std::pair<double, double>>> slices;
+    std::map<Thread, std::string> names;
+    std::map<int, std::pair<Thread, double>> starts, ends;
+    int messages = 0, critical = 0;
+    for (std::string line; std::getline(lines, line);) {
+        int pid, tid, id;
+        double ts, dur;
+        char kind[20], name[60];
+        const char *text = line.c_str();
+        if (sscanf(
+                text,
+                "{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%lf,\"dur\":%lf,\"cat\":\"%19[a-z]\","
+                "\"name\":\"%59[^\"]\"",
+                &pid, &tid, &ts, &dur, kind, name) == 6) {
+            slices[{pid, tid}].push_back({ts, ts + dur});
+            messages += std::string(kind) == "message";
+            critical += contains(line, "\"critical\":1");
+        } else if (sscanf(text, "{\"ph\":\"s\",\"pid\":%d,\"tid\":%d,\"ts\":%lf,\"id\":%d", &pid,
+                          &tid, &ts, &id) == 4) {
+            starts[id] = {{pid, tid}, ts};
+        } else if (sscanf(text,
+                          "{\"ph\":\"f\",\"bp\":\"e\",\"pid\":%d,\"tid\":%d,\"ts\":%lf,\"id\":%d",
+                          &pid, &tid, &ts, &id) == 4) {
+            ends[id] = {{pid, tid}, ts};
+        } else if (sscanf(text,
+                          "{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{"
+                          "\"name\":\"%59[^\"]\"",
+                          &pid, &tid, name) == 3) {
+            names[{pid, tid}] = name;
+        }
+    }
+    for (auto &[thread, times] : slices) {
+        CHECK(names.count(thread) == 1);
+        std::sort(times.begin(), times.end());
+        for (size_t i = 1; i < times.size(); i++)
+            CHECK(times[i].first >= times[i - 1].second - 0.0015);
+    }
+    auto inside = [&](const std::pair<Thread, double> &end) {
+        for (const auto &[from, to] : slices[end.first])
+            if (end.second > from - 0.0015 && end.second < to + 0.0015) return true;
+        return false;
+    };
+    CHECK((messages == 2 * (int)starts.size() && starts.size() == ends.size() && !starts.empty()));
+    for (const auto &[id, start] : starts) {
+        REQUIRE(ends.count(id) == 1);
+        CHECK((inside(start) && inside(ends[id]) && start.first.first != ends[id].first.first));
+        CHECK(contains(names[start.first], "to gpu(" + std::to_string(ends[id].first.first) + ")"));
+    }
+    CHECK(critical > 5);
+}
+
+// ---------------------------------------------------------------------------------------------
+// 16. Program
 // The command line, and the program as a user starts it: its output, its files, its exit status.
 
 // The options that a command line sets, from the defaults on, or what is wrong with it.
@@ -3665,6 +4112,74 @@ TEST_CASE("program: --summary counts parameters and FLOPs") {
         CHECK(std::fabs(backward - 2 * n.backward) < 0.001);
     }
 }
+TEST_CASE("program: --trace prints a row for each operation") {
+    TestFolder folder;
+    Run run = run_in_shell(folder, "", "--trace --gpus 2 --batch 8 --steps 2 --allreduce ring");
+    CHECK((run.status == 0 && run.err == ""));
+    const std::string head = "# lenet, batch 8, 2 devices, ring, 516272 bytes of gradients\n"
+                             "device,lane,stream,kind,name,begin,end,src,dst,bytes,flop,after\n";
+    CHECK(run.out.compare(0, head.size(), head) == 0);
+    std::istringstream lines(run.out.substr(head.size()));
+    std::map<std::string, int> names;
+    for (std::string line; std::getline(lines, line);) {
+        CHECK(std::count(line.begin(), line.end(), ',') == 11);
+        std::istringstream columns(line);
+        std::string name;
+        for (int c = 0; c < 5; c++) std::getline(columns, name, ',');
+        names[name]++;
+    }
+    CHECK((names["softmax_cross_entropy_kernel"] == 4 && names["gradient"] == 2 * 2 * 8));
+    CHECK((names["message"] == 2 * 2 * 4 && names["copy in"] == 2 * 2 * 2)); // two buckets; X and y
+}
+TEST_CASE("program: --profile, whose shares add up to 100%") {
+    TestFolder folder;
+    Run run = run_in_shell(folder, "", "--profile --gpus 2 --batch 8 --steps 3");
+    CHECK((run.status == 0 && run.err == ""));
+    CHECK(run.out.rfind("lenet, batch 8, 2 devices, naive: ", 0) == 0);
+    for (int c : {0, 1}) {
+        const size_t at = run.out.find("gpu(" + std::to_string(c) + "): idle for ");
+        REQUIRE(at != std::string::npos);
+        std::istringstream lines(run.out.substr(at));
+        std::string line, word;
+        double kinds = 0, rows = 0, last = INFINITY;
+        int count = 0;
+        std::getline(lines, line);
+        line = line.substr(line.find("of the rest"));
+        for (size_t i = 0; (i = line.find('%', i)) != std::string::npos; i++)
+            kinds += atof(line.c_str() + line.rfind(' ', i));
+        std::getline(lines, line); // the head
+        for (; std::getline(lines, line) && !line.empty(); count++) {
+            double calls = 0, ms = 0, percent = 0;
+            REQUIRE(line.size() > 60);
+            CHECK(sscanf(line.c_str() + 48, "%lf %lf %lf", &calls, &ms, &percent) == 3);
+            CHECK((ms <= last && calls >= 1));
+            last = ms;
+            rows += percent;
+        }
+        CHECK((std::fabs(kinds - 100) < 0.4 && std::fabs(rows - 100) < 0.06 * count));
+        CHECK(count > 12);
+    }
+    const std::string products =
+        contains(run.out, "weight_grad_kernel") ? "weight_grad_kernel" : "product_kernel";
+    const size_t row = run.out.find("backward  " + products);
+    REQUIRE(row != std::string::npos);
+    double calls, ms, percent, gflops, gbs;
+    REQUIRE(sscanf(run.out.c_str() + row + 48, "%lf %lf %lf %lf %lf", &calls, &ms, &percent,
+                   &gflops, &gbs) == 5);
+    CHECK((calls >= 4 && gflops > 0 && gbs > 0));
+}
+TEST_CASE("program: --dry-run prints the messages of devices that are not there") {
+    TestFolder folder;
+    Run run = run_in_shell(folder, "", "--dry-run 1024 --allreduce tree");
+    CHECK((run.status == 0 && run.err == ""));
+    CHECK(contains(run.out, "# lenet, batch 256, 1024 devices, tree, 516272 bytes of gradients\n"));
+    size_t messages = 0;
+    for (size_t at = 0; (at = run.out.find(",message,message,0,0,", at)) != std::string::npos; at++)
+        messages++;
+    CHECK(messages == 2 * 1023);
+    check_line(run_in_shell(folder, "", "--dry-run 1025").err,
+               "--dry-run 1025: a whole number from 1 to 1024 is wanted");
+}
 TEST_CASE("program: --bench=allreduce times every algorithm" * doctest::skip(small_only)) {
     TestFolder folder; // with 8 MiB a device the larger sizes are skipped
     Run run = run_in_shell(folder, "CUDA_CPU_MEMORY=8", "--bench=allreduce --gpus 2");
@@ -3733,7 +4248,7 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
         {"--save ..", " is no file: SAVE wants a folder of its own"},
         {"--resume --save ''", "--resume goes on with the training that --save DIR names"},
         {"--log ''", "--log: the name of a file is wanted"},
-        {"--exercise --bench", "--exercise, --bench and --summary: one at a time"},
+        {"--exercise --bench", "--exercise and --bench: one at a time"},
         {"--log data", "cannot write data: it is a folder"},
         {"--init gone", "gone/b4.npy: No such file"},
         {"--init nan", "nan/b1.npy: it holds nan"},

@@ -1,8 +1,20 @@
-# Test accuracy over epochs: gnuplot plot/accuracy.gp <build/log.csv >build/plot.svg
-set terminal svg size 420,300 background 'white'
+# Test accuracy and train loss over epochs, a line for each run:
+# gnuplot -c plot/accuracy.gp 'build/log.csv other.csv' svg >build/plot.svg
+size = ARG2 eq 'svg' ? '840,320' : '1680,640 fontscale 2 linewidth 2'
+eval 'set terminal '.ARG2." noenhanced background 'white' size ".size
 set datafile separator comma
-set grid
-unset key
+set grid lc rgb '#dddddd'
+set border 3 lc rgb '#888888'
+set tics nomirror
+set key below samplen 2
 set xlabel 'epoch'
-set ylabel 'test acc'
-plot '/dev/stdin' using 'epoch':'test_acc' with linespoints lw 2 pt 7 ps 0.4 lc rgb '#1f77b4'
+run(i) = word(ARG1, i)
+set multiplot layout 1,2
+set title 'test accuracy'
+set yrange [0:1]
+plot for [i = 1:words(ARG1)] run(i) using 'epoch':'test_acc' with linespoints lw 2 pt 7 ps 0.4 \
+    title run(i)
+set title 'train loss'
+set yrange [0:*]
+plot for [i = 1:words(ARG1)] run(i) using 'epoch':'loss' with linespoints lw 2 pt 7 ps 0.4 \
+    title run(i)

@@ -1,12 +1,19 @@
 #!/bin/sh
-# sh plot/draw.sh NAME FILE.csv PICTURE.svg [ARGUMENT]: draws FILE.csv by plot/NAME.gp
+# sh plot/draw.sh NAME 'FILE ...' PICTURE [ARGUMENT]: draws the files by plot/NAME.gp, into an .svg
+# or a .png
 command -v gnuplot >/dev/null || {
     echo "no picture of $2: gnuplot is missing (apt-get install gnuplot-nox)" >&2
     exit 1
 }
-grep -qs '^[0-9]' "$2" || { echo "no picture of $2: it has no rows (make run)" >&2; exit 1; }
+for file in $2; do
+    sed -n 2p "$file" 2>/dev/null | grep -q . || {
+        echo "no picture of $file: it has no rows (make run)" >&2
+        exit 1
+    }
+done
 mkdir -p "$(dirname "$3")" || exit 1
-if gnuplot -c "plot/$1.gp" "$4" <"$2" >"$3.new"; then
+case $3 in *.png) terminal=pngcairo ;; *) terminal=svg ;; esac
+if gnuplot -c "plot/$1.gp" "${4:-$2}" $terminal >"$3.new"; then
     mv "$3.new" "$3" && echo "$3"
 else
     rm -f "$3.new"

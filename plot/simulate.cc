@@ -1,0 +1,385 @@
+// What the operations that `mgpu --trace` or `mgpu --dry-run` prints would take on another machine:
+//
+//   simulate trace FABRIC|here JSON DATA   a trace there, or as it was, for a browser and for gnuplot
+//   simulate total FABRIC ...              microseconds of an exchange, on each of them
+//   simulate sweep FABRIC                  bytes,microseconds of an exchange of 4 KB to 1 GB
+//   simulate optimum FABRIC k              the same of one that cannot be faster, on k devices
+//   simulate scale FABRIC k STEP EIGHTH [MS]   milliseconds of a step on k devices: with the same
+//                                          minibatch on all of them, and with as much on each
+//
+// Rows come from standard input. STEP and EIGHTH are traces of one step on one device, with the
+// whole minibatch and with an eighth of it: what each gradient and the update take; if the whole step
+// took MS milliseconds, all in proportion. fabric.h has the machines and the simulation.
+#include "fabric.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <stdexcept>
+
+using fabric::Fabric, fabric::Op;
+
+struct Error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+struct Row { // of a trace, beside what the simulation needs of it
+    int device;
+    std::string stream, kind, name;
+    double flop;
+};
+static FILE *open_file(const char *path) {
+    FILE *file = fopen(path, "w");
+    if (!file) throw Error(std::string("cannot write ") + path);
+    return file;
+}
+struct Recording {
+    std::string title;
+    double bytes = 0; // of a device's gradients, as the title says
+    std::vector<Op> ops;
+    std::vector<Row> rows;                   // if they are kept
+    std::vector<std::vector<int>> gradients; // of each device: the rows that say one is ready
+    std::vector<int> updates;
+};
+enum { device, lane, stream, kind, name, begin, end, src, dst, bytes, flop, after, columns };
+
+static Recording read(FILE *file, bool keep) {
+    Recording r;
+    char *line = nullptr;
+    size_t room = 0;
+    while (getline(&line, &room, file) > 0) {
+        line[strcspn(line, "\n")] = 0;
+        if (*line == '#') {
+            r.title = line + 2;
+            const size_t comma = r.title.rfind(", ");
+            if (comma == std::string::npos) continue;
+            r.bytes = atof(r.title.c_str() + comma + 2);
+            r.title.resize(comma);
+        }
+        if (*line == '#' || strncmp(line, "device", 6) == 0) continue;
+        const char *column[columns];
+        int count = 0;
+        for (char *at = line; at && count < columns; count++) {
+            column[count] = at;
+            if ((at = strchr(at, ','))) *at++ = 0;
+        }
+        if (count < columns) throw Error("a row of standard input has too few columns");
+        Op op;
+        const bool moves = *column[src] != '-' || column[src][1] != '2'; // -2: it is no message
+        op.kind = *column[kind] == 'w' ? Op::wait : moves ? Op::message : Op::kernel;
+        op.lane = atoi(column[lane]);
+        op.after = atoi(column[after]);
+        if (op.after >= (int)r.ops.size()) throw Error("a row waits for a later one");
+        op.src = moves ? atoi(column[src]) : 0;
+        op.dst = moves ? atoi(column[dst]) : 0;
+        if (op.kind != Op::wait) op.bytes = atol(column[bytes]);
+        if (*column[end] != '0') {
+            op.begin = atol(column[begin]) / 1e9;
+            op.end = atol(column[end]) / 1e9;
+            op.seconds = op.end - op.begin;
+        }
+        const size_t d = atoi(column[device]);
+        if (r.gradients.size() <= d) r.gradients.resize(d + 1);
+        if (strcmp(column[name], "gradient") == 0) r.gradients[d].push_back(r.ops.size());
+        if (strcmp(column[kind], "update") == 0) r.updates.push_back(r.ops.size());
+        r.ops.push_back(op);
+        if (keep)
+            r.rows.push_back(
+                {(int)d, column[stream], column[kind], column[name], atof(column[flop])});
+    }
+    free(line);
+    if (r.ops.empty()) throw Error("standard input has no operations");
+    return r;
+}
+static Recording read(const char *path) {
+    FILE *file = fopen(path, "r");
+    if (!file) throw Error(std::string("cannot read ") + path);
+    const Recording r = read(file, false);
+    fclose(file);
+    return r;
+}
+static Fabric find(const char *name) {
+    const Fabric f = fabric::find_fabric(name);
+    std::string names;
+    for (const Fabric &other : fabric::fabrics) names += other.name + ", ";
+    if (f.name.empty())
+        throw Error(std::string("FABRIC=") + name + " is unknown: there are " + names +
+                    "or LATENCY,BANDWIDTH of a message, in us and GB/s");
+    return f;
+}
+
+// A step on one device: when each gradient is ready, when backward ends, what the update takes.
+struct Step {
+    std::vector<double> ready;
+    double computed = 0, update = 0;
+    explicit Step(const Recording &r) {
+        const double start = r.ops[0].begin;
+        for (int i : r.gradients[0]) ready.push_back(r.ops[i].end - start);
+        for (int i : r.updates) update += r.ops[i].seconds;
+        for (size_t i = 0; i < r.ops.size(); i++)
+            if (std::find(r.updates.begin(), r.updates.end(), (int)i) == r.updates.end())
+                computed = std::max(computed, r.ops[i].end - start);
+    }
+};
+// The exchange, with what each device computes before its gradients, `factor` times as long. The
+// update is the same for all and comes last: it is no row.
+static double step_seconds(Recording &r, const Fabric &f, const Step &step, double factor) {
+    for (const auto &gradients : r.gradients) {
+        double before = 0;
+        for (size_t i = 0; i < gradients.size(); i++) {
+            Op &op = r.ops[gradients[i]];
+            const double ready = i + 1 < gradients.size() ? step.ready.at(i) : step.computed;
+            op.kind = Op::kernel;
+            op.seconds = factor * (ready - before);
+            before = ready;
+        }
+    }
+    return fabric::simulate(r.ops, f) + step.update;
+}
+
+// The operations that the last one to end has waited for, one before the other: what makes one of
+// them shorter makes the whole shorter.
+static std::vector<bool> critical_path(const std::vector<Op> &ops) {
+    std::vector<bool> critical(ops.size());
+    std::vector<int> before(ops.size());
+    std::map<int, int> last; // of each lane
+    int at = 0;
+    for (size_t i = 0; i < ops.size(); i++) {
+        before[i] = last.count(ops[i].lane) ? last[ops[i].lane] : -1;
+        last[ops[i].lane] = i;
+        if (ops[i].end > ops[at].end) at = i;
+    }
+    while (at >= 0) {
+        const int a = before[at], b = ops[at].after;
+        critical[at] = ops[at].kind != Op::wait;
+        at = a < 0 || (b >= 0 && ops[b].end > ops[a].end) ? b : a;
+    }
+    return critical;
+}
+typedef std::vector<std::pair<double, double>> Times;
+static double covered(Times times) { // by at least one of them
+    double sum = 0, until = -INFINITY;
+    std::sort(times.begin(), times.end());
+    for (const auto &[begin, end] : times) {
+        sum += std::max(0.0, end - std::max(begin, until));
+        until = std::max(until, end);
+    }
+    return sum;
+}
+static std::string percent(double part, double whole) {
+    char text[20];
+    const double p = whole > 0 ? 100 * part / whole : 0;
+    snprintf(text, sizeof text, p < 1 && p > 0 ? "%.1f%%" : "%.0f%%", p);
+    return text;
+}
+static std::string gpu(int device) {
+    return device < 0 ? "host" : "gpu(" + std::to_string(device) + ")";
+}
+
+// Chrome's trace format: a process for each device, a thread for each stream, an event a line. A
+// message is a slice of its sender and one of its receiver, with an arrow from one to the other.
+// https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+static void write_json(FILE *file, const Recording &r, const std::vector<bool> &critical, int k) {
+    const int host = k, outgoing = 1000; // the host's process; threads of what leaves
+    const char *comma = "";
+    auto event = [&](const char *format, auto... values) {
+        fprintf(file, "%s\n{", comma);
+        fprintf(file, format, values...);
+        fprintf(file, "}");
+        comma = ",";
+    };
+    std::map<std::pair<int, int>, std::string> threads;
+    auto named = [&](const char *what, int pid, int tid, const std::string &name) {
+        event("\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"%s\",\"args\":{\"name\":\"%s\"}", pid,
+              tid, what, name.c_str());
+    };
+    fprintf(file, "{\"otherData\":{\"title\":\"%s\"},\"traceEvents\":[", r.title.c_str());
+    for (size_t i = 0; i < r.ops.size(); i++) {
+        const Op &op = r.ops[i];
+        const Row &row = r.rows[i];
+        const double ts = op.begin * 1e6, dur = (op.end - op.begin) * 1e6;
+        auto slice = [&](int pid, int tid, const std::string &name) {
+            event("\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\","
+                  "\"name\":\"%s\",\"args\":{\"bytes\":%.0f,\"flop\":%.0f,\"critical\":%d}",
+                  pid, tid, ts, dur, row.kind.c_str(), name.c_str(), op.bytes, row.flop,
+                  (int)critical[i]);
+        };
+        threads[{row.device, op.lane}] = row.stream;
+        if (row.name == "gradient") continue;
+        slice(row.device, op.lane, op.kind == Op::message ? "from " + gpu(op.src) : row.name);
+        if (op.kind != Op::message) continue;
+        const int from = op.src < 0 ? host : op.src, out = outgoing + op.lane;
+        threads[{from, out}] = "to " + gpu(op.dst);
+        slice(from, out, "to " + gpu(op.dst));
+        event("\"ph\":\"s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"id\":%zu,\"cat\":\"message\","
+              "\"name\":\"message\"",
+              from, out, ts, i);
+        event("\"ph\":\"f\",\"bp\":\"e\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"id\":%zu,\"cat\":"
+              "\"message\","
+              "\"name\":\"message\"",
+              row.device, op.lane, ts + dur, i);
+    }
+    for (int c = 0; c <= k; c++) named("process_name", c, 0, c < k ? gpu(c) : "host");
+    for (const auto &[at, name] : threads) named("thread_name", at.first, at.second, name);
+    fprintf(file, "\n]}\n");
+}
+
+// For plot/trace.gp, in milliseconds: `lane y name`; `kind begin end low high`, critical among the
+// kinds. A device's lane is 1 high. Sums of its communication stream have one below it, and so
+// have the messages that it receives, a row for each sender.
+static void write_data(FILE *file, const Recording &r, const std::vector<bool> &critical, int k) {
+    struct Box {
+        double begin, end, low, high;
+    };
+    double top = 0, last = 0;
+    std::map<std::string, std::vector<Box>> boxes;           // of each kind
+    std::map<std::pair<std::string, double>, size_t> latest; // of a kind in a lane: its box
+    for (const Op &op : r.ops) last = std::max(last, op.end);
+    auto box = [&](const std::string &kind, const Op &op, double low, double high) {
+        const auto [found, fresh] = latest.insert({{kind, low}, 0});
+        std::vector<Box> &list = boxes[kind];
+        // Those too near to be told apart are one
+        if (!fresh && op.begin - list[found->second].end < last / 3000) {
+            Box &before = list[found->second];
+            before.end = std::max(before.end, op.end);
+            return;
+        }
+        found->second = list.size();
+        list.push_back({op.begin, op.end, low, high});
+    };
+    for (int c = 0; c < k; c++) {
+        std::map<int, int> senders; // and the row of each
+        bool communicates = false;
+        for (size_t i = 0; i < r.ops.size(); i++) {
+            const Op &op = r.ops[i];
+            if (r.rows[i].device != c || op.kind == Op::wait) continue;
+            if (op.kind == Op::message) senders.insert({op.src == c ? op.dst : op.src, 0});
+            else if (r.rows[i].stream == "communication") communicates = true;
+        }
+        fprintf(file, "lane %g %s\n", top - 0.5, gpu(c).c_str());
+        const double own = top - 1, sums = own - (communicates ? 0.4 : 0), height = 0.6;
+        int rows = 0;
+        for (auto &sender : senders) sender.second = rows++;
+        for (size_t i = 0; i < r.ops.size(); i++) {
+            const Op &op = r.ops[i];
+            const Row &row = r.rows[i];
+            if (row.device != c || op.kind == Op::wait) continue;
+            double low = own, high = own + 0.85;
+            if (op.kind == Op::message) {
+                high = sums - height * senders[op.src == c ? op.dst : op.src] / rows;
+                low = high - height / rows;
+            } else if (row.stream == "communication") {
+                low = sums, high = sums + 0.35;
+            }
+            box(row.kind, op, low, high);
+            if (critical[i])
+                box("critical", op, low, low + 0.12 * (op.kind == Op::message ? 0.7 : 1));
+        }
+        top = sums - (senders.empty() ? 0 : height) - 0.25;
+    }
+    for (const auto &[kind, list] : boxes)
+        for (const Box &b : list)
+            fprintf(file, "%s %.6g %.6g %.4g %.4g\n", kind.c_str(), 1e3 * b.begin, 1e3 * b.end,
+                    b.low, b.high);
+}
+
+static void trace(const char *name, const char *json, const char *data) {
+    Recording r = read(stdin, true);
+    int k = 0;
+    double begin = INFINITY, end = 0, idle = 0;
+    if (strcmp(name, "here") != 0) {
+        const Fabric f = find(name);
+        for (Op &op : r.ops)
+            if (op.kind == Op::kernel) op.seconds = op.end - op.begin;
+        simulate(r.ops, f);
+        r.title += " on " + f.name + " (simulated)";
+    }
+    Times all, kernels, messages;
+    for (size_t i = 0; i < r.ops.size(); i++) {
+        const Op &op = r.ops[i];
+        k = std::max(k, r.rows[i].device + 1);
+        if (op.kind == Op::wait) continue;
+        begin = std::min(begin, op.begin), end = std::max(end, op.end);
+        all.push_back({op.begin, op.end});
+        (op.kind == Op::message ? messages : kernels).push_back({op.begin, op.end});
+    }
+    for (Op &op : r.ops) op.begin -= begin, op.end -= begin;
+    for (int c = 0; c < k; c++) {
+        Times own;
+        for (size_t i = 0; i < r.ops.size(); i++)
+            if (r.rows[i].device == c && r.ops[i].kind == Op::kernel)
+                own.push_back({r.ops[i].begin, r.ops[i].end});
+        idle += end - begin - covered(own);
+    }
+    const double whole = end - begin, moving = covered(messages);
+    const double both = moving + covered(kernels) - covered(all);
+    char text[200];
+    snprintf(text, sizeof text,
+             ": %.3g ms; a device computes for %s of it; messages are on their "
+             "way for %s",
+             1e3 * whole, percent(k * whole - idle, k * whole).c_str(),
+             percent(moving, whole).c_str());
+    r.title += text;
+    if (moving > 0) r.title += ", " + percent(both, moving) + " of that while a device computes";
+    printf("%s\n", r.title.c_str());
+    const std::vector<bool> critical = critical_path(r.ops);
+    FILE *file = open_file(json);
+    write_json(file, r, critical, k);
+    fclose(file);
+    file = open_file(data);
+    fprintf(file, "title %s\n", r.title.c_str());
+    write_data(file, r, critical, k);
+    fclose(file);
+}
+static const double least = 4096, most = 1 << 30; // bytes of a sweep
+static void sweep(const Fabric &f) {
+    Recording r = read(stdin, false);
+    for (double bytes = least; bytes <= most; bytes *= 4)
+        printf("%.0f,%.3f\n", bytes, 1e6 * simulate(r.ops, f, bytes / r.bytes));
+}
+// No allreduce takes less: every device sends and receives 2(k-1)/k of its bytes, after one latency
+static void optimum(const Fabric &f, int k) {
+    for (double bytes = least; bytes <= most; bytes *= 4)
+        printf("%.0f,%.3f\n", bytes, f.latency + 2.0 * (k - 1) / k * bytes / f.port / 1e3);
+}
+static void scale(const Fabric &f, int k, Step step, Step eighth, double ms) {
+    Recording r = read(stdin, false);
+    if (ms > 0) {
+        const double factor = ms / 1e3 / (step.computed + step.update);
+        for (Step *s : {&step, &eighth}) {
+            for (double &ready : s->ready) ready *= factor;
+            s->computed *= factor, s->update *= factor;
+        }
+    }
+    const double weak = step_seconds(r, f, step, 1);
+    // What a step of 1/k of the samples computes: a line through the two that were measured
+    const double slope = (step.computed - eighth.computed) / (1 - 1 / 8.0);
+    const double computed = std::max(0.0, step.computed - slope * (1 - 1.0 / k));
+    printf("%.6g %.6g\n", 1e3 * step_seconds(r, f, step, computed / step.computed), 1e3 * weak);
+}
+
+int main(int argc, char **argv) {
+    try {
+        const std::string mode = argc > 2 ? argv[1] : "";
+        if (mode == "trace" && argc == 5) trace(argv[2], argv[3], argv[4]);
+        else if (mode == "sweep" && argc == 3) sweep(find(argv[2]));
+        else if (mode == "optimum" && argc == 4) optimum(find(argv[2]), atoi(argv[3]));
+        else if (mode == "scale" && (argc == 6 || argc == 7))
+            scale(find(argv[2]), atoi(argv[3]), Step(read(argv[4])), Step(read(argv[5])),
+                  argc == 7 ? atof(argv[6]) : 0);
+        else if (mode == "total") {
+            std::vector<Fabric> machines;
+            for (int i = 2; i < argc; i++) machines.push_back(find(argv[i]));
+            Recording r = read(stdin, false);
+            for (const Fabric &f : machines) printf(" %11.1f", 1e6 * simulate(r.ops, f));
+            printf("\n");
+        } else {
+            throw Error("usage: simulate trace|total|sweep|optimum|scale FABRIC ...");
+        }
+        return 0;
+    } catch (const std::exception &e) {
+        fprintf(stderr, "simulate: %s\n", e.what());
+        return 1;
+    }
+}
