@@ -166,7 +166,7 @@ trace: backend $(dir)/mgpu build/simulate  ## three steps, what ran when: build/
 	@$(dir)/mgpu --trace $(options) >build/trace.csv
 	@build/simulate trace $(call quote,$(or $(value FABRIC),here)) build/trace.json build/trace.dat \
 	    <build/trace.csv && echo build/trace.json: for https://ui.perfetto.dev or chrome://tracing
-	@sh plot/draw.sh trace build/trace.dat build/trace.svg
+	@sh plot/draw.sh trace build/trace.dat build/trace.svg || true
 profile: backend $(dir)/mgpu  ## where the time of a step goes: kernels and copies of each device
 	@$(dir)/mgpu --profile $(options)
 scale: backend $(dir)/mgpu build/simulate  ## predict a step on 1 to 1024 devices, on FABRIC

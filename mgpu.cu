@@ -1714,9 +1714,10 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
                                  : PackShape{s.N, 1, plane, s.O, s.O * plane, 0, 1, plane});
     const Tensor padded = pad(X, s.padding);
     s.H += 2 * s.padding, s.W += 2 * s.padding;
-    // Only as many slices as fill the device: each costs memory and an addition.
+    // Only as many slices as fill the device: each is written, read and added.
+    const int enough = warp_size > 1 ? 1 << 15 : 1 << 11; // threads
     const int tiles = dy.shape[0], width = blocks(terms, warp_size * tile_m) * warp_size; // threads
-    const int slices = min(s.N, min(32, blocks(1 << 15, tiles * width)));
+    const int slices = min(s.N, min(32, blocks(enough, tiles * width)));
     Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
     if (slices > 0) {
         dim3 grid(blocks(width, block), tiles, slices);
@@ -2338,10 +2339,11 @@ bool share_grad(const Tensor &X, const Tensor &y) {
 // those of sum(l); they are overwritten, not accumulated (PyTorch adds). An event is recorded
 // behind each write of a parameter's gradient; recording it again moves it behind the last one.
 const char *part_of_step = "forward"; // for a trace
+int recorded(const Stream &stream);   // the last operation there; -1: nobody records
 static void gradient_is_ready(Event &complete, Device device) {
     const Span span("gradient", &stream(device));
     CHECK(cudaEventRecord(complete.handle, on(device)));
-    complete.after = stream(device).last;
+    complete.after = recorded(stream(device));
 }
 void backward(const Tensor &l) {
     auto &tape = tape_of(l.device);
@@ -4256,6 +4258,7 @@ void products(double count) {
 void touch(long n) {
     if (recorder) recorder->numbers += n;
 }
+int recorded(const Stream &stream) { return recorder ? stream.last : -1; }
 static cudaEvent_t new_mark(const Stream &stream) {
     cudaEvent_t mark = nullptr;
     CHECK(cudaSetDevice(physical(gpu(stream.device))));
@@ -4285,8 +4288,7 @@ Recorder::~Recorder() {
     for (auto &start : starts) cudaEventDestroy(start.first);
 }
 void Recorder::read_times() {
-    std::vector<double> until(
-        lanes); // a lane's operations follow each other, whatever rounding does
+    std::vector<double> until(lanes); // rounding aside, a lane's operations follow each other
     waitall();
     for (size_t i = 0; i < marks.size(); i++) {
         Op &op = ops[i / 2];
@@ -4487,9 +4489,9 @@ void profile() {
     Recorder r(true);
     for (int i = 0; i < steps; i++) step();
     r.read_times();
-    double whole = 0;
-    for (const Op &op : r.ops) whole = std::max(whole, op.end);
-    whole -= r.ops[0].begin;
+    double begin = INFINITY, end = 0;
+    for (const Op &op : r.ops) begin = std::min(begin, op.begin), end = std::max(end, op.end);
+    const double whole = end - begin;
     printf("%s: %.3f ms a step (of %d; %.3f ms without the profile); for %.1f%% of it no device "
            "works\n",
            what_is_trained().c_str(), whole / steps * 1e3, steps, plain * 1e3,
