@@ -68,8 +68,11 @@ CXX := $(if $(filter default,$(origin CXX)),$(notdir \
 # MARCH          processor of the stand-in; empty where the compiler does not know -march=native
 MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && echo -march=native)
 # CPUFLAGS       compiler flags of the stand-in
+# (wide: AVX-512 where there is one, which compilers avoid on some processors that have it)
+wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 2>&1 && \
+    echo -mprefer-vector-width=512)
 # (g++: -O1 compiles quickly; kernels get -O3 in cpu/cuda_runtime.h, -f is for what they inline)
-CPUFLAGS ?= -std=c++17 $(MARCH) -fopenmp-simd -g1 -Wall -Wextra $(if $(findstring clang,$(CXX)), \
+CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra $(if $(findstring clang,$(CXX)), \
     -O3 -Wno-pass-failed,-O1 -fstrict-aliasing -fexpensive-optimizations)
 # MPICXX         MPI's compiler, for NODES
 MPICXX ?= mpicxx

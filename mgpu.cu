@@ -1053,7 +1053,11 @@ __device__ inline float warp_reduce_sum(float sum) { // every lane of the warp r
 #else
 #define UNROLL_LANES _Pragma("omp simd")
 constexpr int warp_size = 1, lanes = 16; // a block's threads run one after another
+#ifdef __AVX512F__ // 32 registers of 16 floats
+constexpr int tile_m = 12, tile_n = 32;
+#else // AVX2 has 16 of 8, NEON 32 of 4
 constexpr int tile_m = 6, tile_n = 16;
+#endif
 inline float warp_reduce_sum(float sum) { return sum; }
 #endif
 
