@@ -1055,7 +1055,7 @@ __device__ inline float warp_reduce_sum(float sum) { // every lane of the warp r
 constexpr int warp_size = 1, lanes = 16; // a block's threads run one after another
 #ifdef __AVX512F__ // 32 registers of 16 floats
 constexpr int tile_m = 12, tile_n = 32;
-#else // AVX2 has 16 of 8, NEON 32 of 4
+#else              // AVX2 has 16 of 8, NEON 32 of 4
 constexpr int tile_m = 6, tile_n = 16;
 #endif
 inline float warp_reduce_sum(float sum) { return sum; }
@@ -1482,17 +1482,20 @@ struct PackShape {
 };
 __global__ void pack_kernel(float *out, const float *in, PackShape s) {
     const int t = blockIdx.x * blockDim.y + threadIdx.y, a = blockIdx.z;
-    const int o = blockIdx.y * blockDim.x + threadIdx.x;
+    const int column = threadIdx.x * lanes, o = blockIdx.y * tile_n + column;
     if (t >= s.U * s.V) return;
     const int u = s.U > 1 ? t / s.V : 0, v = t - u * s.V; // mostly no division
-    out[((blockIdx.y * s.A + a) * s.U * s.V + t) * tile_n + threadIdx.x] =
-        o < s.columns ? in[a * s.stride_a + u * s.stride_u + v * s.stride_v + o * s.stride_o] : 0;
+    out += ((blockIdx.y * s.A + a) * s.U * s.V + t) * tile_n + column;
+    in += a * s.stride_a + u * s.stride_u + v * s.stride_v + o * s.stride_o;
+    UNROLL_LANES
+    for (int q = 0; q < lanes; q++) out[q] = o + q < s.columns ? in[q * s.stride_o] : 0;
 }
 static Tensor pack(const float *in, Device device, const PackShape &s) {
     const int tiles = blocks(s.columns, tile_n);
     Tensor out = empty({tiles, s.A * s.U * s.V, tile_n}, device);
     if (size(out) == 0) return out;
-    const dim3 block(tile_n, threads / tile_n), grid(blocks(s.U * s.V, block.y), tiles, s.A);
+    const dim3 block(tile_n / lanes, threads * lanes / tile_n);
+    const dim3 grid(blocks(s.U * s.V, block.y), tiles, s.A);
     CHECK_LAUNCH(pack_kernel<<<grid, block, 0, on(device)>>>(out.ptr(), in, s));
     return out;
 }
@@ -1699,13 +1702,18 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
 __global__ void sum_slices_kernel(Target dW, Target db, const float *partial, int slices,
                                   ConvShape s) {
     const int terms = s.C * s.K * s.K, k = blockIdx.x * blockDim.y + threadIdx.y;
-    const int o = blockIdx.y * tile_n + threadIdx.x;
+    const int column = threadIdx.x * lanes, o = blockIdx.y * tile_n + column;
     if (k > terms || o >= s.O) return;
-    float sum = 0;
-    for (int slice = 0; slice < slices; slice++)
-        sum += partial[((slice * gridDim.y + blockIdx.y) * (terms + 1) + k) * tile_n + threadIdx.x];
-    if (k < terms && dW.data) dW.store(k * s.W_stride_k + o * s.W_stride_o, sum);
-    if (k == terms && db.data) db.store(o, sum);
+    float sum[lanes] = {};
+    for (int slice = 0; slice < slices; slice++) {
+        const int at = ((slice * gridDim.y + blockIdx.y) * (terms + 1) + k) * tile_n + column;
+        UNROLL_LANES
+        for (int q = 0; q < lanes; q++) sum[q] += partial[at + q];
+    }
+    for (int q = 0; q < min(lanes, s.O - o); q++) {
+        if (k < terms && dW.data) dW.store(k * s.W_stride_k + (o + q) * s.W_stride_o, sum[q]);
+        if (k == terms && db.data) db.store(o + q, sum[q]);
+    }
 }
 
 static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
@@ -1719,7 +1727,7 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
     const Tensor padded = pad(X, s.padding);
     s.H += 2 * s.padding, s.W += 2 * s.padding;
     // Only as many slices as fill the device: each is written, read and added.
-    const int enough = warp_size > 1 ? 1 << 15 : 1 << 11; // threads
+    const int enough = warp_size > 1 ? 1 << 15 : 1 << 11;                                 // threads
     const int tiles = dy.shape[0], width = blocks(terms, warp_size * tile_m) * warp_size; // threads
     const int slices = min(s.N, min(32, blocks(enough, tiles * width)));
     Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
@@ -1729,7 +1737,8 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
         CHECK_LAUNCH(weight_grad_kernel<<<grid, block, 0, on(X.device)>>>(
             partial.ptr(), padded.ptr(), dy.ptr(), s));
     }
-    const dim3 rows(tile_n, threads / tile_n), grid(blocks(terms + 1, rows.y), tiles);
+    const dim3 rows(tile_n / lanes, threads * lanes / tile_n);
+    const dim3 grid(blocks(terms + 1, rows.y), tiles);
     CHECK_LAUNCH(sum_slices_kernel<<<grid, rows, 0, on(X.device)>>>(grad_of(W), grad_of(b),
                                                                     partial.ptr(), slices, s));
 }
