@@ -1310,24 +1310,32 @@ __global__ void pool2d_backward_kernel(Target dX, const float *dy, const float *
     X += p * s.H * s.W;
     dy += p * s.OH * s.OW;
     auto window = [=](int i, int j) { return X + i * S * s.W + j * S; };
-    for (int i = threadIdx.y; i * S < s.H; i += blockDim.y)
-        for (int j = threadIdx.x; j * S < s.W; j += blockDim.x) {
-            const bool one = fixed && i < s.OH && j < s.OW; // the patch is a window
-            const int chosen = one ? Window::choose(window(i, j), s.W, s.KH, KW) : 0;
-            const float g = one ? dy[i * s.OW + j] : 0;
-            UNROLL
-            for (int u = 0; u < S; u++) UNROLL
-            for (int v = 0; v < S; v++) {
-                const int h = i * S + u, w = j * S + v;
-                float sum = one ? Window::given(g, chosen, u * KW + v, n) : 0;
-                for (int a = min(i, s.OH - 1); !fixed && a >= 0 && a * S + s.KH > h; a--)
-                    for (int b = min(j, s.OW - 1); b >= 0 && b * S + KW > w; b--)
-                        sum += Window::given(dy[a * s.OW + b],
-                                             Window::choose(window(a, b), s.W, s.KH, KW),
-                                             (h - a * S) * KW + w - b * S, n);
-                if (h < s.H && w < s.W) dX.store(h * s.W + w, sum);
+    for (int i = threadIdx.y; i * S < s.H; i += blockDim.y) {
+        int j = threadIdx.x;
+        if (fixed && i < s.OH) { // the patch is a window
+            UNROLL_LANES
+            for (j = threadIdx.x; j < s.OW; j += blockDim.x) {
+                const int chosen = Window::choose(window(i, j), s.W, s.KH, KW);
+                const float g = dy[i * s.OW + j];
+                UNROLL
+                for (int u = 0; u < S; u++) UNROLL
+                for (int v = 0; v < S; v++)
+                    dX.store((i * S + u) * s.W + j * S + v,
+                             Window::given(g, chosen, u * KW + v, n));
             }
         }
+        for (; j * S < s.W; j += blockDim.x)
+            for (int h = i * S; h < min(i * S + S, s.H); h++)
+                for (int w = j * S; w < min(j * S + S, s.W); w++) {
+                    float sum = 0;
+                    for (int a = min(i, s.OH - 1); !fixed && a >= 0 && a * S + s.KH > h; a--)
+                        for (int b = min(j, s.OW - 1); b >= 0 && b * S + KW > w; b--)
+                            sum += Window::given(dy[a * s.OW + b],
+                                                 Window::choose(window(a, b), s.W, s.KH, KW),
+                                                 (h - a * S) * KW + w - b * S, n);
+                    dX.store(h * s.W + w, sum);
+                }
+    }
 }
 
 template <class Window, int fixed>
