@@ -1045,7 +1045,8 @@ constexpr bool on_cpu = false;
 #if defined(__CUDACC__) || defined(MGPU_LANES)
 #define UNROLL_LANES UNROLL
 constexpr int warp_size = 32, lanes = 1;
-constexpr int tile_m = 8, tile_n = 8;                // outputs of one thread
+constexpr int tile_m = 8, tile_n = 8, wide = 1; // outputs of one thread, of a register
+typedef float Wide;
 __device__ inline float warp_reduce_sum(float sum) { // every lane of the warp returns it
     for (int half = warp_size / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
     return sum;
@@ -1053,11 +1054,16 @@ __device__ inline float warp_reduce_sum(float sum) { // every lane of the warp r
 #else
 #define UNROLL_LANES _Pragma("omp simd")
 constexpr int warp_size = 1, lanes = 16; // a block's threads run one after another
-#ifdef __AVX512F__ // 32 registers of 16 floats
-constexpr int tile_m = 12, tile_n = 32;
-#else              // AVX2 has 16 of 8, NEON 32 of 4
-constexpr int tile_m = 6, tile_n = 16;
+#if defined(__AVX512F__) // 32 registers of 16 floats
+constexpr int tile_m = 12, tile_n = 32, wide = 16;
+#elif defined(__AVX__)   // 16 of 8
+constexpr int tile_m = 6, tile_n = 16, wide = 8;
+#else                    // NEON: 32 of 4
+constexpr int tile_m = 6, tile_n = 16, wide = 4;
 #endif
+// `wide` neighbours in an array as one number: (Wide &)a[0] += b * (const Wide &)c[0]. g++ makes
+// that of loops, too; clang++ would leave a tile of sums in memory.
+typedef float Wide __attribute__((vector_size(wide * 4), aligned(4), may_alias));
 inline float warp_reduce_sum(float sum) { return sum; }
 #endif
 
@@ -1573,19 +1579,26 @@ __global__ void __launch_bounds__(64)
                 UNROLL
                 for (int m = 0; m < tile_m; m++) {
                     const float xm = x[offset[m]];
-                    UNROLL_LANES
-                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * w[q];
+                    UNROLL
+                    for (int q = 0; q < tile_n; q += wide)
+                        (Wide &)sum[m][q] += xm * (const Wide &)w[q];
                 }
             }
         x += (s.H - s.U + left_out) * s.W;
         w += left_out * s.V * tile_n;
     }
     const int count = s.O - o_begin;
+    float out_of[tile_m][tile_n];
+    UNROLL
+    for (int m = 0; m < tile_m; m++) {
+        UNROLL
+        for (int q = 0; q < tile_n; q += wide) (Wide &)out_of[m][q] = (Wide &)sum[m][q];
+    }
     UNROLL
     for (int q = 0; q < tile_n; q++) {
         const float bias = b && q < count ? b[o_begin + q] : 0;
         UNROLL
-        for (int m = 0; m < tile_m; m++) sum[m][q] += bias;
+        for (int m = 0; m < tile_m; m++) out_of[m][q] += bias;
     }
     UNROLL
     for (int m = 0; m < tile_m; m++) {
@@ -1595,7 +1608,7 @@ __global__ void __launch_bounds__(64)
         out += s.step == 1 ? ij : (ij / s.J * s.OW + ij % s.J) * s.step;
         UNROLL
         for (int q = 0; q < tile_n; q++)
-            if (q < count) y.store(out + q * size, sum[m][q]);
+            if (q < count) y.store(out + q * size, out_of[m][q]);
     }
 }
 static void correlate(Target y, const float *X, const Tensor &packed, const float *b,
@@ -1686,11 +1699,12 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
                 UNROLL
                 for (int m = 0; m < tile_m; m++) {
                     const float xm = x[offset[m]];
-                    UNROLL_LANES
-                    for (int q = 0; q < tile_n; q++) sum[m][q] += xm * dy[q];
+                    UNROLL
+                    for (int q = 0; q < tile_n; q += wide)
+                        (Wide &)sum[m][q] += xm * (const Wide &)dy[q];
                 }
-                UNROLL_LANES
-                for (int q = 0; q < tile_n; q++) sum_dy[q] += dy[q];
+                UNROLL
+                for (int q = 0; q < tile_n; q += wide) (Wide &)sum_dy[q] += (const Wide &)dy[q];
             }
         }
     float *out = partial + (slice * gridDim.y + blockIdx.y) * (terms + 1) * tile_n;

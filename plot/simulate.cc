@@ -316,9 +316,9 @@ static void trace(const char *name, const char *json, const char *data) {
     const double both = moving + covered(kernels) - covered(all);
     char text[200];
     snprintf(text, sizeof text,
-             ": %.3g ms; a device computes for %s of it; messages are on their "
+             ": %.*f ms; a device computes for %s of it; messages are on their "
              "way for %s",
-             1e3 * whole, percent(k * whole - idle, k * whole).c_str(),
+             whole < 0.1 ? 1 : 0, 1e3 * whole, percent(k * whole - idle, k * whole).c_str(),
              percent(moving, whole).c_str());
     r.title += text;
     if (moving > 0) r.title += ", " + percent(both, moving) + " of that while a device computes";

@@ -3,7 +3,7 @@ data = ARG1
 rows(word) = sprintf("< sed -n 's/^%s //p' %s", word, data)
 number(command) = system(command) + 0
 low = number("awk '$1 != \"lane\" && $1 != \"title\" && $4 < m {m = $4} END {print m + 0}' ".data)
-set terminal svg noenhanced size 860,(100 - 24 * low) background 'white' font 'Arial,12'
+set terminal svg noenhanced size 860,(110 - (low > -6 ? 40 : 26) * low) background 'white' font 'Arial,12'
 set title system("sed -n 's/^title //p' ".data." | fold -s -w 120") font ',11' offset 0,-0.4
 set key below horizontal Left reverse samplen 1 width 1 font ',11'
 set xlabel 'ms' offset 0,0.8
