@@ -4527,8 +4527,8 @@ void profile() {
     double begin = INFINITY, end = 0;
     for (const Op &op : r.ops) begin = std::min(begin, op.begin), end = std::max(end, op.end);
     const double whole = end - begin;
-    printf("%s: %.3f ms a step (of %d; %.3f ms without the profile); for %.1f%% of it no device "
-           "works\n",
+    printf("%s: %.3f ms a step (mean of %d; without the profile %.3f ms), in %.1f%% of which no "
+           "device works\n",
            what_is_trained().c_str(), whole / steps * 1e3, steps, plain * 1e3,
            100 * (1 - busy(r.ops, 0, options.gpus) / whole));
     for (int c = 0; c < options.gpus; c++) print_profile(r.ops, c, steps, whole);

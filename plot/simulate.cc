@@ -373,7 +373,6 @@ int main(int argc, char **argv) {
             for (int i = 2; i < argc; i++) machines.push_back(find(argv[i]));
             Recording r = read(stdin, false);
             for (const Fabric &f : machines) printf(" %11.1f", 1e6 * simulate(r.ops, f));
-            printf("\n");
         } else {
             throw Error("usage: simulate trace|total|sweep|optimum|scale FABRIC ...");
         }
