@@ -46,8 +46,8 @@ enum { device, lane, stream, kind, name, begin, end, src, dst, bytes, flop, afte
 
 static Recording read(FILE *file, bool keep) {
     Recording r;
-    char *line = nullptr;
-    size_t room = 0;
+    static char *line = nullptr; // kept for the next call
+    static size_t room = 0;
     while (getline(&line, &room, file) > 0) {
         line[strcspn(line, "\n")] = 0;
         if (*line == '#') {
@@ -88,7 +88,6 @@ static Recording read(FILE *file, bool keep) {
             r.rows.push_back(
                 {(int)d, column[stream], column[kind], column[name], atof(column[flop])});
     }
-    free(line);
     if (r.ops.empty()) throw Error("standard input has no operations");
     return r;
 }
