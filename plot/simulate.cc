@@ -303,7 +303,8 @@ static void trace(const char *name, const char *json, const char *data) {
         all.push_back({op.begin, op.end});
         (op.kind == Op::message ? messages : kernels).push_back({op.begin, op.end});
     }
-    for (Op &op : r.ops) op.begin -= begin, op.end -= begin;
+    for (Op &op : r.ops) // waits may have begun before all work
+        for (double *time : {&op.begin, &op.end}) *time = std::max(0.0, *time - begin);
     for (int c = 0; c < k; c++) {
         Times own;
         for (size_t i = 0; i < r.ops.size(); i++)
