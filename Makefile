@@ -28,7 +28,7 @@
 # LOG            file for the epoch rows, by default build/log.csv
 # VERBOSE        1 prints the device memory that was used
 # BENCH          what make bench times: step (of training), allreduce, kernels, or all
-# FABRIC         simulate links: nvlink, pcie, sockets, ethernet100, ethernet10, or '10,25': us, GB/s
+# FABRIC         simulate nvlink, pcie, sockets, ethernet100, ethernet10, or '10,25': us, GB/s
 # STEP_MS        milliseconds of a step on one device, for make scale; by default it is measured
 # RUNS           logs that make plot draws, such as 'a.csv b.csv', by default LOG
 # SWEEP_GPUS     numbers of devices that make sweep trains on, by default 1 2
@@ -72,8 +72,9 @@ MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && ech
 wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 2>&1 && \
     echo -mprefer-vector-width=512)
 # (g++: -O1 compiles quickly; kernels get -O3 in cpu/cuda_runtime.h, -f is for what they inline)
-CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra $(if $(findstring clang,$(CXX)), \
-    -O3 -Wno-pass-failed,-O1 -fstrict-aliasing -fexpensive-optimizations)
+CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra \
+    $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed, \
+    -O1 -fstrict-aliasing -fexpensive-optimizations)
 # MPICXX         MPI's compiler, for NODES
 MPICXX ?= mpicxx
 # WERROR         1 turns warnings into errors
@@ -288,7 +289,8 @@ build/mpi_asan/mgpu build/mpi_race/mgpu: build/mpi_%/mgpu: \
     build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi_%/flags
 	$(need_mpi)$(call mpi_cpu,$*) $< -o $@
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
-    build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h plot/fabric.h plot/simulate.cc $(DOCTEST) build/%/flags
+    build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h plot/fabric.h plot/simulate.cc \
+    $(DOCTEST) build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) $(doctest) -x c++ $< -o $@
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
     build/cpu/runtime_tests.cu cpu/cuda_runtime.h $(DOCTEST) build/%/flags

@@ -15,7 +15,7 @@
 //   6. Experiment
 //   7. The allreduce lab
 //   8. Kernels and operators
-//   9. Autograd
+//   9. Autograd and fusion
 //  10. The other two networks
 //  11. Devices and memory
 //  12. Data, timing, output
@@ -1588,17 +1588,17 @@ __global__ void __launch_bounds__(64)
         w += left_out * s.V * tile_n;
     }
     const int count = s.O - o_begin;
-    float out_of[tile_m][tile_n];
+    float result[tile_m][tile_n]; // a copy: what variables index may lie in memory
     UNROLL
     for (int m = 0; m < tile_m; m++) {
         UNROLL
-        for (int q = 0; q < tile_n; q += wide) (Wide &)out_of[m][q] = (Wide &)sum[m][q];
+        for (int q = 0; q < tile_n; q += wide) (Wide &)result[m][q] = (Wide &)sum[m][q];
     }
     UNROLL
     for (int q = 0; q < tile_n; q++) {
         const float bias = b && q < count ? b[o_begin + q] : 0;
         UNROLL
-        for (int m = 0; m < tile_m; m++) out_of[m][q] += bias;
+        for (int m = 0; m < tile_m; m++) result[m][q] += bias;
     }
     UNROLL
     for (int m = 0; m < tile_m; m++) {
@@ -1608,7 +1608,7 @@ __global__ void __launch_bounds__(64)
         out += s.step == 1 ? ij : (ij / s.J * s.OW + ij % s.J) * s.step;
         UNROLL
         for (int q = 0; q < tile_n; q++)
-            if (q < count) y.store(out + q * size, out_of[m][q]);
+            if (q < count) y.store(out + q * size, result[m][q]);
     }
 }
 static void correlate(Target y, const float *X, const Tensor &packed, const float *b,
@@ -2212,7 +2212,7 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
 }
 
 // ---------------------------------------------------------------------------------------------
-// 9. Autograd
+// 9. Autograd and fusion
 // The tutorial's `autograd.record()` and `l.backward()`. Each device has a tape: the backward of
 // every operator that ran on it, in order. backward(l) runs it in reverse.
 
@@ -2370,9 +2370,6 @@ bool share_grad(const Tensor &X, const Tensor &y) {
     return true;
 }
 
-// Run the tape of l's device in reverse and empty it, giving back memory on the way. Gradients are
-// those of sum(l); they are overwritten, not accumulated (PyTorch adds). An event is recorded
-// behind each write of a parameter's gradient; recording it again moves it behind the last one.
 const char *part_of_step = "forward"; // for a trace
 int recorded(const Stream &stream);   // the last operation there; -1: nobody records
 static void gradient_is_ready(Event &complete, Device device) {
@@ -2380,6 +2377,10 @@ static void gradient_is_ready(Event &complete, Device device) {
     CHECK(cudaEventRecord(complete.handle, on(device)));
     complete.after = recorded(stream(device));
 }
+
+// Run the tape of l's device in reverse and empty it, giving back memory on the way. Gradients are
+// those of sum(l); they are overwritten, not accumulated (PyTorch adds). An event is recorded
+// behind each write of a parameter's gradient; recording it again moves it behind the last one.
 void backward(const Tensor &l) {
     auto &tape = tape_of(l.device);
     if (!l.grad || tape.empty())
@@ -4174,8 +4175,15 @@ static void bench_row(const char *format, ...) {
     bench_rows += std::string(row) + "\n";
 }
 
+// A training step of random samples, to be enqueued again and again
 static std::function<void()> training_step(std::vector<std::vector<Tensor>> &device_params,
-                                           int batch); // section 14
+                                           int batch) {
+    const std::vector<Device> devices = first_devices(device_params.size());
+    Tensor X = empty({batch, 1, 28, 28}, cpu()), y = empty({batch}, cpu());
+    for (int i = 0; i < size(X); i++) X.ptr()[i] = rng() % 256 / 255.0f;
+    for (int i = 0; i < size(y); i++) y.ptr()[i] = rng() % 10;
+    return [=, &device_params] { train_batch(X, y, device_params, devices, options.lr); };
+}
 // A training step, one minibatch again and again: the median of 5 blocks of steps.
 static void bench_step(const Model &model) {
     const int batch = options.given.count("batch")
@@ -4385,15 +4393,6 @@ static std::string kernel_name(std::string text) {
     return text.substr(0, text.find_last_not_of(' ') + 1);
 }
 
-// A training step of random samples, to be enqueued again and again
-static std::function<void()> training_step(std::vector<std::vector<Tensor>> &device_params,
-                                           int batch) {
-    const std::vector<Device> devices = first_devices(device_params.size());
-    Tensor X = empty({batch, 1, 28, 28}, cpu()), y = empty({batch}, cpu());
-    for (int i = 0; i < size(X); i++) X.ptr()[i] = rng() % 256 / 255.0f;
-    for (int i = 0; i < size(y); i++) y.ptr()[i] = rng() % 10;
-    return [=, &device_params] { train_batch(X, y, device_params, devices, options.lr); };
-}
 static std::string what_is_trained() {
     return options.model + ", batch " + std::to_string(options.batch) + ", " +
            std::to_string(gpus.size()) + " device" + (gpus.size() > 1 ? "s" : "") + ", " +

@@ -1880,7 +1880,7 @@ TEST_CASE("conv2d, linear, relu, pools, batch_norm, softmax_cross_entropy, add: 
 }
 
 // ---------------------------------------------------------------------------------------------
-// 9. Autograd
+// 9. Autograd and fusion
 
 TEST_CASE("backward: the gradient of the sum, only for what the result depends on") {
     Tensor X = with_grad({{2}, {1, -1}}), other = on_device({1, 1}, {2});

@@ -15,12 +15,14 @@ set format y '%.0s %cs'
 set xtics ('4 KB' 4096, '64 KB' 65536, '1 MB' 1048576, '16 MB' 16777216, '256 MB' 268435456)
 set xlabel '8 devices: bytes on each'
 plot for [i = 1:words(names)] 'build/allreduce.csv' \
-    using (column('gpus') == 8 && strcol('by') eq word(names, i) ? column('bytes') : NaN):(column('us') / 1e6) \
+    using (column('gpus') == 8 && strcol('by') eq word(names, i) ? column('bytes') : NaN): \
+    (column('us') / 1e6) \
     with linespoints lw (i == 1 ? 5 : 2) pt 7 ps 0.4 lc rgb word(colors, i) title word(names, i)
 set xtics autofreq
 set format x '%.0f'
 set logscale x 2
 set xlabel '64 MB: devices'
 plot for [i = 1:words(names)] 'build/allreduce.csv' \
-    using (column('bytes') == 67108864 && strcol('by') eq word(names, i) ? column('gpus') : NaN):(column('us') / 1e6) \
+    using (column('bytes') == 67108864 && strcol('by') eq word(names, i) ? column('gpus') : NaN): \
+    (column('us') / 1e6) \
     with linespoints lw (i == 1 ? 5 : 2) pt 7 ps 0.4 lc rgb word(colors, i) title word(names, i)

@@ -2,8 +2,8 @@
 //
 // A message waits for the latency, then its bytes go through all links on its way at once. Messages
 // share a link fairly, each direction by itself: none could go faster without slowing down one that
-// is no faster (max-min fairness). Kernels take the time that was recorded, or, where none was, that
-// of their bytes in the device's memory; the host takes none to enqueue.
+// is no faster (max-min fairness). Kernels take the time that was recorded, or, where none was,
+// that of their bytes in the device's memory; the host takes none to enqueue.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -79,7 +79,7 @@ class Simulation {
     const double scale;
     const int n;
     double t = 0;
-    // What may begin when i ends: next[i] on its stream, and the list of waits from first_wait[i] on
+    // What may begin when i ends: next[i] on its stream, the list of waits from first_wait[i] on
     std::vector<int> missing, next, first_wait, next_wait, ready;
 
     struct Link {

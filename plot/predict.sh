@@ -1,5 +1,5 @@
 #!/bin/sh
-# sh plot/predict.sh WHAT FABRICS ALGORITHMS GPUS PROGRAM OPTION ...    an exchange on other machines
+# sh plot/predict.sh WHAT FABRICS ALGORITHMS GPUS PROGRAM OPTION ...   an exchange elsewhere
 #
 #   exercise   what the exchange of the gradients takes there, in microseconds
 #   bench      an exchange of 4 KB to 1 GB, of messages in proportion to those of MODEL's gradients,
@@ -58,22 +58,24 @@ scale)
     "$@" --trace --steps 1 --gpus 1 >build/step.csv || exit 1
     title=$(sed -n '1s/^# \(.*, batch [0-9]*\),.*/\1/p' build/step.csv)
     batch=${title##* }
-    "$@" --trace --steps 1 --gpus 1 --batch $((batch < 8 ? 1 : batch / 8)) >build/eighth.csv || exit 1
+    eighth=$((batch < 8 ? 1 : batch / 8))
+    "$@" --trace --steps 1 --gpus 1 --batch $eighth >build/eighth.csv || exit 1
     algorithm=${algorithms:-naive} one=
-    echo "$title, on $fabrics: a step on k devices, from one ${STEP_MS:+of $STEP_MS ms, as it is}" \
-        "measured here on a single device."
-    echo 'strong: with this minibatch on all of them; weak: on each. Efficiency: of k times the speed.'
+    echo "$title, on $fabrics: a step on k devices, from one that is measured here on a single" \
+        "device${STEP_MS:+, as if that took $STEP_MS ms}."
+    echo 'strong: with this minibatch on all; weak: on each. Efficiency: of k times the speed.'
     echo 'k,overlap,strong_ms,strong,weak_ms,weak' >build/scale.csv
-    for overlap in 0 1; do
+    for overlap in '' --overlap; do
         printf '%5s %12s %11s %12s %11s   %s\n' k 'strong, ms' efficiency 'weak, ms' efficiency \
-            "$algorithm$([ $overlap = 0 ] || echo ' with OVERLAP=1')"
+            "$algorithm${overlap:+ with OVERLAP=1}"
         for k in 1 $devices; do
-            "$@" --dry-run "$k" --allreduce "$algorithm" \
-                "$([ $overlap = 0 ] && echo --no-shuffle || echo --overlap)" >$rows || exit 1
             # shellcheck disable=SC2086
-            times=$(build/simulate scale "$fabrics" "$k" build/step.csv build/eighth.csv $STEP_MS <$rows) || exit 1
+            "$@" --dry-run "$k" --allreduce "$algorithm" $overlap >$rows || exit 1
+            # shellcheck disable=SC2086
+            times=$(build/simulate scale "$fabrics" "$k" build/step.csv build/eighth.csv \
+                $STEP_MS <$rows) || exit 1
             one=${one:-${times% *}}
-            echo "$k $overlap $times $one $batch" | awk '{
+            echo "$k $([ "$overlap" ] && echo 1 || echo 0) $times $one $batch" | awk '{
                 few = $1 > $6  # samples
                 strong = few ? "nan" : sprintf("%.3f,%.4f", $3, $5 / $3 / $1)
                 printf "%5d %12s %11s", $1, few ? "-" : sprintf("%.3f", $3),

@@ -1,6 +1,6 @@
 // What the operations that `mgpu --trace` or `mgpu --dry-run` prints would take on another machine:
 //
-//   simulate trace FABRIC|here JSON DATA   a trace there, or as it was, for a browser and for gnuplot
+//   simulate trace FABRIC|here JSON DATA   a trace there, or as it was, for browsers and gnuplot
 //   simulate total FABRIC ...              microseconds of an exchange, on each of them
 //   simulate sweep FABRIC                  bytes,microseconds of an exchange of 4 KB to 1 GB
 //   simulate optimum FABRIC k              the same of one that cannot be faster, on k devices
@@ -8,8 +8,8 @@
 //                                          minibatch on all of them, and with as much on each
 //
 // Rows come from standard input. STEP and EIGHTH are traces of one step on one device, with the
-// whole minibatch and with an eighth of it: what each gradient and the update take; if the whole step
-// took MS milliseconds, all in proportion. fabric.h has the machines and the simulation.
+// whole minibatch and with an eighth of it: what each gradient and the update take; if the whole
+// step took MS milliseconds, all in proportion. fabric.h has the machines and the simulation.
 #include "fabric.h"
 
 #include <cstdio>
@@ -116,9 +116,7 @@ struct Step {
         const double start = r.ops[0].begin;
         for (int i : r.gradients[0]) ready.push_back(r.ops[i].end - start);
         for (int i : r.updates) update += r.ops[i].seconds;
-        for (size_t i = 0; i < r.ops.size(); i++)
-            if (std::find(r.updates.begin(), r.updates.end(), (int)i) == r.updates.end())
-                computed = std::max(computed, r.ops[i].end - start);
+        computed = r.ops[r.updates.at(0)].begin - start;
     }
 };
 // The exchange, with what each device computes before its gradients, `factor` times as long. The
@@ -286,7 +284,7 @@ static void write_data(FILE *file, const Recording &r, const std::vector<bool> &
 static void trace(const char *name, const char *json, const char *data) {
     Recording r = read(stdin, true);
     int k = 0;
-    double begin = INFINITY, end = 0, idle = 0;
+    double begin = INFINITY, end = 0, computing = 0; // of all devices
     if (strcmp(name, "here") != 0) {
         const Fabric f = find(name);
         for (Op &op : r.ops)
@@ -310,7 +308,7 @@ static void trace(const char *name, const char *json, const char *data) {
         for (size_t i = 0; i < r.ops.size(); i++)
             if (r.rows[i].device == c && r.ops[i].kind == Op::kernel)
                 own.push_back({r.ops[i].begin, r.ops[i].end});
-        idle += end - begin - covered(own);
+        computing += covered(own);
     }
     const double whole = end - begin, moving = covered(messages);
     const double both = moving + covered(kernels) - covered(all);
@@ -318,7 +316,7 @@ static void trace(const char *name, const char *json, const char *data) {
     snprintf(text, sizeof text,
              ": %.*f ms; a device computes for %s of it; messages are on their "
              "way for %s",
-             whole < 0.1 ? 1 : 0, 1e3 * whole, percent(k * whole - idle, k * whole).c_str(),
+             whole < 0.1 ? 1 : 0, 1e3 * whole, percent(computing, k * whole).c_str(),
              percent(moving, whole).c_str());
     r.title += text;
     if (moving > 0) r.title += ", " + percent(both, moving) + " of that while a device computes";
