@@ -3281,7 +3281,7 @@ TEST_CASE("Recorder: what it records stays as it was") {
         CHECK(same_bits(results[0], results[1]));
     }
 }
-// A product and an addition are two operations. The sums of products of LeNet: see --summary's test.
+// A product and an addition are two operations. LeNet's sums of products: see --summary's test.
 TEST_CASE("Recorder: FLOPs of the convolutions and dense layers, by the kernels of each rung") {
     ModelKept kept;
     const double conv1 = 26 * 26 * 20 * 9, rest = 9 * 9 * 50 * 500 + 800 * 128 + 1280;

@@ -7,6 +7,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <queue>
 #include <string>
@@ -156,8 +157,8 @@ class Simulation {
         for (int i : found) flows[i].seen = false;
         return found;
     }
-    // Their rates: the narrowest link's flows get equal shares of it, then the next one's of what is
-    // left
+    // Their rates: the narrowest link's flows get equal shares of it, then the next one's of the
+    // rest
     void share(std::vector<int> all) {
         auto narrowest = [&](const Flow &flow) {
             double rate = INFINITY;

@@ -166,7 +166,7 @@ static double covered(Times times) { // by at least one of them
 }
 static std::string percent(double part, double whole) {
     char text[20];
-    const double p = whole > 0 ? 100 * part / whole : 0;
+    const double p = whole > 0 ? std::max(0.0, 100 * part / whole) : 0; // rounding: no -0%
     snprintf(text, sizeof text, p < 1 && p > 0 ? "%.1f%%" : "%.0f%%", p);
     return text;
 }

@@ -5,7 +5,10 @@ for log in "$@"; do
     awk -F, -v run="$log" -v width=60 -v height=20 '
         NR > 1 && NF >= 3 { acc[++n] = $3 }
         END {
-            if (!n) { print "no picture of " run ": it has no rows (make run)" >"/dev/stderr"; exit 1 }
+            if (!n) {
+                print "no picture of " run ": it has no rows (make run)" >"/dev/stderr"
+                exit 1
+            }
             print "test accuracy, " run
             for (row = height; row >= 0; row--) {
                 line = row % 4 ? "     |" : sprintf("%4.1f |", row / height)
