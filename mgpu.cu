@@ -1391,7 +1391,7 @@ Tensor global_avg_pool2d(const Tensor &X) {
 // As in PyTorch, a convolution is a cross-correlation. A dense layer is the convolution of a 1x1
 // image with a 1x1 kernel. The same three sums stand here in three ways, a ladder. From the counts
 // of nvcc's code, LeNet's step at batch 256 is estimated to take 12.3 ms on an H200 with the plain
-// kernels, 0.93 ms tiled in registers and 0.33 ms tiled through shared memory. On a CPU core, which
+// kernels, 0.93 ms tiled in registers and 0.29 ms tiled through shared memory. On a CPU core, which
 // has no shared memory, the second are the fastest. See make bench BENCH=kernels.
 
 // Element (k,o) of W, k = (c*K + u)*K + v, lies at W[k*W_stride_k + o*W_stride_o].
@@ -1772,8 +1772,8 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
 //   forward            y    i,n,j         o          u,c,v               X    W
 //   input gradient     dX   h,n,w         c          u,o,v               dy   W
 //   weight gradient    dW   u,c,v         o          i,n,j               X    dy
-// A block loads 16 terms of its rows and columns into shared memory, once for all of its threads,
-// and the next 16 into registers meanwhile. Where C is small, blocks share the terms out: slices.
+// A block loads TK terms of its rows and columns into shared memory, once for all of its threads,
+// and the next TK into registers meanwhile. Where C is small, blocks share the terms out: slices.
 
 // i / d for 0 <= i < 2^31, as a product and a shift: 2 instructions in place of some 20
 struct Divisor {
@@ -1821,12 +1821,12 @@ struct ProductOut {
     }
 };
 
-// A block: 16*tm rows, ty*tn columns; each of its 16*ty threads: tm x tn sums. With several slices
-// the sums go to partial[slice][n][m].
-template <int tm, int tn, int ty>
+// A block: 16*tm rows, ty*tn columns, TK terms at a time; each of its 16*ty threads: tm x tn sums.
+// With several slices the sums go to partial[slice][n][m].
+template <int tm, int tn, int ty, int TK>
 __global__ void __launch_bounds__(16 * ty)
     product_kernel(ProductOut out, float *partial, const float *A, const float *B, Product s) {
-    constexpr int TM = 16 * tm, TN = ty * tn, TK = 16, rows = TM / 32, own = TK / (ty / 2);
+    constexpr int TM = 16 * tm, TN = ty * tn, rows = TM / 32, own = TK / (ty / 2);
     struct alignas(16) Term { // 4 more: neighbouring terms begin in different banks
         float A[TM], B[TN + 4];
     };
@@ -1847,7 +1847,9 @@ __global__ void __launch_bounds__(16 * ty)
     begin += int((long long)steps * slice / slices) * TK;
 
     // What this thread loads: of A `own` terms, of rows 32 apart, neighbours of its warp's; of B
-    // one term, of columns ty apart.
+    // one term, of every B_step-th column from B_first on.
+    constexpr int B_step = 16 * ty / TK, B_own = TN / B_step;
+    const int B_term = threadIdx.x % TK, B_first = threadIdx.x / TK;
     for (int r = threadIdx.x; r < TM; r += 16 * ty) {
         points[r] = s.A_row(min(m0 + r, s.M - 1));
         if (m0 + r >= s.M) points[r].h = 1 << 29;
@@ -1856,7 +1858,7 @@ __global__ void __launch_bounds__(16 * ty)
     Point row[rows];
     UNROLL
     for (int r = 0; r < rows; r++) row[r] = points[lane + 32 * r];
-    float a[own][rows], b[tn];
+    float a[own][rows], b[B_own];
     auto load = [&](int first) {
         UNROLL
         for (int i = 0; i < own; i++) {
@@ -1872,10 +1874,10 @@ __global__ void __launch_bounds__(16 * ty)
                 a[i][r] = inside ? x : m0 + lane + 32 * r == s.M;
             }
         }
-        const int k = first + pair, offset = s.B_term(k).offset;
+        const int k = first + B_term, offset = s.B_term(k).offset;
         UNROLL
-        for (int q = 0; q < tn; q++) {
-            const int n = n0 + column + ty * q;
+        for (int q = 0; q < B_own; q++) {
+            const int n = n0 + B_first + B_step * q;
             const bool inside = k < end && n < s.N;
             const unsigned at = inside ? offset + n * s.B_column : 0;
             const float x = B[at];
@@ -1889,7 +1891,7 @@ __global__ void __launch_bounds__(16 * ty)
             for (int r = 0; r < rows; r++) terms[half][warp * own + i].A[lane + 32 * r] = a[i][r];
         }
         UNROLL
-        for (int q = 0; q < tn; q++) terms[half][pair].B[column + ty * q] = b[q];
+        for (int q = 0; q < B_own; q++) terms[half][B_term].B[B_first + B_step * q] = b[q];
     };
 
     float sum[tm][tn] = {};
@@ -1945,16 +1947,30 @@ __global__ void product_sum_kernel(ProductOut out, const float *partial, int sli
     out.store(s, m, s.C_row(m).offset, n, sum);
 }
 
-template <int tm, int tn, int ty>
+// How many slices, of 128 terms or more, keep a large GPU busy to the end. A multiprocessor wants
+// 256 threads, and the one with most blocks ends last. Its own traffic costs a slice as much time
+// as some 40 terms.
+static int product_slices(int tiles, int terms, int threads) {
+    const int multiprocessors = 132, wanted = 256 / threads; // blocks on each, at least
+    const int most = min(terms / 128, blocks(3 * wanted * multiprocessors, tiles));
+    int slices = 1;
+    double best = 0;
+    for (int i = 1; i <= most; i++) {
+        const double each = blocks(tiles * i, multiprocessors), filled = min(1., each / wanted);
+        const double busy = tiles * i / (each * multiprocessors) * filled - 40. * i / terms;
+        if (busy > best) best = busy, slices = i;
+    }
+    return slices;
+}
+template <int tm, int tn, int ty, int TK = 16>
 static void product_tiles(const ProductOut &out, const float *A, const float *B, const Product &s,
                           Device device) {
-    // Slices until there are blocks enough for a large GPU, but each of 8 rounds of 16 terms
-    const int rows = s.rows(), n = rows * s.N, enough = 264 * 8 / ty;
+    const int rows = s.rows(), n = rows * s.N;
     const int tiles = blocks(rows, 16 * tm) * blocks(s.N, ty * tn);
-    const int slices = max(1, min(blocks(s.K, 128), blocks(enough, tiles)));
+    const int slices = product_slices(tiles, s.K, 16 * ty);
     const dim3 grid(blocks(rows, 16 * tm), blocks(s.N, ty * tn), slices);
     const Tensor partial = empty({slices > 1 ? slices * n : 0}, device);
-    CHECK_LAUNCH(product_kernel<tm, tn, ty>
+    CHECK_LAUNCH(product_kernel<tm, tn, ty, TK>
                  <<<grid, 16 * ty, 0, on(device)>>>(out, partial.ptr(), A, B, s));
     if (slices > 1)
         CHECK_LAUNCH(product_sum_kernel<<<blocks(n), threads, 0, on(device)>>>(out, partial.ptr(),
@@ -1966,7 +1982,8 @@ static void product(const ProductOut &out, const float *A, const float *B, const
     const int large = blocks(s.rows(), 128) * blocks(s.N, 64) * max(1, blocks(s.K, 128));
     if (s.rows() <= 32 || large < 132) product_tiles<2, 8, 4>(out, A, B, s, device);
     else if (s.N <= 24) product_tiles<8, 6, 4>(out, A, B, s, device);
-    else product_tiles<8, 8, 8>(out, A, B, s, device);
+    else if (s.N <= 32) product_tiles<8, 8, 4>(out, A, B, s, device);
+    else product_tiles<16, 8, 8, 8>(out, A, B, s, device);
 }
 
 // The maps of the windows of X that y's elements (i,n,j) see, of the elements (u,c,v) of a window,

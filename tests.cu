@@ -1305,6 +1305,7 @@ TEST_CASE("conv2d: strides and padding") {
                                {5, 128, 2, 2, 256, 3, 1, 1},
                                // the fast kernels' large tiles
                                {1, 256, 32, 32, 20, 3, 1, 1},
+                               {1, 256, 32, 32, 28, 3, 1, 1},
                                {1, 256, 23, 23, 72, 3, 1, 1}};
     if (!small_only) sizes.insert(sizes.end(), std::begin(large), std::end(large));
     // The plain kernels tell no tiles apart: one of the larger sizes is enough for them
@@ -4378,7 +4379,7 @@ TEST_CASE("launches: those that leave a GPU nearly empty, each with its reason")
         {"fill_kernel", "of a loss for each sample"},
         {"softmax_cross_entropy_kernel", "a thread a sample: 256"},
         {"softmax_cross_entropy_backward_kernel", "a thread a sample: 256"},
-        {"product_kernel<tm, tn, ty>", "dense layers: few products, and they wait for memory"},
+        {"product_kernel<tm, tn, ty, TK>", "dense layers: few products, and they wait for memory"},
         {"product_sum_kernel", "a thread a weight"}};
     DataFolder folder(256, 256);
     Run run = run_in_shell(folder, "CUDA_CPU_LAUNCHES=1",
