@@ -1772,8 +1772,9 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
 //   forward            y    i,n,j         o          u,c,v               X    W
 //   input gradient     dX   h,n,w         c          u,o,v               dy   W
 //   weight gradient    dW   u,c,v         o          i,n,j               X    dy
-// A block loads TK terms of its rows and columns into shared memory, once for all of its threads,
-// and the next TK into registers meanwhile. Where C is small, blocks share the terms out: slices.
+// A block loads 8 or 16 terms of its rows and columns into shared memory, once for all of its
+// threads, and as many more into registers meanwhile. Where C is small, blocks share the terms out:
+// slices.
 
 // i / d for 0 <= i < 2^31, as a product and a shift: 2 instructions in place of some 20
 struct Divisor {
@@ -1965,10 +1966,9 @@ static int product_slices(int tiles, int terms, int threads) {
 template <int tm, int tn, int ty, int TK = 16>
 static void product_tiles(const ProductOut &out, const float *A, const float *B, const Product &s,
                           Device device) {
-    const int rows = s.rows(), n = rows * s.N;
-    const int tiles = blocks(rows, 16 * tm) * blocks(s.N, ty * tn);
-    const int slices = product_slices(tiles, s.K, 16 * ty);
-    const dim3 grid(blocks(rows, 16 * tm), blocks(s.N, ty * tn), slices);
+    dim3 grid(blocks(s.rows(), 16 * tm), blocks(s.N, ty * tn));
+    const int slices = product_slices(grid.x * grid.y, s.K, 16 * ty), n = s.rows() * s.N;
+    grid.z = slices;
     const Tensor partial = empty({slices > 1 ? slices * n : 0}, device);
     CHECK_LAUNCH(product_kernel<tm, tn, ty, TK>
                  <<<grid, 16 * ty, 0, on(device)>>>(out, partial.ptr(), A, B, s));
