@@ -3283,6 +3283,7 @@ template <class To, class From> To bits_as(From from) {
 } // namespace cuda_cpu
 inline float __int_as_float(int x) { return cuda_cpu::bits_as<float>(x); }
 inline float __uint_as_float(unsigned x) { return cuda_cpu::bits_as<float>(x); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 inline int __float_as_int(float x) { return cuda_cpu::bits_as<int>(x); }
 inline unsigned __float_as_uint(float x) { return cuda_cpu::bits_as<unsigned>(x); }
 inline double __longlong_as_double(long long x) { return cuda_cpu::bits_as<double>(x); }
