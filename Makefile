@@ -13,6 +13,7 @@
 # OVERLAP        1 exchanges the last layers' gradients while the first layers' are still computed
 # KVSTORE        the lab's words for two of them: local (host), device (by_tensor)
 # KERNELS        kernels of the convolution: plain, the formula; tiled; fast, by default on a GPU
+# PRECISION      of what the fast kernels multiply: fp32; tf32, on tensor cores
 # SPLIT          parts of a minibatch in this proportion, such as 3,1, for devices of unequal speed
 # EVALUATE_ALL   1 computes test accuracy on all devices instead of gpu(0) alone
 # SEED           seed of the parameters and of the order of the samples
@@ -38,8 +39,8 @@
 # T              words for the tests, such as T='-tc=allreduce*'
 
 # GPUS=2 is passed on as --gpus '2', in quotes as typed: the program judges it, not the shell
-with_value := GPUS MODEL BATCH LR EPOCHS ALLREDUCE KVSTORE KERNELS SPLIT SEED STEPS LIMIT \
-    DATA INIT SAVE LOG
+with_value := GPUS MODEL BATCH LR EPOCHS ALLREDUCE KVSTORE KERNELS PRECISION SPLIT SEED \
+    STEPS LIMIT DATA INIT SAVE LOG
 # OVERLAP=1 is passed on as --overlap, SHUFFLE=0 as --no-shuffle
 word_if_1 := OVERLAP EVALUATE_ALL RESUME VERBOSE
 word_if_0 := SHUFFLE FIRST_CHECK REPLICA_CHECK

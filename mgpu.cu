@@ -332,8 +332,9 @@ struct Options {
     bool resume = false, verbose = false;
     bool evaluate_all = false; // test accuracy on all devices, not on the first alone
     std::string model = "lenet", allreduce = "naive", kvstore, kernels = usual_kernels;
-    std::string bench;      // all, step or allreduce
-    std::vector<int> split; // the devices' parts of a minibatch; none: equal ones
+    std::string precision = "fp32"; // of the factors of the fast kernels, or tf32
+    std::string bench;              // all, step, allreduce or kernels
+    std::vector<int> split;         // the devices' parts of a minibatch; none: equal ones
     std::string data = "data", init, save, log = "build/log.csv"; // folders, a file
     std::set<std::string> given; // the options that the command line names
 };
@@ -1391,7 +1392,7 @@ Tensor global_avg_pool2d(const Tensor &X) {
 // As in PyTorch, a convolution is a cross-correlation. A dense layer is the convolution of a 1x1
 // image with a 1x1 kernel. The same three sums stand here in three ways, a ladder. From the counts
 // of nvcc's code, LeNet's step at batch 256 is estimated to take 12.3 ms on an H200 with the plain
-// kernels, 0.93 ms tiled in registers and 0.29 ms tiled through shared memory. On a CPU core, which
+// kernels, 0.93 ms tiled in registers and 0.26 ms tiled through shared memory. On a CPU core, which
 // has no shared memory, the second are the fastest. See make bench BENCH=kernels.
 
 // Element (k,o) of W, k = (c*K + u)*K + v, lies at W[k*W_stride_k + o*W_stride_o].
@@ -1769,37 +1770,45 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
 // The same three sums, each as a matrix product, C (M,N) = A (M,K) @ B (K,N), whose matrices are
 // never formed: an implicit GEMM.
 //                      C    a row of it   a column   a term of the sum   A    B
-//   forward            y    i,n,j         o          u,c,v               X    W
-//   input gradient     dX   h,n,w         c          u,o,v               dy   W
-//   weight gradient    dW   u,c,v         o          i,n,j               X    dy
+//   forward            y    n,i,j         o          c,u,v               X    W
+//   input gradient     dX   n,h,w         c          o,u,v               dy   W
+//   weight gradient    dW   c,u,v         o          n,i,j               X    dy
 // A block loads 8 or 16 terms of its rows and columns into shared memory, once for all of its
 // threads, and as many more into registers meanwhile. Where C is small, blocks share the terms out:
 // slices.
 
-// i / d for 0 <= i < 2^31, as a product and a shift: 2 instructions in place of some 20
+// i / d for 0 <= i < 2^31, as a product and shifts: 3 instructions in place of some 20
 struct Divisor {
-    unsigned d, shift, factor;
-    Divisor(int d) : d(d), shift(31) {
-        while (1ull << (shift - 31) < this->d) shift++;
-        factor = d ? (1ull << shift) / d + 1 : 0;
+    unsigned d, shift = 0, factor;
+    Divisor(int d) : d(d) {
+        while (1u << shift < this->d) shift++;
+        factor = d ? (1ull << (31 + shift)) / d + 1 : 0;
     }
-    __device__ int operator()(unsigned i) const { return (unsigned long long)i * factor >> shift; }
+    __device__ int operator()(unsigned i) const { return __umulhi(2 * i, factor) >> shift; }
 };
-// Where an index i = (x*P + y)*Q + z of rows or terms leads to: in memory, and in an image.
+// Where an index (n,i,j) of rows or terms leads to: in memory, and in an image. Neighbours are then
+// neighbours in memory. With row_first it counts (i,n,j): then all windows of a tile may leave the
+// image together, and such terms be skipped.
 struct Point {
     int offset, h, w;
 };
 struct Map {
-    Divisor P, Q;
-    int by_x, by_y, by_z, offset = 0;
-    int by_h = 0, h = 0, by_w = 0, w = 0;
+    Divisor P, Q; // i = (x*P + y)*Q + z
+    int by_x, by_y, by_z, offset, h_by_x, h_by_y, h, w_by_z, w;
+    Map(bool row_first, int images, int rows, int columns, int by_image, int by_row, int by_column,
+        int offset = 0, int by_h = 0, int h = 0, int by_w = 0, int w = 0)
+        : P(row_first ? images : rows), Q(columns), by_x(row_first ? by_row : by_image),
+          by_y(row_first ? by_image : by_row), by_z(by_column), offset(offset),
+          h_by_x(row_first ? by_h : 0), h_by_y(row_first ? 0 : by_h), h(h), w_by_z(by_w), w(w) {}
     __device__ Point operator()(int i) const {
         const int xy = Q(i), z = i - xy * Q.d, x = P(xy), y = xy - x * P.d;
-        return {x * by_x + y * by_y + z * by_z + offset, x * by_h + h, z * by_w + w};
+        return {x * by_x + y * by_y + z * by_z + offset, x * h_by_x + y * h_by_y + h,
+                z * w_by_z + w};
     }
 };
 // An element of A lies where its row's and its term's points add up to; outside of the image it
-// is 0.
+// is 0. One of the two is a window's corner, which may be outside, the other a tap (u,v) of it.
+constexpr int most_taps = 15; // in a row of them: more do not fit a mask
 struct Product {
     int M, N, K;
     Map A_row, A_term;
@@ -1808,144 +1817,339 @@ struct Product {
     int B_column; // from one column of B to the next
     Map C_row;
     int C_column;
-    int taps; // terms in a row of taps, x, if terms are taps; else 0
-    int sums; // 1: C gets one more row, the sums of B's columns, as if A had a row of ones
-    __host__ __device__ int rows() const { return M + sums; }
+    int taps; // terms in a row of taps, x, where rows of taps may be skipped; else 0
+    // 1: a weight gradient. Taps are rows, windows are terms; and C gets one more row, the sums of
+    // B's columns, as if A had a row of ones
+    int weights;
+    __host__ __device__ int rows() const { return M + weights; }
+    // A tap's mask has bit u and bit 16+v, a window's those of the taps that are outside: a common
+    // bit says that they do not meet. ~0 meets nothing.
+    __device__ unsigned mask(const Point &p, bool window) const {
+        if (!window) return 1u << p.h | 0x10000u << p.w;
+        return (outside(p.h, H) & 0x7fff) | outside(p.w, W) << 16 | 1u << 31;
+    }
+    __device__ static unsigned outside(int h, int H) { return ~ones(H - h) | ones(-h); }
+    __device__ static unsigned ones(int n) { return (1u << min(max(n, 0), most_taps)) - 1; }
 };
-// Where C goes. The row of sums, and what is added to each row, are one number a column.
+// Where C goes. The row of sums, and what is to be added to each row, are one number a column.
 struct ProductOut {
     Target C, sums;
     const float *bias;
-    __device__ void store(const Product &s, int m, int offset, int n, float sum) const {
-        if (m < s.M && C.data) C.store(offset + n * s.C_column, sum + (bias ? bias[n] : 0));
-        if (m == s.M && sums.data) sums.store(n, sum);
+    // Of row m the sums in columns n, as far as there are such. As Target::store does it, but what
+    // several numbers load is on its way at once.
+    template <int G>
+    __device__ void store(const Product &s, int m, int offset, const int (&n)[G],
+                          float (&sum)[G]) const {
+        const Target to = m < s.M ? C : sums;
+        if (!to.data) return;
+        const float least = to.relu ? 0 : -INFINITY;
+        int at[G];
+        UNROLL
+        for (int g = 0; g < G; g++) {
+            const int column = min(n[g], s.N - 1);
+            at[g] = m < s.M ? offset + column * s.C_column : column;
+        }
+        if (to.mask) {
+            UNROLL
+            for (int g = 0; g < G; g++) sum[g] = to.mask[at[g]] > 0 ? sum[g] : 0;
+        }
+        if (to.plus) {
+            UNROLL
+            for (int g = 0; g < G; g++) sum[g] += to.plus[at[g]];
+        }
+        UNROLL
+        for (int g = 0; g < G; g++)
+            if (n[g] < s.N) to.data[at[g]] = sum[g] < least ? least : sum[g];
     }
 };
 
-// A block: 16*tm rows, ty*tn columns, TK terms at a time; each of its 16*ty threads: tm x tn sums.
-// With several slices the sums go to partial[slice][n][m].
-template <int tm, int tn, int ty, int TK>
-__global__ void __launch_bounds__(16 * ty)
-    product_kernel(ProductOut out, float *partial, const float *A, const float *B, Product s) {
-    constexpr int TM = 16 * tm, TN = ty * tn, rows = TM / 32, own = TK / (ty / 2);
-    struct alignas(16) Term { // 4 more: neighbouring terms begin in different banks
-        float A[TM], B[TN + 4];
+// A block's tile of TM x TN sums: what of them a thread has, and how TK terms at a time lie in
+// shared memory. Threads of one slot have the same columns. Here a thread has tm x tn sums, of rows
+// in pairs: one load for two.
+template <int tm, int tn, int ty, int TK_> struct Fp32Tile {
+    static constexpr int TM = 16 * tm, TN = ty * tn, TK = TK_, threads = 16 * ty;
+    static constexpr int rows = tm, columns = tn, own = TK / (ty / 2), slots = ty;
+    struct alignas(16) Terms { // 4 more: neighbouring terms begin in different banks
+        float a[TK][TM + 4], b[TK][TN + 4];
+        __device__ float &A(int k, int m) { return a[k][m]; }
+        __device__ float &B(int k, int n) { return b[k][n]; }
+        template <int n> __device__ void set_A(int k, int m, const float (&x)[n]) {
+            UNROLL
+            for (int i = 0; i < n; i++) a[k + i][m] = x[i];
+        }
     };
-    __shared__ Term terms[2][TK];
-    __shared__ Point points[TM];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int column = threadIdx.x / 16, pair = threadIdx.x % 16;
-    const int m0 = blockIdx.x * TM, n0 = blockIdx.y * TN;
+    float sum[rows][columns] = {};
+    __device__ int row(int i) const { return 2 * (threadIdx.x % 16) + i % 2 + i / 2 * 32; }
+    __device__ int slot() const { return threadIdx.x / 16; }
+    __device__ static int column(int q, int slot) { return slot * tn + q; }
+    __device__ static float round(float x) { return x; }
+    __device__ void add(Terms &terms) {
+        UNROLL
+        for (int k = 0; k < TK; k++) {
+            float x[rows], y[columns];
+            UNROLL
+            for (int i = 0; i < rows; i++) x[i] = terms.A(k, row(i));
+            UNROLL
+            for (int q = 0; q < columns; q++) y[q] = terms.B(k, column(q, slot()));
+            UNROLL
+            for (int i = 0; i < rows; i++) {
+                UNROLL
+                for (int q = 0; q < columns; q++) sum[i][q] += x[i] * y[q];
+            }
+        }
+    }
+};
+// PRECISION=tf32: factors are rounded to TF32, 10 bits of mantissa; sums stay FP32. From SM 80 on,
+// tensor cores multiply. A warp has WM x WN sums, in tiles of 16 x 8 of which a thread has four.
+template <int TM_, int TN_, int WM, int WN, int TK_> struct Tf32Tile {
+    static constexpr int TM = TM_, TN = TN_, TK = TK_, warps = TM / WM * (TN / WN);
+    static constexpr int threads = 32 * warps, rows = WM / 8, columns = WN / 4;
+    static constexpr int own = TK / warps > 4 ? TK / warps : 4, slots = TN / WN * 4;
+    struct alignas(16) Terms { // 4 more: the 8 rows and 4 terms of a load are in different banks
+        float a[TM][TK + 4], b[TN][TK + 4];
+        __device__ float &A(int k, int m) { return a[m][k]; }
+        __device__ float &B(int k, int n) { return b[n][k]; }
+        template <int n> __device__ void set_A(int k, int m, const float (&x)[n]) {
+            if (n == 1) a[m][k] = round(x[0]);
+            UNROLL
+            for (int i = 0; i < n / 4; i++) // four in one store
+                ((float4 *)a[m])[k / 4 + i] = make_float4(round(x[4 * i]), round(x[4 * i + 1]),
+                                                          round(x[4 * i + 2]), round(x[4 * i + 3]));
+        }
+    };
+    float sum[rows][columns] = {};
+    __device__ int row(int i) const {
+        return threadIdx.x / 32 % (TM / WM) * WM + i * 8 + threadIdx.x % 32 / 4;
+    }
+    __device__ int slot() const { return threadIdx.x / 32 / (TM / WM) * 4 + threadIdx.x % 4; }
+    __device__ static int column(int q, int slot) {
+        return slot / 4 * WN + q / 2 * 8 + slot % 4 * 2 + q % 2;
+    }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    __device__ static float round(float x) {
+        unsigned bits;
+        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+        return __uint_as_float(bits);
+    }
+    __device__ void add(Terms &terms) {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4; // who has what of a tile: PTX ISA
+        UNROLL
+        for (int k = t; k < TK; k += 8) {
+            unsigned a[rows][2], b[WN / 8][2];
+            UNROLL
+            for (int i = 0; i < rows; i++) {
+                UNROLL
+                for (int j = 0; j < 2; j++) a[i][j] = __float_as_uint(terms.A(k + 4 * j, row(i)));
+            }
+            UNROLL
+            for (int q = 0; q < WN / 8; q++) {
+                UNROLL
+                for (int j = 0; j < 2; j++)
+                    b[q][j] = __float_as_uint(terms.B(k + 4 * j, column(2 * q, slot() - t) + g));
+            }
+            UNROLL
+            for (int i = 0; i < rows; i += 2) {
+                UNROLL
+                for (int q = 0; q < WN / 8; q++)
+                    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+                        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                        : "+f"(sum[i][2 * q]), "+f"(sum[i][2 * q + 1]), "+f"(sum[i + 1][2 * q]),
+                          "+f"(sum[i + 1][2 * q + 1])
+                        : "r"(a[i][0]), "r"(a[i + 1][0]), "r"(a[i][1]), "r"(a[i + 1][1]),
+                          "r"(b[q][0]), "r"(b[q][1]));
+            }
+        }
+    }
+#else
+    __device__ static float round(float x) { // to the nearest, ties away from 0
+        return std::isfinite(x) ? __uint_as_float((__float_as_uint(x) + 0x1000) & ~0x1fffu) : x;
+    }
+    __device__ void add(Terms &terms) {
+        for (int k = 0; k < TK; k++) {
+            UNROLL
+            for (int i = 0; i < rows; i++) {
+                const float x = terms.A(k, row(i));
+                UNROLL
+                for (int q = 0; q < columns; q++) sum[i][q] += x * terms.B(k, column(q, slot()));
+            }
+        }
+    }
+#endif
+};
 
+// The terms of this block: all, or a slice of them. Rows of taps in which every element of A is
+// outside are left out.
+struct Range {
+    int begin, end;
+};
+template <class Tile> __device__ __forceinline__ Range terms_of_block(const Product &s) {
+    const int m0 = blockIdx.x * Tile::TM, slice = blockIdx.z, slices = gridDim.z;
     int begin = 0, end = s.K;
-    if (s.taps) { // rows of taps in which every element of A is outside are left out
-        const int top = s.A_row(m0).h, bottom = s.A_row(min(m0 + TM, s.M) - 1).h;
+    if (s.taps) {
+        const int top = s.A_row(m0).h, bottom = s.A_row(min(m0 + Tile::TM, s.M) - 1).h;
         begin = max(0, -bottom) * s.taps;
         end = max(begin, min(end, (s.H - top) * s.taps));
     }
-    const int steps = (end - begin + TK - 1) / TK, slice = blockIdx.z, slices = gridDim.z;
-    end = min(end, begin + int((long long)steps * (slice + 1) / slices) * TK);
-    begin += int((long long)steps * slice / slices) * TK;
-
-    // What this thread loads: of A `own` terms, of rows 32 apart, neighbours of its warp's; of B
-    // one term, of every B_step-th column from B_first on.
-    constexpr int B_step = 16 * ty / TK, B_own = TN / B_step;
-    const int B_term = threadIdx.x % TK, B_first = threadIdx.x / TK;
-    for (int r = threadIdx.x; r < TM; r += 16 * ty) {
-        points[r] = s.A_row(min(m0 + r, s.M - 1));
-        if (m0 + r >= s.M) points[r].h = 1 << 29;
-    }
-    __syncthreads();
-    Point row[rows];
-    UNROLL
-    for (int r = 0; r < rows; r++) row[r] = points[lane + 32 * r];
-    float a[own][rows], b[B_own];
-    auto load = [&](int first) {
+    const int steps = (end - begin + Tile::TK - 1) / Tile::TK;
+    end = min(end, begin + int((long long)steps * (slice + 1) / slices) * Tile::TK);
+    begin += int((long long)steps * slice / slices) * Tile::TK;
+    return {begin, end};
+}
+// The sums go to C, or with several slices to partial[slice][n][m]: a few columns at a time through
+// shared memory, `staged`, so that a warp stores neighbours.
+template <class Tile>
+__device__ __forceinline__ void store_tile(const Tile &tile, float *staged, const ProductOut &out,
+                                           float *partial, const Product &s) {
+    constexpr int TM = Tile::TM;
+    constexpr int sweeps = TM > Tile::threads ? TM / Tile::threads : 1;  // over the rows
+    constexpr int at_once = Tile::threads > TM ? Tile::threads / TM : 1; // columns
+    constexpr int own_columns = Tile::slots / at_once;                   // of this thread
+    const int m0 = blockIdx.x * TM, n0 = blockIdx.y * Tile::TN;
+    const int slice = blockIdx.z, slices = gridDim.z;
+    float bias[Tile::columns] = {};
+    if (out.bias && slices == 1) {
         UNROLL
-        for (int i = 0; i < own; i++) {
-            const int k = first + warp * own + i;
-            Point term = s.A_term(k);
-            if (k >= end) term.h = 1 << 30;
+        for (int q = 0; q < Tile::columns; q++)
+            bias[q] = out.bias[min(n0 + Tile::column(q, tile.slot()), s.N - 1)];
+    }
+    int offset[sweeps];
+    UNROLL
+    for (int i = 0; i < sweeps; i++)
+        offset[i] = s.C_row(m0 + threadIdx.x % TM + i * Tile::threads).offset;
+    UNROLL
+    for (int q = 0; q < Tile::columns; q++) {
+        UNROLL
+        for (int i = 0; i < Tile::rows; i++)
+            staged[tile.slot() * (TM + 8) + tile.row(i)] = tile.sum[i][q] + bias[q];
+        __syncthreads();
+        UNROLL
+        for (int i = 0; i < sweeps; i++) {
+            const int r = threadIdx.x % TM + i * Tile::threads, m = m0 + r;
+            if (m >= s.rows()) break;
+            int n[own_columns];
+            float sum[own_columns];
             UNROLL
-            for (int r = 0; r < rows; r++) {
-                const unsigned h = row[r].h + term.h, w = row[r].w + term.w;
-                const bool inside = h < (unsigned)s.H && w < (unsigned)s.W;
-                const unsigned at = inside ? row[r].offset + term.offset : 0; // no branch
-                const float x = A[at];
-                a[i][r] = inside ? x : m0 + lane + 32 * r == s.M;
+            for (int g = 0; g < own_columns; g++) {
+                const int slot = threadIdx.x / TM + g * at_once;
+                n[g] = n0 + Tile::column(q, slot);
+                sum[g] = staged[slot * (TM + 8) + r];
+            }
+            if (slices == 1) out.store(s, m, offset[i], n, sum);
+            else {
+                UNROLL
+                for (int g = 0; g < own_columns; g++)
+                    if (n[g] < s.N) partial[(slice * s.N + n[g]) * s.rows() + m] = sum[g];
             }
         }
-        const int k = first + B_term, offset = s.B_term(k).offset;
-        UNROLL
-        for (int q = 0; q < B_own; q++) {
-            const int n = n0 + B_first + B_step * q;
-            const bool inside = k < end && n < s.N;
-            const unsigned at = inside ? offset + n * s.B_column : 0;
-            const float x = B[at];
-            b[q] = inside ? x : 0;
-        }
+        __syncthreads();
+    }
+}
+// Where a row or a term leads to in A, and the mask of what it does not meet
+struct alignas(8) Place {
+    int offset;
+    unsigned mask;
+};
+// A block: one tile of C, or a slice of its terms. A warp loads neighbouring rows of A, or
+// neighbouring terms, `by_terms`.
+template <class Tile, bool by_terms>
+__global__ void __launch_bounds__(Tile::threads)
+    product_kernel(ProductOut out, float *partial, const float *A, const float *B, Product s) {
+    constexpr int TM = Tile::TM, TN = Tile::TN, TK = Tile::TK;
+    __shared__ typename Tile::Terms terms[2];
+    constexpr int found = Tile::threads; // terms at once, one by each thread
+    __shared__ Place row_places[TM], term_places[2 * found];
+    __shared__ int B_offsets[2 * found]; // of the terms; -1: there is no such term
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int m0 = blockIdx.x * TM, n0 = blockIdx.y * TN;
+
+    const Range range = terms_of_block<Tile>(s);
+    const int begin = range.begin, end = range.end;
+
+    // What this thread loads: of B one term, of every B_step-th column from B_first on; of A the
+    // like, or `own` terms from A_term on, of rows 32 apart from A_first on.
+    constexpr int B_step = Tile::threads / TK, B_own = TN / B_step;
+    constexpr int own = by_terms ? 1 : Tile::own, parts = TK / own, A_step = by_terms ? B_step : 32;
+    constexpr int rows = TM * TK / own / Tile::threads;
+    const int B_term = threadIdx.x % TK, B_first = threadIdx.x / TK;
+    const int A_term = by_terms ? B_term : warp % parts * own;
+    const int A_first = by_terms ? B_first : warp / parts * 32 * rows + lane;
+    for (int r = threadIdx.x; r < TM; r += Tile::threads) {
+        const Point p = s.A_row(min(m0 + r, s.M - 1));
+        row_places[r] = {p.offset, m0 + r < s.M ? s.mask(p, !s.weights) : ~0u};
+    }
+    auto find_terms = [&](int first) {
+        const int k = first + threadIdx.x, at = (k - begin) % (2 * found);
+        const Point p = s.A_term(k);
+        term_places[at] = {p.offset, k < end ? s.mask(p, s.weights) : ~0u};
+        B_offsets[at] = k < end ? s.B_term(k).offset : -1;
     };
-    auto store = [&](int half) {
+    find_terms(begin);
+    find_terms(begin + found);
+    __syncthreads();
+    Place row[rows];
+    UNROLL
+    for (int r = 0; r < rows; r++) row[r] = row_places[A_first + A_step * r];
+    int columns[B_own]; // beyond the last one that again: nobody stores what comes of it
+    UNROLL
+    for (int q = 0; q < B_own; q++)
+        columns[q] = min(n0 + B_first + B_step * q, s.N - 1) * s.B_column;
+    float a[rows][own], b[B_own];
+    auto load = [&](int first) {
+        const int at = (first - begin) % (2 * found);
         UNROLL
         for (int i = 0; i < own; i++) {
+            const Place term = term_places[at + A_term + i];
             UNROLL
-            for (int r = 0; r < rows; r++) terms[half][warp * own + i].A[lane + 32 * r] = a[i][r];
+            for (int r = 0; r < rows; r++) {
+                const bool inside = !(row[r].mask & term.mask);
+                const unsigned from = inside ? row[r].offset + term.offset : 0; // no branch
+                const float x = A[from];
+                a[r][i] = inside ? x : m0 + A_first + A_step * r == s.M;
+            }
         }
+        const int offset = B_offsets[at + B_term];
         UNROLL
-        for (int q = 0; q < B_own; q++) terms[half][B_term].B[B_first + B_step * q] = b[q];
+        for (int q = 0; q < B_own; q++) {
+            const unsigned from = max(0, offset) + columns[q];
+            const float x = B[from];
+            b[q] = offset < 0 ? 0 : x;
+        }
+    };
+    auto store = [&](typename Tile::Terms &terms) {
+        UNROLL
+        for (int r = 0; r < rows; r++) terms.set_A(A_term, A_first + A_step * r, a[r]);
+        UNROLL
+        for (int q = 0; q < B_own; q++) terms.B(B_term, B_first + B_step * q) = Tile::round(b[q]);
     };
 
-    float sum[tm][tn] = {};
+    Tile tile;
     if (begin < end) {
         load(begin);
-        store(0);
+        store(terms[0]);
     }
     __syncthreads();
     for (int first = begin, half = 0; first < end; first += TK, half ^= 1) {
         if (first + TK < end) load(first + TK);
-        UNROLL
-        for (int k = 0; k < TK; k++) {
-            float x[tm], y[tn];
-            UNROLL
-            for (int i = 0; i < tm; i++) x[i] = terms[half][k].A[2 * pair + i % 2 + i / 2 * 32];
-            UNROLL
-            for (int q = 0; q < tn; q++) y[q] = terms[half][k].B[column * tn + q];
-            UNROLL
-            for (int i = 0; i < tm; i++) {
-                UNROLL
-                for (int q = 0; q < tn; q++) sum[i][q] += x[i] * y[q];
-            }
-        }
-        if (first + TK < end) store(half ^ 1);
+        tile.add(terms[half]);
+        if (first + TK < end) store(terms[half ^ 1]);
+        if (first > begin && (first - begin) % found == 0) find_terms(first + found);
         __syncthreads();
     }
-    UNROLL
-    for (int i = 0; i < tm; i++) {
-        const int m = m0 + 2 * pair + i % 2 + i / 2 * 32; // two neighbours: one load from A
-        if (m >= s.rows()) break;
-        const int offset = s.C_row(m).offset;
-        UNROLL
-        for (int q = 0; q < tn; q++) {
-            const int n = n0 + column * tn + q;
-            if (n >= s.N) break;
-            if (slices == 1) out.store(s, m, offset, n, sum[i][q]);
-            else partial[(slice * s.N + n) * s.rows() + m] = sum[i][q];
-        }
-    }
+    store_tile(tile, (float *)terms, out, partial, s);
 }
 // The sum of the slices, in their order. One thread an element of C.
 __global__ void product_sum_kernel(ProductOut out, const float *partial, int slices, Product s) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x, count = s.rows() * s.N;
     const int m = i % s.rows(), n = i / s.rows();
     if (i >= count) return;
-    float sum = 0;
+    float sum[1] = {out.bias ? out.bias[n] : 0};
     int slice = 0;
     for (; slice + 16 <= slices; slice += 16) { // 16 loads on their way at once
         UNROLL
-        for (int q = 0; q < 16; q++) sum += partial[(slice + q) * count + i];
+        for (int q = 0; q < 16; q++) sum[0] += partial[(slice + q) * count + i];
     }
-    for (; slice < slices; slice++) sum += partial[slice * count + i];
-    out.store(s, m, s.C_row(m).offset, n, sum);
+    for (; slice < slices; slice++) sum[0] += partial[slice * count + i];
+    out.store<1>(s, m, s.C_row(m).offset, {n}, sum);
 }
 
 // How many slices, of 128 terms or more, keep a large GPU busy to the end. A multiprocessor wants
@@ -1963,67 +2167,103 @@ static int product_slices(int tiles, int terms, int threads) {
     }
     return slices;
 }
-template <int tm, int tn, int ty, int TK = 16>
+template <class Tile, bool by_terms>
 static void product_tiles(const ProductOut &out, const float *A, const float *B, const Product &s,
                           Device device) {
-    dim3 grid(blocks(s.rows(), 16 * tm), blocks(s.N, ty * tn));
-    const int slices = product_slices(grid.x * grid.y, s.K, 16 * ty), n = s.rows() * s.N;
+    dim3 grid(blocks(s.rows(), Tile::TM), blocks(s.N, Tile::TN));
+    const int slices = product_slices(grid.x * grid.y, s.K, Tile::threads), n = s.rows() * s.N;
     grid.z = slices;
     const Tensor partial = empty({slices > 1 ? slices * n : 0}, device);
-    CHECK_LAUNCH(product_kernel<tm, tn, ty, TK>
-                 <<<grid, 16 * ty, 0, on(device)>>>(out, partial.ptr(), A, B, s));
+    CHECK_LAUNCH(product_kernel<Tile, by_terms>
+                 <<<grid, Tile::threads, 0, on(device)>>>(out, partial.ptr(), A, B, s));
     if (slices > 1)
         CHECK_LAUNCH(product_sum_kernel<<<blocks(n), threads, 0, on(device)>>>(out, partial.ptr(),
                                                                                slices, s));
 }
+// The tiles by the number of C's columns, small ones where large ones would not fill a GPU. Chosen
+// by counts: of instructions, and of lines of L1 and shared memory.
+struct Fp32 {
+    typedef Fp32Tile<2, 8, 4, 16> Small;
+    typedef Fp32Tile<16, 6, 4, 8> Columns24; // for sums that are not over after a few rounds
+    typedef Fp32Tile<8, 8, 4, 16> Columns32;
+    typedef Fp32Tile<16, 8, 8, 8> Columns64;
+    typedef Fp32Tile<8, 16, 8, 8> Columns128;
+};
+struct Tf32 {
+    typedef Tf32Tile<32, 32, 16, 32, 16> Small;
+    typedef Tf32Tile<128, 32, 64, 32, 16> Columns24, Columns32;
+    typedef Tf32Tile<256, 64, 64, 64, 8> Columns64;
+    typedef Tf32Tile<256, 128, 64, 64, 8> Columns128;
+};
+// A row of a weight gradient is one tap: its windows, the terms, are neighbours in memory.
+template <class In>
+static void product_in(const ProductOut &out, const float *A, const float *B, const Product &s,
+                       Device device) {
+    const int large = blocks(s.rows(), 128) * blocks(s.N, 64) * max(1, blocks(s.K, 128));
+    auto run = [&](auto tiles) { tiles(out, A, B, s, device); };
+    if (s.rows() <= 32 || large < 132) run(product_tiles<typename In::Small, true>);
+    else if (s.N <= 24 && s.K > 32) run(product_tiles<typename In::Columns24, false>);
+    else if (s.N <= 32) run(product_tiles<typename In::Columns32, false>);
+    else if (s.N <= 64 && s.weights) run(product_tiles<typename In::Columns64, true>);
+    else if (s.N <= 64) run(product_tiles<typename In::Columns64, false>);
+    else if (s.weights) run(product_tiles<typename In::Columns128, true>);
+    else run(product_tiles<typename In::Columns128, false>);
+}
 static void product(const ProductOut &out, const float *A, const float *B, const Product &s,
                     Device device) {
     if (s.rows() == 0 || s.N == 0) return;
-    const int large = blocks(s.rows(), 128) * blocks(s.N, 64) * max(1, blocks(s.K, 128));
-    if (s.rows() <= 32 || large < 132) product_tiles<2, 8, 4>(out, A, B, s, device);
-    else if (s.N <= 24) product_tiles<8, 6, 4>(out, A, B, s, device);
-    else if (s.N <= 32) product_tiles<8, 8, 4>(out, A, B, s, device);
-    else product_tiles<16, 8, 8, 8>(out, A, B, s, device);
+    const auto product_in = options.precision == "tf32" ? ::product_in<Tf32> : ::product_in<Fp32>;
+    product_in(out, A, B, s, device);
 }
 
-// The maps of the windows of X that y's elements (i,n,j) see, of the elements (u,c,v) of a window,
+// The maps of the windows of X that y's elements (n,i,j) see, of the elements (c,u,v) of a window,
 // and where either lies in y and in W
-static Map windows(const ConvShape &s) {
+static Map windows(const ConvShape &s, bool row_first) {
     const int S = s.stride, P = s.padding;
-    return {s.N, s.OW, S * s.W, s.C * s.H * s.W, S, -P * s.W - P, S, -P, S, -P};
+    return {row_first, s.N, s.OH, s.OW, s.C * s.H * s.W, S * s.W, S, -P * s.W - P, S, -P, S, -P};
 }
-static Map taps(const ConvShape &s) { return {s.C, s.K, s.W, s.H * s.W, 1, 0, 1, 0, 1, 0}; }
-static Map pixels(const ConvShape &s) { return {s.N, s.OW, s.OW, s.O * s.OH * s.OW, 1}; }
-static Map weights(const ConvShape &s) {
-    return {s.C, s.K, s.K * s.W_stride_k, s.K * s.K * s.W_stride_k, s.W_stride_k};
+static Map taps(const ConvShape &s, bool row_first) {
+    return {row_first, s.C, s.K, s.K, s.H * s.W, s.W, 1, 0, 1, 0, 1, 0};
 }
+static Map pixels(const ConvShape &s, bool row_first) {
+    return {row_first, s.N, s.OH, s.OW, s.O * s.OH * s.OW, s.OW, 1};
+}
+static Map weights(const ConvShape &s, bool row_first) {
+    const int sk = s.W_stride_k;
+    return {row_first, s.C, s.K, s.K, s.K * s.K * sk, s.K * sk, sk};
+}
+// Skipping terms pays where windows leave the image; tensor cores are fast enough not to skip.
+static bool skips(bool leave) { return leave && options.precision == "fp32"; }
 
 static void fast_forward(const Target &y, const Tensor &X, const Tensor &W, const Tensor &b,
                          const ConvShape &s) {
     const int out = s.OH * s.OW;
+    const bool skip = skips(s.padding > 0);
     products(s.products());
     product({y, {}, b.ptr()}, X.ptr(), W.ptr(),
-            {s.N * out, s.O, s.C * s.K * s.K, windows(s), taps(s), s.H, s.W, weights(s),
-             s.W_stride_o, pixels(s), out, s.C * s.K, 0},
+            {s.N * out, s.O, s.C * s.K * s.K, windows(s, skip), taps(s, skip), s.H, s.W,
+             weights(s, skip), s.W_stride_o, pixels(s, skip), out, skip ? s.C * s.K : 0, 0},
             X.device);
 }
 // With a stride, each phase is a product of its own: see tiled_backward_input.
 static void fast_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
                                 const ConvShape &s) {
-    const int S = s.stride, K = s.K, out = s.OH * s.OW, sk = s.W_stride_k;
+    const int S = s.stride, K = s.K, out = s.OH * s.OW, sk = s.W_stride_k, so = s.W_stride_o;
+    const bool skip = skips(K > 1);
     const Target dX = grad_of(X);
     for (int i = 0; i < min(S, s.H); i++)
         for (int j = 0; j < min(S, s.W); j++) {
             const Phase h = phase(i, s.H, 0, s), w = phase(j, s.W, 0, s);
             const int top = h.dy_begin, left = w.dy_begin, last = h.last_tap * K + w.last_tap;
-            const Map row = {s.N, w.count, s.OW, s.O * out, 1, top * s.OW + left, 1, top, 1, left};
-            const Map term = {s.O, w.taps, s.OW, out, 1, 0, 1, 0, 1, 0};
-            const Map turned = {s.O, w.taps, -S * K * sk, s.W_stride_o, -S * sk, last * sk};
-            const Map to = {s.N, w.count, S * s.W, s.C * s.H * s.W, S, i * s.W + j};
+            const Map row = {skip, s.N, h.count, w.count, s.O * out, s.OW, 1, top * s.OW + left,
+                             1,    top, 1,       left};
+            const Map term = {skip, s.O, h.taps, w.taps, out, s.OW, 1, 0, 1, 0, 1, 0};
+            const Map turned = {skip, s.O, h.taps, w.taps, so, -S * K * sk, -S * sk, last * sk};
+            const Map to = {skip, s.N, h.count, w.count, s.C * s.H * s.W, S * s.W, S, i * s.W + j};
             products(s.products() * h.taps * w.taps / (K * K));
             product({dX, {}, nullptr}, y.grad->ptr(), W.ptr(),
                     {s.N * h.count * w.count, s.C, s.O * h.taps * w.taps, row, term, s.OH, s.OW,
-                     turned, K * K * sk, to, s.H * s.W, s.O * w.taps, 0},
+                     turned, K * K * sk, to, s.H * s.W, skip ? s.O * w.taps : 0, 0},
                     X.device);
         }
 }
@@ -2032,8 +2272,8 @@ static void fast_backward_weights(const Tensor &X, const Tensor &W, const Tensor
     const int out = s.OH * s.OW;
     products(s.products());
     product({grad_of(W), grad_of(b), nullptr}, X.ptr(), y.grad->ptr(),
-            {s.C * s.K * s.K, s.O, s.N * out, taps(s), windows(s), s.H, s.W, pixels(s), out,
-             weights(s), s.W_stride_o, 0, 1},
+            {s.C * s.K * s.K, s.O, s.N * out, taps(s, false), windows(s, false), s.H, s.W,
+             pixels(s, false), out, weights(s, false), s.W_stride_o, 0, 1},
             X.device);
 }
 
@@ -2049,9 +2289,10 @@ static const Rung plain = {plain_forward, plain_backward_input, plain_backward_w
 
 static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tensor &b,
                    const ConvShape &s, std::vector<int> shape) {
-    const Rung rung = options.kernels == "plain"   ? plain
-                      : options.kernels == "tiled" ? tiled
-                                                   : fast;
+    const bool wide = s.K > most_taps; // too wide for the fast kernels' masks
+    const Rung rung = options.kernels == "plain"           ? plain
+                      : options.kernels == "tiled" || wide ? tiled
+                                                           : fast;
     Tensor y = output(op, {X, W, b}, shape);
     launch(y, [=](Target y) { rung.forward(y, X, W, b, s); });
     record(y, [=] {
@@ -3505,7 +3746,7 @@ static std::map<std::string, std::string> training_options() {
             {"limit", std::to_string(options.limit)},
             {"split", split},
             {"allreduce", options.allreduce},
-            {"kernels", options.kernels}};
+            {"kernels", options.kernels + (options.precision == "fp32" ? "" : " in tf32")}};
 }
 
 static std::filesystem::path save_folder() { // without links and a / at the end
@@ -3726,6 +3967,10 @@ static void check_slopes(const Tensor &X, const Tensor &y) {
     const std::vector<Tensor> p = get_params(params, gpu(0));
     backward(loss(net(x, p), labels));
     NoGrad guard;
+    struct InFp32 { // TF32 rounds away steps as small as these
+        std::string before = std::exchange(options.precision, "fp32");
+        ~InFp32() { options.precision = before; }
+    } in_fp32;
     auto mean_loss = [&] {
         const Flat losses = to_host(loss(net(x, p), labels));
         return std::accumulate(losses.begin(), losses.end(), 0.0) / n;
@@ -3799,6 +4044,7 @@ void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vec
     const Flat old = all_to_host(before);
     const Grads grads = gradients(device_params);
     float largest = 0; // difference of the gradients, in these units
+    const float rounding = options.precision == "tf32" ? 1e-2f : 1e-3f;
     for (int c = 0; c < own; c++) {
         std::vector<Tensor> after;
         std::vector<int> wrong, wrong_update;
@@ -3809,7 +4055,7 @@ void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vec
             const float off = std::fabs(got[j] - want[j]);
             update[j] = old[j] - now[j];
             right[j] = lr * got[j] / n;
-            if (!(off <= 1e-3f * unit[j])) wrong.push_back(j);
+            if (!(off <= rounding * unit[j])) wrong.push_back(j);
             else if (off > 0) largest = std::max(largest, off / unit[j]);
             if (!(std::fabs(update[j] - right[j]) <=
                   1e-5f * std::fabs(right[j]) + 1e-6f * std::fabs(old[j])))
@@ -4222,7 +4468,10 @@ static void bench_kernels() {
         int N, C, size, O, K, padding;
     };
     const int N = on_cpu ? 16 : 256;
-    const std::string wanted = options.kernels;
+    const Options wanted = options;
+    auto left_out = [&](const char *name, const std::string &a, const std::string &b) {
+        return wanted.given.count(name) && a != b;
+    };
     for (const Layer &l :
          {Layer{"lenet conv2", N, 20, 13, 50, 5, 0}, Layer{"resnet18 3x3", N, 64, 28, 64, 3, 1},
           Layer{"lenet dense1", N, 800, 1, 128, 1, 0}}) {
@@ -4231,16 +4480,20 @@ static void bench_kernels() {
         for (Tensor &t : inputs) attach_grad(t = copyto(t, gpu(0)));
         const double plane = std::pow(l.size + 2 * l.padding - l.K + 1, 2);
         const double flop = 6.0 * l.N * l.O * plane * l.C * l.K * l.K;
-        for (const char *kernels : {"plain", "tiled", "fast"}) {
-            if (options.given.count("kernels") && kernels != wanted) continue;
-            options.kernels = kernels;
+        for (const std::string by : {"plain", "tiled", "fast", "tf32"}) {
+            options.precision = by == "tf32" ? by : "fp32";
+            options.kernels = by == "tf32" ? "fast" : by;
+            if (left_out("kernels", options.kernels, wanted.kernels) ||
+                left_out("precision", options.precision, wanted.precision))
+                continue;
             const double us = 1e6 * time_calls(1, 0.1, 3, [&] {
                                   backward(conv2d(inputs[0], inputs[1], inputs[2], 1, l.padding));
                               });
-            bench_row("kernels,%s,%s,1,%d,,%.1f,%.1f,GFLOP/s", l.name, kernels, l.N, us,
+            bench_row("kernels,%s,%s,1,%d,,%.1f,%.1f,GFLOP/s", l.name, by.c_str(), l.N, us,
                       flop / us / 1e3);
         }
     }
+    options = wanted;
 }
 
 // allreduce of 8 equal tensors, 4 KB to 256 MB in all, by each algorithm (but rebind and yours), or
@@ -4886,6 +5139,8 @@ static const std::vector<Flag> flags = {
      yes(&options.overlap)},
     {"kernels", "NAME", "of the convolutions: fast, tiled, plain (tiled on a CPU, else fast)",
      one_of(&options.kernels, {"fast", "tiled", "plain"})},
+    {"precision", "NAME", "of what the fast kernels multiply: fp32, or tf32 on tensor cores (fp32)",
+     one_of(&options.precision, {"fp32", "tf32"})},
     {"no-first-check", nullptr, "do not compare the first step with that of one device",
      yes(&options.first_check, false)},
     {"no-replica-check", nullptr, "nor the devices' parameters after each epoch",
@@ -4962,6 +5217,10 @@ static void complete_options() {
         if (task && given(other)) error("--%s and --%s: one at a time", task, other);
         if (given(other)) task = other;
     }
+    if (options.precision == "tf32" && given("kernels") && options.kernels != "fast")
+        error("--precision tf32 is for the fast kernels: leave --kernels %s out",
+              options.kernels.c_str());
+    if (options.precision == "tf32") options.kernels = "fast";
     if (options.resume && options.save.empty())
         error("--resume goes on with the training that --save DIR names: give both");
     options.first_check = options.first_check && options.replica_check;
