@@ -1040,8 +1040,10 @@ constexpr bool on_cpu = false;
 #endif
 #if defined(__CUDACC__) || defined(__clang__)
 #define UNROLL _Pragma("unroll")
+#define UNROLL_GPU UNROLL
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_GPU // what keeps arrays in a GPU's registers would only cost g++ time
 #endif
 #if defined(__CUDACC__) || defined(MGPU_LANES)
 #define UNROLL_LANES UNROLL
@@ -1844,20 +1846,20 @@ struct ProductOut {
         if (!to.data) return;
         const float least = to.relu ? 0 : -INFINITY;
         int at[G];
-        UNROLL
+        UNROLL_GPU
         for (int g = 0; g < G; g++) {
             const int column = min(n[g], s.N - 1);
             at[g] = m < s.M ? offset + column * s.C_column : column;
         }
         if (to.mask) {
-            UNROLL
+            UNROLL_GPU
             for (int g = 0; g < G; g++) sum[g] = to.mask[at[g]] > 0 ? sum[g] : 0;
         }
         if (to.plus) {
-            UNROLL
+            UNROLL_GPU
             for (int g = 0; g < G; g++) sum[g] += to.plus[at[g]];
         }
-        UNROLL
+        UNROLL_GPU
         for (int g = 0; g < G; g++)
             if (n[g] < s.N) to.data[at[g]] = sum[g] < least ? least : sum[g];
     }
@@ -2008,27 +2010,27 @@ __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, cons
     const int slice = blockIdx.z, slices = gridDim.z;
     float bias[Tile::columns] = {};
     if (out.bias && slices == 1) {
-        UNROLL
+        UNROLL_GPU
         for (int q = 0; q < Tile::columns; q++)
             bias[q] = out.bias[min(n0 + Tile::column(q, tile.slot()), s.N - 1)];
     }
     int offset[sweeps];
-    UNROLL
+    UNROLL_GPU
     for (int i = 0; i < sweeps; i++)
         offset[i] = s.C_row(m0 + threadIdx.x % TM + i * Tile::threads).offset;
-    UNROLL
+    UNROLL_GPU
     for (int q = 0; q < Tile::columns; q++) {
-        UNROLL
+        UNROLL_GPU
         for (int i = 0; i < Tile::rows; i++)
             staged[tile.slot() * (TM + 8) + tile.row(i)] = tile.sum[i][q] + bias[q];
         __syncthreads();
-        UNROLL
+        UNROLL_GPU
         for (int i = 0; i < sweeps; i++) {
             const int r = threadIdx.x % TM + i * Tile::threads, m = m0 + r;
             if (m >= s.rows()) break;
             int n[own_columns];
             float sum[own_columns];
-            UNROLL
+            UNROLL_GPU
             for (int g = 0; g < own_columns; g++) {
                 const int slot = threadIdx.x / TM + g * at_once;
                 n[g] = n0 + Tile::column(q, slot);
@@ -2036,7 +2038,7 @@ __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, cons
             }
             if (slices == 1) out.store(s, m, offset[i], n, sum);
             else {
-                UNROLL
+                UNROLL_GPU
                 for (int g = 0; g < own_columns; g++)
                     if (n[g] < s.N) partial[(slice * s.N + n[g]) * s.rows() + m] = sum[g];
             }
@@ -2087,19 +2089,19 @@ __global__ void __launch_bounds__(Tile::threads)
     find_terms(begin + found);
     __syncthreads();
     Place row[rows];
-    UNROLL
+    UNROLL_GPU
     for (int r = 0; r < rows; r++) row[r] = row_places[A_first + A_step * r];
     int columns[B_own]; // beyond the last one that again: nobody stores what comes of it
-    UNROLL
+    UNROLL_GPU
     for (int q = 0; q < B_own; q++)
         columns[q] = min(n0 + B_first + B_step * q, s.N - 1) * s.B_column;
     float a[rows][own], b[B_own];
     auto load = [&](int first) {
         const int at = (first - begin) % (2 * found);
-        UNROLL
+        UNROLL_GPU
         for (int i = 0; i < own; i++) {
             const Place term = term_places[at + A_term + i];
-            UNROLL
+            UNROLL_GPU
             for (int r = 0; r < rows; r++) {
                 const bool inside = !(row[r].mask & term.mask);
                 const unsigned from = inside ? row[r].offset + term.offset : 0; // no branch
@@ -2108,7 +2110,7 @@ __global__ void __launch_bounds__(Tile::threads)
             }
         }
         const int offset = B_offsets[at + B_term];
-        UNROLL
+        UNROLL_GPU
         for (int q = 0; q < B_own; q++) {
             const unsigned from = max(0, offset) + columns[q];
             const float x = B[from];
@@ -2116,9 +2118,9 @@ __global__ void __launch_bounds__(Tile::threads)
         }
     };
     auto store = [&](typename Tile::Terms &terms) {
-        UNROLL
+        UNROLL_GPU
         for (int r = 0; r < rows; r++) terms.set_A(A_term, A_first + A_step * r, a[r]);
-        UNROLL
+        UNROLL_GPU
         for (int q = 0; q < B_own; q++) terms.B(B_term, B_first + B_step * q) = Tile::round(b[q]);
     };
 
@@ -2212,8 +2214,8 @@ static void product_in(const ProductOut &out, const float *A, const float *B, co
 static void product(const ProductOut &out, const float *A, const float *B, const Product &s,
                     Device device) {
     if (s.rows() == 0 || s.N == 0) return;
-    const auto product_in = options.precision == "tf32" ? ::product_in<Tf32> : ::product_in<Fp32>;
-    product_in(out, A, B, s, device);
+    if (options.precision == "tf32") product_in<Tf32>(out, A, B, s, device);
+    else product_in<Fp32>(out, A, B, s, device);
 }
 
 // The maps of the windows of X that y's elements (n,i,j) see, of the elements (c,u,v) of a window,
