@@ -72,10 +72,9 @@ MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && ech
 # (wide: AVX-512 where there is one, which compilers avoid on some processors that have it)
 wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 2>&1 && \
     echo -mprefer-vector-width=512)
-# (g++: -O1 compiles quickly; kernels get -O3 in cpu/cuda_runtime.h, -f is for what they inline)
+# (g++: -Og compiles quickly; kernels get -O3 in cpu/cuda_runtime.h)
 CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra \
-    $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed, \
-    -O1 -fstrict-aliasing -fexpensive-optimizations)
+    $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed,-Og)
 # MPICXX         MPI's compiler, for NODES
 MPICXX ?= mpicxx
 # WERROR         1 turns warnings into errors
@@ -260,10 +259,10 @@ nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS \
     -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Icpu
 # What make asan, make race and make lanes add to them
-flags_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+flags_asan := -Og -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 flags_race := -O1 -fsanitize=thread
 flags_lanes := -DMGPU_LANES
-flags_lanes_asan := $(flags_lanes) -O1 -fsanitize=address
+flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
 doctest = -I. -isystem $(dir $(DOCTEST)) # -I.: for plot/fabric.h
 
 build/gpu/mgpu: mgpu.cu build/gpu/flags
@@ -295,7 +294,7 @@ $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
 	$(CXX) $(cpu_flags) $(flags_$*) $(doctest) -x c++ $< -o $@
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
     build/cpu/runtime_tests.cu cpu/cuda_runtime.h $(DOCTEST) build/%/flags
-	$(CXX) $(cpu_flags) $(flags_$*) $(doctest) -x c++ $< -o $@
+	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(doctest) -x c++ $< -o $@
 
 build/simulate: plot/simulate.cc plot/fabric.h build/cpu/flags
 	$(CXX) -std=c++17 -O2 -Wall -Wextra $(if $(WERROR),-Werror) $< -o $@

@@ -1234,38 +1234,44 @@ struct ConvSizes {
     int OW() const { return (W + 2 * P - K) / S + 1; }
 };
 
-// A term of a convolution: y[n,o,i,j] has X[n,c,i*S+u-P,j*S+v-P] * W[o,c,u,v].
-// visit(index in y, in X, in W)
+// The terms of a convolution: y[n,o,i,j] has X[n,c,i*S+u-P,j*S+v-P] * W[o,c,u,v], where that is in
+// X. visit(index in y, first in X, first in W, count): those that differ in v alone
 template <class Visit> static void conv2d_terms(const ConvSizes &s, Visit visit) {
-    for (int n = 0; n < s.N; n++)
+    const int OH = s.OH(), OW = s.OW();
+    for (int n = 0, at = 0; n < s.N; n++)
         for (int o = 0; o < s.O; o++)
-            for (int i = 0; i < s.OH(); i++)
-                for (int j = 0; j < s.OW(); j++)
+            for (int i = 0; i < OH; i++)
+                for (int j = 0; j < OW; j++, at++)
                     for (int c = 0; c < s.C; c++)
-                        for (int u = 0; u < s.K; u++)
-                            for (int v = 0; v < s.K; v++) {
-                                const int h = i * s.S + u - s.P, w = j * s.S + v - s.P;
-                                if (h < 0 || h >= s.H || w < 0 || w >= s.W) continue;
-                                visit(((n * s.O + o) * s.OH() + i) * s.OW() + j,
-                                      ((n * s.C + c) * s.H + h) * s.W + w,
-                                      ((o * s.C + c) * s.K + u) * s.K + v);
-                            }
+                        for (int u = 0; u < s.K; u++) {
+                            const int h = i * s.S + u - s.P, w = j * s.S - s.P;
+                            const int first = std::max(0, -w), end = std::min(s.K, s.W - w);
+                            if (h >= 0 && h < s.H && first < end)
+                                visit(at, ((n * s.C + c) * s.H + h) * s.W + w + first,
+                                      ((o * s.C + c) * s.K + u) * s.K + first, end - first);
+                        }
 }
 static Doubles conv2d_reference(const Doubles &X, const Doubles &W, const Doubles &b,
                                 const ConvSizes &s) {
     const int plane = s.OH() * s.OW();
     Doubles y(s.N * s.O * plane);
     for (size_t i = 0; i < y.size(); i++) y[i] = b[i / plane % s.O];
-    conv2d_terms(s, [&](int at_y, int at_X, int at_W) { y[at_y] += X[at_X] * W[at_W]; });
+    conv2d_terms(s, [&](int at, int at_X, int at_W, int count) {
+        const double *x = &X[at_X], *w = &W[at_W];
+        double sum = 0;
+        for (int v = 0; v < count; v++) sum += x[v] * w[v];
+        y[at] += sum;
+    });
     return y;
 }
 static Arrays conv2d_gradients(const Doubles &X, const Doubles &W, const Doubles &dy,
                                const ConvSizes &s) {
     const int plane = s.OH() * s.OW();
     Doubles dX(X.size()), dW(W.size()), db(s.O);
-    conv2d_terms(s, [&](int at_y, int at_X, int at_W) {
-        dX[at_X] += dy[at_y] * W[at_W];
-        dW[at_W] += dy[at_y] * X[at_X];
+    conv2d_terms(s, [&](int at, int at_X, int at_W, int count) {
+        const double *x = &X[at_X], *w = &W[at_W], g = dy[at];
+        double *dx = &dX[at_X], *dw = &dW[at_W];
+        for (int v = 0; v < count; v++) dx[v] += g * w[v], dw[v] += g * x[v];
     });
     for (size_t i = 0; i < dy.size(); i++) db[i / plane % s.O] += dy[i];
     return {dX, dW, db};
@@ -1335,17 +1341,15 @@ TEST_CASE("conv2d: strides and padding") {
     };
     const size_t small = sizes.size();
     const ConvSizes large[] = {// ResNet-18's: a plane of fewer pixels than a tile, too
-                               {3, 1, 28, 28, 64, 3, 1, 1},
-                               {2, 64, 28, 28, 64, 3, 1, 1},
-                               {2, 64, 14, 14, 128, 3, 2, 1},
-                               {2, 64, 14, 14, 128, 1, 2, 0},
-                               {3, 256, 7, 7, 48, 3, 2, 1},
-                               {5, 128, 2, 2, 256, 3, 1, 1},
-                               // the fast kernels' large tiles
+                               {3, 1, 28, 28, 64, 3, 1, 1},   {2, 64, 28, 28, 64, 3, 1, 1},
+                               {2, 64, 14, 14, 128, 3, 2, 1}, {2, 64, 14, 14, 128, 1, 2, 0},
+                               {3, 256, 7, 7, 48, 3, 2, 1},   {5, 128, 2, 2, 256, 3, 1, 1}};
+    const ConvSizes tiles[] = {// the fast kernels' large tiles, which a CPU has not
                                {1, 256, 32, 32, 20, 3, 1, 1},
                                {1, 256, 32, 32, 28, 3, 1, 1},
                                {1, 256, 23, 23, 72, 3, 1, 1}};
     if (!small_only) sizes.insert(sizes.end(), std::begin(large), std::end(large));
+    if (!small_only && warp_size > 1) sizes.insert(sizes.end(), std::begin(tiles), std::end(tiles));
     // The plain kernels tell no tiles apart: one of the larger sizes is enough for them
     for (size_t i = 0; i < sizes.size(); i++) check_conv2d(sizes[i], i <= small);
     CHECK(conv2d(full({2, 3, 5, 8}, 0, gpu(0)), full({4, 3, 3, 3}, 0, gpu(0)), full({4}, 0, gpu(0)),

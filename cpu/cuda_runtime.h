@@ -103,14 +103,15 @@ extern "C" void AnnotateIgnoreSyncEnd(const char *file, int line);
 // ---------------------------------------------------------------------------------------------
 // 1. The language
 
-// A kernel is always fully optimized, so that the host's code, which is much more, need not be.
+// Kernels and what they call are always fully optimized, so that the host's code, which is much more,
+// need not be.
 #if defined(__clang__) || defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
 #define CUDA_CPU_OPTIMIZED
 #else
 #define CUDA_CPU_OPTIMIZED __attribute__((optimize("O3")))
 #endif
 #define __global__ inline CUDA_CPU_OPTIMIZED
-#define __device__
+#define __device__ CUDA_CPU_OPTIMIZED
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...) __attribute__((noinline))
