@@ -54,6 +54,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -1319,21 +1320,26 @@ __global__ void pool2d_backward_kernel(Target dX, const float *dy, const float *
     X += p * s.H * s.W;
     dy += p * s.OH * s.OW;
     auto window = [=](int i, int j) { return X + i * S * s.W + j * S; };
+    // Of a patch that is a window, a CPU's thread has all columns, a GPU's one: neighbours in memory
+    // have neighbouring threads.
+    constexpr int own = warp_size > 1 || !fixed ? 1 : fixed;
     for (int i = threadIdx.y; i * S < s.H; i += blockDim.y) {
-        int j = threadIdx.x;
-        if (fixed && i < s.OH) { // the patch is a window
+        int done = 0;
+        if (fixed && i < s.OH) {
+            done = s.OW;
             UNROLL_LANES
-            for (j = threadIdx.x; j < s.OW; j += blockDim.x) {
+            for (int at = threadIdx.x; at < s.OW * S / own; at += blockDim.x) {
+                const int j = at * own / S;
                 const int chosen = Window::choose(window(i, j), s.W, s.KH, KW);
                 const float g = dy[i * s.OW + j];
                 UNROLL
                 for (int u = 0; u < S; u++) UNROLL
-                for (int v = 0; v < S; v++)
+                for (int v = at * own % S, end = v + own; v < end; v++)
                     dX.store((i * S + u) * s.W + j * S + v,
                              Window::given(g, chosen, u * KW + v, n));
             }
         }
-        for (; j * S < s.W; j += blockDim.x)
+        for (int j = done + threadIdx.x; j * S < s.W; j += blockDim.x)
             for (int h = i * S; h < min(i * S + S, s.H); h++)
                 for (int w = j * S; w < min(j * S + S, s.W); w++) {
                     float sum = 0;
@@ -1355,14 +1361,18 @@ static Tensor pool2d(const char *op, const Tensor &X, int KH, int KW, int S) {
     const int N = X.shape[0], C = X.shape[1], H = X.shape[2], W = X.shape[3];
     const PoolShape s = {N * C, H, W, (H - KH) / S + 1, (W - KW) / S + 1, KH, KW, S};
     Tensor y = output(op, {X}, {N, C, s.OH, s.OW});
-    const int x = min(blocks(W, S), warp_size), z = min(blocks(H, S), threads / x);
-    const dim3 block(x, z, min(64, threads / (x * z)));
+    auto block_of = [=](int width) {
+        const int x = min(width, warp_size), rows = blocks(H, S);
+        const int z = blocks(rows, blocks(rows, threads / x)); // in as few rounds
+        return dim3(x, z, min(64, threads / (x * z)));
+    };
+    const dim3 block = block_of(blocks(W, S)), block_back = block_of(fixed ? W : blocks(W, S));
     CHECK_LAUNCH(pool2d_kernel<Window, fixed>
                  <<<blocks(s.P, block.z), block, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
     record(y, [=] {
         CHECK_LAUNCH(pool2d_backward_kernel<Window, fixed>
-                     <<<blocks(s.P, block.z), block, 0, on(X.device)>>>(grad_of(X), y.grad->ptr(),
-                                                                        X.ptr(), s));
+                     <<<blocks(s.P, block_back.z), block_back, 0, on(X.device)>>>(
+                         grad_of(X), y.grad->ptr(), X.ptr(), s));
     });
     return y;
 }
@@ -1550,6 +1560,33 @@ struct Correlation {
     int step, OH, OW;
     int begin, end; // rows of X outside of [begin, end) are zeros, and skipped
 };
+__device__ __forceinline__ void correlate_store(Target y, const float (&sum)[tile_m][tile_n],
+                                                int first, int o_begin, const float *b,
+                                                const Correlation &s) {
+    const int count = s.O - o_begin, plane = s.I * s.J, size = s.OH * s.OW;
+    float result[tile_m][tile_n]; // a copy: what variables index may lie in memory
+    UNROLL
+    for (int m = 0; m < tile_m; m++) {
+        UNROLL
+        for (int q = 0; q < tile_n; q += wide) (Wide &)result[m][q] = (const Wide &)sum[m][q];
+    }
+    UNROLL
+    for (int q = 0; q < tile_n; q++) {
+        const float bias = b && q < count ? b[o_begin + q] : 0;
+        UNROLL
+        for (int m = 0; m < tile_m; m++) result[m][q] += bias;
+    }
+    UNROLL
+    for (int m = 0; m < tile_m; m++) {
+        const int p = first + m * warp_size, n = p / plane, ij = p % plane;
+        if (p >= s.N * plane) break;
+        int out = (n * s.O + o_begin) * size; // of y[n,o,i*step,j*step]: no division if step is 1
+        out += s.step == 1 ? ij : (ij / s.J * s.OW + ij % s.J) * s.step;
+        UNROLL
+        for (int q = 0; q < tile_n; q++)
+            if (q < count) y.store(out + q * size, result[m][q]);
+    }
+}
 // Each thread: tile_m pixels (n,i,j), one warp's width apart, of tile_n channels o. `fixed` is V
 // where it is known, else 0.
 template <int fixed>
@@ -1590,29 +1627,7 @@ __global__ void __launch_bounds__(64)
         x += (s.H - s.U + left_out) * s.W;
         w += left_out * s.V * tile_n;
     }
-    const int count = s.O - o_begin;
-    float result[tile_m][tile_n]; // a copy: what variables index may lie in memory
-    UNROLL
-    for (int m = 0; m < tile_m; m++) {
-        UNROLL
-        for (int q = 0; q < tile_n; q += wide) (Wide &)result[m][q] = (Wide &)sum[m][q];
-    }
-    UNROLL
-    for (int q = 0; q < tile_n; q++) {
-        const float bias = b && q < count ? b[o_begin + q] : 0;
-        UNROLL
-        for (int m = 0; m < tile_m; m++) result[m][q] += bias;
-    }
-    UNROLL
-    for (int m = 0; m < tile_m; m++) {
-        const int p = first + m * warp_size, n = p / plane, ij = p % plane, size = s.OH * s.OW;
-        if (p >= pixels) break;
-        int out = (n * s.O + o_begin) * size; // of y[n,o,i*step,j*step]: no division if step is 1
-        out += s.step == 1 ? ij : (ij / s.J * s.OW + ij % s.J) * s.step;
-        UNROLL
-        for (int q = 0; q < tile_n; q++)
-            if (q < count) y.store(out + q * size, result[m][q]);
-    }
+    correlate_store(y, sum, first, o_begin, b, s);
 }
 static void correlate(Target y, const float *X, const Tensor &packed, const float *b,
                       const Correlation &s, double count) { // count: of products
@@ -2046,61 +2061,65 @@ __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, cons
         __syncthreads();
     }
 }
-// Where a row or a term leads to in A, and the mask of what it does not meet
+// Where rows and terms lead to in A, and the masks of what they do not meet; where terms lead to in
+// B. A ring: each thread finds one of `found` terms, twice as many are there.
 struct alignas(8) Place {
     int offset;
     unsigned mask;
 };
-// A block: one tile of C, or a slice of its terms. A warp loads neighbouring rows of A, or
-// neighbouring terms, `by_terms`.
-template <class Tile, bool by_terms>
-__global__ void __launch_bounds__(Tile::threads)
-    product_kernel(ProductOut out, float *partial, const float *A, const float *B, Product s) {
-    constexpr int TM = Tile::TM, TN = Tile::TN, TK = Tile::TK;
-    __shared__ typename Tile::Terms terms[2];
-    constexpr int found = Tile::threads; // terms at once, one by each thread
-    __shared__ Place row_places[TM], term_places[2 * found];
-    __shared__ int B_offsets[2 * found]; // of the terms; -1: there is no such term
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int m0 = blockIdx.x * TM, n0 = blockIdx.y * TN;
-
-    const Range range = terms_of_block<Tile>(s);
-    const int begin = range.begin, end = range.end;
-
-    // What this thread loads: of B one term, of every B_step-th column from B_first on; of A the
-    // like, or `own` terms from A_term on, of rows 32 apart from A_first on.
-    constexpr int B_step = Tile::threads / TK, B_own = TN / B_step;
-    constexpr int own = by_terms ? 1 : Tile::own, parts = TK / own, A_step = by_terms ? B_step : 32;
-    constexpr int rows = TM * TK / own / Tile::threads;
+template <class Tile> struct Places {
+    static constexpr int found = Tile::threads;
+    Place row[Tile::TM], term[2 * found];
+    int B[2 * found]; // -1: there is no such term
+};
+// What a thread loads: of B one term, of every B_step-th column from B_first on; of A the like,
+// `by_terms`: a warp loads neighbouring terms; or `own` terms from A_term on, of rows 32 apart from
+// A_first on: a warp loads neighbouring rows.
+template <class Tile, bool by_terms> struct Loader {
+    static constexpr int TK = Tile::TK, found = Places<Tile>::found;
+    static constexpr int B_step = Tile::threads / TK, B_own = Tile::TN / B_step;
+    static constexpr int own = by_terms ? 1 : Tile::own, A_step = by_terms ? B_step : 32;
+    static constexpr int parts = TK / own, rows = Tile::TM * TK / own / Tile::threads;
+    const int warp = threadIdx.x / 32, m0 = blockIdx.x * Tile::TM, n0 = blockIdx.y * Tile::TN;
     const int B_term = threadIdx.x % TK, B_first = threadIdx.x / TK;
     const int A_term = by_terms ? B_term : warp % parts * own;
-    const int A_first = by_terms ? B_first : warp / parts * 32 * rows + lane;
-    for (int r = threadIdx.x; r < TM; r += Tile::threads) {
-        const Point p = s.A_row(min(m0 + r, s.M - 1));
-        row_places[r] = {p.offset, m0 + r < s.M ? s.mask(p, !s.weights) : ~0u};
-    }
-    auto find_terms = [&](int first) {
-        const int k = first + threadIdx.x, at = (k - begin) % (2 * found);
-        const Point p = s.A_term(k);
-        term_places[at] = {p.offset, k < end ? s.mask(p, s.weights) : ~0u};
-        B_offsets[at] = k < end ? s.B_term(k).offset : -1;
-    };
-    find_terms(begin);
-    find_terms(begin + found);
-    __syncthreads();
+    const int A_first = by_terms ? B_first : warp / parts * 32 * rows + threadIdx.x % 32;
+    const float *const A, *const B;
+    const Product &s;
+    const Range range;
+    Places<Tile> &places;
     Place row[rows];
-    UNROLL_GPU
-    for (int r = 0; r < rows; r++) row[r] = row_places[A_first + A_step * r];
-    int columns[B_own]; // beyond the last one that again: nobody stores what comes of it
-    UNROLL_GPU
-    for (int q = 0; q < B_own; q++)
-        columns[q] = min(n0 + B_first + B_step * q, s.N - 1) * s.B_column;
+    int column[B_own];
     float a[rows][own], b[B_own];
-    auto load = [&](int first) {
-        const int at = (first - begin) % (2 * found);
+
+    __device__ __forceinline__ Loader(const float *A, const float *B, const Product &s, Range range,
+                                      Places<Tile> &places)
+        : A(A), B(B), s(s), range(range), places(places) {
+        for (int r = threadIdx.x; r < Tile::TM; r += Tile::threads) {
+            const Point p = s.A_row(min(m0 + r, s.M - 1));
+            places.row[r] = {p.offset, m0 + r < s.M ? s.mask(p, !s.weights) : ~0u};
+        }
+        find_terms(range.begin);
+        find_terms(range.begin + found);
+        __syncthreads();
+        UNROLL_GPU
+        for (int r = 0; r < rows; r++) row[r] = places.row[A_first + A_step * r];
+        UNROLL_GPU
+        for (int q = 0; q < B_own;
+             q++) // beyond the last that again: nobody stores what comes of it
+            column[q] = min(n0 + B_first + B_step * q, s.N - 1) * s.B_column;
+    }
+    __device__ __forceinline__ void find_terms(int first) {
+        const int k = first + threadIdx.x, at = (k - range.begin) % (2 * found);
+        const Point p = s.A_term(k);
+        places.term[at] = {p.offset, k < range.end ? s.mask(p, s.weights) : ~0u};
+        places.B[at] = k < range.end ? s.B_term(k).offset : -1;
+    }
+    __device__ __forceinline__ void load(int first) {
+        const int at = (first - range.begin) % (2 * found);
         UNROLL_GPU
         for (int i = 0; i < own; i++) {
-            const Place term = term_places[at + A_term + i];
+            const Place term = places.term[at + A_term + i];
             UNROLL_GPU
             for (int r = 0; r < rows; r++) {
                 const bool inside = !(row[r].mask & term.mask);
@@ -2109,49 +2128,67 @@ __global__ void __launch_bounds__(Tile::threads)
                 a[r][i] = inside ? x : m0 + A_first + A_step * r == s.M;
             }
         }
-        const int offset = B_offsets[at + B_term];
+        const int offset = places.B[at + B_term];
         UNROLL_GPU
         for (int q = 0; q < B_own; q++) {
-            const unsigned from = max(0, offset) + columns[q];
+            const unsigned from = max(0, offset) + column[q];
             const float x = B[from];
             b[q] = offset < 0 ? 0 : x;
         }
-    };
-    auto store = [&](typename Tile::Terms &terms) {
+    }
+    __device__ __forceinline__ void store(typename Tile::Terms &terms) const {
         UNROLL_GPU
         for (int r = 0; r < rows; r++) terms.set_A(A_term, A_first + A_step * r, a[r]);
         UNROLL_GPU
         for (int q = 0; q < B_own; q++) terms.B(B_term, B_first + B_step * q) = Tile::round(b[q]);
-    };
-
+    }
+};
+// A block: one tile of C, or a slice of its terms. The next terms are on their way to registers
+// while these are multiplied.
+template <class Tile, bool by_terms>
+__global__ void __launch_bounds__(Tile::threads)
+    product_kernel(ProductOut out, float *partial, const float *A, const float *B, Product s) {
+    constexpr int TK = Tile::TK, found = Places<Tile>::found;
+    __shared__ typename Tile::Terms terms[2];
+    __shared__ Places<Tile> places;
+    const Range range = terms_of_block<Tile>(s);
+    const int begin = range.begin, end = range.end;
+    Loader<Tile, by_terms> loader(A, B, s, range, places);
     Tile tile;
     if (begin < end) {
-        load(begin);
-        store(terms[0]);
+        loader.load(begin);
+        loader.store(terms[0]);
     }
     __syncthreads();
     for (int first = begin, half = 0; first < end; first += TK, half ^= 1) {
-        if (first + TK < end) load(first + TK);
+        if (first + TK < end) loader.load(first + TK);
         tile.add(terms[half]);
-        if (first + TK < end) store(terms[half ^ 1]);
-        if (first > begin && (first - begin) % found == 0) find_terms(first + found);
+        if (first + TK < end) loader.store(terms[half ^ 1]);
+        if (first > begin && (first - begin) % found == 0) loader.find_terms(first + found);
         __syncthreads();
     }
     store_tile(tile, (float *)terms, out, partial, s);
 }
-// The sum of the slices, in their order. One thread an element of C.
-__global__ void product_sum_kernel(ProductOut out, const float *partial, int slices, Product s) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x, count = s.rows() * s.N;
-    const int m = i % s.rows(), n = i / s.rows();
-    if (i >= count) return;
-    float sum[1] = {out.bias ? out.bias[n] : 0};
-    int slice = 0;
-    for (; slice + 16 <= slices; slice += 16) { // 16 loads on their way at once
+// The sum of the slices, in a fixed order. Of the threads of an element of C, blockDim.y, each adds
+// every blockDim.y-th slice.
+__global__ void product_sum_kernel(ProductOut out, const float *partial, int slices, Divisor rows,
+                                   Product s) {
+    __shared__ float sums[threads];
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, count = rows.d * s.N;
+    const int n = rows(i), m = i - n * rows.d, part = threadIdx.y, parts = blockDim.y;
+    float sum[1] = {part == 0 && out.bias && i < count ? out.bias[n] : 0};
+    int slice = i < count ? part : slices;
+    for (; slice + 15 * parts < slices; slice += 16 * parts) { // 16 loads on their way at once
         UNROLL
-        for (int q = 0; q < 16; q++) sum[0] += partial[(slice + q) * count + i];
+        for (int q = 0; q < 16; q++) sum[0] += partial[(slice + q * parts) * count + i];
     }
-    for (; slice < slices; slice++) sum[0] += partial[slice * count + i];
-    out.store<1>(s, m, s.C_row(m).offset, {n}, sum);
+    for (; slice < slices; slice += parts) sum[0] += partial[slice * count + i];
+    if (parts > 1) {
+        sums[part * blockDim.x + threadIdx.x] = sum[0];
+        __syncthreads();
+        for (int p = 1; p < parts && part == 0; p++) sum[0] += sums[p * blockDim.x + threadIdx.x];
+    }
+    if (part == 0 && i < count) out.store<1>(s, m, s.C_row(m).offset, {n}, sum);
 }
 
 // How many slices, of 128 terms or more, keep a large GPU busy to the end. A multiprocessor wants
@@ -2178,13 +2215,17 @@ static void product_tiles(const ProductOut &out, const float *A, const float *B,
     const Tensor partial = empty({slices > 1 ? slices * n : 0}, device);
     CHECK_LAUNCH(product_kernel<Tile, by_terms>
                  <<<grid, Tile::threads, 0, on(device)>>>(out, partial.ptr(), A, B, s));
+    const int parts = slices < 64 ? 1 : 16;
+    const dim3 block(threads / parts, parts);
     if (slices > 1)
-        CHECK_LAUNCH(product_sum_kernel<<<blocks(n), threads, 0, on(device)>>>(out, partial.ptr(),
-                                                                               slices, s));
+        CHECK_LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, on(device)>>>(
+            out, partial.ptr(), slices, s.rows(), s));
 }
 // The tiles by the number of C's columns, small ones where large ones would not fill a GPU. Chosen
-// by counts: of instructions, and of lines of L1 and shared memory.
+// by counts: of instructions, and of lines of L1 and shared memory. A CPU compiles one, for tests.
+#if defined(__CUDACC__) || defined(MGPU_LANES)
 struct Fp32 {
+    typedef Fp32Tile<2, 6, 4, 16> Small24;
     typedef Fp32Tile<2, 8, 4, 16> Small;
     typedef Fp32Tile<16, 6, 4, 8> Columns24; // for sums that are not over after a few rounds
     typedef Fp32Tile<8, 8, 4, 16> Columns32;
@@ -2192,18 +2233,29 @@ struct Fp32 {
     typedef Fp32Tile<8, 16, 8, 8> Columns128;
 };
 struct Tf32 {
-    typedef Tf32Tile<32, 32, 16, 32, 16> Small;
+    typedef Tf32Tile<32, 32, 16, 32, 16> Small24, Small;
     typedef Tf32Tile<128, 32, 64, 32, 16> Columns24, Columns32;
     typedef Tf32Tile<256, 64, 64, 64, 8> Columns64;
     typedef Tf32Tile<256, 128, 64, 64, 8> Columns128;
 };
-// A row of a weight gradient is one tap: its windows, the terms, are neighbours in memory.
+#else
+template <class Tile> struct One {
+    typedef Tile Small24, Small, Columns24, Columns32, Columns64, Columns128;
+};
+typedef One<Fp32Tile<8, 8, 4, 16>> Fp32;
+typedef One<Tf32Tile<32, 32, 16, 32, 16>> Tf32;
+#endif
+// A row of a weight gradient is one tap: its windows, the terms, are neighbours in memory; but of a
+// dense layer, whose windows are the samples, the rows are.
 template <class In>
 static void product_in(const ProductOut &out, const float *A, const float *B, const Product &s,
                        Device device) {
     const int large = blocks(s.rows(), 128) * blocks(s.N, 64) * max(1, blocks(s.K, 128));
     auto run = [&](auto tiles) { tiles(out, A, B, s, device); };
-    if (s.rows() <= 32 || large < 132) run(product_tiles<typename In::Small, true>);
+    const bool dense = s.H * s.W == 1, small = s.rows() <= 32 || large < 132;
+    if (small && s.weights && dense) run(product_tiles<typename In::Small, false>);
+    else if (small && s.N <= 24) run(product_tiles<typename In::Small24, true>);
+    else if (small) run(product_tiles<typename In::Small, true>);
     else if (s.N <= 24 && s.K > 32) run(product_tiles<typename In::Columns24, false>);
     else if (s.N <= 32) run(product_tiles<typename In::Columns32, false>);
     else if (s.N <= 64 && s.weights) run(product_tiles<typename In::Columns64, true>);
@@ -4024,6 +4076,53 @@ static std::pair<Flat, Flat> sum_of(const std::vector<Flat> &parts,
     return {sums, unit};
 }
 
+// The first minibatch and what one device makes of it
+struct FirstStep {
+    Tensor X, y;
+    float lr;
+    int k;                      // devices, of all nodes
+    std::vector<size_t> index;  // in params, of those that have a gradient
+    std::vector<Tensor> before; // these, before the step
+    Flat want, unit, old; // the gradient, what its differences are measured in, the parameters
+};
+// What device c of this node has made of its `samples`: its gradient and its parameters now. The
+// largest difference of the gradients, in units.
+static float check_device(const FirstStep &step, int c, const Flat &got, const Flat &now,
+                          int samples) {
+    const int n = step.X.shape[0];
+    const float rounding = options.precision == "tf32" ? 1e-2f : 1e-3f;
+    float largest = 0;
+    std::vector<int> wrong, wrong_update;
+    Flat update(got.size()), right(got.size());
+    for (size_t j = 0; j < got.size(); j++) {
+        const float off = std::fabs(got[j] - step.want[j]);
+        update[j] = step.old[j] - now[j];
+        right[j] = step.lr * got[j] / n;
+        if (!(off <= rounding * step.unit[j])) wrong.push_back(j);
+        else if (off > 0) largest = std::max(largest, off / step.unit[j]);
+        if (!(std::fabs(update[j] - right[j]) <=
+              1e-5f * std::fabs(right[j]) + 1e-6f * std::fabs(step.old[j])))
+            wrong_update.push_back(j);
+    }
+    auto where = [&](int j) { // W1[7] on gpu(1)
+        size_t i = 0;
+        for (; j >= size(step.before[i]); i++) j -= size(step.before[i]);
+        return param_names[step.index[i]] + "[" + std::to_string(j) + "] on " + str(gpu(c));
+    };
+    if (!wrong.empty())
+        error("the first minibatch: the gradient of %s is %.6g, on one device %.6g: %s",
+              where(wrong[0]).c_str(), got[wrong[0]], step.want[wrong[0]],
+              explain_gradient(got, wrong, gradients_of_shards(step.X, step.y, step.k),
+                               node * (step.k / nodes) + c)
+                  .c_str());
+    if (!wrong_update.empty())
+        error("the first minibatch: the update of %s is %.6g, not %.6g: %s",
+              where(wrong_update[0]).c_str(), update[wrong_update[0]], right[wrong_update[0]],
+              explain_update(dot(update, right, wrong_update) / dot(right, right, wrong_update), n,
+                             samples, step.lr)
+                  .c_str());
+    return largest;
+}
 // part_X, part_y: this node's part of the first minibatch; ls, device_params: what train_batch has
 // made of it and of `params`.
 void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vector<Tensor> &ls,
@@ -4031,54 +4130,27 @@ void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vec
     if (!options.first_check) return;
     const Tensor X = nodes > 1 ? whole_minibatch.first : part_X;
     const Tensor y = nodes > 1 ? whole_minibatch.second : part_y;
-    const int own = device_params.size(), k = nodes * own, n = X.shape[0]; // k: of all nodes
+    const int own = device_params.size(), k = nodes * own;
     check_losses(ls, part_X.shape[0]);
-    std::vector<size_t> index; // in params, of those that have a gradient
-    for (size_t i = 0; i < params.size(); i++)
-        if (params[i].requires_grad) index.push_back(i);
+    FirstStep step = {X, y, lr, k, {}, {}, {}, {}, {}};
+    for (size_t i = 0; i < params.size(); i++) {
+        if (!params[i].requires_grad) continue;
+        step.index.push_back(i);
+        step.before.push_back(params[i]);
+    }
     // Where there are buffers, batch norm sees each device's shard by itself
-    const bool alike = index.size() == params.size();
+    const bool alike = step.index.size() == params.size();
     const std::vector<Flat> parts =
         alike ? std::vector<Flat>{gradient_on_one(X, y)} : gradients_of_shards(X, y, k);
-    std::vector<Tensor> before;
-    for (size_t i : index) before.push_back(params[i]);
-    const auto [want, unit] = sum_of(parts, index);
-    const Flat old = all_to_host(before);
+    std::tie(step.want, step.unit) = sum_of(parts, step.index);
+    step.old = all_to_host(step.before);
     const Grads grads = gradients(device_params);
-    float largest = 0; // difference of the gradients, in these units
-    const float rounding = options.precision == "tf32" ? 1e-2f : 1e-3f;
+    float largest = 0;
     for (int c = 0; c < own; c++) {
         std::vector<Tensor> after;
-        std::vector<int> wrong, wrong_update;
-        for (size_t i : index) after.push_back(device_params[c][i]);
-        const Flat got = all_to_host(grads[c]), now = all_to_host(after);
-        Flat update(got.size()), right(got.size());
-        for (size_t j = 0; j < got.size(); j++) {
-            const float off = std::fabs(got[j] - want[j]);
-            update[j] = old[j] - now[j];
-            right[j] = lr * got[j] / n;
-            if (!(off <= rounding * unit[j])) wrong.push_back(j);
-            else if (off > 0) largest = std::max(largest, off / unit[j]);
-            if (!(std::fabs(update[j] - right[j]) <=
-                  1e-5f * std::fabs(right[j]) + 1e-6f * std::fabs(old[j])))
-                wrong_update.push_back(j);
-        }
-        auto where = [&](int j) { // W1[7] on gpu(1)
-            size_t i = 0;
-            for (; j >= size(before[i]); i++) j -= size(before[i]);
-            return param_names[index[i]] + "[" + std::to_string(j) + "] on " + str(gpu(c));
-        };
-        if (!wrong.empty())
-            error(
-                "the first minibatch: the gradient of %s is %.6g, on one device %.6g: %s",
-                where(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]],
-                explain_gradient(got, wrong, gradients_of_shards(X, y, k), node * own + c).c_str());
-        if (!wrong_update.empty())
-            error("the first minibatch: the update of %s is %.6g, not %.6g: %s",
-                  where(wrong_update[0]).c_str(), update[wrong_update[0]], right[wrong_update[0]],
-                  explain_update(dot(update, right, wrong_update) / dot(right, right, wrong_update),
-                                 n, size(ls[c]), lr)
-                      .c_str());
+        for (size_t i : step.index) after.push_back(device_params[c][i]);
+        largest = std::max(
+            largest, check_device(step, c, all_to_host(grads[c]), all_to_host(after), size(ls[c])));
     }
     if (alike) check_slopes(X, y);
     if (k == 1) printf("first minibatch: the update is right\n");
