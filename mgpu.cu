@@ -2176,13 +2176,15 @@ __global__ void product_sum_kernel(ProductOut out, const float *partial, int sli
     __shared__ float sums[threads];
     const int i = blockIdx.x * blockDim.x + threadIdx.x, count = rows.d * s.N;
     const int n = rows(i), m = i - n * rows.d, part = threadIdx.y, parts = blockDim.y;
+    const float *from = partial + part * count + i;
+    const int step = parts * count;
     float sum[1] = {part == 0 && out.bias && i < count ? out.bias[n] : 0};
     int slice = i < count ? part : slices;
-    for (; slice + 15 * parts < slices; slice += 16 * parts) { // 16 loads on their way at once
+    for (; slice + 15 * parts < slices; slice += 16 * parts, from += 16 * step) {
         UNROLL
-        for (int q = 0; q < 16; q++) sum[0] += partial[(slice + q * parts) * count + i];
+        for (int q = 0; q < 16; q++) sum[0] += from[q * step]; // 16 loads on their way at once
     }
-    for (; slice < slices; slice += parts) sum[0] += partial[slice * count + i];
+    for (; slice < slices; slice += parts, from += step) sum[0] += *from;
     if (parts > 1) {
         sums[part * blockDim.x + threadIdx.x] = sum[0];
         __syncthreads();
