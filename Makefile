@@ -82,18 +82,6 @@ MPICXX ?= mpicxx
 DOCTEST ?= $(firstword $(wildcard /usr/include/doctest/doctest.h \
     /usr/local/include/doctest/doctest.h) build/doctest/doctest.h)
 
-# A variable on the command line is one of these, or misspelt
-variables := $(shell sed -nE 's/^. ([A-Z_]+)  .*/\1/p' Makefile)
-typed := $(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v))
-misspelt := $(firstword $(filter-out $(variables) CC MAKE MAKEFLAGS SHELL,$(typed)))
-ifneq ($(and $(misspelt),$(filter 0,$(MAKELEVEL))),)
-  meant := $(shell printf '%s\n' $(variables) | awk -v typed=$(call quote,$(misspelt)) '{ \
-      rest = $$0; alone = 0; \
-      for (i = 1; i <= length(typed); i++) alone += !sub(toupper(substr(typed, i, 1)), "", rest); \
-      print alone + length(rest), $$0 }' | sort -n | sed 's/.* //; q')
-  $(error $(misspelt) is unknown: did you mean $(meant)? make help lists all)
-endif
-
 # ----- Which backend, and why ------------------------------------------------------------------
 
 has_nvcc = $(shell command -v $(firstword $(NVCC)) 2>/dev/null)
@@ -115,23 +103,6 @@ else
 endif
 
 dir := $(if $(filter cpu,$(firstword $(why))),build/cpu,build/gpu)
-# With NODES: how MPI starts the program. More processes than cores are allowed, and root.
-no_mpi = $(foreach x,mpirun $(MPICXX),$(if $(shell command -v $x),,no $x: NODES wants MPI, in \
-    Debian openmpi-bin and libopenmpi-dev))
-need_mpi = $(if $(strip $(no_mpi)),$(error $(strip $(no_mpi))))
-mpirun = mpirun $(if $(shell mpirun --version | grep 'Open MPI'),-q --oversubscribe --bind-to none \
-    $(if $(filter 0,$(shell id -u)),--allow-run-as-root))
-ifneq ($(value NODES)$(value HOSTS),)
-  $(need_mpi)
-  $(if $(filter $(or $(value NODES),1),$(shell seq 1024)),,\
-    $(error NODES=$(value NODES): a number of processes, 1 to 1024, is wanted))
-  start := $(mpirun) $(if $(value NODES),-n $(value NODES)) \
-      $(if $(value HOSTS),--hostfile $(call quote,$(value HOSTS)))
-  program := build/mpi/mgpu
-  why += with $(if $(value NODES),$(value NODES) processes) on \
-      $(or $(value HOSTS),$(shell nproc) cores)
-endif
-program := $(or $(program),$(dir)/mgpu)
 # The stand-in has tests of its own
 tests := $(dir)/tests $(if $(filter build/cpu,$(dir)),build/cpu/runtime_tests)
 
@@ -146,8 +117,12 @@ else ifeq ($(folder),data/mnist)
   dataset := build/mnist.ok
 endif
 
-.PHONY: all run test exercise bench summary trace profile scale nodes nodes_asan nodes_race race \
-    asan lanes sanitize plot sweep data clean help backend FORCE
+.DEFAULT_GOAL := all
+# Misspelt variables, several machines, sanitizers, orders of lanes
+include cpu/checks.mk
+program := $(or $(program),$(dir)/mgpu)
+
+.PHONY: all run test exercise bench summary trace profile scale plot sweep data clean help backend FORCE
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
@@ -178,63 +153,11 @@ scale: backend $(dir)/mgpu build/simulate  ## predict a step on 1 to 1024 device
 # What an exchange takes on other machines
 predict = sh plot/predict.sh $@ $(call quote,$(or $(value FABRIC),$(if $(filter scale,$@),pcie))) \
     $(call quote,$(value ALLREDUCE)) $(call quote,$(value GPUS))
-asan: build/asan/tests build/asan/runtime_tests $(dataset)  ## tests under AddressSanitizer, UBSan
-	@$(call run_tests,build/asan/tests build/asan/runtime_tests)
 
 summary: backend $(dir)/mgpu  ## the network's operators: shapes, parameters, FLOPs, memory
 	@$(dir)/mgpu --summary $(options)
-nodes: backend $(dir)/mgpu build/mpi/mgpu $(dataset)  ## tests of NODES on this machine (MPI)
-	@sh cpu/nodes.sh $(dir)/mgpu build/mpi/mgpu $(mpirun)
-# MPI's own leaks and locks are suppressed by name
-nodes_asan: build/mpi_asan/mgpu $(dataset)
-	@ASAN_OPTIONS=fast_unwind_on_malloc=0 LSAN_OPTIONS=suppressions=cpu/mpi.lsan:print_suppressions=0 \
-	    $(mpirun) -n 2 $< --gpus 2 --limit 90 --batch 40 --epochs 1 --overlap --log build/nodes_log
-nodes_race: build/mpi_race/mgpu $(dataset)
-	@TSAN_OPTIONS="exitcode=66 suppressions=cpu/mpi.tsan" $(mpirun) -n 2 $(setarch) $< --gpus 2 \
-	    --limit 6 --batch 4 --epochs 1 --no-first-check --overlap --log build/nodes_log
-
-# The kernel may spread addresses too widely for ThreadSanitizer: setarch -R turns that off
-tsan = TSAN_OPTIONS="halt_on_error=0 exitcode=66 $$TSAN_OPTIONS" $(setarch)
-setarch = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
-# With ALLREDUCE only what is about that one
-race_tests := $(if $(value ALLREDUCE),,build/race/tests build/race/runtime_tests)
-race: $(race_tests) build/race/mgpu $(dataset)  ## tests, exercise, training under ThreadSanitizer
-	@$(if $(race_tests),$(call run_tests,$(race_tests),$(tsan)))
-	@$(tsan) build/race/mgpu --exercise --gpus 3 $(options)
-	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 12 --epochs 1 --no-first-check \
-	    --log build/race/log $(options)
-
-# All but what trains for long or is not about kernels, in each order of warps and lanes; what is
-# about kernels alone under AddressSanitizer too
-lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
-lanes_asan_T := $(if $(filter command,$(origin T)),$(value T), \
-    -tc='conv*,linear*,*pool*,relu*,add*,batch_norm*,softmax*,allreduce*,train_batch: the same*')
-lanes: build/lanes_asan/tests
-lanes: build/lanes/tests build/cpu/runtime_tests $(dataset)  ## tests in a GPU's shape, lane by lane
-	@for order in $(or $(LANES),forwards backwards 1); do echo "CUDA_CPU_LANES=$$order" >&2; \
-	    ($(call run_tests,build/lanes/tests build/cpu/runtime_tests,env CUDA_CPU_LANES=$$order)) || \
-	    exit 1; done
-	@set -f; echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2; \
-	    CUDA_CPU_LANES=2 build/lanes_asan/tests $(lanes_asan_T) || [ $$? = 4 ]
-
-checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \
-    /usr/local/cuda/bin/compute-sanitizer))
-sanitize:  ## tests (but whole trainings), a short training under compute-sanitizer (GPU)
-	@$(if $(has_gpu),,echo 'make sanitize needs a GPU: none found' >&2; exit 1)
-	@$(if $(checker),,echo 'make sanitize needs compute-sanitizer (CUDA Toolkit)' >&2; exit 1)
-	@$(MAKE) --no-print-directory BACKEND=cuda build/gpu/mgpu build/gpu/tests $(dataset)
-	@set -f; $(checker) --error-exitcode 1 build/gpu/tests $(if $T,$(value T),-tce=program*,train*)
-	@set -e; for tool in memcheck racecheck initcheck synccheck; do \
-	    echo "compute-sanitizer --tool $$tool"; \
-	    $(checker) --tool $$tool --error-exitcode 1 build/gpu/mgpu --gpus 2 --batch 64 --limit 160 \
-	        --epochs 1 --log build/gpu/log.csv $(options); done
-
-plot: runs = $(or $(value RUNS),$(value LOG),build/log.csv)
 plot:  ## draw train loss and test accuracy of RUNS, in build/plot.svg, .png; else as text
-	@if command -v gnuplot >/dev/null; then \
-	    sh plot/draw.sh accuracy $(call quote,$(runs)) build/plot.svg && \
-	    sh plot/draw.sh accuracy $(call quote,$(runs)) build/plot.png; \
-	else set -f; sh plot/text.sh $(runs); fi
+	@sh plot/plot.sh $(call quote,$(or $(value RUNS),$(value LOG),build/log.csv))
 sweep: backend $(dir)/mgpu $(dataset)  ## test acc by learning rates and devices, BATCH for each
 	@sh plot/sweep.sh $(call quote,$(value SWEEP_GPUS)) $(call quote,$(value SWEEP_LR)) \
 	    $(call quote,$(value BATCH)) $(dir)/mgpu $(options)
@@ -243,10 +166,9 @@ clean:  ## remove build/ (data/ stays)
 	rm -rf build
 help:  ## this list
 	@echo 'make TARGET [NAME=value ...]'; echo
-	@sed -nE 's/^([a-z]+):.*  ## (.*)/\1\t\2/p' Makefile | expand -t 15; echo
-	@sed -nE 's/^# ([A-Z_]+  )/\1/p' Makefile
-backend:
-	@echo 'backend: $(why)' >&2
+	@sed -nE 's/^([a-z]+):.*  ## (.*)/\1\t\2/p' Makefile cpu/checks.mk | expand -t 15; echo
+	@sed -nE 's/^# ([A-Z_]+  )/\1/p' Makefile cpu/checks.mk
+backend: ; @echo 'backend: $(why)' >&2
 
 # ----- Compiling -------------------------------------------------------------------------------
 
@@ -258,11 +180,6 @@ nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS \
     -gencode arch=compute_$(oldest),code=compute_$(oldest) \
     -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Icpu
-# What make asan, make race and make lanes add to them
-flags_asan := -Og -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-flags_race := -O1 -fsanitize=thread
-flags_lanes := -DMGPU_LANES
-flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
 doctest = -I. -isystem $(dir $(DOCTEST)) # -I.: for plot/fabric.h
 
 build/gpu/mgpu: mgpu.cu build/gpu/flags
@@ -273,21 +190,6 @@ build/gpu/tests: tests.cu mgpu.cu plot/fabric.h plot/simulate.cc $(DOCTEST) buil
 build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
     build/cpu/mgpu.cu cpu/cuda_runtime.h build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) -x c++ $< -o $@
-# Of NODES, on the backend: nvcc's host compiler is MPI's, which calls g++
-export OMPI_CXX = $(CXX)
-export MPICH_CXX = $(CXX)
-mpi_gpu = $(NVCC) $(nvcc_flags) -ccbin $(MPICXX) -DMGPU_MPI
-mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) -DMGPU_MPI -x c++
-ifeq ($(dir),build/gpu)
-build/mpi/mgpu: mgpu.cu build/mpi/flags
-	$(need_mpi)$(mpi_gpu) $< -o $@
-else
-build/mpi/mgpu: build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi/flags
-	$(need_mpi)$(call mpi_cpu) $< -o $@
-endif
-build/mpi_asan/mgpu build/mpi_race/mgpu: build/mpi_%/mgpu: \
-    build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi_%/flags
-	$(need_mpi)$(call mpi_cpu,$*) $< -o $@
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
     build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h plot/fabric.h plot/simulate.cc \
     $(DOCTEST) build/%/flags
@@ -312,8 +214,6 @@ build/cpu/%.cu: cpu/to_cpp.sed
 # The flags of the last build, and the processor's name because of -march=native. The file is
 # rewritten only when they change, and what depends on it is then rebuilt.
 build/%/flags: flags = $(if $(filter gpu,$*),$(NVCC) $(nvcc_flags),$(CXX) $(cpu_flags) $(flags_$*))
-build/mpi/flags: flags = $(mpi_$(notdir $(dir)))
-build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi_cpu,$(*:mpi_%=%))
 build/%/flags: FORCE
 	@mkdir -p $(@D); { echo $(call quote,$(flags)); grep -m1 '^model name' /proc/cpuinfo; } >$@.new; \
 	cmp -s $@.new $@ && rm $@.new || mv $@.new $@
@@ -327,5 +227,4 @@ build/data.ok build/mnist.ok:
 # An archive that is not there is no error yet: the rule above brings it
 data/%.gz: ;
 
-build/doctest/doctest.h:
-	@sh data/fetch.sh doctest
+build/doctest/doctest.h: ; @sh data/fetch.sh doctest

@@ -1,6 +1,12 @@
 #!/bin/sh
-# sh plot/text.sh FILE.csv ...: test accuracy over epochs as text, where gnuplot is missing
-for log in "$@"; do
+# sh plot/plot.sh 'FILE.csv ...': train loss and test accuracy over epochs, in build/plot.svg and .png;
+# where gnuplot is missing, the accuracy as text
+set -f
+if command -v gnuplot >/dev/null; then
+    sh plot/draw.sh accuracy "$1" build/plot.svg && exec sh plot/draw.sh accuracy "$1" build/plot.png
+    exit 1
+fi
+for log in $1; do
     [ -r "$log" ] || { echo "no picture of $log: it cannot be read (make run)" >&2; exit 1; }
     awk -F, -v run="$log" -v width=60 -v height=20 '
         NR > 1 && NF >= 3 { acc[++n] = $3 }
