@@ -1272,23 +1272,35 @@ struct Mean {
     __device__ static float given(float g, int, int, int n) { return g / n; }
 };
 struct Max { // the first of several largest; NaN counts as larger than any number
+    // Without branches, which a CPU would often predict wrongly
     __device__ static int choose(const float *X, int W, int KH, int KW) {
         int best = 0;
         float largest = X[0];
+        bool nan = false; // was there one?
         for (int u = 0; u < KH; u++)
             for (int v = 0; v < KW; v++) {
                 const float x = X[u * W + v];
-                const bool larger = x > largest || (x != x && largest == largest);
-                best = larger ? u * KW + v : best;
-                largest = larger ? x : largest;
+                const bool larger = ((x > largest) | (x != x)) & !nan;
+                nan |= x != x;
+                best += (u * KW + v - best) * larger;
+                largest = x > largest ? x : largest;
             }
         return best;
     }
     __device__ static float value(const float *X, int W, int KH, int KW) {
-        const int best = choose(X, W, KH, KW);
-        return X[best / KW * W + best % KW];
+        float largest = X[0];
+        bool nan = false;
+        for (int u = 0; u < KH; u++)
+            for (int v = 0; v < KW; v++) {
+                const float x = X[u * W + v];
+                nan |= x != x;
+                largest = x > largest ? x : largest;
+            }
+        return nan ? NAN : largest;
     }
-    __device__ static float given(float g, int chosen, int at, int) { return chosen == at ? g : 0; }
+    __device__ static float given(float g, int chosen, int at, int) {
+        return __int_as_float(__float_as_int(g) & -(chosen == at)); // g or 0
+    }
 };
 struct PoolShape {
     int P, H, W, OH, OW, KH, KW, S; // P = N*C planes; OH = (H - KH)/S + 1, rounded down
@@ -1334,9 +1346,9 @@ __global__ void pool2d_backward_kernel(Target dX, const float *dy, const float *
                 const float g = dy[i * s.OW + j];
                 UNROLL
                 for (int u = 0; u < S; u++) UNROLL
-                for (int v = at * own % S, end = v + own; v < end; v++)
-                    dX.store((i * S + u) * s.W + j * S + v,
-                             Window::given(g, chosen, u * KW + v, n));
+                for (int v = 0; v < own; v++)
+                    dX.store((i * S + u) * s.W + at * own + v,
+                             Window::given(g, chosen, u * KW + (own > 1 ? v : at % S), n));
             }
         }
         for (int j = done + threadIdx.x; j * S < s.W; j += blockDim.x)
@@ -1363,7 +1375,7 @@ static Tensor pool2d(const char *op, const Tensor &X, int KH, int KW, int S) {
     Tensor y = output(op, {X}, {N, C, s.OH, s.OW});
     auto block_of = [=](int width) {
         const int x = min(width, warp_size), rows = blocks(H, S);
-        const int z = blocks(rows, blocks(rows, threads / x)); // in as few rounds
+        const int z = on_cpu ? 1 : blocks(rows, blocks(rows, threads / x)); // in as few rounds
         return dim3(x, z, min(64, threads / (x * z)));
     };
     const dim3 block = block_of(blocks(W, S)), block_back = block_of(fixed ? W : blocks(W, S));
