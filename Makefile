@@ -12,7 +12,7 @@
 # ALLREDUCE      sum by: naive, bucket, host, by_tensor, sharded, ring, tree, rebind, yours
 # OVERLAP        1 exchanges the last layers' gradients while the first layers' are still computed
 # KVSTORE        the lab's words for two of them: local (host), device (by_tensor)
-# KERNELS        kernels of the convolution: plain, the formula; tiled; fast, by default on a GPU
+# KERNELS        of convolutions and dense layers: plain, which fuses nothing; tiled; fast, on a GPU
 # PRECISION      of what the fast kernels multiply: fp32; tf32, on tensor cores
 # SPLIT          parts of a minibatch in this proportion, such as 3,1, for devices of unequal speed
 # EVALUATE_ALL   1 computes test accuracy on all devices instead of gpu(0) alone
@@ -27,7 +27,7 @@
 # SAVE           folder for the parameters after each epoch, as .npy files
 # RESUME         1 goes on where the training in SAVE stands
 # LOG            file for the epoch rows, by default build/log.csv
-# VERBOSE        1 prints the device memory that was used
+# VERBOSE        1 prints the device memory that was used and, with NODES, the messages sent
 # BENCH          what make bench times: step (of training), allreduce, kernels, or all
 # FABRIC         simulate nvlink, pcie, sockets, ethernet100, ethernet10, or '10,25': us, GB/s
 # STEP_MS        milliseconds of a step on one device, for make scale; by default it is measured
@@ -86,7 +86,6 @@ DOCTEST ?= $(firstword $(wildcard /usr/include/doctest/doctest.h \
 
 has_nvcc = $(shell command -v $(firstword $(NVCC)) 2>/dev/null)
 has_gpu = $(shell nvidia-smi -L 2>/dev/null | grep '^GPU')
-
 ifeq ($(BACKEND),cpu)
   why := cpu stand-in (BACKEND=cpu)
 else ifeq ($(BACKEND),cuda)
@@ -118,13 +117,10 @@ else ifeq ($(folder),data/mnist)
 endif
 
 .DEFAULT_GOAL := all
-# Misspelt variables, several machines, sanitizers, orders of lanes
-include cpu/checks.mk
-program := $(or $(program),$(dir)/mgpu)
+include cpu/checks.mk # misspelt variables, several machines, sanitizers, orders of lanes
 
 .PHONY: all run test exercise bench summary trace profile scale plot sweep data clean help backend FORCE
-.DELETE_ON_ERROR:
-.SUFFIXES:
+.DELETE_ON_ERROR .SUFFIXES:
 
 # Status 4 says that T matches no test case of a program: an error if it matches none at all
 run_tests = set -f; ran=; failed=; for tests in $1; do $2 $$tests $(value T); \
@@ -135,10 +131,13 @@ run: backend $(program) $(dataset)  ## train: make run GPUS=2 BATCH=256 LR=0.2 E
 	@$(start) $(program) $(options)
 test: backend $(tests) $(dataset)  ## run the tests: make test T='-tc=allreduce*'
 	@$(call run_tests,$(tests))
+exercise bench scale: with_value := $(filter-out KVSTORE,$(with_value)) # it becomes ALLREDUCE
+exercise bench scale: ALLREDUCE := $(or $(value ALLREDUCE),$(patsubst local,host,$(patsubst \
+    device,by_tensor,$(value KVSTORE))))
 exercise: backend $(program) build/simulate  ## judge your allreduce, or ALLREDUCE=name
 	@$(start) $(program) --exercise $(options)
 	@$(if $(start),,$(predict) $(dir)/mgpu $(options))
-bench: backend $(dir)/mgpu build/simulate  ## time BENCH, into build/bench.csv; with FABRIC there
+bench: backend $(dir)/mgpu build/simulate  ## time BENCH: build/bench.csv; allreduce on FABRIC: .svg
 	@$(if $(value FABRIC),$(predict) $(dir)/mgpu $(options),\
 	    $(dir)/mgpu --bench=$(call quote,$(or $(value BENCH),all)) $(options))
 trace: backend $(dir)/mgpu build/simulate  ## three steps, what ran when: build/trace.json, .svg
@@ -148,15 +147,16 @@ trace: backend $(dir)/mgpu build/simulate  ## three steps, what ran when: build/
 	@sh plot/draw.sh trace build/trace.dat build/trace.svg || true
 profile: backend $(dir)/mgpu  ## where the time of a step goes: kernels and copies of each device
 	@$(dir)/mgpu --profile $(options)
+scale: with_value := $(filter-out KVSTORE SPLIT GPUS,$(with_value))
+scale: word_if_1 := $(filter-out OVERLAP,$(word_if_1)) # without it and with it
 scale: backend $(dir)/mgpu build/simulate  ## predict a step on 1 to 1024 devices, on FABRIC
 	@STEP_MS=$(call quote,$(value STEP_MS)) $(predict) $(dir)/mgpu $(options)
 # What an exchange takes on other machines
 predict = sh plot/predict.sh $@ $(call quote,$(or $(value FABRIC),$(if $(filter scale,$@),pcie))) \
     $(call quote,$(value ALLREDUCE)) $(call quote,$(value GPUS))
-
 summary: backend $(dir)/mgpu  ## the network's operators: shapes, parameters, FLOPs, memory
 	@$(dir)/mgpu --summary $(options)
-plot:  ## draw train loss and test accuracy of RUNS, in build/plot.svg, .png; else as text
+plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or test acc as text
 	@sh plot/plot.sh $(call quote,$(or $(value RUNS),$(value LOG),build/log.csv))
 sweep: backend $(dir)/mgpu $(dataset)  ## test acc by learning rates and devices, BATCH for each
 	@sh plot/sweep.sh $(call quote,$(value SWEEP_GPUS)) $(call quote,$(value SWEEP_LR)) \

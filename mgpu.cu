@@ -34,6 +34,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <cmath>
 #include <csignal>
 #include <cstdarg>
@@ -85,10 +86,10 @@ struct Tensor {
     std::shared_ptr<float> data;  // size(t) floats in the memory of `device`
     std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
     bool requires_grad = true;    // of a parameter; false: a buffer (a running statistic)
-    float *ptr() const;           // data: written, or to be written by what is enqueued now
+    float *ptr() const;           // data; enqueues the launch first that is still to write it
 
-    // Autograd's (section 9). Of a gradient: the backward pass that wrote it last, the event behind
-    // that write, whether it shares its memory with another
+    // Autograd's (section 9). Of a gradient: the backward pass that wrote it last, the event recorded
+    // after that write, whether another gradient has the same memory
     unsigned written = 0;
     std::shared_ptr<struct Event> complete = nullptr;
     bool shared = false;
@@ -320,7 +321,7 @@ void backward(const Tensor &l); // the gradient of sum(l), for all that l depend
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 Device try_gpu(int i); // gpu(i), or an error if there are fewer devices
 
-extern const char *const usual_kernels; // of the convolutions, on this machine (section 8)
+extern const char *const usual_kernels; // on this machine (section 8)
 // The command line (section 16). What is not given there, the model's chapter decides (section 10).
 struct Options {
     int gpus = 1, batch = 256, epochs = 10; // batch: samples over all devices
@@ -434,9 +435,6 @@ std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y,
 // As in the tutorial, but that the host does not wait for each minibatch: it enqueues a whole epoch
 // and then waits for the devices once.
 void train(int num_gpus, int batch_size, float lr) {
-    if (batch_size < num_gpus)
-        error("batch %d cannot be split over %d devices: use BATCH >= %d", batch_size, num_gpus,
-              num_gpus);
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
     std::vector<Device> devices;
     for (int i = 0; i < num_gpus; i++) devices.push_back(try_gpu(i));
@@ -975,7 +973,7 @@ __global__ void relu_backward_kernel(Target dX, const float *dy, const float *X,
 Tensor relu(const Tensor &X) {
     Tensor y = output("relu", {X}, X.shape);
     const int n = size(X);
-    if (fused()) return fused_relu(X, y); // not in an operator of your own
+    if (fused()) return fused_relu(X, y); // an operator of your own leaves this out
     CHECK_LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
     record(y, [=] {
         CHECK_LAUNCH(relu_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
@@ -1322,7 +1320,8 @@ __global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
 }
 // dX[h,w] = or += the sum of what the windows that hold (h,w) give it; past the last window, 0
 //   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)
-// One thread an S x S patch of dX, from (i*S,j*S) on: every element gets its value, zeros too.
+// One thread an S x S patch of dX, from (i*S,j*S) on; with `fixed` on a GPU a column of it. Every
+// element is written, zeros too.
 template <class Window, int fixed>
 __global__ void pool2d_backward_kernel(Target dX, const float *dy, const float *X, PoolShape s) {
     if (fixed) s.KH = s.KW = s.S = fixed;
@@ -1375,7 +1374,7 @@ static Tensor pool2d(const char *op, const Tensor &X, int KH, int KW, int S) {
     Tensor y = output(op, {X}, {N, C, s.OH, s.OW});
     auto block_of = [=](int width) {
         const int x = min(width, warp_size), rows = blocks(H, S);
-        const int z = on_cpu ? 1 : blocks(rows, blocks(rows, threads / x)); // in as few rounds
+        const int z = on_cpu ? 1 : blocks(rows, blocks(rows, threads / x)); // for as few rounds
         return dim3(x, z, min(64, threads / (x * z)));
     };
     const dim3 block = block_of(blocks(W, S)), block_back = block_of(fixed ? W : blocks(W, S));
@@ -1802,9 +1801,9 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
 //   forward            y    n,i,j         o          c,u,v               X    W
 //   input gradient     dX   n,h,w         c          o,u,v               dy   W
 //   weight gradient    dW   c,u,v         o          n,i,j               X    dy
-// A block loads 8 or 16 terms of its rows and columns into shared memory, once for all of its
-// threads, and as many more into registers meanwhile. Where C is small, blocks share the terms out:
-// slices.
+// A block loads 8 or 16 terms of its rows and columns into shared memory, for all of its threads, and
+// the next ones into registers meanwhile: double buffering. Where C is small, several blocks divide
+// the terms of a sum among them, in slices: split-K.
 
 // i / d for 0 <= i < 2^31, as a product and shifts: 3 instructions in place of some 20
 struct Divisor {
@@ -1815,9 +1814,9 @@ struct Divisor {
     }
     __device__ int operator()(unsigned i) const { return __umulhi(2 * i, factor) >> shift; }
 };
-// Where an index (n,i,j) of rows or terms leads to: in memory, and in an image. Neighbours are then
-// neighbours in memory. With row_first it counts (i,n,j): then all windows of a tile may leave the
-// image together, and such terms be skipped.
+// Where an index (n,i,j) of rows or terms leads to: in memory, and in an image. With row_first the
+// order is (i,n,j): the windows of a tile then leave the image together, and their terms can be
+// skipped.
 struct Point {
     int offset, h, w;
 };
@@ -1961,7 +1960,7 @@ template <int TM_, int TN_, int WM, int WN, int TK_> struct Tf32Tile {
         return __uint_as_float(bits);
     }
     __device__ void add(Terms &terms) {
-        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4; // who has what of a tile: PTX ISA
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4; // fragments: PTX ISA
         UNROLL
         for (int k = t; k < TK; k += 8) {
             unsigned a[rows][2], b[WN / 8][2];
@@ -2600,9 +2599,7 @@ Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int
     Tensor y = empty(shape, inputs[0].device);
     for (const Tensor &X : inputs) {
         if (!recording || !X.grad) continue;
-        y.grad = std::make_shared<Tensor>();
-        y.grad->device = y.device;
-        y.grad->shape = y.shape;
+        y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape, nullptr, nullptr});
     }
     if (calls) calls->push_back({op, inputs, y});
     return y;
@@ -2632,11 +2629,11 @@ Target grad_of(const Tensor &X) {
 // kernel before them, as its epilogue. For that, the last launch of a device waits: a launch that
 // comes next may join it, anything else that is enqueued on the device sends it off first. So the
 // order of all work is that of the program. What a joined launch leaves out, such as lenet's
-// h1_conv, is computed if somebody asks for it.
+// h1_conv, is computed if somebody asks for it: before what it is computed from is overwritten.
 
 struct Launch {
     std::function<void(Target)> kernel; // null once it is enqueued
-    Target to;         // memory that is freed now is written by others later: after this launch
+    Target to;         // memory that is freed now is written by others after this launch only
     int n;             // numbers that it writes
     int left_out = -1; // the updates of parameters before another launch took its place
 };
@@ -2665,10 +2662,11 @@ void launch(Tensor &y, std::function<void(Target y)> kernel) {
 }
 bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
     auto &last = waiting(X.device);
-    if (!X.by || X.by != last || last->to.relu) return false;
+    if (!X.by || X.by != last || last->to.relu || last->n != size(X)) return false;
     const float *addend = plus ? plus->ptr() : nullptr; // it may be what waits
     if (!last || (plus && last->to.plus)) return false;
     auto next = std::make_shared<Launch>(*last);
+    if (plus) next->kernel = [run = last->kernel, kept = *plus](Target y) { (void)kept, run(y); };
     next->to.data = y.data.get();
     if (plus) next->to.plus = addend;
     else next->to.relu = 1;
@@ -3068,7 +3066,7 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
 }
 
 // --- streams
-static int comm = 0; // 1 while a CommStreams exists: the index of Gpu::streams
+static int comm = 0; // 1 while a CommStreams(true) exists: the index of Gpu::streams
 CommStreams::CommStreams(bool use) {
     for (size_t c = 0; c < gpus.size(); c++) stream(gpu(c)); // what waits belongs to the other
     comm = use;
@@ -3140,7 +3138,7 @@ static void count_message(Device src, Device dst, size_t bytes, Stream &carrier)
 }
 
 // --- devices
-static std::mt19937 rng; // seeded by main
+static std::mt19937 rng; // seeded by run_program
 template <class Distribution>
 static Tensor random(std::vector<int> shape, Distribution distribution) {
     Tensor t = empty(std::move(shape), cpu());
@@ -3285,8 +3283,10 @@ static std::shared_ptr<float> allocate(int n, Device device) {
 }
 
 int size(const Tensor &t) {
-    int n = 1;
-    for (int s : t.shape) n *= s;
+    long n = 1;
+    for (int s : t.shape)
+        if ((n *= s) > INT_MAX)
+            error("%s: too many numbers, use a smaller BATCH", str(t.shape).c_str());
     return n;
 }
 Tensor empty(std::vector<int> shape, Device device) {
@@ -3348,6 +3348,12 @@ std::vector<float> to_host(const Tensor &t) {
     const Tensor host = copyto(t, cpu());
     return std::vector<float>(host.ptr(), host.ptr() + size(t));
 }
+static std::vector<Tensor> trained(const std::vector<Tensor> &params) { // those with a gradient
+    std::vector<Tensor> list;
+    for (const Tensor &p : params)
+        if (p.requires_grad) list.push_back(p);
+    return list;
+}
 static std::vector<float> all_to_host(const std::vector<Tensor> &list) { // one after another
     std::vector<float> all;
     for (const Tensor &t : list)
@@ -3398,8 +3404,8 @@ void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
 
 // ---------------------------------------------------------------------------------------------
 // 12. Data, timing, output
-// What d2l lends the tutorial: the data set and its minibatches, test accuracy, the stopwatch, the
-// plot; and the files that a run reads and writes.
+// What d2l lends the tutorial: the data set and its minibatches, the stopwatch, the plot; and the
+// files that a run reads and writes.
 
 // As NumPy prints an array: each number with as few digits as tell it from its neighbours, at most
 // 8 after the point, and the points of all of them below each other.
@@ -3439,7 +3445,7 @@ struct DataSet {
     std::vector<uint8_t> images, labels;
 };
 static DataSet train_set, test_set;               // main reads them before anything starts
-Position resumed;                                 // and this
+Position resumed;                                 // set by resume()
 static std::pair<Tensor, Tensor> whole_minibatch; // the last one: X, y for all nodes
 
 // Unpack a .gz file in the IDX format of http://yann.lecun.com/exdb/mnist: two zeros, 8 for bytes,
@@ -4035,10 +4041,8 @@ static void check_slopes(const Tensor &X, const Tensor &y) {
     const std::vector<Tensor> p = get_params(params, gpu(0));
     backward(loss(net(x, p), labels));
     NoGrad guard;
-    struct InFp32 { // TF32 rounds away steps as small as these
-        std::string before = std::exchange(options.precision, "fp32");
-        ~InFp32() { options.precision = before; }
-    } in_fp32;
+    const std::string precision =
+        std::exchange(options.precision, "fp32"); // TF32: rounds steps away
     auto mean_loss = [&] {
         const Flat losses = to_host(loss(net(x, p), labels));
         return std::accumulate(losses.begin(), losses.end(), 0.0) / n;
@@ -4094,10 +4098,9 @@ static std::pair<Flat, Flat> sum_of(const std::vector<Flat> &parts,
 struct FirstStep {
     Tensor X, y;
     float lr;
-    int k;                      // devices, of all nodes
-    std::vector<size_t> index;  // in params, of those that have a gradient
-    std::vector<Tensor> before; // these, before the step
-    Flat want, unit, old; // the gradient, what its differences are measured in, the parameters
+    int k;                     // devices, of all nodes
+    std::vector<size_t> index; // in params, of those that have a gradient
+    Flat want, unit, old;      // the gradient, what its differences are measured in, the parameters
 };
 // What device c of this node has made of its `samples`: its gradient and its parameters now. The
 // largest difference of the gradients, in units.
@@ -4120,7 +4123,7 @@ static float check_device(const FirstStep &step, int c, const Flat &got, const F
     }
     auto where = [&](int j) { // W1[7] on gpu(1)
         size_t i = 0;
-        for (; j >= size(step.before[i]); i++) j -= size(step.before[i]);
+        for (; j >= size(params[step.index[i]]); i++) j -= size(params[step.index[i]]);
         return param_names[step.index[i]] + "[" + std::to_string(j) + "] on " + str(gpu(c));
     };
     if (!wrong.empty())
@@ -4146,31 +4149,26 @@ void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vec
     const Tensor y = nodes > 1 ? whole_minibatch.second : part_y;
     const int own = device_params.size(), k = nodes * own;
     check_losses(ls, part_X.shape[0]);
-    FirstStep step = {X, y, lr, k, {}, {}, {}, {}, {}};
-    for (size_t i = 0; i < params.size(); i++) {
-        if (!params[i].requires_grad) continue;
-        step.index.push_back(i);
-        step.before.push_back(params[i]);
-    }
+    FirstStep step = {X, y, lr, k, {}, {}, {}, {}};
+    for (size_t i = 0; i < params.size(); i++)
+        if (params[i].requires_grad) step.index.push_back(i);
     // Where there are buffers, batch norm sees each device's shard by itself
     const bool alike = step.index.size() == params.size();
     const std::vector<Flat> parts =
         alike ? std::vector<Flat>{gradient_on_one(X, y)} : gradients_of_shards(X, y, k);
     std::tie(step.want, step.unit) = sum_of(parts, step.index);
-    step.old = all_to_host(step.before);
+    step.old = all_to_host(trained(params));
     const Grads grads = gradients(device_params);
     float largest = 0;
-    for (int c = 0; c < own; c++) {
-        std::vector<Tensor> after;
-        for (size_t i : step.index) after.push_back(device_params[c][i]);
-        largest = std::max(
-            largest, check_device(step, c, all_to_host(grads[c]), all_to_host(after), size(ls[c])));
-    }
+    for (int c = 0; c < own; c++)
+        largest =
+            std::max(largest, check_device(step, c, all_to_host(grads[c]),
+                                           all_to_host(trained(device_params[c])), size(ls[c])));
     if (alike) check_slopes(X, y);
     if (k == 1) printf("first minibatch: the update is right\n");
     else
-        printf("first minibatch: %d devices give the gradient of one (largest difference %.0e)\n",
-               k, largest);
+        printf("first minibatch: %d devices give the gradient of one%s (largest difference %.0e)\n",
+               k, alike ? "" : " that takes their shards one by one", largest);
     if (k > 1) empty_cache(); // one device has needed what it will not need again
 }
 
@@ -4253,8 +4251,9 @@ static std::string explain(float got, int i, int c, int k, int n) {
     if (std::fabs(got * k - expected(i, k)) < 0.5f)
         return "it is the mean: the sum is wanted, sgd divides by the batch size";
     const float times = got / code(i), other = got / expected(0, k); // code(0) is 1
-    const int shift = ((int)other - code(i) + 251) % 251;
-    if (other == std::floor(other) && other >= 1 && other <= 251 && i + shift < n)
+    const bool an_index = other == std::floor(other) && other >= 1 && other <= 251;
+    const int shift = an_index ? ((int)other - code(i) + 251) % 251 : 0;
+    if (an_index && i + shift < n)
         return "it is the sum of an index " + std::to_string(shift) +
                " further on: are the bounds of a chunk wrong?";
     if (times != std::floor(times) || times < 1 || times >= 1 << base_bits(k) * k)
@@ -4399,16 +4398,11 @@ static Traffic count_traffic(const std::string &name, const Grads &grads) {
     waitall();
     return traffic;
 }
-// Bytes into or out of the device, or the host, that moves most; of the link that moves most.
+// Bytes into or out of the device, or the host, that moves most.
 static long busiest(const Traffic &t) {
     long most = 0;
     for (auto &direction : {t.in, t.out})
         for (auto &bytes : direction) most = std::max(most, bytes.second);
-    return most;
-}
-static long busiest_link(const Traffic &t) {
-    long most = 0;
-    for (auto &bytes : t.links) most = std::max(most, bytes.second);
     return most;
 }
 
@@ -4449,8 +4443,10 @@ static void print_score(const std::string &name, int k, const std::vector<int> &
     for (const std::string &row : rows) {
         const Traffic t = count_traffic(row, grads);
         const double us = on_cpu ? 0 : time_allreduce(row, grads) * 1e6;
+        long link = 0; // the busiest
+        for (const auto &bytes : t.links) link = std::max(link, bytes.second);
         printf("%-10s %9ld %11ld %15ld %13ld %7d", row.c_str(), t.messages, t.bytes, busiest(t),
-               busiest_link(t), t.steps);
+               link, t.steps);
         if (!on_cpu) printf(" %9.1f %11.2f", us, n / us * 2 * (k - 1) / k / 1e3);
         printf("\n");
         if (row == name && t.messages < 2 * (k - 1))
@@ -4484,13 +4480,12 @@ static void judge(const std::string &name, int most, const std::vector<int> &gra
 }
 
 // Judge options.allreduce on 1 to options.gpus devices; an Error says what is wrong with it. The
-// tutorial's own `allreduce`, which somebody may have edited, comes first.
+// tutorial's own `allreduce`, which somebody may have edited, comes before `yours`.
 void exercise() {
     const std::string name = options.allreduce;
     int most = options.gpus;
     std::vector<int> gradient_sizes, resnet18_sizes;
-    for (const Tensor &p : params)
-        if (p.requires_grad) gradient_sizes.push_back(size(p));
+    for (const Tensor &p : trained(params)) gradient_sizes.push_back(size(p));
     for (const Param &p : resnet18(10).params) {
         if (!p.requires_grad) continue;
         resnet18_sizes.push_back(1);
@@ -4809,8 +4804,7 @@ struct DryRun {
 // each gradient, when it is ready.
 void print_exchange(int k) {
     std::vector<int> sizes;
-    for (const Tensor &p : params)
-        if (p.requires_grad) sizes.push_back(size(p));
+    for (const Tensor &p : trained(params)) sizes.push_back(size(p));
     const DryRun devices(k);
     const Grads grads = make_grads(k, sizes, true);
     Recorder r(false);
@@ -5027,13 +5021,12 @@ static void exercise_nodes() {
             error("%d nodes, %d numbers: the sum has other bits than on node 0: add in one order",
                   nodes, n);
     }
-    double messages = sent_messages, bytes = sent_bytes; // of two sums
-    sum_over_nodes(&messages, 1);
-    sum_over_nodes(&bytes, 1);
+    double sent[] = {double(sent_messages), double(sent_bytes)}; // of two sums
+    sum_over_nodes(sent, 2);
     alarm(0);
     printf("passed on %d nodes: %.0f messages, %.0f bytes for 107768 numbers; the optimum has %d, "
            "%d\n",
-           nodes, messages / 2, bytes / 2, 2 * (nodes - 1), 2 * (nodes - 1) * 107768 * 4);
+           nodes, sent[0] / 2, sent[1] / 2, 2 * (nodes - 1), 2 * (nodes - 1) * 107768 * 4);
 }
 #endif
 
@@ -5045,12 +5038,11 @@ static void meet_nodes() {
         const std::string_view view((const char *)bytes.data(), bytes.size());
         return std::to_string(std::hash<std::string_view>()(view)) + " ";
     };
-    auto text_of = [](auto x) { return std::to_string(x); };
     auto lines = training_options();
-    lines["epochs"] = text_of(options.epochs);
-    lines["steps"] = text_of(options.steps);
-    lines["overlap"] = text_of(options.overlap);
-    lines["exercise"] = text_of(options.exercise);
+    lines["epochs"] = std::to_string(options.epochs);
+    lines["steps"] = std::to_string(options.steps);
+    lines["overlap"] = std::to_string(options.overlap);
+    lines["exercise"] = std::to_string(options.exercise);
     lines["data set"] = hash(train_set.images) + hash(train_set.labels) + hash(test_set.images) +
                         hash(test_set.labels);
     std::ifstream program("/proc/self/exe", std::ios::binary);
@@ -5080,19 +5072,12 @@ static void share_start() { // node 0's parameters, and where it goes on
 // The same bits on all nodes? Hashes first.
 void compare_with_node_0(const std::vector<Tensor> &params) {
     if (nodes == 1) return;
-    std::vector<Tensor> replicas;
-    for (const Tensor &p : params)
-        if (p.requires_grad) replicas.push_back(p);
-    const std::string own = checksum(replicas);
-    std::string other = own;
-    from_node_0(&other[0], other.size());
-    double different = other != own;
-    sum_over_nodes(&different, 1);
-    for (size_t i = 0; i < params.size() && different > 0; i++) {
+    for (size_t i = 0; i < params.size(); i++) {
+        if (!params[i].requires_grad) continue;
         const std::vector<float> here = to_host(params[i]);
         std::vector<float> there = here;
         from_node_0(there.data(), sizeof(float) * there.size());
-        for (size_t n = 0; n < here.size() && params[i].requires_grad; n++)
+        for (size_t n = 0; n < here.size(); n++)
             if (memcmp(&here[n], &there[n], sizeof(float)) != 0)
                 error("the replicas differ: %s[%zu] is %.9g here, but %.9g on node 0: does each "
                       "node get the same sum?",
@@ -5174,13 +5159,11 @@ static Setter one_of(std::string *field, const std::vector<std::string> &names) 
     return [=](const char *name, const char *value) {
         std::string list;
         for (const std::string &n : names) list += (list.empty() ? "" : ", ") + n;
+        if (!value) value = names[0].c_str(); // [NAME], left out
         if (std::find(names.begin(), names.end(), value) == names.end())
             error("--%s %s: unknown, there are %s", name, value, list.c_str());
         *field = value;
     };
-}
-static void set_bench(const char *name, const char *value) {
-    one_of(&options.bench, {"all", "step", "allreduce", "kernels"})(name, value ? value : "all");
 }
 static void set_lr(const char *name, const char *value) {
     char *end;
@@ -5225,7 +5208,7 @@ static const std::vector<Flag> flags = {
      one_of(&options.kvstore, {"local", "device"})},
     {"overlap", nullptr, "exchange the last layers' gradients while the first layers' are computed",
      yes(&options.overlap)},
-    {"kernels", "NAME", "of the convolutions: fast, tiled, plain (tiled on a CPU, else fast)",
+    {"kernels", "NAME", "of sums of products: fast, tiled, plain (tiled on a CPU, else fast)",
      one_of(&options.kernels, {"fast", "tiled", "plain"})},
     {"precision", "NAME", "of what the fast kernels multiply: fp32, or tf32 on tensor cores (fp32)",
      one_of(&options.precision, {"fp32", "tf32"})},
@@ -5251,7 +5234,7 @@ static const std::vector<Flag> flags = {
     {"exercise", nullptr, "judge the allreduce that --allreduce names (yours, on 1 to 8 devices)",
      yes(&options.exercise)},
     {"bench", "[WHAT]", "time step, allreduce, kernels, or all, in build/bench.csv (all)",
-     set_bench},
+     one_of(&options.bench, {"all", "step", "allreduce", "kernels"})},
     {"summary", nullptr, "print the operators: shapes, parameters, FLOPs, memory (of 1 image)",
      yes(&options.summary)},
     {"trace", nullptr, "print what three steps enqueue, and when it ran, as CSV (make trace)",
@@ -5313,7 +5296,7 @@ static void complete_options() {
         error("--resume goes on with the training that --save DIR names: give both");
     options.first_check = options.first_check && options.replica_check;
     if (options.log.empty()) error("--log: the name of a file is wanted");
-    if (options.exercise) options.batch = std::max(options.batch, k);
+    if (options.exercise || options.dry_run) options.batch = std::max(options.batch, k);
     if (options.batch < k * nodes)
         error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k * nodes,
               k * nodes);

@@ -2058,6 +2058,18 @@ TEST_CASE("fusion: a launch waits for an addition and a relu, and for nothing el
         CHECK(to_host(add(add(linear(x, W, b), four), four)) ==
               Floats{7, 10}); // one addition joins
         CHECK(std::isnan(to_host(relu(linear(x, W, full({2}, NAN, gpu(0)))))[0]));
+        for (int i = 0; i < 2; i++) { // rows of what waits: to join would compute all of it
+            const Tensor h = linear(on_device({-1, 2, 3, -4}, {2, 2}), W, b);
+            CHECK(to_host(relu(rows(h, 1, 2))) == Floats{3, 0});
+            CHECK(to_host(add(rows(h, 1, 2), four)) == Floats{7, 0});
+        }
+        { // what is left out keeps what was to be added to it
+            NoGrad guard;
+            Tensor addend = full({1, 2}, 4, gpu(0)), u = add(linear(x, W, b), addend);
+            addend = Tensor();
+            const Tensor v = relu(u), other = full({1, 2}, 5, gpu(0));
+            CHECK(to_host(u) == Floats{3, 6});
+        }
         // What goes elsewhere sends off what waits: another stream, the other device, the host
         y = linear(x, W, b);
         { CommStreams guard(true); }

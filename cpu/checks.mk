@@ -21,6 +21,8 @@ no_mpi = $(foreach x,mpirun $(MPICXX),$(if $(shell command -v $x),,no $x: NODES 
 need_mpi = $(if $(strip $(no_mpi)),$(error $(strip $(no_mpi))))
 mpirun = mpirun $(if $(shell mpirun --version | grep 'Open MPI'),-q --oversubscribe --bind-to none \
     $(if $(filter 0,$(shell id -u)),--allow-run-as-root))
+start :=
+program := $(dir)/mgpu
 ifneq ($(value NODES)$(value HOSTS),)
   $(need_mpi)
   $(if $(filter $(or $(value NODES),1),$(shell seq 1024)),,\
