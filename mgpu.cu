@@ -1257,8 +1257,8 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
 // y[n,c,i,j] = the mean, or the largest, of X[n,c,i*S+u,j*S+v] over u < KH, v < KW
 
 // What the two differ in. Of a window of X (KH rows, KW columns of a plane W wide) value() returns
-// y, choose() the element that max pooling takes, given() the share of dy = g that element `at` of
-// its n = KH*KW gets.
+// y, choose() the index of its maximum, given() the part of dy = g that flows to element `at` of its
+// n = KH*KW.
 struct Mean {
     __device__ static int choose(const float *, int, int, int) { return 0; }
     __device__ static float value(const float *X, int W, int KH, int KW) {
@@ -1306,7 +1306,7 @@ struct PoolShape {
 
 // X (P,H,W)   ->   y (P,OH,OW)
 // One thread an output element, threadIdx.z a plane. `fixed` is KH = KW = S where it is known, else
-// 0: loops of known length cost nothing.
+// 0: the compiler unrolls loops of constant length.
 template <class Window, int fixed>
 __global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
     if (fixed) s.KH = s.KW = s.S = fixed;
@@ -1575,7 +1575,7 @@ __device__ __forceinline__ void correlate_store(Target y, const float (&sum)[til
                                                 int first, int o_begin, const float *b,
                                                 const Correlation &s) {
     const int count = s.O - o_begin, plane = s.I * s.J, size = s.OH * s.OW;
-    float result[tile_m][tile_n]; // a copy: what variables index may lie in memory
+    float result[tile_m][tile_n]; // a copy: an array that variables index may lie in memory
     UNROLL
     for (int m = 0; m < tile_m; m++) {
         UNROLL
@@ -1863,8 +1863,8 @@ struct Product {
 struct ProductOut {
     Target C, sums;
     const float *bias;
-    // Of row m the sums in columns n, as far as there are such. As Target::store does it, but what
-    // several numbers load is on its way at once.
+    // Of row m the sums in columns n, as far as there are such. As Target::store does it, but all
+    // loads are issued before the first result is used.
     template <int G>
     __device__ void store(const Product &s, int m, int offset, const int (&n)[G],
                           float (&sum)[G]) const {
@@ -1891,13 +1891,13 @@ struct ProductOut {
     }
 };
 
-// A block's tile of TM x TN sums: what of them a thread has, and how TK terms at a time lie in
-// shared memory. Threads of one slot have the same columns. Here a thread has tm x tn sums, of rows
-// in pairs: one load for two.
+// A block's tile of TM x TN sums: which of them a thread has, and how TK terms at a time lie in
+// shared memory. Threads of the same slot have the same columns. Here a thread has tm x tn sums, of
+// rows in pairs: one load for two.
 template <int tm, int tn, int ty, int TK_> struct Fp32Tile {
     static constexpr int TM = 16 * tm, TN = ty * tn, TK = TK_, threads = 16 * ty;
     static constexpr int rows = tm, columns = tn, own = TK / (ty / 2), slots = ty;
-    struct alignas(16) Terms { // 4 more: neighbouring terms begin in different banks
+    struct alignas(16) Terms { // padded by 4: neighbouring terms begin in different banks
         float a[TK][TM + 4], b[TK][TN + 4];
         __device__ float &A(int k, int m) { return a[k][m]; }
         __device__ float &B(int k, int n) { return b[k][n]; }
@@ -1933,7 +1933,7 @@ template <int TM_, int TN_, int WM, int WN, int TK_> struct Tf32Tile {
     static constexpr int TM = TM_, TN = TN_, TK = TK_, warps = TM / WM * (TN / WN);
     static constexpr int threads = 32 * warps, rows = WM / 8, columns = WN / 4;
     static constexpr int own = TK / warps > 4 ? TK / warps : 4, slots = TN / WN * 4;
-    struct alignas(16) Terms { // 4 more: the 8 rows and 4 terms of a load are in different banks
+    struct alignas(16) Terms { // padded by 4: the 8 rows, 4 terms of a load are in different banks
         float a[TM][TK + 4], b[TN][TK + 4];
         __device__ float &A(int k, int m) { return a[m][k]; }
         __device__ float &B(int k, int n) { return b[n][k]; }
@@ -2072,8 +2072,9 @@ __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, cons
         __syncthreads();
     }
 }
-// Where rows and terms lead to in A, and the masks of what they do not meet; where terms lead to in
-// B. A ring: each thread finds one of `found` terms, twice as many are there.
+// Of each row and term its offset in A, and a mask of the taps or windows that it does not meet; of
+// each term its offset in B. Terms lie in a ring buffer of 2*found: every `found` terms, each thread
+// finds one.
 struct alignas(8) Place {
     int offset;
     unsigned mask;
@@ -2083,9 +2084,9 @@ template <class Tile> struct Places {
     Place row[Tile::TM], term[2 * found];
     int B[2 * found]; // -1: there is no such term
 };
-// What a thread loads: of B one term, of every B_step-th column from B_first on; of A the like,
-// `by_terms`: a warp loads neighbouring terms; or `own` terms from A_term on, of rows 32 apart from
-// A_first on: a warp loads neighbouring rows.
+// What a thread loads: of B one term of every B_step-th column, from B_first on. Of A the like with
+// by_terms, so that a warp loads neighbouring terms; else `own` terms from A_term on, of rows 32
+// apart from A_first on, so that a warp loads neighbouring rows.
 template <class Tile, bool by_terms> struct Loader {
     static constexpr int TK = Tile::TK, found = Places<Tile>::found;
     static constexpr int B_step = Tile::threads / TK, B_own = Tile::TN / B_step;
@@ -2154,8 +2155,8 @@ template <class Tile, bool by_terms> struct Loader {
         for (int q = 0; q < B_own; q++) terms.B(B_term, B_first + B_step * q) = Tile::round(b[q]);
     }
 };
-// A block: one tile of C, or a slice of its terms. The next terms are on their way to registers
-// while these are multiplied.
+// A block computes one tile of C, or of it a slice (split-K). The next terms are loaded into
+// registers while these are multiplied.
 template <class Tile, bool by_terms>
 __global__ void __launch_bounds__(Tile::threads)
     product_kernel(ProductOut out, float *partial, const float *A, const float *B, Product s) {
@@ -2258,8 +2259,8 @@ template <class Tile> struct One {
 typedef One<Fp32Tile<8, 8, 4, 16>> Fp32;
 typedef One<Tf32Tile<32, 32, 16, 32, 16>> Tf32;
 #endif
-// A row of a weight gradient is one tap: its windows, the terms, are neighbours in memory; but of a
-// dense layer, whose windows are the samples, the rows are.
+// by_terms where neighbouring terms are neighbours in memory, as are the windows of a weight
+// gradient; but of a dense layer, whose windows are the samples, the rows are.
 template <class In>
 static void product_in(const ProductOut &out, const float *A, const float *B, const Product &s,
                        Device device) {
@@ -2635,7 +2636,7 @@ struct Launch {
     std::function<void(Target)> kernel; // null once it is enqueued
     Target to;         // memory that is freed now is written by others after this launch only
     int n;             // numbers that it writes
-    int left_out = -1; // the updates of parameters before another launch took its place
+    int left_out = -1; // if a joined launch took its place: the updates of parameters by then
 };
 static int updates = 0;
 void parameters_change() { updates++; }
@@ -2663,7 +2664,7 @@ void launch(Tensor &y, std::function<void(Target y)> kernel) {
 bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
     auto &last = waiting(X.device);
     if (!X.by || X.by != last || last->to.relu || last->n != size(X)) return false;
-    const float *addend = plus ? plus->ptr() : nullptr; // it may be what waits
+    const float *addend = plus ? plus->ptr() : nullptr; // may send off what waits
     if (!last || (plus && last->to.plus)) return false;
     auto next = std::make_shared<Launch>(*last);
     if (plus) next->kernel = [run = last->kernel, kept = *plus](Target y) { (void)kept, run(y); };
@@ -2674,7 +2675,7 @@ bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
     y.by = last = next;
     return true;
 }
-// y's gradient is X's, into which all that use y write through the mask y > 0.
+// y's gradient is X's: what uses y writes into it, masked by y > 0.
 Tensor fused_relu(const Tensor &X, Tensor y) {
     const int n = size(X);
     if (!join(X, y))
