@@ -2117,8 +2117,7 @@ template <class Tile, bool by_terms> struct Loader {
         UNROLL_GPU
         for (int r = 0; r < rows; r++) row[r] = places.row[A_first + A_step * r];
         UNROLL_GPU
-        for (int q = 0; q < B_own;
-             q++) // beyond the last that again: nobody stores what comes of it
+        for (int q = 0; q < B_own; q++) // past the last column: that one again, never stored
             column[q] = min(n0 + B_first + B_step * q, s.N - 1) * s.B_column;
     }
     __device__ __forceinline__ void find_terms(int first) {

@@ -3593,7 +3593,9 @@ TEST_CASE("simulate: on two emulated devices within a factor of 3" * doctest::sk
         const Grads grads = make_grads(2, {large}, true);
         const double add = time_calls(1, 0.02, 3, [&] { add_(grads[0][0], grads[0][0]); });
         const double memory = 8.0 * large / add, few = seconds("bucket", small) / 2;
-        const double rate = 8.0 * large / (seconds("bucket", large) - add - 2 * few);
+        const double moving = seconds("bucket", large) - add - 2 * few;
+        if (moving <= 0) continue; // somebody else had the machine
+        const double rate = 8.0 * large / moving;
         const fabric::Fabric f = {"here",     few * 1e6,  rate / 1e9,  0,
                                   rate / 1e9, rate / 1e9, memory / 1e9};
         worst = 1;
