@@ -119,7 +119,7 @@ endif
 .DEFAULT_GOAL := all
 include cpu/checks.mk # misspelt variables, several machines, sanitizers, orders of lanes
 
-.PHONY: all run test exercise bench summary trace profile scale plot sweep data clean help backend FORCE
+.PHONY: all run test exercise bench summary trace profile scale plot sweep data clean help backend
 .DELETE_ON_ERROR .SUFFIXES:
 
 # Status 4 says that T matches no test case of a program: an error if it matches none at all

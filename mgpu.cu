@@ -88,8 +88,8 @@ struct Tensor {
     bool requires_grad = true;    // of a parameter; false: a buffer (a running statistic)
     float *ptr() const;           // data; enqueues the launch first that is still to write it
 
-    // Autograd's (section 9). Of a gradient: the backward pass that wrote it last, the event recorded
-    // after that write, whether another gradient has the same memory
+    // Autograd's (section 9). Of a gradient: the backward pass that wrote it last, the event
+    // recorded after that write, whether another gradient has the same memory
     unsigned written = 0;
     std::shared_ptr<struct Event> complete = nullptr;
     bool shared = false;
@@ -1257,8 +1257,8 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
 // y[n,c,i,j] = the mean, or the largest, of X[n,c,i*S+u,j*S+v] over u < KH, v < KW
 
 // What the two differ in. Of a window of X (KH rows, KW columns of a plane W wide) value() returns
-// y, choose() the index of its maximum, given() the part of dy = g that flows to element `at` of its
-// n = KH*KW.
+// y, choose() the index of its maximum, given() the part of dy = g that flows to element `at` of
+// its n = KH*KW.
 struct Mean {
     __device__ static int choose(const float *, int, int, int) { return 0; }
     __device__ static float value(const float *X, int W, int KH, int KW) {
@@ -1271,30 +1271,29 @@ struct Mean {
 };
 struct Max { // the first of several largest; NaN counts as larger than any number
     // Without branches, which a CPU would often predict wrongly
-    __device__ static int choose(const float *X, int W, int KH, int KW) {
+    __device__ static int find(const float *X, int W, int KH, int KW, float *largest) {
         int best = 0;
-        float largest = X[0];
         bool nan = false; // was there one?
+        *largest = X[0];
         for (int u = 0; u < KH; u++)
             for (int v = 0; v < KW; v++) {
                 const float x = X[u * W + v];
-                const bool larger = ((x > largest) | (x != x)) & !nan;
+                const bool larger = ((x > *largest) | (x != x)) & !nan;
                 nan |= x != x;
                 best += (u * KW + v - best) * larger;
-                largest = x > largest ? x : largest;
+                *largest = x > *largest ? x : *largest;
             }
+        *largest = nan ? NAN : *largest;
         return best;
     }
+    __device__ static int choose(const float *X, int W, int KH, int KW) {
+        float largest;
+        return find(X, W, KH, KW, &largest);
+    }
     __device__ static float value(const float *X, int W, int KH, int KW) {
-        float largest = X[0];
-        bool nan = false;
-        for (int u = 0; u < KH; u++)
-            for (int v = 0; v < KW; v++) {
-                const float x = X[u * W + v];
-                nan |= x != x;
-                largest = x > largest ? x : largest;
-            }
-        return nan ? NAN : largest;
+        float largest;
+        find(X, W, KH, KW, &largest);
+        return largest;
     }
     __device__ static float given(float g, int chosen, int at, int) {
         return __int_as_float(__float_as_int(g) & -(chosen == at)); // g or 0
@@ -1331,8 +1330,8 @@ __global__ void pool2d_backward_kernel(Target dX, const float *dy, const float *
     X += p * s.H * s.W;
     dy += p * s.OH * s.OW;
     auto window = [=](int i, int j) { return X + i * S * s.W + j * S; };
-    // Of a patch that is a window, a CPU's thread has all columns, a GPU's one: neighbours in memory
-    // have neighbouring threads.
+    // Of a patch that is a window, a CPU's thread has all columns, a GPU's one: neighbours in
+    // memory have neighbouring threads.
     constexpr int own = warp_size > 1 || !fixed ? 1 : fixed;
     for (int i = threadIdx.y; i * S < s.H; i += blockDim.y) {
         int done = 0;
@@ -1416,7 +1415,7 @@ Tensor global_avg_pool2d(const Tensor &X) {
 // image with a 1x1 kernel. The same three sums stand here in three ways, a ladder. From the counts
 // of nvcc's code, LeNet's step at batch 256 is estimated to take 12.3 ms on an H200 with the plain
 // kernels, 0.93 ms tiled in registers and 0.25 ms tiled through shared memory. On a CPU core, which
-// has no shared memory, the second are the fastest. See make bench BENCH=kernels.
+// has no shared memory, the second rung is the fastest. See make bench BENCH=kernels.
 
 // Element (k,o) of W, k = (c*K + u)*K + v, lies at W[k*W_stride_k + o*W_stride_o].
 struct ConvShape {
@@ -1571,6 +1570,7 @@ struct Correlation {
     int step, OH, OW;
     int begin, end; // rows of X outside of [begin, end) are zeros, and skipped
 };
+// A thread's sums, with the bias, to y: first is its first pixel, o_begin its first channel.
 __device__ __forceinline__ void correlate_store(Target y, const float (&sum)[tile_m][tile_n],
                                                 int first, int o_begin, const float *b,
                                                 const Correlation &s) {
@@ -1801,9 +1801,9 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
 //   forward            y    n,i,j         o          c,u,v               X    W
 //   input gradient     dX   n,h,w         c          o,u,v               dy   W
 //   weight gradient    dW   c,u,v         o          n,i,j               X    dy
-// A block loads 8 or 16 terms of its rows and columns into shared memory, for all of its threads, and
-// the next ones into registers meanwhile: double buffering. Where C is small, several blocks divide
-// the terms of a sum among them, in slices: split-K.
+// A block loads 8 or 16 terms of its rows and columns into shared memory, for all of its threads,
+// and the next ones into registers meanwhile: double buffering. Where C is small, several blocks
+// divide the terms of a sum among them, in slices: split-K.
 
 // i / d for 0 <= i < 2^31, as a product and shifts: 3 instructions in place of some 20
 struct Divisor {
@@ -2073,8 +2073,8 @@ __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, cons
     }
 }
 // Of each row and term its offset in A, and a mask of the taps or windows that it does not meet; of
-// each term its offset in B. Terms lie in a ring buffer of 2*found: every `found` terms, each thread
-// finds one.
+// each term its offset in B. Terms lie in a ring buffer of 2*found: every `found` terms, each
+// thread finds one.
 struct alignas(8) Place {
     int offset;
     unsigned mask;

@@ -70,7 +70,7 @@ flags_race := -O1 -fsanitize=thread
 flags_lanes := -DMGPU_LANES
 flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
 
-.PHONY: asan race lanes sanitize
+.PHONY: asan race lanes sanitize FORCE
 asan: build/asan/tests build/asan/runtime_tests $(dataset)  ## tests under AddressSanitizer, UBSan
 	@$(call run_tests,build/asan/tests build/asan/runtime_tests)
 # The kernel may spread addresses too widely for ThreadSanitizer: setarch -R turns that off

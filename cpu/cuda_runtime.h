@@ -103,8 +103,8 @@ extern "C" void AnnotateIgnoreSyncEnd(const char *file, int line);
 // ---------------------------------------------------------------------------------------------
 // 1. The language
 
-// Kernels and what they call are always fully optimized, so that the host's code, which is much more,
-// need not be.
+// Kernels and what they call are always fully optimized, so that the host's code, which is much
+// more, need not be.
 #if defined(__clang__) || defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
 #define CUDA_CPU_OPTIMIZED
 #else
