@@ -1316,6 +1316,7 @@ TEST_CASE("conv2d: result and gradients") {
              {2, 2, 16, 17, 3, 15},                  // the widest for the fast kernels
              {2, 2, 17, 16, 3, 16},                  // one more
              {0, 3, 5, 5, 4, 3},                     // no images
+             {small_only ? 1 : 28, 1, 30, 30, 2, 3}, // sums of so many terms that slices are many
              {small_only ? 1 : 3, 1, 28, 28, 20, 3}, // LeNet's
              {small_only ? 1 : 3, 20, 13, 13, 50, 5}})
         check_conv2d(s);
