@@ -72,9 +72,9 @@ MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && ech
 # (wide: AVX-512 where there is one, which compilers avoid on some processors that have it)
 wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 2>&1 && \
     echo -mprefer-vector-width=512)
-# (g++: -Og compiles quickly; kernels get -O3 in cpu/cuda_runtime.h)
+# (g++: -Og, and garbage of up to a GB, compile quickly; kernels get -O3 in cpu/cuda_runtime.h)
 CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra \
-    $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed,-Og)
+    $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed,-Og --param ggc-min-heapsize=1000000)
 # MPICXX         MPI's compiler, for NODES
 MPICXX ?= mpicxx
 # WERROR         1 turns warnings into errors

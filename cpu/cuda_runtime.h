@@ -934,7 +934,7 @@ struct Worker {
     std::vector<Stacks> stacks; // theirs
     Fiber scheduler;            // the stack of the operating system's thread
     // The block that is running:
-    void (*call)(const void *) = nullptr;
+    void (*run)(const void *, bool) = nullptr;
     const void *kernel = nullptr;
     int threads = 0, current = 0;
     Mode mode = in_loop;
@@ -1065,7 +1065,7 @@ __attribute__((no_sanitize("thread"))) inline void fiber_main() {
     const int t = w.current;
     threadIdx = thread_index(t);
     try {
-        w.call(w.kernel);
+        w.run(w.kernel, false);
     } catch (...) { uncaught(); }
     published(&w.end);
     Fiber *next = &w.scheduler;
@@ -1812,37 +1812,41 @@ struct Launch {
           stream(stream) {}
 };
 
-// A kernel with its arguments, as bytes. Only run_one() and run_rest() know their types: all
-// else is compiled once, not for each launch in the source.
+// A kernel with its arguments, as bytes. Only run_threads() knows their types: all else is compiled
+// once, not for each launch in the source.
 struct Kernel {
     Launch launch;
     std::string bytes;
-    void (*one)(const void *bytes);
-    void (*rest)(const void *bytes, int first);
+    void (*run)(const void *bytes, bool rest);
     std::vector<std::shared_ptr<int>> uses; // of pinned memory
 };
 
-// The thread that threadIdx says.
-template <class K> CUDA_CPU_OPTIMIZED void run_one(const void *bytes) { (*(const K *)bytes)(); }
-
-// Threads first, first+1, ... of the block, one after another: a kernel without barriers. Where the
-// kernel is inlined and has no warp function, the compiler sees that nothing sets `stop`.
+// The thread that threadIdx says; or all of the block but thread 0, one after another: a kernel
+// without barriers. One function for both, since kernels that are inlined are compiled for each.
+// Where the kernel has no warp function, the compiler sees that nothing sets `stop`.
 template <class K>
-CUDA_CPU_OPTIMIZED __attribute__((flatten)) void run_rest(const void *bytes, int first) {
+CUDA_CPU_OPTIMIZED __attribute__((flatten)) void run_threads(const void *bytes, bool rest) {
+#ifdef CUDA_CPU_TSAN // which would take the loop's thread-local variables for shared ones
+    (void)rest;
+    (*(const K *)bytes)();
+#else
     const K kernel = *(const K *)bytes; // a copy that nothing else points to
-    const unsigned X = blockDim.x, Y = blockDim.y, Z = blockDim.z;
+    const dim3 begin = rest ? dim3(1, 0, 0) : dim3(threadIdx.x, threadIdx.y, threadIdx.z);
+    const unsigned X = blockDim.x, Y = blockDim.y;
+    const dim3 end = rest ? blockDim : dim3(begin.x + 1, begin.y + 1, begin.z + 1);
     int &current = worker->current;
     bool stop = false;
     worker->stop = &stop;
-    unsigned x = first;
-    for (unsigned z = 0; z < Z; z++)
-        for (unsigned y = 0; y < Y; y++, x = 0)
-            for (; x < X; x++) {
+    unsigned x = begin.x;
+    for (unsigned z = begin.z; z < end.z; z++)
+        for (unsigned y = begin.y; y < end.y; y++, x = 0)
+            for (; x < end.x; x++) {
                 threadIdx = {x, y, z};
                 current = x + X * (y + Y * z);
                 kernel();
                 if (stop) return;
             }
+#endif
 }
 
 __attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kernel, unsigned block) {
@@ -1857,7 +1861,7 @@ __attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kerne
 #else
     if (w.fibers.empty()) grow_fibers(w, 1); // the others at the first barrier
 #endif
-    w.call = kernel.one;
+    w.run = kernel.run;
     w.kernel = kernel.bytes.data();
     w.current = 0;
     w.met_barrier = w.thread0_ended = w.failed = false;
@@ -1893,7 +1897,7 @@ __attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kerne
     } else if (!w.met_barrier && w.threads > 1) {
         w.mode = in_loop;
         try {
-            kernel.rest(w.kernel, 1);
+            kernel.run(w.kernel, true);
             if (w.mode == by_lanes) run_lanes_after_loop(w);
         } catch (BlockFailed) {
         } catch (...) { // here, while the grid that other cores work on still exists
@@ -2151,7 +2155,7 @@ template <class F> struct Configured {
     const Launch &launch;
     F f;
     template <class... A> void operator()(A... args) const {
-        Kernel kernel = {launch, {}, nullptr, nullptr, {}};
+        Kernel kernel = {launch, {}, nullptr, {}};
         if (!accept(kernel, {{(void *)&args, sizeof args, std::is_pointer<A>::value,
                               std::is_class<A>::value}...}))
             return;
@@ -2161,8 +2165,7 @@ template <class F> struct Configured {
                           std::is_trivially_destructible<K>::value && alignof(K) <= 16,
                       "a kernel's arguments are copied as bytes");
         kernel.bytes.assign((const char *)&call, sizeof call);
-        kernel.one = run_one<K>;
-        kernel.rest = run_rest<K>;
+        kernel.run = run_threads<K>;
         enqueue(std::move(kernel));
     }
 };
