@@ -1518,8 +1518,12 @@ struct PackShape {
     int stride_a, stride_u, stride_v, stride_o;
 };
 __global__ void pack_kernel(float *out, const float *in, PackShape s) {
-    const int t = blockIdx.x * blockDim.y + threadIdx.y, a = blockIdx.z;
-    const int column = threadIdx.x * lanes, o = blockIdx.y * tile_n + column;
+    // A warp has whole rows; a CPU, where x runs fastest, all rows of so few columns that its cache
+    // keeps their lines of in.
+    const bool warps = warp_size > 1;
+    const int row = warps ? threadIdx.y : threadIdx.x, rows = warps ? blockDim.y : blockDim.x;
+    const int column = (warps ? threadIdx.x : threadIdx.y) * lanes;
+    const int t = blockIdx.x * rows + row, a = blockIdx.z, o = blockIdx.y * tile_n + column;
     if (t >= s.U * s.V) return;
     const int u = s.U > 1 ? t / s.V : 0, v = t - u * s.V; // mostly no division
     out += ((blockIdx.y * s.A + a) * s.U * s.V + t) * tile_n + column;
@@ -1531,8 +1535,9 @@ static Tensor pack(const float *in, Device device, const PackShape &s) {
     const int tiles = blocks(s.columns, tile_n);
     Tensor out = empty({tiles, s.A * s.U * s.V, tile_n}, device);
     if (size(out) == 0) return out;
-    const dim3 block(tile_n / lanes, threads * lanes / tile_n);
-    const dim3 grid(blocks(s.U * s.V, block.y), tiles, s.A);
+    const int columns = tile_n / lanes, rows = min(s.U * s.V, threads / columns);
+    const dim3 block(warp_size > 1 ? columns : rows, warp_size > 1 ? rows : columns);
+    const dim3 grid(blocks(s.U * s.V, rows), tiles, s.A);
     CHECK_LAUNCH(pack_kernel<<<grid, block, 0, on(device)>>>(out.ptr(), in, s));
     return out;
 }
@@ -1587,15 +1592,19 @@ __device__ __forceinline__ void correlate_store(Target y, const float (&sum)[til
         UNROLL
         for (int m = 0; m < tile_m; m++) result[m][q] += bias;
     }
+    int out[tile_m]; // of y[n,o_begin,i*step,j*step]: no division if step is 1
     UNROLL
     for (int m = 0; m < tile_m; m++) {
         const int p = first + m * warp_size, n = p / plane, ij = p % plane;
-        if (p >= s.N * plane) break;
-        int out = (n * s.O + o_begin) * size; // of y[n,o,i*step,j*step]: no division if step is 1
-        out += s.step == 1 ? ij : (ij / s.J * s.OW + ij % s.J) * s.step;
+        out[m] = (n * s.O + o_begin) * size;
+        out[m] += s.step == 1 ? ij : (ij / s.J * s.OW + ij % s.J) * s.step;
+    }
+    UNROLL_GPU
+    for (int q = 0; q < tile_n; q++) {
+        if (q >= count) break;
         UNROLL
-        for (int q = 0; q < tile_n; q++)
-            if (q < count) y.store(out + q * size, result[m][q]);
+        for (int m = 0; m < tile_m; m++)
+            if (first + m * warp_size < s.N * plane) y.store(out[m] + q * size, result[m][q]);
     }
 }
 // Each thread: tile_m pixels (n,i,j), one warp's width apart, of tile_n channels o. `fixed` is V
