@@ -3365,8 +3365,10 @@ static std::vector<Tensor> trained(const std::vector<Tensor> &params) { // those
 }
 static std::vector<float> all_to_host(const std::vector<Tensor> &list) { // one after another
     std::vector<float> all;
-    for (const Tensor &t : list)
-        for (float x : to_host(t)) all.push_back(x);
+    for (const Tensor &t : list) {
+        const std::vector<float> numbers = to_host(t);
+        all.insert(all.end(), numbers.begin(), numbers.end());
+    }
     return all;
 }
 
@@ -4283,12 +4285,11 @@ static std::string explain(float got, int i, int c, int k, int n) {
     return text;
 }
 
-// Call an algorithm with number(c, i) on device c, i counting through all tensors, while device
-// `straggler` is late, or each message is (k), or nobody (-1). Then do at once what the contract
-// allows: copy the sums, overwrite their memory.   ->   each device's sums
-static std::vector<std::vector<float>>
-run_with_straggler(const std::string &name, const Grads &grads, int straggler,
-                   const std::function<float(int, int)> &number) {
+// Call an algorithm with numbers[c] on device c, one tensor after another, while device `straggler`
+// is late, or each message is (k), or nobody (-1). Then do at once what the contract allows: copy
+// the sums, overwrite their memory.   ->   each device's sums
+static std::vector<Flat> run_with_straggler(const std::string &name, const Grads &grads,
+                                            int straggler, const std::vector<Flat> &numbers) {
     const int k = grads.size();
     Grads results(k);
     std::vector<Tensor> inputs; // in use until the end
@@ -4298,12 +4299,13 @@ run_with_straggler(const std::string &name, const Grads &grads, int straggler,
                 CHECK(cudaMemsetAsync(t.ptr(), 0xFF, size(t) * sizeof(float), on(gpu(c))));
     waitall();
     for (int c = 0; c < k; c++) {
-        int i = 0;
+        const float *next = numbers[c].data();
         if (c == straggler) pause(stream(gpu(c)), 3);
         for (const Tensor &t : grads[c]) {
             inputs.push_back(empty(t.shape, cpu()));
-            for (int n = 0; n < size(t); n++) inputs.back().ptr()[n] = number(c, i++);
+            std::copy_n(next, size(t), inputs.back().ptr());
             copyto(inputs.back(), t);
+            next += size(t);
         }
     }
     late_messages = straggler == k;
@@ -4315,25 +4317,29 @@ run_with_straggler(const std::string &name, const Grads &grads, int straggler,
             copyto(full(t.shape, poison, t.device), t);
         }
     waitall();
-    std::vector<std::vector<float>> sums(k);
-    for (int c = 0; c < k; c++) sums[c] = all_to_host(results[c]);
+    std::vector<Flat> sums;
+    for (const auto &list : results) sums.push_back(all_to_host(list));
     return sums;
 }
 
 // Right for these tensors? An Error names the first wrong number.
 static void judge_sums(const std::string &name, int k, const std::vector<int> &sizes,
                        bool contiguous, int straggler) {
-    const auto sums = run_with_straggler(name, make_grads(k, sizes, contiguous), straggler,
-                                         [=](int c, int i) { return input(i, c, k); });
+    const int n = std::accumulate(sizes.begin(), sizes.end(), 0);
+    std::vector<Flat> numbers(k, Flat(n));
+    Flat sum(n);
+    for (int c = 0; c < k; c++)
+        for (int i = 0; i < n; i++) sum[i] += numbers[c][i] = input(i, c, k);
+    const auto sums =
+        run_with_straggler(name, make_grads(k, sizes, contiguous), straggler, numbers);
     for (int c = 0; c < k; c++) {
+        if (sums[c] == sum) continue;
         int wrong = 0, first = 0, last = 0;
-        const int n = sums[c].size();
         for (int i = 0; i < n; i++) {
-            if (sums[c][i] == expected(i, k)) continue;
+            if (sums[c][i] == sum[i]) continue;
             if (wrong++ == 0) first = i;
             last = i;
         }
-        if (wrong == 0) continue;
         const float got = sums[c][first];
         const std::string late = straggler < 0    ? ""
                                  : straggler == k ? ", late: the messages"
@@ -4341,27 +4347,30 @@ static void judge_sums(const std::string &name, int k, const std::vector<int> &s
         error("%s is wrong: k = %d, %zu tensor%s, %d numbers%s: %s has %.9g at index %d, not %.9g "
               "(%d wrong, up to index %d): %s",
               name.c_str(), k, sizes.size(), sizes.size() > 1 ? "s" : "", n, late.c_str(),
-              str(gpu(c)).c_str(), std::isnan(got) ? NAN : got, first, expected(first, k), wrong,
-              last, explain(got, first, c, k, n).c_str());
+              str(gpu(c)).c_str(), std::isnan(got) ? NAN : got, first, sum[first], wrong, last,
+              explain(got, first, c, k, n).c_str());
     }
 }
 
 // The same bits on every device, and whichever device is late?
 static void judge_bits(const std::string &name, int k, const std::vector<int> &sizes) {
     const Grads grads = make_grads(k, sizes, true);
-    auto number = [](int c, int i) { return std::sin(1.0f + i * 7 + c * 1000) * (1 + i % 10); };
-    const auto first = run_with_straggler(name, grads, -1, number);
+    std::vector<Flat> numbers(k);
+    for (int c = 0; c < k; c++)
+        for (int i = 0; i < std::accumulate(sizes.begin(), sizes.end(), 0); i++)
+            numbers[c].push_back(std::sin(1.0f + i * 7 + c * 1000) * (1 + i % 10));
+    const auto first = run_with_straggler(name, grads, -1, numbers);
     for (int c = 0; c < k; c++)
         for (size_t i = 0; i < first[c].size(); i++) {
             double sum = 0, largest = 0; // of the numbers, and of their sizes
-            for (int d = 0; d < k; d++) sum += number(d, i), largest += std::fabs(number(d, i));
+            for (const auto &own : numbers) sum += own[i], largest += std::fabs(own[i]);
             if (!(std::fabs(first[c][i] - sum) <= 1e-6 * largest))
                 error("%s is wrong for numbers that are not whole: k = %d, index %zu: %s has %.9g, "
                       "not %.9g: is something in it no float?",
                       name.c_str(), k, i, str(gpu(c)).c_str(), first[c][i], sum);
         }
     for (int straggler = 0; straggler < k; straggler++) {
-        const auto sums = run_with_straggler(name, grads, straggler, number);
+        const auto sums = run_with_straggler(name, grads, straggler, numbers);
         for (int c = 0; c < k; c++)
             for (size_t i = 0; i < sums[c].size(); i++) {
                 if (memcmp(&sums[c][i], &first[c][i], sizeof(float)) != 0)

@@ -515,9 +515,11 @@ static const std::vector<std::string> right_algorithms = {"naive",   "bucket", "
                                                           "sharded", "ring",   "tree", "yours"};
 // Of tensors of these sizes on each of k devices, side by side in memory or not.
 static void check_exact_sums(const std::string &name, int k, const Ints &sizes, bool flat) {
-    const auto sums = run_with_straggler(name, make_grads(k, sizes, flat), -1,
-                                         [](int c, int i) { return exact(i, c); });
     const size_t n = std::accumulate(sizes.begin(), sizes.end(), 0);
+    std::vector<Floats> numbers(k, Floats(n));
+    for (int c = 0; c < k; c++)
+        for (size_t i = 0; i < n; i++) numbers[c][i] = exact(i, c);
+    const auto sums = run_with_straggler(name, make_grads(k, sizes, flat), -1, numbers);
     for (int c = 0; c < k; c++) {
         INFO(name, ", k ", k, ", gpu ", c);
         CHECK((sums[c].size() == n && first_wrong(sums[c], k) == n));
@@ -589,8 +591,7 @@ TEST_CASE("allreduce_*: the sums are the same bits each time, and naive's to rou
     std::map<std::string, Floats> sums;
     for (const std::string &name : right_algorithms)
         for (int run = 0; run < 3; run++) {
-            const auto got = run_with_straggler(name, make_grads(k, {n, 77}, true), -1,
-                                                [&](int c, int i) { return numbers[c][i]; });
+            const auto got = run_with_straggler(name, make_grads(k, {n, 77}, true), -1, numbers);
             CAPTURE(name);
             for (int c = 1; c < k; c++) CHECK(same_bits(got[c], got[0]));
             if (run > 0) CHECK(same_bits(got[0], sums[name]));
@@ -1342,7 +1343,7 @@ TEST_CASE("conv2d: strides and padding") {
     };
     const size_t small = sizes.size();
     const ConvSizes large[] = {// ResNet-18's: a plane of fewer pixels than a tile, too
-                               {3, 1, 28, 28, 64, 3, 1, 1},   {2, 64, 28, 28, 64, 3, 1, 1},
+                               {3, 1, 28, 28, 64, 3, 1, 1},   {2, 64, 13, 14, 64, 3, 1, 1},
                                {2, 64, 14, 14, 128, 3, 2, 1}, {2, 64, 14, 14, 128, 1, 2, 0},
                                {3, 256, 7, 7, 48, 3, 2, 1},   {5, 128, 2, 2, 256, 3, 1, 1}};
     const ConvSizes tiles[] = {// the fast kernels' large tiles, which a CPU has not
@@ -4304,7 +4305,7 @@ TEST_CASE("program: --bench=kernels times the kernels of each rung" * doctest::s
     for (std::string layer : {"lenet conv2", "resnet18 3x3", "lenet dense1"})
         CHECK(contains(csv, "\nkernels," + layer + ",tiled,1,16,,"));
     CHECK((!contains(csv, "plain") && !contains(csv, "fast") && !contains(csv, "tf32")));
-    run = run_in_shell(folder, "", "--bench=kernels --gpus 1 --precision tf32");
+    run = run_in_shell(folder, "", "--bench=kernels --gpus 1 --kernels fast --precision tf32");
     const std::string tf32 = read_text(folder.file("build/bench.csv"));
     CHECK((run.status == 0 && contains(tf32, ",tf32,1,16,,") && !contains(tf32, "fast")));
 }
