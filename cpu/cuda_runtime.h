@@ -574,9 +574,13 @@ inline bool in_dynamic_shared(const void *pointer, ptrdiff_t &offset, size_t &by
 
 // SIGSEGV or SIGBUS: where the address belongs to a device, say whose memory was missed by whom.
 // Any other fault, but a kernel's by a null pointer, is left to the handler that was installed
-// before this one: the access is tried again on return, and faults again.
+// before this one: the access is tried again on return, and faults again. Should finding the line
+// fault itself, this is called once more, and does without.
 inline struct sigaction before_segv, before_bus;
+inline __thread siginfo_t *without_line = nullptr;
 inline void on_fault(int signal, siginfo_t *info, void *context) {
+    const bool again = without_line;
+    if (again) info = without_line;
     const void *p = info->si_addr;
     Place at = locate(p);
     // Linux loads no program below 4 MiB.
@@ -589,8 +593,9 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
         sigaction(signal, signal == SIGBUS ? &before_bus : &before_segv, nullptr);
         return;
     }
-    say_alone();
-    const std::string line = interrupted_line(context);
+    if (!again) say_alone();
+    without_line = info;
+    const std::string line = again ? "" : interrupted_line(context);
     char who[400], what[600];
     if (running.name)
         snprintf(who, sizeof who, "%s:%d: %s on device %d%s%s:", running.where.file,
@@ -2208,7 +2213,7 @@ inline Machine::Machine() {
     size_t range = 8 * total + 16 * gib; // addresses cost nothing, but ulimit -v may limit them
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
     sigaction(SIGSEGV, &action, &before_segv);
     sigaction(SIGBUS, &action, &before_bus);
 #endif

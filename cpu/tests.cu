@@ -1292,6 +1292,12 @@ __global__ void dynamic_kernel(float *x, int i) {
 }
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
 static void read_by_library(float *p) { FAULTS_HERE(*p = strtof((char *)p, nullptr)); }
+static void fault_without_line() {
+    siginfo_t info = {};
+    info.si_addr = memory(1, 10);
+    fprintf(stderr, "expected: the host accesses\n");
+    cuda_cpu::on_fault(SIGSEGV, &info, nullptr); // whose search for a line faults
+}
 // Waits for what nobody can set, and ends the program after 2.5 seconds of processor time.
 static double seconds_used() {
     timespec t;
@@ -1650,6 +1656,9 @@ static const WrongProgram wrong_programs[] = {
     WRONG("spinning on what nobody can set", spin(),
           "spin_kernel on device 0: block (", ",0,0) has been running for 1 seconds and is at ",
           "thread (3,0,0), in cpu/tests.cu:", "Does it wait for what another thread is to set?"),
+    WRONG("access, by the host, in a line that cannot be found", fault_without_line(),
+          "memory of device 1, byte 0 of the 40 bytes that cpu/tests.cu:",
+          "cudaErrorIllegalAddress"),
     WRONG("access, by the host, a handler was installed before", fault_with_handlers(true),
           "byte 8 of the 40 bytes that cpu/tests.cu:", "has freed"),
     WRONG("access, by the host, a handler is installed later", fault_with_handlers(false),
