@@ -914,9 +914,8 @@ void exchange(const Grads &grads) {
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
 // Each operation with its kernels, its forward and its backward, from an elementwise ReLU to batch
-// normalization; the convolution stands three times, a ladder. A kernel's outputs come
-// first among its arguments, then its inputs, then sizes. An operator of your own starts as a copy
-// of relu.
+// normalization; the convolution stands three times, a ladder. A kernel's outputs come first among
+// its arguments, then its inputs, then sizes. An operator of your own starts as a copy of relu.
 
 // Where a kernel's result goes, and what else is done to it on the way, its epilogue: += where a
 // gradient has several parts, and what is fused (section 9).
