@@ -1535,7 +1535,7 @@ static Tensor pack(const float *in, Device device, const PackShape &s) {
     Tensor out = empty({tiles, s.A * s.U * s.V, tile_n}, device);
     if (size(out) == 0) return out;
     const int columns = tile_n / lanes, rows = min(s.U * s.V, threads / columns);
-    const dim3 block(warp_size > 1 ? columns : rows, warp_size > 1 ? rows : columns);
+    const dim3 block = warp_size > 1 ? dim3(columns, rows) : dim3(rows, columns);
     const dim3 grid(blocks(s.U * s.V, rows), tiles, s.A);
     CHECK_LAUNCH(pack_kernel<<<grid, block, 0, on(device)>>>(out.ptr(), in, s));
     return out;
@@ -4354,10 +4354,11 @@ static void judge_sums(const std::string &name, int k, const std::vector<int> &s
 // The same bits on every device, and whichever device is late?
 static void judge_bits(const std::string &name, int k, const std::vector<int> &sizes) {
     const Grads grads = make_grads(k, sizes, true);
-    std::vector<Flat> numbers(k);
+    const int n = std::accumulate(sizes.begin(), sizes.end(), 0);
+    std::vector<Flat> numbers(k, Flat(n));
     for (int c = 0; c < k; c++)
-        for (int i = 0; i < std::accumulate(sizes.begin(), sizes.end(), 0); i++)
-            numbers[c].push_back(std::sin(1.0f + i * 7 + c * 1000) * (1 + i % 10));
+        for (int i = 0; i < n; i++)
+            numbers[c][i] = std::sin(1.0f + i * 7 + c * 1000) * (1 + i % 10);
     const auto first = run_with_straggler(name, grads, -1, numbers);
     for (int c = 0; c < k; c++)
         for (size_t i = 0; i < first[c].size(); i++) {
