@@ -1413,7 +1413,7 @@ Tensor global_avg_pool2d(const Tensor &X) {
 // As in PyTorch, a convolution is a cross-correlation. A dense layer is the convolution of a 1x1
 // image with a 1x1 kernel. The same three sums stand here in three ways, a ladder. From the counts
 // of nvcc's code, LeNet's step at batch 256 is estimated to take 12.3 ms on an H200 with the plain
-// kernels, 0.93 ms tiled in registers and 0.25 ms tiled through shared memory. On a CPU core, which
+// kernels, 0.90 ms tiled in registers and 0.25 ms tiled through shared memory. On a CPU core, which
 // has no shared memory, the second rung is the fastest. See make bench BENCH=kernels.
 
 // Element (k,o) of W, k = (c*K + u)*K + v, lies at W[k*W_stride_k + o*W_stride_o].
