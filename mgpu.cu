@@ -1413,7 +1413,7 @@ Tensor global_avg_pool2d(const Tensor &X) {
 // As in PyTorch, a convolution is a cross-correlation. A dense layer is the convolution of a 1x1
 // image with a 1x1 kernel. The same three sums stand here in three ways, a ladder. From the counts
 // of nvcc's code, LeNet's step at batch 256 is estimated to take 12.3 ms on an H200 with the plain
-// kernels, 0.90 ms tiled in registers and 0.25 ms tiled through shared memory. On a CPU core, which
+// kernels, 0.90 ms tiled in registers and 0.23 ms tiled through shared memory. On a CPU core, which
 // has no shared memory, the second rung is the fastest. See make bench BENCH=kernels.
 
 // Element (k,o) of W, k = (c*K + u)*K + v, lies at W[k*W_stride_k + o*W_stride_o].
@@ -1849,8 +1849,7 @@ struct Product {
     int M, N, K;
     Map A_row, A_term;
     int H, W; // of A's images
-    Map B_term;
-    int B_column; // from one column of B to the next
+    Map B_term, B_column;
     Map C_row;
     int C_column;
     int taps; // terms in a row of taps, x, where rows of taps may be skipped; else 0
@@ -2126,7 +2125,7 @@ template <class Tile, bool by_terms> struct Loader {
         for (int r = 0; r < rows; r++) row[r] = places.row[A_first + A_step * r];
         UNROLL_GPU
         for (int q = 0; q < B_own; q++) // past the last column: that one again, never stored
-            column[q] = min(n0 + B_first + B_step * q, s.N - 1) * s.B_column;
+            column[q] = s.B_column(min(n0 + B_first + B_step * q, s.N - 1)).offset;
     }
     __device__ __forceinline__ void find_terms(int first) {
         const int k = first + threadIdx.x, at = (k - range.begin) % (2 * found);
@@ -2307,6 +2306,7 @@ static Map weights(const ConvShape &s, bool row_first) {
     const int sk = s.W_stride_k;
     return {row_first, s.C, s.K, s.K, s.K * s.K * sk, s.K * sk, sk};
 }
+static Map spaced(int n, int stride) { return {false, 1, 1, n, 0, 0, stride}; }
 // Skipping terms pays where windows leave the image; tensor cores are fast enough not to skip.
 static bool skips(bool leave) { return leave && options.precision == "fp32"; }
 
@@ -2317,12 +2317,13 @@ static void fast_forward(const Target &y, const Tensor &X, const Tensor &W, cons
     products(s.products());
     product({y, {}, b.ptr()}, X.ptr(), W.ptr(),
             {s.N * out, s.O, s.C * s.K * s.K, windows(s, skip), taps(s, skip), s.H, s.W,
-             weights(s, skip), s.W_stride_o, pixels(s, skip), out, skip ? s.C * s.K : 0, 0},
+             weights(s, skip), spaced(s.O, s.W_stride_o), pixels(s, skip), out,
+             skip ? s.C * s.K : 0, 0},
             X.device);
 }
 // With a stride, each phase is a product of its own: see tiled_backward_input.
-static void fast_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
-                                const ConvShape &s) {
+static void fast_backward_wide_input(const Tensor &X, const Tensor &W, const Tensor &y,
+                                     const ConvShape &s) {
     const int S = s.stride, K = s.K, out = s.OH * s.OW, sk = s.W_stride_k, so = s.W_stride_o;
     const bool skip = skips(K > 1);
     const Target dX = grad_of(X);
@@ -2338,9 +2339,54 @@ static void fast_backward_input(const Tensor &X, const Tensor &W, const Tensor &
             products(s.products() * h.taps * w.taps / (K * K));
             product({dX, {}, nullptr}, y.grad->ptr(), W.ptr(),
                     {s.N * h.count * w.count, s.C, s.O * h.taps * w.taps, row, term, s.OH, s.OW,
-                     turned, K * K * sk, to, s.H * s.W, skip ? s.O * w.taps : 0, 0},
+                     turned, spaced(s.C, K * K * sk), to, s.H * s.W, skip ? s.O * w.taps : 0, 0},
                     X.device);
         }
+}
+// Few channels would leave most of a tile's columns empty. Then a column is a pair (c,v):
+//                      C      a row of it   a column   a term of the sum   A    B
+//   input gradient     part   n,h,j         c,v        o,u                 dy   W
+// and the K columns of a channel are added afterwards, each v places further to the right. So an
+// element of dy is loaded once for K taps, none of which leaves dy.
+
+// dX[n,c,i+h*stride,w] = or += sum of part[c,v][h,n,j] over all v, j with j*stride+v-padding = w
+//   part (C*K,rows*N*OW)   ->   dX (N,C,H,W), its rows i, i + stride, ...: one thread an element
+__global__ void fold_kernel(Target dX, const float *part, int i, int rows, ConvShape s) {
+    const int at = blockIdx.x * blockDim.x + threadIdx.x, w = at % s.W, h = at / s.W % rows;
+    const int c = at / s.W / rows % s.C, n = at / s.W / rows / s.C;
+    if (n >= s.N) return;
+    float sum = 0;
+    for (int v = (w + s.padding) % s.stride, j = (w + s.padding) / s.stride; v < s.K;
+         v += s.stride, j--)
+        if (j >= 0 && j < s.OW) sum += part[(((c * s.K + v) * rows + h) * s.N + n) * s.OW + j];
+    dX.store(((n * s.C + c) * s.H + i + h * s.stride) * s.W + w, sum);
+}
+static void fast_backward_narrow_input(const Tensor &X, const Tensor &W, const Tensor &y,
+                                       const ConvShape &s) {
+    const int S = s.stride, K = s.K, out = s.OH * s.OW, sk = s.W_stride_k, so = s.W_stride_o;
+    const Target dX = grad_of(X);
+    for (int i = 0; i < min(S, s.H); i++) {
+        const Phase h = phase(i, s.H, 0, s);
+        const int top = h.dy_begin, M = s.N * h.count * s.OW, last = h.last_tap * K;
+        const Map row = {true, s.N, h.count, s.OW, s.O * out, s.OW, 1, top * s.OW, 1, top};
+        const Map term = {true, s.O, h.taps, 1, out, s.OW, 0, 0, 1};
+        const Map turned = {true, s.O, h.taps, 1, so, -S * K * sk, 0, last * sk};
+        const Map column = {false, 1, s.C, K, 0, K * K * sk, sk};
+        const Tensor part = empty({s.C * K, M}, X.device);
+        products(s.products() * h.taps / K);
+        product(
+            {{part.ptr()}, {}, nullptr}, y.grad->ptr(), W.ptr(),
+            {M, s.C * K, s.O * h.taps, row, term, s.OH, 1, turned, column, spaced(M, 1), M, s.O, 0},
+            X.device);
+        const int n = s.N * s.C * h.count * s.W;
+        CHECK_LAUNCH(
+            fold_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, part.ptr(), i, h.count, s));
+    }
+}
+static void fast_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
+                                const ConvShape &s) {
+    const bool narrow = s.C <= 32 && s.K > 1 && size(X) <= INT_MAX / s.K;
+    (narrow ? fast_backward_narrow_input : fast_backward_wide_input)(X, W, y, s);
 }
 static void fast_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
                                   const Tensor &y, const ConvShape &s) {
@@ -2348,7 +2394,7 @@ static void fast_backward_weights(const Tensor &X, const Tensor &W, const Tensor
     products(s.products());
     product({grad_of(W), grad_of(b), nullptr}, X.ptr(), y.grad->ptr(),
             {s.C * s.K * s.K, s.O, s.N * out, taps(s, false), windows(s, false), s.H, s.W,
-             pixels(s, false), out, weights(s, false), s.W_stride_o, 0, 1},
+             pixels(s, false), spaced(s.O, out), weights(s, false), s.W_stride_o, 0, 1},
             X.device);
 }
 

@@ -1340,6 +1340,10 @@ TEST_CASE("conv2d: strides and padding") {
         {2, 2, 4, 5, 3, 4, 2, 3},  // K even, windows that meet one row of X
         {1, 2, 3, 9, 2, 3, 4, 0},  // one row of windows
         {0, 3, 6, 6, 4, 3, 2, 1},  // no images
+        {1, 33, 5, 6, 3, 2, 5, 1}, // some of these again, of so many channels that the fast
+        {2, 33, 7, 5, 3, 1, 1, 2}, // kernels sum their input gradient otherwise
+        {3, 33, 11, 9, 3, 5, 3, 2},
+        {2, 33, 4, 5, 3, 4, 2, 3},
     };
     const size_t small = sizes.size();
     const ConvSizes large[] = {// ResNet-18's: a plane of fewer pixels than a tile, too
