@@ -71,7 +71,7 @@
 
 // ---------------------------------------------------------------------------------------------
 // 1. The vocabulary
-// Tensors and operators, as np and npx declare them to the tutorial's network. Look things up here.
+// The tensors and operators that the tutorial takes from np and npx: declarations to look up later.
 
 struct Device {
     int id; // 0, 1, ...: gpu(id); -1: the host
@@ -86,16 +86,15 @@ struct Tensor {
     std::shared_ptr<float> data;  // size(t) floats in the memory of `device`
     std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
     bool requires_grad = true;    // of a parameter; false: a buffer (a running statistic)
-    float *ptr() const;           // data; enqueues the launch first that is still to write it
+    float *ptr() const;           // data; first enqueues the launch that writes it, if one waits
 
-    // Autograd's (section 9). Of a gradient: the backward pass that wrote it last, the event
-    // recorded after that write, whether another gradient has the same memory
-    unsigned written = 0;
-    std::shared_ptr<struct Event> complete = nullptr;
-    bool shared = false;
-    // Of a result: whether `grad` is that of a relu's input, and the launch that waits to write it
-    bool masked = false;
-    std::shared_ptr<struct Launch> by = nullptr;
+    // For autograd (section 9). Of a gradient:
+    unsigned written = 0; // the number of the backward pass that wrote it last
+    std::shared_ptr<struct Event> complete = nullptr; // recorded after that write
+    bool shared = false;                              // another gradient may have the same memory
+    // Of an operator's result:
+    bool masked = false;                         // it is relu(X), and `grad` is the gradient of X
+    std::shared_ptr<struct Launch> by = nullptr; // the launch that writes it, perhaps not yet
 };
 int size(const Tensor &t); // the product of the shape
 
@@ -170,9 +169,9 @@ Net net = lenet;
 struct Stream {
     cudaStream_t handle = nullptr;
     cudaEvent_t ready = nullptr; // wait_for records it
-    int steps = 0;               // length of the longest chain of messages so far, for the lab
+    int steps = 0; // for the lab: the longest chain of dependent messages that ends here
     int device = -1;
-    int lane = -1, last = -1; // for a trace: the stream's number, that of its last operation
+    int lane = -1, last = -1; // for a trace: the stream's number, its last operation's number
 };
 Stream &stream(Device device);
 cudaStream_t on(Device device); // its stream's handle; makes the device CUDA's current one
@@ -186,13 +185,14 @@ struct Error : std::runtime_error {
 };
 [[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
 // Every CUDA call is checked: one that fails ends the program with its line and CUDA's own words.
-// (In a dry run nothing is called.)
+// (A dry run only records operations, on devices that need not exist: it calls nothing.)
 #define CHECK(call) (dry_run ? void() : check_cuda((call), #call, __FILE__, __LINE__))
 extern bool dry_run;
 void check_cuda(cudaError_t code, const char *call, const char *file, int line);
 
-// Stands before what is enqueued on a stream, so that a trace shows it (section 14): a wait for
-// operation `after`, a message, which the lab counts too, or a kernel, whose stream on() tells.
+// A Span is declared before an operation is enqueued and records it for a trace (section 14): a
+// kernel, whose stream on() tells, a copy, a message, which the lab counts too, or a wait for
+// operation number `after`.
 struct Span {
     Span(const char *name, Stream *stream, size_t bytes = 0, int after = -1);
     Span(Device src, Device dst, Stream &stream, size_t bytes); // a message
@@ -206,8 +206,8 @@ struct Span {
 };
 
 // Work enqueued on `device` after this call starts only when all work already enqueued on `other`
-// has finished. The host does not wait. (The event may be recorded again at once: a wait is for the
-// record that precedes it.)
+// has finished. The host does not wait. (One event per stream is enough: a wait is for the last
+// record before it, and recording the event again does not change that.)
 //
 //   other's stream    ... work ... [record ready] ... more work ...
 //                                        |
@@ -229,7 +229,7 @@ void peer_copy(const Tensor &src, const Tensor &dst, Stream &stream) {
                               bytes, stream.handle));
 }
 
-// On device d's stream: a copy from the host, to the host or inside d.
+// Enqueue a copy on device d's stream: from the host, to the host or within d.
 void copy_on(Device d, float *to, const float *from, size_t bytes, cudaMemcpyKind kind) {
     const Span span(kind == cudaMemcpyHostToDevice ? "copy in" : "copy", &stream(d), bytes);
     CHECK(cudaMemcpyAsync(to, from, bytes, kind, on(d)));
@@ -276,8 +276,8 @@ std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device)
 }
 
 // data[c] lies on device c; afterwards each of them holds the elementwise sum of all.
-// With k devices and n bytes each: 2(k-1) messages, all of them through device 0, which receives
-// (k-1)n bytes and sends as many; the others n each.
+// With k devices and tensors of n bytes: 2(k-1) messages, all to or from device 0, which receives
+// (k-1)n bytes and sends as many; every other device receives n bytes and sends n.
 void allreduce(std::vector<Tensor> data) {
     for (size_t i = 1; i < data.size(); i++)
         add_(data[0], copyto(data[i], data[0].device)); // data[0][:] += data[i]
@@ -290,11 +290,11 @@ void allreduce(std::vector<Tensor> data) {
 // How a minibatch is cut into one shard for each device.
 
 Tensor rows(const Tensor &X, int begin, int end); // X[begin:end], the same memory
-std::vector<int> shard_sizes(int n, int k);       // of n samples on k devices: even, or SPLIT's
+std::vector<int> shard_sizes(int n, int k);       // of n samples on k devices: equal, or by SPLIT
 
-// k contiguous shards in order, as equal as can be, the larger ones first (or as SPLIT=3,1 says). A
-// minibatch of fewer samples than devices leaves the last devices empty shards. Same as
-// gluon.utils.split_and_load(even_split=False).
+// k contiguous shards in order. Their sizes differ by at most one, the larger ones first (or are in
+// SPLIT's proportions, such as 3,1). If there are fewer samples than devices, the last shards are
+// empty. Same as gluon.utils.split_and_load(even_split=False).
 std::vector<Tensor> split_and_load(const Tensor &X, const std::vector<Device> &devices) {
     std::vector<Tensor> shards;
     std::vector<int> sizes = shard_sizes(X.shape[0], devices.size());
