@@ -313,8 +313,8 @@ split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices
 
 // ---------------------------------------------------------------------------------------------
 // 5. Training                                                              tutorial: "Training"
-// One minibatch on all devices, then epochs of them. First the declarations of what both functions
-// take from autograd and d2l; train_batch stands below them.
+// train_batch trains one minibatch on all devices, train whole epochs. They stand below the
+// declarations of what they take from autograd and d2l.
 
 void backward(const Tensor &l); // the gradient of sum(l), for all that l depends on
 // param -= lr * param.grad / batch_size
@@ -322,10 +322,10 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 Device try_gpu(int i); // gpu(i), or an error if there are fewer devices
 
 extern const char *const usual_kernels; // on this machine (section 8)
-// The command line (section 16). What is not given there, the model's chapter decides (section 10).
+// The command line (section 16). What it does not give has the value of the model's chapter (10).
 struct Options {
     int gpus = 1, batch = 256, epochs = 10; // batch: samples over all devices
-    int dry_run = 0;                        // on so many devices; 0: none
+    int dry_run = 0; // the number of devices of a dry run; 0: none is wanted
     int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
     float lr = 0.2f;
     unsigned seed = 0;
@@ -334,9 +334,9 @@ struct Options {
     bool resume = false, verbose = false;
     bool evaluate_all = false; // test accuracy on all devices, not on the first alone
     std::string model = "lenet", allreduce = "naive", kvstore, kernels = usual_kernels;
-    std::string precision = "fp32"; // of the factors of the fast kernels, or tf32
+    std::string precision = "fp32"; // of the factors in the fast kernels: fp32 or tf32
     std::string bench;              // all, step, allreduce or kernels
-    std::vector<int> split;         // the devices' parts of a minibatch; none: equal ones
+    std::vector<int> split;         // proportions of the devices' shards; empty: equal ones
     std::string data = "data", init, save, log = "build/log.csv"; // folders, a file
     std::set<std::string> given; // the options that the command line names
 };
@@ -347,7 +347,7 @@ struct DataIter {
     const struct DataSet *set;
     int batch_size;
     bool shuffle;
-    Tensor X, y;            // pinned copy of the epoch, filled just ahead; minibatches view it
+    Tensor X, y;            // the epoch in its order, filled as needed; minibatches are views of it
     std::vector<int> order; // of the samples in this epoch
     int begin = 0, filled = 0;
     void reset();                    // a new epoch
@@ -370,17 +370,17 @@ struct Animator {
     std::shared_ptr<struct Progress> progress;
     Animator(const std::vector<Device> &devices, int steps); // steps of an epoch
     void step(const std::vector<Tensor> &ls);                // a minibatch has been enqueued
-    double finish(int epoch); // wait for the epoch's steps; their mean loss
+    double finish(int epoch); // waits for the epoch's steps and returns their mean loss
     void add(int epoch, double loss, float acc, double seconds); // a row
 };
-// Have k devices just done what one does (section 13)? Do they hold the same parameters (11)?
+// Is the first step of k devices that of one device (section 13)? Are the k replicas equal (11)?
 void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
                       const std::vector<std::vector<Tensor>> &device_params, float lr);
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params);
-struct Position { // in a training: the epoch, its samples so far, the steps of all epochs
+struct Position { // how far a training is: its epoch, samples of that epoch, steps of all epochs
     int epoch, samples, steps;
 };
-extern Position resumed; // where RESUME goes on; else all 0
+extern Position resumed; // where RESUME=1 goes on; else all 0
 void save_checkpoint(const std::vector<Tensor> &params, const Position &position);
 std::string str(Device device);                      // gpu(0)
 std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
@@ -396,13 +396,13 @@ Grads gradients(const std::vector<std::vector<Tensor>> &device_params) {
             if (p.requires_grad) grads[c].push_back(gradient(p));
     return grads;
 }
-// The i-th of them, one a device: the tutorial's [device_params[c][i].grad for c in ...]
+// The i-th gradient of every device: the tutorial's [device_params[c][i].grad for c in ...]
 std::vector<Tensor> column(const Grads &grads, size_t i) {
     std::vector<Tensor> data;
     for (const auto &list : grads) data.push_back(list[i]);
     return data;
 }
-void exchange(const Grads &grads); // an allreduce of all, as ALLREDUCE and OVERLAP ask: section 7
+void exchange(const Grads &grads); // allreduces them all, as ALLREDUCE and OVERLAP say: section 7
 
 // One step of data parallelism, on k devices:
 //   1. Split the minibatch into k shards, one on each device.
@@ -432,8 +432,8 @@ std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y,
     return ls;
 }
 
-// As in the tutorial, but that the host does not wait for each minibatch: it enqueues a whole epoch
-// and then waits for the devices once.
+// As in the tutorial, except that the host does not wait after each minibatch: it enqueues a whole
+// epoch and then waits for the devices once.
 void train(int num_gpus, int batch_size, float lr) {
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
     std::vector<Device> devices;
@@ -448,7 +448,7 @@ void train(int num_gpus, int batch_size, float lr) {
     float acc = 0;
     int epoch = 0, steps = resumed.steps;
     bool more = true;
-    for (; epoch < resumed.epoch; epoch++) train_iter.reset(); // the same order of samples then
+    for (; epoch < resumed.epoch; epoch++) train_iter.reset(); // so that samples keep their order
     for (; epoch < num_epochs && more; epoch++) {
         timer.start();
         train_iter.reset();
@@ -476,7 +476,7 @@ void train(int num_gpus, int batch_size, float lr) {
 
 // ---------------------------------------------------------------------------------------------
 // 6. Experiment                                                          tutorial: "Experiment"
-// The tutorial's demonstrations, each printed from what lies on the devices, and its run.
+// The tutorial's demonstrations, which print what the devices' memory really holds, and its run.
 
 Tensor arange(int n);                   // 0, 1, ..., n-1   (n) on the host
 std::string to_string(const Tensor &t); // as NumPy prints it; waits for the device
