@@ -693,9 +693,29 @@ static void allreduce_host(const Grads &grads) {
     unflatten(flat, grads);
 }
 
+// Device owner[i] receives tensor i of every other device, adds them all in the devices' order, and
+// sends the sum back.
+static void sum_on_owners(const Grads &grads, const std::vector<int> &owner) {
+    std::vector<std::vector<Tensor>> parts; // of each tensor, on its owner, in the devices' order
+    std::vector<Message> gather, broadcast;
+    for (size_t i = 0; i < owner.size(); i++) {
+        const Tensor &sum = grads[owner[i]][i];
+        parts.push_back(column(grads, i));
+        for (int c = 0; c < (int)grads.size(); c++) {
+            if (c == owner[i]) continue;
+            parts[i][c] = empty(sum.shape, sum.device);
+            gather.push_back({grads[c][i], parts[i][c]});
+            broadcast.push_back({sum, grads[c][i]});
+        }
+    }
+    send(gather);
+    for (size_t i = 0; i < owner.size(); i++) sum_(grads[owner[i]][i], parts[i]);
+    send(broadcast);
+}
+
 // --- by_tensor: the tutorial's third exercise, different parameters on different devices: a
 // parameter server sharded by tensor. Greedy balance: the largest tensor first, each to the device
-// with the least load. Its owner sums it and broadcasts the sum.
+// with the least load.
 //   messages 2(k-1)P   busiest (k-1)L + n-L, L bytes the largest load   steps 2m, m the most
 //   tensors that one device owns
 static void allreduce_by_tensor(const Grads &grads) {
@@ -709,42 +729,21 @@ static void allreduce_by_tensor(const Grads &grads) {
         owner[i] = std::min_element(load.begin(), load.end()) - load.begin();
         load[owner[i]] += size(grads[0][i]);
     }
-    std::vector<std::vector<Tensor>> parts; // of each tensor, on its owner, in the devices' order
-    std::vector<Message> gather, broadcast;
-    for (int i = 0; i < P; i++) {
-        const Tensor &sum = grads[owner[i]][i];
-        parts.push_back(column(grads, i));
-        for (int c = 0; c < k; c++) {
-            if (c == owner[i]) continue;
-            parts[i][c] = empty(sum.shape, sum.device);
-            gather.push_back({grads[c][i], parts[i][c]});
-            broadcast.push_back({sum, grads[c][i]});
-        }
-    }
-    send(gather);
-    for (int i = 0; i < P; i++) sum_(grads[owner[i]][i], parts[i]);
-    send(broadcast);
+    sum_on_owners(grads, owner);
 }
 
-// --- sharded: a direct reduce-scatter, in which every device sums its own chunk of all devices'
-// gradients, then a direct all-gather of the sums
+// --- sharded: the same with k chunks of equal size, of which each device owns one: a direct
+// reduce-scatter, then a direct all-gather of the sums
 //   messages 2k(k-1)   busiest 2(k-1)n/k   steps 2
 static void allreduce_sharded(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
-    std::vector<std::vector<Tensor>> parts(k); // of each chunk, on its owner, in the devices' order
-    std::vector<Message> scatter, gather;
-    for (int j = 0; j < k; j++)
-        for (int c = 0; c < k; c++) {
-            const Tensor own = chunk(flat[j], j, k), part = chunk(flat[c], j, k);
-            parts[j].push_back(c == j ? own : empty(own.shape, own.device));
-            if (c == j) continue;
-            scatter.push_back({part, parts[j][c]});
-            gather.push_back({own, part});
-        }
-    send(scatter);
-    for (int j = 0; j < k; j++) sum_(chunk(flat[j], j, k), parts[j]);
-    send(gather);
+    Grads chunks(k);
+    for (int c = 0; c < k; c++)
+        for (int j = 0; j < k; j++) chunks[c].push_back(chunk(flat[c], j, k));
+    std::vector<int> owner(k);
+    std::iota(owner.begin(), owner.end(), 0); // device j owns chunk j
+    sum_on_owners(chunks, owner);
     unflatten(flat, grads);
 }
 
