@@ -325,7 +325,7 @@ extern const char *const usual_kernels; // on this machine (section 8)
 // The command line (section 16). What it does not give has the value of the model's chapter (10).
 struct Options {
     int gpus = 1, batch = 256, epochs = 10; // batch: samples over all devices
-    int dry_run = 0; // the number of devices of a dry run; 0: none is wanted
+    int dry_run = 0;                        // the number of devices of a dry run; 0: none
     int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
     float lr = 0.2f;
     unsigned seed = 0;
@@ -533,8 +533,8 @@ void experiment() {
 // ---------------------------------------------------------------------------------------------
 // 7. The allreduce lab                                           tutorial: "Exercises", the third
 // A ladder of algorithms, from the tutorial's up; ALLREDUCE=name trains with one of them. At the
-// end stand the student's slot, `allreduce_yours`, and `exchange`, which train_batch calls for any
-// but the tutorial's: buckets of gradients, and their overlap with the backward pass.
+// end stand the student's slot, `allreduce_yours`, and `exchange`, which train_batch calls for all
+// but the tutorial's: it can overlap the allreduce with the backward pass, in buckets.
 //
 // Contract. grads[c][i] lies on device c and has the same size on every device. Afterwards each of
 // them holds the sum over all c, with the same bits on every device. Asynchronous: enqueue and
@@ -549,22 +549,22 @@ void experiment() {
 void sum_(const Tensor &a, const std::vector<Tensor> &parts); // a[:] = the parts' sum, in order
 Stream &link_stream(Device src, Device dst);   // the stream of messages from src to dst
 std::vector<float *> pinned(int count, int n); // arrays of n numbers in pinned host memory
-// In stream order the host calls f, which reads or writes so many bytes; `name` is for a trace
+// Enqueue a call of f on the host. Its name and the bytes that it reads or writes are for a trace
 void call_on(Stream &stream, const char *name, size_t bytes, std::function<void()> f);
-void wait_for_gradient(const Tensor &grad); // on its device: until backward has written it
-// Communication streams, a second one on each device. A guard: while it lives, stream(d) and on(d)
-// return d's communication stream (if `use`).
+void wait_for_gradient(const Tensor &grad); // later work on its device waits until it is written
+// Each device has a second stream, for communication. A guard: while it lives (and if `use`),
+// stream(d) and on(d) return that one.
 struct CommStreams {
     explicit CommStreams(bool use);
     ~CommStreams();
 };
 void join_comm_streams(int k); // later work on the first k devices waits for theirs
 
-// Several machines (section 15): MPI has started this program as number `node` of `nodes`, each
+// Several machines (section 15): MPI has started this program as process `node` of `nodes`, each
 // with devices of its own. Without MPI it is 0 of 1.
 extern int nodes, node;
-void sum_over_nodes(const Grads &grads); // each holds its node's sum: the sum over all nodes
-void sum_over_nodes(double *a, int n);   // on the host, which waits
+void sum_over_nodes(const Grads &grads); // from the sums of each node to those over all nodes
+void sum_over_nodes(double *a, int n);   // the same on the host, which waits
 void from_node_0(void *a, size_t bytes); // a[:] = node 0's
 void compare_with_node_0(const std::vector<Tensor> &params); // do all nodes hold the same bits?
 
@@ -578,7 +578,7 @@ static bool contiguous(const std::vector<Tensor> &list) {
     }
     return true;
 }
-// Copy the list's tensors into flat one after the other, or back from it.
+// Copy the list's tensors, one after the other, into `flat`, or back.
 static void copy_flat(const Tensor &flat, const std::vector<Tensor> &list, bool back) {
     int begin = 0;
     for (const Tensor &t : list) {
@@ -587,8 +587,8 @@ static void copy_flat(const Tensor &flat, const std::vector<Tensor> &list, bool 
         begin += size(t);
     }
 }
-// The tensors of each device as one, (n). It is the same memory if they are contiguous, as the
-// gradients of get_params are; otherwise a copy, which unflatten copies back.
+// Each device's tensors as one tensor (n): the same memory if they are contiguous, as the gradients
+// of get_params are; otherwise a copy, which unflatten copies back.
 static std::vector<Tensor> flatten(const Grads &grads) {
     std::vector<Tensor> flat;
     for (const auto &list : grads) {
@@ -619,9 +619,9 @@ static Tensor chunk(const Tensor &flat, int j, int k, int count = 1) {
     return rows(flat, n * j / k, n * (j + count) / k);
 }
 
-// One round of messages, dst[:] = src each. Each copy runs on the pair's own stream, after all
-// earlier work of both devices; the later work of both waits for it. So messages between different
-// pairs travel at the same time, and no two may go to one place.
+// One round of messages, each dst[:] = src. A message runs on its pair's own stream, after all
+// earlier work of both devices, and the later work of both waits for it. Messages between different
+// pairs travel at the same time; so no two may write to the same place.
 struct Message {
     Tensor src, dst;
 };
@@ -752,7 +752,7 @@ static void allreduce_sharded(const Grads &grads) {
 static void allreduce_ring(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
-    // The reduce-scatter phase: chunks go round and grow; chunk j is at device j + step.
+    // The reduce-scatter phase: partial sums go round; device j + step sends that of chunk j.
     for (int step = 0; step < k - 1; step++) {
         std::vector<Message> messages;
         for (int c = 0; c < k; c++) {
@@ -763,7 +763,7 @@ static void allreduce_ring(const Grads &grads) {
         for (int c = 0; c < k; c++)
             add_(chunk(flat[(c + 1) % k], (c - step + k) % k, k), messages[c].dst);
     }
-    // The all-gather phase: the sums go round; that of chunk j is at device j - 1 + step.
+    // The all-gather phase: the sums go round; device j - 1 + step sends that of chunk j.
     for (int step = 0; step < k - 1; step++) {
         std::vector<Message> messages;
         for (int c = 0; c < k; c++) {
@@ -775,7 +775,7 @@ static void allreduce_ring(const Grads &grads) {
     unflatten(flat, grads);
 }
 
-// --- tree: a reduction in which, in round r, device c + 2^r sends to device c, for c a multiple of
+// --- tree: a reduction, in whose round r device c + 2^r sends to device c, for all multiples c of
 // 2^(r+1); then a broadcast the same way back
 //   messages 2(k-1)   busiest ceil(log2 k) n   steps 2 ceil(log2 k)
 static void allreduce_tree(const Grads &grads) {
@@ -799,7 +799,7 @@ static void allreduce_tree(const Grads &grads) {
 }
 
 // --- rebind: the mistake of the tutorial's older PyTorch text, kept to be looked at. `data[c] =`
-// puts the sum into the list under a new tensor; the gradient itself stays what it was.
+// puts a new tensor with the sum into the list; the gradient itself stays what it was.
 static void allreduce_rebind(const Grads &grads) {
     for (size_t i = 0; i < grads[0].size(); i++) {
         std::vector<Tensor> data = column(grads, i);
@@ -808,18 +808,7 @@ static void allreduce_rebind(const Grads &grads) {
     }
 }
 
-// --- yours: the student's slot. It starts as the tutorial's algorithm; the contract is at the top
-// of this section. The tools:
-//   move       copyto(src, dst), one message, or send({{src, dst}, ...}), a round of them
-//   add        add_(a, b), sum_(a, {b, c, ...})
-//   allocate   empty(shape, device); its last handle frees it, which is safe in stream order
-//   cut        chunk(t, j, k) or chunk(t, j, k, count), flatten(grads), unflatten(flat, grads)
-// If it is meant for some numbers of devices only, say so in `algorithms` below: {"yours",
-// allreduce_yours, powers_of_two}.
-// The commands:
-//   make exercise                           is it right, and what does it cost beside naive?
-//   make race ALLREDUCE=yours GPUS=3        is every wait there?
-//   make run ALLREDUCE=yours GPUS=2         does it train?
+// --- launching a kernel: its threads and blocks, and the check of the launch
 constexpr int threads = 256;                        // of a block, where nothing else decides
 inline int blocks(int n, int per_block = threads) { // at least one: an empty grid is an error
     return n > 0 ? (n + per_block - 1) / per_block : 1;
@@ -831,6 +820,19 @@ inline int blocks(int n, int per_block = threads) { // at least one: an empty gr
         __VA_ARGS__;                                                                               \
         check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__);                   \
     } while (0)
+
+// --- yours: the student's slot. It starts as the tutorial's algorithm; the contract is at the top
+// of this section. The tools:
+//   send       copyto(src, dst), one message, or send({{src, dst}, ...}), a round of them
+//   add        add_(a, b), sum_(a, {b, c, ...})
+//   allocate   empty(shape, device); its last handle frees it, which is safe in stream order
+//   cut        chunk(t, j, k) or chunk(t, j, k, count), flatten(grads), unflatten(flat, grads)
+// If it works for some numbers of devices only, say so in `algorithms` below: {"yours",
+// allreduce_yours, powers_of_two}.
+// The commands:
+//   make exercise                           is it right, and what does it cost beside naive?
+//   make race ALLREDUCE=yours GPUS=3        is every wait there?
+//   make run ALLREDUCE=yours GPUS=2         does it train?
 // ---- kernels of your own, from here (section 8 has some to start from, relu_kernel the simplest):
 //   CHECK_LAUNCH(my_kernel<<<blocks(n), threads, 0, on(t.device)>>>(t.ptr(), n));
 // ---- to here ----
@@ -864,7 +866,7 @@ static bool meant_for(const std::string &name, int k) {
         if (a.name == name && a.meant_for) return a.meant_for(k);
     return true;
 }
-static char inside[200]; // "yours, k = 3, 1 tensor, 5 numbers: " while it runs, for what goes wrong
+static char inside[200]; // for error messages, while it runs: "yours, k = 3, 1 tensor, 5 numbers: "
 void run_allreduce(const std::string &name, const Grads &grads) {
     int n = 0;
     const int k = grads.size(), P = grads[0].size();
@@ -876,16 +878,16 @@ void run_allreduce(const std::string &name, const Grads &grads) {
         for (const Algorithm &a : algorithms)
             if (a.name == name) a.run(grads);
     } catch (const std::exception &e) { error("%s%s", inside, e.what()); }
-    *inside = 0; // after an error it stays: that ends the program
+    *inside = 0; // not after an error, which ends the program
 }
 
 // --- exchange: all gradients of a step by one of these algorithms, and OVERLAP: "start exchanging
-// while others are still being computed". By the time that train_batch calls it the host has
-// enqueued the whole backward pass, but the devices have hardly begun it, and an event stands
-// behind the write of each gradient. So what is enqueued now on the communication streams, and
-// waits only for the events of its own gradients, runs beside the rest of the backward pass. It
-// goes bucket by bucket, the last layers first: backward writes theirs first.
-static size_t bucket_bytes = 256 * 1024; // at least; the bucket of the first layers may be smaller
+// while others are still being computed". When train_batch calls it, the host has enqueued the
+// whole backward pass, with an event after the write of each gradient, but the devices have hardly
+// begun it. So an allreduce that is enqueued now on the communication streams, and waits only for
+// the events of its own gradients, runs beside the rest of the backward pass. There is one for each
+// bucket of gradients, the last layers first, because backward writes their gradients first.
+static size_t bucket_bytes = 256 * 1024; // at least; the last bucket may be smaller
 
 void exchange(const Grads &grads) {
     // The order in which a ring adds depends on where its chunks begin. So that OVERLAP changes no
