@@ -918,13 +918,13 @@ void exchange(const Grads &grads) {
 // normalization; the convolution stands three times, a ladder. A kernel's outputs come first among
 // its arguments, then its inputs, then sizes. An operator of your own starts as a copy of relu.
 
-// Where a kernel's result goes, and what else is done to it on the way, its epilogue: += where a
-// gradient has several parts, and what is fused (section 9).
+// Where a kernel stores its result, and its epilogue: += for a gradient that has several parts, and
+// the operators that are fused with the kernel's own (section 9).
 struct Target {
     float *data;
-    const float *plus = nullptr; // is added; += is `data` itself
-    const float *mask = nullptr; // where it is not positive, value counts as 0
-    long relu = 0;               // 1: at last, max(0, sum)
+    const float *plus = nullptr; // is added to the value: `data` itself for +=
+    const float *mask = nullptr; // where it is not positive, the value counts as 0
+    long relu = 0;               // 1: max(0, sum) is stored
     __device__ __forceinline__ void store(int i, float value) const {
         const float least = relu ? 0 : -INFINITY;
         if (mask || plus) {
@@ -933,7 +933,7 @@ struct Target {
         }
         data[i] = value < least ? least : value; // NaN stays NaN
     }
-    __host__ __device__ __forceinline__ Target from(int i) const { // its elements from i on
+    __host__ __device__ __forceinline__ Target from(int i) const { // the same from element i on
         return {data + i, plus ? plus + i : plus, mask ? mask + i : mask, relu};
     }
 };
@@ -943,21 +943,21 @@ Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int
 void record(const Tensor &y, std::function<void()> backward);
 Target grad_of(const Tensor &X); // null data where X wants no gradient
 bool is_recording();             // false under NoGrad
-// What it takes for fusion: launch() enqueues y's kernel, now or when it is clear what follows it;
-// join() makes X's launch, if it still waits, one that writes y = max(0, X), or y = X + *plus.
-// KERNELS=plain fuses nothing.
-bool fused();
+// What it takes from fusion: launch() enqueues the kernel that writes y, perhaps later, when it is
+// known what follows. join() makes the launch of X, if it still waits, write y = max(0, X), or
+// y = X + *plus, instead.
+bool fused(); // false with KERNELS=plain
 void launch(Tensor &y, std::function<void(Target y)> kernel);
 bool join(const Tensor &X, Tensor &y, const Tensor *plus = nullptr);
 Tensor fused_relu(const Tensor &X, Tensor y);
-bool share_grad(const Tensor &X, const Tensor &y); // dX is dy: they share its memory
+bool share_grad(const Tensor &X, const Tensor &y); // dX = dy: share its memory, if possible
 void parameters_change();
-void products(double count); // of the next kernel, for a profile
+void products(double count); // for a profile: how many the next kernel computes
 void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
 
 // --- relu
-// y = max(X, 0), NaN stays NaN. One thread an element.
+// y = max(X, 0), NaN stays NaN. One thread per element.
 __global__ void relu_kernel(float *y, const float *X, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = X[i] < 0 ? 0 : X[i];
@@ -983,7 +983,7 @@ Tensor relu(const Tensor &X) {
 }
 
 // --- addition
-// y = A + B. One thread an element.
+// y = A + B. One thread per element.
 __global__ void add_forward_kernel(float *y, const float *A, const float *B, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = A[i] + B[i];
@@ -1029,9 +1029,10 @@ void add_(const Tensor &a, const Tensor &b) {
     CHECK_LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(a.ptr(), b.ptr(), n));
 }
 
-// --- loops over a thread's registers, and sums over a warp and over a block
-// g++ vectorises the innermost of such loops; on a GPU the 32 threads of a warp take neighbouring
-// elements instead. MGPU_LANES gives a CPU the GPU's shape, see `make lanes`.
+// --- what differs on a CPU; sums over a warp and over a block
+// On a GPU the 32 threads of a warp take neighbouring elements. On a CPU a warp is one thread, and
+// the compiler vectorises its loop over neighbouring elements: `lanes` of them, or tile_n. With
+// MGPU_LANES a CPU has the GPU's warps, see `make lanes`.
 #ifdef CUDA_CPU
 constexpr bool on_cpu = true;
 #else
@@ -1047,7 +1048,7 @@ constexpr bool on_cpu = false;
 #if defined(__CUDACC__) || defined(MGPU_LANES)
 #define UNROLL_LANES UNROLL
 constexpr int warp_size = 32, lanes = 1;
-constexpr int tile_m = 8, tile_n = 8, wide = 1; // outputs of one thread, of a register
+constexpr int tile_m = 8, tile_n = 8, wide = 1; // a thread's tile of sums; floats in a register
 typedef float Wide;
 __device__ inline float warp_reduce_sum(float sum) { // every lane of the warp returns it
     for (int half = warp_size / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
@@ -1063,16 +1064,16 @@ constexpr int tile_m = 6, tile_n = 16, wide = 8;
 #else                    // NEON: 32 of 4
 constexpr int tile_m = 6, tile_n = 16, wide = 4;
 #endif
-// `wide` neighbours in an array as one number: (Wide &)a[0] += b * (const Wide &)c[0]. g++ makes
-// that of loops, too; clang++ would leave a tile of sums in memory.
+// `wide` neighbours in an array as one number: (Wide &)a[0] += b * (const Wide &)c[0]. From a plain
+// loop g++ makes the same code, but clang++ would leave a tile of sums in memory.
 typedef float Wide __attribute__((vector_size(wide * 4), aligned(4), may_alias));
 inline float warp_reduce_sum(float sum) { return sum; }
 #endif
 
 const char *const usual_kernels = warp_size > 1 ? "fast" : "tiled";
 
-// The sum of value(i) over i < n by one warp; every lane returns it. Deterministic order; tile_n
-// partial sums a lane keep the rounding small.
+// The sum of value(i) over i < n by one warp, in a fixed order; every lane returns it. Each lane
+// keeps tile_n partial sums, so that rounding errors stay small.
 template <class Value> __device__ inline float warp_sum(int n, Value value) {
     float part[tile_n] = {}, sum = 0;
     int i = threadIdx.x % warp_size;
@@ -1087,7 +1088,7 @@ template <class Value> __device__ inline float warp_sum(int n, Value value) {
 }
 
 // The sum of value(i) over i < n by one block, in a fixed order: the same bits on every run.
-// `scratch` is shared, one float a thread; blockDim.x is a power of two.
+// `scratch` is shared memory, one float per thread; blockDim.x is a power of two.
 template <class Value> __device__ inline float block_sum(float *scratch, int n, Value value) {
     float sum = 0;
     for (int i = threadIdx.x; i < n; i += blockDim.x) sum += value(i);
@@ -1127,7 +1128,7 @@ void count_correct(const Tensor &correct, const Tensor &y_hat, const Tensor &y) 
 }
 
 // out[i] = parts[0][i] + parts[1][i] + ... + parts[k-1][i], added in this order; out may be a part.
-// Each thread: `lanes` neighbours on a CPU, one number on a GPU.
+// One thread per `lanes` neighbours: 16 on a CPU, 1 on a GPU.
 constexpr int max_gpus = 64;
 struct Parts {
     const float *p[max_gpus];
@@ -1158,7 +1159,7 @@ void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
 }
 
 // --- sgd
-struct SgdList { // one launch for many parameters: a small one takes less time than its launch
+struct SgdList { // many parameters in one launch, which takes longer than a small one's update
     static constexpr int most = warp_size > 1 ? 128 : 1; // emulated threads copy their arguments
     float *param[most];
     const float *grad[most];
@@ -1175,7 +1176,7 @@ __global__ void sgd_kernel(SgdList list, float lr, float batch_size) {
 int whole_batch(int batch_size); // of all nodes (section 15)
 extern const char *part_of_step; // section 9
 
-// param -= lr * param.grad / batch_size, for each of them that has a gradient
+// param -= lr * param.grad / batch_size, for each param that has a gradient
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
     batch_size = whole_batch(batch_size);
     parameters_change();
@@ -1200,7 +1201,7 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
 }
 
 // --- softmax cross-entropy
-// The sum of exp(z[j] - largest), which cannot overflow: 1 to `classes`
+// The sum of exp(z[j] - largest). It cannot overflow: it lies between 1 and `classes`.
 __device__ inline float exp_sum(const float *z, int classes, float *largest) {
     float sum = 0;
     *largest = z[0];
@@ -1208,9 +1209,9 @@ __device__ inline float exp_sum(const float *z, int classes, float *largest) {
     for (int j = 0; j < classes; j++) sum += expf(z[j] - *largest);
     return sum;
 }
-// l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit taken out first
+// l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit subtracted from both
 //   y_hat (N,classes)   y (N) class numbers   ->   l (N)
-// One thread a sample.
+// One thread per sample.
 __global__ void softmax_cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N,
                                              int classes) {
     int n = blockIdx.x * blockDim.x + threadIdx.x;
@@ -1256,9 +1257,9 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
 // --- average and max pooling
 // y[n,c,i,j] = the mean, or the largest, of X[n,c,i*S+u,j*S+v] over u < KH, v < KW
 
-// What the two differ in. Of a window of X (KH rows, KW columns of a plane W wide) value() returns
-// y, choose() the index of its maximum, given() the part of dy = g that flows to element `at` of
-// its n = KH*KW.
+// What the two differ in, for one window of X (KH rows, KW columns of a plane W wide): value() is
+// its y, choose() the index of its maximum, given() the part of its dy = g that flows back to
+// element `at` of its n = KH*KW elements.
 struct Mean {
     __device__ static int choose(const float *, int, int, int) { return 0; }
     __device__ static float value(const float *X, int W, int KH, int KW) {
@@ -1304,8 +1305,8 @@ struct PoolShape {
 };
 
 // X (P,H,W)   ->   y (P,OH,OW)
-// One thread an output element, threadIdx.z a plane. `fixed` is KH = KW = S where it is known, else
-// 0: the compiler unrolls loops of constant length.
+// One thread per output element; threadIdx.z counts planes. `fixed` is KH = KW = S if that is known
+// at compile time, so that the compiler unrolls the loops, else 0.
 template <class Window, int fixed>
 __global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
     if (fixed) s.KH = s.KW = s.S = fixed;
@@ -1319,7 +1320,7 @@ __global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
 }
 // dX[h,w] = or += the sum of what the windows that hold (h,w) give it; past the last window, 0
 //   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)
-// One thread an S x S patch of dX, from (i*S,j*S) on; with `fixed` on a GPU a column of it. Every
+// One thread per S x S patch of dX, from (i*S,j*S) on, or per column of it (see `own`). Every
 // element is written, zeros too.
 template <class Window, int fixed>
 __global__ void pool2d_backward_kernel(Target dX, const float *dy, const float *X, PoolShape s) {
@@ -1330,8 +1331,8 @@ __global__ void pool2d_backward_kernel(Target dX, const float *dy, const float *
     X += p * s.H * s.W;
     dy += p * s.OH * s.OW;
     auto window = [=](int i, int j) { return X + i * S * s.W + j * S; };
-    // Of a patch that is a window, a CPU's thread has all columns, a GPU's one: neighbours in
-    // memory have neighbouring threads.
+    // With `fixed` a patch is a window. A thread then takes all of its columns on a CPU, but one on
+    // a GPU, so that neighbouring threads write neighbours in memory.
     constexpr int own = warp_size > 1 || !fixed ? 1 : fixed;
     for (int i = threadIdx.y; i * S < s.H; i += blockDim.y) {
         int done = 0;
@@ -1371,10 +1372,11 @@ static Tensor pool2d(const char *op, const Tensor &X, int KH, int KW, int S) {
     const int N = X.shape[0], C = X.shape[1], H = X.shape[2], W = X.shape[3];
     const PoolShape s = {N * C, H, W, (H - KH) / S + 1, (W - KW) / S + 1, KH, KW, S};
     Tensor y = output(op, {X}, {N, C, s.OH, s.OW});
-    auto block_of = [=](int width) {
-        const int x = min(width, warp_size), rows = blocks(H, S);
-        const int z = on_cpu ? 1 : blocks(rows, blocks(rows, threads / x)); // for as few rounds
-        return dim3(x, z, min(64, threads / (x * z)));
+    auto block_of = [=](int width) { // columns, rows, planes
+        const int columns = min(width, warp_size), all_rows = blocks(H, S);
+        const int rounds = blocks(all_rows, threads / columns);
+        const int rows = on_cpu ? 1 : blocks(all_rows, rounds);
+        return dim3(columns, rows, min(64, threads / (columns * rows)));
     };
     const dim3 block = block_of(blocks(W, S)), block_back = block_of(fixed ? W : blocks(W, S));
     CHECK_LAUNCH(pool2d_kernel<Window, fixed>
