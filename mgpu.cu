@@ -1414,16 +1414,18 @@ Tensor global_avg_pool2d(const Tensor &X) {
 
 // --- convolution and dense layers, plainly (KERNELS=plain)
 // As in PyTorch, a convolution is a cross-correlation. A dense layer is the convolution of a 1x1
-// image with a 1x1 kernel. The same three sums stand here in three ways, a ladder. From the counts
-// of nvcc's code, LeNet's step at batch 256 is estimated to take 12.3 ms on an H200 with the plain
-// kernels, 0.90 ms tiled in registers and 0.23 ms tiled through shared memory. On a CPU core, which
-// has no shared memory, the second rung is the fastest. See make bench BENCH=kernels.
+// image with a 1x1 kernel. Three sums are needed, for y, dX, and dW with db. Here they stand in
+// three ways, a ladder. From the counts of nvcc's code, LeNet's step at batch 256 is estimated to
+// take 12.3 ms on an H200 with the plain kernels, 0.90 ms tiled in registers and 0.23 ms tiled
+// through shared memory. On a CPU core, which has no shared memory, the second rung is the fastest.
+// See make bench BENCH=kernels.
 
-// Element (k,o) of W, k = (c*K + u)*K + v, lies at W[k*W_stride_k + o*W_stride_o].
+// Element (k,o) of W, k = (c*K + u)*K + v, lies at W[k*W_stride_k + o*W_stride_o]: a convolution's
+// W is (O,C,K,K), a dense layer's (C,O).
 struct ConvShape {
     int N, C, H, W, O, K, stride, padding, OH, OW;
     int W_stride_k, W_stride_o;
-    double products() const { return (double)N * O * OH * OW * C * K * K; } // of the sums below
+    double products() const { return (double)N * O * OH * OW * C * K * K; } // of each sum below
 };
 __device__ inline float pixel(const float *X, const ConvShape &s, int n, int c, int h, int w) {
     const bool inside = h >= 0 && h < s.H && w >= 0 && w < s.W; // else it is padding
@@ -1432,7 +1434,7 @@ __device__ inline float pixel(const float *X, const ConvShape &s, int n, int c, 
 
 // y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i*stride+u-padding,j*stride+v-padding] * W[o,c,u,v]
 //   X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW)
-// One thread an output element; neighbours in j read neighbours in X.
+// One thread per output element; neighbours in j read neighbours in X.
 __global__ void conv2d_plain_kernel(float *y, const float *X, const float *W, const float *b,
                                     ConvShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
@@ -1450,7 +1452,7 @@ __global__ void conv2d_plain_kernel(float *y, const float *X, const float *W, co
 }
 // dX[n,c,h,w] = or += sum of dy[n,o,i,j] * W[o,c,u,v] over o and all i,j,u,v with
 //   i*stride+u-padding = h, j*stride+v-padding = w
-// One thread an element of dX.
+// One thread per element of dX.
 __global__ void conv2d_plain_backward_input_kernel(Target dX, const float *dy, const float *W,
                                                    ConvShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
@@ -1469,8 +1471,8 @@ __global__ void conv2d_plain_backward_input_kernel(Target dX, const float *dy, c
     dX.store(at, sum);
 }
 // dW[o,c,u,v] = or += sum over n,i,j of X[n,c,i*stride+u-padding,j*stride+v-padding] * dy[n,o,i,j]
-// db[o] = or += sum over n,i,j of dy[n,o,i,j]: as if W had a row k = C*K*K that meets ones
-// One thread an element of dW or db.
+// db[o] = or += sum over n,i,j of dy[n,o,i,j]: it is dW's row k = C*K*K, for which X counts as 1
+// One thread per element of dW or db.
 __global__ void conv2d_plain_backward_weights_kernel(Target dW, Target db, const float *dy,
                                                      const float *X, ConvShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x, terms = s.C * s.K * s.K;
@@ -1511,17 +1513,17 @@ static void plain_backward_weights(const Tensor &X, const Tensor &W, const Tenso
 // --- convolution and dense layers, tiled in registers (KERNELS=tiled)
 // The same three sums. A plain thread loads two numbers for each product. Here a thread keeps
 // tile_m x tile_n sums in registers, and loads tile_m + tile_n numbers for tile_m * tile_n
-// products: the tile_n are neighbours in a packed copy of W or of dy.
+// products. The tile_n numbers are neighbours in a packed copy of W or of dy.
 
-// out[tile][row][tile_n] = in: columns in tiles of tile_n, the last filled up with zeros
+// out[tile][row][tile_n] = in, its columns in tiles of tile_n, the last one filled up with zeros
 //   row (a*U + u)*V + v of column o is in[a*stride_a + u*stride_u + v*stride_v + o*stride_o]
 struct PackShape {
     int A, U, V, columns; // a < A, u < U, v < V, o < columns
     int stride_a, stride_u, stride_v, stride_o;
 };
 __global__ void pack_kernel(float *out, const float *in, PackShape s) {
-    // A warp has whole rows; a CPU, where x runs fastest, all rows of so few columns that its cache
-    // keeps their lines of in.
+    // A GPU's warp takes whole rows. A CPU's block, whose threads run in order of x, takes all rows
+    // of a few columns, so that the lines of `in` stay in the cache.
     const bool warps = warp_size > 1;
     const int row = warps ? threadIdx.y : threadIdx.x, rows = warps ? blockDim.y : blockDim.x;
     const int column = (warps ? threadIdx.x : threadIdx.y) * lanes;
@@ -1544,7 +1546,7 @@ static Tensor pack(const float *in, Device device, const PackShape &s) {
     return out;
 }
 
-// out (P,H+2*padding,W+2*padding) = in (P,H,W) with zeros around. One warp a row of out.
+// out (P,H+2*padding,W+2*padding) = in (P,H,W) with zeros around it. One warp per row of out.
 __global__ void pad_kernel(float *out, const float *in, int P, int H, int W, int padding) {
     const int height = H + 2 * padding, width = W + 2 * padding;
     const int row = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, h = row % height - padding;
@@ -1558,7 +1560,7 @@ __global__ void pad_kernel(float *out, const float *in, int P, int H, int W, int
     for (int w = threadIdx.x % warp_size; w < W; w += warp_size)
         out[padding + w] = inside ? in[w] : 0;
 }
-// X (N,C,H,W), or a copy of it with zeros around
+// X (N,C,H,W) itself, or a copy with zeros around it
 static Tensor pad(const Tensor &X, int padding) {
     if (padding == 0) return X;
     const int planes = X.shape[0] * X.shape[1], H = X.shape[2], W = X.shape[3];
@@ -1572,12 +1574,13 @@ static Tensor pad(const Tensor &X, int padding) {
 // y[n,o,i*step,j*step] = or += b[o] + sum over c, u < U, v < V of
 //   X[n,c,i*stride+u,j*stride+v] * packed[o/tile_n][c,u,v][o%tile_n]      i < I, j < J
 //   X (N,C,H,W), zeros around it included   b (O) or null   ->   y (N,O,OH,OW)
+// A tap is an element (u,v) of a convolution's kernel, or its row u or column v alone.
 struct Correlation {
     int N, C, H, W, O, U, V, I, J, stride;
     int step, OH, OW;
     int begin, end; // rows of X outside of [begin, end) are zeros, and skipped
 };
-// A thread's sums, with the bias, to y: first is its first pixel, o_begin its first channel.
+// Store a thread's sums, plus the bias: `first` is its first pixel, o_begin its first channel.
 __device__ __forceinline__ void correlate_store(Target y, const float (&sum)[tile_m][tile_n],
                                                 int first, int o_begin, const float *b,
                                                 const Correlation &s) {
@@ -1594,7 +1597,7 @@ __device__ __forceinline__ void correlate_store(Target y, const float (&sum)[til
         UNROLL
         for (int m = 0; m < tile_m; m++) result[m][q] += bias;
     }
-    int out[tile_m]; // of y[n,o_begin,i*step,j*step]: no division if step is 1
+    int out[tile_m]; // the index of y[n,o_begin,i*step,j*step]; without a division if step is 1
     UNROLL
     for (int m = 0; m < tile_m; m++) {
         const int p = first + m * warp_size, n = p / plane, ij = p % plane;
@@ -1609,8 +1612,8 @@ __device__ __forceinline__ void correlate_store(Target y, const float (&sum)[til
             if (first + m * warp_size < s.N * plane) y.store(out[m] + q * size, result[m][q]);
     }
 }
-// Each thread: tile_m pixels (n,i,j), one warp's width apart, of tile_n channels o. `fixed` is V
-// where it is known, else 0.
+// Each thread computes tile_m pixels (n,i,j), one warp's width apart, of tile_n channels o. `fixed`
+// is V if that is known at compile time, else 0.
 template <int fixed>
 __global__ void __launch_bounds__(64)
     correlate_kernel(Target y, const float *X, const float *packed, const float *b, Correlation s) {
@@ -1619,7 +1622,7 @@ __global__ void __launch_bounds__(64)
     const int plane = s.I * s.J, pixels = s.N * plane;
     const int first = thread / warp_size * warp_size * tile_m + thread % warp_size;
     if (first >= pixels) return;
-    int offset[tile_m]; // of X[n,0,i*stride,j*stride], for each pixel
+    int offset[tile_m]; // the index of X[n,0,i*stride,j*stride], for each pixel
     int top = s.H, bottom = 0;
     UNROLL
     for (int m = 0; m < tile_m; m++) {
@@ -1629,7 +1632,7 @@ __global__ void __launch_bounds__(64)
         top = min(top, i);
         bottom = max(bottom, i);
     }
-    // Only these rows of taps meet anything but zeros
+    // Only the taps u in this range meet rows of X that are not zeros
     const int u_begin = max(0, s.begin - bottom), u_end = min(s.U, s.end - top);
     const int left_out = s.U - (u_end - u_begin);
     float sum[tile_m][tile_n] = {};
@@ -1675,13 +1678,14 @@ static void tiled_forward(const Target &y, const Tensor &X, const Tensor &W, con
               s.products());
 }
 
-// dX: the correlation of dy, zeros around it, with W turned by 180 degrees, its C and O exchanged.
-// With a stride, row h of dX meets only the taps u with u mod stride = (h+padding) mod stride, in
-// the rows (h+padding-u)/stride of dy. Rows (and columns) of dX that are equal modulo stride form a
-// phase, and each of the stride*stride phases is a stride-1 correlation with its own taps.
+// dX is the correlation of dy, with zeros around it, and W, turned by 180 degrees, its C and O
+// exchanged. With a stride, row h of dX has terms only for the taps u with u mod stride =
+// (h+padding) mod stride, each with row (h+padding-u)/stride of dy. The rows (and columns) of dX
+// that are equal modulo stride form a phase, and each of the stride*stride phases is a correlation
+// with stride 1 and taps of its own.
 struct Phase {          // of rows, or of columns
-    int count;          // of dX's rows in it
-    int taps, last_tap; // W's rows last_tap, last_tap - stride, ...: `taps` of them
+    int count;          // the number of dX's rows in it
+    int taps, last_tap; // its taps are last_tap, last_tap - stride, ...: `taps` of them
     int dy_begin;       // the row of dy, zeros included, that its first row and last_tap meet
 };
 static Phase phase(int first, int size, int zeros, const ConvShape &s) {
@@ -1715,15 +1719,16 @@ static void tiled_backward_input(const Tensor &X, const Tensor &W, const Tensor 
 //   sum over the slice's n and all i,j of X[n,c,i*stride+u,j*stride+v] * dy[n,o,i,j],
 //   k = (c*K + u)*K + v; row k = C*K*K of partial holds the sum of dy
 //   X (N,C,H,W), zeros included   packed dy [o/tile_n][n,i,j][o%tile_n]
-// Each thread: tile_m rows k, one warp's width apart, of tile_n channels. Slices of the images make
-// threads enough; none adds to another's sums, so every run gives the same bits.
+// Each thread computes tile_m rows k, one warp's width apart, of tile_n channels. The images are
+// divided into slices, so that there are threads enough. Each slice has sums of its own, so that
+// every run gives the same bits.
 __global__ void weight_grad_kernel(float *partial, const float *X, const float *packed,
                                    ConvShape s) {
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, slice = blockIdx.z;
     const int slices = gridDim.z, terms = s.C * s.K * s.K, plane = s.OH * s.OW;
     const int first = thread / warp_size * warp_size * tile_m + thread % warp_size;
     if (first >= terms) return;
-    int offset[tile_m]; // of X[0,c,u,v], for each row
+    int offset[tile_m]; // the index of X[0,c,u,v], for each row
     UNROLL
     for (int m = 0; m < tile_m; m++) {
         const int k = min(first + m * warp_size, terms - 1);
@@ -1759,8 +1764,8 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
     UNROLL_LANES
     for (int q = 0; q < tile_n; q++) out[terms * tile_n + q] = sum_dy[q];
 }
-// dW and db (= or +=, none where null) from the slices' partial sums, added in their order.
-// One thread a weight.
+// dW and db (= or +=, none where null) are the sums of the slices' partial sums, in their order.
+// One thread per `lanes` weights.
 __global__ void sum_slices_kernel(Target dW, Target db, const float *partial, int slices,
                                   ConvShape s) {
     const int terms = s.C * s.K * s.K, k = blockIdx.x * blockDim.y + threadIdx.y;
@@ -1782,15 +1787,15 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
                                    const Tensor &y, const ConvShape &shape) {
     ConvShape s = shape;
     const int plane = s.OH * s.OW, terms = s.C * s.K * s.K, block = 32;
-    const bool dense = s.K == 1 && plane == 1; // then all rows of dy in one go
+    const bool dense = s.K == 1 && plane == 1; // dy is then a matrix (N,O), packed as one image's
     const Tensor dy = pack(y.grad->ptr(), X.device,
                            dense ? PackShape{1, 1, s.N, s.O, 0, 0, s.O, 1}
                                  : PackShape{s.N, 1, plane, s.O, s.O * plane, 0, 1, plane});
     const Tensor padded = pad(X, s.padding);
     s.H += 2 * s.padding, s.W += 2 * s.padding;
-    // Only as many slices as fill the device: each is written, read and added.
-    const int enough = warp_size > 1 ? 1 << 15 : 1 << 11;                                 // threads
-    const int tiles = dy.shape[0], width = blocks(terms, warp_size * tile_m) * warp_size; // threads
+    // Only as many slices as fill the device with threads: each is written, read and added.
+    const int enough = warp_size > 1 ? 1 << 15 : 1 << 11, tiles = dy.shape[0];
+    const int width = blocks(terms, warp_size * tile_m) * warp_size; // threads of a tile and slice
     const int slices = min(s.N, min(32, blocks(enough, tiles * width)));
     Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
     if (slices > 0) {
