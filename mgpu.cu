@@ -1811,15 +1811,15 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
 }
 
 // --- convolution and dense layers, tiled through shared memory (KERNELS=fast)
-// The same three sums, each as a matrix product, C (M,N) = A (M,K) @ B (K,N), whose matrices are
-// never formed: an implicit GEMM.
+// The same three sums, each as a matrix product C (M,N) = A (M,K) @ B (K,N) whose matrices A and B
+// are never stored: an implicit GEMM.
 //                      C    a row of it   a column   a term of the sum   A    B
 //   forward            y    n,i,j         o          c,u,v               X    W
 //   input gradient     dX   n,h,w         c          o,u,v               dy   W
 //   weight gradient    dW   c,u,v         o          n,i,j               X    dy
-// A block loads 8 or 16 terms of its rows and columns into shared memory, for all of its threads,
-// and the next ones into registers meanwhile: double buffering. Where C is small, several blocks
-// divide the terms of a sum among them, in slices: split-K.
+// A block loads 8 or 16 terms of its rows and columns into shared memory. While its threads
+// multiply them, it loads the next ones into registers: double buffering. If C is small, several
+// blocks share the terms of a sum, in slices: split-K.
 
 // i / d for 0 <= i < 2^31, as a product and shifts: 3 instructions in place of some 20
 struct Divisor {
@@ -1830,9 +1830,9 @@ struct Divisor {
     }
     __device__ int operator()(unsigned i) const { return __umulhi(2 * i, factor) >> shift; }
 };
-// Where an index (n,i,j) of rows or terms leads to: in memory, and in an image. With row_first the
-// order is (i,n,j): the windows of a tile then leave the image together, and their terms can be
-// skipped.
+// A Map tells where an index of rows or terms, such as (n,i,j), leads to: the offset in memory and
+// the position (h,w) in an image. With row_first the order is (i,n,j): all windows of a tile then
+// leave the image at the same taps, and the block skips those terms.
 struct Point {
     int offset, h, w;
 };
@@ -1850,9 +1850,9 @@ struct Map {
                 z * w_by_z + w};
     }
 };
-// An element of A lies where its row's and its term's points add up to; outside of the image it
-// is 0. One of the two is a window's corner, which may be outside, the other a tap (u,v) of it.
-constexpr int most_taps = 15; // in a row of them: more do not fit a mask
+// An element of A lies at the sum of two Points, its row's and its term's. One is the corner of a
+// window, the other a tap (u,v) of it. Outside of the image A is 0.
+constexpr int most_taps = 15; // the largest K: more taps do not fit a mask
 struct Product {
     int M, N, K;
     Map A_row, A_term;
@@ -1860,13 +1860,13 @@ struct Product {
     Map B_term, B_column;
     Map C_row;
     int C_column;
-    int taps; // terms in a row of taps, x, where rows of taps may be skipped; else 0
-    // 1: a weight gradient. Taps are rows, windows are terms; and C gets one more row, the sums of
-    // B's columns, as if A had a row of ones
+    int taps; // the number of terms that share a tap's u, if the block may skip them; else 0
+    // 1: a weight gradient. Its rows are taps, its terms windows; and C gets one more row, the sums
+    // of B's columns, as if A had a row of ones
     int weights;
     __host__ __device__ int rows() const { return M + weights; }
-    // A tap's mask has bit u and bit 16+v, a window's those of the taps that are outside: a common
-    // bit says that they do not meet. ~0 meets nothing.
+    // A tap's mask has bit u and bit 16+v, a window's mask those of all u and v that lie outside of
+    // the image. A common bit says that A is 0 there; ~0 has one with every mask.
     __device__ unsigned mask(const Point &p, bool window) const {
         if (!window) return 1u << p.h | 0x10000u << p.w;
         return (outside(p.h, H) & 0x7fff) | outside(p.w, W) << 16 | 1u << 31;
@@ -1874,12 +1874,12 @@ struct Product {
     __device__ static unsigned outside(int h, int H) { return ~ones(H - h) | ones(-h); }
     __device__ static unsigned ones(int n) { return (1u << min(max(n, 0), most_taps)) - 1; }
 };
-// Where C goes. The row of sums, and what is to be added to each row, are one number a column.
+// Where C goes. `sums` (its additional row) and `bias` have one number per column.
 struct ProductOut {
     Target C, sums;
     const float *bias;
-    // Of row m the sums in columns n, as far as there are such. As Target::store does it, but all
-    // loads are issued before the first result is used.
+    // Store the sums of row m in the columns n that exist. The same as Target::store, but all loads
+    // are issued before the first of them is used.
     template <int G>
     __device__ void store(const Product &s, int m, int offset, const int (&n)[G],
                           float (&sum)[G]) const {
@@ -1907,8 +1907,8 @@ struct ProductOut {
 };
 
 // A block's tile of TM x TN sums: which of them a thread has, and how TK terms at a time lie in
-// shared memory. Threads of the same slot have the same columns. Here a thread has tm x tn sums, of
-// rows in pairs: one load for two.
+// shared memory. Threads of the same slot have the same columns. Here a thread has tm x tn sums;
+// its rows are pairs of neighbours, so that one load brings two.
 template <int tm, int tn, int ty, int TK_> struct Fp32Tile {
     static constexpr int TM = 16 * tm, TN = ty * tn, TK = TK_, threads = 16 * ty;
     static constexpr int rows = tm, columns = tn, own = TK / (ty / 2), slots = ty;
@@ -1942,13 +1942,13 @@ template <int tm, int tn, int ty, int TK_> struct Fp32Tile {
         }
     }
 };
-// PRECISION=tf32: factors are rounded to TF32, 10 bits of mantissa; sums stay FP32. From SM 80 on,
-// tensor cores multiply. A warp has WM x WN sums, in tiles of 16 x 8 of which a thread has four.
+// PRECISION=tf32: factors are rounded to TF32, with 10 bits of mantissa; sums stay FP32. From SM 80
+// on, tensor cores multiply. A warp has WM x WN sums, in tiles of 16 x 8, four for each thread.
 template <int TM_, int TN_, int WM, int WN, int TK_> struct Tf32Tile {
     static constexpr int TM = TM_, TN = TN_, TK = TK_, warps = TM / WM * (TN / WN);
     static constexpr int threads = 32 * warps, rows = WM / 8, columns = WN / 4;
     static constexpr int own = TK / warps > 4 ? TK / warps : 4, slots = TN / WN * 4;
-    struct alignas(16) Terms { // padded by 4: the 8 rows, 4 terms of a load are in different banks
+    struct alignas(16) Terms { // padded by 4: a load's 8 rows x 4 terms lie in different banks
         float a[TM][TK + 4], b[TN][TK + 4];
         __device__ float &A(int k, int m) { return a[m][k]; }
         __device__ float &B(int k, int n) { return b[n][k]; }
@@ -1975,7 +1975,7 @@ template <int TM_, int TN_, int WM, int WN, int TK_> struct Tf32Tile {
         return __uint_as_float(bits);
     }
     __device__ void add(Terms &terms) {
-        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4; // fragments: PTX ISA
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4; // see PTX on fragments
         UNROLL
         for (int k = t; k < TK; k += 8) {
             unsigned a[rows][2], b[WN / 8][2];
@@ -2020,8 +2020,8 @@ template <int TM_, int TN_, int WM, int WN, int TK_> struct Tf32Tile {
 #endif
 };
 
-// The terms of this block: all, or a slice of them. Rows of taps in which every element of A is
-// outside are left out.
+// The terms of this block: all, or a slice of them, without the taps u for which all of the block's
+// elements of A lie outside of the image.
 struct Range {
     int begin, end;
 };
@@ -2038,8 +2038,8 @@ template <class Tile> __device__ __forceinline__ Range terms_of_block(const Prod
     begin += int((long long)steps * slice / slices) * Tile::TK;
     return {begin, end};
 }
-// The sums go to C, or with several slices to partial[slice][n][m]: a few columns at a time through
-// shared memory, `staged`, so that a warp stores neighbours.
+// Store the sums in C or, if there are several slices, in partial[slice][n][m]. They pass through
+// shared memory, `staged`, a few columns at a time, so that a warp stores neighbours.
 template <class Tile>
 __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, const ProductOut &out,
                                            float *partial, const Product &s) {
@@ -2087,9 +2087,8 @@ __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, cons
         __syncthreads();
     }
 }
-// Of each row and term its offset in A, and a mask of the taps or windows that it does not meet; of
-// each term its offset in B. Terms lie in a ring buffer of 2*found: every `found` terms, each
-// thread finds one.
+// The offsets in A and the masks of a block's rows and terms, and the terms' offsets in B. Terms lie
+// in a ring buffer of 2*found: after every `found` terms, each thread finds one.
 struct alignas(8) Place {
     int offset;
     unsigned mask;
@@ -2099,9 +2098,9 @@ template <class Tile> struct Places {
     Place row[Tile::TM], term[2 * found];
     int B[2 * found]; // -1: there is no such term
 };
-// What a thread loads: of B one term of every B_step-th column, from B_first on. Of A the like with
-// by_terms, so that a warp loads neighbouring terms; else `own` terms from A_term on, of rows 32
-// apart from A_first on, so that a warp loads neighbouring rows.
+// What a thread loads. Of B: one term, of every B_step-th column from B_first on. Of A with
+// by_terms: likewise, so that a warp loads neighbouring terms; else: `own` terms from A_term on, of
+// every 32nd row from A_first on, so that a warp loads neighbouring rows.
 template <class Tile, bool by_terms> struct Loader {
     static constexpr int TK = Tile::TK, found = Places<Tile>::found;
     static constexpr int B_step = Tile::threads / TK, B_own = Tile::TN / B_step;
@@ -2169,8 +2168,7 @@ template <class Tile, bool by_terms> struct Loader {
         for (int q = 0; q < B_own; q++) terms.B(B_term, B_first + B_step * q) = Tile::round(b[q]);
     }
 };
-// A block computes one tile of C, or of it a slice (split-K). The next terms are loaded into
-// registers while these are multiplied.
+// A block computes one tile of C, or a slice of its terms (split-K).
 template <class Tile, bool by_terms>
 __global__ void __launch_bounds__(Tile::threads)
     product_kernel(ProductOut out, float *partial, const float *A, const float *B, Product s) {
@@ -2195,8 +2193,8 @@ __global__ void __launch_bounds__(Tile::threads)
     }
     store_tile(tile, (float *)terms, out, partial, s);
 }
-// The sum of the slices, in a fixed order. Of the threads of an element of C, blockDim.y, each adds
-// every blockDim.y-th slice.
+// The sum of the slices, in a fixed order. An element of C has blockDim.y threads, of which each
+// adds every blockDim.y-th slice.
 __global__ void product_sum_kernel(ProductOut out, const float *partial, int slices, Divisor rows,
                                    Product s) {
     __shared__ float sums[threads];
@@ -2208,7 +2206,7 @@ __global__ void product_sum_kernel(ProductOut out, const float *partial, int sli
     int slice = i < count ? part : slices;
     for (; slice + 15 * parts < slices; slice += 16 * parts, from += 16 * step) {
         UNROLL
-        for (int q = 0; q < 16; q++) sum[0] += from[q * step]; // 16 loads on their way at once
+        for (int q = 0; q < 16; q++) sum[0] += from[q * step]; // 16 loads are in flight
     }
     for (; slice < slices; slice += parts, from += step) sum[0] += *from;
     if (parts > 1) {
@@ -2219,9 +2217,9 @@ __global__ void product_sum_kernel(ProductOut out, const float *partial, int sli
     if (part == 0 && i < count) out.store<1>(s, m, s.C_row(m).offset, {n}, sum);
 }
 
-// How many slices, of 128 terms or more, keep a large GPU busy to the end. A multiprocessor wants
-// 256 threads, and the one with most blocks ends last. Its own traffic costs a slice as much time
-// as some 40 terms.
+// The number of slices, of 128 terms or more, with which a large GPU is estimated to be busiest. A
+// multiprocessor needs 256 threads to be busy, and the one with the most blocks ends last. Writing
+// and adding a slice takes as much time as some 40 terms.
 static int product_slices(int tiles, int terms, int threads) {
     const int multiprocessors = 132, wanted = 256 / threads; // blocks on each, at least
     const int most = min(terms / 128, blocks(3 * wanted * multiprocessors, tiles));
@@ -2249,8 +2247,9 @@ static void product_tiles(const ProductOut &out, const float *A, const float *B,
         CHECK_LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, on(device)>>>(
             out, partial.ptr(), slices, s.rows(), s));
 }
-// The tiles by the number of C's columns, small ones where large ones would not fill a GPU. Chosen
-// by counts: of instructions, and of lines of L1 and shared memory. A CPU compiles one, for tests.
+// Tiles by the number of C's columns, small ones if large ones would not fill a GPU. They were
+// chosen by counts of instructions and of lines of L1 and shared memory. A CPU compiles only one,
+// for tests.
 #if defined(__CUDACC__) || defined(MGPU_LANES)
 struct Fp32 {
     typedef Fp32Tile<2, 6, 4, 16> Small24;
@@ -2273,8 +2272,8 @@ template <class Tile> struct One {
 typedef One<Fp32Tile<8, 8, 4, 16>> Fp32;
 typedef One<Tf32Tile<32, 32, 16, 32, 16>> Tf32;
 #endif
-// by_terms where neighbouring terms are neighbours in memory, as are the windows of a weight
-// gradient; but of a dense layer, whose windows are the samples, the rows are.
+// by_terms if neighbouring terms are neighbours in memory, as the windows of a weight gradient are.
+// (A dense layer's are not: there each window is a sample, and neighbouring rows are neighbours.)
 template <class In>
 static void product_in(const ProductOut &out, const float *A, const float *B, const Product &s,
                        Device device) {
@@ -2298,8 +2297,8 @@ static void product(const ProductOut &out, const float *A, const float *B, const
     else product_in<Fp32>(out, A, B, s, device);
 }
 
-// The maps of the windows of X that y's elements (n,i,j) see, of the elements (c,u,v) of a window,
-// and where either lies in y and in W
+// Maps. windows: from (n,i,j) to the corner of a window in X; taps: from (c,u,v) to a tap's
+// distance from that corner; pixels: from (n,i,j) to y; weights: from (c,u,v) to W
 static Map windows(const ConvShape &s, bool row_first) {
     const int S = s.stride, P = s.padding;
     return {row_first, s.N, s.OH, s.OW, s.C * s.H * s.W, S * s.W, S, -P * s.W - P, S, -P, S, -P};
@@ -2315,7 +2314,7 @@ static Map weights(const ConvShape &s, bool row_first) {
     return {row_first, s.C, s.K, s.K, s.K * s.K * sk, s.K * sk, sk};
 }
 static Map spaced(int n, int stride) { return {false, 1, 1, n, 0, 0, stride}; }
-// Skipping terms pays where windows leave the image; tensor cores are fast enough not to skip.
+// Skipping terms pays if windows leave the image, but not on tensor cores, which are fast enough.
 static bool skips(bool leave) { return leave && options.precision == "fp32"; }
 
 static void fast_forward(const Target &y, const Tensor &X, const Tensor &W, const Tensor &b,
@@ -2418,10 +2417,10 @@ static const Rung plain = {plain_forward, plain_backward_input, plain_backward_w
 
 static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tensor &b,
                    const ConvShape &s, std::vector<int> shape) {
-    const bool wide = s.K > most_taps; // too wide for the fast kernels' masks
-    const Rung rung = options.kernels == "plain"           ? plain
-                      : options.kernels == "tiled" || wide ? tiled
-                                                           : fast;
+    const bool too_large = s.K > most_taps; // for the masks of the fast kernels
+    const Rung rung = options.kernels == "plain"                ? plain
+                      : options.kernels == "tiled" || too_large ? tiled
+                                                                : fast;
     Tensor y = output(op, {X, W, b}, shape);
     launch(y, [=](Target y) { rung.forward(y, X, W, b, s); });
     record(y, [=] {
