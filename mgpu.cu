@@ -942,7 +942,7 @@ struct Target {
 Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape);
 void record(const Tensor &y, std::function<void()> backward);
 Target grad_of(const Tensor &X); // null data where X wants no gradient
-bool is_recording();             // false under NoGrad
+extern bool recording;           // false under NoGrad
 // What it takes from fusion: launch() enqueues the kernel that writes y, perhaps later, when it is
 // known what follows. join() makes the launch of X, if it still waits, write y = max(0, X), or
 // y = X + *plus, instead.
@@ -2087,7 +2087,7 @@ __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, cons
         __syncthreads();
     }
 }
-// The offsets in A and the masks of a block's rows and terms, and the terms' offsets in B. Terms lie
+// The offsets in A and masks of a block's rows and terms, and the terms' offsets in B. Terms lie
 // in a ring buffer of 2*found: after every `found` terms, each thread finds one.
 struct alignas(8) Place {
     int offset;
@@ -2460,8 +2460,8 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
 // --- batch normalization
 // y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel.
 
-constexpr float bn_eps = 1e-5f, bn_momentum = 0.1f; // momentum: the share of the new statistics
-constexpr int bn_warps = warp_size == 1 ? 8 : 32;   // of the block that sums over a channel
+constexpr float bn_eps = 1e-5f, bn_momentum = 0.1f; // momentum: the weight of new statistics
+constexpr int bn_warps = warp_size == 1 ? 8 : 32;   // of a block, which sums over a channel
 struct BatchNormShape {
     int N, C, size; // size = H*W of a plane
 };
@@ -2470,8 +2470,8 @@ struct BatchNorm { // X (N,C,size), all else (C)
     float *mean, *var, *running_mean, *running_var;
 };
 
-// Of some numbers x: how many, their mean, the sum of (x-mean)^2. Chan et al. 1979: two sets' are
-// merged without cancellation.
+// The count, the mean and the sum of (x-mean)^2 of some numbers x. merge() joins those of two sets
+// without cancellation (Chan et al. 1979).
 struct Moments {
     float count, mean, squares;
 };
@@ -2482,7 +2482,7 @@ __device__ inline Moments merge(Moments a, Moments b) {
             a.squares + b.squares + d * d * (a.count / count * b.count)};
 }
 // mean and var of each channel; running = (1-momentum) * running + momentum * new
-// One block a channel; each of its warps takes every bn_warps-th plane.
+// One block per channel; each of its warps takes every bn_warps-th plane.
 __global__ void batch_norm_moments_kernel(BatchNorm a, BatchNormShape s) {
     __shared__ Moments parts[bn_warps];
     const int c = blockIdx.x, warp = threadIdx.x / warp_size;
@@ -2503,7 +2503,7 @@ __global__ void batch_norm_moments_kernel(BatchNorm a, BatchNormShape s) {
     a.running_mean[c] = (1 - bn_momentum) * a.running_mean[c] + bn_momentum * all.mean;
     a.running_var[c] = (1 - bn_momentum) * a.running_var[c] + bn_momentum * unbiased;
 }
-// y = (X - mean) * gamma / sqrt(var + eps) + beta   One warp a plane.
+// y = (X - mean) * gamma / sqrt(var + eps) + beta   One warp per plane.
 __global__ void batch_norm_kernel(Target y, BatchNorm a, BatchNormShape s) {
     const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
     if (p >= s.N * s.C) return;
@@ -2514,9 +2514,9 @@ __global__ void batch_norm_kernel(Target y, BatchNorm a, BatchNormShape s) {
     for (int i = threadIdx.x % warp_size; i < s.size; i += warp_size)
         y.store(i, (X[i] - m) * scale + shift);
 }
-// sum (C) of dy and product (C) of dy * (X - mean) of each channel;
+// sum (C) and product (C) are, for each channel, the sums of dy and of dy * (X - mean);
 // dbeta = or += sum, dgamma = or += product / sqrt(var + eps), where not null
-// One block a channel, as above.
+// One block per channel, as above.
 __global__ void batch_norm_sums_kernel(float *sum, float *product, Target dgamma, Target dbeta,
                                        const float *dy, BatchNorm a, BatchNormShape s) {
     __shared__ float sums[bn_warps];
@@ -2539,7 +2539,7 @@ __global__ void batch_norm_sums_kernel(float *sum, float *product, Target dgamma
     if (dbeta.data) dbeta.store(c, dy_sum);
 }
 // dX = or += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) / (var + eps) * product/M), where
-// M = N*size: X moves mean and var too.   One warp a plane.
+// M = N*size: mean and var depend on X, too.   One warp per plane.
 __global__ void batch_norm_backward_kernel(Target dX, const float *dy, const float *sum,
                                            const float *product, BatchNorm a, BatchNormShape s) {
     const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
@@ -2555,9 +2555,9 @@ __global__ void batch_norm_backward_kernel(Target dX, const float *dy, const flo
 }
 
 // X (N,C,H,W)   gamma, beta, running_mean, running_var (C)   ->   y (N,C,H,W)
-// While it records, mean and var are those of X, that is of this device's shard, and the running
-// ones move a tenth of the way to them (running_var's divisor is N*H*W-1, or 1 for a single value).
-// Under NoGrad they are the running ones. An empty shard moves nothing.
+// While autograd records, mean and var are those of X, this device's shard, and the running ones
+// move a tenth of the way to them (running_var's divisor is N*H*W-1, or 1 for a single value).
+// Under NoGrad they are the running ones. An empty shard changes nothing.
 // Same as F.batch_norm(X, running_mean, running_var, gamma, beta, training).
 Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
                   const Tensor &running_mean, const Tensor &running_var) {
@@ -2570,18 +2570,17 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
     same_device("batch_norm", inputs);
     Tensor y = output("batch_norm", {X, gamma, beta}, X.shape);
     const int N = X.shape[0], C = X.shape[1], per_channel = bn_warps * warp_size;
-    const bool own = is_recording(); // statistics
-    const Tensor mean = own ? full({C}, 0, X.device) : running_mean;
-    const Tensor var = own ? full({C}, 0, X.device) : running_var;
+    const Tensor mean = recording ? full({C}, 0, X.device) : running_mean;
+    const Tensor var = recording ? full({C}, 0, X.device) : running_var;
     const BatchNormShape s = {N, C, X.shape[2] * X.shape[3]};
     const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
                          var.ptr(), running_mean.ptr(), running_var.ptr()};
-    if (own && N > 0) {
+    if (recording && N > 0) {
         CHECK_LAUNCH(batch_norm_moments_kernel<<<C, per_channel, 0, on(X.device)>>>(a, s));
     }
     const int by_plane = blocks(N * C * warp_size);
     launch(y, [=](Target y) {
-        (void)inputs, (void)mean, (void)var; // kept until here: a points to their memory
+        (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
         CHECK_LAUNCH(batch_norm_kernel<<<by_plane, threads, 0, on(X.device)>>>(y, a, s));
     });
     record(y, [=] {
@@ -2607,10 +2606,9 @@ struct TapeEntry {
     std::function<void()> backward;
 };
 std::vector<TapeEntry> &tape_of(Device device);
-std::shared_ptr<struct Launch> &waiting(Device device); // its last launch
+std::shared_ptr<struct Launch> &waiting(Device device); // its last launch, if that waits
 
-static bool recording = true;
-bool is_recording() { return recording; }
+bool recording = true;
 struct NoGrad { // while one exists, nothing goes on the tape
     bool before = recording;
     NoGrad() { recording = false; }
@@ -2619,7 +2617,7 @@ struct NoGrad { // while one exists, nothing goes on the tape
 
 struct Event { // a CUDA event of a device
     cudaEvent_t handle = nullptr;
-    int after = -1; // the operation that precedes it, for a trace
+    int after = -1; // the number of the operation that records it, for a trace
     explicit Event(Device device) {
         on(device);
         CHECK(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming));
@@ -2631,7 +2629,7 @@ struct Event { // a CUDA event of a device
 };
 
 void attach_grad(Tensor &t) { t.grad = std::make_shared<Tensor>(full(t.shape, 0, t.device)); }
-// For all with requires_grad, contiguous in their order: an allreduce can take them as one.
+// The gradients of all params with requires_grad are contiguous: an allreduce can take them as one.
 void attach_grad(std::vector<Tensor> &params) {
     int n = 0;
     for (const Tensor &p : params) n += p.requires_grad ? size(p) : 0;
@@ -2651,10 +2649,10 @@ struct Call { // of an operator, for make summary
     std::vector<Tensor> inputs;
     Tensor y;
 };
-static std::vector<Call> *calls = nullptr; // where they are written down, if at all
+static std::vector<Call> *calls = nullptr; // null: nobody wants them
 
-// A fresh tensor on the inputs' device. It wants a gradient if one of them does; that gets its
-// memory when the backward pass first writes it.
+// A new tensor on the inputs' device. It wants a gradient if one of them does; the gradient gets
+// its memory when the backward pass first writes it.
 Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape) {
     same_device(op, inputs);
     Tensor y = empty(shape, inputs[0].device);
@@ -2670,7 +2668,7 @@ void record(const Tensor &y, std::function<void()> backward) {
 }
 
 static unsigned pass = 0;                             // backward passes so far
-static std::vector<std::shared_ptr<Event>> completes; // of the gradients that are being written
+static std::vector<std::shared_ptr<Event>> completes; // of the gradients that entry.backward writes
 
 // Where an operator's backward puts dX. The first to write it in a pass overwrites it (=), later
 // ones add to it (+=).
@@ -2686,19 +2684,20 @@ Target grad_of(const Tensor &X) {
 }
 
 // --- fusion
-// What an addition or a ReLU costs is reading and writing memory, and a launch. Both go into the
-// kernel before them, as its epilogue. For that, the last launch of a device waits: a launch that
-// comes next may join it, anything else that is enqueued on the device sends it off first. So the
-// order of all work is that of the program. What a joined launch leaves out, such as lenet's
-// h1_conv, is computed if somebody asks for it: before what it is computed from is overwritten.
+// An addition or a ReLU spends its time on reading and writing memory, and on its launch. So each
+// becomes the epilogue of the kernel before it. To make this possible, the last launch on a device
+// waits: an addition or a ReLU that comes next may join it, and anything else that is enqueued on
+// the device sends it off first. So the devices' work keeps the program's order. A tensor that a
+// joined launch leaves out, such as lenet's h1_conv, is computed only if ptr() asks for it, and it
+// is an error to ask after the parameters have changed.
 
 struct Launch {
     std::function<void(Target)> kernel; // null once it is enqueued
-    Target to;         // memory that is freed now is written by others after this launch only
-    int n;             // numbers that it writes
-    int left_out = -1; // if a joined launch took its place: the updates of parameters by then
+    Target to; // if its tensor is freed, others write to the memory only after this launch
+    int n;     // how many numbers it writes
+    int left_out = -1; // if another launch joined it and took its place: `updates` at that time
 };
-static int updates = 0;
+static int updates = 0; // of the parameters
 void parameters_change() { updates++; }
 bool fused() { return options.kernels != "plain"; }
 
@@ -2718,13 +2717,13 @@ float *Tensor::ptr() const {
 }
 void launch(Tensor &y, std::function<void(Target y)> kernel) {
     if (!fused()) return kernel({y.ptr()});
-    on(y.device); // sends off what waited
+    on(y.device); // sends off the launch that waits
     y.by = waiting(y.device) = std::make_shared<Launch>(Launch{kernel, {y.data.get()}, size(y)});
 }
 bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
     auto &last = waiting(X.device);
     if (!X.by || X.by != last || last->to.relu || last->n != size(X)) return false;
-    const float *addend = plus ? plus->ptr() : nullptr; // may send off what waits
+    const float *addend = plus ? plus->ptr() : nullptr; // may send off the last launch
     if (!last || (plus && last->to.plus)) return false;
     auto next = std::make_shared<Launch>(*last);
     if (plus) next->kernel = [run = last->kernel, kept = *plus](Target y) { (void)kept, run(y); };
@@ -2735,7 +2734,7 @@ bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
     y.by = last = next;
     return true;
 }
-// y's gradient is X's: what uses y writes into it, masked by y > 0.
+// y and X share X's gradient: the backward of what uses y writes into it, masked by y > 0.
 Tensor fused_relu(const Tensor &X, Tensor y) {
     const int n = size(X);
     if (!join(X, y))
@@ -2743,12 +2742,12 @@ Tensor fused_relu(const Tensor &X, Tensor y) {
     if (!y.grad) return y;
     y.grad = X.grad;
     y.masked = true;
-    record(y, [] {}); // its backward is done by then, but backward(y) looks for one
+    record(y, [] {}); // nothing is left to do, but backward(y) wants an operator on the tape
     return y;
 }
 bool share_grad(const Tensor &X, const Tensor &y) {
     Tensor &g = *X.grad;
-    if (!fused() || X.masked || g.data) return false; // it is a parameter's, or there is some
+    if (!fused() || X.masked || g.data) return false; // data: a parameter's, or of another part
     g.data = y.grad->data;
     g.shared = true;
     g.written = pass;
@@ -2756,16 +2755,15 @@ bool share_grad(const Tensor &X, const Tensor &y) {
 }
 
 const char *part_of_step = "forward"; // for a trace
-int recorded(const Stream &stream);   // the last operation there; -1: nobody records
 static void gradient_is_ready(Event &complete, Device device) {
     const Span span("gradient", &stream(device));
     CHECK(cudaEventRecord(complete.handle, on(device)));
-    complete.after = recorded(stream(device));
+    complete.after = span.op;
 }
 
-// Run the tape of l's device in reverse and empty it, giving back memory on the way. Gradients are
-// those of sum(l); they are overwritten, not accumulated (PyTorch adds). An event is recorded
-// behind each write of a parameter's gradient; recording it again moves it behind the last one.
+// Run the tape of l's device in reverse and empty it, which frees memory on the way. Gradients are
+// those of sum(l); they are overwritten, not accumulated (PyTorch adds). An event is recorded after
+// each write of a parameter's gradient; if there are several, waits are for the last one.
 void backward(const Tensor &l) {
     auto &tape = tape_of(l.device);
     if (!l.grad || tape.empty())
@@ -4725,7 +4723,6 @@ void products(double count) {
 void touch(long n) {
     if (recorder) recorder->numbers += n;
 }
-int recorded(const Stream &stream) { return recorder ? stream.last : -1; }
 static cudaEvent_t new_mark(const Stream &stream) {
     cudaEvent_t mark = nullptr;
     CHECK(cudaSetDevice(physical(gpu(stream.device))));
