@@ -2790,30 +2790,11 @@ void wait_for_gradient(const Tensor &grad) {
     CHECK(cudaStreamWaitEvent(on(grad.device), grad.complete->handle, 0));
 }
 
-std::string str(const std::vector<int> &shape) {
-    std::string s;
-    for (int n : shape) s += (s.empty() ? "" : ",") + std::to_string(n);
-    return "(" + s + ")";
-}
-void same_device(const char *op, const std::vector<Tensor> &inputs) {
-    for (const Tensor &X : inputs)
-        if (X.device.id != inputs[0].device.id || X.device.id < 0)
-            error("%s: its arguments lie on %s and %s, they must be on one device", op,
-                  str(inputs[0].device).c_str(), str(X.device).c_str());
-}
-void check_shape(const char *op, bool right, const char *wanted,
-                 const std::vector<Tensor> &inputs) {
-    if (right) return;
-    std::string got;
-    for (const Tensor &X : inputs) got += (got.empty() ? "" : ", ") + str(X.shape);
-    error("%s: wants %s, got %s", op, wanted, got.c_str());
-}
-
 // ---------------------------------------------------------------------------------------------
 // 10. The other two networks        tutorials: "Concise Implementation for Multiple GPUs", the lab
-// Networks made of blocks, as gluon.nn and torch.nn make them. A block knows its parameters; its
-// forward reads its params.size() tensors starting at `params`: what lenet(X, params) is to section
-// 2, net.forward(X, params.data()) is here.
+// Networks made of blocks, as in gluon.nn and torch.nn. A block describes its parameters; forward
+// takes them as params.size() tensors, starting at `params`. So net.forward(X, params.data()) is
+// here what lenet(X, params) is in section 2.
 
 Tensor uniform(float scale, std::vector<int> shape); // U(-scale, scale) on the host
 void first_samples(int n, Tensor &X, Tensor &y);     // of the training set
@@ -2823,7 +2804,7 @@ typedef std::function<Tensor(std::vector<int> shape)> Init; // makes a parameter
 struct Param {
     std::string name; // such as conv0.weight, which is saved as conv0.weight.npy
     std::vector<int> shape;
-    Init init;
+    Init init;                 // null: the one that network() is given
     bool requires_grad = true; // false: a buffer
 };
 struct Block {
@@ -2883,7 +2864,7 @@ static Block sequential(const std::vector<Block> &blocks) {
     return all;
 }
 
-// A whole network: its parameters numbered, the weights' first values given
+// A whole network: number the layers in their parameters' names, and give the weights their init.
 static Block network(Block net, Init init) {
     std::map<std::string, int> layers; // of each kind, so far
     for (Param &p : net.params) {
@@ -2896,7 +2877,7 @@ static Block network(Block net, Init init) {
     return net;
 }
 
-// Two convolutions, their result added to X; to the convolution of X where the shape changes
+// relu(Y + X), where Y is two convolutions of X; with use_1x1conv, X passes through a third one
 Block Residual(int in_channels, int num_channels, bool use_1x1conv = false, int strides = 1) {
     Block convs = sequential({Conv2d(in_channels, num_channels, 3, strides, 1),
                               BatchNorm2d(num_channels), ReLU(),
@@ -2912,8 +2893,7 @@ Block Residual(int in_channels, int num_channels, bool use_1x1conv = false, int 
 }
 
 // A slightly modified ResNet-18 model: for small images. On k devices it does not learn what it
-// learns on one: batch norm takes mean and variance over each device's shard, n/k samples instead
-// of n.
+// learns on one: batch norm takes mean and variance over a device's n/k samples, not over all n.
 Block resnet18(int num_classes, int in_channels = 1) {
     auto resnet_block = [](int in_channels, int num_channels, int num_residuals,
                            bool first_block = false) {
@@ -2946,10 +2926,10 @@ Block lab_cnn() {
     return network(net, [](std::vector<int> shape) { return uniform(0.07f, shape); });
 }
 
-// What the chapters train with.
-struct Model { // for k devices
+// What the chapters train with; on k devices, batch + k * batch_of_each samples, and lr likewise.
+struct Model {
     const char *name;
-    int batch, batch_of_each; // batch + k * batch_of_each
+    int batch, batch_of_each;
     float lr, lr_of_each;
     int epochs;
 };
@@ -2957,8 +2937,7 @@ static const Model models[] = {{"lenet", 256, 0, 0.2f, 0, 10},
                                {"resnet18", 0, 256, 0, 0.1f, 10},
                                {"lab_cnn", 0, 64, 0.3f, 0, 5}};
 
-// MODEL: the network, its parameters on the host and their names. The same seed gives the same
-// ones.
+// MODEL's network, its parameters on the host (a seed always gives the same ones) and their names.
 void init_model() {
     if (options.model == "lenet") return init_params(); // net and param_names are lenet's at first
     const Block block = options.model == "resnet18" ? resnet18(10) : lab_cnn();
@@ -2974,15 +2953,15 @@ void init_model() {
     };
 }
 
-static Tensor node_0s(const Tensor &t) { // a copy, on every node
+static Tensor node_0s(const Tensor &t) { // on every node, a copy of node 0's t
     if (nodes == 1) return t;
     const Tensor host = copyto(t, cpu());
     from_node_0(host.ptr(), sizeof(float) * size(host));
     return copyto(host, t.device);
 }
 
-// The test accuracy, by all devices: each sample counts once. Batch norm's running statistics are
-// device 0's on every device, so that the result is that of device 0 alone.
+// The test accuracy, computed on all devices: each sample counts once. All use device 0's running
+// statistics of batch norm, so that the result is that of device 0 alone.
 float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tensor>> &device_params,
                              DataIter &test_iter, const std::vector<Device> &devices) {
     NoGrad guard;
@@ -3008,20 +2987,21 @@ float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tenso
     return correct / test_iter.X.shape[0];
 }
 
-// The same by one device: net(X) is the network with that device's parameters.
+// The same on one device: net(X) is the network with that device's parameters.
 float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
                             Device device) {
     auto one = [&](const Tensor &X, const std::vector<Tensor> &) { return net(X); };
     return evaluate_accuracy_gpus(one, {{}}, test_iter, {device});
 }
 
+// The parameters on all devices.
 static std::vector<std::vector<Tensor>> on_all(const std::vector<Device> &devices) {
     std::vector<std::vector<Tensor>> device_params;
     for (Device d : devices) device_params.push_back(get_params(params, d));
     return device_params;
 }
 
-// What the network makes of each device's shard.
+// Print the network's output for each device's shard.
 static void print_outputs(const std::vector<Tensor> &shards,
                           const std::vector<std::vector<Tensor>> &device_params) {
     NoGrad guard;
@@ -3033,7 +3013,7 @@ static std::string channel0(const Tensor &weight) {
     return to_string(reshape(rows(weight, 0, 1), {1, weight.shape[2], weight.shape[3]}));
 }
 
-// The concise chapter: initialized on all devices, a forward pass, the first weights.
+// The concise chapter's: parameters on all devices, a forward pass, some of the first weights.
 void demos_resnet18(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     const auto device_params = on_all(devices); // net.initialize(ctx=devices)
@@ -3050,8 +3030,8 @@ void demos_resnet18(int num_gpus) {
     for (const auto &params : device_params) printf("%s\n", channel0(params[0]).c_str());
 }
 
-// The lab: the network's results on two images a device, its first weights, equal on all devices,
-// and their gradients, which are not.
+// The lab's: the network's output for two images per device; some of its first weights, which are
+// equal on all devices; and their gradients, which are not.
 void demos_lab_cnn(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     const auto device_params = on_all(devices);
@@ -3104,6 +3084,11 @@ std::string str(const std::vector<Device> &devices) {
     for (Device d : devices) s += (s.empty() ? "" : ", ") + str(d);
     return "[" + s + "]";
 }
+std::string str(const std::vector<int> &shape) {
+    std::string s;
+    for (int n : shape) s += (s.empty() ? "" : ",") + std::to_string(n);
+    return "(" + s + ")";
+}
 
 void error(const char *format, ...) {
     char text[1000];
@@ -3114,6 +3099,19 @@ void error(const char *format, ...) {
     for (char *c = text; *c; c++)
         if ((unsigned char)*c < ' ') *c = '?'; // a file name, say, may hold a line break
     throw Error(text);
+}
+void same_device(const char *op, const std::vector<Tensor> &inputs) {
+    for (const Tensor &X : inputs)
+        if (X.device.id != inputs[0].device.id || X.device.id < 0)
+            error("%s: its arguments lie on %s and %s, they must be on one device", op,
+                  str(inputs[0].device).c_str(), str(X.device).c_str());
+}
+void check_shape(const char *op, bool right, const char *wanted,
+                 const std::vector<Tensor> &inputs) {
+    if (right) return;
+    std::string got;
+    for (const Tensor &X : inputs) got += (got.empty() ? "" : ", ") + str(X.shape);
+    error("%s: wants %s, got %s", op, wanted, got.c_str());
 }
 void check_cuda(cudaError_t code, const char *call, const char *file, int line) {
     if (code == cudaSuccess) return;
