@@ -190,9 +190,9 @@ struct Error : std::runtime_error {
 extern bool dry_run;
 void check_cuda(cudaError_t code, const char *call, const char *file, int line);
 
-// A Span is declared before an operation is enqueued and records it for a trace (section 14): a
-// kernel, whose stream on() tells, a copy, a message, which the lab counts too, or a wait for
-// operation number `after`.
+// A Span, declared before an operation is enqueued, records it for a trace (section 14). The
+// operation is a kernel (on() tells its stream), a copy, a message (which the lab counts, too) or a
+// wait for operation number `after`.
 struct Span {
     Span(const char *name, Stream *stream, size_t bytes = 0, int after = -1);
     Span(Device src, Device dst, Stream &stream, size_t bytes); // a message
@@ -558,7 +558,7 @@ struct CommStreams {
     explicit CommStreams(bool use);
     ~CommStreams();
 };
-void join_comm_streams(int k); // later work on the first k devices waits for theirs
+void join_comm_streams(int k); // later work on the first k devices waits for those streams
 
 // Several machines (section 15): MPI has started this program as process `node` of `nodes`, each
 // with devices of its own. Without MPI it is 0 of 1.
@@ -914,9 +914,9 @@ void exchange(const Grads &grads) {
 
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
-// Each operation with its kernels, its forward and its backward, from an elementwise ReLU to batch
-// normalization; the convolution stands three times, a ladder. A kernel's outputs come first among
-// its arguments, then its inputs, then sizes. An operator of your own starts as a copy of relu.
+// Each operation stands with its kernels, its forward and its backward, from an elementwise ReLU to
+// batch normalization; the convolution stands three times, a ladder. A kernel's arguments are its
+// outputs, then its inputs, then sizes. An operator of your own starts as a copy of relu.
 
 // Where a kernel stores its result, and its epilogue: += for a gradient that has several parts, and
 // the operators that are fused with the kernel's own (section 9).
@@ -951,7 +951,7 @@ void launch(Tensor &y, std::function<void(Target y)> kernel);
 bool join(const Tensor &X, Tensor &y, const Tensor *plus = nullptr);
 Tensor fused_relu(const Tensor &X, Tensor y);
 bool share_grad(const Tensor &X, const Tensor &y); // dX = dy: share its memory, if possible
-void parameters_change();
+void parameters_change();                          // sgd says so
 void products(double count); // for a profile: how many the next kernel computes
 void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
@@ -1159,7 +1159,7 @@ void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
 }
 
 // --- sgd
-struct SgdList { // many parameters in one launch, which takes longer than a small one's update
+struct SgdList { // many parameters in one launch: that takes longer than the update of a small one
     static constexpr int most = warp_size > 1 ? 128 : 1; // emulated threads copy their arguments
     float *param[most];
     const float *grad[most];
@@ -2693,8 +2693,8 @@ Target grad_of(const Tensor &X) {
 
 struct Launch {
     std::function<void(Target)> kernel; // null once it is enqueued
-    Target to; // if its tensor is freed, others write to the memory only after this launch
-    int n;     // how many numbers it writes
+    Target to;         // if its tensor is freed, others write to the memory only after this launch
+    int n;             // how many numbers it writes
     int left_out = -1; // if another launch joined it and took its place: `updates` at that time
 };
 static int updates = 0; // of the parameters
