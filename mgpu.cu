@@ -1190,7 +1190,8 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
             same_device("sgd", {params[0], p});
             list.param[count] = p.ptr();
             list.grad[count] = p.grad->ptr();
-            largest = std::max(largest, list.n[count++] = size(p));
+            list.n[count++] = size(p);
+            largest = std::max(largest, size(p));
         }
         const dim3 grid(blocks(largest, 4 * threads), count);
         if (largest > 0)
@@ -2606,7 +2607,6 @@ struct TapeEntry {
     std::function<void()> backward;
 };
 std::vector<TapeEntry> &tape_of(Device device);
-std::shared_ptr<struct Launch> &waiting(Device device); // its last launch, if that waits
 
 bool recording = true;
 struct NoGrad { // while one exists, nothing goes on the tape
@@ -2656,10 +2656,9 @@ static std::vector<Call> *calls = nullptr; // null: nobody wants them
 Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape) {
     same_device(op, inputs);
     Tensor y = empty(shape, inputs[0].device);
-    for (const Tensor &X : inputs) {
-        if (!recording || !X.grad) continue;
-        y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape, nullptr, nullptr});
-    }
+    for (const Tensor &X : inputs)
+        if (recording && X.grad)
+            y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape, nullptr, nullptr});
     if (calls) calls->push_back({op, inputs, y});
     return y;
 }
@@ -2675,7 +2674,8 @@ static std::vector<std::shared_ptr<Event>> completes; // of the gradients that e
 Target grad_of(const Tensor &X) {
     if (!X.grad) return {nullptr};
     Tensor &g = *X.grad;
-    const float *sum = g.written == pass ? g.ptr() : nullptr; // so far
+    const float *sum = g.written == pass ? g.ptr() : nullptr; // of the parts so far
+    // New memory if there is none yet, or if another gradient still shares it
     if (!g.data || (g.shared && g.data.use_count() > 1)) g.data = empty(g.shape, g.device).data;
     g.shared = false;
     g.written = pass;
@@ -2697,7 +2697,8 @@ struct Launch {
     int n;             // how many numbers it writes
     int left_out = -1; // if another launch joined it and took its place: `updates` at that time
 };
-static int updates = 0; // of the parameters
+std::shared_ptr<Launch> &waiting(Device device); // the device's last launch, if that waits
+static int updates = 0;                          // of the parameters
 void parameters_change() { updates++; }
 bool fused() { return options.kernels != "plain"; }
 
@@ -2722,14 +2723,16 @@ void launch(Tensor &y, std::function<void(Target y)> kernel) {
 }
 bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
     auto &last = waiting(X.device);
+    // Not if X's launch does not wait, already ends with a ReLU, or writes more than X
     if (!X.by || X.by != last || last->to.relu || last->n != size(X)) return false;
     const float *addend = plus ? plus->ptr() : nullptr; // may send off the last launch
     if (!last || (plus && last->to.plus)) return false;
     auto next = std::make_shared<Launch>(*last);
-    if (plus) next->kernel = [run = last->kernel, kept = *plus](Target y) { (void)kept, run(y); };
     next->to.data = y.data.get();
-    if (plus) next->to.plus = addend;
-    else next->to.relu = 1;
+    if (plus) { // captured, because `addend` points to its memory
+        next->kernel = [run = last->kernel, kept = *plus](Target y) { (void)kept, run(y); };
+        next->to.plus = addend;
+    } else next->to.relu = 1;
     last->left_out = updates;
     y.by = last = next;
     return true;
