@@ -3116,6 +3116,15 @@ void check_shape(const char *op, bool right, const char *wanted,
     for (const Tensor &X : inputs) got += (got.empty() ? "" : ", ") + str(X.shape);
     error("%s: wants %s, got %s", op, wanted, got.c_str());
 }
+// What printf would print
+__attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...) {
+    char text[1000];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return text;
+}
 void check_cuda(cudaError_t code, const char *call, const char *file, int line) {
     if (code == cudaSuccess) return;
     fflush(stdout);
@@ -3663,11 +3672,9 @@ double Timer::avg() const {
 //   123/235 [===============               ]  loss 0.7345  4321 images/s  26 s left
 std::string progress_line(int done, int steps, double loss, double images, double seconds) {
     const int width = 30, full = (long)done * width / steps;
-    char line[200];
-    snprintf(line, sizeof line, "%5d/%d [%.*s%*s]  loss %.4f  %.0f images/s  %.0f s left", done,
-             steps, full, "==============================", width - full, "", loss,
-             images / seconds, std::ceil(seconds / done * (steps - done)));
-    return line;
+    return format("%5d/%d [%.*s%*s]  loss %.4f  %.0f images/s  %.0f s left", done, steps, full,
+                  "==============================", width - full, "", loss, images / seconds,
+                  std::ceil(seconds / done * (steps - done)));
 }
 struct Progress {
     std::vector<Device> devices;
@@ -3797,7 +3804,6 @@ static void check_writable(const std::string &path) {
 
 // A row, and the same in the file for `make plot`.
 void Animator::add(int epoch, double loss, float acc, double seconds) {
-    char row[100];
     if (options.model == "lab_cnn") // as the lab prints it
         printf("Epoch %d, training time = %.1f sec\n         validation accuracy = %.4f\n",
                epoch - 1, seconds, acc);
@@ -3806,8 +3812,8 @@ void Animator::add(int epoch, double loss, float acc, double seconds) {
             printf("%5s  %8s  %8s  %8s\n", "epoch", "loss", "test acc", "seconds");
         printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss, acc, seconds);
     }
-    snprintf(row, sizeof row, "%d,%.6f,%.4f,%.4f\n", epoch, loss, acc, seconds);
-    if (node == 0) write_file(options.log, progress->log += row);
+    progress->log += format("%d,%.6f,%.4f,%.4f\n", epoch, loss, acc, seconds);
+    if (node == 0) write_file(options.log, progress->log);
 }
 
 // The start of NumPy's .npy, version 1.0, for little-endian 32-bit floats in C order: a magic
@@ -3863,20 +3869,17 @@ static std::string checksum(const std::vector<Tensor> &params) {
         memcpy(&bits, &x, sizeof x);
         for (int b = 0; b < 32; b += 8) hash = (hash ^ (bits >> b & 255)) * 0x100000001b3;
     }
-    char text[20];
-    snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
-    return text;
+    return format("%016llx", (unsigned long long)hash);
 }
 // What decides the bits of a training
 static std::map<std::string, std::string> training_options() {
-    std::string lr(20, 0), split = options.split.empty() ? "even" : "";
-    lr.resize(snprintf(&lr[0], lr.size(), "%.6g", options.lr));
+    std::string split = options.split.empty() ? "even" : "";
     for (int part : options.split) split += (split.empty() ? "" : ",") + std::to_string(part);
     return {{"model", options.model},
             {"gpus", std::to_string(options.gpus) +
                          (nodes > 1 ? " on each of " + std::to_string(nodes) + " nodes" : "")},
             {"batch", std::to_string(options.batch)},
-            {"lr", lr},
+            {"lr", format("%.6g", options.lr)},
             {"seed", std::to_string(options.seed)},
             {"shuffle", options.shuffle ? "yes" : "no"},
             {"limit", std::to_string(options.limit)},
@@ -4046,11 +4049,11 @@ static std::string explain_gradient(const Flat &got, const std::vector<int> &wro
     std::string text;
     bool own = k > 1; // alone
     for (int d = 0; d < k; d++) {
-        char part[100];
         own = own && near(a[d], d == c);
-        snprintf(part, sizeof part, near(a[d], 0) ? "without %s's shard" : "%s's shard %.2g times",
-                 str(gpu(d)).c_str(), a[d]);
-        if (!near(a[d], 1)) text += (text.empty() ? "it is " : ", ") + std::string(part);
+        if (near(a[d], 1)) continue;
+        text += (text.empty() ? "it is " : ", ") +
+                format(near(a[d], 0) ? "without %s's shard" : "%s's shard %.2g times",
+                       str(gpu(d)).c_str(), a[d]);
     }
     if (own)
         return "it is that of the device's own shard: does backward run on every device, does "
@@ -4581,14 +4584,9 @@ void exercise() {
 
 // A row of build/bench.csv, printed as it comes.
 static std::string bench_rows;
-static void bench_row(const char *format, ...) {
-    char row[200];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(row, sizeof row, format, args);
-    va_end(args);
-    printf("%s\n", row);
-    bench_rows += std::string(row) + "\n";
+static void bench_row(const std::string &row) {
+    printf("%s\n", row.c_str());
+    bench_rows += row + "\n";
 }
 
 // A training step of random samples, to be enqueued again and again
@@ -4609,9 +4607,9 @@ static void bench_step(const Model &model) {
     init_model();
     auto device_params = on_all(first_devices(options.gpus));
     const double seconds = time_calls(3, 0.5, 5, training_step(device_params, batch));
-    bench_row("step,%s,%s%s,%d,%d,,%.1f,%.0f,images/s", options.model.c_str(),
-              options.allreduce.c_str(), options.overlap ? "+overlap" : "", options.gpus, batch,
-              seconds * 1e6, batch / seconds);
+    bench_row(format("step,%s,%s%s,%d,%d,,%.1f,%.0f,images/s", options.model.c_str(),
+                     options.allreduce.c_str(), options.overlap ? "+overlap" : "", options.gpus,
+                     batch, seconds * 1e6, batch / seconds));
 }
 
 // Three layers, forward and backward, by the kernels of each rung, or by those that KERNELS names.
@@ -4642,8 +4640,8 @@ static void bench_kernels() {
             const double us = 1e6 * time_calls(1, 0.1, 3, [&] {
                                   backward(conv2d(inputs[0], inputs[1], inputs[2], 1, l.padding));
                               });
-            bench_row("kernels,%s,%s,1,%d,,%.1f,%.1f,GFLOP/s", l.name, by.c_str(), l.N, us,
-                      flop / us / 1e3);
+            bench_row(format("kernels,%s,%s,1,%d,,%.1f,%.1f,GFLOP/s", l.name, by.c_str(), l.N, us,
+                             flop / us / 1e3));
         }
     }
     options = wanted;
@@ -4669,8 +4667,8 @@ static void bench_allreduce(int k) {
             if (!meant_for(a.name, k)) continue;
             if (options.given.count("allreduce") ? a.name != options.allreduce : !right) continue;
             const double us = time_allreduce(a.name, grads) * 1e6;
-            bench_row("allreduce,,%s,%d,,%ld,%.1f,%.3f,GB/s", a.name, k, bytes, us,
-                      bytes / us * 2 * (k - 1) / k / 1e3);
+            bench_row(format("allreduce,,%s,%d,,%ld,%.1f,%.3f,GB/s", a.name, k, bytes, us,
+                             bytes / us * 2 * (k - 1) / k / 1e3));
         }
         empty_cache();
     }
@@ -4834,12 +4832,10 @@ static void print_ops(const Recorder &r) {
            what_is_trained().c_str(), bytes);
     std::string text;
     for (const Op &op : r.ops) {
-        char row[300];
-        snprintf(row, sizeof row, "%d,%d,%s,%s,%s,%ld,%ld,%d,%d,%ld,%ld,%d\n", op.device, op.lane,
-                 lanes[op.lane].c_str(), op.kind, kernel_name(op.name).c_str(),
-                 std::lround(op.begin * 1e9), std::lround(op.end * 1e9), op.src, op.dst,
-                 (long)op.bytes, (long)op.flop, op.after);
-        text += row;
+        text += format("%d,%d,%s,%s,%s,%ld,%ld,%d,%d,%ld,%ld,%d\n", op.device, op.lane,
+                       lanes[op.lane].c_str(), op.kind, kernel_name(op.name).c_str(),
+                       std::lround(op.begin * 1e9), std::lround(op.end * 1e9), op.src, op.dst,
+                       (long)op.bytes, (long)op.flop, op.after);
         if (text.size() < 1 << 20 && &op != &r.ops.back()) continue;
         fwrite(text.data(), 1, text.size(), stdout);
         text.clear();
@@ -4929,10 +4925,9 @@ static void print_profile(const std::deque<Op> &ops, int device, int steps, doub
     std::sort(rows.begin(), rows.end(),
               [](const Row &a, const Row &b) { return a.seconds > b.seconds; });
     for (const Row &row : rows) {
-        char gflops[20] = "";
-        if (row.flop > 0) snprintf(gflops, sizeof gflops, "%.1f", row.flop / row.seconds / 1e9);
         printf("%-9s %-38s %6.3g %9.3f %6.1f %9s %8.2f\n", row.kind.c_str(), row.name.c_str(),
-               row.calls / steps, row.seconds / steps * 1e3, 100 * row.seconds / sum, gflops,
+               row.calls / steps, row.seconds / steps * 1e3, 100 * row.seconds / sum,
+               row.flop > 0 ? format("%.1f", row.flop / row.seconds / 1e9).c_str() : "",
                row.bytes / row.seconds / 1e9);
     }
 }
