@@ -3523,11 +3523,9 @@ static std::pair<Tensor, Tensor> whole_minibatch; // the last one: X, y for all 
 // the number of dimensions; their sizes (big-endian, 4 bytes each); the bytes, and no more.
 //   dims: 1 for labels, 3 for images of 28 x 28   ->   the bytes; *count samples
 std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
-    FILE *file = fopen(path.c_str(), "rb");
-    if (!file)
+    if (access(path.c_str(), R_OK) != 0)
         error("%s: %s%s", path.c_str(), strerror(errno),
               errno == ENOENT ? ": `make data` brings it" : "");
-    fclose(file);
     std::string quoted, wrong;
     for (char c : path) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
     FILE *pipe = popen(("gzip -dc < '" + quoted + "' 2> /dev/null").c_str(), "r");
@@ -3553,12 +3551,11 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
     if (status != 0) wrong = "gzip cannot unpack it: if `gzip -t` says so too";
     else if (bytes.size() < header) wrong = "it ends in its header";
     else if (number(0) != size_t(0x800 + dims))
-        wrong = "its magic number is " + std::to_string(number(0)) + ", not " +
-                std::to_string(0x800 + dims);
+        wrong = format("its magic number is %zu, not %d", number(0), 0x800 + dims);
     else if (dims == 3 && (number(2) != 28 || number(3) != 28)) wrong = "its images are not 28x28";
     else if (number(1) == 0 || number(1) > 1000000 || bytes.size() != header + number(1) * sample)
-        wrong = "it names " + std::to_string(number(1)) + " samples, but has the bytes of " +
-                std::to_string((bytes.size() - header) / sample);
+        wrong = format("it names %zu samples, but has the bytes of %zu", number(1),
+                       (bytes.size() - header) / sample);
     if (!wrong.empty())
         error("%s: %s: remove it, `make data` brings the right one", path.c_str(), wrong.c_str());
     *count = number(1);
@@ -3710,11 +3707,10 @@ Animator::Animator(const std::vector<Device> &devices, int steps)
     : progress(new Progress{devices, steps, {}, {}, {}}) {
     for (Device d : devices) progress->losses.push_back(full({steps}, 0, d));
     if (resumed.steps == 0) return;
-    FILE *file = fopen(options.log.c_str(), "r"); // the rows of the epochs that were
-    char row[200];
-    for (int epoch = 0; file && epoch <= resumed.epoch && fgets(row, sizeof row, file); epoch++)
-        if (epoch > 0) progress->log += row;
-    if (file) fclose(file);
+    std::ifstream file(options.log); // the rows of the epochs that were
+    std::string row;
+    for (int epoch = 0; epoch <= resumed.epoch && std::getline(file, row); epoch++)
+        if (epoch > 0) progress->log += row + "\n";
 }
 void Animator::step(const std::vector<Tensor> &ls) {
     Progress &p = *progress;
@@ -3837,13 +3833,12 @@ void save_npy(const std::string &path, const Tensor &t) {
 }
 // Read `path` into t, on the host: what save_npy writes for t's shape, and np.save too.
 void load_npy(const std::string &path, const Tensor &t) {
-    FILE *file = fopen(path.c_str(), "rb");
+    std::ifstream file(path, std::ios::binary);
     if (!file) error("%s: %s", path.c_str(), strerror(errno));
     const std::string want = npy_header(t.shape);
     const size_t numbers = size(t) * sizeof(float);
     std::string bytes(10 + 65535 + numbers + 1, 0); // the longest header
-    bytes.resize(fread(&bytes[0], 1, bytes.size(), file));
-    fclose(file);
+    bytes.resize(file.read(&bytes[0], bytes.size()).gcount());
     if (bytes.size() < 10 || bytes.compare(0, 8, want, 0, 8) != 0)
         error("%s: not a .npy file of version 1.0", path.c_str());
     const size_t start = 10 + ((uint8_t)bytes[8] | (uint8_t)bytes[9] << 8);
@@ -3946,8 +3941,6 @@ static void check_save() {
 // INIT: read the parameters in `folder`.   ->   what its training.txt says; empty if there is none
 static std::map<std::string, std::string> load_params(const std::vector<Tensor> &params,
                                                       const std::string &folder) {
-    std::map<std::string, std::string> lines;
-    char name[40], value[200];
     for (size_t i = 0; i < params.size(); i++) {
         const std::string path = folder + "/" + param_names[i] + ".npy";
         load_npy(path, params[i]);
@@ -3955,9 +3948,10 @@ static std::map<std::string, std::string> load_params(const std::vector<Tensor> 
             if (!std::isfinite(x))
                 error("%s: it holds %s", path.c_str(), std::isnan(x) ? "nan" : "inf");
     }
-    FILE *file = fopen((folder + "/training.txt").c_str(), "r");
-    while (file && fscanf(file, "%39s %199[^\n]", name, value) == 2) lines[name] = value;
-    if (file) fclose(file);
+    std::map<std::string, std::string> lines;
+    std::ifstream file(folder + "/training.txt");
+    for (std::string name, value; file >> name && std::getline(file >> std::ws, value);)
+        lines[name] = value;
     if (!lines.empty() && lines["checksum"] != checksum(params))
         error("%s: its files are not those of one SAVE: remove training.txt if you mean them so",
               folder.c_str());
@@ -4045,7 +4039,7 @@ static std::string explain_gradient(const Flat &got, const std::vector<int> &wro
     if (all(-1)) return "it has the wrong sign";
     if (k > 1 && all(1.0 / k))
         return "it is the mean: allreduce is to sum, sgd divides by the batch size";
-    if (k > 1 && all(k)) return "it is " + std::to_string(k) + " times the sum: added again?";
+    if (k > 1 && all(k)) return format("it is %d times the sum: added again?", k);
     std::string text;
     bool own = k > 1; // alone
     for (int d = 0; d < k; d++) {
@@ -4072,7 +4066,7 @@ static std::string explain_update(double ratio, double batch, double shard, doub
     for (const auto &[x, text] : mistakes)
         if (std::fabs(ratio - x) < 0.02 * std::fabs(x)) return text;
     return std::fabs(ratio) < 1e-3 ? "the parameter is what it was"
-                                   : "it is " + std::to_string(ratio) + " times the right one";
+                                   : format("it is %f times the right one", ratio);
 }
 
 // The losses: one for each sample, all of them numbers.
@@ -4319,8 +4313,8 @@ static std::string explain(float got, int i, int c, int k, int n) {
     const bool an_index = other == std::floor(other) && other >= 1 && other <= 251;
     const int shift = an_index ? ((int)other - code(i) + 251) % 251 : 0;
     if (an_index && i + shift < n)
-        return "it is the sum of an index " + std::to_string(shift) +
-               " further on: are the bounds of a chunk wrong?";
+        return format("it is the sum of an index %d further on: are the bounds of a chunk wrong?",
+                      shift);
     if (times != std::floor(times) || times < 1 || times >= 1 << base_bits(k) * k)
         return "it is no sum of the devices' numbers at this index";
     std::string missing, repeated;
@@ -4814,9 +4808,9 @@ static std::string kernel_name(std::string text) {
 }
 
 static std::string what_is_trained() {
-    return options.model + ", batch " + std::to_string(options.batch) + ", " +
-           std::to_string(gpus.size()) + " device" + (gpus.size() > 1 ? "s" : "") + ", " +
-           options.allreduce + (options.overlap ? " with OVERLAP" : "");
+    return format("%s, batch %d, %zu device%s, %s%s", options.model.c_str(), options.batch,
+                  gpus.size(), gpus.size() > 1 ? "s" : "", options.allreduce.c_str(),
+                  options.overlap ? " with OVERLAP" : "");
 }
 
 // --- make trace, and what plot/simulate.cc reads: a row for each operation
