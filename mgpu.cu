@@ -5132,9 +5132,7 @@ void compare_with_node_0(const std::vector<Tensor> &params) {
     if (nodes == 1) return;
     for (size_t i = 0; i < params.size(); i++) {
         if (!params[i].requires_grad) continue;
-        const std::vector<float> here = to_host(params[i]);
-        std::vector<float> there = here;
-        from_node_0(there.data(), sizeof(float) * there.size());
+        const std::vector<float> here = to_host(params[i]), there = to_host(node_0s(params[i]));
         for (size_t n = 0; n < here.size(); n++)
             if (memcmp(&here[n], &there[n], sizeof(float)) != 0)
                 error("the replicas differ: %s[%zu] is %.9g here, but %.9g on node 0: does each "
