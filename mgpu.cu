@@ -4270,17 +4270,18 @@ void summary() {
 }
 
 // --- the judge
+static std::vector<int> sizes_of(const std::vector<Tensor> &list) {
+    std::vector<int> sizes;
+    for (const Tensor &t : list) sizes.push_back(size(t));
+    return sizes;
+}
 // Tensors of these sizes on k devices, contiguous on each or each by itself.
 static Grads make_grads(int k, const std::vector<int> &sizes, bool contiguous) {
     Grads grads(k);
     for (int c = 0; c < k; c++) {
-        std::vector<Tensor> list;
-        for (int n : sizes) {
-            list.push_back(empty({contiguous ? 0 : n}, gpu(c)));
-            list.back().shape = {n};
-        }
-        if (contiguous) attach_grad(list);
-        for (const Tensor &t : list) grads[c].push_back(contiguous ? *t.grad : t);
+        for (int n : sizes) grads[c].push_back({gpu(c), {n}, nullptr, nullptr}); // without memory
+        if (contiguous) attach_grad(grads[c]);
+        for (Tensor &t : grads[c]) t = contiguous ? *t.grad : empty(t.shape, t.device);
     }
     return grads;
 }
@@ -4339,34 +4340,29 @@ static std::string explain(float got, int i, int c, int k, int n) {
 static std::vector<Flat> run_with_straggler(const std::string &name, const Grads &grads,
                                             int straggler, const std::vector<Flat> &numbers) {
     const int k = grads.size();
-    Grads results(k);
-    std::vector<Tensor> inputs; // in use until the end
-    for (int c = 0; c < k; c++)
-        for (const Tensor &t : grads[c])
-            if (size(t) > 0)
-                CHECK(cudaMemsetAsync(t.ptr(), 0xFF, size(t) * sizeof(float), on(gpu(c))));
+    auto fill = [](const std::vector<Tensor> &list, float value) {
+        for (const Tensor &t : list) copyto(full(t.shape, value, t.device), t);
+    };
+    std::vector<Tensor> inputs, results; // each device's, as one; in use until the end
+    for (const auto &list : grads) fill(list, NAN);
     waitall();
     for (int c = 0; c < k; c++) {
-        const float *next = numbers[c].data();
+        inputs.push_back(empty({(int)numbers[c].size()}, cpu()));
+        std::copy(numbers[c].begin(), numbers[c].end(), inputs[c].ptr());
         if (c == straggler) pause(stream(gpu(c)), 3);
-        for (const Tensor &t : grads[c]) {
-            inputs.push_back(empty(t.shape, cpu()));
-            std::copy_n(next, size(t), inputs.back().ptr());
-            copyto(inputs.back(), t);
-            next += size(t);
-        }
+        copy_flat(inputs[c], grads[c], true);
     }
     late_messages = straggler == k;
     run_allreduce(name, grads);
     late_messages = false;
-    for (int c = 0; c < k; c++)
-        for (const Tensor &t : grads[c]) {
-            results[c].push_back(copyto(t, t.device));
-            copyto(full(t.shape, poison, t.device), t);
-        }
+    for (int c = 0; c < k; c++) {
+        results.push_back(empty(inputs[c].shape, gpu(c)));
+        copy_flat(results[c], grads[c], false);
+        fill(grads[c], poison);
+    }
     waitall();
     std::vector<Flat> sums;
-    for (const auto &list : results) sums.push_back(all_to_host(list));
+    for (const Tensor &t : results) sums.push_back(to_host(t));
     return sums;
 }
 
@@ -4382,21 +4378,19 @@ static void judge_sums(const std::string &name, int k, const std::vector<int> &s
         run_with_straggler(name, make_grads(k, sizes, contiguous), straggler, numbers);
     for (int c = 0; c < k; c++) {
         if (sums[c] == sum) continue;
-        int wrong = 0, first = 0, last = 0;
-        for (int i = 0; i < n; i++) {
-            if (sums[c][i] == sum[i]) continue;
-            if (wrong++ == 0) first = i;
-            last = i;
-        }
+        std::vector<int> wrong;
+        for (int i = 0; i < n; i++)
+            if (sums[c][i] != sum[i]) wrong.push_back(i);
+        const int first = wrong[0];
         const float got = sums[c][first];
         const std::string late = straggler < 0    ? ""
                                  : straggler == k ? ", late: the messages"
                                                   : ", late: " + str(gpu(straggler));
         error("%s is wrong: k = %d, %zu tensor%s, %d numbers%s: %s has %.9g at index %d, not %.9g "
-              "(%d wrong, up to index %d): %s",
+              "(%zu wrong, up to index %d): %s",
               name.c_str(), k, sizes.size(), sizes.size() > 1 ? "s" : "", n, late.c_str(),
-              str(gpu(c)).c_str(), std::isnan(got) ? NAN : got, first, sum[first], wrong, last,
-              explain(got, first, c, k, n).c_str());
+              str(gpu(c)).c_str(), std::isnan(got) ? NAN : got, first, sum[first], wrong.size(),
+              wrong.back(), explain(got, first, c, k, n).c_str());
     }
 }
 
@@ -4551,13 +4545,10 @@ static void judge(const std::string &name, int most, const std::vector<int> &gra
 void exercise() {
     const std::string name = options.allreduce;
     int most = options.gpus;
-    std::vector<int> gradient_sizes, resnet18_sizes;
-    for (const Tensor &p : trained(params)) gradient_sizes.push_back(size(p));
-    for (const Param &p : resnet18(10).params) {
-        if (!p.requires_grad) continue;
-        resnet18_sizes.push_back(1);
-        for (int s : p.shape) resnet18_sizes.back() *= s;
-    }
+    const std::vector<int> gradient_sizes = sizes_of(trained(params));
+    std::vector<int> resnet18_sizes;
+    for (const Param &p : resnet18(10).params)
+        if (p.requires_grad) resnet18_sizes.push_back(size({cpu(), p.shape, nullptr, nullptr}));
     if (name == "yours") judge("naive", std::min(most, 3), gradient_sizes);
     judge(name, most, gradient_sizes);
     while (!meant_for(name, most)) most--;
@@ -4862,10 +4853,8 @@ struct DryRun {
 // An exchange of the model's gradients on k of them. The backward passes before it are a row for
 // each gradient, when it is ready.
 void print_exchange(int k) {
-    std::vector<int> sizes;
-    for (const Tensor &p : trained(params)) sizes.push_back(size(p));
     const DryRun devices(k);
-    const Grads grads = make_grads(k, sizes, true);
+    const Grads grads = make_grads(k, sizes_of(trained(params)), true);
     Recorder r(false);
     for (const auto &list : grads)
         for (size_t i = list.size(); i-- > 0;) gradient_is_ready(*list[i].complete, list[i].device);
