@@ -5180,7 +5180,7 @@ static void catch_signals() {
 // it. A Setter parses an option's value, or says what is wrong with it.
 typedef std::function<void(const char *name, const char *value)> Setter;
 struct Flag {
-    const char *name, *value; // --name VALUE; null: takes none; [VALUE]: may be left out
+    const char *name, *value; // --name VALUE; null: takes none; [=VALUE]: may be left out
     const char *help;
     Setter set;
 };
@@ -5204,7 +5204,7 @@ static Setter one_of(std::string *field, const std::vector<std::string> &names) 
     return [=](const char *name, const char *value) {
         std::string list;
         for (const std::string &n : names) list += (list.empty() ? "" : ", ") + n;
-        if (!value) value = names[0].c_str(); // [NAME], left out
+        if (!value) value = names[0].c_str(); // [=NAME], left out
         if (std::find(names.begin(), names.end(), value) == names.end())
             error("--%s %s: unknown, there are %s", name, value, list.c_str());
         *field = value;
@@ -5248,7 +5248,7 @@ static const std::vector<Flag> flags = {
     {"split", "A,B,...", "parts of a minibatch in this proportion, for unequal devices (equal)",
      set_split},
     {"allreduce", "NAME", "how gradients are summed: naive, bucket, host, by_tensor, sharded,\n"
-     "ring, tree, rebind or yours (naive)", set_allreduce},
+     "                    ring, tree, rebind or yours (naive)", set_allreduce},
     {"kvstore", "NAME", "the lab's words: local is host, device is by_tensor (lab_cnn: local)",
      one_of(&options.kvstore, {"local", "device"})},
     {"overlap", nullptr, "exchange the last layers' gradients while the first layers' are computed",
@@ -5278,7 +5278,7 @@ static const std::vector<Flag> flags = {
     {"verbose", nullptr, "print the device memory that was used", yes(&options.verbose)},
     {"exercise", nullptr, "judge the allreduce that --allreduce names (yours, on 1 to 8 devices)",
      yes(&options.exercise)},
-    {"bench", "[WHAT]", "time step, allreduce, kernels, or all, in build/bench.csv (all)",
+    {"bench", "[=WHAT]", "time step, allreduce, kernels, or all, in build/bench.csv (all)",
      one_of(&options.bench, {"all", "step", "allreduce", "kernels"})},
     {"summary", nullptr, "print the operators: shapes, parameters, FLOPs, memory (of 1 image)",
      yes(&options.summary)},
@@ -5295,12 +5295,8 @@ static void print_usage() {
     printf("Train a network on Fashion-MNIST on k devices, as Dive into Deep Learning does.\n");
     for (const Flag &f : flags) {
         std::string text = "  --" + std::string(f.name);
-        if (f.value)
-            text += *f.value == '[' ? "[=" + std::string(f.value + 1) : " " + std::string(f.value);
-        text.resize(std::max<size_t>(text.size() + 2, 20), ' ');
-        for (const char *c = f.help; *c; c++)
-            text += *c == '\n' ? "\n" + std::string(20, ' ') : std::string(1, *c);
-        printf("%s\n", text.c_str());
+        if (f.value) text += (*f.value == '[' ? "" : " ") + std::string(f.value);
+        printf("%-18s  %s\n", text.c_str(), f.help);
     }
 }
 
