@@ -5082,26 +5082,25 @@ static void exercise_nodes() {
 static void meet_nodes() {
     if (nodes == 1) return (void)alarm(0);
     auto hash = [](const auto &bytes) {
-        const std::string_view view((const char *)bytes.data(), bytes.size());
-        return std::to_string(std::hash<std::string_view>()(view)) + " ";
+        return std::hash<std::string_view>()({(const char *)bytes.data(), bytes.size()});
     };
     auto lines = training_options();
     lines["epochs"] = std::to_string(options.epochs);
     lines["steps"] = std::to_string(options.steps);
     lines["overlap"] = std::to_string(options.overlap);
     lines["exercise"] = std::to_string(options.exercise);
-    lines["data set"] = hash(train_set.images) + hash(train_set.labels) + hash(test_set.images) +
-                        hash(test_set.labels);
+    lines["data set"] = format("%zu %zu %zu %zu", hash(train_set.images), hash(train_set.labels),
+                               hash(test_set.images), hash(test_set.labels));
     std::ifstream program("/proc/self/exe", std::ios::binary);
-    lines["program"] = hash(std::string(std::istreambuf_iterator<char>(program), {}));
-    std::string text = "\n";
-    for (const auto &[name, value] : lines) text += name + " " + value + "\n";
-    text.resize(4096);
-    from_node_0(&text[0], text.size());
-    for (const auto &[name, value] : lines)
-        if (text.find("\n" + name + " " + value + "\n") == text.npos)
+    const std::string bytes(std::istreambuf_iterator<char>(program), {});
+    lines["program"] = std::to_string(hash(bytes));
+    for (const auto &[name, value] : lines) {
+        size_t wanted = hash(value);
+        from_node_0(&wanted, sizeof wanted);
+        if (hash(value) != wanted)
             error("its %s (%s) is not node 0's: all nodes want the same", name.c_str(),
                   value.c_str());
+    }
     double all = 1;
     sum_over_nodes(&all, 1); // all agree
     alarm(0);
