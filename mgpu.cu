@@ -4880,23 +4880,20 @@ static double busy(const std::deque<Op> &ops, int first, int last) {
 }
 static void print_profile(const std::deque<Op> &ops, int device, int steps, double whole) {
     struct Row {
-        double seconds, calls, flop, bytes;
-        std::string kind, name;
+        double seconds = 0, calls = 0, flop = 0, bytes = 0;
     };
-    std::vector<Row> rows;
+    typedef std::pair<std::string, std::string> Name; // the kind, the kernel or copy
+    std::map<Name, Row> all;
     std::map<std::string, double> kinds;
     double sum = 0;
     for (const Op &op : ops) {
-        const std::string kind = op.kind, name = kernel_name(op.name);
-        if (op.device != device || kind == "wait") continue;
-        size_t at = 0;
-        while (at < rows.size() && (rows[at].kind != kind || rows[at].name != name)) at++;
-        if (at == rows.size()) rows.push_back({0, 0, 0, 0, kind, name});
-        rows[at].seconds += op.end - op.begin;
-        rows[at].calls++;
-        rows[at].flop += op.flop;
-        rows[at].bytes += op.bytes;
-        kinds[kind] += op.end - op.begin;
+        if (op.device != device || strcmp(op.kind, "wait") == 0) continue;
+        Row &row = all[{op.kind, kernel_name(op.name)}];
+        row.seconds += op.end - op.begin;
+        row.calls++;
+        row.flop += op.flop;
+        row.bytes += op.bytes;
+        kinds[op.kind] += op.end - op.begin;
         sum += op.end - op.begin;
     }
     printf("\n%s: idle for %.1f%% of a step; of the rest", str(gpu(device)).c_str(),
@@ -4905,14 +4902,14 @@ static void print_profile(const std::deque<Op> &ops, int device, int steps, doub
         if (kinds.count(kind)) printf(" %s %.1f%%", kind, 100 * kinds[kind] / sum);
     printf("\n%-9s %-38s %6s %9s %6s %9s %8s\n", "", "kernel or copy", "calls", "ms", "%",
            "GFLOP/s", "GB/s");
+    std::vector<std::pair<Name, Row>> rows(all.begin(), all.end());
     std::sort(rows.begin(), rows.end(),
-              [](const Row &a, const Row &b) { return a.seconds > b.seconds; });
-    for (const Row &row : rows) {
-        printf("%-9s %-38s %6.3g %9.3f %6.1f %9s %8.2f\n", row.kind.c_str(), row.name.c_str(),
+              [](const auto &a, const auto &b) { return a.second.seconds > b.second.seconds; });
+    for (const auto &[name, row] : rows)
+        printf("%-9s %-38s %6.3g %9.3f %6.1f %9s %8.2f\n", name.first.c_str(), name.second.c_str(),
                row.calls / steps, row.seconds / steps * 1e3, 100 * row.seconds / sum,
                row.flop > 0 ? format("%.1f", row.flop / row.seconds / 1e9).c_str() : "",
                row.bytes / row.seconds / 1e9);
-    }
 }
 void profile() {
     auto device_params = on_all(first_devices(options.gpus));
