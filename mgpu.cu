@@ -3623,7 +3623,6 @@ std::vector<int> shard_sizes(int n, int k) {
 
 // The samples [first, last) of n that this node takes: its devices' shards, among all devices'.
 static std::pair<int, int> part_of_node(int n) {
-    if (nodes == 1) return {0, n};
     const std::vector<int> sizes = shard_sizes(n, nodes * options.gpus);
     const auto own = sizes.begin() + node * options.gpus;
     const int first = std::accumulate(sizes.begin(), own, 0);
