@@ -3190,8 +3190,7 @@ static void pause(Stream &stream, int ms) {
 // The messages since the last reset, counted as they are enqueued: what an exchange costs.
 struct Traffic {
     long messages = 0, bytes = 0;
-    std::map<int, long> in, out;               // bytes of each device; -1: the host
-    std::map<std::pair<int, int>, long> links; // of each pair, one way
+    std::map<std::pair<int, int>, long> links; // bytes from one device to another; -1: the host
     int steps = 0;                             // the longest chain of messages
 };
 static Traffic traffic;
@@ -3199,8 +3198,6 @@ static bool late_messages = false; // the judge's: each one is late then
 static void count_message(Device src, Device dst, size_t bytes, Stream &carrier) {
     traffic.messages++;
     traffic.bytes += bytes;
-    traffic.out[src.id] += bytes;
-    traffic.in[dst.id] += bytes;
     traffic.links[{src.id, dst.id}] += bytes;
     traffic.steps = std::max(traffic.steps, ++carrier.steps);
     if (late_messages) pause(carrier, 1);
@@ -4460,9 +4457,10 @@ static Traffic count_traffic(const std::string &name, const Grads &grads) {
 }
 // Bytes into or out of the device, or the host, that moves most.
 static long busiest(const Traffic &t) {
+    std::map<int, long> in, out;
     long most = 0;
-    for (auto &direction : {t.in, t.out})
-        for (auto &bytes : direction) most = std::max(most, bytes.second);
+    for (const auto &[link, bytes] : t.links)
+        most = std::max({most, out[link.first] += bytes, in[link.second] += bytes});
     return most;
 }
 
