@@ -3591,10 +3591,8 @@ std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
 }
 // The first n samples of the training set, in the file's order.
 void first_samples(int n, Tensor &X, Tensor &y) {
-    DataIter iter = make_iter(train_set, n, false);
-    iter.next(X, y); // fills iter's X and y; a node's own part of them is not what is wanted
-    X = rows(iter.X, 0, iter.filled);
-    y = rows(iter.y, 0, iter.filled);
+    make_iter(train_set, n, false).next(X, y);
+    std::tie(X, y) = whole_minibatch; // not only a node's own part
 }
 
 // SPLIT=3,1 gives the first device three quarters. Rounded by the largest remainders, the first
@@ -3644,8 +3642,8 @@ bool DataIter::next(Tensor &X, Tensor &y) {
     }
     whole_minibatch = {rows(this->X, begin, end), rows(this->y, begin, end)};
     const auto [first, last] = part_of_node(end - begin);
-    X = rows(this->X, begin + first, begin + last);
-    y = rows(this->y, begin + first, begin + last);
+    X = rows(whole_minibatch.first, first, last);
+    y = rows(whole_minibatch.second, first, last);
     begin = end;
     return true;
 }
