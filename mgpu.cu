@@ -4225,12 +4225,15 @@ void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vec
     if (k > 1) empty_cache(); // one device has needed what it will not need again
 }
 
+// Does the command line name this option?
+static bool given(const char *option) { return options.given.count(option) > 0; }
+
 // --- make summary
 // The operators of a training step on one device, of BATCH images (1): their results' shapes and
 // memory, their parameters, the FLOPs of their sums of products (a product and an addition are
 // two). A backward has as many for dW and, but for the first layer, for dX.
 void summary() {
-    const int N = options.given.count("batch") ? options.batch : 1;
+    const int N = given("batch") ? options.batch : 1;
     const std::vector<Tensor> p = get_params(params, gpu(0));
     const Tensor X = full({N, 1, 28, 28}, 0, gpu(0)), y = full({N}, 0, gpu(0));
     std::vector<Call> list;
@@ -4580,9 +4583,8 @@ static std::function<void()> training_step(std::vector<std::vector<Tensor>> &dev
 }
 // A training step, one minibatch again and again: the median of 5 blocks of steps.
 static void bench_step(const Model &model) {
-    const int batch = options.given.count("batch")
-                          ? options.batch
-                          : model.batch + options.gpus * model.batch_of_each;
+    const int batch =
+        given("batch") ? options.batch : model.batch + options.gpus * model.batch_of_each;
     options.model = model.name;
     init_model();
     auto device_params = on_all(first_devices(options.gpus));
@@ -4600,9 +4602,6 @@ static void bench_kernels() {
     };
     const int N = on_cpu ? 16 : 256;
     const Options wanted = options;
-    auto left_out = [&](const char *name, const std::string &a, const std::string &b) {
-        return wanted.given.count(name) && a != b;
-    };
     for (const Layer &l :
          {Layer{"lenet conv2", N, 20, 13, 50, 5, 0}, Layer{"resnet18 3x3", N, 64, 28, 64, 3, 1},
           Layer{"lenet dense1", N, 800, 1, 128, 1, 0}}) {
@@ -4614,9 +4613,8 @@ static void bench_kernels() {
         for (const std::string by : {"plain", "tiled", "fast", "tf32"}) {
             options.precision = by == "tf32" ? by : "fp32";
             options.kernels = by == "tf32" ? "fast" : by;
-            if (left_out("kernels", options.kernels, wanted.kernels) ||
-                left_out("precision", options.precision, wanted.precision))
-                continue;
+            if (given("kernels") && options.kernels != wanted.kernels) continue;
+            if (given("precision") && options.precision != wanted.precision) continue;
             const double us = 1e6 * time_calls(1, 0.1, 3, [&] {
                                   backward(conv2d(inputs[0], inputs[1], inputs[2], 1, l.padding));
                               });
@@ -4645,7 +4643,7 @@ static void bench_allreduce(int k) {
         for (const Algorithm &a : algorithms) {
             const bool right = a.run != allreduce_rebind && a.run != allreduce_yours;
             if (!meant_for(a.name, k)) continue;
-            if (options.given.count("allreduce") ? a.name != options.allreduce : !right) continue;
+            if (given("allreduce") ? a.name != options.allreduce : !right) continue;
             const double us = time_allreduce(a.name, grads) * 1e6;
             bench_row(format("allreduce,,%s,%d,,%ld,%.1f,%.3f,GB/s", a.name, k, bytes, us,
                              bytes / us * 2 * (k - 1) / k / 1e3));
@@ -4660,7 +4658,7 @@ void bench() {
     for (const Model &m : models) {
         if (!wanted("step")) break;
         const bool slow = on_cpu && strcmp(m.name, "resnet18") == 0; // it would take minutes
-        if (options.given.count("model") ? m.name == options.model : !slow) bench_step(m);
+        if (given("model") ? m.name == options.model : !slow) bench_step(m);
     }
     for (int k = 2; k <= (int)gpus.size() && wanted("allreduce"); k++) bench_allreduce(k);
     if (wanted("kernels")) bench_kernels();
@@ -5293,7 +5291,6 @@ static void print_usage() {
 
 // Derive the options that were not given; refuse what does not go together.
 static void complete_options() {
-    auto given = [](const char *name) { return options.given.count(name) > 0; };
     const Model *model = models;
     while (model->name != options.model) model++;
     if (options.exercise && !given("allreduce")) options.allreduce = "yours";
@@ -5380,7 +5377,7 @@ static void run_program() {
     }
     meet_nodes();
     const bool few = options.bench != "all" && options.bench != "allreduce";
-    const int devices = few || options.given.count("gpus") ? options.gpus : 4;
+    const int devices = few || given("gpus") ? options.gpus : 4;
     // The stand-in shows as many devices as are wanted
     if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
     use_devices(devices, options.exercise || looks);
