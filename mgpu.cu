@@ -5336,26 +5336,25 @@ static void complete_options() {
 
 // Read the command line into `options`; false if --help was asked for.
 bool parse_options(int argc, char **argv) {
-    const int first = 256; // beyond all letters: tells an option from an unknown letter
     std::vector<option> names;
     for (const Flag &f : flags)
         names.push_back({f.name,
                          !f.value          ? 0
                          : *f.value == '[' ? optional_argument
                                            : required_argument,
-                         nullptr, first + (int)names.size()});
+                         nullptr, 0});
     names.push_back({});
     opterr = 0;
     optind = 0; // from the start, also after an earlier call
-    for (int c; (c = getopt_long(argc, argv, ":", names.data(), nullptr)) != -1;) {
-        if (c >= first) {
-            const Flag &f = flags[c - first];
+    for (int c, index; (c = getopt_long(argc, argv, ":", names.data(), &index)) != -1;) {
+        if (c == 0) {
+            const Flag &f = flags[index];
             if (!f.set) return print_usage(), false;
             f.set(f.name, optarg);
             options.given.insert(f.name);
         } else if (c == ':') {
             error("%s wants a value: try --help", argv[optind - 1]);
-        } else if (optopt > 0 && optopt < first) {
+        } else if (optopt > 0) { // a letter
             error("unknown option -%c: try --help", optopt);
         } else {
             error("unknown option %s: try --help", argv[optind - 1]);
