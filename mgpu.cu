@@ -4094,8 +4094,7 @@ static void check_slopes(const Tensor &X, const Tensor &y) {
     const std::vector<Tensor> p = get_params(params, gpu(0));
     backward(loss(net(x, p), labels));
     NoGrad guard;
-    const std::string precision =
-        std::exchange(options.precision, "fp32"); // TF32: rounds steps away
+    const std::string precision = std::exchange(options.precision, "fp32"); // tf32 rounds steps off
     auto mean_loss = [&] {
         const Flat losses = to_host(loss(net(x, p), labels));
         return std::accumulate(losses.begin(), losses.end(), 0.0) / n;
@@ -4122,6 +4121,7 @@ static void check_slopes(const Tensor &X, const Tensor &y) {
                   "not by %.2g: is a backward kernel wrong, or a sign?",
                   param_names[i].c_str(), change, want);
     }
+    options.precision = precision;
 }
 
 // The sum of some gradients of params[i], i in index, and for each number of it the unit that
