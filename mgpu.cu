@@ -3289,10 +3289,10 @@ void empty_cache() {
     waitall();
     for (Gpu &g : gpus)
         for (auto &free_blocks : g.free_blocks) {
-            for (auto &blocks : free_blocks)
-                for (float *p : blocks.second) {
+            for (auto &[bytes, blocks] : free_blocks)
+                for (float *p : blocks) {
                     CHECK(cudaFree(p));
-                    g.bytes -= blocks.first;
+                    g.bytes -= bytes;
                 }
             free_blocks.clear();
         }
@@ -4479,7 +4479,7 @@ static double time_calls(int least, double seconds, int blocks, const std::funct
         return (now() - t0) / n;
     };
     run(least);
-    const int n = std::min(200.0, std::max<double>(least, seconds / run(least)));
+    const int n = std::clamp<double>(seconds / run(least), least, 200);
     std::vector<double> times;
     for (int block = 0; block < blocks; block++) times.push_back(run(n));
     std::nth_element(times.begin(), times.begin() + blocks / 2, times.end());
@@ -4908,7 +4908,7 @@ void profile() {
     auto device_params = on_all(first_devices(options.gpus));
     const auto step = training_step(device_params, options.batch);
     const double plain = time_calls(2, 0.5, 3, step);
-    const int steps = options.steps ? options.steps : std::min(50.0, std::max(3.0, 1 / plain));
+    const int steps = options.steps ? options.steps : std::clamp(1 / plain, 3.0, 50.0);
     Recorder r(true);
     for (int i = 0; i < steps; i++) step();
     r.read_times();
