@@ -3753,13 +3753,15 @@ double Animator::finish(int epoch) {
 }
 
 // --- files
+namespace fs = std::filesystem;
+
 // Write a file in one go: it is there whole or not at all. Folders on the way are made. What is no
 // file, such as /dev/null, is written to: a rename would put a file in its place. -> 0 or an errno
 static int try_write(const std::string &path, const std::string &bytes) {
     std::error_code code;
-    const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-    if (!folder.empty()) std::filesystem::create_directories(folder, code);
-    const bool special = std::filesystem::is_other(path, code);
+    const fs::path folder = fs::path(path).parent_path();
+    if (!folder.empty()) fs::create_directories(folder, code);
+    const bool special = fs::is_other(path, code);
     const std::string part = special ? path : path + ".part";
     FILE *file = fopen(part.c_str(), "wb");
     bool written = file && fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
@@ -3776,19 +3778,18 @@ static void write_file(const std::string &path, const std::string &bytes) {
 // Fail now if a file cannot be written there later; leaves nothing behind.
 static void check_writable(const std::string &path) {
     std::error_code code;
-    std::filesystem::path folder = std::filesystem::path(path).parent_path(), made;
-    for (; !folder.empty() && !std::filesystem::exists(folder, code); folder = folder.parent_path())
+    fs::path folder = fs::path(path).parent_path(), made;
+    for (; !folder.empty() && !fs::exists(folder, code); folder = folder.parent_path())
         made = folder;
     int reason = 0;
-    if (std::filesystem::is_directory(path, code))
-        error("cannot write %s: it is a folder", path.c_str());
-    if (std::filesystem::is_other(path, code)) {
+    if (fs::is_directory(path, code)) error("cannot write %s: it is a folder", path.c_str());
+    if (fs::is_other(path, code)) {
         reason = access(path.c_str(), W_OK) == 0 ? 0 : errno;
     } else {
         reason = try_write(path + ".mgpu-test", "");
         remove((path + ".mgpu-test").c_str());
     }
-    if (!made.empty()) std::filesystem::remove_all(made, code); // only the folders made here
+    if (!made.empty()) fs::remove_all(made, code); // only the folders made here
     if (reason) error("cannot write %s: %s", path.c_str(), strerror(reason));
 }
 
@@ -3877,15 +3878,14 @@ static std::map<std::string, std::string> training_options() {
             {"kernels", options.kernels + (options.precision == "fp32" ? "" : " in tf32")}};
 }
 
-static std::filesystem::path save_folder() { // without links and a / at the end
-    const auto path = std::filesystem::weakly_canonical(options.save);
+static fs::path save_folder() { // without links and a / at the end
+    const auto path = fs::weakly_canonical(options.save);
     return path.has_filename() ? path : path.parent_path();
 }
 // SAVE: put a folder with these parameters in the place of options.save, in one step. Whoever looks
 // there, whenever this may have been stopped, finds all of the old files or all of the new ones.
 // Files of another kind are kept.
 void save_checkpoint(const std::vector<Tensor> &params, const Position &position) {
-    namespace fs = std::filesystem;
     if (options.save.empty() || node > 0) return;
     std::map<std::string, std::string> lines = training_options();
     lines["checksum"] = checksum(params);
@@ -3920,12 +3920,12 @@ void save_checkpoint(const std::vector<Tensor> &params, const Position &position
 }
 // Fail now if that cannot be done later.
 static void check_save() {
-    const std::filesystem::path path = save_folder();
+    const fs::path path = save_folder();
     std::error_code code;
-    if (std::filesystem::equivalent(path, std::filesystem::current_path(), code))
+    if (fs::equivalent(path, fs::current_path(), code))
         error("cannot save to %s: it is replaced as a whole, and this program runs in it",
               options.save.c_str());
-    for (const auto &entry : std::filesystem::directory_iterator(path, code))
+    for (const auto &entry : fs::directory_iterator(path, code))
         if (!entry.is_regular_file())
             error("cannot save to %s: %s is no file: SAVE wants a folder of its own",
                   options.save.c_str(), entry.path().c_str());
@@ -3954,7 +3954,7 @@ static std::map<std::string, std::string> load_params(const std::vector<Tensor> 
 // RESUME: go on where the training in `folder` stands; at its beginning if nothing is saved yet.
 static void resume(const std::string &folder) {
     std::error_code code;
-    if (!std::filesystem::exists(folder + "/training.txt", code)) return;
+    if (!fs::exists(folder + "/training.txt", code)) return;
     auto saved = load_params(params, folder);
     for (const auto &[name, value] : training_options())
         if (saved[name] != value)
