@@ -1417,7 +1417,7 @@ Tensor global_avg_pool2d(const Tensor &X) {
 // As in PyTorch, a convolution is a cross-correlation. A dense layer is the convolution of a 1x1
 // image with a 1x1 kernel. Three sums are needed, for y, dX, and dW with db. Here they stand in
 // three ways, a ladder. From the counts of nvcc's code, LeNet's step at batch 256 is estimated to
-// take 12.3 ms on an H200 with the plain kernels, 0.90 ms tiled in registers and 0.23 ms tiled
+// take 12.3 ms on an H200 with the plain kernels, 0.90 ms tiled in registers and 0.22 ms tiled
 // through shared memory. On a CPU core, which has no shared memory, the second rung is the fastest.
 // See make bench BENCH=kernels.
 
@@ -2104,7 +2104,7 @@ template <class Tile> struct Places {
 // every 32nd row from A_first on, so that a warp loads neighbouring rows.
 template <class Tile, bool by_terms> struct Loader {
     static constexpr int TK = Tile::TK, found = Places<Tile>::found;
-    static constexpr int B_step = Tile::threads / TK, B_own = Tile::TN / B_step;
+    static constexpr int B_step = Tile::threads / TK, B_own = (Tile::TN + B_step - 1) / B_step;
     static constexpr int own = by_terms ? 1 : Tile::own, A_step = by_terms ? B_step : 32;
     static constexpr int parts = TK / own, rows = Tile::TM * TK / own / Tile::threads;
     const int warp = threadIdx.x / 32, m0 = blockIdx.x * Tile::TM, n0 = blockIdx.y * Tile::TN;
@@ -2166,7 +2166,9 @@ template <class Tile, bool by_terms> struct Loader {
         UNROLL_GPU
         for (int r = 0; r < rows; r++) terms.set_A(A_term, A_first + A_step * r, a[r]);
         UNROLL_GPU
-        for (int q = 0; q < B_own; q++) terms.B(B_term, B_first + B_step * q) = Tile::round(b[q]);
+        for (int q = 0; q < B_own; q++)
+            if (Tile::TN % B_step == 0 || B_first + B_step * q < Tile::TN)
+                terms.B(B_term, B_first + B_step * q) = Tile::round(b[q]);
     }
 };
 // A block computes one tile of C, or a slice of its terms (split-K).
@@ -2257,18 +2259,19 @@ struct Fp32 {
     typedef Fp32Tile<2, 8, 4, 16> Small;
     typedef Fp32Tile<16, 6, 4, 8> Columns24; // for sums that are not over after a few rounds
     typedef Fp32Tile<8, 8, 4, 16> Columns32;
+    typedef Fp32Tile<16, 7, 8, 8> Columns56; // for LeNet's 50 channels, and 20 * 5 columns
     typedef Fp32Tile<16, 8, 8, 8> Columns64;
     typedef Fp32Tile<8, 16, 8, 8> Columns128;
 };
 struct Tf32 {
     typedef Tf32Tile<32, 32, 16, 32, 16> Small24, Small;
     typedef Tf32Tile<128, 32, 64, 32, 16> Columns24, Columns32;
-    typedef Tf32Tile<256, 64, 64, 64, 8> Columns64;
+    typedef Tf32Tile<256, 64, 64, 64, 8> Columns56, Columns64;
     typedef Tf32Tile<256, 128, 64, 64, 8> Columns128;
 };
 #else
 template <class Tile> struct One {
-    typedef Tile Small24, Small, Columns24, Columns32, Columns64, Columns128;
+    typedef Tile Small24, Small, Columns24, Columns32, Columns56, Columns64, Columns128;
 };
 typedef One<Fp32Tile<8, 8, 4, 16>> Fp32;
 typedef One<Tf32Tile<32, 32, 16, 32, 16>> Tf32;
@@ -2281,11 +2284,14 @@ static void product_in(const ProductOut &out, const float *A, const float *B, co
     const int large = blocks(s.rows(), 128) * blocks(s.N, 64) * max(1, blocks(s.K, 128));
     auto run = [&](auto tiles) { tiles(out, A, B, s, device); };
     const bool dense = s.H * s.W == 1, small = s.rows() <= 32 || large < 132;
+    const bool fits56 = blocks(s.N, 56) * 56 < blocks(s.N, 64) * 64; // fewer columns stay empty
     if (small && s.weights && dense) run(product_tiles<typename In::Small, false>);
     else if (small && s.N <= 24) run(product_tiles<typename In::Small24, true>);
     else if (small) run(product_tiles<typename In::Small, true>);
     else if (s.N <= 24 && s.K > 32) run(product_tiles<typename In::Columns24, false>);
     else if (s.N <= 32) run(product_tiles<typename In::Columns32, false>);
+    else if (fits56 && s.weights) run(product_tiles<typename In::Columns56, true>);
+    else if (fits56) run(product_tiles<typename In::Columns56, false>);
     else if (s.N <= 64 && s.weights) run(product_tiles<typename In::Columns64, true>);
     else if (s.N <= 64) run(product_tiles<typename In::Columns64, false>);
     else if (s.weights) run(product_tiles<typename In::Columns128, true>);
