@@ -596,6 +596,7 @@ static std::vector<Tensor> flatten(const Grads &grads) {
         all.device = list[0].device;
         all.shape = {0};
         for (const Tensor &t : list) {
+            if (t.by) t.ptr(); // a result that fusion left out (section 9) is computed now
             if (size(all) == 0) all.data = t.data;
             all.shape[0] += size(t);
         }
@@ -809,8 +810,9 @@ static void allreduce_rebind(const Grads &grads) {
 }
 
 // --- launching a kernel: its threads and blocks, and the check of the launch
-constexpr int threads = 256;                        // of a block, where nothing else decides
-inline int blocks(int n, int per_block = threads) { // at least one: an empty grid is an error
+constexpr int threads = 256;                         // of a block, where nothing else decides
+inline int blocks(long n, int per_block = threads) { // at least one: an empty grid is an error
+    if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
     return n > 0 ? (n + per_block - 1) / per_block : 1;
 }
 #define CHECK_LAUNCH(...)                                                                          \
@@ -1567,7 +1569,7 @@ static Tensor pad(const Tensor &X, int padding) {
     const int planes = X.shape[0] * X.shape[1], H = X.shape[2], W = X.shape[3];
     Tensor out = empty({X.shape[0], X.shape[1], H + 2 * padding, W + 2 * padding}, X.device);
     const int rows = planes * out.shape[2];
-    CHECK_LAUNCH(pad_kernel<<<blocks(rows * warp_size), threads, 0, on(X.device)>>>(
+    CHECK_LAUNCH(pad_kernel<<<blocks((long)rows * warp_size), threads, 0, on(X.device)>>>(
         out.ptr(), X.ptr(), planes, H, W, padding));
     return out;
 }
@@ -2443,7 +2445,7 @@ static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tenso
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int padding) {
     bool right = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
                  W.shape[2] == W.shape[3] && b.shape == std::vector<int>{W.shape[0]} &&
-                 stride > 0 && padding >= 0 && size(W) > 0 &&
+                 stride > 0 && padding >= 0 && size(W) > 0 && X.shape[2] > 0 && X.shape[3] > 0 &&
                  X.shape[2] + 2 * padding >= W.shape[2] && X.shape[3] + 2 * padding >= W.shape[2];
     check_shape("conv2d", right,
                 "(N,C,H,W), (O,C,K,K), (O) with K <= H and W + 2*padding, stride > 0, padding >= 0",
@@ -2458,8 +2460,8 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int
 // X (N,C)   W (C,O)   b (O)   ->   X @ W + b (N,O)
 Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
     bool right = X.shape.size() == 2 && W.shape.size() == 2 && W.shape[0] == X.shape[1] &&
-                 b.shape == std::vector<int>{W.shape[1]};
-    check_shape("linear", right, "(N,C), (C,O), (O)", {X, W, b});
+                 b.shape == std::vector<int>{W.shape[1]} && size(W) > 0;
+    check_shape("linear", right, "(N,C), (C,O), (O) with C and O > 0", {X, W, b});
     const int N = X.shape[0], C = X.shape[1], O = W.shape[1];
     return conv("linear", X, W, b, {N, C, 1, 1, O, 1, 1, 0, 1, 1, O, 1}, {N, O});
 }
@@ -2585,7 +2587,7 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
     if (recording && N > 0) {
         CHECK_LAUNCH(batch_norm_moments_kernel<<<C, per_channel, 0, on(X.device)>>>(a, s));
     }
-    const int by_plane = blocks(N * C * warp_size);
+    const int by_plane = blocks((long)N * C * warp_size);
     launch(y, [=](Target y) {
         (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
         CHECK_LAUNCH(batch_norm_kernel<<<by_plane, threads, 0, on(X.device)>>>(y, a, s));
@@ -2594,8 +2596,10 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
         (void)inputs, (void)mean, (void)var;
         const float *dy = y.grad->ptr();
         const Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
+        // In this order, so that dbeta is added where gamma and beta are the same tensor
+        const Target dgamma = grad_of(gamma), dbeta = grad_of(beta);
         CHECK_LAUNCH(batch_norm_sums_kernel<<<C, per_channel, 0, on(X.device)>>>(
-            sum.ptr(), product.ptr(), grad_of(gamma), grad_of(beta), dy, a, s));
+            sum.ptr(), product.ptr(), dgamma, dbeta, dy, a, s));
         if (!X.grad) return;
         CHECK_LAUNCH(batch_norm_backward_kernel<<<by_plane, threads, 0, on(X.device)>>>(
             grad_of(X), dy, sum.ptr(), product.ptr(), a, s));
@@ -2634,7 +2638,10 @@ struct Event { // a CUDA event of a device
     }
 };
 
-void attach_grad(Tensor &t) { t.grad = std::make_shared<Tensor>(full(t.shape, 0, t.device)); }
+void attach_grad(Tensor &t) {
+    t.grad = std::make_shared<Tensor>(full(t.shape, 0, t.device));
+    t.masked = false; // the gradient is its own now
+}
 // The gradients of all params with requires_grad are contiguous: an allreduce can take them as one.
 void attach_grad(std::vector<Tensor> &params) {
     int n = 0;
@@ -2645,6 +2652,7 @@ void attach_grad(std::vector<Tensor> &params) {
         if (!p.requires_grad) continue;
         p.grad = std::make_shared<Tensor>(rows(all, n, n + size(p)));
         p.grad->shape = p.shape;
+        p.masked = false;
         p.grad->complete = std::make_shared<Event>(p.device);
         n += size(p);
     }
@@ -2694,8 +2702,8 @@ Target grad_of(const Tensor &X) {
 // becomes the epilogue of the kernel before it. To make this possible, the last launch on a device
 // waits: an addition or a ReLU that comes next may join it, and anything else that is enqueued on
 // the device sends it off first. So the devices' work keeps the program's order. A tensor that a
-// joined launch leaves out, such as lenet's h1_conv, is computed only if ptr() asks for it, and it
-// is an error to ask after the parameters have changed.
+// joined launch leaves out, such as lenet's h1_conv, is computed only if ptr() asks for it, from
+// what its inputs hold then; it is an error to ask after the parameters have changed.
 
 struct Launch {
     std::function<void(Target)> kernel; // null once it is enqueued
@@ -2705,7 +2713,11 @@ struct Launch {
 };
 std::shared_ptr<Launch> &waiting(Device device); // the device's last launch, if that waits
 static int updates = 0;                          // of the parameters
-void parameters_change() { updates++; }
+static void send_off_all();                      // the launches that wait, on all devices
+void parameters_change() {
+    send_off_all(); // they may read what was left out
+    updates++;
+}
 bool fused() { return options.kernels != "plain"; }
 
 void touch(long n); // the next kernel reads or writes n numbers, for a profile
@@ -2718,7 +2730,10 @@ static void send_off(std::shared_ptr<Launch> launch) {
     std::exchange(launch->kernel, nullptr)(launch->to);
 }
 float *Tensor::ptr() const {
-    send_off(by);
+    if (by && by->kernel) {
+        stream(device); // sends off the launch that waits: it may read this tensor
+        send_off(by);
+    }
     if (device.id >= 0) touch(size(*this));
     return data.get();
 }
@@ -2758,7 +2773,7 @@ bool share_grad(const Tensor &X, const Tensor &y) {
     Tensor &g = *X.grad;
     if (!fused() || X.masked || g.data) return false; // data: a parameter's, or of another part
     g.data = y.grad->data;
-    g.shared = true;
+    g.shared = y.grad->shared = true; // another pass may write either
     g.written = pass;
     return true;
 }
@@ -2775,8 +2790,12 @@ static void gradient_is_ready(Event &complete, Device device) {
 // each write of a parameter's gradient; if there are several, waits are for the last one.
 void backward(const Tensor &l) {
     auto &tape = tape_of(l.device);
-    if (!l.grad || tape.empty())
-        error("backward: no operator on %s was recorded", str(l.device).c_str());
+    auto made_l = [&](const TapeEntry &entry) { return entry.grad == l.grad; };
+    if (!l.grad || std::none_of(tape.begin(), tape.end(), made_l))
+        error(
+            "backward: no operator on %s was recorded that made it, or a backward pass since then "
+            "used it up",
+            str(l.device).c_str());
     pass++;
     part_of_step = "backward";
     const int n = size(l);
@@ -3142,8 +3161,11 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
 
 // --- streams
 static int comm = 0; // 1 while a CommStreams(true) exists: the index of Gpu::streams
+static void send_off_all() {
+    for (size_t c = 0; c < gpus.size(); c++) stream(gpu(c));
+}
 CommStreams::CommStreams(bool use) {
-    for (size_t c = 0; c < gpus.size(); c++) stream(gpu(c)); // what waits belongs to the other
+    send_off_all(); // what waits belongs to the other
     comm = use;
 }
 CommStreams::~CommStreams() { comm = 0; }
@@ -3307,7 +3329,7 @@ void empty_cache() {
 static float *cuda_malloc(Device device, size_t bytes) {
     float *p = nullptr;
     for (int attempt = 0; attempt < 2; attempt++) {
-        on(device);
+        CHECK(cudaSetDevice(physical(device))); // on() would send off what waits to be fused
         if (cudaMalloc((void **)&p, bytes) == cudaSuccess) return p;
         cudaGetLastError();
         if (attempt == 0) empty_cache(); // perhaps there are blocks of other sizes
@@ -3357,7 +3379,8 @@ static std::shared_ptr<float> allocate(int n, Device device) {
 int size(const Tensor &t) {
     long n = 1;
     for (int s : t.shape)
-        if ((n *= s) > INT_MAX)
+        if (s < 0) error("%s: a size is negative", str(t.shape).c_str());
+        else if ((n *= s) > INT_MAX)
             error("%s: too many numbers, use a smaller BATCH", str(t.shape).c_str());
     return n;
 }

@@ -2121,6 +2121,110 @@ TEST_CASE("fusion: gradients that share memory part when one is added to") {
     CHECK((grad(A) == Floats{9} && grad(B) == Floats{13} && grad(C) == Floats{1}));
 }
 
+// Free memory: an allocation of a device does not become one of CUDA's.
+static void fill_cache() {
+    Tensors kept;
+    for (int n : {1, 2, 4, 32, 64, 96, 128})
+        for (int i = 0; i < 20; i++) kept.push_back(full({n}, 55, gpu(0)));
+}
+
+TEST_CASE("fusion: what is left out is computed before what waits and reads it") {
+    fill_cache();
+    const Tensor x = on_device({-1, 2}, {1, 2}), W = on_device({1, 0, 0, 1}, {2, 2});
+    const Tensor b = full({2}, 0, gpu(0));
+    Tensor h = linear(x, W, b), y = relu(h), z = linear(h, W, b);
+    CHECK(joined({h, z, y}) == Floats{-1, 2, -1, 2, 0, 2});
+    // An update comes after what waits, too
+    std::vector<Tensor> params = {on_device({1, 0, 0, 1}, {2, 2}), full({2}, 0, gpu(0))};
+    attach_grad(params);
+    h = linear(x, params[0], params[1]);
+    y = relu(h);
+    backward(y);
+    z = linear(h, W, b);
+    sgd(params, 1, 1);
+    CHECK(to_host(z) == Floats{-1, 2});
+}
+
+TEST_CASE("fusion: an allreduce of what was left out") {
+    for (const std::string name : {"naive", "bucket", "ring", "tree", "sharded", "host"}) {
+        CAPTURE(name);
+        fill_cache();
+        Grads grads;
+        Tensors results;
+        for (int c = 0; c < 2; c++) {
+            const Tensor x = on_device({-1, 2}, {1, 2}, gpu(c)), b = full({2}, 0, gpu(c));
+            Tensor h = linear(x, on_device({1, 0, 0, 1}, {2, 2}, gpu(c)), b);
+            results.push_back(relu(h));
+            grads.push_back({h});
+        }
+        run_allreduce(name, grads);
+        CHECK(joined({grads[0][0], grads[1][0]}) == Floats{-2, 4, -2, 4});
+    }
+}
+
+TEST_CASE("fusion: whether launches are joined does not depend on what CUDA has to allocate") {
+    empty_cache();
+    const Tensor x = full({1, 777}, 1, gpu(0)), W = full({777, 777}, 0, gpu(0));
+    Tensor h = linear(x, W, full({777}, 2, gpu(0))), y = relu(h);
+    CHECK((h.by && h.by->kernel && h.by->left_out >= 0));
+}
+
+TEST_CASE("attach_grad: of a relu's result, the gradient is its own") {
+    const Tensor X = with_grad({{2}, {-1, 2}});
+    Tensor h = relu(X), part = rows(h, 0, 1);
+    attach_grad(h);
+    backward(add(h, full({2}, 1, gpu(0))));
+    CHECK(grad(h) == Floats{1, 1});
+    std::vector<Tensor> list = {part};
+    attach_grad(list);
+    backward(add(list[0], list[0]));
+    CHECK(grad(list[0]) == Floats{2});
+}
+
+TEST_CASE("backward: a gradient of another pass stays when what it was shared with is written") {
+    const Tensor x = with_grad({{1, 1}, {5}}), b = full({1}, 0, gpu(0));
+    auto times = [&](const Tensor &X, float a) { return linear(X, full({1, 1}, a, gpu(0)), b); };
+    const Tensor A = times(x, 2), B = times(x, 3), y = add(A, B);
+    backward(y);
+    backward(times(y, 7));
+    CHECK(joined({*A.grad, *B.grad, *y.grad}) == Floats{1, 1, 7});
+}
+
+TEST_CASE("backward: refuses a result whose operators another pass has used up") {
+    const Tensor W = with_grad({{2}, {1, 1}}), V = with_grad({{2}, {1, 1}});
+    const Tensor first = add(W, W), second = add(V, W);
+    backward(first);
+    const Tensor third = add(V, V);
+    REFUSED(backward(second), "backward", "gpu(0)");
+    backward(third); // is still there
+    CHECK(joined({*W.grad, *V.grad}) == Floats{2, 2, 2, 2});
+}
+
+TEST_CASE("batch_norm: one tensor as gamma and beta") {
+    const Tensor X = on_device({1, 3, 5, 11}, {4, 1, 1, 1}), w = on_device({3, -1, 2, 1}, {1, 4});
+    const Tensor mean = full({1}, 0, gpu(0)), var = full({1}, 1, gpu(0)), b = full({1}, 0, gpu(0));
+    const Tensor gamma = with_grad({{1}, {2}}), beta = with_grad({{1}, {2}});
+    const Tensor both = with_grad({{1}, {2}});
+    auto weighted = [&](const Tensor &y) { return linear(w, reshape(y, {4, 1}), b); };
+    backward(weighted(batch_norm(X, gamma, beta, mean, var)));
+    backward(weighted(batch_norm(X, both, both, mean, var)));
+    CHECK(grad(both)[0] == doctest::Approx(grad(gamma)[0] + grad(beta)[0]));
+}
+
+TEST_CASE("linear, conv2d, empty: no columns, no pixels, fewer than no numbers") {
+    auto t = [](Ints shape) { return full(shape, 0, gpu(0)); };
+    REFUSED(linear(t({3, 0}), t({0, 2}), t({2})), "linear: wants");
+    REFUSED(linear(t({3, 2}), t({2, 0}), t({0})), "linear: wants");
+    REFUSED(conv2d(t({1, 1, 0, 3}), t({1, 1, 3, 3}), t({1}), 1, 2), "conv2d: wants");
+    REFUSED(conv2d(t({1, 1, 3, 0}), t({1, 1, 3, 3}), t({1}), 1, 2), "conv2d: wants");
+    REFUSED(empty({-1, 3}, gpu(0)), "(-1,3)", "negative");
+}
+
+TEST_CASE("blocks: numbers near 2^31") {
+    CHECK((blocks(INT_MAX) == 1 << 23 && blocks(0) == 1 && blocks(257) == 2));
+    REFUSED(blocks(1l << 31), "BATCH");
+}
+
 TEST_CASE("backward: each device has a tape of its own") {
     Tensor X[2] = {full({3}, 1, gpu(0)), full({3}, 2, gpu(1))};
     for (Tensor &x : X) attach_grad(x);
