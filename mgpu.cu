@@ -613,11 +613,11 @@ static void unflatten(const std::vector<Tensor> &flat, const Grads &grads) {
         if (!contiguous(grads[c])) copy_flat(flat[c], grads[c], true);
 }
 
-// Chunk j of k of a flat tensor, or `count` of them from j on, the same memory. The chunks' sizes
-// differ by at most one.
-static Tensor chunk(const Tensor &flat, int j, int k, int count = 1) {
-    const long long n = size(flat);
-    return rows(flat, n * j / k, n * (j + count) / k);
+// Chunk j of k of a tensor's numbers, or `count` of them from j on, the same memory. The chunks'
+// sizes differ by at most one.
+static Tensor chunk(const Tensor &t, int j, int k, int count = 1) {
+    const long long n = size(t);
+    return rows(reshape(t, {(int)n}), n * j / k, n * (j + count) / k);
 }
 
 // One round of messages, each dst[:] = src. A message runs on its pair's own stream, after all
@@ -3790,6 +3790,7 @@ static int try_write(const std::string &path, const std::string &bytes) {
     std::error_code code;
     const fs::path folder = fs::path(path).parent_path();
     if (!folder.empty()) fs::create_directories(folder, code);
+    if (code) return code.value();
     const bool special = fs::is_other(path, code);
     const std::string part = special ? path : path + ".part";
     FILE *file = fopen(part.c_str(), "wb");
@@ -3954,10 +3955,19 @@ static void check_save() {
     if (fs::equivalent(path, fs::current_path(), code))
         error("cannot save to %s: it is replaced as a whole, and this program runs in it",
               options.save.c_str());
+    if (fs::exists(path, code) && !fs::is_directory(path, code))
+        error("cannot save to %s: it is no folder", options.save.c_str());
     for (const auto &entry : fs::directory_iterator(path, code))
         if (!entry.is_regular_file())
             error("cannot save to %s: %s is no file: SAVE wants a folder of its own",
                   options.save.c_str(), entry.path().c_str());
+    // What an earlier run left there is removed; a folder of the user's is not
+    for (const auto &entry : fs::directory_iterator(path.string() + ".part", code)) {
+        const fs::path name = entry.path().filename(), end = name.extension();
+        if (end != ".npy" && end != ".part" && name != "training.txt" && !fs::exists(path / name))
+            error("cannot save to %s: %s is in the way", options.save.c_str(),
+                  entry.path().c_str());
+    }
     check_writable(path.string() + ".part/training.txt");
 }
 
@@ -4199,7 +4209,8 @@ static float check_device(const FirstStep &step, int c, const Flat &got, const F
         right[j] = step.lr * got[j] / n;
         if (!(off <= rounding * step.unit[j])) wrong.push_back(j);
         else if (off > 0) largest = std::max(largest, off / step.unit[j]);
-        if (!(std::fabs(update[j] - right[j]) <=
+        if (update[j] != right[j] && // both infinite: the loss will tell
+            !(std::fabs(update[j] - right[j]) <=
               1e-5f * std::fabs(right[j]) + 1e-6f * std::fabs(step.old[j])))
             wrong_update.push_back(j);
     }
@@ -4305,7 +4316,8 @@ static std::vector<int> sizes_of(const std::vector<Tensor> &list) {
 static Grads make_grads(int k, const std::vector<int> &sizes, bool contiguous) {
     Grads grads(k);
     for (int c = 0; c < k; c++) {
-        for (int n : sizes) grads[c].push_back({gpu(c), {n}, nullptr, nullptr}); // without memory
+        for (int n : sizes)
+            grads[c].push_back({gpu(c), {1, n}, nullptr, nullptr}); // without memory
         if (contiguous) attach_grad(grads[c]);
         for (Tensor &t : grads[c]) t = contiguous ? *t.grad : empty(t.shape, t.device);
     }
@@ -4541,6 +4553,10 @@ static void print_score(const std::string &name, int k, const std::vector<int> &
             error("%s: only %ld messages were counted, and no allreduce on %d devices does with "
                   "fewer than %d: send them with copyto or send, which count",
                   name.c_str(), t.messages, k, 2 * (k - 1));
+        if (row == name && t.bytes < 2 * (k - 1) * n)
+            error("%s: only %ld bytes were counted, and no allreduce on %d devices does with fewer "
+                  "than %ld: send them with copyto or send, which count",
+                  name.c_str(), t.bytes, k, 2 * (k - 1) * n);
     }
     printf("%-10s %9d %11ld %15ld %13ld %7d   each by itself\n", "optimum", 2 * (k - 1),
            2 * (k - 1) * n, 2 * (k - 1) * n / k, k > 1 ? 2 * n / k : 0, k > 1 ? 1 : 0);
@@ -4682,6 +4698,7 @@ static void bench_allreduce(int k) {
 }
 
 void bench() {
+    check_writable("build/bench.csv");
     bench_row("what,model,by,gpus,batch,bytes,us,rate,unit");
     auto wanted = [](const char *what) { return options.bench == what || options.bench == "all"; };
     for (const Model &m : models) {
@@ -4852,10 +4869,14 @@ static void print_ops(const Recorder &r) {
 void trace() {
     auto device_params = on_all(first_devices(options.gpus));
     const auto step = training_step(device_params, options.batch);
-    for (int i = 0; i < 2; i++) step(); // they take what memory is needed
+    auto run = [&](int steps) { // waits, so that a Ctrl-C is seen before all of them ran
+        for (int i = 0; i < steps; i++) stop_requested(), step();
+    };
+    run(2); // they take what memory is needed
     Recorder r(true);
-    for (int i = 0; i < (options.steps ? options.steps : 3); i++) step();
+    run(options.steps ? options.steps : 3);
     r.read_times();
+    stop_requested();
     print_ops(r);
 }
 // k devices that are not there: what is enqueued on them is recorded, and nothing else.
@@ -4939,7 +4960,7 @@ void profile() {
     const double plain = time_calls(2, 0.5, 3, step);
     const int steps = options.steps ? options.steps : std::clamp(1 / plain, 3.0, 50.0);
     Recorder r(true);
-    for (int i = 0; i < steps; i++) step();
+    for (int i = 0; i < steps; i++) stop_requested(), step();
     r.read_times();
     double begin = INFINITY, end = 0;
     for (const Op &op : r.ops) begin = std::min(begin, op.begin), end = std::max(end, op.end);
@@ -5081,6 +5102,14 @@ static void exercise_nodes() {
                   expected(i, nodes), why.c_str());
         }
         ring_between_nodes(b.data(), n);
+        for (int i = 0; i < n; i++) {
+            double sum = 0;
+            for (int c = 0; c < nodes; c++) sum += 1.0f / (1 + i + c);
+            if (!(std::fabs(b[i] - sum) <= 1e-6 * sum))
+                error("%d nodes, %d numbers that are not whole: index %d is %.9g, not %.9g: is "
+                      "something in it no float?",
+                      nodes, n, i, b[i], sum);
+        }
         const std::vector<float> own = b;
         from_node_0(b.data(), n * sizeof(float));
         if (memcmp(b.data(), own.data(), n * sizeof(float)) != 0)

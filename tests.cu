@@ -640,8 +640,15 @@ TEST_CASE("send refuses what does not fit, and two messages into one place") {
     CHECK(to_host(b) == Floats{1, 1, 3, 3});
 }
 
+TEST_CASE("make_grads: what the judge sums has several axes, as gradients have") {
+    for (bool contiguous : {false, true})
+        for (const auto &list : make_grads(2, {3, 0}, contiguous))
+            CHECK((list[0].shape == Ints{1, 3} && list[1].shape == Ints{1, 0}));
+}
+
 TEST_CASE("chunk: one of k, or several") {
     const Tensor flat = arange(10);
+    CHECK(to_host(chunk(reshape(flat, {5, 2}), 1, 4)) == Floats{2, 3, 4});
     CHECK(to_host(chunk(flat, 1, 4)) == Floats{2, 3, 4});
     CHECK(to_host(chunk(flat, 1, 4, 2)) == Floats{2, 3, 4, 5, 6});
     CHECK(size(chunk(flat, 0, 4, 4)) == 10);
@@ -4454,6 +4461,7 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
         {"--data 'label 10'", "label 10" + labels + "label 0 is 10, not 0 to 9"},
         {"--save /proc/none", "cannot write /proc/none.part/training.txt: "},
         {"--save .", "cannot save to .: it is replaced as a whole"},
+        {"--save mixed/training.txt", "cannot save to mixed/training.txt: it is no folder"},
         {"--save ..", " is no file: SAVE wants a folder of its own"},
         {"--resume --save ''", "--resume goes on with the training that --save DIR names"},
         {"--log ''", "--log: the name of a file is wanted"},

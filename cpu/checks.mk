@@ -27,6 +27,10 @@ ifneq ($(value NODES)$(value HOSTS),)
   $(need_mpi)
   $(if $(filter $(or $(value NODES),1),$(shell seq 1024)),,\
     $(error NODES=$(value NODES): a number of processes, 1 to 1024, is wanted))
+  $(foreach x,$(filter bench summary trace profile scale sweep plot test race asan lanes sanitize,\
+    $(MAKECMDGOALS)),$(error make $x is for one process: leave NODES and HOSTS out))
+  $(if $(value HOSTS),$(if $(shell grep '^ *[^ \#]' $(call quote,$(value HOSTS))),,\
+    $(error HOSTS=$(value HOSTS): a file with a machine in each line is wanted)))
   start := $(mpirun) $(if $(value NODES),-n $(value NODES)) \
       $(if $(value HOSTS),--hostfile $(call quote,$(value HOSTS)))
   program := build/mpi/mgpu

@@ -187,6 +187,7 @@ enum cudaError_t {
     cudaErrorPeerAccessAlreadyEnabled = 704,
     cudaErrorPeerAccessNotEnabled = 705,
     cudaErrorAssert = 710,
+    cudaErrorMisalignedAddress = 716,
     cudaErrorTooManyPeers = 711,
     cudaErrorHostMemoryAlreadyRegistered = 712,
     cudaErrorHostMemoryNotRegistered = 713,
@@ -211,6 +212,7 @@ inline const char *cudaGetErrorName(cudaError_t error) {
         CUDA_CPU_NAME(cudaErrorInvalidResourceHandle)
         CUDA_CPU_NAME(cudaErrorNotReady)
         CUDA_CPU_NAME(cudaErrorIllegalAddress)
+        CUDA_CPU_NAME(cudaErrorMisalignedAddress)
         CUDA_CPU_NAME(cudaErrorPeerAccessAlreadyEnabled)
         CUDA_CPU_NAME(cudaErrorPeerAccessNotEnabled)
         CUDA_CPU_NAME(cudaErrorTooManyPeers)
@@ -239,6 +241,7 @@ inline const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorInvalidResourceHandle: return "invalid resource handle";
     case cudaErrorNotReady: return "device not ready";
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+    case cudaErrorMisalignedAddress: return "misaligned address";
     case cudaErrorPeerAccessAlreadyEnabled: return "peer access is already enabled";
     case cudaErrorPeerAccessNotEnabled: return "peer access has not been enabled";
     case cudaErrorTooManyPeers: return "peer mapping resources exhausted";
@@ -585,11 +588,14 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
     Place at = locate(p);
     // Linux loads no program below 4 MiB.
     const bool null = info->si_code == SEGV_MAPERR && (size_t)p < 4 << 20;
+    // The processor refuses a vector at an address that does not divide by its size, and addresses
+    // that no memory can have.
+    const bool odd = info->si_code == SI_KERNEL;
     const Symbol *symbol = find_symbol(p);
     ptrdiff_t offset = 0;
     size_t bytes = 0;
     const bool shared = running.name && in_dynamic_shared(p, offset, bytes);
-    if (!at.device && !symbol && !shared && !(running.name && null)) {
+    if (!at.device && !symbol && !shared && !(running.name && (null || odd))) {
         sigaction(signal, signal == SIGBUS ? &before_bus : &before_segv, nullptr);
         return;
     }
@@ -612,6 +618,9 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
                  "access to byte %td of dynamic shared memory: the launch has asked for %zu bytes "
                  "(the third value between <<< and >>>)",
                  offset, bytes);
+    } else if (!at.device && odd) {
+        snprintf(what, sizeof what, "misaligned access (a float4 wants a multiple of 16 bytes), or "
+                                    "by a pointer that is no address");
     } else if (!at.device) {
         snprintf(what, sizeof what, "access by a null pointer%s", null_may_be);
     } else {
@@ -632,7 +641,8 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
         snprintf(what, sizeof what, "%s memory of %s, %s%s",
                  running.name ? "access to" : "accesses", at.device->memory_of, range, hint);
     }
-    fprintf(stderr, "%s %s [%s]\n", who, what, cudaGetErrorName(cudaErrorIllegalAddress));
+    const cudaError_t error = odd ? cudaErrorMisalignedAddress : cudaErrorIllegalAddress;
+    fprintf(stderr, "%s %s [%s]\n", who, what, cudaGetErrorName(error));
     _exit(1);
 }
 

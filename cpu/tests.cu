@@ -907,6 +907,7 @@ TEST_CASE("cudaGetErrorName, cudaGetErrorString: CUDA's numbers, names and texts
     ERROR(InvalidPitchValue, 12, "invalid pitch argument");
     ERROR(InvalidSymbol, 13, "invalid device symbol");
     ERROR(Assert, 710, "device-side assert triggered");
+    ERROR(MisalignedAddress, 716, "misaligned address");
     ERROR(HostMemoryAlreadyRegistered, 712,
           "part or all of the requested memory range is already mapped");
     ERROR(HostMemoryNotRegistered, 713,
@@ -1323,6 +1324,7 @@ __global__ void late_kernel(uintptr_t address) {
     __syncthreads();
     if (threadIdx.x == 3) *(float *)address = 1;
 }
+__global__ void misaligned_kernel(float4 *y, const float *x) { *y = *(const float4 *)(x + 1); }
 static void hidden_access(int device, float *p, int i) {
     FAULTS_HERE(OnDevice{device}, hidden_kernel<<<1, 1>>>((uintptr_t)cuda_cpu::real(p), i));
 }
@@ -1628,6 +1630,12 @@ static const WrongProgram wrong_programs[] = {
     WRONG("access, by a null pointer after a barrier", // one of many, but AddressSanitizer stammers
           FAULTS_HERE(late_kernel<<<small_only ? 1 : 9, 5>>>(16)),
           FAULT("late_kernel on device 0, in cpu/", ": access by a null pointer: an empty tensor")),
+#if defined(__x86_64__) && !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
+    WRONG("access, misaligned",
+          WRONG_HERE(misaligned_kernel<<<1, 1>>>((float4 *)memory(0, 4), memory(0, 8))),
+          "misaligned_kernel on device 0, in cpu/tests.cu:", ": misaligned access (a float4 wants ",
+          "cudaErrorMisalignedAddress"),
+#endif
     WRONG("access, by a pointer found in memory", found_in_memory(),
           FAULT("found_kernel on device 0, in cpu/tests.cu:",
                 ": access to memory of device 0, byte 0 of the 40 bytes that cpu/tests.cu:",

@@ -55,6 +55,10 @@ bench)
     sh plot/draw.sh allreduce build/allreduce.csv build/allreduce.svg "$fabrics" || true
     ;;
 scale)
+    printf '%s\n' "${STEP_MS:-1}" | grep -xE '[0-9]*[.]?[0-9]*' | grep -q '[1-9]' || {
+        echo "STEP_MS=$STEP_MS: milliseconds are wanted, such as 16.5" >&2
+        exit 1
+    }
     "$@" --trace --steps 1 --gpus 1 >build/step.csv || exit 1
     title=$(sed -n '1s/^# \(.*, batch [0-9]*\),.*/\1/p' build/step.csv)
     batch=${title##* }
