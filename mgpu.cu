@@ -4645,7 +4645,7 @@ static void bench_kernels() {
         const char *name;
         int N, C, size, O, K, padding;
     };
-    const int N = on_cpu ? 16 : 256;
+    const int N = options.given.count("batch") ? options.batch : on_cpu ? 16 : 256;
     const Options wanted = options;
     for (const Layer &l :
          {Layer{"lenet conv2", N, 20, 13, 50, 5, 0}, Layer{"resnet18 3x3", N, 64, 28, 64, 3, 1},
