@@ -4957,7 +4957,7 @@ static void print_profile(const std::deque<Op> &ops, int device, int steps, doub
 void profile() {
     auto device_params = on_all(first_devices(options.gpus));
     const auto step = training_step(device_params, options.batch);
-    const double plain = time_calls(2, 0.5, 3, step);
+    const double plain = time_calls(2, options.steps ? 0.05 : 0.5, 3, step);
     const int steps = options.steps ? options.steps : std::clamp(1 / plain, 3.0, 50.0);
     Recorder r(true);
     for (int i = 0; i < steps; i++) stop_requested(), step();
