@@ -1337,7 +1337,9 @@ TEST_CASE("conv2d: strides and padding") {
     const ConvSizes tiles[] = {// the fast kernels' large tiles, which a CPU has not
                                {1, 256, 32, 32, 20, 3, 1, 1},
                                {1, 256, 32, 32, 28, 3, 1, 1},
-                               {1, 256, 23, 23, 72, 3, 1, 1}};
+                               {1, 256, 32, 32, 50, 3, 1, 1},
+                               {1, 256, 32, 32, 64, 3, 1, 1},
+                               {1, 256, 23, 23, 120, 3, 1, 1}};
     if (!small_only) sizes.insert(sizes.end(), std::begin(large), std::end(large));
     if (!small_only && warp_size > 1) sizes.insert(sizes.end(), std::begin(tiles), std::end(tiles));
     // The plain kernels tell no tiles apart: one of the larger sizes is enough for them
