@@ -2307,7 +2307,8 @@ static void product(const ProductOut &out, const float *A, const float *B, const
 }
 
 // Maps. windows: from (n,i,j) to the corner of a window in X; taps: from (c,u,v) to a tap's
-// distance from that corner; pixels: from (n,i,j) to y; weights: from (c,u,v) to W
+// distance from that corner; pixels: from (n,i,j) to y; weights: from (c,u,v) to W; spaced: from i
+// to i*stride
 static Map windows(const ConvShape &s, bool row_first) {
     const int S = s.stride, P = s.padding;
     return {row_first, s.N, s.OH, s.OW, s.C * s.H * s.W, S * s.W, S, -P * s.W - P, S, -P, S, -P};
@@ -2359,14 +2360,16 @@ static void fast_backward_wide_input(const Tensor &X, const Tensor &W, const Ten
                     X.device);
         }
 }
-// Few channels would leave most of a tile's columns empty. Then a column is a pair (c,v):
+// A dX of few channels c would leave most of a tile's columns empty. Instead, each pair (c,v) is a
+// column of its own:
 //                      C      a row of it   a column   a term of the sum   A    B
-//   input gradient     part   n,h,j         c,v        o,u                 dy   W
-// and the K columns of a channel are added afterwards, each v places further to the right. So an
-// element of dy is loaded once for K taps, none of which leaves dy.
+//   input gradient     part   h,n,j         c,v        u,o                 dy   W
+// Afterwards the K columns of a channel are added, each shifted by v pixels. So an element of dy is
+// loaded once for K taps, and no tap v lies outside of dy.
 
 // dX[n,c,i+h*stride,w] = or += sum of part[c,v][h,n,j] over all v, j with j*stride+v-padding = w
-//   part (C*K,rows*N*OW)   ->   dX (N,C,H,W), its rows i, i + stride, ...: one thread an element
+//   part (C*K,rows*N*OW)   ->   dX (N,C,H,W), its rows i, i + stride, ...
+// One thread per element of these rows.
 __global__ void fold_kernel(Target dX, const float *part, int i, int rows, ConvShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x, w = at % s.W, h = at / s.W % rows;
     const int c = at / s.W / rows % s.C, n = at / s.W / rows / s.C;
@@ -3726,14 +3729,22 @@ struct Progress {
         cudaGetLastError(); // cudaErrorNotReady is none
     }
 };
+static std::string last_row; // of the log, but for its time; RESUME finds it in the checkpoint
 Animator::Animator(const std::vector<Device> &devices, int steps)
     : progress(new Progress{devices, steps, {}, {}, {}}) {
     for (Device d : devices) progress->losses.push_back(full({steps}, 0, d));
-    if (resumed.steps == 0) return;
-    std::ifstream file(options.log); // the rows of the epochs that were
-    std::string row;
-    for (int epoch = 0; epoch <= resumed.epoch && std::getline(file, row); epoch++)
-        if (epoch > 0) progress->log += row + "\n";
+    if (resumed.steps == 0 || node > 0) return;
+    std::ifstream file(options.log);
+    std::string row, log = progress->log;
+    bool own = false; // is it the log of the training that goes on?
+    for (int epoch = 0; std::getline(file, row); epoch++) {
+        if (epoch > 0 && epoch <= resumed.epoch) log += row + "\n";
+        own = own || row.rfind(last_row, 0) == 0;
+    }
+    if (own) progress->log = log;
+    else
+        fprintf(stderr, "notice: %s is not the log of %s: it begins anew\n", options.log.c_str(),
+                options.save.c_str());
 }
 void Animator::step(const std::vector<Tensor> &ls) {
     Progress &p = *progress;
@@ -3833,7 +3844,8 @@ void Animator::add(int epoch, double loss, float acc, double seconds) {
             printf("%5s  %8s  %8s  %8s\n", "epoch", "loss", "test acc", "seconds");
         printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss, acc, seconds);
     }
-    progress->log += format("%d,%.6f,%.4f,%.4f\n", epoch, loss, acc, seconds);
+    last_row = format("%d,%.6f,%.4f,", epoch, loss, acc);
+    progress->log += last_row + format("%.4f\n", seconds);
     if (node == 0) write_file(options.log, progress->log);
 }
 
@@ -3919,6 +3931,7 @@ void save_checkpoint(const std::vector<Tensor> &params, const Position &position
     if (options.save.empty() || node > 0) return;
     std::map<std::string, std::string> lines = training_options();
     lines["checksum"] = checksum(params);
+    lines["row"] = last_row;
     lines["epoch"] = std::to_string(position.epoch);
     lines["samples"] = std::to_string(position.samples);
     lines["steps"] = std::to_string(position.steps);
@@ -4001,6 +4014,7 @@ static void resume(const std::string &folder) {
                   folder.c_str(), name.c_str(), saved[name].c_str(), value.c_str());
     resumed = {atoi(saved["epoch"].c_str()), atoi(saved["samples"].c_str()),
                atoi(saved["steps"].c_str())};
+    last_row = saved["row"];
     if (resumed.samples == train_set.count) resumed = {resumed.epoch + 1, 0, resumed.steps};
     if (resumed.epoch >= options.epochs || (options.steps && resumed.steps >= options.steps))
         error("%s: %d epochs, %d steps are trained: RESUME wants more EPOCHS or STEPS",
