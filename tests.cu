@@ -1048,6 +1048,33 @@ TEST_CASE("attach_grad of a list: zeros, side by side") {
     CHECK(list[2].grad->data.get() == list[0].grad->data.get() + 6);
 }
 
+TEST_CASE("train_batch: every algorithm gives the step of the tutorial's allreduce" *
+          doctest::skip(small_only)) {
+    OptionsKept kept;
+    const Tensors start = lively_params();
+    const auto batch = minibatch(13, 3);
+    for (int k : {2, 3}) {
+        Training naive(k, start);
+        naive.step(batch);
+        for (const std::string &name : right_algorithms)
+            for (bool overlap : {false, true}) {
+                OptionsKept kept;
+                options.allreduce = name;
+                options.overlap = overlap;
+                Training other(k, start);
+                other.step(batch);
+                INFO(name, overlap ? ", OVERLAP" : "");
+                CHECK(other.replicas_equal());
+                check_close(other.numbers(0, true), naive.numbers(0, true), 1e-6);
+            }
+        OptionsKept kept;
+        options.allreduce = "rebind";
+        Training rebound(k, start);
+        rebound.step(batch);
+        CHECK_FALSE(rebound.replicas_equal());
+    }
+}
+
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
 
