@@ -882,6 +882,7 @@ TEST_CASE("exercise: what is right passes, with its costs beside naive's and the
                    "naive             48     3097632         1548816        516272      48",
                    "optimum            6     3097632          774408        258136       1"}},
                  {"host", 2, {}}, // yours: as a program, in section 16
+                 {"by_tensor", 2, {}},
                  {"halving_doubling", 4, {"16     3097632          774408        516272"}},
                  {"bidirectional", 4, {"48     3097632          774408        387204"}}};
     for (const auto &c : cases) {
