@@ -5223,18 +5223,25 @@ static void on_stop(int signal) {
     _exit(128 + signal);
 }
 static void on_crash(int signal) {
-    dprintf(STDERR_FILENO, "mgpu: %s%s\n", inside,
-            signal == SIGSEGV
-                ? "segmentation fault: an index beyond the end of a list, a null pointer?"
-            : signal == SIGABRT ? "stopped by what stands above"
-                                : "a division by zero?");
+    dprintf(
+        STDERR_FILENO, "mgpu: %s%s\n", inside,
+        signal == SIGSEGV
+            ? "segmentation fault: an index beyond the end of a list, a null pointer, a function "
+              "that calls itself for ever?"
+        : signal == SIGABRT ? "stopped by what stands above"
+                            : "a division by zero?");
     _exit(1);
 }
 static void catch_signals() {
     struct sigaction action = {}, before;
     action.sa_handler = on_stop;
     for (int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+    static char stack[1 << 16]; // for a handler, when the host's own stack is used up
+    stack_t other = {};
+    other.ss_sp = stack, other.ss_size = sizeof stack;
+    sigaltstack(&other, nullptr);
     action.sa_handler = on_crash;
+    action.sa_flags = SA_ONSTACK;
     for (int signal : {SIGSEGV, SIGABRT, SIGFPE}) {
         sigaction(signal, nullptr, &before);
         if (before.sa_handler == SIG_DFL) sigaction(signal, &action, nullptr); // else a sanitizer's

@@ -4482,12 +4482,22 @@ static void crash(const Grads &grads) {
     if (grads.size() > 2) *(volatile int *)nowhere = 1;
     allreduce_naive(grads);
 }
+static int deeper(volatile char *outer) {
+    volatile char more[1000];
+    more[0] = *outer;
+    return more[0] ? deeper(more) + more[0] : 0;
+}
+static void recursion(const Grads &) {
+    volatile char first = 1;
+    deeper(&first);
+}
 static void endless(const Grads &) {
     printf("endless\n");
     for (volatile int i = 0;; i = i + 1) {}
 }
 static const bool endings_added = [] {
     algorithms.push_back({"crash", crash, not_timed});
+    algorithms.push_back({"recursion", recursion, not_timed});
     algorithms.push_back({"endless", endless, not_timed});
     return true;
 }();
@@ -4497,6 +4507,8 @@ TEST_CASE("program: a crash or an endless loop in an algorithm" * doctest::skip(
     Run run = run_in_shell(folder, "", "--exercise --gpus 3 --allreduce crash");
     CHECK((run.status == 1 && contains(run.out, "crash: sums on 1 to 3 devices")));
     check_line(run.err, "mgpu: crash, k = 3, 1 tensor, 0 numbers: segmentation fault");
+    run = run_in_shell(folder, "", "--exercise --gpus 1 --allreduce recursion");
+    check_line(run.err, "mgpu: recursion, k = 1, 1 tensor, 0 numbers: segmentation fault");
     for (std::string signals : {"INT INT", "TERM", "INT TERM"}) {
         CAPTURE(signals);
         run = run_in_shell(folder, "",
