@@ -5223,13 +5223,11 @@ static void on_stop(int signal) {
     _exit(128 + signal);
 }
 static void on_crash(int signal) {
-    dprintf(
-        STDERR_FILENO, "mgpu: %s%s\n", inside,
-        signal == SIGSEGV
-            ? "segmentation fault: an index beyond the end of a list, a null pointer, a function "
-              "that calls itself for ever?"
-        : signal == SIGABRT ? "stopped by what stands above"
-                            : "a division by zero?");
+    dprintf(STDERR_FILENO, "mgpu: %s%s\n", inside,
+            signal == SIGSEGV
+                ? "segmentation fault: an index beyond its list, a null pointer, endless recursion?"
+            : signal == SIGABRT ? "stopped by what stands above"
+                                : "a division by zero?");
     _exit(1);
 }
 static void catch_signals() {
