@@ -1419,7 +1419,7 @@ Tensor global_avg_pool2d(const Tensor &X) {
 // As in PyTorch, a convolution is a cross-correlation. A dense layer is the convolution of a 1x1
 // image with a 1x1 kernel. Three sums are needed, for y, dX, and dW with db. Here they stand in
 // three ways, a ladder. From the counts of nvcc's code, LeNet's step at batch 256 is estimated to
-// take 12.3 ms on an H200 with the plain kernels, 0.90 ms tiled in registers and 0.22 ms tiled
+// take 12.3 ms on an H200 with the plain kernels, 0.90 ms tiled in registers and 0.21 ms tiled
 // through shared memory. On a CPU core, which has no shared memory, the second rung is the fastest.
 // See make bench BENCH=kernels.
 
@@ -1911,22 +1911,24 @@ struct ProductOut {
 
 // A block's tile of TM x TN sums: which of them a thread has, and how TK terms at a time lie in
 // shared memory. Threads of the same slot have the same columns. Here a thread has tm x tn sums;
-// its rows are pairs of neighbours, so that one load brings two.
-template <int tm, int tn, int ty, int TK_> struct Fp32Tile {
-    static constexpr int TM = 16 * tm, TN = ty * tn, TK = TK_, threads = 16 * ty;
-    static constexpr int rows = tm, columns = tn, own = TK / (ty / 2), slots = ty;
+// its rows are pairs of neighbours, so that one load brings two, and its columns begin at a multiple
+// of four, so that one load brings four.
+template <int tm, int tn, int tx, int ty, int TK_> struct Fp32Tile {
+    static constexpr int TM = tx * tm, TN = ty * tn, TK = TK_, threads = tx * ty;
+    static constexpr int rows = tm, columns = tn, own = 32 * TK / threads, slots = ty;
+    static constexpr int pitch = (tn + 3) / 4 * 4; // from slot to slot
     struct alignas(16) Terms { // padded by 4: neighbouring terms begin in different banks
-        float a[TK][TM + 4], b[TK][TN + 4];
+        float a[TK][TM + 4], b[TK][ty * pitch + 4];
         __device__ float &A(int k, int m) { return a[k][m]; }
-        __device__ float &B(int k, int n) { return b[k][n]; }
+        __device__ float &B(int k, int n) { return b[k][n + n / tn * (pitch - tn)]; }
         template <int n> __device__ void set_A(int k, int m, const float (&x)[n]) {
             UNROLL
             for (int i = 0; i < n; i++) a[k + i][m] = x[i];
         }
     };
     float sum[rows][columns] = {};
-    __device__ int row(int i) const { return 2 * (threadIdx.x % 16) + i % 2 + i / 2 * 32; }
-    __device__ int slot() const { return threadIdx.x / 16; }
+    __device__ int row(int i) const { return 2 * (threadIdx.x % tx) + i % 2 + i / 2 * 2 * tx; }
+    __device__ int slot() const { return threadIdx.x / tx; }
     __device__ static int column(int q, int slot) { return slot * tn + q; }
     __device__ static float round(float x) { return x; }
     __device__ void add(Terms &terms) {
@@ -1936,7 +1938,7 @@ template <int tm, int tn, int ty, int TK_> struct Fp32Tile {
             UNROLL
             for (int i = 0; i < rows; i++) x[i] = terms.A(k, row(i));
             UNROLL
-            for (int q = 0; q < columns; q++) y[q] = terms.B(k, column(q, slot()));
+            for (int q = 0; q < columns; q++) y[q] = terms.b[k][slot() * pitch + q];
             UNROLL
             for (int i = 0; i < rows; i++) {
                 UNROLL
@@ -2257,25 +2259,25 @@ static void product_tiles(const ProductOut &out, const float *A, const float *B,
 // for tests.
 #if defined(__CUDACC__) || defined(MGPU_LANES)
 struct Fp32 {
-    typedef Fp32Tile<2, 6, 4, 16> Small24;
-    typedef Fp32Tile<2, 8, 4, 16> Small;
-    typedef Fp32Tile<16, 6, 4, 8> Columns24; // for sums that are not over after a few rounds
-    typedef Fp32Tile<8, 8, 4, 16> Columns32;
-    typedef Fp32Tile<16, 7, 8, 8> Columns56; // for LeNet's 50 channels, and 20 * 5 columns
-    typedef Fp32Tile<16, 8, 8, 8> Columns64;
-    typedef Fp32Tile<8, 16, 8, 8> Columns128;
+    typedef Fp32Tile<2, 6, 8, 4, 16> Small24;
+    typedef Fp32Tile<2, 8, 16, 4, 16> Small;
+    typedef Fp32Tile<16, 6, 16, 4, 8> Columns24; // for sums that are not over after a few rounds
+    typedef Fp32Tile<8, 8, 16, 4, 16> Columns32;
+    typedef Fp32Tile<8, 13, 32, 4, 8> Columns52; // for LeNet's 50 channels, and 20 * 5 columns
+    typedef Fp32Tile<16, 8, 16, 8, 8> Columns64;
+    typedef Fp32Tile<8, 16, 16, 8, 8> Columns128;
 };
 struct Tf32 {
     typedef Tf32Tile<32, 32, 16, 32, 16> Small24, Small;
     typedef Tf32Tile<128, 32, 64, 32, 16> Columns24, Columns32;
-    typedef Tf32Tile<256, 64, 64, 64, 8> Columns56, Columns64;
+    typedef Tf32Tile<256, 64, 64, 64, 8> Columns52, Columns64;
     typedef Tf32Tile<256, 128, 64, 64, 8> Columns128;
 };
 #else
 template <class Tile> struct One {
-    typedef Tile Small24, Small, Columns24, Columns32, Columns56, Columns64, Columns128;
+    typedef Tile Small24, Small, Columns24, Columns32, Columns52, Columns64, Columns128;
 };
-typedef One<Fp32Tile<8, 8, 4, 16>> Fp32;
+typedef One<Fp32Tile<8, 8, 16, 4, 16>> Fp32;
 typedef One<Tf32Tile<32, 32, 16, 32, 16>> Tf32;
 #endif
 // by_terms if neighbouring terms are neighbours in memory, as the windows of a weight gradient are.
@@ -2286,14 +2288,14 @@ static void product_in(const ProductOut &out, const float *A, const float *B, co
     const int large = blocks(s.rows(), 128) * blocks(s.N, 64) * max(1, blocks(s.K, 128));
     auto run = [&](auto tiles) { tiles(out, A, B, s, device); };
     const bool dense = s.H * s.W == 1, small = s.rows() <= 32 || large < 132;
-    const bool fits56 = blocks(s.N, 56) * 56 < blocks(s.N, 64) * 64; // fewer columns stay empty
+    const bool fits52 = blocks(s.N, 52) * 52 < blocks(s.N, 64) * 64; // fewer columns stay empty
     if (small && s.weights && dense) run(product_tiles<typename In::Small, false>);
     else if (small && s.N <= 24) run(product_tiles<typename In::Small24, true>);
     else if (small) run(product_tiles<typename In::Small, true>);
     else if (s.N <= 24 && s.K > 32) run(product_tiles<typename In::Columns24, false>);
     else if (s.N <= 32) run(product_tiles<typename In::Columns32, false>);
-    else if (fits56 && s.weights) run(product_tiles<typename In::Columns56, true>);
-    else if (fits56) run(product_tiles<typename In::Columns56, false>);
+    else if (fits52 && s.weights) run(product_tiles<typename In::Columns52, true>);
+    else if (fits52) run(product_tiles<typename In::Columns52, false>);
     else if (s.N <= 64 && s.weights) run(product_tiles<typename In::Columns64, true>);
     else if (s.N <= 64) run(product_tiles<typename In::Columns64, false>);
     else if (s.weights) run(product_tiles<typename In::Columns128, true>);
