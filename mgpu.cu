@@ -2239,20 +2239,23 @@ static int product_slices(int tiles, int terms, int threads) {
     }
     return slices;
 }
+static void product_sum(const ProductOut &out, const float *partial, int slices, const Product &s,
+                        Device device) {
+    const int n = s.rows() * s.N, parts = slices < 64 ? 1 : 16;
+    const dim3 block(threads / parts, parts);
+    CHECK_LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, on(device)>>>(
+        out, partial, slices, s.rows(), s));
+}
 template <class Tile, bool by_terms>
 static void product_tiles(const ProductOut &out, const float *A, const float *B, const Product &s,
                           Device device) {
     dim3 grid(blocks(s.rows(), Tile::TM), blocks(s.N, Tile::TN));
-    const int slices = product_slices(grid.x * grid.y, s.K, Tile::threads), n = s.rows() * s.N;
-    grid.z = slices;
-    const Tensor partial = empty({slices > 1 ? slices * n : 0}, device);
-    CHECK_LAUNCH(product_kernel<Tile, by_terms>
+    grid.z = product_slices(grid.x * grid.y, s.K, Tile::threads);
+    const Tensor partial = empty({grid.z > 1 ? (int)grid.z * s.rows() * s.N : 0}, device);
+    constexpr bool neighbours = by_terms && warp_size > 1; // a CPU's threads have none
+    CHECK_LAUNCH(product_kernel<Tile, neighbours>
                  <<<grid, Tile::threads, 0, on(device)>>>(out, partial.ptr(), A, B, s));
-    const int parts = slices < 64 ? 1 : 16;
-    const dim3 block(threads / parts, parts);
-    if (slices > 1)
-        CHECK_LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, on(device)>>>(
-            out, partial.ptr(), slices, s.rows(), s));
+    if (grid.z > 1) product_sum(out, partial.ptr(), grid.z, s, device);
 }
 // Tiles by the number of C's columns, small ones if large ones would not fill a GPU. They were
 // chosen by counts of instructions and of lines of L1 and shared memory. A CPU compiles only one,
