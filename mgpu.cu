@@ -3030,8 +3030,8 @@ float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, Da
     return evaluate_accuracy_gpus(one, {{}}, test_iter, {device});
 }
 
-// The parameters on all devices.
-static std::vector<std::vector<Tensor>> on_all(const std::vector<Device> &devices) {
+// A replica of the parameters on each device.
+static std::vector<std::vector<Tensor>> replicate(const std::vector<Device> &devices) {
     std::vector<std::vector<Tensor>> device_params;
     for (Device d : devices) device_params.push_back(get_params(params, d));
     return device_params;
@@ -3052,7 +3052,7 @@ static std::string channel0(const Tensor &weight) {
 // The concise chapter's: parameters on all devices, a forward pass, some of the first weights.
 void demos_resnet18(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
-    const auto device_params = on_all(devices); // net.initialize(ctx=devices)
+    const auto device_params = replicate(devices); // net.initialize(ctx=devices)
     Tensor x = empty({std::max(4, num_gpus), 1, 28, 28}, cpu());
     std::mt19937 random(options.seed);
     for (int i = 0; i < size(x); i++)
@@ -3070,7 +3070,7 @@ void demos_resnet18(int num_gpus) {
 // equal on all devices; and their gradients, which are not.
 void demos_lab_cnn(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
-    const auto device_params = on_all(devices);
+    const auto device_params = replicate(devices);
     Tensor X, y;
     first_samples(2 * num_gpus, X, y);
     auto [data, label] = split_batch(X, y, devices);
@@ -4651,7 +4651,7 @@ static void bench_step(const Model &model) {
         given("batch") ? options.batch : model.batch + options.gpus * model.batch_of_each;
     options.model = model.name;
     init_model();
-    auto device_params = on_all(first_devices(options.gpus));
+    auto device_params = replicate(first_devices(options.gpus));
     const double seconds = time_calls(3, 0.5, 5, training_step(device_params, batch));
     bench_row(format("step,%s,%s%s,%d,%d,,%.1f,%.0f,images/s", options.model.c_str(),
                      options.allreduce.c_str(), options.overlap ? "+overlap" : "", options.gpus,
@@ -4886,7 +4886,7 @@ static void print_ops(const Recorder &r) {
 }
 // Some steps, on the devices
 void trace() {
-    auto device_params = on_all(first_devices(options.gpus));
+    auto device_params = replicate(first_devices(options.gpus));
     const auto step = training_step(device_params, options.batch);
     auto run = [&](int steps) { // waits, so that a Ctrl-C is seen before all of them ran
         for (int i = 0; i < steps; i++) stop_requested(), step();
@@ -4974,7 +4974,7 @@ static void print_profile(const std::deque<Op> &ops, int device, int steps, doub
                row.bytes / row.seconds / 1e9);
 }
 void profile() {
-    auto device_params = on_all(first_devices(options.gpus));
+    auto device_params = replicate(first_devices(options.gpus));
     const auto step = training_step(device_params, options.batch);
     const double plain = time_calls(2, options.steps ? 0.05 : 0.5, 3, step);
     const int steps = options.steps ? options.steps : std::clamp(1 / plain, 3.0, 50.0);

@@ -3367,7 +3367,7 @@ struct Recorded {
         recorder = nullptr;
         rng.seed(1);
         init_model();
-        auto device_params = on_all(first_devices(k));
+        auto device_params = replicate(first_devices(k));
         const auto step = training_step(device_params, batch);
         step();
         waitall();
@@ -3429,7 +3429,7 @@ TEST_CASE("Recorder: what it records stays as it was") {
     options.overlap = true;
     rng.seed(1);
     init_model();
-    auto device_params = on_all(first_devices(2));
+    auto device_params = replicate(first_devices(2));
     const auto step = training_step(device_params, 4);
     for (int i = 0; i < 3; i++) step();
     const Floats want = joined(device_params[0]);
@@ -3736,7 +3736,7 @@ TEST_CASE("write_json: slices nest, arrows meet their slices, the times are thos
     rng.seed(1);
     init_model();
     const std::string rows = [&] {
-        auto device_params = on_all(first_devices(k));
+        auto device_params = replicate(first_devices(k));
         const auto step = training_step(device_params, 6);
         Recorder r(true);
         step();
