@@ -585,6 +585,10 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
     const bool again = without_line;
     if (again) info = without_line;
     const void *p = info->si_addr;
+    // Other threads may be changing the tables, such as one that starts and finds its variables.
+    // Should this thread itself have been, nobody unlocks them.
+    bool locked = machine().lock.try_lock();
+    for (int ms = 0; !locked && ms < 1000; ms++, locked = machine().lock.try_lock()) usleep(1000);
     Place at = locate(p);
     // Linux loads no program below 4 MiB.
     const bool null = info->si_code == SEGV_MAPERR && (size_t)p < 4 << 20;
@@ -592,6 +596,7 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
     // that no memory can have.
     const bool odd = info->si_code == SI_KERNEL;
     const Symbol *symbol = find_symbol(p);
+    if (locked) machine().lock.unlock();
     ptrdiff_t offset = 0;
     size_t bytes = 0;
     const bool shared = running.name && in_dynamic_shared(p, offset, bytes);

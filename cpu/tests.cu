@@ -1308,7 +1308,7 @@ static double seconds_used() {
 __global__ void spin_kernel(volatile int *flag) {
     const double begin = seconds_used();
     for (unsigned turn = 0; threadIdx.x == 3 && !*flag; turn++)
-        if (turn % (1 << 20) == 0 && seconds_used() - begin > 2.2) _exit(1);
+        if (turn % (1 << 20) == 0 && seconds_used() - begin > 20) _exit(1);
 }
 static void spin() {
     setenv("CUDA_CPU_WATCHDOG", "1", 1);
