@@ -4559,7 +4559,8 @@ TEST_CASE("launches: those that leave a GPU nearly empty, each with its reason")
         {"fill_kernel", "of a loss for each sample"},
         {"softmax_cross_entropy_kernel", "a thread a sample: 256"},
         {"softmax_cross_entropy_backward_kernel", "a thread a sample: 256"},
-        {"product_kernel<Tile, by_terms>", "dense layers: few products, and they wait for memory"},
+        {"product_kernel<Tile, neighbours>",
+         "dense layers: few products, and they wait for memory"},
         {"product_sum_kernel", "a thread a weight"}};
     DataFolder folder(256, 256);
     Run run = run_in_shell(folder, "CUDA_CPU_LAUNCHES=1",
