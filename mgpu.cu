@@ -1911,8 +1911,8 @@ struct ProductOut {
 
 // A block's tile of TM x TN sums: which of them a thread has, and how TK terms at a time lie in
 // shared memory. Threads of the same slot have the same columns. Here a thread has tm x tn sums;
-// its rows are pairs of neighbours, so that one load brings two, and its columns begin at a multiple
-// of four, so that one load brings four.
+// its rows are pairs of neighbours, so that one load brings two, and its columns begin at a
+// multiple of four, so that one load brings four.
 template <int tm, int tn, int tx, int ty, int TK_> struct Fp32Tile {
     static constexpr int TM = tx * tm, TN = ty * tn, TK = TK_, threads = tx * ty;
     static constexpr int rows = tm, columns = tn, own = 32 * TK / threads, slots = ty;
@@ -2239,6 +2239,7 @@ static int product_slices(int tiles, int terms, int threads) {
     }
     return slices;
 }
+// C from its slices.
 static void product_sum(const ProductOut &out, const float *partial, int slices, const Product &s,
                         Device device) {
     const int n = s.rows() * s.N, parts = slices < 64 ? 1 : 16;
@@ -4664,7 +4665,7 @@ static void bench_kernels() {
         const char *name;
         int N, C, size, O, K, padding;
     };
-    const int N = options.given.count("batch") ? options.batch : on_cpu ? 16 : 256;
+    const int N = given("batch") ? options.batch : on_cpu ? 16 : 256;
     const Options wanted = options;
     for (const Layer &l :
          {Layer{"lenet conv2", N, 20, 13, 50, 5, 0}, Layer{"resnet18 3x3", N, 64, 28, 64, 3, 1},

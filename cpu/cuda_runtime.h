@@ -575,6 +575,23 @@ inline std::string interrupted_line(void *context) {
 
 inline bool in_dynamic_shared(const void *pointer, ptrdiff_t &offset, size_t &bytes);
 
+// What is or was allocated there, for the fault handler: "byte 8 of the 40 bytes that FILE:LINE
+// allocated", and how to get there, if the program may.
+inline std::string allocated_there(const Place &at, const void *p) {
+    const Allocation *a = at.allocation;
+    if (!a) return "where nothing is allocated";
+    const Where &where = a->live ? a->made : a->freed;
+    char text[300];
+    snprintf(text, sizeof text, "byte %td of the %zu bytes that %s:%d %s", held(p) - at.first,
+             a->bytes, where.file, where.line, a->live ? "allocated" : "has freed");
+    if (!a->live || held(p) != p || held(p) >= at.first + a->bytes) return text;
+    return text + std::string(running.name ? ": by a pointer that it found in memory. The stand-in "
+                                             "sees to those that are arguments, members of "
+                                             "arguments, or copied to a T ** by cudaMemcpy or to a "
+                                             "pointer by cudaMemcpyToSymbol"
+                                           : ": copy it with cudaMemcpy");
+}
+
 // SIGSEGV or SIGBUS: where the address belongs to a device, say whose memory was missed by whom.
 // Any other fault, but a kernel's by a null pointer, is left to the handler that was installed
 // before this one: the access is tried again on return, and faults again. Should finding the line
@@ -629,22 +646,8 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
     } else if (!at.device) {
         snprintf(what, sizeof what, "access by a null pointer%s", null_may_be);
     } else {
-        char range[300] = "where nothing is allocated";
-        const char *hint = "";
-        if (const Allocation *a = at.allocation) {
-            const Where &where = a->live ? a->made : a->freed;
-            snprintf(range, sizeof range, "byte %td of the %zu bytes that %s:%d %s",
-                     held(p) - at.first, a->bytes, where.file, where.line,
-                     a->live ? "allocated" : "has freed");
-            if (a->live && held(p) == p && held(p) < at.first + a->bytes)
-                hint = running.name
-                           ? ": by a pointer that it found in memory. The stand-in sees to those "
-                             "that are arguments, members of arguments, or copied to a T ** by "
-                             "cudaMemcpy or to a pointer by cudaMemcpyToSymbol"
-                           : ": copy it with cudaMemcpy";
-        }
-        snprintf(what, sizeof what, "%s memory of %s, %s%s",
-                 running.name ? "access to" : "accesses", at.device->memory_of, range, hint);
+        snprintf(what, sizeof what, "%s memory of %s, %s", running.name ? "access to" : "accesses",
+                 at.device->memory_of, allocated_there(at, p).c_str());
     }
     const cudaError_t error = odd ? cudaErrorMisalignedAddress : cudaErrorIllegalAddress;
     fprintf(stderr, "%s %s [%s]\n", who, what, cudaGetErrorName(error));
