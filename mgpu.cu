@@ -2103,18 +2103,18 @@ template <class Tile> struct Places {
     Place row[Tile::TM], term[2 * found];
     int B[2 * found]; // -1: there is no such term
 };
-// What a thread loads. Of B: one term, of every B_step-th column from B_first on. Of A with
-// by_terms: likewise, so that a warp loads neighbouring terms; else: `own` terms from A_term on, of
-// every 32nd row from A_first on, so that a warp loads neighbouring rows.
-template <class Tile, bool by_terms> struct Loader {
-    static constexpr int TK = Tile::TK, found = Places<Tile>::found;
-    static constexpr int B_step = Tile::threads / TK, B_own = (Tile::TN + B_step - 1) / B_step;
-    static constexpr int own = by_terms ? 1 : Tile::own, A_step = by_terms ? B_step : 32;
+// What a thread loads. Of A with by_terms: one term, of every A_step-th row from A_first on, so that
+// a warp loads neighbouring terms; else: `own` terms from A_term on, of every 32nd row, so that a
+// warp loads neighbouring rows. Of B: every threads-th element, neighbours being columns with
+// by_columns, else terms.
+template <class Tile, bool by_terms, bool by_columns> struct Loader {
+    static constexpr int TK = Tile::TK, TN = Tile::TN, found = Places<Tile>::found;
+    static constexpr int B_own = (TN * TK + Tile::threads - 1) / Tile::threads;
+    static constexpr int own = by_terms ? 1 : Tile::own, A_step = by_terms ? found / TK : 32;
     static constexpr int parts = TK / own, rows = Tile::TM * TK / own / Tile::threads;
-    const int warp = threadIdx.x / 32, m0 = blockIdx.x * Tile::TM, n0 = blockIdx.y * Tile::TN;
-    const int B_term = threadIdx.x % TK, B_first = threadIdx.x / TK;
-    const int A_term = by_terms ? B_term : warp % parts * own;
-    const int A_first = by_terms ? B_first : warp / parts * 32 * rows + threadIdx.x % 32;
+    const int warp = threadIdx.x / 32, m0 = blockIdx.x * Tile::TM, n0 = blockIdx.y * TN;
+    const int A_term = by_terms ? threadIdx.x % TK : warp % parts * own;
+    const int A_first = by_terms ? threadIdx.x / TK : warp / parts * 32 * rows + threadIdx.x % 32;
     const float *const A, *const B;
     const Product &s;
     const Range range;
@@ -2137,7 +2137,15 @@ template <class Tile, bool by_terms> struct Loader {
         for (int r = 0; r < rows; r++) row[r] = places.row[A_first + A_step * r];
         UNROLL_GPU
         for (int q = 0; q < B_own; q++) // past the last column: that one again, never stored
-            column[q] = s.B_column(min(n0 + B_first + B_step * q, s.N - 1)).offset;
+            column[q] = s.B_column(min(n0 + B_column(q), s.N - 1)).offset;
+    }
+    __device__ static int B_term(int q) {
+        const int term = (threadIdx.x + q * Tile::threads) / TN; // there may be fewer elements
+        return by_columns ? min(term, TK - 1) : threadIdx.x % TK;
+    }
+    __device__ static int B_column(int q) {
+        return by_columns ? (threadIdx.x + q * Tile::threads) % TN
+                          : threadIdx.x / TK + q * (Tile::threads / TK);
     }
     __device__ __forceinline__ void find_terms(int first) {
         const int k = first + threadIdx.x, at = (k - range.begin) % (2 * found);
@@ -2158,9 +2166,9 @@ template <class Tile, bool by_terms> struct Loader {
                 a[r][i] = inside ? x : m0 + A_first + A_step * r == s.M;
             }
         }
-        const int offset = places.B[at + B_term];
         UNROLL_GPU
         for (int q = 0; q < B_own; q++) {
+            const int offset = places.B[at + B_term(q)];
             const unsigned from = max(0, offset) + column[q];
             const float x = B[from];
             b[q] = offset < 0 ? 0 : x;
@@ -2171,12 +2179,12 @@ template <class Tile, bool by_terms> struct Loader {
         for (int r = 0; r < rows; r++) terms.set_A(A_term, A_first + A_step * r, a[r]);
         UNROLL_GPU
         for (int q = 0; q < B_own; q++)
-            if (Tile::TN % B_step == 0 || B_first + B_step * q < Tile::TN)
-                terms.B(B_term, B_first + B_step * q) = Tile::round(b[q]);
+            if (TN * TK % Tile::threads == 0 || threadIdx.x + q * Tile::threads < TN * TK)
+                terms.B(B_term(q), B_column(q)) = Tile::round(b[q]);
     }
 };
 // A block computes one tile of C, or a slice of its terms (split-K).
-template <class Tile, bool by_terms>
+template <class Tile, bool by_terms, bool by_columns>
 __global__ void __launch_bounds__(Tile::threads)
     product_kernel(ProductOut out, float *partial, const float *A, const float *B, Product s) {
     constexpr int TK = Tile::TK, found = Places<Tile>::found;
@@ -2184,7 +2192,7 @@ __global__ void __launch_bounds__(Tile::threads)
     __shared__ Places<Tile> places;
     const Range range = terms_of_block<Tile>(s);
     const int begin = range.begin, end = range.end;
-    Loader<Tile, by_terms> loader(A, B, s, range, places);
+    Loader<Tile, by_terms, by_columns> loader(A, B, s, range, places);
     Tile tile;
     if (begin < end) {
         loader.load(begin);
@@ -2247,15 +2255,16 @@ static void product_sum(const ProductOut &out, const float *partial, int slices,
     CHECK_LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, on(device)>>>(
         out, partial, slices, s.rows(), s));
 }
-template <class Tile, bool by_terms>
+template <class Tile, bool by_terms, bool by_columns = false>
 static void product_tiles(const ProductOut &out, const float *A, const float *B, const Product &s,
                           Device device) {
     dim3 grid(blocks(s.rows(), Tile::TM), blocks(s.N, Tile::TN));
     grid.z = product_slices(grid.x * grid.y, s.K, Tile::threads);
     const Tensor partial = empty({grid.z > 1 ? (int)grid.z * s.rows() * s.N : 0}, device);
-    constexpr bool neighbours = by_terms && warp_size > 1; // a CPU's threads have none
-    CHECK_LAUNCH(product_kernel<Tile, neighbours>
-                 <<<grid, Tile::threads, 0, on(device)>>>(out, partial.ptr(), A, B, s));
+    constexpr bool warps = warp_size > 1, terms = warps && by_terms, columns = warps && by_columns;
+    const auto product_kernel = ::product_kernel<Tile, terms, columns>; // on a CPU, only one
+    CHECK_LAUNCH(
+        product_kernel<<<grid, Tile::threads, 0, on(device)>>>(out, partial.ptr(), A, B, s));
     if (grid.z > 1) product_sum(out, partial.ptr(), grid.z, s, device);
 }
 // Tiles by the number of C's columns, small ones if large ones would not fill a GPU. They were
@@ -2284,8 +2293,9 @@ template <class Tile> struct One {
 typedef One<Fp32Tile<8, 8, 16, 4, 16>> Fp32;
 typedef One<Tf32Tile<32, 32, 16, 32, 16>> Tf32;
 #endif
-// by_terms if neighbouring terms are neighbours in memory, as the windows of a weight gradient are.
-// (A dense layer's are not: there each window is a sample, and neighbouring rows are neighbours.)
+// by_terms if neighbouring terms are neighbours in A, as the windows of a weight gradient are. (A
+// dense layer's are not: there each window is a sample, and neighbouring rows are neighbours.)
+// by_columns if neighbouring columns are neighbours in B, as a dense layer's are.
 template <class In>
 static void product_in(const ProductOut &out, const float *A, const float *B, const Product &s,
                        Device device) {
@@ -2293,12 +2303,15 @@ static void product_in(const ProductOut &out, const float *A, const float *B, co
     auto run = [&](auto tiles) { tiles(out, A, B, s, device); };
     const bool dense = s.H * s.W == 1, small = s.rows() <= 32 || large < 132;
     const bool fits52 = blocks(s.N, 52) * 52 < blocks(s.N, 64) * 64; // fewer columns stay empty
-    if (small && s.weights && dense) run(product_tiles<typename In::Small, false>);
-    else if (small && s.N <= 24) run(product_tiles<typename In::Small24, true>);
+    const bool by_columns = s.B_column.by_z == 1;
+    if (small && s.N <= 24) run(product_tiles<typename In::Small24, true>);
+    else if (small && s.weights && dense) run(product_tiles<typename In::Small, false, true>);
+    else if (small && by_columns) run(product_tiles<typename In::Small, true, true>);
     else if (small) run(product_tiles<typename In::Small, true>);
     else if (s.N <= 24 && s.K > 32) run(product_tiles<typename In::Columns24, false>);
     else if (s.N <= 32) run(product_tiles<typename In::Columns32, false>);
     else if (fits52 && s.weights) run(product_tiles<typename In::Columns52, true>);
+    else if (fits52 && by_columns) run(product_tiles<typename In::Columns52, false, true>);
     else if (fits52) run(product_tiles<typename In::Columns52, false>);
     else if (s.N <= 64 && s.weights) run(product_tiles<typename In::Columns64, true>);
     else if (s.N <= 64) run(product_tiles<typename In::Columns64, false>);

@@ -1336,11 +1336,9 @@ TEST_CASE("conv2d: strides and padding") {
                                {2, 40, 14, 14, 72, 3, 2, 1}, {2, 40, 14, 14, 72, 1, 2, 0},
                                {2, 256, 7, 7, 48, 3, 2, 1},  {5, 128, 2, 2, 72, 3, 1, 1}};
     const ConvSizes tiles[] = {// the fast kernels' large tiles, which a CPU has not
-                               {1, 256, 32, 32, 20, 3, 1, 1},
-                               {1, 256, 32, 32, 28, 3, 1, 1},
-                               {1, 256, 32, 32, 50, 3, 1, 1},
-                               {1, 256, 32, 32, 64, 3, 1, 1},
-                               {1, 256, 23, 23, 120, 3, 1, 1}};
+                               {1, 256, 32, 32, 20, 3, 1, 1}, {1, 256, 32, 32, 28, 3, 1, 1},
+                               {1, 256, 32, 32, 50, 3, 1, 1}, {1, 256, 32, 32, 64, 3, 1, 1},
+                               {1, 20, 32, 32, 256, 5, 1, 2}, {1, 256, 23, 23, 120, 3, 1, 1}};
     if (!small_only) sizes.insert(sizes.end(), std::begin(large), std::end(large));
     if (!small_only && warp_size > 1) sizes.insert(sizes.end(), std::begin(tiles), std::end(tiles));
     // The plain kernels tell no tiles apart: one of the larger sizes is enough for them
@@ -4559,8 +4557,7 @@ TEST_CASE("launches: those that leave a GPU nearly empty, each with its reason")
         {"fill_kernel", "of a loss for each sample"},
         {"softmax_cross_entropy_kernel", "a thread a sample: 256"},
         {"softmax_cross_entropy_backward_kernel", "a thread a sample: 256"},
-        {"product_kernel<Tile, neighbours>",
-         "dense layers: few products, and they wait for memory"},
+        {"product_kernel", "dense layers: few products, and they wait for memory"},
         {"product_sum_kernel", "a thread a weight"}};
     DataFolder folder(256, 256);
     Run run = run_in_shell(folder, "CUDA_CPU_LAUNCHES=1",
