@@ -61,8 +61,10 @@ BACKEND ?= auto
 # NVCC           CUDA compiler
 NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc),nvcc)
 # SM             GPU architectures, such as 75 or '75 90'; by default those of the GPUs, or 75
+# (of a GPU newer than nvcc, the newest that nvcc knows: its PTX runs there)
 SM := $(or $(SM),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
-    sed -nE 's/^([0-9]+)\.([0-9]+)$$/\1\2/p' | sort -nu),75)
+    sed -nE 's/^([0-9]+)\.([0-9]+)$$/\1\2/p' | while read sm; do $(NVCC) --list-gpu-arch | awk -F_ \
+    -v sm=$$sm '$$2+0 <= sm && $$2+0 > n { n = $$2+0 } END { print n ? n : sm }'; done | sort -nu),75)
 # CXX            C++ compiler of the stand-in: g++, or clang++ where there is no g++
 CXX := $(if $(filter default,$(origin CXX)),$(notdir \
     $(shell command -v g++ || command -v clang++ || echo g++)),$(CXX))

@@ -2493,6 +2493,7 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
 
 constexpr float bn_eps = 1e-5f, bn_momentum = 0.1f; // momentum: the weight of new statistics
 constexpr int bn_warps = warp_size == 1 ? 8 : 32;   // of a block, which sums over a channel
+constexpr int bn_threads = bn_warps * warp_size;
 struct BatchNormShape {
     int N, C, size; // size = H*W of a plane
 };
@@ -2514,7 +2515,8 @@ __device__ inline Moments merge(Moments a, Moments b) {
 }
 // mean and var of each channel; running = (1-momentum) * running + momentum * new
 // One block per channel; each of its warps takes every bn_warps-th plane.
-__global__ void batch_norm_moments_kernel(BatchNorm a, BatchNormShape s) {
+__global__ void __launch_bounds__(bn_threads)
+    batch_norm_moments_kernel(BatchNorm a, BatchNormShape s) {
     __shared__ Moments parts[bn_warps];
     const int c = blockIdx.x, warp = threadIdx.x / warp_size;
     Moments all = {0, 0, 0};
@@ -2548,8 +2550,9 @@ __global__ void batch_norm_kernel(Target y, BatchNorm a, BatchNormShape s) {
 // sum (C) and product (C) are, for each channel, the sums of dy and of dy * (X - mean);
 // dbeta = or += sum, dgamma = or += product / sqrt(var + eps), where not null
 // One block per channel, as above.
-__global__ void batch_norm_sums_kernel(float *sum, float *product, Target dgamma, Target dbeta,
-                                       const float *dy, BatchNorm a, BatchNormShape s) {
+__global__ void __launch_bounds__(bn_threads)
+    batch_norm_sums_kernel(float *sum, float *product, Target dgamma, Target dbeta, const float *dy,
+                           BatchNorm a, BatchNormShape s) {
     __shared__ float sums[bn_warps];
     __shared__ float products[bn_warps];
     const int c = blockIdx.x, warp = threadIdx.x / warp_size;
@@ -2600,14 +2603,14 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
     check_shape("batch_norm", right, "(N,C,H,W), (C), (C), (C), (C)", inputs);
     same_device("batch_norm", inputs);
     Tensor y = output("batch_norm", {X, gamma, beta}, X.shape);
-    const int N = X.shape[0], C = X.shape[1], per_channel = bn_warps * warp_size;
+    const int N = X.shape[0], C = X.shape[1];
     const Tensor mean = recording ? full({C}, 0, X.device) : running_mean;
     const Tensor var = recording ? full({C}, 0, X.device) : running_var;
     const BatchNormShape s = {N, C, X.shape[2] * X.shape[3]};
     const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
                          var.ptr(), running_mean.ptr(), running_var.ptr()};
     if (recording && N > 0) {
-        CHECK_LAUNCH(batch_norm_moments_kernel<<<C, per_channel, 0, on(X.device)>>>(a, s));
+        CHECK_LAUNCH(batch_norm_moments_kernel<<<C, bn_threads, 0, on(X.device)>>>(a, s));
     }
     const int by_plane = blocks((long)N * C * warp_size);
     launch(y, [=](Target y) {
@@ -2620,7 +2623,7 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
         const Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
         // In this order, so that dbeta is added where gamma and beta are the same tensor
         const Target dgamma = grad_of(gamma), dbeta = grad_of(beta);
-        CHECK_LAUNCH(batch_norm_sums_kernel<<<C, per_channel, 0, on(X.device)>>>(
+        CHECK_LAUNCH(batch_norm_sums_kernel<<<C, bn_threads, 0, on(X.device)>>>(
             sum.ptr(), product.ptr(), dgamma, dbeta, dy, a, s));
         if (!X.grad) return;
         CHECK_LAUNCH(batch_norm_backward_kernel<<<by_plane, threads, 0, on(X.device)>>>(
@@ -3265,12 +3268,11 @@ static Tensor random(std::vector<int> shape, Distribution distribution) {
 static bool staged = false; // some pair of devices: the host may then wait in a copy
 
 // How i reaches j's memory: "same GPU as", "peer" (access is enabled here) or "staged" (through the
-// host). A pattern is copied over and compared, its source overwritten at once, while i is late and
-// while j is: better here than in a gradient.
+// host).
 static const char *connect(Device i, Device j) {
     int can = 0;
-    const bool same = physical(i) == physical(j);
-    if (!same) CHECK(cudaDeviceCanAccessPeer(&can, physical(i), physical(j)));
+    if (physical(i) == physical(j)) return "same GPU as";
+    CHECK(cudaDeviceCanAccessPeer(&can, physical(i), physical(j)));
     if (can) {
         on(i);
         cudaError_t code = cudaDeviceEnablePeerAccess(physical(j), 0);
@@ -3278,6 +3280,12 @@ static const char *connect(Device i, Device j) {
         else if (code != cudaErrorPeerAccessAlreadyEnabled) CHECK(code);
         cudaGetLastError(); // neither is sticky: forget it
     }
+    staged = staged || !can;
+    return can ? "peer" : "staged";
+}
+// A pattern is copied over and compared, its source overwritten at once, while i is late and while
+// j is: better here than in a gradient.
+static void check_copy(Device i, Device j) {
     const Tensor pattern = random({1 << 14}, std::uniform_real_distribution<float>(1, 2 + j.id));
     const bool slow = i.id + j.id == 1; // one pair, both ways, is enough
     for (int trial = 0; trial <= slow; trial++) {
@@ -3298,8 +3306,6 @@ static const char *connect(Device i, Device j) {
               : got[0] == 0         ? "src was read too early or too late: are both wait_for there?"
                                     : "is it src that is copied to dst, after it was written?");
     }
-    staged = staged || (!same && !can);
-    return same ? "same GPU as" : can ? "peer" : "staged";
 }
 
 // Make logical devices gpu(0) ... gpu(k-1), round-robin on the GPUs there are, and print how each
@@ -3331,6 +3337,9 @@ void use_devices(int k, bool quiet = false) {
             if (links.count(kind)) printf("; %s:%s", kind, links[kind].c_str());
         printf("\n");
     }
+    for (int i = 0; i < k; i++)
+        for (int j = 0; j < k; j++)
+            if (j != i) check_copy(gpu(i), gpu(j));
 }
 
 // --- memory
@@ -4417,9 +4426,11 @@ static std::vector<Flat> run_with_straggler(const std::string &name, const Grads
     std::vector<Tensor> inputs, results; // each device's, as one; in use until the end
     for (const auto &list : grads) fill(list, NAN);
     waitall();
+    for (const Flat &of_device : numbers) {
+        inputs.push_back(empty({(int)of_device.size()}, cpu()));
+        std::copy(of_device.begin(), of_device.end(), inputs.back().ptr());
+    }
     for (int c = 0; c < k; c++) {
-        inputs.push_back(empty({(int)numbers[c].size()}, cpu()));
-        std::copy(numbers[c].begin(), numbers[c].end(), inputs[c].ptr());
         if (c == straggler) pause(stream(gpu(c)), 3);
         copy_flat(inputs[c], grads[c], true);
     }
@@ -4631,11 +4642,13 @@ void exercise() {
 #ifndef CUDA_CPU_TSAN // it is hundreds of times slower, and sees the same waits in shorter lists
     judge_sums(name, meant_for(name, 2) ? std::min(most, 2) : most, resnet18_sizes, true, -1);
 #endif
-    // A driver may wait in every staged copy: then the tutorial's algorithm seems to wait, too
+    // A driver may wait in every staged copy, or was told to in every call: then the tutorial's
+    // algorithm seems to wait, too
     const std::vector<int> few = {1000, 3, 77};
-    const bool judged = !staged || !waits_on_host("naive", most, few);
+    const bool may_wait = staged || getenv("CUDA_LAUNCH_BLOCKING");
+    const bool judged = !may_wait || !waits_on_host("naive", most, few);
     printf("%s: the host never waits%s\n", name.c_str(),
-           judged ? "" : ": not judged, the driver waits in staged copies");
+           judged ? "" : ": not judged, the driver makes naive wait, too");
     if (judged && waits_on_host(name, most, few))
         error("%s waits on the host for a device: enqueue work and return, wait_for and copyto "
               "make the devices wait",
