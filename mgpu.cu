@@ -3488,6 +3488,13 @@ static std::vector<float> all_to_host(const std::vector<Tensor> &list) { // one 
     }
     return all;
 }
+// W1[7]: what number j of all trained parameters, one after another, is called
+static std::string name_of(int j) {
+    size_t i = 0;
+    for (; !params[i].requires_grad || j >= size(params[i]); i++)
+        if (params[i].requires_grad) j -= size(params[i]);
+    return param_names[i] + "[" + std::to_string(j) + "]";
+}
 
 // `count` arrays of n numbers in pinned host memory, cached per (stream, n); stream order makes
 // reuse safe.
@@ -3515,18 +3522,15 @@ void call_on(Stream &stream, const char *name, size_t bytes, std::function<void(
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
     if (!options.replica_check) return;
     compare_with_node_0(device_params[0]);
-    for (size_t i = 0; i < device_params[0].size(); i++) {
-        if (!device_params[0][i].requires_grad) continue;
-        const std::vector<float> first = to_host(device_params[0][i]);
-        for (size_t c = 1; c < device_params.size(); c++) {
-            const std::vector<float> other = to_host(device_params[c][i]);
-            for (size_t n = 0; n < first.size(); n++)
-                if (memcmp(&first[n], &other[n], sizeof(float)) != 0)
-                    error("the replicas differ: %s[%zu] is %.9g on gpu(0) but %.9g on gpu(%zu): "
-                          "does allreduce leave the same sum on every device, and does each update "
-                          "its copy with it?",
-                          param_names[i].c_str(), n, first[n], other[n], c);
-        }
+    const std::vector<float> first = all_to_host(trained(device_params[0]));
+    for (size_t c = 1; c < device_params.size(); c++) {
+        const std::vector<float> other = all_to_host(trained(device_params[c]));
+        for (size_t j = 0; j < first.size(); j++)
+            if (memcmp(&first[j], &other[j], sizeof(float)) != 0)
+                error("the replicas differ: %s is %.9g on gpu(0) but %.9g on gpu(%zu): does "
+                      "allreduce leave the same sum on every device, and does each update its copy "
+                      "with it?",
+                      name_of(j).c_str(), first[j], other[j], c);
     }
 }
 
@@ -4205,12 +4209,12 @@ static void check_slopes(const Tensor &X, const Tensor &y) {
     options.precision = precision;
 }
 
-// The sum of some gradients of params[i], i in index, and for each number of it the unit that
+// The sum of some gradients of all trained parameters, and for each number of it the unit that
 // differences are measured in: the largest sum of |parts| in its parameter.
-static std::pair<Flat, Flat> sum_of(const std::vector<Flat> &parts,
-                                    const std::vector<size_t> &index) {
+static std::pair<Flat, Flat> sum_of(const std::vector<Flat> &parts) {
     Flat sums, unit;
-    for (size_t i : index) {
+    for (size_t i = 0; i < params.size(); i++) {
+        if (!params[i].requires_grad) continue;
         float largest = 0;
         for (int j = 0; j < size(params[i]); j++) {
             float sum = 0, sizes = 0;
@@ -4232,9 +4236,8 @@ static std::pair<Flat, Flat> sum_of(const std::vector<Flat> &parts,
 struct FirstStep {
     Tensor X, y;
     float lr;
-    int k;                     // devices, of all nodes
-    std::vector<size_t> index; // in params, of those that have a gradient
-    Flat want, unit, old;      // the gradient, what its differences are measured in, the parameters
+    int k;                // devices, of all nodes
+    Flat want, unit, old; // the gradient, what its differences are measured in, the parameters
 };
 // What device c of this node has made of its `samples`: its gradient and its parameters now. The
 // largest difference of the gradients, in units.
@@ -4256,11 +4259,7 @@ static float check_device(const FirstStep &step, int c, const Flat &got, const F
               1e-5f * std::fabs(right[j]) + 1e-6f * std::fabs(step.old[j])))
             wrong_update.push_back(j);
     }
-    auto where = [&](int j) { // W1[7] on gpu(1)
-        size_t i = 0;
-        for (; j >= size(params[step.index[i]]); i++) j -= size(params[step.index[i]]);
-        return param_names[step.index[i]] + "[" + std::to_string(j) + "] on " + str(gpu(c));
-    };
+    auto where = [&](int j) { return name_of(j) + " on " + str(gpu(c)); };
     if (!wrong.empty())
         error("the first minibatch: the gradient of %s is %.6g, on one device %.6g: %s",
               where(wrong[0]).c_str(), got[wrong[0]], step.want[wrong[0]],
@@ -4284,15 +4283,12 @@ void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vec
     const Tensor y = nodes > 1 ? whole_minibatch.second : part_y;
     const int own = device_params.size(), k = nodes * own;
     check_losses(ls, part_X.shape[0]);
-    FirstStep step = {X, y, lr, k, {}, {}, {}, {}};
-    for (size_t i = 0; i < params.size(); i++)
-        if (params[i].requires_grad) step.index.push_back(i);
     // Where there are buffers, batch norm sees each device's shard by itself
-    const bool alike = step.index.size() == params.size();
+    const bool alike = trained(params).size() == params.size();
     const std::vector<Flat> parts =
         alike ? std::vector<Flat>{gradient_on_one(X, y)} : gradients_of_shards(X, y, k);
-    std::tie(step.want, step.unit) = sum_of(parts, step.index);
-    step.old = all_to_host(trained(params));
+    const auto [want, unit] = sum_of(parts);
+    const FirstStep step = {X, y, lr, k, want, unit, all_to_host(trained(params))};
     const Grads grads = gradients(device_params);
     float largest = 0;
     for (int c = 0; c < own; c++)
@@ -5213,18 +5209,16 @@ static void share_start() { // node 0's parameters, and where it goes on
     for (const Tensor &p : params) from_node_0(p.ptr(), sizeof(float) * size(p));
     from_node_0(&resumed, sizeof resumed);
 }
-// The same bits on all nodes? Hashes first.
+// The same bits on all nodes?
 void compare_with_node_0(const std::vector<Tensor> &params) {
-    if (nodes == 1) return;
-    for (size_t i = 0; i < params.size(); i++) {
-        if (!params[i].requires_grad) continue;
-        const std::vector<float> here = to_host(params[i]), there = to_host(node_0s(params[i]));
-        for (size_t n = 0; n < here.size(); n++)
-            if (memcmp(&here[n], &there[n], sizeof(float)) != 0)
-                error("the replicas differ: %s[%zu] is %.9g here, but %.9g on node 0: does each "
-                      "node get the same sum?",
-                      param_names[i].c_str(), n, here[n], there[n]);
-    }
+    const std::vector<float> here = all_to_host(trained(params));
+    std::vector<float> there = here;
+    from_node_0(there.data(), sizeof(float) * there.size());
+    for (size_t j = 0; j < here.size(); j++)
+        if (memcmp(&here[j], &there[j], sizeof(float)) != 0)
+            error("the replicas differ: %s is %.9g here, but %.9g on node 0: does each node get "
+                  "the same sum?",
+                  name_of(j).c_str(), here[j], there[j]);
 }
 
 // ---------------------------------------------------------------------------------------------
