@@ -5205,10 +5205,6 @@ static void meet_nodes() {
         printf("%d nodes with %d device%s each\n", nodes, options.gpus,
                options.gpus > 1 ? "s" : "");
 }
-static void share_start() { // node 0's parameters, and where it goes on
-    for (const Tensor &p : params) from_node_0(p.ptr(), sizeof(float) * size(p));
-    from_node_0(&resumed, sizeof resumed);
-}
 // The same bits on all nodes?
 void compare_with_node_0(const std::vector<Tensor> &params) {
     const std::vector<float> here = all_to_host(trained(params));
@@ -5444,28 +5440,21 @@ static void complete_options() {
 // Read the command line into `options`; false if --help was asked for.
 bool parse_options(int argc, char **argv) {
     std::vector<option> names;
-    for (const Flag &f : flags)
-        names.push_back({f.name,
-                         !f.value          ? 0
-                         : *f.value == '[' ? optional_argument
-                                           : required_argument,
-                         nullptr, 0});
+    for (const Flag &f : flags) {
+        const int takes = !f.value ? 0 : *f.value == '[' ? optional_argument : required_argument;
+        names.push_back({f.name, takes, nullptr, 0});
+    }
     names.push_back({});
     opterr = 0;
     optind = 0; // from the start, also after an earlier call
     for (int c, index; (c = getopt_long(argc, argv, ":", names.data(), &index)) != -1;) {
-        if (c == 0) {
-            const Flag &f = flags[index];
-            if (!f.set) return print_usage(), false;
-            f.set(f.name, optarg);
-            options.given.insert(f.name);
-        } else if (c == ':') {
-            error("%s wants a value: try --help", argv[optind - 1]);
-        } else if (optopt > 0) { // a letter
-            error("unknown option -%c: try --help", optopt);
-        } else {
-            error("unknown option %s: try --help", argv[optind - 1]);
-        }
+        if (c == ':') error("%s wants a value: try --help", argv[optind - 1]);
+        if (c == '?' && optopt > 0) error("unknown option -%c: try --help", optopt); // a letter
+        if (c == '?') error("unknown option %s: try --help", argv[optind - 1]);
+        const Flag &f = flags[index];
+        if (!f.set) return print_usage(), false;
+        f.set(f.name, optarg);
+        options.given.insert(f.name);
     }
     if (optind < argc) error("unknown argument %s: try --help", argv[optind]);
     complete_options();
@@ -5491,16 +5480,15 @@ static void run_program() {
     init_model();
     if (!options.init.empty() && node == 0) load_params(params, options.init);
     if (options.resume && node == 0) resume(options.save);
-    share_start(); // node 0's parameters
-    if (options.exercise && nodes > 1) exercise_nodes();
-    else
-        trains             ? experiment()
-        : options.exercise ? exercise()
-        : options.summary  ? summary()
-        : options.trace    ? trace()
-        : options.profile  ? profile()
-        : options.dry_run  ? print_exchange(options.dry_run)
-                           : bench();
+    for (const Tensor &p : params) from_node_0(p.ptr(), sizeof(float) * size(p));
+    from_node_0(&resumed, sizeof resumed);
+    if (trains) experiment();
+    else if (options.exercise) nodes > 1 ? exercise_nodes() : exercise();
+    else if (options.summary) summary();
+    else if (options.trace) trace();
+    else if (options.profile) profile();
+    else if (options.dry_run) print_exchange(options.dry_run);
+    else bench();
     params.clear();
     whole_minibatch = {};
     for (int c = 0; c < devices && options.verbose; c++)
