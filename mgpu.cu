@@ -4659,14 +4659,17 @@ static void bench_row(const std::string &row) {
     bench_rows += row + "\n";
 }
 
-// A training step of random samples, to be enqueued again and again
-static std::function<void()> training_step(std::vector<std::vector<Tensor>> &device_params,
+// A training step of random samples, to be enqueued again and again; it looks for a Ctrl-C before
+static std::function<void()> training_step(std::vector<std::vector<Tensor>> device_params,
                                            int batch) {
     const std::vector<Device> devices = first_devices(device_params.size());
     Tensor X = empty({batch, 1, 28, 28}, cpu()), y = empty({batch}, cpu());
     for (int i = 0; i < size(X); i++) X.ptr()[i] = rng() % 256 / 255.0f;
     for (int i = 0; i < size(y); i++) y.ptr()[i] = rng() % 10;
-    return [=, &device_params] { train_batch(X, y, device_params, devices, options.lr); };
+    return [=]() mutable {
+        stop_requested();
+        train_batch(X, y, device_params, devices, options.lr);
+    };
 }
 // A training step, one minibatch again and again: the median of 5 blocks of steps.
 static void bench_step(const Model &model) {
@@ -4674,8 +4677,8 @@ static void bench_step(const Model &model) {
         given("batch") ? options.batch : model.batch + options.gpus * model.batch_of_each;
     options.model = model.name;
     init_model();
-    auto device_params = replicate(first_devices(options.gpus));
-    const double seconds = time_calls(3, 0.5, 5, training_step(device_params, batch));
+    const auto step = training_step(replicate(first_devices(options.gpus)), batch);
+    const double seconds = time_calls(3, 0.5, 5, step);
     bench_row(format("step,%s,%s%s,%d,%d,,%.1f,%.0f,images/s", options.model.c_str(),
                      options.allreduce.c_str(), options.overlap ? "+overlap" : "", options.gpus,
                      batch, seconds * 1e6, batch / seconds));
@@ -4909,14 +4912,10 @@ static void print_ops(const Recorder &r) {
 }
 // Some steps, on the devices
 void trace() {
-    auto device_params = replicate(first_devices(options.gpus));
-    const auto step = training_step(device_params, options.batch);
-    auto run = [&](int steps) { // waits, so that a Ctrl-C is seen before all of them ran
-        for (int i = 0; i < steps; i++) stop_requested(), step();
-    };
-    run(2); // they take what memory is needed
+    const auto step = training_step(replicate(first_devices(options.gpus)), options.batch);
+    for (int i = 0; i < 2; i++) step(); // they take what memory is needed
     Recorder r(true);
-    run(options.steps ? options.steps : 3);
+    for (int i = 0; i < (options.steps ? options.steps : 3); i++) step();
     r.read_times();
     stop_requested();
     print_ops(r);
@@ -4997,12 +4996,11 @@ static void print_profile(const std::deque<Op> &ops, int device, int steps, doub
                row.bytes / row.seconds / 1e9);
 }
 void profile() {
-    auto device_params = replicate(first_devices(options.gpus));
-    const auto step = training_step(device_params, options.batch);
+    const auto step = training_step(replicate(first_devices(options.gpus)), options.batch);
     const double plain = time_calls(2, options.steps ? 0.05 : 0.5, 3, step);
     const int steps = options.steps ? options.steps : std::clamp(1 / plain, 3.0, 50.0);
     Recorder r(true);
-    for (int i = 0; i < steps; i++) stop_requested(), step();
+    for (int i = 0; i < steps; i++) step();
     r.read_times();
     double begin = INFINITY, end = 0;
     for (const Op &op : r.ops) begin = std::min(begin, op.begin), end = std::max(end, op.end);
