@@ -3006,26 +3006,20 @@ void init_model() {
     };
 }
 
-static Tensor node_0s(const Tensor &t) { // on every node, a copy of node 0's t
-    if (nodes == 1) return t;
-    const Tensor host = copyto(t, cpu());
-    from_node_0(host.ptr(), sizeof(float) * size(host));
-    return copyto(host, t.device);
-}
-
-// The test accuracy, computed on all devices: each sample counts once. All use device 0's running
-// statistics of batch norm, so that the result is that of device 0 alone.
+// The test accuracy, computed on all devices: each sample counts once. All use the running
+// statistics of batch norm of node 0's device 0, so that the result is that of this device alone.
 float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tensor>> &device_params,
                              DataIter &test_iter, const std::vector<Device> &devices) {
     NoGrad guard;
     auto params = device_params;
-    std::vector<Tensor> corrects;
-    for (size_t c = 0; c < devices.size(); c++) {
-        for (size_t i = 0; i < params[c].size(); i++)
-            if (!params[c][i].requires_grad)
-                params[c][i] = c == 0 ? node_0s(params[0][i]) : copyto(params[0][i], devices[c]);
-        corrects.push_back(full({1}, 0, devices[c]));
+    for (size_t i = 0; i < params[0].size(); i++) {
+        if (params[0][i].requires_grad) continue;
+        const Tensor host = copyto(params[0][i], cpu());
+        from_node_0(host.ptr(), sizeof(float) * size(host));
+        for (size_t c = 0; c < devices.size(); c++) params[c][i] = copyto(host, devices[c]);
     }
+    std::vector<Tensor> corrects;
+    for (Device d : devices) corrects.push_back(full({1}, 0, d));
     Tensor X, y;
     test_iter.reset();
     while (test_iter.next(X, y)) {
