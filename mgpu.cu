@@ -2850,7 +2850,6 @@ void wait_for_gradient(const Tensor &grad) {
 // here what lenet(X, params) is in section 2.
 
 Tensor uniform(float scale, std::vector<int> shape); // U(-scale, scale) on the host
-void first_samples(int n, Tensor &X, Tensor &y);     // of the training set
 void stop_requested();                               // ends the program if Ctrl-C was pressed
 
 typedef std::function<Tensor(std::vector<int> shape)> Init; // makes a parameter on the host
@@ -3083,7 +3082,7 @@ void demos_lab_cnn(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     const auto device_params = replicate(devices);
     Tensor X, y;
-    first_samples(2 * num_gpus, X, y);
+    load_data_fashion_mnist(2 * num_gpus * nodes).first.next(X, y); // in the file's order
     auto [data, label] = split_batch(X, y, devices);
     print_outputs(data, device_params);
     for (size_t c = 0; c < devices.size(); c++)
@@ -3646,11 +3645,6 @@ static DataIter make_iter(const DataSet &set, int batch_size, bool shuffle) {
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
     return {make_iter(train_set, batch_size, options.shuffle),
             make_iter(test_set, batch_size, false)};
-}
-// The first n samples of the training set, in the file's order.
-void first_samples(int n, Tensor &X, Tensor &y) {
-    make_iter(train_set, n, false).next(X, y);
-    std::tie(X, y) = whole_minibatch; // not only a node's own part
 }
 
 // SPLIT=3,1 gives the first device three quarters. Rounded by the largest remainders, the first
