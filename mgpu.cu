@@ -3575,8 +3575,8 @@ static std::pair<Tensor, Tensor> whole_minibatch; // the last one: X, y for all 
 
 // Unpack a .gz file in the IDX format of http://yann.lecun.com/exdb/mnist: two zeros, 8 for bytes,
 // the number of dimensions; their sizes (big-endian, 4 bytes each); the bytes, and no more.
-//   dims: 1 for labels, 3 for images of 28 x 28   ->   the bytes; *count samples
-std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
+//   dims: 1 for labels, 3 for images of 28 x 28   ->   the bytes of at least one sample
+std::vector<uint8_t> load_idx(const std::string &path, int dims) {
     if (access(path.c_str(), R_OK) != 0)
         error("%s: %s%s", path.c_str(), strerror(errno),
               errno == ENOENT ? ": `make data` brings it" : "");
@@ -3612,7 +3612,6 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
                        (bytes.size() - header) / sample);
     if (!wrong.empty())
         error("%s: %s: remove it, `make data` brings the right one", path.c_str(), wrong.c_str());
-    *count = number(1);
     bytes.erase(bytes.begin(), bytes.begin() + header);
     return bytes;
 }
@@ -3620,14 +3619,14 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims, int *count) {
 // `which`: train or t10k
 DataSet load_data(const std::string &folder, const std::string &which) {
     DataSet set;
-    int labels = 0;
     const std::string images_path = folder + "/" + which + "-images-idx3-ubyte.gz";
     const std::string labels_path = folder + "/" + which + "-labels-idx1-ubyte.gz";
-    set.images = load_idx(images_path, 3, &set.count);
-    set.labels = load_idx(labels_path, 1, &labels);
-    if (labels != set.count)
-        error("%s has %d images, but %s has %d labels", images_path.c_str(), set.count,
-              labels_path.c_str(), labels);
+    set.images = load_idx(images_path, 3);
+    set.labels = load_idx(labels_path, 1);
+    set.count = set.images.size() / (28 * 28);
+    if (set.labels.size() != (size_t)set.count)
+        error("%s has %d images, but %s has %zu labels", images_path.c_str(), set.count,
+              labels_path.c_str(), set.labels.size());
     for (size_t i = 0; i < set.labels.size(); i++)
         if (set.labels[i] > 9)
             error("%s: label %zu is %d, not 0 to 9", labels_path.c_str(), i, set.labels[i]);
@@ -3720,7 +3719,6 @@ std::string progress_line(int done, int steps, double loss, double images, doubl
                   std::ceil(seconds / done * (steps - done)));
 }
 struct Progress {
-    std::vector<Device> devices;
     int steps;                  // of an epoch
     std::vector<Tensor> losses; // on each device: the sum of its losses in each step
     std::vector<int> samples;   // of each step that has been enqueued
@@ -3751,7 +3749,7 @@ struct Progress {
 };
 static std::string last_row; // of the log, but for its time; RESUME finds it in the checkpoint
 Animator::Animator(const std::vector<Device> &devices, int steps)
-    : progress(new Progress{devices, steps, {}, {}, {}}) {
+    : progress(new Progress{steps, {}, {}, {}}) {
     for (Device d : devices) progress->losses.push_back(full({steps}, 0, d));
     if (resumed.steps == 0 || node > 0) return;
     std::ifstream file(options.log);
@@ -3776,14 +3774,14 @@ void Animator::step(const std::vector<Tensor> &ls) {
         const int n = size(ls[c]);
         p.samples[s] += n;
         CHECK_LAUNCH(
-            sum_kernel<<<1, threads, 0, on(p.devices[c])>>>(p.losses[c].ptr() + s, ls[c].ptr(), n));
+            sum_kernel<<<1, threads, 0, on(ls[c].device)>>>(p.losses[c].ptr() + s, ls[c].ptr(), n));
     }
     p.shown_samples.push_back(size(ls[0]));
     if (p.bar)
         CHECK(cudaMemcpyAsync(p.shown.ptr() + s, p.losses[0].ptr() + s, sizeof(float),
-                              cudaMemcpyDeviceToHost, on(p.devices[0])));
-    p.running.emplace_back(p.devices[0]);
-    CHECK(cudaEventRecord(p.running.back().handle, on(p.devices[0])));
+                              cudaMemcpyDeviceToHost, on(ls[0].device)));
+    p.running.emplace_back(ls[0].device);
+    CHECK(cudaEventRecord(p.running.back().handle, on(ls[0].device)));
     p.update(false);
 }
 // Here the host waits for the devices, once an epoch. A loss that is not a number stops the run.
@@ -4633,9 +4631,8 @@ static void bench_row(const std::string &row) {
 static std::function<void()> training_step(std::vector<std::vector<Tensor>> device_params,
                                            int batch) {
     const std::vector<Device> devices = first_devices(device_params.size());
-    Tensor X = empty({batch, 1, 28, 28}, cpu()), y = empty({batch}, cpu());
-    for (int i = 0; i < size(X); i++) X.ptr()[i] = rng() % 256 / 255.0f;
-    for (int i = 0; i < size(y); i++) y.ptr()[i] = rng() % 10;
+    const Tensor X = random({batch, 1, 28, 28}, [](auto &rng) { return rng() % 256 / 255.0f; });
+    const Tensor y = random({batch}, [](auto &rng) { return rng() % 10; });
     return [=]() mutable {
         stop_requested();
         train_batch(X, y, device_params, devices, options.lr);
