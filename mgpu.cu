@@ -3125,16 +3125,15 @@ std::shared_ptr<Launch> &waiting(Device device) { return state(device).waiting; 
 std::string str(Device device) {
     return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
 }
-std::string str(const std::vector<Device> &devices) {
+static std::string str(int n) { return std::to_string(n); }
+template <class T>
+static std::string listed(const std::vector<T> &list, const char *separator) { // 2, 3
     std::string s;
-    for (Device d : devices) s += (s.empty() ? "" : ", ") + str(d);
-    return "[" + s + "]";
+    for (const T &x : list) s += (s.empty() ? "" : separator) + str(x);
+    return s;
 }
-std::string str(const std::vector<int> &shape) {
-    std::string s;
-    for (int n : shape) s += (s.empty() ? "" : ",") + std::to_string(n);
-    return "(" + s + ")";
-}
+std::string str(const std::vector<Device> &devices) { return "[" + listed(devices, ", ") + "]"; }
+std::string str(const std::vector<int> &shape) { return "(" + listed(shape, ",") + ")"; }
 
 void error(const char *format, ...) {
     char text[1000];
@@ -3795,10 +3794,9 @@ double Animator::finish(int epoch) {
         const std::vector<float> host = to_host(l);
         for (size_t s = 0; s < sums.size(); s++) sums[s] += host[s];
     }
-    sums.push_back(std::accumulate(p.samples.begin(), p.samples.end(), 0.0));
+    double count = std::accumulate(p.samples.begin(), p.samples.end(), 0.0);
     sum_over_nodes(sums.data(), sums.size());
-    const double count = sums.back();
-    sums.pop_back();
+    sum_over_nodes(&count, 1);
     for (size_t s = 0; s < sums.size(); s++)
         if (!std::isfinite(sums[s]))
             error(s + epoch == 0
@@ -3871,8 +3869,7 @@ void Animator::add(int epoch, double loss, float acc, double seconds) {
 // string, the length of a header, the header, a Python dict filled up to a multiple of 64 bytes.
 // https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 static std::string npy_header(const std::vector<int> &shape) {
-    std::string tuple; // (20,) or (2, 3)
-    for (int s : shape) tuple += (tuple.empty() ? "" : ", ") + std::to_string(s);
+    std::string tuple = listed(shape, ", "); // (20,) or (2, 3)
     if (shape.size() == 1) tuple += ",";
     std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': (" + tuple + "), }";
     header.resize((10 + header.size()) / 64 * 64 + 64 - 10 - 1, ' ');
@@ -3914,17 +3911,12 @@ void load_npy(const std::string &path, const Tensor &t) {
 // FNV-1a of all numbers' bytes
 static std::string checksum(const std::vector<Tensor> &params) {
     uint64_t hash = 0xcbf29ce484222325;
-    for (float x : all_to_host(params)) {
-        uint32_t bits;
-        memcpy(&bits, &x, sizeof x);
-        for (int b = 0; b < 32; b += 8) hash = (hash ^ (bits >> b & 255)) * 0x100000001b3;
-    }
+    for (float x : all_to_host(params))
+        for (size_t b = 0; b < sizeof x; b++) hash = (hash ^ ((uint8_t *)&x)[b]) * 0x100000001b3;
     return format("%016llx", (unsigned long long)hash);
 }
 // What decides the bits of a training
 static std::map<std::string, std::string> training_options() {
-    std::string split = options.split.empty() ? "even" : "";
-    for (int part : options.split) split += (split.empty() ? "" : ",") + std::to_string(part);
     return {{"model", options.model},
             {"gpus", std::to_string(options.gpus) +
                          (nodes > 1 ? " on each of " + std::to_string(nodes) + " nodes" : "")},
@@ -3933,7 +3925,7 @@ static std::map<std::string, std::string> training_options() {
             {"seed", std::to_string(options.seed)},
             {"shuffle", options.shuffle ? "yes" : "no"},
             {"limit", std::to_string(options.limit)},
-            {"split", split},
+            {"split", options.split.empty() ? "even" : listed(options.split, ",")},
             {"allreduce", options.allreduce},
             {"kernels", options.kernels + (options.precision == "fp32" ? "" : " in tf32")}};
 }
