@@ -55,7 +55,6 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -4211,14 +4210,12 @@ static std::pair<Flat, Flat> sum_of(const std::vector<Flat> &parts) {
 void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vector<Tensor> &ls,
                       const std::vector<std::vector<Tensor>> &device_params, float lr) {
     if (!options.first_check) return;
-    const Tensor X = nodes > 1 ? whole_minibatch.first : part_X;
-    const Tensor y = nodes > 1 ? whole_minibatch.second : part_y;
+    const auto [X, y] = nodes > 1 ? whole_minibatch : std::make_pair(part_X, part_y);
     const int n = X.shape[0], own = device_params.size(), k = nodes * own;
     check_losses(ls, part_X.shape[0]);
     // Where there are buffers, batch norm sees each device's shard by itself
     const bool alike = trained(params).size() == params.size();
-    const auto [want, unit] =
-        sum_of(alike ? std::vector<Flat>{gradient_on_one(X, y)} : gradients_of_shards(X, y, k));
+    const auto [want, unit] = sum_of(gradients_of_shards(X, y, alike ? 1 : k));
     const Flat old = all_to_host(trained(params));
     const Grads grads = gradients(device_params);
     const float rounding = options.precision == "tf32" ? 1e-2f : 1e-3f;
