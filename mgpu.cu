@@ -4070,7 +4070,6 @@ static std::string explain_gradient(const Flat &got, const std::vector<int> &wro
     std::vector<std::vector<double>> row(k, std::vector<double>(k + 1)); // the normal equations
     for (int d = 0; d < k; d++)
         for (int e = 0; e <= k; e++) row[d][e] = dot(shards[d], e < k ? shards[e] : got, wrong);
-    const auto equations = row;
     for (int p = 0; p < k; p++) // Gauss-Jordan elimination; an empty shard's row is 0
         for (int d = 0; d < k && row[p][p] > 0; d++)
             for (int e = k; e >= p && d != p; e--) row[d][e] -= row[d][p] / row[p][p] * row[p][e];
@@ -4079,7 +4078,7 @@ static std::string explain_gradient(const Flat &got, const std::vector<int> &wro
     std::vector<double> a(k, 1);
     for (int p = 0; p < k; p++) {
         if (row[p][p] > 0) a[p] = row[p][k] / row[p][p];
-        left -= a[p] * equations[p][k];
+        left -= a[p] * dot(shards[p], got, wrong);
     }
     auto all = [&](double x) {
         return std::all_of(a.begin(), a.end(), [=](double factor) { return near(factor, x); });
