@@ -4611,7 +4611,7 @@ static void bench_row(const std::string &row) {
     bench_rows += row + "\n";
 }
 
-// A training step of random samples, to be enqueued again and again; it looks for a Ctrl-C before
+// A training step of random samples, to be enqueued again and again; it looks for Ctrl-C first
 static std::function<void()> training_step(std::vector<std::vector<Tensor>> device_params,
                                            int batch) {
     const std::vector<Device> devices = first_devices(device_params.size());
@@ -5156,6 +5156,7 @@ static void meet_nodes() {
 }
 // The same bits on all nodes?
 void compare_with_node_0(const std::vector<Tensor> &params) {
+    if (nodes == 1) return;
     const std::vector<float> here = all_to_host(trained(params));
     std::vector<float> there = here;
     from_node_0(there.data(), sizeof(float) * there.size());
@@ -5430,7 +5431,7 @@ static void run_program() {
     if (!options.init.empty() && node == 0) load_params(params, options.init);
     if (options.resume && node == 0) resume(options.save);
     for (const Tensor &p : params) from_node_0(p.ptr(), sizeof(float) * size(p));
-    from_node_0(&resumed, sizeof resumed);
+    from_node_0(&resumed, sizeof resumed); // where it goes on
     if (trains) experiment();
     else if (options.exercise) nodes > 1 ? exercise_nodes() : exercise();
     else if (options.summary) summary();
