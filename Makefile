@@ -11,7 +11,7 @@
 # EPOCHS         passes over the training data
 # ALLREDUCE      sum by: naive, bucket, host, by_tensor, sharded, ring, tree, rebind, yours
 # OVERLAP        1 exchanges the last layers' gradients while the first layers' are still computed
-# KVSTORE        the lab's words for two of them: local (host), device (by_tensor)
+# KVSTORE        the lab's words for ALLREDUCE=host and by_tensor: local, device
 # KERNELS        of convolutions and dense layers: plain, which fuses nothing; tiled; fast, on a GPU
 # PRECISION      of what the fast kernels multiply: fp32; tf32, on tensor cores
 # SPLIT          parts of a minibatch in this proportion, such as 3,1, for devices of unequal speed
@@ -19,7 +19,7 @@
 # SEED           seed of the parameters and of the order of the samples
 # SHUFFLE        0 keeps the training samples in file order
 # FIRST_CHECK    0 does not compare the first step with that of one device
-# REPLICA_CHECK  0 does neither that nor compare the replicas: they may drift apart unseen
+# REPLICA_CHECK  0 compares neither the first step nor the replicas: they may drift apart unseen
 # STEPS          stop after this many training steps
 # LIMIT          only the first so many training and test samples
 # DATA           folder with the data set, by default data, where make data puts it
@@ -29,7 +29,7 @@
 # LOG            file for the epoch rows, by default build/log.csv
 # VERBOSE        1 prints the device memory that was used and, with NODES, the messages sent
 # BENCH          what make bench times: step (of training), allreduce, kernels, or all
-# FABRIC         simulate nvlink, pcie, sockets, ethernet100, ethernet10, or '10,25': us, GB/s
+# FABRIC         another machine's network: nvlink, pcie, sockets, ethernet100, ethernet10, '10,25'
 # STEP_MS        milliseconds of a step on one device, for make scale; by default it is measured
 # RUNS           logs that make plot draws, such as 'a.csv b.csv', by default LOG
 # SWEEP_GPUS     numbers of devices that make sweep trains on, by default 1 2
@@ -60,11 +60,10 @@ options = $(foreach x,$(with_value),$(call valued,$x)) \
 BACKEND ?= auto
 # NVCC           CUDA compiler
 NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc),nvcc)
-# SM             GPU architectures, such as 75 or '75 90'; by default those of the GPUs, or 75
-# (of a GPU newer than nvcc, the newest that nvcc knows: its PTX runs there)
+# SM             GPU architectures, such as 75 or '75 90'; by default the newest a GPU and nvcc know
 SM := $(or $(SM),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
     sed -nE 's/^([0-9]+)\.([0-9]+)$$/\1\2/p' | while read sm; do $(NVCC) --list-gpu-arch | awk -F_ \
-    -v sm=$$sm '$$2+0 <= sm && $$2+0 > n { n = $$2+0 } END { print n ? n : sm }'; done | sort -nu),75)
+    -v sm=$$sm '$$2 <= sm && $$2 > n { n = $$2 } END { print n ? n : sm }'; done | sort -nu),75)
 # CXX            C++ compiler of the stand-in: g++, or clang++ where there is no g++
 CXX := $(if $(filter default,$(origin CXX)),$(notdir \
     $(shell command -v g++ || command -v clang++ || echo g++)),$(CXX))
@@ -104,8 +103,7 @@ else
 endif
 
 dir := $(if $(filter cpu,$(firstword $(why))),build/cpu,build/gpu)
-# The stand-in has tests of its own
-tests := $(dir)/tests $(if $(filter build/cpu,$(dir)),build/cpu/runtime_tests)
+tests := $(if $(filter build/cpu,$(dir)),build/cpu/runtime_tests) $(dir)/tests # the stand-in's own
 
 # ----- What you can make -----------------------------------------------------------------------
 

@@ -162,7 +162,7 @@ Net net = lenet;
 // ---------------------------------------------------------------------------------------------
 // 3. Data synchronization                                      tutorial: "Data Synchronization"
 // How parameters get to every device, how one device waits for another, and how the devices'
-// gradients become one sum: `allreduce`, the exercise.
+// gradients become one sum: `allreduce`.
 
 // A device's stream: what is enqueued on it runs in order, beside the streams of other devices.
 struct Stream {
@@ -274,7 +274,8 @@ std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device)
     return new_params;
 }
 
-// data[c] lies on device c; afterwards each of them holds the elementwise sum of all.
+// data[c] lies on device c; afterwards each of them holds the elementwise sum of all. A received
+// copy is freed at once, but its memory is reused in stream order only (section 11).
 // With k devices and tensors of n bytes: 2(k-1) messages, all to or from device 0, which receives
 // (k-1)n bytes and sends as many; every other device receives n bytes and sends n.
 void allreduce(std::vector<Tensor> data) {
@@ -316,6 +317,7 @@ split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices
 // declarations of what they take from autograd and d2l.
 
 void backward(const Tensor &l); // the gradient of sum(l), for all that l depends on
+void waitall();                 // npx.waitall: the host waits for all devices
 // param -= lr * param.grad / batch_size
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 Device try_gpu(int i); // gpu(i), or an error if there are fewer devices
@@ -541,7 +543,8 @@ void experiment() {
 // overwrite them. Any k from 1 up, any sizes, 0 among them.
 //
 // Cost, for k devices and P tensors of n bytes together: messages; bytes into the busiest device
-// (as many leave it); steps, the length of the longest chain of dependent messages.
+// (as many leave it); steps, the length of the longest chain of messages that follow one another,
+// by a wait or on one stream.
 // The alpha-beta model: time = steps * alpha + bytes * beta, alpha the latency of a message, 1/beta
 // the bandwidth.
 
@@ -752,7 +755,7 @@ static void allreduce_sharded(const Grads &grads) {
 static void allreduce_ring(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
-    // The reduce-scatter phase: partial sums go round; device j + step sends that of chunk j.
+    // The reduce-scatter phase: partial sums go round; device (j + step) mod k sends chunk j's.
     for (int step = 0; step < k - 1; step++) {
         std::vector<Message> messages;
         for (int c = 0; c < k; c++) {
@@ -825,7 +828,7 @@ inline int blocks(long n, int per_block = threads) { // at least one: an empty g
 // --- yours: the student's slot. It starts as the tutorial's algorithm; the contract is at the top
 // of this section. The tools:
 //   send       copyto(src, dst), one message, or send({{src, dst}, ...}), a round of them
-//   add        add_(a, b), sum_(a, {b, c, ...})
+//   add        add_(a, b): a += b; sum_(a, {a, b, ...}): a = their sum
 //   allocate   empty(shape, device); its last handle frees it, which is safe in stream order
 //   cut        chunk(t, j, k) or chunk(t, j, k, count), flatten(grads), unflatten(flat, grads)
 // If it works for some numbers of devices only, say so in `algorithms` below: {"yours",
@@ -834,9 +837,9 @@ inline int blocks(long n, int per_block = threads) { // at least one: an empty g
 //   make exercise                           is it right, and what does it cost beside naive?
 //   make race ALLREDUCE=yours GPUS=3        is every wait there?
 //   make run ALLREDUCE=yours GPUS=2         does it train?
-// ---- kernels of your own, from here (section 8 has some to start from, relu_kernel the simplest):
+// ---- kernels of your own, from here (section 8 has some to start from, relu_kernel the simplest)
+// ---- to here; allreduce_yours launches one so:
 //   CHECK_LAUNCH(my_kernel<<<blocks(n), threads, 0, on(t.device)>>>(t.ptr(), n));
-// ---- to here ----
 static void allreduce_yours(const Grads &grads) {
     // ---- yours, from here ----
     const size_t k = grads.size(), P = grads[0].size();
@@ -2102,10 +2105,10 @@ template <class Tile> struct Places {
     Place row[Tile::TM], term[2 * found];
     int B[2 * found]; // -1: there is no such term
 };
-// What a thread loads. Of A with by_terms: one term, of every A_step-th row from A_first on, so that
-// a warp loads neighbouring terms; else: `own` terms from A_term on, of every 32nd row, so that a
-// warp loads neighbouring rows. Of B: every threads-th element, neighbours being columns with
-// by_columns, else terms.
+// What a thread loads. Of A with by_terms: one term, of every A_step-th row from A_first on, so
+// that a warp loads neighbouring terms; else: `own` terms from A_term on, of every 32nd row, so
+// that a warp loads neighbouring rows. Of B: every threads-th element, neighbours being columns
+// with by_columns, else terms.
 template <class Tile, bool by_terms, bool by_columns> struct Loader {
     static constexpr int TK = Tile::TK, TN = Tile::TN, found = Places<Tile>::found;
     static constexpr int B_own = (TN * TK + Tile::threads - 1) / Tile::threads;
@@ -3219,7 +3222,7 @@ static void each_stream(const std::function<void(Stream &, const std::string &na
         for (auto &[src, link] : g.links) f(link, "from " + str(gpu(src)));
     }
 }
-void waitall() { // the host waits for all devices
+void waitall() {
     for (size_t c = 0; c < gpus.size(); c++) {
         on(gpu(c));
         for (const Stream &s : gpus[c].streams) CHECK(cudaStreamSynchronize(s.handle));
@@ -3573,7 +3576,7 @@ static std::pair<Tensor, Tensor> whole_minibatch; // the last one: X, y for all 
 std::vector<uint8_t> load_idx(const std::string &path, int dims) {
     if (access(path.c_str(), R_OK) != 0)
         error("%s: %s%s", path.c_str(), strerror(errno),
-              errno == ENOENT ? ": `make data` brings it" : "");
+              errno == ENOENT ? ": `make data` brings it to data/" : "");
     std::string quoted, wrong;
     for (char c : path) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
     FILE *pipe = popen(("gzip -dc < '" + quoted + "' 2> /dev/null").c_str(), "r");
@@ -4011,7 +4014,8 @@ static std::map<std::string, std::string> load_params(const std::vector<Tensor> 
 // RESUME: go on where the training in `folder` stands; at its beginning if nothing is saved yet.
 static void resume(const std::string &folder) {
     std::error_code code;
-    if (!fs::exists(folder + "/training.txt", code)) return;
+    if (!fs::exists(folder + "/training.txt", code))
+        return (void)printf("%s: nothing is saved there yet: it begins\n", folder.c_str());
     auto saved = load_params(params, folder);
     for (const auto &[name, value] : training_options())
         if (saved[name] != value)
@@ -4272,8 +4276,8 @@ void summary() {
     calls = nullptr;
     long parameters = 0, bytes = 0;
     double forward = 0, both = 0;
-    printf("%-22s %-18s %12s %13s %13s %9s\n", "operator", "result", "parameters", "MFLOP forward",
-           "backward", "MB");
+    printf("%-22s %-18s %12s %13s %13s %9s\n", format("operator, batch %d", N).c_str(), "result",
+           "parameters", "MFLOP forward", "backward", "result MB");
     for (const Call &c : list) {
         long own = 0, memory = sizeof(float) * size(c.y);
         for (const Tensor &t : p)
@@ -4330,12 +4334,14 @@ constexpr float poison = -1e30f; // what the judge puts in place of a sum that i
 // What may have gone wrong, from a wrong number of device c at index i.
 static std::string explain(float got, int i, int c, int k, int n) {
     if (std::isnan(got))
-        return "nobody had written it yet: is a wait missing before a message or a sum is read?";
+        return "nobody had written it yet: is a message missing, a wait before it is read, or in a "
+               "kernel __syncthreads()?";
     if (got == poison)
         return "the judge put that there after the allreduce: is a wait missing after a message?";
     if (got == input(i, c, k))
         return "it is still " + str(gpu(c)) +
-               "'s own number: was no sum sent there, or did it not wait for the sum?";
+               "'s own number: does a chunk, a grid or a loop end too early, is unflatten missing, "
+               "or a wait for the sum?";
     if (std::fabs(got * k - expected(i, k)) < 0.5f)
         return "it is the mean: the sum is wanted, sgd divides by the batch size";
     const float times = got / code(i), other = got / expected(0, k); // code(0) is 1
@@ -4350,7 +4356,7 @@ static std::string explain(float got, int i, int c, int k, int n) {
     for (int d = 0, rest = times; d < k; d++, rest >>= base_bits(k)) {
         const int count = rest & ((1 << base_bits(k)) - 1);
         if (count == 0) missing += " " + str(gpu(d));
-        if (count > 1) repeated += " " + str(gpu(d));
+        if (count > 1) repeated += " " + str(gpu(d)) + format(" (%d times)", count);
     }
     std::string text;
     if (!missing.empty())
@@ -4413,14 +4419,16 @@ static void judge_sums(const std::string &name, int k, const std::vector<int> &s
             if (sums[c][i] != sum[i]) wrong.push_back(i);
         const int first = wrong[0];
         const float got = sums[c][first];
+        int index = first, i = 0; // in tensor i
+        for (; index >= sizes[i]; i++) index -= sizes[i];
         const std::string late = straggler < 0    ? ""
                                  : straggler == k ? ", late: the messages"
                                                   : ", late: " + str(gpu(straggler));
-        error("%s is wrong: k = %d, %zu tensor%s, %d numbers%s: %s has %.9g at index %d, not %.9g "
-              "(%zu wrong, up to index %d): %s",
-              name.c_str(), k, sizes.size(), sizes.size() > 1 ? "s" : "", n, late.c_str(),
-              str(gpu(c)).c_str(), std::isnan(got) ? NAN : got, first, sum[first], wrong.size(),
-              wrong.back(), explain(got, first, c, k, n).c_str());
+        error("%s is wrong: k = %d, %zu tensor%s, %d number%s%s: %s has %.9g at index %d of tensor "
+              "%d, not %.9g (%zu wrong): %s",
+              name.c_str(), k, sizes.size(), sizes.size() > 1 ? "s" : "", n, n > 1 ? "s" : "",
+              late.c_str(), str(gpu(c)).c_str(), std::isnan(got) ? NAN : got, index, i, sum[first],
+              wrong.size(), explain(got, first, c, k, n).c_str());
     }
 }
 
@@ -4550,7 +4558,7 @@ static void print_score(const std::string &name, int k, const std::vector<int> &
                   "than %ld: send them with copyto or send, which count",
                   name.c_str(), t.bytes, k, 2 * (k - 1) * n);
     }
-    printf("%-10s %9d %11ld %15ld %13ld %7d   each by itself\n", "optimum", 2 * (k - 1),
+    printf("%-10s %9d %11ld %15ld %13ld %7d   the least of each\n", "optimum", 2 * (k - 1),
            2 * (k - 1) * n, 2 * (k - 1) * n / k, k > 1 ? 2 * n / k : 0, k > 1 ? 1 : 0);
 }
 
@@ -4570,7 +4578,7 @@ static void judge(const std::string &name, int most, const std::vector<int> &gra
         }
         judge_sums(name, k, gradient_sizes, true, -1);
     }
-    printf("%s: bits\n", name.c_str());
+    printf("%s: the same bits everywhere\n", name.c_str());
     for (int k = 1; k <= most; k++)
         if (meant_for(name, k)) judge_bits(name, k, {1000, 3, 77});
 }
@@ -4931,7 +4939,7 @@ static void print_profile(const std::deque<Op> &ops, int device, int steps, doub
         kinds[op.kind] += op.end - op.begin;
         sum += op.end - op.begin;
     }
-    printf("\n%s: idle for %.1f%% of a step; of the rest", str(gpu(device)).c_str(),
+    printf("\n%s: idle for %.1f%% of a step; of the rest:", str(gpu(device)).c_str(),
            100 * (1 - busy(ops, device, device) / whole));
     for (const char *kind : {"input", "forward", "backward", "sum", "message", "update"})
         if (kinds.count(kind)) printf(" %s %.1f%%", kind, 100 * kinds[kind] / sum);
@@ -5198,7 +5206,7 @@ static void on_crash(int signal) {
     dprintf(STDERR_FILENO, "mgpu: %s%s\n", inside,
             signal == SIGSEGV
                 ? "segmentation fault: an index beyond its list, a null pointer, endless recursion?"
-            : signal == SIGABRT ? "stopped by what stands above"
+            : signal == SIGABRT ? "stopped by what stands above (an index beyond a std::vector?)"
                                 : "a division by zero?");
     _exit(1);
 }

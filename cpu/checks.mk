@@ -13,6 +13,11 @@ ifneq ($(and $(misspelt),$(filter 0,$(MAKELEVEL))),)
   $(error $(misspelt) is unknown: did you mean $(meant)? make help lists all)
 endif
 
+# A word that doctest would not heed
+ifneq ($(filter-out -%,$(firstword $(value T))),)
+  $(error T=$(value T) is no option of the tests: try T='-tc=$(value T)*', or T=--help)
+endif
+
 # ----- Several machines -----------------------------------------------------------------------
 
 # With NODES: how MPI starts the program. More processes than cores are allowed, and root.
@@ -87,6 +92,7 @@ race: $(race_tests) build/race/mgpu $(dataset)  ## tests, exercise, training und
 	@$(tsan) build/race/mgpu --exercise --gpus 3 $(options)
 	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 12 --epochs 1 --no-first-check \
 	    --log build/race/log $(options)
+	@echo 'race: none found'
 
 # All but what trains for long or is not about kernels, in each order of warps and lanes; what is
 # about kernels alone under AddressSanitizer too

@@ -2498,7 +2498,7 @@ static int run_tests(int argc, char **argv) {
     query.run();
     if (counted.str().find(" filters: 0\n") == std::string::npos) return status;
     fprintf(stderr, "no test case matches:");
-    for (int i = 1; i < argc; i++) fprintf(stderr, " %s", argv[i]);
+    for (int i = 0; i < argc; i++) fprintf(stderr, " %s", argv[i]);
     fprintf(stderr, "\n");
     return 4;
 }

@@ -9,6 +9,13 @@ set tics nomirror
 set key below samplen 2
 set xlabel 'epoch'
 run(i) = word(ARG1, i)
+last = 2 # at least: one epoch is a point, too
+do for [i = 1:words(ARG1)] {
+    stats run(i) using 1 every ::1 nooutput
+    last = STATS_max > last ? STATS_max : last
+}
+set xrange [1:last]
+if (last < 12) set xtics 1
 set multiplot layout 1,2
 set title 'test accuracy'
 set yrange [0:1]

@@ -6,6 +6,7 @@ command -v gnuplot >/dev/null || {
     exit 1
 }
 for file in $2; do
+    [ -r "$file" ] || { echo "no picture of $file: it cannot be read (make run)" >&2; exit 1; }
     sed -n 2p "$file" 2>/dev/null | grep -q . || {
         echo "no picture of $file: it has no rows (make run)" >&2
         exit 1

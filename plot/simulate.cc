@@ -314,8 +314,8 @@ static void trace(const char *name, const char *json, const char *data) {
     const double both = moving + covered(kernels) - covered(all);
     char text[200];
     snprintf(text, sizeof text,
-             ": %.*f ms; a device computes for %s of it; messages are on their "
-             "way for %s",
+             ": %.*f ms; the devices compute for %s of it (mean); messages are on "
+             "their way for %s",
              whole < 0.1 ? 1 : 0, 1e3 * whole, percent(computing, k * whole).c_str(),
              percent(moving, whole).c_str());
     r.title += text;
