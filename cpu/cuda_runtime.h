@@ -2145,11 +2145,11 @@ inline void fall_behind(double seconds) {
     behind -= seconds_now() - begin;
 }
 
-// Whether the launch can be, with its arguments, whose pointers are changed.
-inline bool accept(Kernel &kernel, std::initializer_list<Argument> arguments) {
-    const Launch &launch = kernel.launch;
+// The kernel, if the launch can be with these arguments, whose pointers are changed; else null.
+inline std::unique_ptr<Kernel> accept(const Launch &launch,
+                                      std::initializer_list<Argument> arguments) {
     const Device &device = current();
-    if (check_launch(launch, device)) return false;
+    if (check_launch(launch, device)) return nullptr;
     static const bool listed = getenv("CUDA_CPU_LAUNCHES") != nullptr;
     if (listed) {
         const dim3 g = launch.grid, b = launch.block;
@@ -2157,16 +2157,20 @@ inline bool accept(Kernel &kernel, std::initializer_list<Argument> arguments) {
                 launch.name, g.x, g.y, g.z, b.x, b.y, b.z, launch.shared,
                 (unsigned long long)g.x * g.y * g.z * ((b.x * b.y * b.z + 31) / 32));
     }
+    auto kernel = std::make_unique<Kernel>(Kernel{launch, {}, nullptr, {}});
     int i = 0;
     for (const Argument &argument : arguments)
-        if (check_argument(kernel, device, ++i, argument)) return false;
-    return true;
+        if (check_argument(*kernel, device, ++i, argument)) return nullptr;
+    return kernel;
 }
-inline void enqueue(Kernel kernel) {
+inline void enqueue(std::unique_ptr<Kernel> accepted, const void *call, size_t bytes,
+                    void (*run)(const void *bytes, bool rest)) {
     Device *device = &current();
-    const Launch launch = kernel.launch;
+    const Launch launch = accepted->launch;
+    accepted->bytes.assign((const char *)call, bytes);
+    accepted->run = run;
     submit(launch.stream, *device, {launch.name, launch.where, device->id},
-           [kernel = std::move(kernel), device] {
+           [kernel = std::move(*accepted), device] {
                const double begin = seconds_now();
                run_grid(kernel, *device);
                if (device->slowdown > 1)
@@ -2178,18 +2182,15 @@ template <class F> struct Configured {
     const Launch &launch;
     F f;
     template <class... A> void operator()(A... args) const {
-        Kernel kernel = {launch, {}, nullptr, {}};
-        if (!accept(kernel, {{(void *)&args, sizeof args, std::is_pointer<A>::value,
-                              std::is_class<A>::value}...}))
-            return;
+        auto kernel = accept(launch, {{(void *)&args, sizeof args, std::is_pointer<A>::value,
+                                       std::is_class<A>::value}...});
+        if (!kernel) return;
         auto call = [f = f, args...] { f(args...); };
         using K = decltype(call);
         static_assert(std::is_trivially_copy_constructible<K>::value &&
                           std::is_trivially_destructible<K>::value && alignof(K) <= 16,
                       "a kernel's arguments are copied as bytes");
-        kernel.bytes.assign((const char *)&call, sizeof call);
-        kernel.run = run_threads<K>;
-        enqueue(std::move(kernel));
+        enqueue(std::move(kernel), &call, sizeof call, run_threads<K>);
     }
 };
 template <class F> Configured<F> configured(const Launch &launch, F f) { return {launch, f}; }
