@@ -85,7 +85,7 @@ struct Tensor {
     std::shared_ptr<float> data;  // size(t) floats in the memory of `device`
     std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
     bool requires_grad = true;    // of a parameter; false: a buffer (a running statistic)
-    float *ptr() const;           // data; first enqueues the launch that writes it, if one waits
+    float *ptr() const;           // data; a launch that fusion (section 9) has put off goes first
 
     // For autograd (section 9). Of a gradient:
     unsigned written = 0; // the number of the backward pass that wrote it last
