@@ -783,7 +783,8 @@ static const struct WrongAlgorithm {
     {"any order", any_order, {"is not deterministic: k = 3"}},
     {"first only",
      nullptr,
-     {"k = 2, 4 tensors, 1 number:", "gpu(0) has 1 at index 0 of tensor 2, not 5", "or a loop end"}},
+     {"k = 2, 4 tensors, 1 number:", "gpu(0) has 1 at index 0 of tensor 2, not 5",
+      "or a loop end"}},
     {"rebind",
      nullptr,
      {WRONG_SUM, "gpu(1) has 4 at index 0 of tensor 0, not 5",
@@ -1760,8 +1761,9 @@ static Doubles cross_entropy_gradient(const Doubles &y_hat, const Doubles &y, co
 }
 
 TEST_CASE("softmax_cross_entropy: result and gradient") {
-    for (auto sizes : {std::pair(1, 2), {5, 10}, {65, 10}, {3, 7}, {4, 1}, {0, 10}, {2, 1000}}) {
-        const int N = sizes.first, classes = sizes.second;
+    for (Ints sizes :
+         std::vector<Ints>{{1, 2}, {5, 10}, {65, 10}, {3, 7}, {4, 1}, {0, 10}, {2, 1000}}) {
+        const int N = sizes[0], classes = sizes[1];
         INFO("N ", N, ", classes ", classes);
         Floats y(N);
         for (int n = 0; n < N; n++) y[n] = n % 3 == 0 ? 0 : n % 3 == 1 ? classes - 1 : n % classes;
@@ -2855,7 +2857,7 @@ TEST_CASE("train_batch: SPLIT gives the gradients of the even split" * doctest::
     const auto batch = minibatch(13, 3);
     Training even(2, start);
     const Floats losses = even.step(batch);
-    for (Ints split : {Ints{3, 1}, {1, 100}}) {
+    for (Ints split : {Ints{3, 1}, Ints{1, 100}}) {
         options.split = split;
         Training other(2, start);
         check_close(other.step(batch), losses, 1e-6);
