@@ -3173,8 +3173,9 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
     if (code == cudaSuccess) return;
     fflush(stdout);
     const bool late = code == cudaErrorIllegalAddress || code == cudaErrorLaunchFailure;
-    fprintf(stderr, "mgpu: %s:%d: %s: %s (%s)%s\n", file, line, call, cudaGetErrorString(code),
-            cudaGetErrorName(code), late ? ": CUDA_LAUNCH_BLOCKING=1 shows the line" : "");
+    fprintf(stderr, "mgpu: %s%s:%d: %s: %s (%s)%s\n", inside, file, line, call,
+            cudaGetErrorString(code), cudaGetErrorName(code),
+            late ? ": CUDA_LAUNCH_BLOCKING=1 shows the line" : "");
     _exit(1); // what CUDA still has in its streams is worth nothing now
 }
 

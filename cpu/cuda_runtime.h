@@ -2081,7 +2081,8 @@ inline cudaError_t check_argument(Kernel &kernel, const Device &device, int i, A
             if (!place.allocation || held(word) > place.first + place.allocation->bytes) continue;
         }
         char what[300];
-        snprintf(what, sizeof what, "%s: argument %d", kernel.launch.name, i);
+        snprintf(what, sizeof what, "%s on device %d: argument %d", kernel.launch.name, device.id,
+                 i);
         if (cudaError_t error = check_memory(device, word, 0, kernel.launch.where, what))
             return error;
         word = real(word);

@@ -981,17 +981,19 @@ __global__ void struct_kernel(Pointers s) { *s.p[1] = s.n; }
 TEST_CASE("launch: a pointer argument that is not of the device is refused") {
     const Memories m;
     float x = 0;
-    REFUSED_LAUNCH(value, assign_kernel<<<1, 1>>>(&x, 1), "assign_kernel: argument 1", on_host);
+    REFUSED_LAUNCH(value, assign_kernel<<<1, 1>>>(&x, 1), "assign_kernel on device 0: argument 1",
+                   on_host);
     Line line = {m.x0, m.y0, 2, 0, 8};
     REFUSED_LAUNCH(value, line_kernel<<<1, 8>>>(line, (double *)m.y1, false, 8),
-                   "line_kernel: argument 2", on_1_not_0);
+                   "line_kernel on device 0: argument 2", on_1_not_0);
     REFUSED_LAUNCH(value, assign_kernel<<<1, 1>>>(m.freed0, 1), "argument 1",
                    "is memory of device 0 that cpu/tests.cu:", "has freed");
     REFUSED_LAUNCH(value, assign_kernel<<<1, 1>>>(m.x0 + 100000, 1),
-                   "assign_kernel: argument 1: nothing is allocated at", "on device 0");
+                   "assign_kernel on device 0: argument 1: nothing is allocated at", "on device 0");
     OnDevice current(1);
     Pointers s = {1, {m.x1, m.x0}};
-    REFUSED_LAUNCH(value, struct_kernel<<<1, 1>>>(s), "struct_kernel: argument 1", on_0_not_1);
+    REFUSED_LAUNCH(value, struct_kernel<<<1, 1>>>(s), "struct_kernel on device 1: argument 1",
+                   on_0_not_1);
     s = {1, {m.x0 + 100000, m.x1}}; // where nothing is allocated: it may be no pointer
     OK_LAUNCH(struct_kernel<<<1, 1>>>(s));
 }
