@@ -2274,23 +2274,23 @@ static void product_tiles(const ProductOut &out, const float *A, const float *B,
 // for tests.
 #if defined(__CUDACC__) || defined(MGPU_LANES)
 struct Fp32 {
-    typedef Fp32Tile<2, 6, 8, 4, 16> Small24;
+    typedef Fp32Tile<2, 5, 8, 4, 16> Small20; // for LeNet's 20 channels
     typedef Fp32Tile<2, 8, 16, 4, 16> Small;
-    typedef Fp32Tile<16, 6, 16, 4, 8> Columns24; // for sums that are not over after a few rounds
+    typedef Fp32Tile<8, 5, 16, 4, 16> Columns20;
     typedef Fp32Tile<8, 8, 16, 4, 16> Columns32;
     typedef Fp32Tile<8, 13, 32, 4, 8> Columns52; // for LeNet's 50 channels, and 20 * 5 columns
     typedef Fp32Tile<16, 8, 16, 8, 8> Columns64;
     typedef Fp32Tile<8, 16, 16, 8, 8> Columns128;
 };
 struct Tf32 {
-    typedef Tf32Tile<32, 32, 16, 32, 16> Small24, Small;
-    typedef Tf32Tile<128, 32, 64, 32, 16> Columns24, Columns32;
+    typedef Tf32Tile<32, 32, 16, 32, 16> Small20, Small;
+    typedef Tf32Tile<128, 32, 64, 32, 16> Columns20, Columns32;
     typedef Tf32Tile<256, 64, 64, 64, 8> Columns52, Columns64;
     typedef Tf32Tile<256, 128, 64, 64, 8> Columns128;
 };
 #else
 template <class Tile> struct One {
-    typedef Tile Small24, Small, Columns24, Columns32, Columns52, Columns64, Columns128;
+    typedef Tile Small20, Small, Columns20, Columns32, Columns52, Columns64, Columns128;
 };
 typedef One<Fp32Tile<8, 8, 16, 4, 16>> Fp32;
 typedef One<Tf32Tile<32, 32, 16, 32, 16>> Tf32;
@@ -2306,11 +2306,11 @@ static void product_in(const ProductOut &out, const float *A, const float *B, co
     const bool dense = s.H * s.W == 1, small = s.rows() <= 32 || large < 132;
     const bool fits52 = blocks(s.N, 52) * 52 < blocks(s.N, 64) * 64; // fewer columns stay empty
     const bool by_columns = s.B_column.by_z == 1;
-    if (small && s.N <= 24) run(product_tiles<typename In::Small24, true>);
+    if (small && s.N <= 20) run(product_tiles<typename In::Small20, true>);
     else if (small && s.weights && dense) run(product_tiles<typename In::Small, false, true>);
     else if (small && by_columns) run(product_tiles<typename In::Small, true, true>);
     else if (small) run(product_tiles<typename In::Small, true>);
-    else if (s.N <= 24 && s.K > 32) run(product_tiles<typename In::Columns24, false>);
+    else if (s.N <= 20) run(product_tiles<typename In::Columns20, false>);
     else if (s.N <= 32) run(product_tiles<typename In::Columns32, false>);
     else if (fits52 && s.weights) run(product_tiles<typename In::Columns52, true>);
     else if (fits52 && by_columns) run(product_tiles<typename In::Columns52, false, true>);
