@@ -46,6 +46,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -348,9 +349,10 @@ struct DataIter {
     const struct DataSet *set;
     int batch_size;
     bool shuffle;
-    Tensor X, y;            // the epoch in its order, filled as needed; minibatches are views of it
+    Tensor X, y;            // the epoch in its order, filled ahead; minibatches are views of it
     std::vector<int> order; // of the samples in this epoch
-    int begin = 0, filled = 0;
+    int begin = 0, filled = 0, asked = 0;
+    std::future<void> ahead = {};    // another thread fills [filled, asked)
     void reset();                    // a new epoch
     bool next(Tensor &X, Tensor &y); // the next minibatch; the last one may be smaller
 };
@@ -3677,17 +3679,28 @@ static std::pair<int, int> part_of_node(int n) {
 void DataIter::reset() {
     begin = 0;
     if (!shuffle) return; // what was filled stays right
-    filled = 0;
+    if (ahead.valid()) ahead.get();
+    filled = asked = 0;
     std::shuffle(order.begin(), order.end(), rng);
 }
 bool DataIter::next(Tensor &X, Tensor &y) {
     const int end = std::min(begin + batch_size, set->count);
     if (begin == end) return false;
-    for (; filled < end; filled++) {
-        const uint8_t *image = &set->images[(size_t)order[filled] * 28 * 28];
-        float *x = this->X.ptr() + (size_t)filled * 28 * 28;
-        for (int p = 0; p < 28 * 28; p++) x[p] = image[p] / 255.0f;
-        this->y.ptr()[filled] = set->labels[order[filled]];
+    float *const all_X = this->X.ptr(), *const all_y = this->y.ptr();
+    auto fill = [set = set, order = order.data(), all_X, all_y](int first, int last) {
+        for (int i = first; i < last; i++) {
+            const uint8_t *image = &set->images[(size_t)order[i] * 28 * 28];
+            float *x = all_X + (size_t)i * 28 * 28;
+            for (int p = 0; p < 28 * 28; p++) x[p] = image[p] / 255.0f;
+            all_y[i] = set->labels[order[i]];
+        }
+    };
+    if (filled < end) {
+        if (ahead.valid()) ahead.get();
+        if (asked < end) fill(asked, end);
+        filled = std::max(asked, end);
+        asked = std::min(filled + 8 * batch_size, set->count); // while the host enqueues
+        if (filled < asked) ahead = std::async(std::launch::async, fill, filled, asked);
     }
     whole_minibatch = {rows(this->X, begin, end), rows(this->y, begin, end)};
     const auto [first, last] = part_of_node(end - begin);

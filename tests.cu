@@ -2766,8 +2766,8 @@ TEST_CASE("DataIter covers every sample once an epoch") {
     const struct {
         int count, batch;
         Ints sizes;
-    } cases[] = {
-        {10, 4, {4, 4, 2}}, {12, 4, {4, 4, 4}}, {10, 10, {10}}, {3, 256, {3}}, {3, 1, {1, 1, 1}}};
+    } cases[] = {{10, 4, {4, 4, 2}}, {12, 4, {4, 4, 4}}, {10, 10, {10}},
+                 {3, 256, {3}},      {3, 1, {1, 1, 1}},  {50, 2, Ints(25, 2)}};
     for (const auto &c : cases) {
         INFO("count ", c.count, ", batch ", c.batch);
         const Floats file = to_host(arange(c.count)); // in its order
@@ -2777,6 +2777,16 @@ TEST_CASE("DataIter covers every sample once an epoch") {
             CHECK(epoch_of(plain, c.sizes) == file);
             CHECK(sorted(epoch_of(shuffled, c.sizes)) == file);
         }
+    }
+    // From the middle of an epoch on, beyond what would be filled ahead
+    const DataSet set = numbered_set(50);
+    DataIter iter = make_iter(set, 2, false);
+    Tensor X, y;
+    for (int begin : {0, 42}) {
+        iter.begin = begin;
+        REQUIRE(iter.next(X, y));
+        CHECK(
+            (to_host(y) == Floats{begin + 0.f, begin + 1.f} && X.ptr()[1] == (begin + 1) / 255.0f));
     }
 }
 
