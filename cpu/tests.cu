@@ -82,10 +82,18 @@ template <class T> static std::shared_ptr<T> pinned(size_t n) {
         cudaFreeHost(p);
     });
 }
-static Floats fetch(const std::shared_ptr<float> &p, size_t n) {
-    Floats host(n);
+template <class T>
+static std::shared_ptr<T> device_copy(const std::vector<T> &host, int device = 0) {
+    const size_t bytes = host.size() * sizeof(T);
+    const auto memory = floats_on(device, (bytes + one_float - 1) / one_float);
+    const std::shared_ptr<T> p(memory, (T *)memory.get());
+    OK(cudaMemcpy(p.get(), host.data(), bytes, up)); // of a T *: pointers in it are followed
+    return p;
+}
+template <class T> static std::vector<T> fetch(const std::shared_ptr<T> &p, size_t n) {
+    std::vector<T> host(n);
     OK(cudaDeviceSynchronize());
-    OK(cudaMemcpy(host.data(), p.get(), n * sizeof(float), down));
+    OK(cudaMemcpy(host.data(), p.get(), n * sizeof(T), down));
     return host;
 }
 template <class... Pointers> static std::string values(const Pointers &...p) { // as "5 0 7"
@@ -197,17 +205,12 @@ template <class T, int N> __global__ void reverse_kernel(T *y, const T *x) {
     y[blockIdx.x * N + t] = dynamic[t] + table[t % 2][t / 2];
 }
 template <class T, int N> static void test_reverse(int blocks) {
-    const size_t bytes = blocks * N * sizeof(T);
-    std::shared_ptr<T> y = pinned<T>(blocks * N);
     std::vector<T> x(blocks * N), want(blocks * N);
     for (size_t i = 0; i < x.size(); i++) x[i] = i * i % 101;
     for (int i = 0; i < blocks * N; i++) want[i] = x[i / N * N + N - 1 - i % N] + T(0.5) + i % N;
-    auto memory = floats_on(0, bytes / sizeof(float));
-    T *X = (T *)memory.get();
-    OK(cudaMemcpy(X, x.data(), bytes, up));
-    OK_LAUNCH(reverse_kernel<T, N><<<blocks, N, N * sizeof(T)>>>(y.get(), X));
-    OK(cudaDeviceSynchronize());
-    CHECK(std::vector<T>(y.get(), y.get() + blocks * N) == want);
+    auto X = device_copy(x), y = device_copy(x);
+    OK_LAUNCH(reverse_kernel<T, N><<<blocks, N, N * sizeof(T)>>>(y.get(), X.get()));
+    CHECK(fetch(y, x.size()) == want);
 }
 TEST_CASE("__shared__: static and dynamic shared memory") {
     test_reverse<float, 2>(3);
@@ -246,8 +249,7 @@ TEST_CASE("__syncthreads: barriers in loops") {
         for (int i = 0; i < n; i++) // sums below 2^24: exact
             want[i / threads] += numbers[i] = i * 7 % 1000;
         for (int b = 0; b < blocks; b++) turns[b] = b * threads;
-        auto x = floats_on(0, n), sums = floats_on(0, blocks);
-        OK(cudaMemcpy(x.get(), numbers.data(), n * sizeof(float), up));
+        auto x = device_copy(numbers), sums = floats_on(0, blocks);
         OK_LAUNCH(tree_kernel<<<blocks, threads, threads * sizeof(float)>>>(sums.get(), x.get()));
         CHECK(fetch(sums, blocks) == want);
         OK_LAUNCH(turns_kernel<<<blocks, threads>>>(sums.get()));
@@ -336,8 +338,7 @@ static void test_warp_sums() {
         const int blocks = small_only ? 3 : 37, n = blocks * threads;
         Floats numbers(n), want(blocks);
         for (int i = 0; i < n; i++) want[i / threads] += numbers[i] = i * 7 % 1000;
-        auto x = floats_on(0, n), sums = floats_on(0, blocks);
-        OK(cudaMemcpy(x.get(), numbers.data(), n * sizeof(float), up));
+        auto x = device_copy(numbers), sums = floats_on(0, blocks);
         OK_LAUNCH(warps_kernel<<<blocks, threads>>>(sums.get(), x.get()));
         if (fetch(sums, blocks) != want) throw std::runtime_error("wrong sums over warps");
         for (bool mirror : {false, true}) {
@@ -521,23 +522,20 @@ __device__ float *target;
 __global__ void target_kernel(float value) { *target = value; }
 TEST_CASE("launch: pointers in an array of pointers, or in a variable, are followed too") {
     auto x = floats_on(0, 1), y = floats_on(0, 1);
-    float *const pointers[] = {x.get(), y.get()}, *back[2], **list;
-    OK(cudaMalloc(&list, sizeof pointers));
-    OK(cudaMemcpy(list, pointers, sizeof pointers, up));
-    OK_LAUNCH(follow_kernel<<<1, 1>>>(list, 2, 3));
+    const std::vector<float *> pointers = {x.get(), y.get()};
+    auto list = device_copy(pointers);
+    OK_LAUNCH(follow_kernel<<<1, 1>>>(list.get(), 2, 3));
     CHECK(values(x, y) == "3 4");
-    OK(cudaMemcpy(back, list, sizeof back, down));
-    CHECK(back[0] == pointers[0]);
-    CHECK(back[1] == pointers[1]);
-    OK(cudaMemcpyAsync(list, &back[1], sizeof back[1], up));
-    OK_LAUNCH(follow_kernel<<<1, 1>>>(list, 2, 5));
+    CHECK(fetch(list, 2) == pointers);
+    OK(cudaMemcpyAsync(list.get(), &pointers[1], sizeof pointers[1], up));
+    OK_LAUNCH(follow_kernel<<<1, 1>>>(list.get(), 2, 5));
     CHECK(values(x, y) == "3 6");
-    OK(cudaFree(list));
     OK(cudaMemcpyToSymbol(target, &pointers[0], sizeof target));
     OK_LAUNCH(target_kernel<<<1, 1>>>(7));
     CHECK(values(x, y) == "7 6");
-    OK(cudaMemcpyFromSymbol(&back[1], target, sizeof target));
-    CHECK(back[1] == pointers[0]);
+    float *back = nullptr;
+    OK(cudaMemcpyFromSymbol(&back, target, sizeof target));
+    CHECK(back == pointers[0]);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1181,10 +1179,9 @@ __global__ void width_kernel(int width) { WRONG_HERE(__shfl_sync(~0u, 1, 0, widt
 static void lockstep(const char *order, bool mirrored) {
     setenv("CUDA_CPU_LANES", order, 1);
     fprintf(stderr, "expected: lanes %s: the sum is \n", order);
-    auto x = floats_on(0, 32), sum = floats_on(0, 1);
     Floats numbers(32);
     std::iota(numbers.begin(), numbers.end(), 0);
-    OK(cudaMemcpy(x.get(), numbers.data(), 32 * sizeof(float), up));
+    auto x = device_copy(numbers), sum = floats_on(0, 1);
     OK_LAUNCH(warp_tree_kernel<false><<<1, 32>>>(sum.get(), x.get(), mirrored));
     if (values(sum) == "496") return;
     throw std::runtime_error(std::string("lanes ") + order + ": the sum is " + values(sum));
@@ -1283,10 +1280,8 @@ struct Pointer {
 };
 __global__ void found_kernel(const Pointer *found) { *found->p = 1; }
 static void found_in_memory() {
-    Pointer pointer = {memory(0, 10)}, *found = nullptr;
-    OK(cudaMalloc(&found, sizeof pointer));
-    OK(cudaMemcpy(found, &pointer, sizeof pointer, up));
-    FAULTS_HERE(found_kernel<<<1, 1>>>(found));
+    auto found = device_copy(std::vector<Pointer>{{memory(0, 10)}});
+    FAULTS_HERE(found_kernel<<<1, 1>>>(found.get()));
 }
 __global__ void dynamic_kernel(float *x, int i) {
     extern __shared__ float t[];
@@ -1931,19 +1926,6 @@ TEST_CASE("races: ThreadSanitizer sees each missing barrier, event and wait") {
 // 8. Students' programs
 // What a course's kernels use besides: each program's numbers are those that a GPU gives.
 
-template <class T>
-static std::shared_ptr<T> device_copy(const std::vector<T> &host, int device = 0) {
-    const size_t bytes = host.size() * sizeof(T);
-    auto p = floats_on(device, (bytes + one_float - 1) / one_float);
-    OK(cudaMemcpy(p.get(), host.data(), bytes, up));
-    return std::shared_ptr<T>(p, (T *)p.get());
-}
-template <class T> static std::vector<T> host_copy(const std::shared_ptr<T> &p, size_t n) {
-    std::vector<T> host(n);
-    OK(cudaDeviceSynchronize());
-    OK(cudaMemcpy(host.data(), p.get(), n * sizeof(T), down));
-    return host;
-}
 static std::vector<int> numbers(int n) { // 0, 7, 14, ... modulo 101
     std::vector<int> x(n);
     for (int i = 0; i < n; i++) x[i] = i * 7 % 101;
@@ -1967,7 +1949,7 @@ TEST_CASE("atomicAdd: a histogram in shared memory") {
     for (int value : x) want[value % 8]++;
     auto X = device_copy(x), counts = device_copy(std::vector<int>(8));
     OK_LAUNCH(histogram_kernel<<<6, 16>>>(counts.get(), X.get(), many));
-    CHECK(host_copy(counts, 8) == want);
+    CHECK(fetch(counts, 8) == want);
 }
 
 template <class T> __global__ void dot_kernel(T *sum, const int *x, const int *y, int n) {
@@ -1981,7 +1963,7 @@ template <class T> static void test_dot() {
     auto X = device_copy(x);
     auto sum = device_copy(std::vector<T>(1));
     OK_LAUNCH(dot_kernel<<<(many + 63) / 64, 64>>>(sum.get(), X.get(), X.get(), many));
-    CHECK(host_copy(sum, 1)[0] == want);
+    CHECK(fetch(sum, 1)[0] == want);
 }
 TEST_CASE("atomicAdd: a dot product in every type") {
     test_dot<int>();
@@ -2067,16 +2049,16 @@ TEST_CASE("atomicSub, Min, Max, And, Or, Xor, Inc, Dec, Exch, CAS") {
     auto l = device_copy(std::vector<unsigned long long>{0, ~0ull, 0, 0, 5});
     auto f = device_copy(Floats(4));
     OK_LAUNCH(all_atomics_kernel<<<8, 12>>>(i.get(), u.get(), l.get(), f.get())); // 96 threads
-    CHECK(host_copy(i, 4) == std::vector<int>{-95 * 48, -95, 95, ~255});
+    CHECK(fetch(i, 4) == std::vector<int>{-95 * 48, -95, 95, ~255});
     // 0 ^ 1 ^ ... ^ 95; 3 + 96 modulo 5; 3 - 96 modulo 5; -96
-    CHECK(host_copy(u, 5) == std::vector<unsigned>{~0u, 0, 4, 2, 0u - 96});
-    const auto L = host_copy(l, 5);
+    CHECK(fetch(u, 5) == std::vector<unsigned>{~0u, 0, 4, 2, 0u - 96});
+    const auto L = fetch(l, 5);
     CHECK(L[0] == (1ull << 40) + 95);
     CHECK(L[1] == (1ull << 40) - 95);
     CHECK(L[2] == ~0ull);
     CHECK((L[3] == 5 || L[3] == 7));
     CHECK(L[4] == 6);
-    CHECK(host_copy(f, 4) == Floats{93, 1, 1, 1});
+    CHECK(fetch(f, 4) == Floats{93, 1, 1, 1});
 }
 
 __global__ void vectors_kernel(float4 *y, const float4 *x, int2 i, double2 d) {
@@ -2221,10 +2203,9 @@ template <int lanes> __global__ void groups_kernel(float *y, const float *x, int
 }
 TEST_CASE("cooperative groups: a block, and tiles of it") {
     const int n = 300;
-    auto x = floats_on(0, n), y = floats_on(0, 4);
     Floats host(n);
     std::iota(host.begin(), host.end(), 0);
-    OK(cudaMemcpy(x.get(), host.data(), n * one_float, up));
+    auto x = device_copy(host), y = floats_on(0, 4);
     for (bool warps : {true, false}) {
         if (warps) OK_LAUNCH(groups_kernel<32><<<1, 128>>>(y.get(), x.get(), n));
         else OK_LAUNCH(groups_kernel<8><<<1, dim3(16, 4)>>>(y.get(), x.get(), n));
