@@ -1373,11 +1373,6 @@ __global__ void static_overrun_kernel(float *x, int i) {
     const float *begin = first; // of which UBSan does not know the length
     *x = begin[i] + second[0];
 }
-__global__ void dynamic_overrun_kernel(float *x, int i) {
-    extern __shared__ float t[];
-    t[i] = 0;
-    *x = t[i];
-}
 #endif
 
 // What a machine with many cores needs. /proc tells what the process takes of it.
@@ -1507,11 +1502,12 @@ static void staged_copies() {
     expect(fetch(y, 1)[0] == 3, "copied", fetch(y, 1)[0]);
 }
 
-struct RightProgram {
+struct Program {
     const char *name;
     void (*run)();
+    std::vector<const char *> says = {}; // a wrong one's message
 };
-static const RightProgram right_programs[] = {
+static const Program right_programs[] = {
     {"stacks of many cores", stacks_of_many_cores},
     {"stacks of many streams", stacks_of_many_streams},
     {"few blocks on many cores", few_blocks_on_many_cores},
@@ -1527,13 +1523,8 @@ static const RightProgram right_programs[] = {
 #endif
 };
 
-struct WrongProgram {
-    const char *name;
-    void (*run)();
-    std::vector<const char *> says;
-};
-#define WRONG(name, program, ...) WrongProgram({name, [] { program; }, {__VA_ARGS__}})
-static const WrongProgram wrong_programs[] = {
+#define WRONG(name, program, ...) Program({name, [] { program; }, {__VA_ARGS__}})
+static const Program wrong_programs[] = {
     WRONG("barrier, thread 0 misses it", misses_kernel<<<3, 5>>>(0),
           "misses_kernel on device 0: divergent barrier in block (", ",0,0): thread (1,0,0) waits",
           "but thread (0,0,0) ended without meeting it", "cudaErrorLaunchFailure"),
@@ -1676,7 +1667,7 @@ static const WrongProgram wrong_programs[] = {
     WRONG("access, one past a shared array",
           REPORTED(static_overrun_kernel<<<1, 10>>>(memory(0, 1), 10)), poison),
     WRONG("access, one past dynamic shared memory",
-          REPORTED(dynamic_overrun_kernel<<<1, 1, 40>>>(memory(0, 1), 10)), poison),
+          REPORTED(dynamic_kernel<<<1, 1, 40>>>(memory(0, 1), 10)), poison),
     WRONG("access, a copy past the end of host memory",
           REPORTED(OK(cudaMemcpy(Floats(9).data(), memory(0, 10), 40, down))),
           "AddressSanitizer: heap-buffer-overflow"),
@@ -1685,14 +1676,8 @@ static const WrongProgram wrong_programs[] = {
 #endif
 };
 
-// Everything that a program prints, and its exit status, which is not 0 after a signal either.
-// ThreadSanitizer would give unfinished threads a second at the end, and AddressSanitizer would
-// report what these programs do not free: neither is tested here.
-static std::string output_of(const std::string &name, int &status) {
-    const std::string command =
-        "CUDA_CPU_DEVICES=2 TSAN_OPTIONS=\"$TSAN_OPTIONS atexit_sleep_ms=0 exitcode=66\" "
-        "ASAN_OPTIONS=\"$ASAN_OPTIONS detect_leaks=0\" /proc/" +
-        std::to_string(getpid()) + "/exe --wrong '" + name + "' 2>&1 </dev/null";
+// What a command prints to stdout, and its exit status, which is not 0 after a signal either.
+static std::string output_of_shell(const std::string &command, int &status) {
     FILE *pipe = popen(command.c_str(), "r");
     REQUIRE(pipe);
     std::string output;
@@ -1700,18 +1685,29 @@ static std::string output_of(const std::string &name, int &status) {
     status = pclose(pipe);
     return output;
 }
+// Everything that a program prints, and its exit status.
+// ThreadSanitizer would give unfinished threads a second at the end, and AddressSanitizer would
+// report what these programs do not free: neither is tested here.
+static std::string output_of(const std::string &name, int &status) {
+    const std::string command =
+        "CUDA_CPU_DEVICES=2 TSAN_OPTIONS=\"$TSAN_OPTIONS atexit_sleep_ms=0 exitcode=66\" "
+        "ASAN_OPTIONS=\"$ASAN_OPTIONS detect_leaks=0\" /proc/" +
+        std::to_string(getpid()) + "/exe --wrong '" + name + "' 2>&1 </dev/null";
+    return output_of_shell(command, status);
+}
+static void check_silent(const std::string &name) { // and right
+    int status = 0;
+    CAPTURE(name);
+    CHECK(output_of(name, status) == "");
+    CHECK(status == 0);
+}
 
 TEST_CASE("right programs: are told nothing") {
-    for (const RightProgram &program : right_programs) {
-        int status = 0;
-        CAPTURE(std::string(program.name));
-        CHECK(output_of(program.name, status) == "");
-        CHECK(status == 0);
-    }
+    for (const Program &program : right_programs) check_silent(program.name);
 }
 
 TEST_CASE("wrong programs: are told what is wrong, and in which line") {
-    for (const WrongProgram &program : wrong_programs) {
+    for (const Program &program : wrong_programs) {
         int status = 0;
         const std::string output = output_of(program.name, status);
         CAPTURE(std::string(program.name));
@@ -1897,11 +1893,8 @@ TEST_CASE("races: right programs are told nothing") {
     int status = 0;
     CHECK(output_of("no such name", status).find("no program is called") != std::string::npos);
     CHECK(status != 0);
-    for (const RaceProgram &program : race_programs) { // in any build
-        CAPTURE(std::string(program.name));
-        CHECK(output_of(std::string("right: ") + program.name, status) == "");
-        CHECK(status == 0);
-    }
+    for (const RaceProgram &program : race_programs) // in any build
+        check_silent(std::string("right: ") + program.name);
 }
 
 TEST_CASE("races: ThreadSanitizer sees each missing barrier, event and wait") {
@@ -1974,14 +1967,13 @@ TEST_CASE("atomicAdd: a dot product in every type") {
 }
 
 // *sum = the sum of x, added up by whichever block is done last
-__global__ void last_block_kernel(float *sum, float *partial, unsigned *done, const int *x, int n,
-                                  bool fence) {
+__global__ void last_block_kernel(float *sum, float *partial, unsigned *done, const int *x, int n) {
     __shared__ bool last;
     if (threadIdx.x == 0) {
         float mine = 0;
         for (int i = blockIdx.x; i < n; i += gridDim.x) mine += x[i];
         partial[blockIdx.x] = mine;
-        if (fence) __threadfence();
+        __threadfence();
         last = atomicInc(done, gridDim.x - 1) == gridDim.x - 1;
     }
     __syncthreads();
@@ -1989,19 +1981,14 @@ __global__ void last_block_kernel(float *sum, float *partial, unsigned *done, co
     *sum = 0;
     for (unsigned b = 0; b < gridDim.x; b++) *sum += partial[b];
 }
-static float last_block_sum(bool fence, int turns) {
-    auto partial = floats_on(0, 37), sum = floats_on(0, 1);
-    auto done = device_copy(std::vector<unsigned>(1));
-    auto x = device_copy(numbers(many));
-    for (int i = 0; i < turns; i++) // the counter is 0 again after each
-        last_block_kernel<<<37, 3>>>(sum.get(), partial.get(), done.get(), x.get(), many, fence);
-    return fetch(sum, 1)[0];
-}
 TEST_CASE("__threadfence: the last block adds up what the others have written") {
     const std::vector<int> x = numbers(many);
-    float want = 0;
-    for (int value : x) want += value;
-    CHECK(last_block_sum(true, small_only ? 1 : 50) == want);
+    auto X = device_copy(x);
+    auto done = device_copy(std::vector<unsigned>(1));
+    auto partial = floats_on(0, 37), sum = floats_on(0, 1);
+    for (int i = 0; i < (small_only ? 1 : 50); i++) // the counter is 0 again after each
+        last_block_kernel<<<37, 3>>>(sum.get(), partial.get(), done.get(), X.get(), many);
+    CHECK(fetch(sum, 1)[0] == std::accumulate(x.begin(), x.end(), 0.0f));
 }
 
 __device__ float atomic_max(float *p, float x) { // as in CUDA's manual
@@ -2140,9 +2127,8 @@ __global__ void count_calls_kernel() {
 __global__ void row_kernel() { row[threadIdx.x] = threadIdx.x + calls; }
 TEST_CASE("__device__: a counter of each device, pointers to variables") {
     for (int device : {0, 1}) {
-        OnDevice current(device);
         TestStream stream(device);
-        OK(cudaSetDevice(device));
+        OnDevice current(device);
         OK_LAUNCH(count_calls_kernel<<<device + 5, 4, 0, stream>>>());
         OK_LAUNCH(row_kernel<<<1, 3, 0, stream>>>());
         unsigned n = 0;
@@ -2252,13 +2238,10 @@ TEST_CASE("what the stand-in lacks is an error of the compiler's that says so") 
     const std::string command = "command -v " + compiler + " >/dev/null || exit 3; LC_ALL=C sed " +
                                 "-zEf cpu/to_cpp.sed " + file + " | LC_ALL=C " + compiler +
                                 " -std=c++17 -Icpu -fsyntax-only -w -x c++ - 2>&1";
-    FILE *pipe = popen(command.c_str(), "r");
-    REQUIRE(pipe);
-    std::string output = "\n";
-    for (char text[4096]; size_t n = fread(text, 1, sizeof text, pipe);) output.append(text, n);
-    const int status = WEXITSTATUS(pclose(pipe));
+    int status = 0;
+    const std::string output = "\n" + output_of_shell(command, status);
     unlink(file.c_str());
-    if (status != 3) {
+    if (WEXITSTATUS(status) != 3) {
         for (size_t i = 0; i < std::size(lacking); i++) { // each is named by the line it stands in
             const std::string here = "\n<stdin>:" + std::to_string(i + 1) + ":";
             CAPTURE(lacking[i].line);
@@ -2401,9 +2384,8 @@ TEST_CASE("cudaFuncSetAttribute: 64 KiB of dynamic shared memory, on one device"
     const Floats got = fetch(y, n);
     for (int i = 0; i < n; i++) REQUIRE(got[i] == n - 1 - i);
     REFUSED(value, cudaFuncSetAttribute(empty_kernel, most, 300000), "300000 bytes of shared");
-    OnDevice current(1);
     float *y1 = memory(1, n);
-    OK(cudaSetDevice(1));
+    OnDevice current(1);
     REFUSED_LAUNCH(code, large::shared_kernel<float><<<1, 8, bytes>>>(y1, n), "on device 1: 65536");
     auto kernel = large::shared_kernel<float>; // it may be any
     OK(cudaFuncSetAttribute((const void *)kernel, most, bytes));
@@ -2444,9 +2426,9 @@ TEST_CASE("cudaOccupancyMaxActiveBlocksPerMultiprocessor, cudaDeviceGetAttribute
 static int run_wrong(const std::string &name) {
     alarm(60); // one that hangs has failed
     std::function<void()> run;
-    for (const WrongProgram &program : wrong_programs)
+    for (const Program &program : wrong_programs)
         if (name == program.name) run = program.run;
-    for (const RightProgram &program : right_programs)
+    for (const Program &program : right_programs)
         if (name == program.name) run = program.run;
     for (const RaceProgram &program : race_programs)
         for (bool right : {false, true})
