@@ -128,14 +128,6 @@ static void check_line(std::string text, const std::string &part) {
 // The call must throw an Error with such a message.
 #define REFUSED(call, ...) check_says(error_of([&] { call; }), __VA_ARGS__)
 
-// The numbers of all tensors, one after another.
-static Floats joined(const Tensors &list) {
-    Floats all;
-    for (const Tensor &t : list)
-        for (float x : to_host(t)) all.push_back(x);
-    return all;
-}
-
 static bool same_bits(const Floats &a, const Floats &b) {
     return a.size() == b.size() && (a.empty() || !memcmp(&a[0], &b[0], a.size() * sizeof(float)));
 }
@@ -204,16 +196,6 @@ static std::string printed(const std::function<void()> &call) {
     close(terminal);
     close(file);
     return read_text(folder.file("out"));
-}
-
-// Whole numbers, other ones on each device and at each index. Their sums over k devices are below
-// 2^24, so exact in any order of addition.
-static float exact(int i, int c) { return i + 1000 * c * c; }
-static float exact_sum(int i, int k) { return k * i + 1000 * ((k - 1) * k * (2 * k - 1) / 6); }
-static size_t first_wrong(const Floats &sums, int k) { // the size where none is
-    size_t i = 0;
-    while (i < sums.size() && sums[i] == exact_sum(i, k)) i++;
-    return i;
 }
 
 static Doubles doubles(const Tensor &t) {
@@ -319,7 +301,8 @@ TEST_CASE("get_params: independent copies with gradients of zero") {
     waitall(); // before the host writes what is copied
     originals[0].ptr()[0] = 100;
     add_(a[1], full({1}, 1, gpu(0)));
-    CHECK((joined(a) == Floats{1, 2, 3, 4, 5, 6, 8} && joined(b) == Floats{1, 2, 3, 4, 5, 6, 7}));
+    CHECK((all_to_host(a) == Floats{1, 2, 3, 4, 5, 6, 8} &&
+           all_to_host(b) == Floats{1, 2, 3, 4, 5, 6, 7}));
     CHECK((originals[1].ptr()[0] == 7 && !originals[0].grad));
     for (const Tensor &p : b) {
         REQUIRE(p.grad);
@@ -354,8 +337,8 @@ TEST_CASE("split_batch: contiguous shards in order, as equal as can be") {
             CHECK(X_shards[c].shape == Ints{sizes[c], 1, 2, 3});
             CHECK(y_shards[c].shape == Ints{sizes[c]});
         }
-        CHECK(joined(X_shards) == to_host(X));
-        CHECK(joined(y_shards) == to_host(y));
+        CHECK(all_to_host(X_shards) == to_host(X));
+        CHECK(all_to_host(y_shards) == to_host(y));
     }
     REFUSED(split_batch(full({3, 2}, 0, cpu()), arange(4), {gpu(0)}), "split_batch", "3 samples",
             "4 labels");
@@ -373,11 +356,11 @@ struct Training {
     }
     // Returns the losses of all samples, in their order.
     Floats step(const std::pair<Tensor, Tensor> &batch, float lr = 0.02f) {
-        return joined(train_batch(batch.first, batch.second, device_params, devices, lr));
+        return all_to_host(train_batch(batch.first, batch.second, device_params, devices, lr));
     }
     // All parameters, or all gradients, of device c, one after another.
     Floats numbers(int c, bool grads = false) const {
-        return joined(grads ? gradients(device_params)[c] : device_params[c]);
+        return all_to_host(grads ? gradients(device_params)[c] : device_params[c]);
     }
     bool replicas_equal() const {
         for (size_t c = 1; c < devices.size(); c++)
@@ -483,16 +466,19 @@ TEST_CASE("train_batch: PRECISION=tf32 trains as FP32 does, to two digits") {
 // Those that must be right: all but `rebind`.
 static const std::vector<std::string> right_algorithms = {"naive",   "bucket", "host", "by_tensor",
                                                           "sharded", "ring",   "tree", "yours"};
-// Of tensors of these sizes on each of k devices, side by side in memory or not.
+// Of tensors of these sizes on each of k devices, side by side in memory or not. Their numbers are
+// whole, and others on each device and at each index; all sums are below 2^24, so exact in any
+// order of addition.
 static void check_exact_sums(const std::string &name, int k, const Ints &sizes, bool flat) {
-    const size_t n = std::accumulate(sizes.begin(), sizes.end(), 0);
+    const int n = std::accumulate(sizes.begin(), sizes.end(), 0);
     std::vector<Floats> numbers(k, Floats(n));
+    Floats want(n);
     for (int c = 0; c < k; c++)
-        for (size_t i = 0; i < n; i++) numbers[c][i] = exact(i, c);
+        for (int i = 0; i < n; i++) want[i] += numbers[c][i] = i + 1000 * c * c;
     const auto sums = run_with_straggler(name, make_grads(k, sizes, flat), -1, numbers);
     for (int c = 0; c < k; c++) {
         INFO(name, ", k ", k, ", gpu ", c);
-        CHECK((sums[c].size() == n && first_wrong(sums[c], k) == n));
+        CHECK(sums[c] == want);
     }
 }
 
@@ -944,7 +930,7 @@ static Floats train_small(int k, const std::string &algorithm, bool overlap, boo
     bucket_bytes = 256 * 1024;
     Tensors all;
     for (const auto &list : p) all.insert(all.end(), list.begin(), list.end());
-    return joined(all);
+    return all_to_host(all);
 }
 
 TEST_CASE("exchange: OVERLAP=1 gives the same bits as without, and the replicas are equal") {
@@ -1044,7 +1030,7 @@ TEST_CASE("exchange: of two devices, then of three") {
                 }
             exchange(gradients({p.begin(), p.begin() + k}));
             for (int c = 0; c < k; c++)
-                CHECK(joined({*p[c][0].grad, *p[c][1].grad}) == Floats(5, k * (k + 1) / 2));
+                CHECK(all_to_host({*p[c][0].grad, *p[c][1].grad}) == Floats(5, k * (k + 1) / 2));
         }
 }
 
@@ -1946,9 +1932,9 @@ TEST_CASE("backward: the gradient of the sum, only for what the result depends o
     attach_grad(other);
     Tensor unused = relu(other), y = relu(X);
     backward(y);
-    CHECK(joined({*X.grad, *other.grad}) == Floats{1, 0, 0, 0});
+    CHECK(all_to_host({*X.grad, *other.grad}) == Floats{1, 0, 0, 0});
     backward(relu(other)); // nothing is left over from the pass before
-    CHECK(joined({*X.grad, *other.grad}) == Floats{1, 0, 1, 1});
+    CHECK(all_to_host({*X.grad, *other.grad}) == Floats{1, 0, 1, 1});
 }
 
 TEST_CASE("backward: one tensor in two places of an operator, and through a chain") {
@@ -1971,9 +1957,9 @@ TEST_CASE("backward: two operators that share a weight alone, and a bias alone")
         Tensor V = with_grad({{1, 1}, {2}}), W = with_grad({{1, 1}, {3}});
         Tensor b = with_grad({{1}, {0}}), c = with_grad({{1}, {0}});
         backward(add(linear(x, V, b), linear(x, W, b)));
-        CHECK(joined({*V.grad, *W.grad, *b.grad}) == Floats{5, 5, 2});
+        CHECK(all_to_host({*V.grad, *W.grad, *b.grad}) == Floats{5, 5, 2});
         backward(add(linear(x, W, b), linear(x, W, c)));
-        CHECK(joined({*W.grad, *b.grad, *c.grad}) == Floats{10, 1, 1});
+        CHECK(all_to_host({*W.grad, *b.grad, *c.grad}) == Floats{10, 1, 1});
     }
 }
 
@@ -2087,12 +2073,12 @@ TEST_CASE("fusion: what was left out is computed when somebody asks, with the ol
     const Tensor x = on_device({-1, 2}, {1, 2});
     const Tensor h = linear(x, params[0], params[1]), y = relu(h);
     CHECK(to_host(y) == Floats{0, 2});
-    CHECK(joined({h, copyto(h, gpu(1))}) == Floats{-1, 2, -1, 2});
+    CHECK(all_to_host({h, copyto(h, gpu(1))}) == Floats{-1, 2, -1, 2});
     const Tensor later = linear(x, params[0], params[1]), z = relu(later);
     backward(z);
-    CHECK(joined({gradient(params[0]), gradient(params[1])}) == Floats{0, -1, 0, 2, 0, 1});
+    CHECK(all_to_host({gradient(params[0]), gradient(params[1])}) == Floats{0, -1, 0, 2, 0, 1});
     sgd(params, 1, 1);
-    CHECK(joined({z, h}) == Floats{0, 2, -1, 2});
+    CHECK(all_to_host({z, h}) == Floats{0, 2, -1, 2});
     REFUSED(to_host(later), "KERNELS=plain");
 }
 
@@ -2119,7 +2105,7 @@ TEST_CASE("fusion: what is left out is computed before what waits and reads it")
     const Tensor x = on_device({-1, 2}, {1, 2}), W = on_device({1, 0, 0, 1}, {2, 2});
     const Tensor b = full({2}, 0, gpu(0));
     Tensor h = linear(x, W, b), y = relu(h), z = linear(h, W, b);
-    CHECK(joined({h, z, y}) == Floats{-1, 2, -1, 2, 0, 2});
+    CHECK(all_to_host({h, z, y}) == Floats{-1, 2, -1, 2, 0, 2});
     // An update comes after what waits, too
     std::vector<Tensor> params = {on_device({1, 0, 0, 1}, {2, 2}), full({2}, 0, gpu(0))};
     attach_grad(params);
@@ -2144,7 +2130,7 @@ TEST_CASE("fusion: an allreduce of what was left out") {
             grads.push_back({h});
         }
         run_allreduce(name, grads);
-        CHECK(joined({grads[0][0], grads[1][0]}) == Floats{-2, 4, -2, 4});
+        CHECK(all_to_host({grads[0][0], grads[1][0]}) == Floats{-2, 4, -2, 4});
     }
 }
 
@@ -2173,7 +2159,7 @@ TEST_CASE("backward: a gradient of another pass stays when what it was shared wi
     const Tensor A = times(x, 2), B = times(x, 3), y = add(A, B);
     backward(y);
     backward(times(y, 7));
-    CHECK(joined({*A.grad, *B.grad, *y.grad}) == Floats{1, 1, 7});
+    CHECK(all_to_host({*A.grad, *B.grad, *y.grad}) == Floats{1, 1, 7});
 }
 
 TEST_CASE("backward: refuses a result whose operators another pass has used up") {
@@ -2183,7 +2169,7 @@ TEST_CASE("backward: refuses a result whose operators another pass has used up")
     const Tensor third = add(V, V);
     REFUSED(backward(second), "backward", "gpu(0)");
     backward(third); // is still there
-    CHECK(joined({*W.grad, *V.grad}) == Floats{2, 2, 2, 2});
+    CHECK(all_to_host({*W.grad, *V.grad}) == Floats{2, 2, 2, 2});
 }
 
 TEST_CASE("batch_norm: one tensor as gamma and beta") {
@@ -2216,7 +2202,7 @@ TEST_CASE("backward: each device has a tape of its own") {
     for (Tensor &x : X) attach_grad(x);
     Tensor y0 = relu(X[0]), y1 = relu(X[1]);
     backward(y0);
-    CHECK(joined({*X[0].grad, *X[1].grad}) == Floats{1, 1, 1, 0, 0, 0});
+    CHECK(all_to_host({*X[0].grad, *X[1].grad}) == Floats{1, 1, 1, 0, 0, 0});
     backward(y1);
     CHECK(grad(X[1]) == Floats(3, 1));
 }
@@ -3393,7 +3379,7 @@ struct Recorded {
         if (timed) r.read_times();
         recorder = nullptr;
         grads = gradients(device_params);
-        after = joined(device_params[0]);
+        after = all_to_host(device_params[0]);
     }
 };
 static bool is_wait(const Op &op) { return std::string(op.kind) == "wait"; }
@@ -3448,7 +3434,7 @@ TEST_CASE("Recorder: what it records stays as it was") {
     auto device_params = replicate(first_devices(2));
     const auto step = training_step(device_params, 4);
     for (int i = 0; i < 3; i++) step();
-    const Floats want = joined(device_params[0]);
+    const Floats want = all_to_host(device_params[0]);
     for (bool timed : {false, true}) CHECK(same_bits(Recorded(2, 4, 2, timed).after, want));
 }
 // A product and an addition are two operations. LeNet's sums of products: see --summary's test.
@@ -4007,12 +3993,6 @@ static std::string saved(const TestFolder &folder, const std::string &name) {
     return bytes;
 }
 
-template <class... Args> static std::string formatted(const char *format, Args... args) {
-    char text[1000];
-    snprintf(text, sizeof text, format, args...);
-    return text;
-}
-
 const int few = small_only ? 8 : 16; // training images
 
 // What the tutorial's demos print on two and on three devices.
@@ -4056,17 +4036,17 @@ TEST_CASE("program: the demos, a table of the epochs, the tutorial's last line, 
         CAPTURE(rest);
         REQUIRE(sscanf(rest.c_str(), "%*[^\n] 1%lf%lf%lf 2%lf%lf%lf test acc:%lf,%lf", loss, acc,
                        sec, loss + 1, acc + 1, sec + 1, &last_acc, &rate) == 8);
-        CHECK(rest == formatted("epoch      loss  test acc   seconds\n    1  %8.4f  %8.4f  %8.2f\n"
-                                "    2  %8.4f  %8.4f  %8.2f\ntest acc: %.2f, %.1f sec/epoch on "
-                                "[gpu(0), gpu(1)%s]\n",
-                                loss[0], acc[0], sec[0], loss[1], acc[1], sec[1], last_acc, rate,
-                                k == 2 ? "" : ", gpu(2)"));
+        CHECK(rest == format("epoch      loss  test acc   seconds\n    1  %8.4f  %8.4f  %8.2f\n"
+                             "    2  %8.4f  %8.4f  %8.2f\ntest acc: %.2f, %.1f sec/epoch on "
+                             "[gpu(0), gpu(1)%s]\n",
+                             loss[0], acc[0], sec[0], loss[1], acc[1], sec[1], last_acc, rate,
+                             k == 2 ? "" : ", gpu(2)"));
         CHECK(std::fabs(last_acc - acc[1]) < 0.0051); // both of the last epoch
         double l[2], a[2], s[2];
         REQUIRE(sscanf(log.c_str(), "%*[^\n] 1,%lf,%lf,%lf 2,%lf,%lf,%lf", l, a, s, l + 1, a + 1,
                        s + 1) == 6);
-        CHECK(log == formatted("epoch,loss,test_acc,seconds\n1,%.6f,%.4f,%.4f\n2,%.6f,%.4f,%.4f\n",
-                               l[0], a[0], s[0], l[1], a[1], s[1]));
+        CHECK(log == format("epoch,loss,test_acc,seconds\n1,%.6f,%.4f,%.4f\n2,%.6f,%.4f,%.4f\n",
+                            l[0], a[0], s[0], l[1], a[1], s[1]));
         for (int e : {0, 1}) {
             CHECK((std::fabs(l[e] - loss[e]) <= 1e-4 && std::fabs(a[e] - acc[e]) <= 1e-4));
             CHECK(std::fabs(s[e] - sec[e]) <= 0.01);
