@@ -621,6 +621,12 @@ static void naive_but(const Tensors &flat) {
     const int k = flat.size();
     auto message = [&](const Tensor &src, const Tensor &dst) {
         if (size(src) == 0) return;
+        if (wrong == "sender goes on") { // on a stream of its own, for which it does not wait
+            Stream &link = link_stream(src.device, dst.device);
+            for (Device d : {src.device, dst.device}) wait_for(link, stream(d));
+            peer_copy(src, dst, link);
+            return wait_for(stream(dst.device), link);
+        }
         if (wrong != "no wait before") wait_for(dst.device, src.device);
         const Traffic before = traffic;
         on(dst.device);
@@ -717,22 +723,7 @@ static void one_place(const Tensors &flat) {
     for (size_t c = 1; c < flat.size(); c++) messages.push_back({flat[c], part});
     send(messages);
 }
-// Messages on streams of their own, for which the sender does not wait.
-static void sender_goes_on(const Tensors &flat) {
-    auto message = [](const Tensor &src, const Tensor &dst) {
-        if (size(src) == 0) return;
-        Stream &link = link_stream(src.device, dst.device);
-        for (Device d : {src.device, dst.device}) wait_for(link, stream(d));
-        peer_copy(src, dst, link);
-        wait_for(stream(dst.device), link);
-    };
-    for (size_t c = 1; c < flat.size(); c++) {
-        const Tensor part = empty(flat[c].shape, gpu(0));
-        message(flat[c], part);
-        add_(flat[0], part);
-    }
-    for (size_t c = 1; c < flat.size(); c++) message(flat[0], flat[c]);
-}
+static void first_only(const Grads &grads) { allreduce(column(grads, 0)); }
 
 #define WRONG_SUM "is wrong: k = 2"
 static const struct WrongAlgorithm {
@@ -764,7 +755,7 @@ static const struct WrongAlgorithm {
     {"small only", small_only_sums, {"k = 2, 76 tensors, 11", "own number"}},
     {"beyond", beyond, {"beyond, k = 1, 1 tensor, 0 numbers: vector"}},
     {"one place", one_place, {"one place, k = 3, 1 tensor, 1 number: send: two messages"}},
-    {"sender goes on", sender_goes_on, {WRONG_SUM, "a wait missing after a message"}},
+    {"sender goes on", naive_but, {WRONG_SUM, "a wait missing after a message"}},
     {"own order", own_order, {"gives the devices different sums: k = 3"}},
     {"any order", any_order, {"is not deterministic: k = 3"}},
     {"first only",
@@ -783,14 +774,6 @@ static void run_wrong(const Grads &grads) {
         unflatten(flat, grads);
     }
 }
-static bool not_timed(int) { return options.bench.empty(); } // --bench leaves them out
-static const bool wrong_algorithms_added = [] {
-    for (const WrongAlgorithm &wrong : wrong_algorithms)
-        if (wrong.run) algorithms.push_back({wrong.name, run_wrong, not_timed});
-    auto first_only = [](const Grads &grads) { allreduce(column(grads, 0)); };
-    algorithms.push_back({"first only", first_only, not_timed});
-    return true;
-}();
 
 TEST_CASE("exercise: what is wrong fails, with the words that lead to it" *
           doctest::skip(small_only)) { // its races would be reported
@@ -856,11 +839,6 @@ static void bidirectional_ring(const Grads &grads) {
         }
     unflatten(flat, grads);
 }
-static const bool class_algorithms_added = [] {
-    algorithms.push_back({"halving_doubling", halving_doubling, powers_of_two});
-    algorithms.push_back({"bidirectional", bidirectional_ring, not_timed});
-    return true;
-}();
 
 TEST_CASE("exercise: what is right passes, with its costs beside naive's and the optimum" *
           doctest::skip(no_training)) {
@@ -4492,12 +4470,6 @@ static void endless(const Grads &) {
     printf("endless\n");
     for (volatile int i = 0;; i = i + 1) {}
 }
-static const bool endings_added = [] {
-    algorithms.push_back({"crash", crash, not_timed});
-    algorithms.push_back({"recursion", recursion, not_timed});
-    algorithms.push_back({"endless", endless, not_timed});
-    return true;
-}();
 
 TEST_CASE("program: a crash or an endless loop in an algorithm" * doctest::skip(small_only)) {
     TestFolder folder;
@@ -4621,6 +4593,19 @@ TEST_CASE("exchange: ThreadSanitizer is silent, and sees a planted missing event
     }
 }
 
+// The algorithms that the tests have, for them and for the programs that they start
+static void add_algorithms() {
+    auto not_timed = [](int) { return options.bench.empty(); }; // --bench leaves them out
+    for (const WrongAlgorithm &wrong : wrong_algorithms)
+        if (wrong.run) algorithms.push_back({wrong.name, run_wrong, not_timed});
+    algorithms.insert(algorithms.end(), {{"first only", first_only, not_timed},
+                                         {"halving_doubling", halving_doubling, powers_of_two},
+                                         {"bidirectional", bidirectional_ring, not_timed},
+                                         {"crash", crash, not_timed},
+                                         {"recursion", recursion, not_timed},
+                                         {"endless", endless, not_timed}});
+}
+
 // doctest's run; status 4 where no test matches the filters, for then nothing was tested.
 static int run_tests(int argc, char **argv) {
     doctest::Context tests;
@@ -4645,6 +4630,7 @@ int main(int argc, char **argv) {
     // Memory that is freed is used again: a fresh page costs the kernel as much as a test of it
     mallopt(M_MMAP_MAX, 0);
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    add_algorithms();
     if (argc > 1 && strcmp(argv[1], "--program") == 0) return mgpu_main(argc - 1, argv + 1);
 #ifdef CUDA_CPU
     setenv("CUDA_CPU_DEVICES", std::to_string(most_devices).c_str(), 0);
