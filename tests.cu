@@ -3343,7 +3343,7 @@ struct Recorded {
     Recorder r;
     Grads grads;
     Floats after; // device 0's parameters
-    Recorded(int k, int batch, int steps, bool timed = true) : r(timed) {
+    Recorded(int k, int batch, int steps, bool timed = true, bool records = true) : r(timed) {
         recorder = nullptr;
         rng.seed(1);
         init_model();
@@ -3352,7 +3352,7 @@ struct Recorded {
         step();
         waitall();
         traffic = {};
-        recorder = &r;
+        if (records) recorder = &r;
         for (int i = 0; i < steps; i++) step();
         if (timed) r.read_times();
         recorder = nullptr;
@@ -3407,12 +3407,7 @@ TEST_CASE("Recorder: streams in order, waits end after what they are for, every 
 TEST_CASE("Recorder: what it records stays as it was") {
     ModelKept kept;
     options.overlap = true;
-    rng.seed(1);
-    init_model();
-    auto device_params = replicate(first_devices(2));
-    const auto step = training_step(device_params, 4);
-    for (int i = 0; i < 3; i++) step();
-    const Floats want = all_to_host(device_params[0]);
+    const Floats want = Recorded(2, 4, 2, false, false).after;
     for (bool timed : {false, true}) CHECK(same_bits(Recorded(2, 4, 2, timed).after, want));
 }
 // A product and an addition are two operations. LeNet's sums of products: see --summary's test.
@@ -3476,12 +3471,15 @@ static std::vector<fabric::Op> replayable(const std::deque<Op> &ops) {
     }
     return result;
 }
-static std::vector<fabric::Op> dry_allreduce(const std::string &name, int k, const Ints &sizes) {
-    const DryRun devices(k);
+static std::vector<fabric::Op> real_allreduce(const std::string &name, int k, const Ints &sizes) {
     const Grads grads = make_grads(k, sizes, true);
     Recorder r(false);
     run_allreduce(name, grads);
     return replayable(r.ops);
+}
+static std::vector<fabric::Op> dry_allreduce(const std::string &name, int k, const Ints &sizes) {
+    const DryRun devices(k);
+    return real_allreduce(name, k, sizes);
 }
 
 TEST_CASE("DryRun: enqueues what a run on devices enqueues, and leaves nothing behind") {
@@ -3492,10 +3490,7 @@ TEST_CASE("DryRun: enqueues what a run on devices enqueues, and leaves nothing b
             const size_t before = state(gpu(0)).peak_bytes;
             const auto dry = dry_allreduce(name, k, sizes);
             CHECK(state(gpu(0)).peak_bytes == before);
-            const Grads grads = make_grads(k, sizes, true);
-            Recorder r(false);
-            run_allreduce(name, grads);
-            const auto real = replayable(r.ops);
+            const auto real = real_allreduce(name, k, sizes);
             REQUIRE(dry.size() == real.size());
             for (size_t i = 0; i < dry.size(); i++) {
                 CAPTURE(i);
@@ -3546,30 +3541,30 @@ TEST_CASE("simulate: messages share links fairly, none is faster than its links"
         op.lane = lane, op.src = src, op.dst = dst, op.bytes = bytes;
         return op;
     };
-    auto ms = [&](const fabric::Op &op) { return (op.end - op.begin - 5e-6) * GB / n; };
-    { // from one device: the shorter one ends, then the other has all
-        std::vector<fabric::Op> ops = {message(0, 0, 1, n), message(1, 0, 2, 2 * n)};
-        fabric::Fabric f = own;
-        f.crossing = 0;
-        fabric::simulate(ops, f);
-        CHECK((ms(ops[0]) == doctest::Approx(2) && ms(ops[1]) == doctest::Approx(3)));
-    }
-    { // both directions at once; what another link holds up leaves more to the others
-        std::vector<fabric::Op> ops = {message(0, 1, 0, n), message(1, 2, 0, n),
-                                       message(2, 3, 0, n), message(3, 1, 4, 2 * n / 3),
-                                       message(4, 0, 1, n)};
-        fabric::Fabric f = own;
-        f.crossing = 0;
-        fabric::simulate(ops, f);
-        for (int i : {0, 1, 2}) CHECK(ms(ops[i]) == doctest::Approx(3));
-        CHECK((ms(ops[3]) == doctest::Approx(1) && ms(ops[4]) == doctest::Approx(1)));
-    }
-    { // three between the halves of six devices share 1.5 GB/s, back is another way
-        std::vector<fabric::Op> ops = {message(0, 0, 3, n), message(1, 1, 4, n),
-                                       message(2, 2, 5, n), message(3, 3, 0, n)};
-        fabric::simulate(ops, own);
-        for (int i : {0, 1, 2}) CHECK(ms(ops[i]) == doctest::Approx(2));
-        CHECK(ms(ops[3]) == doctest::Approx(1));
+    fabric::Fabric whole = own; // no halves
+    whole.crossing = 0;
+    const struct {
+        const fabric::Fabric &network;
+        std::vector<fabric::Op> ops;
+        Doubles ms;
+    } cases[] = {
+        // from one device: the shorter one ends, then the other has all
+        {whole, {message(0, 0, 1, n), message(1, 0, 2, 2 * n)}, {2, 3}},
+        // both directions at once; what another link holds up leaves more to the others
+        {whole,
+         {message(0, 1, 0, n), message(1, 2, 0, n), message(2, 3, 0, n),
+          message(3, 1, 4, 2 * n / 3), message(4, 0, 1, n)},
+         {3, 3, 3, 1, 1}},
+        // three between the halves of six devices share 1.5 GB/s, back is another way
+        {own,
+         {message(0, 0, 3, n), message(1, 1, 4, n), message(2, 2, 5, n), message(3, 3, 0, n)},
+         {2, 2, 2, 1}}};
+    for (auto c : cases) {
+        CAPTURE(c.ms);
+        fabric::simulate(c.ops, c.network);
+        Floats ms;
+        for (const fabric::Op &op : c.ops) ms.push_back((op.end - op.begin - 5e-6) * GB / n);
+        check_close(ms, c.ms, 5e-6);
     }
     // Many at random: no link has moved more than it can
     std::mt19937 random(1);
@@ -3682,6 +3677,10 @@ namespace drawing {
 #include "plot/simulate.cc"
 #undef main
 } // namespace drawing
+static drawing::Recording drawn(std::string rows) {
+    const std::unique_ptr<FILE, int (*)(FILE *)> file(fmemopen(&rows[0], rows.size(), "r"), fclose);
+    return drawing::read(file.get(), true);
+}
 
 TEST_CASE("critical_path: what the last operation has waited for") {
     const std::string header = "# a, 1 bytes\ndevice,lane,stream,kind,name,begin,end,src,dst,bytes,"
@@ -3693,17 +3692,13 @@ TEST_CASE("critical_path: what the last operation has waited for") {
                                       "1,1,c,message,message,5,7,0,1,1,0,-1\n"
                                       "2,2,c,forward,x,0,6,-2,-2,1,0,-1\n"
                                       "1,1,c,sum,x,7,9,-2,-2,1,0,-1\n";
-    FILE *file = fmemopen((void *)rows.data(), rows.size(), "r");
-    const drawing::Recording r = drawing::read(file, true);
-    fclose(file);
+    const drawing::Recording r = drawn(rows);
     CHECK((r.title == "a" && r.bytes == 1 && r.ops.size() == 6));
     CHECK(drawing::critical_path(r.ops) ==
           std::vector<bool>{true, false, false, true, false, true});
     CHECK(drawing::covered({{0, 2}, {5, 6}, {1, 3}, {5, 5.5}}) == 4);
-    const std::string wrong = header + "0,0,c,wait,wait,0,0,-2,-2,0,0,1\n";
-    file = fmemopen((void *)wrong.data(), wrong.size(), "r");
-    CHECK_THROWS_WITH(drawing::read(file, true), "a row waits for a later one");
-    fclose(file);
+    CHECK_THROWS_WITH(drawn(header + "0,0,c,wait,wait,0,0,-2,-2,0,0,1\n"),
+                      "a row waits for a later one");
 }
 // Chrome's format: complete slices that do not overlap in a thread, each arrow from a slice of the
 // sender to one of the receiver, names for all processes and threads.
@@ -3713,20 +3708,9 @@ TEST_CASE("write_json: slices nest, arrows meet their slices, the times are thos
     options.allreduce = "ring";
     options.overlap = true;
     const int k = 3;
-    rng.seed(1);
-    init_model();
-    const std::string rows = [&] {
-        auto device_params = replicate(first_devices(k));
-        const auto step = training_step(device_params, 6);
-        Recorder r(true);
-        step();
-        r.read_times();
-        return printed([&] { print_ops(r); });
-    }();
-    FILE *file = fmemopen((void *)rows.data(), rows.size(), "r");
-    const drawing::Recording r = drawing::read(file, true);
-    fclose(file);
-    file = fopen(folder.file("json").c_str(), "w");
+    const Recorded recorded(k, 6, 1);
+    const drawing::Recording r = drawn(printed([&] { print_ops(recorded.r); }));
+    FILE *file = fopen(folder.file("json").c_str(), "w");
     drawing::write_json(file, r, drawing::critical_path(r.ops), k);
     fclose(file);
     std::istringstream lines(read_text(folder.file("json")));
@@ -3740,24 +3724,22 @@ TEST_CASE("write_json: slices nest, arrows meet their slices, the times are thos
         double ts, dur;
         char kind[20], name[60];
         const char *text = line.c_str();
-        if (sscanf(
-                text,
-                "{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%lf,\"dur\":%lf,\"cat\":\"%19[a-z]\","
-                "\"name\":\"%59[^\"]\"",
-                &pid, &tid, &ts, &dur, kind, name) == 6) {
+        if (sscanf(text,
+                   R"({"ph":"X","pid":%d,"tid":%d,"ts":%lf,"dur":%lf,"cat":"%19[a-z]",)"
+                   R"("name":"%59[^"]")",
+                   &pid, &tid, &ts, &dur, kind, name) == 6) {
             slices[{pid, tid}].push_back({ts, ts + dur});
             messages += std::string(kind) == "message";
             critical += contains(line, "\"critical\":1");
-        } else if (sscanf(text, "{\"ph\":\"s\",\"pid\":%d,\"tid\":%d,\"ts\":%lf,\"id\":%d", &pid,
-                          &tid, &ts, &id) == 4) {
+        } else if (sscanf(text, R"({"ph":"s","pid":%d,"tid":%d,"ts":%lf,"id":%d)", &pid, &tid, &ts,
+                          &id) == 4) {
             starts[id] = {{pid, tid}, ts};
-        } else if (sscanf(text,
-                          "{\"ph\":\"f\",\"bp\":\"e\",\"pid\":%d,\"tid\":%d,\"ts\":%lf,\"id\":%d",
-                          &pid, &tid, &ts, &id) == 4) {
+        } else if (sscanf(text, R"({"ph":"f","bp":"e","pid":%d,"tid":%d,"ts":%lf,"id":%d)", &pid,
+                          &tid, &ts, &id) == 4) {
             ends[id] = {{pid, tid}, ts};
         } else if (sscanf(text,
-                          "{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{"
-                          "\"name\":\"%59[^\"]\"",
+                          R"({"ph":"M","pid":%d,"tid":%d,"name":"thread_name",)"
+                          R"("args":{"name":"%59[^"]")",
                           &pid, &tid, name) == 3) {
             names[{pid, tid}] = name;
         }
