@@ -1839,7 +1839,7 @@ TEST_CASE("count_correct_kernel: the first of the largest counts; adds to what i
 
 // --- what is refused
 
-TEST_CASE("conv2d, linear, pools, batch_norm, softmax_cross_entropy, add, add_: wrong shapes") {
+TEST_CASE("conv2d, linear, pools, batch_norm, softmax_cross_entropy, add, empty: wrong shapes") {
     auto t = [](Ints shape) { return full(shape, 0, gpu(0)); };
     const Tensor W = t({4, 3, 3, 3}), b = t({4}), three = t({3});
     REFUSED(conv2d(t({1, 2, 5, 5}), W, b), "conv2d", "(1,2,5,5), (4,3,3,3), (4)");
@@ -1856,9 +1856,13 @@ TEST_CASE("conv2d, linear, pools, batch_norm, softmax_cross_entropy, add, add_: 
     REFUSED(conv2d(t({1, 3, 5, 5}), t({4, 3, 0, 0}), b), "conv2d: wants");
     REFUSED(conv2d(t({1, 3, 5, 5}), t({0, 3, 3, 3}), t({0})), "conv2d: wants");
     REFUSED(conv2d(t({1, 0, 5, 5}), t({4, 0, 3, 3}), b), "conv2d: wants");
+    REFUSED(conv2d(t({1, 1, 0, 3}), t({1, 1, 3, 3}), t({1}), 1, 2), "conv2d: wants");
+    REFUSED(conv2d(t({1, 1, 3, 0}), t({1, 1, 3, 3}), t({1}), 1, 2), "conv2d: wants");
     REFUSED(linear(t({2, 3}), t({4, 5}), t({5})), "linear", "(2,3), (4,5), (5)");
     REFUSED(linear(t({2, 3}), t({3, 5}), t({4})), "linear", "(4)");
     REFUSED(linear(t({2, 3, 1, 1}), t({3, 5}), t({5})), "linear", "(2,3,1,1)");
+    REFUSED(linear(t({3, 0}), t({0, 2}), t({2})), "linear: wants");
+    REFUSED(linear(t({3, 2}), t({2, 0}), t({0})), "linear: wants");
     REFUSED(avg_pool2d(t({1, 1, 2, 3}), 3, 1), "avg_pool2d", "(1,1,2,3)");
     REFUSED(avg_pool2d(t({1, 1, 3, 3}), 2, 0), "avg_pool2d");
     REFUSED(max_pool2d(t({1, 1, 2, 3}), 3, 1), "max_pool2d", "(1,1,2,3)");
@@ -1877,6 +1881,7 @@ TEST_CASE("conv2d, linear, pools, batch_norm, softmax_cross_entropy, add, add_: 
     REFUSED(softmax_cross_entropy(t({2, 3}), three), "softmax_cross_entropy", "(2,3), (3)");
     REFUSED(softmax_cross_entropy(t({2, 0}), t({2})), "softmax_cross_entropy", "(2,0)");
     REFUSED(add_(t({2, 3}), t({3, 2})), "add_", "(2,3), (3,2)");
+    REFUSED(empty({-1, 3}, gpu(0)), "(-1,3)", "negative");
 }
 
 TEST_CASE("conv2d, linear, relu, pools, batch_norm, softmax_cross_entropy, add: wrong devices") {
@@ -2060,10 +2065,12 @@ TEST_CASE("fusion: what was left out is computed when somebody asks, with the ol
     REFUSED(to_host(later), "KERNELS=plain");
 }
 
+static Tensor times(const Tensor &X, float a) { // X (1,1)
+    return linear(X, full({1, 1}, a, gpu(0)), full({1}, 0, gpu(0)));
+}
 TEST_CASE("fusion: gradients that share memory part when one is added to") {
     // y = A + B, of which A = 2x is used again and B = 3x, too
-    const Tensor x = with_grad({{1, 1}, {5}}), b = full({1}, 0, gpu(0));
-    auto times = [&](const Tensor &X, float a) { return linear(X, full({1, 1}, a, gpu(0)), b); };
+    const Tensor x = with_grad({{1, 1}, {5}});
     const Tensor A = times(x, 2), B = times(x, 3), C = times(A, 7), D = times(B, 11);
     const Tensor y = add(A, B);
     backward(add(add(y, C), add(D, y)));
@@ -2132,8 +2139,7 @@ TEST_CASE("attach_grad: of a relu's result, the gradient is its own") {
 }
 
 TEST_CASE("backward: a gradient of another pass stays when what it was shared with is written") {
-    const Tensor x = with_grad({{1, 1}, {5}}), b = full({1}, 0, gpu(0));
-    auto times = [&](const Tensor &X, float a) { return linear(X, full({1, 1}, a, gpu(0)), b); };
+    const Tensor x = with_grad({{1, 1}, {5}});
     const Tensor A = times(x, 2), B = times(x, 3), y = add(A, B);
     backward(y);
     backward(times(y, 7));
@@ -2159,15 +2165,6 @@ TEST_CASE("batch_norm: one tensor as gamma and beta") {
     backward(weighted(batch_norm(X, gamma, beta, mean, var)));
     backward(weighted(batch_norm(X, both, both, mean, var)));
     CHECK(grad(both)[0] == doctest::Approx(grad(gamma)[0] + grad(beta)[0]));
-}
-
-TEST_CASE("linear, conv2d, empty: no columns, no pixels, fewer than no numbers") {
-    auto t = [](Ints shape) { return full(shape, 0, gpu(0)); };
-    REFUSED(linear(t({3, 0}), t({0, 2}), t({2})), "linear: wants");
-    REFUSED(linear(t({3, 2}), t({2, 0}), t({0})), "linear: wants");
-    REFUSED(conv2d(t({1, 1, 0, 3}), t({1, 1, 3, 3}), t({1}), 1, 2), "conv2d: wants");
-    REFUSED(conv2d(t({1, 1, 3, 0}), t({1, 1, 3, 3}), t({1}), 1, 2), "conv2d: wants");
-    REFUSED(empty({-1, 3}, gpu(0)), "(-1,3)", "negative");
 }
 
 TEST_CASE("blocks: numbers near 2^31") {
