@@ -1288,6 +1288,33 @@ __global__ void dynamic_kernel(float *x, int i) {
     t[i] = 1;
     *x = t[i];
 }
+__global__ void late_kernel(uintptr_t address) {
+    __syncthreads();
+    if (threadIdx.x == 3) *(float *)address = 1;
+}
+__global__ void misaligned_kernel(float4 *y, const float *x) { *y = *(const float4 *)(x + 1); }
+static void hidden_access(int device, float *p, int i) {
+    FAULTS_HERE(OnDevice{device}, hidden_kernel<<<1, 1>>>((uintptr_t)cuda_cpu::real(p), i));
+}
+// A fault of no device's memory belongs to the program: to its handler, if it has one.
+static struct sigaction before_handler;
+static void install_handler(bool passes_on) {
+    struct sigaction action = {};
+    action.sa_handler = [](int) {
+        if (write(STDERR_FILENO, "the program's handler\n", 22)) _exit(1);
+        _exit(1);
+    };
+    if (passes_on)
+        action.sa_handler = [](int signal) { sigaction(signal, &before_handler, nullptr); };
+    sigaction(SIGSEGV, &action, &before_handler);
+}
+static void access_nothing() { *(volatile uintptr_t *)sizeof(uintptr_t) = 1; }
+static void fault_of_the_host() {
+    fprintf(stderr, "expected: the program's handler\n");
+    install_handler(false);
+    memory(0, 1);
+    access_nothing();
+}
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
 static void read_by_library(float *p) { FAULTS_HERE(*p = strtof((char *)p, nullptr)); }
 static void fault_without_line() {
@@ -1317,35 +1344,6 @@ static void spin() {
     WRONG_HERE(spin_kernel<<<2, 5>>>(flag));
     OK(cudaDeviceSynchronize());
 }
-#endif
-__global__ void late_kernel(uintptr_t address) {
-    __syncthreads();
-    if (threadIdx.x == 3) *(float *)address = 1;
-}
-__global__ void misaligned_kernel(float4 *y, const float *x) { *y = *(const float4 *)(x + 1); }
-static void hidden_access(int device, float *p, int i) {
-    FAULTS_HERE(OnDevice{device}, hidden_kernel<<<1, 1>>>((uintptr_t)cuda_cpu::real(p), i));
-}
-// A fault of no device's memory belongs to the program: to its handler, if it has one.
-static struct sigaction before_handler;
-static void install_handler(bool passes_on) {
-    struct sigaction action = {};
-    action.sa_handler = [](int) {
-        if (write(STDERR_FILENO, "the program's handler\n", 22)) _exit(1);
-        _exit(1);
-    };
-    if (passes_on)
-        action.sa_handler = [](int signal) { sigaction(signal, &before_handler, nullptr); };
-    sigaction(SIGSEGV, &action, &before_handler);
-}
-static void access_nothing() { *(volatile uintptr_t *)sizeof(uintptr_t) = 1; }
-static void fault_of_the_host() {
-    fprintf(stderr, "expected: the program's handler\n");
-    install_handler(false);
-    memory(0, 1);
-    access_nothing();
-}
-#if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
 static void fault_with_handlers(bool before) {
     if (before) install_handler(false);
     volatile float *p = freed(1, 10);
@@ -1363,8 +1361,7 @@ static void fault_without_handler() {
     memory(0, 1);
     access_nothing();
 }
-#endif
-#ifdef CUDA_CPU_ASAN
+#elif defined(CUDA_CPU_ASAN)
 static const char *const poison = "AddressSanitizer: use-after-poison";
 __global__ void static_overrun_kernel(float *x, int i) {
     __shared__ float first[10], second[10];
@@ -1591,12 +1588,6 @@ static const Program wrong_programs[] = {
     WRONG("kernel that throws after a shuffle, thread 0 not", // thread 6 calls it in the plain loop
           WRONG_HERE(throwing_lane_kernel<<<1, 32>>>(6)),
           "throwing_lane_kernel on device 0: uncaught exception: beyond the end"),
-#if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
-    WRONG("no addresses", LACKING_HERE(few_addresses("8192")),
-          "no addresses for the memory of device 0 (", " GB): raise ulimit -v, or set CUDA_CPU_ME"),
-    WRONG("no thread", LACKING_HERE(no_thread()),
-          "cannot start a thread for device 1: ", "raise ulimit -u", "CUDA_CPU_CORES=1"),
-#endif
     WRONG("kernel that launches a kernel", nested_kernel<<<1, 1>>>(),
           "nested_kernel on device 0 launches a kernel", "lacks dynamic parallelism"),
     WRONG("assert in a kernel", (OnDevice{1}, assert_kernel<<<3, dim3(5, 1)>>>(3)),
@@ -1647,6 +1638,10 @@ static const Program wrong_programs[] = {
     WRONG("access, by the host to memory of no device", fault_of_the_host(),
           "the program's handler"),
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
+    WRONG("no addresses", LACKING_HERE(few_addresses("8192")),
+          "no addresses for the memory of device 0 (", " GB): raise ulimit -v, or set CUDA_CPU_ME"),
+    WRONG("no thread", LACKING_HERE(no_thread()),
+          "cannot start a thread for device 1: ", "raise ulimit -u", "CUDA_CPU_CORES=1"),
     WRONG("access, by the host, in a function of a library",
           read_by_library(memory(1, 10)),
           "the host accesses memory of device 1, byte 0 of the 40 bytes that cpu/tests.cu:"),
@@ -1660,8 +1655,7 @@ static const Program wrong_programs[] = {
           "byte 8 of the 40 bytes that cpu/tests.cu:", "has freed"),
     WRONG("access, by the host, a handler is installed later", fault_with_handlers(false),
           "byte 8 of the 40 bytes that cpu/tests.cu:", "has freed"),
-#endif
-#ifdef CUDA_CPU_ASAN // Accesses to memory that is mapped, but not theirs
+#elif defined(CUDA_CPU_ASAN) // Accesses to memory that is mapped, but not theirs
     WRONG("access, one past the end", hidden_access(0, memory(0, 10), 10), poison),
     WRONG("access, one before the beginning", hidden_access(0, memory(0, 10), -1), poison),
     WRONG("access, one past a shared array",
