@@ -2014,7 +2014,7 @@ __global__ void all_atomics_kernel(int *i, unsigned *u, unsigned long long *l, f
     atomicMax(&i[2], t);
     atomicAnd(&i[3], ~(1 << t % 8));
     atomicOr(&u[0], 1u << t % 32);
-    atomicXor(&u[1], t);
+    atomicXor(&u[1], t + 1);
     atomicInc(&u[2], 4);
     atomicDec(&u[3], 4);
     atomicSub(&u[4], 1u);
@@ -2031,8 +2031,8 @@ TEST_CASE("atomicSub, Min, Max, And, Or, Xor, Inc, Dec, Exch, CAS") {
     auto f = device_copy(Floats(4));
     OK_LAUNCH(all_atomics_kernel<<<8, 12>>>(i.get(), u.get(), l.get(), f.get())); // 96 threads
     CHECK(fetch(i, 4) == std::vector<int>{-95 * 48, -95, 95, ~255});
-    // 0 ^ 1 ^ ... ^ 95; 3 + 96 modulo 5; 3 - 96 modulo 5; -96
-    CHECK(fetch(u, 5) == std::vector<unsigned>{~0u, 0, 4, 2, 0u - 96});
+    // 1 ^ 2 ^ ... ^ 96; 3 + 96 modulo 5; 3 - 96 modulo 5; -96
+    CHECK(fetch(u, 5) == std::vector<unsigned>{~0u, 96, 4, 2, 0u - 96});
     const auto L = fetch(l, 5);
     CHECK(L[0] == (1ull << 40) + 95);
     CHECK(L[1] == (1ull << 40) - 95);
