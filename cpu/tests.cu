@@ -2169,16 +2169,18 @@ template <int lanes> __global__ void groups_kernel(float *y, const float *x, int
     sum = cg::reduce(tile, sum, cg::plus<float>());
     greatest = cg::reduce(tile, greatest, cg::greater<float>());
     const unsigned odd = tile.ballot(tile.thread_rank() % 2);
-    if (tile.thread_rank() == 0) sums[tile.meta_group_rank()] = sum;
+    const int votes = tile.shfl_up(1, 1) + tile.shfl_down(1, 1) +
+                      tile.any(tile.thread_rank() == 0) + tile.all(tile.thread_rank() == 0);
+    greatest = tile.shfl(greatest, 0);
+    if (tile.thread_rank() == 0) {
+        sums[tile.meta_group_rank()] = sum;
+        if (greatest == n - 1) y[1] = greatest; // one tile has read it
+    }
     cg::sync(block);
     if (block.thread_rank() == 0) {
         for (unsigned i = 1; i < tile.meta_group_size(); i++) sum += sums[i];
-        y[0] = sum;
+        y[0] = sum, y[2] = odd, y[3] = votes;
     }
-    if (tile.shfl(greatest, 0) == n - 1) y[1] = greatest;
-    y[2] = odd;
-    y[3] = tile.shfl_up(1, 1) + tile.shfl_down(1, 1) + tile.any(tile.thread_rank() == 0) +
-           tile.all(tile.thread_rank() == 0);
     tile.sync();
 }
 TEST_CASE("cooperative groups: a block, and tiles of it") {
