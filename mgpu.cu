@@ -1423,7 +1423,7 @@ Tensor global_avg_pool2d(const Tensor &X) {
 // As in PyTorch, a convolution is a cross-correlation. A dense layer is the convolution of a 1x1
 // image with a 1x1 kernel. Three sums are needed, for y, dX, and dW with db. Here they stand in
 // three ways, a ladder. From the counts of nvcc's code, LeNet's step at batch 256 is estimated to
-// take 12.3 ms on an H200 with the plain kernels, 0.90 ms tiled in registers and 0.21 ms tiled
+// take 12.3 ms on an H200 with the plain kernels, 0.90 ms tiled in registers and 0.20 ms tiled
 // through shared memory. On a CPU core, which has no shared memory, the second rung is the fastest.
 // See make bench BENCH=kernels.
 
@@ -2236,18 +2236,18 @@ __global__ void product_sum_kernel(ProductOut out, const float *partial, int sli
     if (part == 0 && i < count) out.store<1>(s, m, s.C_row(m).offset, {n}, sum);
 }
 
-// The number of slices, of 128 terms or more, with which a large GPU is estimated to be busiest. A
-// multiprocessor needs 256 threads to be busy, and the one with the most blocks ends last. Writing
-// and adding a slice takes as much time as some 40 terms.
+// The number of slices, of 128 terms or more, with which a large GPU is estimated to end first. A
+// multiprocessor takes as long for 256 threads as for fewer, and the one with the most blocks ends
+// last. Writing a slice takes as much time as some 40 terms, the launch that adds them as 130.
 static int product_slices(int tiles, int terms, int threads) {
-    const int multiprocessors = 132, wanted = 256 / threads; // blocks on each, at least
-    const int most = min(terms / 128, blocks(3 * wanted * multiprocessors, tiles));
+    const int multiprocessors = 132, at_once = 256 / threads; // blocks on each
+    const int most = min(terms / 128, blocks(3 * at_once * multiprocessors, tiles));
     int slices = 1;
-    double best = 0;
-    for (int i = 1; i <= most; i++) {
-        const double each = blocks(tiles * i, multiprocessors), filled = min(1., each / wanted);
-        const double busy = tiles * i / (each * multiprocessors) * filled - 40. * i / terms;
-        if (busy > best) best = busy, slices = i;
+    double best = INFINITY; // in units of a term
+    for (int i = 1; i <= max(1, most); i++) {
+        const double rounds = max(1., 1. * blocks(tiles * i, multiprocessors) / at_once);
+        const double time = rounds * (terms / i + 40) + (i > 1 ? 130 : 0);
+        if (time < best) best = time, slices = i;
     }
     return slices;
 }
