@@ -2144,7 +2144,7 @@ template <class Tile, bool by_terms, bool by_columns> struct Loader {
             column[q] = s.B_column(min(n0 + B_column(q), s.N - 1)).offset;
     }
     __device__ static int B_term(int q) {
-        const int term = (threadIdx.x + q * Tile::threads) / TN; // there may be fewer elements
+        const int term = (threadIdx.x + q * Tile::threads) / TN; // may lie beyond TK: not stored
         return by_columns ? min(term, TK - 1) : threadIdx.x % TK;
     }
     __device__ static int B_column(int q) {

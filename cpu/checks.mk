@@ -14,7 +14,7 @@ ifneq ($(and $(misspelt),$(filter 0,$(MAKELEVEL))),)
 endif
 
 # A word that doctest would not heed
-ifneq ($(filter-out -%,$(firstword $(value T))),)
+ifneq ($(and $(filter command,$(origin T)),$(filter-out -%,$(firstword $(value T)))),)
   $(error T=$(value T) is no option of the tests: try T='-tc=$(value T)*', or T=--help)
 endif
 
