@@ -4678,7 +4678,7 @@ static void bench_kernels() {
             options.kernels = by == "tf32" ? "fast" : by;
             if (given("kernels") && options.kernels != wanted.kernels) continue;
             if (given("precision") && options.precision != wanted.precision) continue;
-            const double us = 1e6 * time_calls(1, 0.1, 3, [&] {
+            const double us = 1e6 * time_calls(1, 0.05, 3, [&] {
                                   backward(conv2d(inputs[0], inputs[1], inputs[2], 1, l.padding));
                               });
             bench_row(format("kernels,%s,%s,1,%d,,%.1f,%.1f,GFLOP/s", l.name, by.c_str(), l.N, us,

@@ -1323,7 +1323,7 @@ static void fault_without_line() {
     fprintf(stderr, "expected: the host accesses\n");
     cuda_cpu::on_fault(SIGSEGV, &info, nullptr); // whose search for a line faults
 }
-// The second block waits for what nobody can set. It ends the program after 3 seconds of processor
+// The second block waits for what nobody can set. It ends the program after 2.2 s of processor
 // time: the report, which is its own thread's, comes after 2.
 static double seconds_used() {
     timespec t;
@@ -1333,7 +1333,7 @@ static double seconds_used() {
 __global__ void spin_kernel(volatile int *flag) {
     const double begin = seconds_used();
     for (unsigned turn = 0; blockIdx.x == 1 && threadIdx.x == 3 && !*flag; turn++)
-        if (turn % (1 << 20) == 0 && seconds_used() - begin > 3) _exit(1);
+        if (turn % (1 << 20) == 0 && seconds_used() - begin > 2.2) _exit(1);
 }
 static void spin() {
     setenv("CUDA_CPU_WATCHDOG", "1", 1);
