@@ -110,11 +110,7 @@ tests := $(if $(filter build/cpu,$(dir)),build/cpu/runtime_tests) $(dir)/tests #
 # The data set that DATA names; a folder of your own is used as it is
 archives := $(sort $(filter %.gz,$(shell cat data/sha256)))
 folder := $(patsubst ./%,%,$(patsubst %/,%,$(or $(value DATA),data)))
-ifeq ($(folder),data)
-  dataset := build/data.ok
-else ifeq ($(folder),data/mnist)
-  dataset := build/mnist.ok
-endif
+dataset := $(if $(filter data data/mnist,$(folder)),build/$(notdir $(folder)).ok)
 
 .DEFAULT_GOAL := all
 include cpu/checks.mk # misspelt variables, several machines, sanitizers, orders of lanes
@@ -181,6 +177,7 @@ nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS \
     -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Icpu
 doctest = -I. -isystem $(dir $(DOCTEST)) # -I.: for plot/fabric.h
+linked = -DDOCTEST_LINKED $(doctest) # doctest's own code is compiled once, as doctest.o
 
 build/gpu/mgpu: mgpu.cu build/gpu/flags
 	$(NVCC) $(nvcc_flags) $< -o $@
@@ -192,18 +189,19 @@ build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
 	$(CXX) $(cpu_flags) $(flags_$*) -x c++ $< -o $@
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
     build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h plot/fabric.h plot/simulate.cc \
-    $(DOCTEST) build/%/flags
-	$(CXX) $(cpu_flags) $(flags_$*) $(doctest) -x c++ $< -o $@
+    build/%/doctest.o build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
-    build/cpu/runtime_tests.cu cpu/cuda_runtime.h $(DOCTEST) build/%/flags
-	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(doctest) -x c++ $< -o $@
+    build/cpu/runtime_tests.cu cpu/cuda_runtime.h build/%/doctest.o build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+build/%/doctest.o: $(DOCTEST) build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) -O0 -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< -o $@
 
 build/simulate: plot/simulate.cc plot/fabric.h build/cpu/flags
 	$(CXX) -std=c++17 -O2 -Wall -Wextra $(if $(WERROR),-Werror) $< -o $@
 
 # The .cu files in C++
-build/cpu/mgpu.cu: mgpu.cu
-build/cpu/tests.cu: tests.cu
+build/cpu/mgpu.cu build/cpu/tests.cu: build/cpu/%: %
 build/cpu/runtime_tests.cu: cpu/tests.cu
 build/cpu/%.cu: cpu/to_cpp.sed
 	@mkdir -p $(@D)

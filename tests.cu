@@ -12,7 +12,9 @@
 #include "plot/fabric.h"
 #endif
 
+#ifndef DOCTEST_LINKED
 #define DOCTEST_CONFIG_IMPLEMENT
+#endif
 #include "doctest.h"
 
 #include <fstream>

@@ -17,7 +17,9 @@
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 
+#ifndef DOCTEST_LINKED
 #define DOCTEST_CONFIG_IMPLEMENT
+#endif
 #include "doctest.h"
 
 #include <algorithm>
