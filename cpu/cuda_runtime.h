@@ -1202,14 +1202,14 @@ constexpr size_t gap_offset = (sizeof(T) + shared_gap - 1) / shared_gap *shared_
 
 __attribute__((noinline, no_sanitize("address"), no_sanitize("thread"))) inline void
 fill_shared(Worker &w, char *p, size_t bytes, unsigned long long *filled_by) {
-    if (w.mode == by_lanes && *filled_by == w.blocks) return;
+    if (*filled_by == w.blocks) return;
     *filled_by = w.blocks;
     Hidden hidden;
     memset(p, 0xFF, bytes);
 }
 
 // A __shared__ array: its place in the worker's arena, filled with NaN by the first thread that
-// gets to it, which is thread 0, except by_lanes.
+// gets to it, which is thread 0, except by_lanes. Once a block: a function may be called again.
 template <class T, class Tag> __attribute__((always_inline)) inline T &shared_memory() {
     static_assert(sizeof(T) <= 48 * 1024, "a block has 48 KiB of static shared memory");
     Worker &w = *worker;

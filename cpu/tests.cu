@@ -221,6 +221,30 @@ TEST_CASE("__shared__: static and dynamic shared memory") {
     if (!small_only) test_reverse<float, 1024>(200);
 }
 
+// The block's sum. The first barrier lets all threads read the sum of the call before.
+__device__ float shared_sum(float x) {
+    __shared__ float part[32];
+    __syncthreads();
+    part[threadIdx.x] = x;
+    for (int width = 16; width > 0; width /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < width) part[threadIdx.x] += part[threadIdx.x + width];
+    }
+    __syncthreads();
+    return part[0];
+}
+__global__ void two_sums_kernel(float *y) {
+    const float sum = shared_sum(1);
+    y[blockIdx.x * 32 + threadIdx.x] = sum + shared_sum(blockIdx.x);
+}
+TEST_CASE("__shared__: a function's array is kept from call to call") {
+    auto y = floats_on(0, 64);
+    OK_LAUNCH(two_sums_kernel<<<2, 32>>>(y.get()));
+    Floats want(64, 32);
+    std::fill_n(want.begin() + 32, 32, 64.f);
+    CHECK(fetch(y, 64) == want);
+}
+
 // sums[b] = the sum of block b's part of x, by a tree whose loop meets log2(threads) barriers
 __global__ void tree_kernel(float *sums, const float *x) {
     extern __shared__ float part[];
