@@ -508,6 +508,13 @@ TEST_CASE("launch: in every spelling") {
     for (int i = 0; i < 3; i++) plus_kernel<<<1, n>>>(x, i);
     CHECK(fetch(memory, n) == Floats(n, 23));
 
+    /* No launch: plus_kernel<<<1, n>>>, <<<
+     * nor a variable: __shared__ memory, __device__ x; // and no end: */
+    CHECK(std::string("data/*.gz").size() == 9); // such as data/*.gz begins no comment
+    plus_kernel<<<1, n>>>(x, /* nor is this one: <<< **/ 2); //*** nor does this
+    plus_kernel<<<1, n>>>(x, 4); /**/
+    CHECK(fetch(memory, n) == Floats(n, 29));
+
     CHECK(std::string("a<<<1, 1>>>(b)").size() == 14);
     CHECK(std::string("__shared__ float t[1];").size() == 22);
 }

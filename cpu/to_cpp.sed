@@ -11,14 +11,18 @@
 # place, so that errors and debuggers name the lines of the .cu file. Characters that no source
 # file has mark what was found: \f here, \a and \v for launches.
 
-# 1. Words in a "string" or behind // are no code. There <<< and __shared__ are broken up, so that
-#    no rule below sees them: "<<" "<" is the same string as "<<<", and a comment may say << <.
+# 1. Words in a "string", behind // or in a /* comment */ are no code. There <<< and __shared__ are
+#    broken up, so that no rule below sees them: "<<" "<" is the same string as "<<<", and a comment
+#    may say << <. So is /*, where it begins no comment.
 :string
-s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*"([^"\\\n]|\\.)*)(<<|__shared|__device|__constant)(<|__)~\1\2\6" "\7~g
+s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*"([^"\\\n]|\\.)*)(<<|__shared|__device|__constant|/)(<|__|\*)~\1\2\6" "\7~g
 t string
 :comment
-s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*//[^\n]*)(<<|__shared|__device|__constant)(<|__)~\1\2\5 \6~g
+s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*(//[^\n]*|/))(<<|__shared|__device|__constant|/)(<|__|\*)~\1\2\6 \7~g
 t comment
+:block_comment
+s~(/\*([^*]|\*+[^*/])*)(<<|__shared|__device|__constant)(<|__)~\1\3 \4~g
+t block_comment
 
 # 2. Shared memory. Several variables in a declaration get a declaration each. A type is one or
 #    more words, each perhaps with <template arguments>.            \1 __shared__ type  \5 a[8][9]
