@@ -115,6 +115,8 @@ extern "C" void AnnotateIgnoreSyncEnd(const char *file, int line);
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...) __attribute__((noinline))
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define CUDART_CB
 #define __syncthreads() ::cuda_cpu::barrier(__FILE__, __LINE__)
 
 struct uint3 {
@@ -3403,4 +3405,5 @@ CUDA_CPU_LACKS(this_grid) CUDA_CPU_LACKS(this_cluster) CUDA_CPU_LACKS(coalesced_
 #define __managed__ static_assert(false, "__managed__: the stand-in lacks it");
 #define CUDA_CPU_LACKS_ASSEMBLY static_assert(false, "inline PTX: the stand-in lacks it");
 #define CUDA_CPU_NOT_UNDERSTOOD                                                                    \
-    static_assert(false, "cpu/to_cpp.sed understands one variable of a device in a line");
+    static_assert(false, "cpu/to_cpp.sed understands one variable of a device in a line, "         \
+                         "and of a type that has a name");

@@ -221,6 +221,27 @@ TEST_CASE("__shared__: static and dynamic shared memory") {
     if (!small_only) test_reverse<float, 1024>(200);
 }
 
+// Spellings of declarations: y[t] = 31 - t + 3
+__device__ __constant__ __align__(16) float three[2] = {0, 3};
+__device__ __noinline__ float third(const volatile float *x) { return x[2]; }
+template <class T> __global__ void specifiers_kernel(T *y) {
+    static __shared__ volatile T a[32], b[32];
+    volatile __shared__ __align__(sizeof(float4)) T c[32];
+    extern __shared__ __align__(16) unsigned char bytes[];
+    const int t = threadIdx.x;
+    a[t] = b[t] = ((T *)bytes)[t] = t;
+    c[t] = three[1];
+    __syncthreads();
+    y[t] = a[31 - t] + b[31 - t] - ((T *)bytes)[31 - t] + third(c);
+}
+TEST_CASE("__shared__, __constant__: in every spelling") {
+    auto y = floats_on(0, 32);
+    OK_LAUNCH(specifiers_kernel<<<1, 32, 32 * one_float>>>(y.get()));
+    Floats want(32);
+    for (int i = 0; i < 32; i++) want[i] = 34 - i;
+    CHECK(fetch(y, 32) == want);
+}
+
 // The block's sum. The first barrier lets all threads read the sum of the call before.
 __device__ float shared_sum(float x) {
     __shared__ float part[32];
@@ -2248,6 +2269,9 @@ static const Lacking lacking[] = {
     {"__device__ __managed__ int all = 1;", "__managed__: the stand-in lacks it"},
     {"__device__ float *several, *pointers;", "understands one variable of a device in a line"},
     {"struct A { __device__ A &operator=(const A &) = default; };", ""},
+    {"__constant__ struct { float x; } no_name;", "and of a type that has a name"},
+    {"struct __align__(16) Four { float x[4]; };", ""},
+    {"void CUDART_CB called(void *) {}", ""},
     {"__device__ constexpr int n = 2, m = 3;", ""},
     {"__constant__ float several_arrays[n], of_floats[n][m];", ""},
     {"template <class T> __device__ T twice(T x, int y = 1) { return x + x + y; }", ""},

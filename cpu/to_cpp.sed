@@ -26,6 +26,10 @@ t block_comment
 
 # 2. Shared memory. Several variables in a declaration get a declaration each. A type is one or
 #    more words, each perhaps with <template arguments>.            \1 __shared__ type  \5 a[8][9]
+#    What else may stand there: static says nothing new, and all variables are aligned
+s/(__(shared|device|constant)__[ \t]+)(__align__|alignas)[ \t]*\(([^()]|\([^()]*\))*\)/\1/g
+s/static[ \t]+((volatile[ \t]+)?__shared__)/\1/g
+s/volatile[ \t]+((extern[ \t]+)?__shared__)/\1 volatile/g
 :variables
 s/(__shared__[ \t]+((\w|:)+(<[^<>;]*>)?[ \t]+)+)(\w+[ \t]*(\[[^];]+\][ \t]*)*),/\1\5; \1/g
 t variables
@@ -39,6 +43,7 @@ s/\f/::cuda_cpu::shared_memory/g
 
 # 3. Variables of a device. The compiler knows those that are constexpr. For the others each thread
 #    of the operating system has a reference of its own, to what the device it works for has.
+s/__device__[ \t]+__constant__|__constant__[ \t]+__device__/__constant__/g
 s/__(device|constant)__([ \t]+(\w+[ \t]+)*constexpr)/\2/g
 s/(constexpr[ \t]+(\w+[ \t]+)*)__(device|constant)__/\1/g
 #    operator= and operator[] are functions
@@ -50,7 +55,10 @@ t device_variables
 s/__(device|constant)__[ \t]+(((\w|:)+(<[^<>;]*>)?[ \t*]+)+)(\w+)[ \t]*((\[[^];]*\][ \t]*)*)(=[^;]*|\{[^;]*\})?;/\2\6_initial\7\9; [[maybe_unused]] static thread_local auto \&\6 = ::cuda_cpu::\1_variable(\6_initial, "\6", __FILE__, __LINE__); static const bool \6_on_start = ::cuda_cpu::add_on_start([] { (void)\&\6; });/g
 #    What is left are several pointers in a declaration, or what these rules do not understand
 s/__(device|constant)__([ \t]+((\w|:)+(<[^<>;]*>)?[ \t*]+)+\w+[ \t]*[=,;[])/CUDA_CPU_NOT_UNDERSTOOD \2/g
+s/__constant__/CUDA_CPU_NOT_UNDERSTOOD/g
 s/\f//g
+#    A macro of this name would break the C++ library's headers
+s/([^([:alnum:]_])__noinline__/\1__attribute__((noinline))/g
 
 # 4. What the stand-in lacks: headers, and inline PTX. Four headers are part of cuda_runtime.h.
 s/((^|\n)[ \t]*#[ \t]*include[ \t]*[<"])(device_launch_parameters|cuda_runtime_api|cooperative_groups(\/reduce)?)\.h/\1cuda_runtime.h/g
