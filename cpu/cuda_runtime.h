@@ -104,11 +104,11 @@ extern "C" void AnnotateIgnoreSyncEnd(const char *file, int line);
 // 1. The language
 
 // Kernels and what they call are always fully optimized, so that the host's code, which is much
-// more, need not be.
+// more, need not be. A stack that overflows does so in the page below it, not in another stack.
 #if defined(__clang__) || defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
 #define CUDA_CPU_OPTIMIZED
 #else
-#define CUDA_CPU_OPTIMIZED __attribute__((optimize("O3")))
+#define CUDA_CPU_OPTIMIZED __attribute__((optimize("O3", "stack-clash-protection")))
 #endif
 #define __global__ inline CUDA_CPU_OPTIMIZED
 #define __device__ CUDA_CPU_OPTIMIZED
@@ -576,6 +576,12 @@ inline std::string interrupted_line(void *context) {
 }
 
 inline bool in_dynamic_shared(const void *pointer, ptrdiff_t &offset, size_t &bytes);
+inline bool below_stack(const void *pointer);
+#if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
+constexpr size_t stack_bytes = 256 * 1024; // of a thread of a block
+#else
+constexpr size_t stack_bytes = 64 * 1024;
+#endif
 
 // What is or was allocated there, for the fault handler: "byte 8 of the 40 bytes that FILE:LINE
 // allocated", and how to get there, if the program may.
@@ -595,15 +601,16 @@ inline std::string allocated_there(const Place &at, const void *p) {
 }
 
 // SIGSEGV or SIGBUS: where the address belongs to a device, say whose memory was missed by whom.
-// Any other fault, but a kernel's by a null pointer, is left to the handler that was installed
-// before this one: the access is tried again on return, and faults again. Should finding the line
-// fault itself, this is called once more, and does without.
-inline struct sigaction before_segv, before_bus;
+// Any other fault, but a kernel's by a null pointer, its stack or SIGFPE, is left to the handler
+// that was installed before this one: the access is tried again on return, and faults again. Should
+// finding the line fault itself, this is called once more, and does without.
+inline struct sigaction before_fault[NSIG];
 inline __thread siginfo_t *without_line = nullptr;
 inline void on_fault(int signal, siginfo_t *info, void *context) {
     const bool again = without_line;
     if (again) info = without_line;
-    const void *p = info->si_addr;
+    const bool division = signal == SIGFPE;
+    const void *p = division ? nullptr : info->si_addr;
     // Other threads may be changing the tables, such as one that starts and finds its variables.
     // Should this thread itself have been, nobody unlocks them.
     bool locked = machine().lock.try_lock();
@@ -619,8 +626,10 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
     ptrdiff_t offset = 0;
     size_t bytes = 0;
     const bool shared = running.name && in_dynamic_shared(p, offset, bytes);
-    if (!at.device && !symbol && !shared && !(running.name && (null || odd))) {
-        sigaction(signal, signal == SIGBUS ? &before_bus : &before_segv, nullptr);
+    const bool stack = running.name && below_stack(p);
+    if (!at.device && !symbol && !shared && !stack &&
+        !(running.name && (null || odd || division))) {
+        sigaction(signal, &before_fault[signal], nullptr);
         return;
     }
     if (!again) say_alone();
@@ -642,6 +651,14 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
                  "access to byte %td of dynamic shared memory: the launch has asked for %zu bytes "
                  "(the third value between <<< and >>>)",
                  offset, bytes);
+    } else if (stack) {
+        snprintf(what, sizeof what,
+                 "a thread's local variables do not fit its stack of %zu KiB: put a large array "
+                 "into memory from cudaMalloc, or does a function call itself for ever?",
+                 stack_bytes >> 10);
+    } else if (division) {
+        snprintf(what, sizeof what,
+                 "an integer is divided by zero (a GPU goes on with a meaningless number)");
     } else if (!at.device && odd) {
         snprintf(what, sizeof what, "misaligned access (a float4 wants a multiple of 16 bytes), or "
                                     "by a pointer that is no address");
@@ -651,7 +668,9 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
         snprintf(what, sizeof what, "%s memory of %s, %s", running.name ? "access to" : "accesses",
                  at.device->memory_of, allocated_there(at, p).c_str());
     }
-    const cudaError_t error = odd ? cudaErrorMisalignedAddress : cudaErrorIllegalAddress;
+    const cudaError_t error = division ? cudaErrorLaunchFailure
+                              : odd    ? cudaErrorMisalignedAddress
+                                       : cudaErrorIllegalAddress;
     fprintf(stderr, "%s %s [%s]\n", who, what, cudaGetErrorName(error));
     _exit(1);
 }
@@ -913,12 +932,6 @@ inline cudaError_t synchronize(Device &device) {
 // stack too, and at each barrier thread t hands over to thread t+1, the last one back to thread 0.
 // From the first warp function that a thread of the block meets, section 6 says who runs.
 
-#if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
-constexpr size_t stack_bytes = 256 * 1024;
-#else
-constexpr size_t stack_bytes = 64 * 1024;
-#endif
-
 struct Fiber {
     char *stack = nullptr; // lowest byte
 #ifdef CUDA_CPU_PORTABLE
@@ -1168,6 +1181,17 @@ __attribute__((noinline, cold)) inline void grow_fibers(Worker &w, int threads) 
 #ifdef CUDA_CPU_TSAN
     w.scheduler.tsan = __tsan_get_current_fiber();
 #endif
+}
+
+// Whether the address lies in one of those pages.
+inline bool below_stack(const void *pointer) {
+    if (!worker) return false;
+    for (const Stacks &stacks : worker->stacks) {
+        const size_t offset = (const char *)pointer - stacks.pages;
+        const size_t stride = stacks.guarded ? stack_bytes + page_size() : stacks.bytes;
+        if (offset < stacks.bytes && offset % stride < page_size()) return true;
+    }
+    return false;
 }
 
 CUDA_CPU_SWITCHING inline void barrier(const char *file, int line) {
@@ -2236,8 +2260,7 @@ inline Machine::Machine() {
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-    sigaction(SIGSEGV, &action, &before_segv);
-    sigaction(SIGBUS, &action, &before_bus);
+    for (int signal : {SIGSEGV, SIGBUS, SIGFPE}) sigaction(signal, &action, &before_fault[signal]);
 #endif
 #ifdef CUDA_CPU_TSAN
     cores_each = max(2, cores_each); // two blocks of a grid never share all of their order

@@ -1377,6 +1377,15 @@ static void fault_without_line() {
     fprintf(stderr, "expected: the host accesses\n");
     cuda_cpu::on_fault(SIGSEGV, &info, nullptr); // whose search for a line faults
 }
+__global__ void divide_kernel(int *x, int n) { *x = 7 / n; }
+template <bool barrier> __global__ void large_array_kernel(float *x, int n) {
+    volatile float a[20000];
+    if (barrier) __syncthreads();
+    for (int i = 0; i < n; i++) a[i] = i;
+    *x = a[0];
+}
+__device__ __noinline__ int depth(int n) { return n < 0 ? 0 : depth(n + 1) + depth(n + 2); }
+__global__ void recursive_kernel(int *x) { *x = depth(1); }
 // The second block waits for what nobody can set. It ends the program after 2.2 s of processor
 // time: the report, which is its own thread's, comes after 2.
 static double seconds_used() {
@@ -1669,6 +1678,8 @@ static const Program wrong_programs[] = {
           WRONG_HERE(misaligned_kernel<<<1, 1>>>((float4 *)memory(0, 4), memory(0, 8))),
           "misaligned_kernel on device 0, in cpu/tests.cu:", ": misaligned access (a float4 wants ",
           "cudaErrorMisalignedAddress"),
+    WRONG("division by zero", WRONG_HERE(divide_kernel<<<1, 1>>>((int *)memory(0, 1), 0)),
+          "divide_kernel on device 0, in cpu/tests.cu:", ": an integer is divided by zero"),
 #endif
     WRONG("access, by a pointer found in memory", found_in_memory(),
           FAULT("found_kernel on device 0, in cpu/tests.cu:",
@@ -1696,6 +1707,14 @@ static const Program wrong_programs[] = {
           "no addresses for the memory of device 0 (", " GB): raise ulimit -v, or set CUDA_CPU_ME"),
     WRONG("no thread", LACKING_HERE(no_thread()),
           "cannot start a thread for device 1: ", "raise ulimit -u", "CUDA_CPU_CORES=1"),
+    WRONG("stack, a large array",
+          WRONG_HERE(large_array_kernel<false><<<1, 1>>>(memory(0, 1), 20000)),
+          "large_array_kernel<false> on device 0, in cpu/", "do not fit its stack of 64 KiB"),
+    WRONG("stack, a large array of many threads",
+          WRONG_HERE(large_array_kernel<true><<<1, 64>>>(memory(0, 1), 20000)),
+          "large_array_kernel<true> on device 0, in cpu/", "do not fit its stack of 64 KiB"),
+    WRONG("stack, endless recursion", WRONG_HERE(recursive_kernel<<<1, 1>>>((int *)memory(0, 1))),
+          "recursive_kernel on device 0, in cpu/tests.cu:", "does a function call itself for ever"),
     WRONG("access, by the host, in a function of a library",
           read_by_library(memory(1, 10)),
           "the host accesses memory of device 1, byte 0 of the 40 bytes that cpu/tests.cu:"),
