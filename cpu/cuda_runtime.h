@@ -2209,6 +2209,9 @@ template <class F> struct Configured {
     const Launch &launch;
     F f;
     template <class... A> void operator()(A... args) const {
+        static_assert(!(std::is_function<std::remove_pointer_t<A>>::value || ...),
+                      "a pointer to a function as a kernel's argument: the stand-in lacks it; a "
+                      "struct with an operator() can be one");
         auto kernel = accept(launch, {{(void *)&args, sizeof args, std::is_pointer<A>::value,
                                        std::is_class<A>::value}...});
         if (!kernel) return;
