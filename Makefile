@@ -75,7 +75,8 @@ wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 
     echo -mprefer-vector-width=512)
 # (g++: -Og, and garbage of up to a GB, compile quickly; kernels get -O3 in cpu/cuda_runtime.h)
 CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra \
-    $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed -fstack-clash-protection,-Og --param ggc-min-heapsize=1000000)
+    $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed -fstack-clash-protection,\
+    -Og --param ggc-min-heapsize=1000000)
 # MPICXX         MPI's compiler, for NODES
 MPICXX ?= mpicxx
 # WERROR         1 turns warnings into errors

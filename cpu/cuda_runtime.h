@@ -56,6 +56,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -395,7 +396,8 @@ struct Machine {
     Device managed; // cudaMallocManaged: memory of every device and of the host
     std::map<const char *, Pinned> pinned; // host memory, by first byte
     std::vector<Symbol *> symbols;
-    std::mutex lock; // guards the tables of allocations, symbols and streams
+    std::set<const void *> handles; // streams and events that exist
+    std::mutex lock;                // guards the tables of allocations, symbols and handles
     bool peers;      // whether devices can access each other's memory
     int watchdog;    // seconds
     int spinning;    // helpers of each device that spin before they sleep; 0 if workers share cores
@@ -895,6 +897,18 @@ inline void submit(Stream *stream, Device &device, Running running, std::functio
     stream = ordered(stream, device);
     stream->push(running, std::move(run));
     pushed(stream);
+}
+
+// Check a stream or an event that a call is given. There is always a default stream.
+inline cudaError_t check_handle(const void *handle, Where where, const char *call,
+                                bool is_stream = true) {
+    if (is_stream && !handle) return cudaSuccess;
+    Hidden hidden;
+    std::lock_guard<std::mutex> guard(machine().lock);
+    if (machine().handles.count(handle)) return cudaSuccess;
+    return fail(cudaErrorInvalidResourceHandle, where,
+                "%s: %p is no %s: was none created, or is it destroyed already?", call, handle,
+                is_stream ? "stream" : "event");
 }
 
 // The host waits for a stream, or for a device; returns the device's fault.
@@ -2154,6 +2168,7 @@ inline cudaError_t check_launch(const Launch &l, const Device &device) {
                     "cudaFuncSetAttribute(%s, cudaFuncAttributeMaxDynamicSharedMemorySize, %zu) "
                     "comes first",
                     l.name, device.id, l.shared, l.name, l.shared);
+    if (cudaError_t error = check_handle(l.stream, l.where, l.name)) return error;
     if (l.stream && l.stream->device != &device)
         return fail(cudaErrorInvalidResourceHandle, l.where,
                     "%s: the stream belongs to device %d, but the current device is %d: call "
@@ -2620,8 +2635,9 @@ inline cudaError_t cudaFree(void *pointer, CUDA_CPU_WHERE) {
 inline cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream,
                                    CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
-    Device &device = stream ? *stream->device : current();
     const char *by = "cudaMallocAsync";
+    if (cudaError_t error = check_handle(stream, where, by)) return error;
+    Device &device = stream ? *stream->device : current();
     const cudaError_t before = last_error, error = allocate(device, pointer, bytes, where, by);
     if (error != cudaErrorMemoryAllocation) return error;
     last_error = before;
@@ -2635,8 +2651,9 @@ cudaError_t cudaMallocAsync(T **pointer, size_t bytes, cudaStream_t stream, CUDA
 inline cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     if (!pointer) return cudaSuccess;
-    Device &device = stream ? *stream->device : current();
     const char *call = "cudaFreeAsync";
+    if (cudaError_t error = check_handle(stream, where, call)) return error;
+    Device &device = stream ? *stream->device : current();
     Place at;
     if (cudaError_t error = check_memory(device, pointer, 0, where, call)) return error;
     if (cudaError_t error = end_of(at, pointer, where, call, "cudaMallocAsync")) return error;
@@ -2846,6 +2863,7 @@ inline cudaError_t check_copy(Device *&device, Copy &copy, Where where) {
 // only pinned memory is copied while the host goes on.
 inline cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where) {
     if (copy.width == 0 || copy.height == 0) return cudaSuccess;
+    if (cudaError_t error = check_handle(stream, where, copy.call)) return error;
     Device *device = stream ? stream->device : &current();
     Device *queue = device;
     if (cudaError_t error = check_copy(device, copy, where)) return error;
@@ -2923,6 +2941,7 @@ namespace cuda_cpu {
 inline cudaError_t set_async(const char *call, void *to, size_t pitch, int value, size_t width,
                              size_t height, cudaStream_t stream, Where where) {
     if (width == 0 || height == 0) return cudaSuccess;
+    if (cudaError_t error = check_handle(stream, where, call)) return error;
     Device &device = stream ? *stream->device : current();
     if (pitch < width)
         return fail(cudaErrorInvalidPitchValue, where,
@@ -3106,6 +3125,7 @@ inline cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from
     const char *call = "cudaMemcpyPeerAsync";
     if (cudaError_t error = check_peers(to, to_device, from, from_device, bytes, where, call))
         return error;
+    if (cudaError_t error = check_handle(stream, where, call)) return error;
     Device &device = stream ? *stream->device : current();
     submit(stream, device, {call, where, device.id}, [=] { memcpy(real(to), real(from), bytes); });
     if (!machine().peers && to_device != from_device)
@@ -3140,6 +3160,7 @@ inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t f, void 
                                       CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     if (!f) return fail(cudaErrorInvalidValue, where, "cudaLaunchHostFunc: no function");
+    if (cudaError_t error = check_handle(stream, where, "cudaLaunchHostFunc")) return error;
     Device &device = stream ? *stream->device : current();
     submit(stream, device, {"cudaLaunchHostFunc", where, device.id}, [=] {
         in_host_function = true;
@@ -3156,6 +3177,7 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flag
     std::lock_guard<std::mutex> guard(machine().lock);
     *stream = new Stream(&current(), flags != cudaStreamNonBlocking);
     current().streams.push_back(*stream);
+    machine().handles.insert(*stream);
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamCreate(cudaStream_t *stream) {
@@ -3170,12 +3192,20 @@ inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     if (greatest) *greatest = -5;
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    return cuda_cpu::synchronize(stream ? stream : cuda_cpu::current().streams[0]);
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (cudaError_t error = check_handle(stream, where, "cudaStreamSynchronize")) return error;
+    return synchronize(stream ? stream : current().streams[0]);
 }
-inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     if (!stream) return fail(cudaErrorInvalidResourceHandle);
+    if (cudaError_t error = check_handle(stream, where, "cudaStreamDestroy")) return error;
+    {
+        Hidden hidden;
+        std::lock_guard<std::mutex> guard(machine().lock);
+        machine().handles.erase(stream);
+    }
     synchronize(stream);
     auto &streams = stream->device->streams;
     for (size_t i = 0; i < streams.size(); i++)
@@ -3192,20 +3222,31 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     return cudaSuccess;
 }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
-    *event = new cudaEvent{&cuda_cpu::current(), !(flags & cudaEventDisableTiming), nullptr};
+    using namespace cuda_cpu;
+    *event = new cudaEvent{&current(), !(flags & cudaEventDisableTiming), nullptr};
+    Hidden hidden;
+    std::lock_guard<std::mutex> guard(machine().lock);
+    machine().handles.insert(*event);
     return cudaSuccess;
 }
-inline cudaError_t cudaEventCreate(cudaEvent_t *event) {
-    return cudaEventCreateWithFlags(event, 0);
+inline cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned flags = cudaEventDefault) {
+    return cudaEventCreateWithFlags(event, flags);
 }
-inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    cuda_cpu::Hidden hidden;
+inline cudaError_t cudaEventDestroy(cudaEvent_t event, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (cudaError_t error = check_handle(event, where, "cudaEventDestroy", false)) return error;
+    Hidden hidden;
+    std::lock_guard<std::mutex> guard(machine().lock);
+    machine().handles.erase(event);
     delete event;
     return cudaSuccess;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr,
                                    CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
+    const char *call = "cudaEventRecord";
+    if (cudaError_t error = check_handle(event, where, call, false)) return error;
+    if (cudaError_t error = check_handle(stream, where, call)) return error;
     Hidden hidden;
     if (!stream) stream = current().streams[0];
     if (event->device != stream->device)
@@ -3216,20 +3257,33 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
     return cudaSuccess;
 }
 // Waits for the event as it was last recorded; one that never was is no wait at all.
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0) {
-    cuda_cpu::Hidden hidden;
-    if (event->mark) cuda_cpu::wait(stream ? stream : cuda_cpu::current().streams[0], event->mark);
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0,
+                                       CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    const char *call = "cudaStreamWaitEvent";
+    if (cudaError_t error = check_handle(event, where, call, false)) return error;
+    if (cudaError_t error = check_handle(stream, where, call)) return error;
+    Hidden hidden;
+    if (event->mark) wait(stream ? stream : current().streams[0], event->mark);
     return cudaSuccess;
 }
-inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    if (event->mark) cuda_cpu::wait(*event->mark);
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (cudaError_t error = check_handle(event, where, "cudaEventSynchronize", false)) return error;
+    if (event->mark) wait(*event->mark);
     return event->device->fault;
 }
-inline cudaError_t cudaEventQuery(cudaEvent_t event) {
-    return !event->mark || cuda_cpu::is_reached(*event->mark) ? cudaSuccess : cudaErrorNotReady;
-}
-inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
+inline cudaError_t cudaEventQuery(cudaEvent_t event, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
+    if (cudaError_t error = check_handle(event, where, "cudaEventQuery", false)) return error;
+    return !event->mark || is_reached(*event->mark) ? cudaSuccess : cudaErrorNotReady;
+}
+inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end,
+                                        CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    for (cudaEvent_t event : {start, end})
+        if (cudaError_t error = check_handle(event, where, "cudaEventElapsedTime", false))
+            return error;
     if (!start->timing || !end->timing || !start->mark || !end->mark)
         return fail(cudaErrorInvalidResourceHandle);
     if (!is_reached(*start->mark) || !is_reached(*end->mark)) return cudaErrorNotReady;

@@ -1171,6 +1171,38 @@ TEST_CASE("cudaFree, cudaFreeHost, devices, events, functions: what is wrong is 
     REFUSED(value, cudaLaunchHostFunc(stream, nullptr, nullptr), "cudaLaunchHostFunc: no func");
 }
 
+TEST_CASE("streams, events: one that was destroyed or never created is refused") {
+    const cudaError_t handle = cudaErrorInvalidResourceHandle;
+    const std::string no_stream = " is no stream: was none created, or is it destroyed already?",
+                      no_event = " is no event: was none created, or is it destroyed already?";
+    Memories m;
+    TestEvent event;
+    cudaEvent_t none = nullptr, gone = new_event(0);
+    cudaStream_t stream = new_stream(0), never = (cudaStream_t)0x4141414141414141;
+    OK(cudaStreamDestroy(stream));
+    OK(cudaEventDestroy(gone));
+    REFUSED(handle, cudaStreamDestroy(stream), "cudaStreamDestroy: ", no_stream);
+    REFUSED(handle, cudaStreamSynchronize(stream), "cudaStreamSynchronize: ", no_stream);
+    REFUSED(handle, cudaEventRecord(event, stream), "cudaEventRecord: ", no_stream);
+    REFUSED(handle, cudaStreamWaitEvent(stream, event), "cudaStreamWaitEvent: ", no_stream);
+    REFUSED(handle, cudaMemcpyAsync(m.x0, m.y0, 4, within, never), "cudaMemcpyAsync: ", no_stream);
+    REFUSED(handle, cudaMemcpyPeerAsync(m.x1, 1, m.x0, 0, 4, never), no_stream);
+    REFUSED(handle, cudaMemsetAsync(m.x0, 0, 4, never), "cudaMemsetAsync: ", no_stream);
+    REFUSED(handle, cudaMallocAsync(&m.x0, 4, never), "cudaMallocAsync: ", no_stream);
+    REFUSED(handle, cudaFreeAsync(m.y0, never), "cudaFreeAsync: ", no_stream);
+    REFUSED(handle, cudaLaunchHostFunc(never, [](void *) {}, nullptr), no_stream);
+    REFUSED_LAUNCH(handle, empty_kernel<<<1, 1, 0, never>>>(), "empty_kernel: ", no_stream);
+    float ms = 0;
+    for (cudaEvent_t wrong : {none, gone}) {
+        REFUSED(handle, cudaEventRecord(wrong), "cudaEventRecord: ", no_event);
+        REFUSED(handle, cudaStreamWaitEvent(nullptr, wrong), "cudaStreamWaitEvent: ", no_event);
+        REFUSED(handle, cudaEventSynchronize(wrong), "cudaEventSynchronize: ", no_event);
+        REFUSED(handle, cudaEventQuery(wrong), "cudaEventQuery: ", no_event);
+        REFUSED(handle, cudaEventElapsedTime(&ms, event, wrong), no_event);
+        REFUSED(handle, cudaEventDestroy(wrong), "cudaEventDestroy: ", no_event);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------
 // 6. Programs, right and wrong
 // What is noticed only while a kernel runs ends the program. Each of these is a process of its own
