@@ -367,7 +367,8 @@ struct Device {
     ptrdiff_t away = 0;         // from there to the memory itself; 0 if it is managed
     size_t total = 0, used = 0; // bytes
     std::map<const char *, Allocation> allocations; // by first byte
-    std::vector<Stream *> streams;                  // streams[0] is the default stream
+    Stream *default_stream = nullptr;
+    std::vector<Stream *> streams;                  // the default stream and the others
     std::vector<bool> peers;                        // to which access was enabled
     std::atomic<cudaError_t> fault{cudaSuccess};    // of a kernel; stays, as on a GPU
     std::map<std::string, int> more_shared;         // kernels: see cudaFuncSetAttribute
@@ -867,12 +868,29 @@ inline void wait(Stream *stream, std::shared_ptr<Mark> mark) {
     stream->push({nullptr, {nullptr, 0, nullptr}, stream->device->id}, [mark] { wait(*mark); });
 }
 
+// Held by a host thread while it looks through the streams of devices or enqueues in their order:
+// several may use one device.
+struct Enqueuing {
+    static std::recursive_mutex &lock() {
+        static auto *lock = new std::recursive_mutex; // as the machine: never destroyed
+        return *lock;
+    }
+    Enqueuing() {
+        Hidden hidden;
+        lock().lock();
+    }
+    ~Enqueuing() {
+        Hidden hidden;
+        lock().unlock();
+    }
+};
+
 // The default stream (stream 0, or none given) waits for what the other streams of its device were
 // given so far, and they for it: CUDA's "legacy default stream". cudaStreamNonBlocking opts out.
 inline Stream *ordered(Stream *stream, Device &device) {
     Hidden hidden;
-    if (!stream) stream = device.streams[0];
-    if (stream == device.streams[0]) {
+    if (!stream) stream = device.default_stream;
+    if (stream == device.default_stream) {
         for (Stream *other : device.streams)
             if (other != stream && other->blocking && other->used) {
                 other->used = false;
@@ -888,12 +906,13 @@ inline Stream *ordered(Stream *stream, Device &device) {
 inline void pushed(Stream *stream) {
     Hidden hidden;
     Device &device = *stream->device;
-    if (stream != device.streams[0] || device.streams.size() == 1) return;
+    if (stream != device.default_stream || device.streams.size() == 1) return;
     auto last = mark(stream);
     for (Stream *other : device.streams)
         if (other != stream && other->blocking) other->default_mark = last;
 }
 inline void submit(Stream *stream, Device &device, Running running, std::function<void()> run) {
+    const Enqueuing one_at_a_time;
     stream = ordered(stream, device);
     stream->push(running, std::move(run));
     pushed(stream);
@@ -913,28 +932,37 @@ inline cudaError_t check_handle(const void *handle, Where where, const char *cal
 
 // The host waits for a stream, or for a device; returns the device's fault.
 inline cudaError_t synchronize(Stream *stream) {
-#ifndef CUDA_CPU_TSAN // which wants to be told even that a stream was done long ago
-    const bool is_default = stream == stream->device->streams[0];
-    if (stream->unfinished == 0 && !stream->default_mark && !is_default)
-        return stream->device->fault;
-#endif
+    const Device &device = *stream->device;
     std::shared_ptr<Mark> last;
     {
+        const Enqueuing one_at_a_time;
         Hidden hidden;
+#ifndef CUDA_CPU_TSAN // which wants to be told even that a stream was done long ago
+        const bool is_default = stream == device.default_stream;
+        if (stream->unfinished == 0 && !stream->default_mark && !is_default) return device.fault;
+#endif
         last = mark(ordered(stream, *stream->device));
     }
     wait(*last);
     Hidden hidden;
     last.reset();
-    return stream->device->fault;
+    return device.fault;
 }
 inline cudaError_t synchronize(Device &device) {
-    for (size_t i = 0; i < device.streams.size(); i++) {
+    std::vector<std::shared_ptr<Mark>> last;
+    {
+        const Enqueuing one_at_a_time;
+        Hidden hidden;
+        for (Stream *stream : device.streams) {
 #ifndef CUDA_CPU_TSAN
-        if (device.streams[i]->unfinished == 0) continue;
+            if (stream->unfinished == 0) continue;
 #endif
-        synchronize(device.streams[i]);
+            last.push_back(mark(ordered(stream, device)));
+        }
     }
+    for (auto &mark : last) wait(*mark);
+    Hidden hidden;
+    last.clear();
     return device.fault;
 }
 
@@ -2314,7 +2342,8 @@ inline Machine::Machine() {
         device->away = range;
         device->total = total;
         device->peers.resize(devices_shown);
-        device->streams.push_back(new Stream(device, true));
+        device->default_stream = new Stream(device, true);
+        device->streams.push_back(device->default_stream);
         device->team = new Team(id, cores_each);
         devices.push_back(device);
     }
@@ -2641,7 +2670,7 @@ inline cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t st
     const cudaError_t before = last_error, error = allocate(device, pointer, bytes, where, by);
     if (error != cudaErrorMemoryAllocation) return error;
     last_error = before;
-    synchronize(stream ? stream : device.streams[0]); // it may be about to free some
+    synchronize(stream ? stream : device.default_stream); // it may be about to free some
     return allocate(device, pointer, bytes, where, by);
 }
 template <class T>
@@ -2889,7 +2918,7 @@ inline cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where) {
     } else {
         submit(stream, *queue, what,
                [copy, to = use_of(copy.to, where), from = use_of(copy.from, where)] { copy(); });
-        if (pageable_target) return synchronize(stream ? stream : queue->streams[0]);
+        if (pageable_target) return synchronize(stream ? stream : queue->default_stream);
     }
     return cudaSuccess;
 }
@@ -2899,7 +2928,7 @@ inline cudaError_t copy_and_wait(Copy copy, Where where) {
     if (copy.width == 0 || copy.height == 0) return cudaSuccess;
     if (cudaError_t error = check_copy(device, copy, where)) return error;
     submit(nullptr, *device, {copy.call, where, device->id}, copy);
-    return synchronize(device->streams[0]);
+    return synchronize(device->default_stream);
 }
 } // namespace cuda_cpu
 
@@ -3129,7 +3158,7 @@ inline cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from
     Device &device = stream ? *stream->device : current();
     submit(stream, device, {call, where, device.id}, [=] { memcpy(real(to), real(from), bytes); });
     if (!machine().peers && to_device != from_device)
-        return synchronize(stream ? stream : device.streams[0]);
+        return synchronize(stream ? stream : device.default_stream);
     return cudaSuccess;
 }
 // The host goes on; all that either device was given before, or is given later, is ordered with it.
@@ -3140,10 +3169,13 @@ inline cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int
     const char *call = "cudaMemcpyPeer";
     if (cudaError_t error = check_peers(to, to_device, from, from_device, bytes, where, call))
         return error;
+    const Enqueuing one_at_a_time;
     std::vector<Stream *> all;
-    for (int id : {to_device, from_device})
+    for (int id : {to_device, from_device}) {
+        Hidden hidden;
         for (Stream *stream : machine().devices[id]->streams) all.push_back(stream);
-    Stream *copy = machine().devices[to_device]->streams[0];
+    }
+    Stream *copy = machine().devices[to_device]->default_stream;
     for (Stream *stream : all)
         if (stream != copy) wait(copy, mark(stream));
     copy->push({call, where, to_device}, [=] { memcpy(real(to), real(from), bytes); });
@@ -3174,6 +3206,7 @@ inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t f, void 
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     using namespace cuda_cpu;
+    const Enqueuing one_at_a_time;
     std::lock_guard<std::mutex> guard(machine().lock);
     *stream = new Stream(&current(), flags != cudaStreamNonBlocking);
     current().streams.push_back(*stream);
@@ -3195,7 +3228,7 @@ inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     if (cudaError_t error = check_handle(stream, where, "cudaStreamSynchronize")) return error;
-    return synchronize(stream ? stream : current().streams[0]);
+    return synchronize(stream ? stream : current().default_stream);
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
@@ -3208,8 +3241,12 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream, CUDA_CPU_WHERE) {
     }
     synchronize(stream);
     auto &streams = stream->device->streams;
-    for (size_t i = 0; i < streams.size(); i++)
-        if (streams[i] == stream) streams.erase(streams.begin() + i);
+    {
+        const Enqueuing one_at_a_time;
+        Hidden hidden;
+        for (size_t i = 0; i < streams.size(); i++)
+            if (streams[i] == stream) streams.erase(streams.begin() + i);
+    }
     {
         Hidden hidden;
         std::unique_lock<std::mutex> guard(stream->lock);
@@ -3248,11 +3285,12 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
     if (cudaError_t error = check_handle(event, where, call, false)) return error;
     if (cudaError_t error = check_handle(stream, where, call)) return error;
     Hidden hidden;
-    if (!stream) stream = current().streams[0];
+    if (!stream) stream = current().default_stream;
     if (event->device != stream->device)
         return fail(cudaErrorInvalidResourceHandle, where,
                     "cudaEventRecord: the event belongs to device %d, the stream to device %d",
                     event->device->id, stream->device->id);
+    const Enqueuing one_at_a_time;
     event->mark = mark(ordered(stream, *stream->device));
     return cudaSuccess;
 }
@@ -3263,8 +3301,9 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
     const char *call = "cudaStreamWaitEvent";
     if (cudaError_t error = check_handle(event, where, call, false)) return error;
     if (cudaError_t error = check_handle(stream, where, call)) return error;
+    const Enqueuing one_at_a_time;
     Hidden hidden;
-    if (event->mark) wait(stream ? stream : current().streams[0], event->mark);
+    if (event->mark) wait(stream ? stream : current().default_stream, event->mark);
     return cudaSuccess;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event, CUDA_CPU_WHERE) {

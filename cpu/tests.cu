@@ -1573,6 +1573,27 @@ static void few_blocks_on_many_cores() {
     expect(mean < 20, "threads that slept for each launch", mean);
 }
 
+// Host threads that share a device: their streams come and go, and the default stream waits for all.
+static void host_threads() {
+    const int turns = small_only ? 20 : 300;
+    std::vector<std::thread> threads;
+    std::atomic<int> right{0};
+    for (int t = 0; t < 6; t++)
+        threads.emplace_back([&right, turns] {
+            for (int i = 0; i < turns; i++) {
+                auto x = floats_on(0, 1);
+                TestStream stream(0, cudaStreamDefault);
+                float got = 0;
+                assign_kernel<<<1, 1, 0, stream>>>(x.get(), 1);
+                plus_kernel<<<1, 1>>>(x.get(), 2);
+                OK(cudaMemcpyAsync(&got, x.get(), one_float, down, stream));
+                right += got == 3;
+            }
+        });
+    for (std::thread &thread : threads) thread.join();
+    expect(right == 6 * turns, "right sums", right);
+}
+
 // CUDA_CPU_PEERS=0: the host waits in a copy between devices, as for a driver that stages it.
 static void staged_copies() {
     setenv("CUDA_CPU_PEERS", "0", 1);
@@ -1604,6 +1625,7 @@ static const Program right_programs[] = {
     {"stacks of many streams", stacks_of_many_streams},
     {"few blocks on many cores", few_blocks_on_many_cores},
     {"host function that catches", host_function_that_catches},
+    {"host threads", host_threads},
     {"copies that the host stages", staged_copies},
     {"lanes forwards", [] { lanes_in_order("forwards"); }},
     {"lanes backwards", [] { lanes_in_order("backwards"); }},
