@@ -3301,9 +3301,12 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
     const char *call = "cudaStreamWaitEvent";
     if (cudaError_t error = check_handle(event, where, call, false)) return error;
     if (cudaError_t error = check_handle(stream, where, call)) return error;
+    if (!event->mark) return cudaSuccess;
     const Enqueuing one_at_a_time;
     Hidden hidden;
-    if (event->mark) wait(stream ? stream : current().default_stream, event->mark);
+    stream = ordered(stream, stream ? *stream->device : current());
+    wait(stream, event->mark);
+    pushed(stream);
     return cudaSuccess;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event, CUDA_CPU_WHERE) {

@@ -738,6 +738,19 @@ TEST_CASE("stream: the default stream and the others wait for each other") {
     }
 }
 
+TEST_CASE("cudaStreamWaitEvent: what the default stream waits for, the others wait for, too") {
+    auto x = floats_on(0, 1), y = floats_on(0, 1);
+    TestStream blocking(0, cudaStreamDefault), free;
+    TestEvent event;
+    Hold hold;
+    hold_kernel<<<1, 1, 0, free>>>(hold.go.get(), x.get(), 5);
+    OK(cudaEventRecord(event, free));
+    OK(cudaStreamWaitEvent(nullptr, event));
+    OK(cudaMemcpyAsync(y.get(), x.get(), one_float, within, blocking));
+    hold.release_and_wait_for(blocking);
+    CHECK(values(y) == "5");
+}
+
 TEST_CASE("cudaMemcpyPeer: is ordered with all of both devices, and the host goes on") {
     auto x = floats_on(0, 1), y = floats_on(1, 1), z = floats_on(1, 1), w = floats_on(0, 1);
     TestStream a(0), b(1);
