@@ -120,42 +120,43 @@ extern "C" void AnnotateIgnoreSyncEnd(const char *file, int line);
 #define CUDART_CB
 #define __syncthreads() ::cuda_cpu::barrier(__FILE__, __LINE__)
 
-struct uint3 {
-    unsigned x, y, z;
-};
-struct dim3 {
-    unsigned x, y, z;
-    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
-};
-// float2, float3, float4, make_float2(x, y), ...: two and four are aligned to be read at once.
+// float1, float2, ..., make_float2(x, y), ...: two and four are aligned to be read at once.
 #define CUDA_CPU_VECTORS(name, T)                                                                  \
+    struct name##1 {                                                                               \
+        T x;                                                                                       \
+    };                                                                                             \
     struct alignas(2 * sizeof(T)) name##2 {                                                        \
         T x, y;                                                                                    \
+    };                                                                                             \
+    struct name##3 {                                                                               \
+        T x, y, z;                                                                                 \
     };                                                                                             \
     struct alignas(sizeof(T) < 4 ? 4 * sizeof(T) : 16) name##4 {                                   \
         T x, y, z, w;                                                                              \
     };                                                                                             \
+    inline name##1 make_##name##1(T x) { return {x}; }                                             \
     inline name##2 make_##name##2(T x, T y) { return {x, y}; }                                     \
     inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                             \
     inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-struct float3 {
-    float x, y, z;
-};
-struct double3 {
-    double x, y, z;
-};
-struct int3 {
-    int x, y, z;
-};
-struct uchar3 {
-    unsigned char x, y, z;
-};
 CUDA_CPU_VECTORS(float, float)
 CUDA_CPU_VECTORS(double, double)
+CUDA_CPU_VECTORS(char, signed char)
+CUDA_CPU_VECTORS(uchar, unsigned char)
+CUDA_CPU_VECTORS(short, short)
+CUDA_CPU_VECTORS(ushort, unsigned short)
 CUDA_CPU_VECTORS(int, int)
 CUDA_CPU_VECTORS(uint, unsigned)
-CUDA_CPU_VECTORS(uchar, unsigned char)
+CUDA_CPU_VECTORS(long, long)
+CUDA_CPU_VECTORS(ulong, unsigned long)
+CUDA_CPU_VECTORS(longlong, long long)
+CUDA_CPU_VECTORS(ulonglong, unsigned long long)
 #undef CUDA_CPU_VECTORS
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+    constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+    constexpr operator uint3() const { return {x, y, z}; }
+};
 
 // Of the CUDA thread that this core runs at the moment.
 inline __thread uint3 threadIdx, blockIdx;
@@ -2372,8 +2373,11 @@ constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDis
 
 struct cudaDeviceProp {
     char name[256];
-    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
-    int multiProcessorCount, maxThreadsPerBlock, major, minor;
+    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor,
+        totalConstMem;
+    int multiProcessorCount, maxThreadsPerBlock, maxThreadsPerMultiProcessor, maxThreadsDim[3],
+        maxGridSize[3], warpSize, major, minor, concurrentKernels, cooperativeLaunch,
+        unifiedAddressing, managedMemory, canMapHostMemory;
 };
 
 // --- errors and devices
@@ -2413,9 +2417,17 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device, CUD
              d.cores == 1 ? "" : "s");
     prop->totalGlobalMem = d.total;
     prop->sharedMemPerBlock = cuda_cpu::usual_shared_bytes;
-    prop->sharedMemPerBlockOptin = cuda_cpu::dynamic_shared_bytes;
+    prop->sharedMemPerBlockOptin = prop->sharedMemPerMultiprocessor =
+        cuda_cpu::dynamic_shared_bytes;
+    prop->totalConstMem = 65536;
     prop->multiProcessorCount = d.cores;
-    prop->maxThreadsPerBlock = 1024;
+    prop->maxThreadsPerBlock = prop->maxThreadsPerMultiProcessor = 1024;
+    prop->maxThreadsDim[0] = prop->maxThreadsDim[1] = 1024;
+    prop->maxThreadsDim[2] = 64;
+    prop->maxGridSize[0] = 0x7fffffff;
+    prop->maxGridSize[1] = prop->maxGridSize[2] = 65535;
+    prop->warpSize = 32;
+    prop->unifiedAddressing = prop->managedMemory = prop->canMapHostMemory = 1;
     return cudaSuccess;
 }
 enum cudaDeviceAttr {
@@ -2738,7 +2750,7 @@ inline cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, int d
 }
 
 // Filled with NaN when fresh.
-inline cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
+inline cudaError_t cudaMallocHost(void **pointer, size_t bytes, unsigned = 0) {
     using namespace cuda_cpu;
     *pointer = bytes ? aligned_alloc(256, (bytes + 255) / 256 * 256) : nullptr;
     if (!*pointer) return bytes ? fail(cudaErrorMemoryAllocation) : cudaSuccess;
@@ -2751,10 +2763,11 @@ inline cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
         bytes, "cudaMallocHost", std::make_shared<int>(), {}};
     return cudaSuccess;
 }
-template <class T> cudaError_t cudaMallocHost(T **pointer, size_t bytes) {
+template <class T> cudaError_t cudaMallocHost(T **pointer, size_t bytes, unsigned = 0) {
     return cudaMallocHost((void **)pointer, bytes);
 }
-constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2;
+constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2,
+                   cudaHostAllocWriteCombined = 4;
 template <class T> cudaError_t cudaHostAlloc(T **pointer, size_t bytes, unsigned) {
     return cudaMallocHost((void **)pointer, bytes);
 }
@@ -3379,6 +3392,8 @@ template <class T, class F> __attribute__((always_inline)) inline T atomic_updat
 CUDA_CPU_ATOMICS(int)
 CUDA_CPU_ATOMICS(unsigned)
 CUDA_CPU_ATOMICS(unsigned long long)
+CUDA_CPU_ATOMIC(atomicMin, long long, x < old ? x : old)
+CUDA_CPU_ATOMIC(atomicMax, long long, old < x ? x : old)
 CUDA_CPU_ATOMIC(atomicExch, float, (void(old), x))
 CUDA_CPU_ATOMIC(atomicAdd, int, unsigned(old) + x)
 CUDA_CPU_ATOMIC(atomicAdd, unsigned, old + x)
@@ -3516,7 +3531,17 @@ CUDA_CPU_LACKS(cudaMallocFromPoolAsync) CUDA_CPU_LACKS(cudaMemPoolCreate)
 CUDA_CPU_LACKS(cudaMemAdvise) CUDA_CPU_LACKS(cudaDeviceGetDefaultMemPool)
 CUDA_CPU_LACKS_TYPE(cudaLaunchConfig_t) CUDA_CPU_LACKS_TYPE(cudaPointerAttributes)
 CUDA_CPU_LACKS_TYPE(cudaMemPool_t)
+CUDA_CPU_LACKS(cudaFuncGetAttributes) CUDA_CPU_LACKS(cudaFuncSetCacheConfig)
+CUDA_CPU_LACKS(cudaSetDeviceFlags) CUDA_CPU_LACKS(cudaDeviceGetP2PAttribute)
+CUDA_CPU_LACKS(cudaRuntimeGetVersion) CUDA_CPU_LACKS(cudaDriverGetVersion)
+CUDA_CPU_LACKS_TYPE(cudaFuncAttributes)
+CUDA_CPU_LACKS(__reduce_add_sync) CUDA_CPU_LACKS(__reduce_max_sync)
+CUDA_CPU_LACKS(__reduce_min_sync) CUDA_CPU_LACKS(__match_any_sync)
+CUDA_CPU_LACKS(__match_all_sync) CUDA_CPU_LACKS(__nanosleep) CUDA_CPU_LACKS(__trap)
+CUDA_CPU_LACKS(atomicAdd_block) CUDA_CPU_LACKS(atomicAdd_system)
 namespace cooperative_groups {
+CUDA_CPU_LACKS_TYPE(thread_group) CUDA_CPU_LACKS_TYPE(grid_group)
+CUDA_CPU_LACKS_TYPE(cluster_group) CUDA_CPU_LACKS_TYPE(coalesced_group)
 CUDA_CPU_LACKS(this_grid) CUDA_CPU_LACKS(this_cluster) CUDA_CPU_LACKS(coalesced_threads)
 }
 // clang-format on

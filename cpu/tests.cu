@@ -909,6 +909,8 @@ TEST_CASE("cudaGetDevice: each host thread has its own; cudaGetDeviceProperties"
     CHECK(prop.maxThreadsPerBlock == 1024);
     CHECK(prop.multiProcessorCount >= 1);
     CHECK(prop.sharedMemPerBlock == 48 * 1024);
+    CHECK(prop.maxGridSize[1] == 65535);
+    CHECK(prop.warpSize == 32);
     OnDevice current(count - 1);
     std::thread([&] { cudaGetDevice(&device); }).join(); // a new thread's is 0
     CHECK(device == 0);
@@ -2358,6 +2360,12 @@ static const Lacking lacking[] = {
     {"__constant__ struct { float x; } no_name;", "and of a type that has a name"},
     {"struct __align__(16) Four { float x[4]; };", ""},
     {"void CUDART_CB called(void *) {}", ""},
+    {"void attributes(cudaFuncAttributes *a) {}", unavailable},
+    {"__global__ void match_kernel(int *x) { __match_any_sync(~0u, *x); }", unavailable},
+    {"void group(cooperative_groups::thread_group) {}", unavailable},
+    {"__global__ void smallest_kernel(long long *x) { atomicMin(x, atomicMax(x, 3)); }", ""},
+    {"__global__ void block_kernel(dim3 *x) { *x = blockIdx; uint3 y = blockDim; x->x = y.x; }", ""},
+    {"ushort4 vector(char1 x) { return make_ushort4(x.x, 1, 2, make_longlong2(3, 4).y); }", ""},
     {"template <class F> __global__ void apply_kernel(float *x, F f) { *x = f(*x); }", ""},
     {"void pass(float (*f)(float)) { apply_kernel<<<1, 1>>>(nullptr, f); }",
      "a pointer to a function as a kernel's argument: the stand-in lacks it"},
