@@ -2874,6 +2874,12 @@ inline cudaError_t check_copy(Device *&device, Copy &copy, Where where) {
                                           : cudaMemcpyHostToHost;
     if (Device *owner = copy.kind == cudaMemcpyDeviceToHost ? from_device : to_device)
         if (of_one(owner)) device = owner;
+    if (copy.kind == cudaMemcpyDeviceToDevice && of_one(to_device) && of_one(from_device) &&
+        to_device != from_device)
+        return fail(cudaErrorInvalidValue, where,
+                    "%s: from memory of device %d to memory of device %d: here only cudaMemcpyPeer "
+                    "and cudaMemcpyPeerAsync, which name both, copy between devices",
+                    call, from_device->id, to_device->id);
     auto check = [&](const void *p, Device *owner, size_t pitch, bool host, const char *end) {
         char what[100];
         snprintf(what, sizeof what, "%s, %s", call, end);

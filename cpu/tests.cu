@@ -1122,6 +1122,10 @@ TEST_CASE("cudaMemcpy, cudaMemcpyAsync, cudaMemset: wrong memory and sizes are r
             "is memory of device 1, not of the host");
     REFUSED(value, cudaMemcpy(m.x0, m.y0, 4, down), "cudaMemcpy: the destination",
             "is memory of device 0, not of the host");
+    for (cudaMemcpyKind kind : {within, cudaMemcpyDefault})
+        REFUSED(value, cudaMemcpyAsync(m.x0, m.x1, 4, kind, stream),
+                "cudaMemcpyAsync: from memory of device 1 to memory of device 0: here only "
+                "cudaMemcpyPeer and cudaMemcpyPeerAsync");
     REFUSED(value, cudaMemcpyAsync(m.host, m.freed0, 4, down), "cudaMemcpyAsync, source",
             "is memory of device 0 that cpu/tests.cu:", "has freed");
     OnDevice current(1);
