@@ -1592,13 +1592,13 @@ static void few_blocks_on_many_cores() {
     expect(mean < 20, "threads that slept for each launch", mean);
 }
 
-// Host threads that share a device: their streams come and go, and the default stream waits for all.
+// Host threads that share a device: streams come and go, and the default stream waits for all.
 static void host_threads() {
-    const int turns = small_only ? 20 : 300;
+    constexpr int turns = small_only ? 20 : 300;
     std::vector<std::thread> threads;
     std::atomic<int> right{0};
     for (int t = 0; t < 6; t++)
-        threads.emplace_back([&right, turns] {
+        threads.emplace_back([&right] {
             for (int i = 0; i < turns; i++) {
                 auto x = floats_on(0, 1);
                 TestStream stream(0, cudaStreamDefault);
@@ -2368,7 +2368,7 @@ static const Lacking lacking[] = {
     {"__global__ void match_kernel(int *x) { __match_any_sync(~0u, *x); }", unavailable},
     {"void group(cooperative_groups::thread_group) {}", unavailable},
     {"__global__ void smallest_kernel(long long *x) { atomicMin(x, atomicMax(x, 3)); }", ""},
-    {"__global__ void block_kernel(dim3 *x) { *x = blockIdx; uint3 y = blockDim; x->x = y.x; }", ""},
+    {"__global__ void dim_kernel(dim3 *x) { *x = blockIdx; uint3 y = blockDim; x->x = y.x; }", ""},
     {"ushort4 vector(char1 x) { return make_ushort4(x.x, 1, 2, make_longlong2(3, 4).y); }", ""},
     {"template <class F> __global__ void apply_kernel(float *x, F f) { *x = f(*x); }", ""},
     {"void pass(float (*f)(float)) { apply_kernel<<<1, 1>>>(nullptr, f); }",
