@@ -3823,15 +3823,15 @@ double Animator::finish(int epoch) {
 // --- files
 namespace fs = std::filesystem;
 
-// Write a file in one go: it is there whole or not at all. Folders on the way are made. What is no
-// file, such as /dev/null, is written to: a rename would put a file in its place. -> 0 or an errno
+// Write a file in one go: it is there whole or not at all, whoever else writes it. Folders on the
+// way are made. What is no file, such as /dev/null, is written to. -> 0 or an errno
 static int try_write(const std::string &path, const std::string &bytes) {
     std::error_code code;
     const fs::path folder = fs::path(path).parent_path();
     if (!folder.empty()) fs::create_directories(folder, code);
     if (code) return code.value();
     const bool special = fs::is_other(path, code);
-    const std::string part = special ? path : path + ".part";
+    const std::string part = special ? path : path + format(".%d.part", getpid());
     FILE *file = fopen(part.c_str(), "wb");
     bool written = file && fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
     if (file) written = fclose(file) == 0 && written;

@@ -3031,8 +3031,10 @@ TEST_CASE("write_file writes all or nothing") {
     const std::string path = folder.file("a/b/file"), bytes("0\0\xff\n", 4);
     write_file(path, bytes);
     CHECK(read_text(path) == bytes);
+    write_text(path + ".part", "new"); // by another run, which writes the file, too
     write_file(path, "shorter");
-    CHECK(read_text(path) == "shorter");
+    CHECK((read_text(path) == "shorter" && read_text(path + ".part") == "new"));
+    std::filesystem::remove(path + ".part");
     const std::set<std::string> before = folder.listing();
     CHECK(before == std::set<std::string>{"a", "a/b", "a/b/file"});
     auto wrong = [&](const std::string &p) { return error_of([&] { write_file(p, "new"); }); };
