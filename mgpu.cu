@@ -3927,9 +3927,14 @@ static std::string checksum(const std::vector<Tensor> &params) {
         for (size_t b = 0; b < sizeof x; b++) hash = (hash ^ ((uint8_t *)&x)[b]) * 0x100000001b3;
     return format("%016llx", (unsigned long long)hash);
 }
+template <class T> static size_t hash(const T &bytes) {
+    return std::hash<std::string_view>()({(const char *)bytes.data(), bytes.size()});
+}
 // What decides the bits of a training
 static std::map<std::string, std::string> training_options() {
     return {{"model", options.model},
+            {"data", format("%zu %zu %zu %zu", hash(train_set.images), hash(train_set.labels),
+                            hash(test_set.images), hash(test_set.labels))},
             {"gpus", std::to_string(options.gpus) +
                          (nodes > 1 ? " on each of " + std::to_string(nodes) + " nodes" : "")},
             {"batch", std::to_string(options.batch)},
@@ -5146,16 +5151,11 @@ static void exercise_nodes() {
 // program. Whoever differs from node 0 ends all.
 static void meet_nodes() {
     if (nodes == 1) return (void)alarm(0);
-    auto hash = [](const auto &bytes) {
-        return std::hash<std::string_view>()({(const char *)bytes.data(), bytes.size()});
-    };
     auto lines = training_options();
     lines["epochs"] = std::to_string(options.epochs);
     lines["steps"] = std::to_string(options.steps);
     lines["overlap"] = std::to_string(options.overlap);
     lines["exercise"] = std::to_string(options.exercise);
-    lines["data set"] = format("%zu %zu %zu %zu", hash(train_set.images), hash(train_set.labels),
-                               hash(test_set.images), hash(test_set.labels));
     std::ifstream program("/proc/self/exe", std::ios::binary);
     const std::string bytes(std::istreambuf_iterator<char>(program), {});
     lines["program"] = std::to_string(hash(bytes));

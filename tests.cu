@@ -4095,6 +4095,9 @@ TEST_CASE("program: --resume reaches the bits of an uninterrupted run" *
                "t was trained with lr 0.2, not with 0.3");
     check_line(train("--epochs 99 --save t --resume --precision tf32", 1).err,
                ", not with fast in tf32");
+    write_data(folder.file("data"), 65, 16);
+    check_line(train("--epochs 99 --save t --resume", 1).err, "t was trained with data ");
+    write_data(folder.file("data"), 64, 16);
     // A log of another training does not become part of this one's
     train("--epochs 9 --lr 0.1");
     CHECK(contains(train("--epochs 10 --save t --resume").err, "notice: log.csv is not the log"));
