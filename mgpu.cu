@@ -5156,6 +5156,7 @@ static void meet_nodes() {
     lines["steps"] = std::to_string(options.steps);
     lines["overlap"] = std::to_string(options.overlap);
     lines["exercise"] = std::to_string(options.exercise);
+    lines["replica check"] = std::to_string(options.replica_check); // it sends
     std::ifstream program("/proc/self/exe", std::ios::binary);
     const std::string bytes(std::istreambuf_iterator<char>(program), {});
     lines["program"] = std::to_string(hash(bytes));

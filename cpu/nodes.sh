@@ -67,6 +67,7 @@ differs() {
 differs 'its batch (128) is not' --batch 128
 differs 'its gpus (2 on each of 2 nodes) is not' --gpus 2
 differs 'its overlap (1) is not' --overlap
+differs 'its replica check (0) is not' --no-replica-check
 differs 'its data (.*) is not' --data $out/data
 differs 'no-such-folder' --data no-such-folder
 
