@@ -3932,6 +3932,8 @@ template <class T> static size_t hash(const T &bytes) {
 }
 // What decides the bits of a training
 static std::map<std::string, std::string> training_options() {
+    // It adds more than two nodes' numbers in an order that depends on the size of a bucket
+    const bool by_mpi = nodes > 2 && options.allreduce != "ring";
     return {{"model", options.model},
             {"data", format("%zu %zu %zu %zu", hash(train_set.images), hash(train_set.labels),
                             hash(test_set.images), hash(test_set.labels))},
@@ -3943,7 +3945,7 @@ static std::map<std::string, std::string> training_options() {
             {"shuffle", options.shuffle ? "yes" : "no"},
             {"limit", std::to_string(options.limit)},
             {"split", options.split.empty() ? "even" : listed(options.split, ",")},
-            {"allreduce", options.allreduce},
+            {"allreduce", options.allreduce + (by_mpi && options.overlap ? " overlapped" : "")},
             {"kernels", options.kernels + (options.precision == "fp32" ? "" : " in tf32")}};
 }
 

@@ -71,6 +71,15 @@ differs 'its replica check (0) is not' --no-replica-check
 differs 'its data (.*) is not' --data $out/data
 differs 'no-such-folder' --data no-such-folder
 
+# The order in which MPI adds the numbers of four nodes changes with OVERLAP
+few="--limit 40 --batch 20 --epochs 2 --log $out/log --save $out/save"
+rm -rf $out/save
+$mpirun -n 4 "$mpi" $few --steps 1 >$out/text 2>&1 || fail "four nodes"
+if $mpirun -n 4 "$mpi" $few --resume --overlap >$out/text 2>&1; then fail "resumed in another order"; fi
+grep -q 'was trained with allreduce bucket, not with bucket overlapped' $out/text || fail "OVERLAP"
+$mpirun -n 4 "$mpi" $few --resume >$out/text 2>&1 || fail "resumed"
+pass "four nodes go on in the same order of additions"
+
 # A node dies in the middle of a training
 $mpirun -n 2 "$mpi" --log $out/log >$out/text 2>&1 &
 job=$!
