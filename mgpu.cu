@@ -3582,6 +3582,7 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims) {
               errno == ENOENT ? ": `make data` brings it to data/" : "");
     std::string quoted, wrong;
     for (char c : path) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    signal(SIGCHLD, SIG_DFL); // this program's parent may ignore it: gzip's status would be lost
     FILE *pipe = popen(("gzip -dc < '" + quoted + "' 2> /dev/null").c_str(), "r");
     if (!pipe) error("%s: cannot start gzip: %s", path.c_str(), strerror(errno));
     std::vector<uint8_t> bytes;

@@ -2600,6 +2600,12 @@ TEST_CASE("load_data gives the files' bytes") {
     }
 }
 
+TEST_CASE("load_data: where a parent has ignored the ends of its children") {
+    TestFolder folder;
+    write_data(folder.path, 8, 2);
+    signal(SIGCHLD, SIG_IGN); // which is inherited
+    CHECK(load_data(folder.path, "train").count == 8);
+}
 TEST_CASE("load_data keeps the first samples with --limit") {
     TestFolder folder;
     OptionsKept kept;
