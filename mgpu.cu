@@ -5443,6 +5443,9 @@ static void run_program() {
     if (trains) {
         train_set = load_data(options.data, "train");
         test_set = load_data(options.data, "t10k");
+        std::error_code code; // a link stays one: the file that it names is replaced
+        if (fs::is_symlink(options.log, code) && !fs::is_other(options.log, code))
+            options.log = fs::path(options.log).parent_path() / fs::read_symlink(options.log);
         if (node == 0) check_writable(options.log);
         if (!options.save.empty() && node == 0) check_save();
     }

@@ -4016,6 +4016,14 @@ TEST_CASE("program: the demos, a table of the epochs, the tutorial's last line, 
     }
 }
 
+TEST_CASE("program: a --log that is a link stays one") {
+    DataFolder folder(8, 2);
+    write_text(folder.file("logs/mine.csv"), "old");
+    std::filesystem::create_symlink("logs/mine.csv", folder.file("log.csv"));
+    train_in(folder, "");
+    CHECK(std::filesystem::is_symlink(folder.file("log.csv")));
+    CHECK(contains(read_text(folder.file("logs/mine.csv")), "epoch,loss,test_acc,seconds\n1,"));
+}
 TEST_CASE("program: --help") {
     TestFolder folder;
     CHECK(output_of(folder, "--help") == printed(print_usage));
