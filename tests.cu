@@ -3684,6 +3684,13 @@ static drawing::Recording drawn(std::string rows) {
     return drawing::read(file.get(), true);
 }
 
+TEST_CASE("close_file: a disk that is full is an error") {
+    for (size_t bytes : {1, 1000000}) { // which fails at the end; before
+        FILE *file = drawing::open_file("/dev/full");
+        fwrite(std::string(bytes, 'x').data(), 1, bytes, file);
+        CHECK_THROWS_AS(drawing::close_file(file, "/dev/full"), drawing::Error);
+    }
+}
 TEST_CASE("critical_path: what the last operation has waited for") {
     const std::string header = "# a, 1 bytes\ndevice,lane,stream,kind,name,begin,end,src,dst,bytes,"
                                "flop,after\n";

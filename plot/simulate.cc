@@ -34,6 +34,10 @@ static FILE *open_file(const char *path) {
     if (!file) throw Error(std::string("cannot write ") + path);
     return file;
 }
+static void close_file(FILE *file, const char *path) {
+    const bool failed = ferror(file); // an earlier write
+    if (fclose(file) != 0 || failed) throw Error(std::string("cannot write ") + path);
+}
 struct Recording {
     std::string title;
     double bytes = 0; // of a device's gradients, as the title says
@@ -324,11 +328,11 @@ static void trace(const char *name, const char *json, const char *data) {
     const std::vector<bool> critical = critical_path(r.ops);
     FILE *file = open_file(json);
     write_json(file, r, critical, k);
-    fclose(file);
+    close_file(file, json);
     file = open_file(data);
     fprintf(file, "title %s\n", r.title.c_str());
     write_data(file, r, critical, k);
-    fclose(file);
+    close_file(file, data);
 }
 static const double least = 4096, most = 1 << 30; // bytes of a sweep
 static void sweep(const Fabric &f) {
@@ -374,6 +378,7 @@ int main(int argc, char **argv) {
         } else {
             throw Error("usage: simulate trace|total|sweep|optimum|scale FABRIC ...");
         }
+        if (fflush(stdout) || ferror(stdout)) throw Error("cannot write to stdout");
         return 0;
     } catch (const std::exception &e) {
         fprintf(stderr, "simulate: %s\n", e.what());
