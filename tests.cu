@@ -3684,6 +3684,22 @@ static drawing::Recording drawn(std::string rows) {
     return drawing::read(file.get(), true);
 }
 
+TEST_CASE("computes: a step of fewer samples, from two that were measured") {
+    auto step = [](int batch, int us) { // 1 us a sample, and what a step takes at least
+        const std::string end = std::to_string(1000 * us);
+        return drawing::Step(drawn("# lenet, batch " + std::to_string(batch) +
+                                   ", 1 device, naive, 4 bytes of gradients\n0,0,c,forward,x,0," +
+                                   end + ",-2,-2,1,0,-1\n0,0,c,update,y," + end + "," + end +
+                                   ",-2,-2,1,0,-1\n"));
+    };
+    const auto step256 = step(256, 276), step4 = step(4, 24), one = step(1, 21);
+    for (int k : {1, 2, 4, 32})
+        CHECK(drawing::computes(step256, step(32, 52), k) ==
+              doctest::Approx((20 + 256.0 / k) * 1e-6));
+    for (int k : {1, 2, 4}) // whose eighth is a quarter
+        CHECK(drawing::computes(step4, one, k) == doctest::Approx((20 + 4.0 / k) * 1e-6));
+    CHECK(drawing::computes(one, one, 1) == doctest::Approx(21e-6));
+}
 TEST_CASE("close_file: a disk that is full is an error") {
     for (size_t bytes : {1, 1000000}) { // which fails at the end; before
         FILE *file = drawing::open_file("/dev/full");

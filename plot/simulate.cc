@@ -116,8 +116,10 @@ static Fabric find(const char *name) {
 struct Step {
     std::vector<double> ready;
     double computed = 0, update = 0;
+    int batch = 0;
     explicit Step(const Recording &r) {
         const double start = r.ops[0].begin;
+        sscanf(r.title.c_str(), "%*[^,], batch %d", &batch);
         for (int i : r.gradients[0]) ready.push_back(r.ops[i].end - start);
         for (int i : r.updates) update += r.ops[i].seconds;
         computed = r.ops[r.updates.at(0)].begin - start;
@@ -345,6 +347,14 @@ static void optimum(const Fabric &f, int k) {
     for (double bytes = least; bytes <= most; bytes *= 4)
         printf("%.0f,%.3f\n", bytes, f.latency + 2.0 * (k - 1) / k * bytes / f.port / 1e3);
 }
+// What a step of 1/k of the samples computes: a line through the two that were measured. An eighth
+// of less than 16 samples is one sample.
+static double computes(const Step &step, const Step &eighth, int k) {
+    if (step.batch == eighth.batch) return step.computed;
+    const double slope =
+        (step.computed - eighth.computed) / (1 - (double)eighth.batch / step.batch);
+    return std::max(0.0, step.computed - slope * (1 - 1.0 / k));
+}
 static void scale(const Fabric &f, int k, Step step, Step eighth, double ms) {
     Recording r = read(stdin, false);
     if (ms > 0) {
@@ -355,10 +365,8 @@ static void scale(const Fabric &f, int k, Step step, Step eighth, double ms) {
         }
     }
     const double weak = step_seconds(r, f, step, 1);
-    // What a step of 1/k of the samples computes: a line through the two that were measured
-    const double slope = (step.computed - eighth.computed) / (1 - 1 / 8.0);
-    const double computed = std::max(0.0, step.computed - slope * (1 - 1.0 / k));
-    printf("%.6g %.6g\n", 1e3 * step_seconds(r, f, step, computed / step.computed), 1e3 * weak);
+    const double factor = computes(step, eighth, k) / step.computed;
+    printf("%.6g %.6g\n", 1e3 * step_seconds(r, f, step, factor), 1e3 * weak);
 }
 
 int main(int argc, char **argv) {
