@@ -32,5 +32,5 @@ for log in $1; do
             for (column = 0; column < width; column++) line = line "-"
             print line
             printf "      1%*d epochs\n", width - 1, n
-        }' "$log" || exit 1
+        }' <"$log" || exit 1
 done
