@@ -11,10 +11,11 @@
 # plot/simulate.cc and plot/fabric.h, says how long it takes there. Empty words: the usual ones.
 what=$1 fabrics=$2 algorithms=$3 gpus=$4
 shift 4
-rows=build/dry-run.csv
-mkdir -p build
-trap 'rm -f $rows $rows.times $rows.errors build/step.csv build/eighth.csv' EXIT
-trap 'exit 130' INT
+own=build/predict.$$ # files of this run: another one may be on its way
+rows=$own/dry-run.csv
+mkdir -p $own || exit 1
+trap 'rm -rf $own' EXIT
+trap 'exit 130' INT HUP TERM
 devices='2 4 8 16 32 64 128 256 512 1024'
 
 case $what in
@@ -59,11 +60,11 @@ scale)
         echo "STEP_MS=$STEP_MS: milliseconds are wanted, such as 16.5" >&2
         exit 1
     }
-    "$@" --trace --steps 1 --gpus 1 >build/step.csv || exit 1
-    title=$(sed -n '1s/^# \(.*, batch [0-9]*\),.*/\1/p' build/step.csv)
+    "$@" --trace --steps 1 --gpus 1 >$own/step.csv || exit 1
+    title=$(sed -n '1s/^# \(.*, batch [0-9]*\),.*/\1/p' $own/step.csv)
     batch=${title##* }
     eighth=$((batch < 8 ? 1 : batch / 8))
-    "$@" --trace --steps 1 --gpus 1 --batch $eighth >build/eighth.csv || exit 1
+    "$@" --trace --steps 1 --gpus 1 --batch $eighth >$own/eighth.csv || exit 1
     algorithm=${algorithms:-naive} one=
     echo "$title, on $fabrics: a step on k devices, from one that is measured here on a single" \
         "device${STEP_MS:+, as if that took $STEP_MS ms}."
@@ -76,7 +77,7 @@ scale)
             # shellcheck disable=SC2086
             "$@" --dry-run "$k" --allreduce "$algorithm" $overlap >$rows || exit 1
             # shellcheck disable=SC2086
-            times=$(build/simulate scale "$fabrics" "$k" build/step.csv build/eighth.csv \
+            times=$(build/simulate scale "$fabrics" "$k" $own/step.csv $own/eighth.csv \
                 $STEP_MS <$rows) || exit 1
             one=${one:-${times% *}}
             echo "$k $([ "$overlap" ] && echo 1 || echo 0) $times $one $batch" | awk '{
