@@ -215,8 +215,8 @@ build/cpu/%.cu: cpu/to_cpp.sed
 # rewritten only when they change, and what depends on it is then rebuilt.
 build/%/flags: flags = $(if $(filter gpu,$*),$(NVCC) $(nvcc_flags),$(CXX) $(cpu_flags) $(flags_$*))
 build/%/flags: FORCE
-	@mkdir -p $(@D); { echo $(call quote,$(flags)); grep -m1 '^model name' /proc/cpuinfo; } >$@.new; \
-	cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+	@mkdir -p $(@D); { echo $(call quote,$(flags)); grep -m1 '^model name' /proc/cpuinfo; } >$@.$$$$; \
+	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
 
 # ----- What a build needs and the machine may lack: data/fetch.sh brings it --------------------
 
