@@ -166,7 +166,7 @@ help:  ## this list
 	@echo 'make TARGET [NAME=value ...]'; echo
 	@sed -nE 's/^([a-z]+):.*  ## (.*)/\1\t\2/p' Makefile cpu/checks.mk | expand -t 15; echo
 	@sed -nE 's/^# ([A-Z_]+  )/\1/p' Makefile cpu/checks.mk
-backend: ; @echo 'backend: $(why)' >&2
+backend: ; @echo $(call quote,backend: $(why)) >&2
 
 # ----- Compiling -------------------------------------------------------------------------------
 
