@@ -3734,10 +3734,10 @@ struct Progress {
     int steps;                  // of an epoch
     std::vector<Tensor> losses; // on each device: the sum of its losses in each step
     std::vector<int> samples;   // of each step that has been enqueued
-    std::deque<Event> running;  // behind each step that device 0 may not have finished
+    std::deque<Event> running;  // behind each step that may not be finished, on its `most`
     std::string log = "epoch,loss,test_acc,seconds\n";
     bool bar = isatty(STDOUT_FILENO) && nodes == 1; // mpirun gives even a pipe a terminal
-    Tensor shown = empty({steps}, cpu());           // device 0's losses, copied behind each step
+    Tensor shown = empty({steps}, cpu());           // losses on `most`, copied behind each step
     std::vector<int> shown_samples = {};
     double start = 0, drawn = 0;
     void draw(int done) { // at most ten times a second
@@ -3779,21 +3779,24 @@ Animator::Animator(const std::vector<Device> &devices, int steps)
 void Animator::step(const std::vector<Tensor> &ls) {
     Progress &p = *progress;
     const int s = p.samples.size();
+    size_t most = 0; // the device with the most samples: SPLIT may leave the first without any
     stop_requested();
     if (s == 0) p.start = now(), p.shown_samples.clear();
     p.samples.push_back(0);
     for (size_t c = 0; c < ls.size(); c++) {
         const int n = size(ls[c]);
         p.samples[s] += n;
+        if (n > size(ls[most])) most = c;
         CHECK_LAUNCH(
             sum_kernel<<<1, threads, 0, on(ls[c].device)>>>(p.losses[c].ptr() + s, ls[c].ptr(), n));
     }
-    p.shown_samples.push_back(size(ls[0]));
+    const Device device = ls[most].device;
+    p.shown_samples.push_back(size(ls[most]));
     if (p.bar)
-        CHECK(cudaMemcpyAsync(p.shown.ptr() + s, p.losses[0].ptr() + s, sizeof(float),
-                              cudaMemcpyDeviceToHost, on(ls[0].device)));
-    p.running.emplace_back(ls[0].device);
-    CHECK(cudaEventRecord(p.running.back().handle, on(ls[0].device)));
+        CHECK(cudaMemcpyAsync(p.shown.ptr() + s, p.losses[most].ptr() + s, sizeof(float),
+                              cudaMemcpyDeviceToHost, on(device)));
+    p.running.emplace_back(device);
+    CHECK(cudaEventRecord(p.running.back().handle, on(device)));
     p.update(false);
 }
 // Here the host waits for the devices, once an epoch. A loss that is not a number stops the run.

@@ -3011,7 +3011,14 @@ TEST_CASE("Animator draws a line on a terminal, ten times a second at most, and 
     const std::string last =
         "\r    2/2 [" + std::string(30, '=') + "]  loss 3.0000  0 images/s  0 s left\033[K\r\033[K";
     REQUIRE(out.size() > last.size());
-    CHECK(out.substr(out.size() - last.size()) == last); // device 0's loss
+    CHECK(out.substr(out.size() - last.size()) == last); // the larger shard's loss
+    out = printed([&] {
+        Animator animator({gpu(0), gpu(1)}, 1);
+        animator.progress->bar = true;
+        animator.step(losses_on({{}, {4, 6}})); // SPLIT=1,1000
+        animator.finish(0);
+    });
+    CHECK(contains(out, "  loss 5.0000  "));
     double seconds = 0;
     out = printed([&] {
         Animator animator({gpu(0)}, 3000);
