@@ -3624,6 +3624,11 @@ TEST_CASE("simulate: a wait for what comes later, and kernels") {
     CHECK((ops[2].end == doctest::Approx(0.005) && ops[3].begin == doctest::Approx(0.005)));
     CHECK(fabric::simulate(ops, own, 10) == doctest::Approx(0.021)); // the bytes, not the seconds
 }
+TEST_CASE("simulate: bytes that take no time") {
+    auto ops = dry_allreduce("ring", 4, {1000});
+    const fabric::Fabric own = {"own", 10, INFINITY, 0, 1, 1, INFINITY};
+    CHECK(fabric::simulate(ops, own) == doctest::Approx(60e-6)); // 6 steps
+}
 TEST_CASE("simulate: 1024 devices" * doctest::skip(small_only)) {
     for (const char *name : {"naive", "bucket", "host", "by_tensor", "tree"}) {
         CAPTURE(std::string(name));

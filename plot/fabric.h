@@ -178,7 +178,7 @@ class Simulation {
                 }
                 for (int l : flow.links)
                     if (l >= 0) links[l].users--, links[l].room -= least;
-                if (std::fabs(flow.rate - least) <= 1e-9 * least) continue; // its end is known
+                if (std::fabs(flow.rate - least) < 1e-9 * least) continue; // its end is known
                 flow.left -= flow.rate * (t - flow.since);
                 flow.since = t;
                 flow.rate = least;
