@@ -3171,6 +3171,15 @@ __attribute__((format(printf, 1, 2))) static std::string format(const char *form
     va_end(args);
     return text;
 }
+// For a signal's handler. It may have interrupted malloc, for which dprintf would wait for ever.
+__attribute__((format(printf, 1, 2))) static void say(const char *format, ...) {
+    char text[1000];
+    va_list args;
+    va_start(args, format);
+    const int n = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (write(STDERR_FILENO, text, n) < n) return; // the program ends in any case
+}
 void check_cuda(cudaError_t code, const char *call, const char *file, int line) {
     if (code == cudaSuccess) return;
     fflush(stdout);
@@ -5078,10 +5087,9 @@ void from_node_0(void *a, size_t bytes) { MPI_Bcast(a, bytes, MPI_BYTE, 0, MPI_C
 
 constexpr int patience = 60; // seconds, for the others to come, and for an exercise
 static void on_alarm(int) {
-    dprintf(STDERR_FILENO,
-            "mgpu: node %d has waited %d s for the others: does the network let "
-            "them through, does each message meet its receive?\n",
-            node, patience);
+    say("mgpu: node %d has waited %d s for the others: does the network let them through, does "
+        "each message meet its receive?\n",
+        node, patience);
     _exit(1); // mpirun ends the others
 }
 [[noreturn]] static void leave(int status) {
@@ -5217,18 +5225,17 @@ static void on_stop(int signal) {
         return;
     }
     if (node <= 1) // of several, these two are enough
-        dprintf(STDERR_FILENO, "mgpu: %s\n",
-                signal == SIGINT ? "interrupted"
-                : nodes == 1     ? "terminated"
-                                 : "mpirun ends this node: another one has stopped");
+        say("mgpu: %s\n", signal == SIGINT ? "interrupted"
+                          : nodes == 1     ? "terminated"
+                                           : "mpirun ends this node: another one has stopped");
     _exit(128 + signal);
 }
 static void on_crash(int signal) {
-    dprintf(STDERR_FILENO, "mgpu: %s%s\n", inside,
-            signal == SIGSEGV
-                ? "segmentation fault: an index beyond its list, a null pointer, endless recursion?"
-            : signal == SIGABRT ? "stopped by what stands above (an index beyond a std::vector?)"
-                                : "a division by zero?");
+    say("mgpu: %s%s\n", inside,
+        signal == SIGSEGV
+            ? "segmentation fault: an index beyond its list, a null pointer, endless recursion?"
+        : signal == SIGABRT ? "stopped by what stands above (an index beyond a std::vector?)"
+                            : "a division by zero?");
     _exit(1);
 }
 static void catch_signals() {
