@@ -128,8 +128,8 @@ run: backend $(program) $(dataset)  ## train: make run GPUS=2 BATCH=256 LR=0.2 E
 	@$(start) $(program) $(options)
 test: backend $(tests) $(dataset)  ## run the tests: make test T='-tc=allreduce*'
 	@$(call run_tests,$(tests))
-becomes := $(if $(value ALLREDUCE),,KVSTORE) # ALLREDUCE; the program refuses both
-exercise bench scale: with_value := $(filter-out $(becomes),$(with_value))
+translated := $(if $(value ALLREDUCE),,KVSTORE) # becomes ALLREDUCE; the program refuses both
+exercise bench scale: with_value := $(filter-out $(translated),$(with_value))
 exercise bench scale: ALLREDUCE := $(or $(value ALLREDUCE),$(patsubst local,host,$(patsubst \
     device,by_tensor,$(value KVSTORE))))
 exercise: backend $(program) build/simulate  ## judge your allreduce, or ALLREDUCE=name
@@ -145,7 +145,7 @@ trace: backend $(dir)/mgpu build/simulate  ## three steps, what ran when: build/
 	@sh plot/draw.sh trace build/trace.dat build/trace.svg || true
 profile: backend $(dir)/mgpu  ## where the time of a step goes: kernels and copies of each device
 	@$(dir)/mgpu --profile $(options)
-scale: with_value := $(filter-out $(becomes) SPLIT GPUS,$(with_value))
+scale: with_value := $(filter-out $(translated) SPLIT GPUS,$(with_value))
 scale: word_if_1 := $(filter-out OVERLAP,$(word_if_1)) # without it and with it
 scale: backend $(dir)/mgpu build/simulate  ## predict a step on 1 to 1024 devices, on FABRIC
 	@STEP_MS=$(call quote,$(value STEP_MS)) $(predict) $(dir)/mgpu $(options)

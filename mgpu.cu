@@ -2244,7 +2244,7 @@ static int product_slices(int tiles, int terms, int threads) {
     const int most = min(terms / 128, blocks(3 * at_once * multiprocessors, tiles));
     int slices = 1;
     double best = INFINITY; // in units of a term
-    for (int i = 1; i <= max(1, most); i++) {
+    for (int i = 1; i <= most; i++) {
         const double rounds = max(1., 1. * blocks(tiles * i, multiprocessors) / at_once);
         const double time = rounds * (terms / i + 40) + (i > 1 ? 130 : 0);
         if (time < best) best = time, slices = i;
@@ -3743,10 +3743,10 @@ struct Progress {
     int steps;                  // of an epoch
     std::vector<Tensor> losses; // on each device: the sum of its losses in each step
     std::vector<int> samples;   // of each step that has been enqueued
-    std::deque<Event> running;  // behind each step that may not be finished, on its `most`
+    std::deque<Event> running;  // behind each step that may not be done, where its largest shard is
     std::string log = "epoch,loss,test_acc,seconds\n";
     bool bar = isatty(STDOUT_FILENO) && nodes == 1; // mpirun gives even a pipe a terminal
-    Tensor shown = empty({steps}, cpu());           // losses on `most`, copied behind each step
+    Tensor shown = empty({steps}, cpu());           // that shard's losses, copied behind it
     std::vector<int> shown_samples = {};
     double start = 0, drawn = 0;
     void draw(int done) { // at most ten times a second
@@ -3945,7 +3945,7 @@ template <class T> static size_t hash(const T &bytes) {
 }
 // What decides the bits of a training
 static std::map<std::string, std::string> training_options() {
-    // It adds more than two nodes' numbers in an order that depends on the size of a bucket
+    // MPI adds more than two nodes' numbers in an order that depends on the size of a bucket
     const bool by_mpi = nodes > 2 && options.allreduce != "ring";
     return {{"model", options.model},
             {"data", format("%zu %zu %zu %zu", hash(train_set.images), hash(train_set.labels),

@@ -369,11 +369,11 @@ struct Device {
     size_t total = 0, used = 0; // bytes
     std::map<const char *, Allocation> allocations; // by first byte
     Stream *default_stream = nullptr;
-    std::vector<Stream *> streams;                  // the default stream and the others
-    std::vector<bool> peers;                        // to which access was enabled
-    std::atomic<cudaError_t> fault{cudaSuccess};    // of a kernel; stays, as on a GPU
-    std::map<std::string, int> more_shared;         // kernels: see cudaFuncSetAttribute
-    std::mutex kernel_lock;                         // one kernel at a time; copies run beside it
+    std::vector<Stream *> streams;               // the default stream and the others
+    std::vector<bool> peers;                     // to which access was enabled
+    std::atomic<cudaError_t> fault{cudaSuccess}; // of a kernel; stays, as on a GPU
+    std::map<std::string, int> more_shared;      // kernels: see cudaFuncSetAttribute
+    std::mutex kernel_lock;                      // one kernel at a time; copies run beside it
     Team *team = nullptr;
 };
 
@@ -400,9 +400,9 @@ struct Machine {
     std::vector<Symbol *> symbols;
     std::set<const void *> handles; // streams and events that exist
     std::mutex lock;                // guards the tables of allocations, symbols and handles
-    bool peers;      // whether devices can access each other's memory
-    int watchdog;    // seconds
-    int spinning;    // helpers of each device that spin before they sleep; 0 if workers share cores
+    bool peers;                     // whether devices can access each other's memory
+    int watchdog;                   // seconds
+    int spinning; // helpers of each device that spin before they sleep; 0 if workers share cores
     Machine();
 };
 inline Machine &machine() {
@@ -604,10 +604,44 @@ inline std::string allocated_there(const Place &at, const void *p) {
                                            : ": copy it with cudaMemcpy");
 }
 
+// What the program did there, in words.
+inline void fault_words(char (&what)[600], const void *p, const Place &at, const Symbol *symbol,
+                        bool stack, bool division, bool odd) {
+    ptrdiff_t offset = 0;
+    size_t bytes = 0;
+    if (symbol) {
+        snprintf(what, sizeof what,
+                 "accesses %s, which %s:%d declares as a variable of each device: copy it with "
+                 "cudaMemcpyFromSymbol, cudaMemcpyToSymbol",
+                 symbol->name, symbol->where.file, symbol->where.line);
+    } else if (running.name && in_dynamic_shared(p, offset, bytes)) {
+        snprintf(what, sizeof what,
+                 "access to byte %td of dynamic shared memory: the launch has asked for %zu bytes "
+                 "(the third value between <<< and >>>)",
+                 offset, bytes);
+    } else if (stack) {
+        snprintf(what, sizeof what,
+                 "a thread's local variables do not fit its stack of %zu KiB: put a large array "
+                 "into memory from cudaMalloc, or does a function call itself for ever?",
+                 stack_bytes >> 10);
+    } else if (division) {
+        snprintf(what, sizeof what,
+                 "an integer is divided by zero (a GPU goes on with a meaningless number)");
+    } else if (!at.device && odd) {
+        snprintf(what, sizeof what, "misaligned access (a float4 wants a multiple of 16 bytes), or "
+                                    "by a pointer that is no address");
+    } else if (!at.device) {
+        snprintf(what, sizeof what, "access by a null pointer%s", null_may_be);
+    } else {
+        snprintf(what, sizeof what, "%s memory of %s, %s", running.name ? "access to" : "accesses",
+                 at.device->memory_of, allocated_there(at, p).c_str());
+    }
+}
+
 // SIGSEGV or SIGBUS: where the address belongs to a device, say whose memory was missed by whom.
-// Any other fault, but a kernel's by a null pointer, its stack or SIGFPE, is left to the handler
-// that was installed before this one: the access is tried again on return, and faults again. Should
-// finding the line fault itself, this is called once more, and does without.
+// Any other fault is left to the handler that was installed before this one, but those of a kernel
+// by a null pointer, its stack or a division (SIGFPE): the access is tried again on return, and
+// faults again. Should finding the line fault itself, this is called once more, and does without.
 inline struct sigaction before_fault[NSIG];
 inline __thread siginfo_t *without_line = nullptr;
 inline void on_fault(int signal, siginfo_t *info, void *context) {
@@ -645,33 +679,7 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
                  running.where.line, running.name, running.device, line.empty() ? "" : ", in ",
                  line.c_str());
     else snprintf(who, sizeof who, "%s%sthe host", line.c_str(), line.empty() ? "" : ": ");
-    if (symbol) {
-        snprintf(what, sizeof what,
-                 "accesses %s, which %s:%d declares as a variable of each device: copy it with "
-                 "cudaMemcpyFromSymbol, cudaMemcpyToSymbol",
-                 symbol->name, symbol->where.file, symbol->where.line);
-    } else if (shared) {
-        snprintf(what, sizeof what,
-                 "access to byte %td of dynamic shared memory: the launch has asked for %zu bytes "
-                 "(the third value between <<< and >>>)",
-                 offset, bytes);
-    } else if (stack) {
-        snprintf(what, sizeof what,
-                 "a thread's local variables do not fit its stack of %zu KiB: put a large array "
-                 "into memory from cudaMalloc, or does a function call itself for ever?",
-                 stack_bytes >> 10);
-    } else if (division) {
-        snprintf(what, sizeof what,
-                 "an integer is divided by zero (a GPU goes on with a meaningless number)");
-    } else if (!at.device && odd) {
-        snprintf(what, sizeof what, "misaligned access (a float4 wants a multiple of 16 bytes), or "
-                                    "by a pointer that is no address");
-    } else if (!at.device) {
-        snprintf(what, sizeof what, "access by a null pointer%s", null_may_be);
-    } else {
-        snprintf(what, sizeof what, "%s memory of %s, %s", running.name ? "access to" : "accesses",
-                 at.device->memory_of, allocated_there(at, p).c_str());
-    }
+    fault_words(what, p, at, symbol, stack, division, odd);
     const cudaError_t error = division ? cudaErrorLaunchFailure
                               : odd    ? cudaErrorMisalignedAddress
                                        : cudaErrorIllegalAddress;
