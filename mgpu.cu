@@ -2236,11 +2236,13 @@ __global__ void product_sum_kernel(ProductOut out, const float *partial, int sli
     if (part == 0 && i < count) out.store<1>(s, m, s.C_row(m).offset, {n}, sum);
 }
 
-// The number of slices, of 128 terms or more, with which a large GPU is estimated to end first. A
+int multiprocessors(Device device); // of its GPU (section 11)
+
+// The number of slices, of 128 terms or more, with which the GPU is estimated to end first. A
 // multiprocessor takes as long for 256 threads as for fewer, and the one with the most blocks ends
 // last. Writing a slice takes as much time as some 40 terms, the launch that adds them as 130.
-static int product_slices(int tiles, int terms, int threads) {
-    const int multiprocessors = 132, at_once = 256 / threads; // blocks on each
+static int product_slices(int tiles, int terms, int threads, int multiprocessors) {
+    const int at_once = 256 / threads; // blocks on each multiprocessor
     const int most = min(terms / 128, blocks(3 * at_once * multiprocessors, tiles));
     int slices = 1;
     double best = INFINITY; // in units of a term
@@ -2263,7 +2265,7 @@ template <class Tile, bool by_terms, bool by_columns = false>
 static void product_tiles(const ProductOut &out, const float *A, const float *B, const Product &s,
                           Device device) {
     dim3 grid(blocks(s.rows(), Tile::TM), blocks(s.N, Tile::TN));
-    grid.z = product_slices(grid.x * grid.y, s.K, Tile::threads);
+    grid.z = product_slices(grid.x * grid.y, s.K, Tile::threads, multiprocessors(device));
     const Tensor partial = empty({grid.z > 1 ? (int)grid.z * s.rows() * s.N : 0}, device);
     constexpr bool warps = warp_size > 1, terms = warps && by_terms, columns = warps && by_columns;
     const auto product_kernel = ::product_kernel<Tile, terms, columns>; // on a CPU, only one
@@ -2305,7 +2307,7 @@ static void product_in(const ProductOut &out, const float *A, const float *B, co
                        Device device) {
     const int large = blocks(s.rows(), 128) * blocks(s.N, 64) * max(1, blocks(s.K, 128));
     auto run = [&](auto tiles) { tiles(out, A, B, s, device); };
-    const bool dense = s.H * s.W == 1, small = s.rows() <= 32 || large < 132;
+    const bool dense = s.H * s.W == 1, small = s.rows() <= 32 || large < multiprocessors(device);
     const bool fits52 = blocks(s.N, 52) * 52 < blocks(s.N, 64) * 64; // fewer columns stay empty
     const bool by_columns = s.B_column.by_z == 1;
     if (small && s.N <= 20) run(product_tiles<typename In::Small20, true>);
@@ -3107,7 +3109,7 @@ void demos_lab_cnn(int num_gpus) {
 
 static int first_gpu = 0; // CUDA's number of gpu(0): where nodes share a machine
 struct Gpu {              // a logical device
-    int physical;
+    int physical, multiprocessors;
     Stream streams[2];           // of computation, and of communication (CommStreams)
     std::map<int, Stream> links; // for messages from each device
     std::map<size_t, std::vector<float *>> free_blocks[2]; // a free list per (stream, bytes)
@@ -3124,6 +3126,8 @@ static Gpu &state(Device device) {
 }
 Device try_gpu(int i) { return state(gpu(i)), gpu(i); }
 int physical(Device device) { return state(device).physical; }
+// A CPU splits sums as an H200 does, for tests.
+int multiprocessors(Device device) { return on_cpu ? 132 : state(device).multiprocessors; }
 std::vector<TapeEntry> &tape_of(Device device) { return state(device).tape; }
 std::shared_ptr<Launch> &waiting(Device device) { return state(device).waiting; }
 std::string str(Device device) {
@@ -3325,6 +3329,8 @@ void use_devices(int k, bool quiet = false) {
     for (int i = gpus.size(); i < k; i++) {
         gpus.emplace_back();
         gpus[i].physical = (first_gpu + i) % count;
+        CHECK(cudaDeviceGetAttribute(&gpus[i].multiprocessors, cudaDevAttrMultiProcessorCount,
+                                     gpus[i].physical));
         for (Stream &s : gpus[i].streams) s = new_stream(gpu(i));
     }
     if (k > count && !quiet)
