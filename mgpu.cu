@@ -4188,7 +4188,8 @@ static void check_losses(const std::vector<Tensor> &ls, int n) {
 }
 // Are they gradients at all? A small step of one parameter along its gradient must raise the mean
 // loss of some samples by step * |gradient|^2, one against it lower it by as much. (Up to a factor
-// of 2: ReLUs may switch on the way, and rounding hides changes below a millionth.)
+// of 2: ReLUs may switch on the way, and rounding hides changes below a millionth of the loss or of
+// the logits.)
 static void check_slopes(const Tensor &X, const Tensor &y) {
     const int n = std::min(16, X.shape[0]);
     const Tensor x = copyto(rows(X, 0, n), gpu(0)), labels = copyto(rows(y, 0, n), gpu(0));
@@ -4201,6 +4202,8 @@ static void check_slopes(const Tensor &X, const Tensor &y) {
         return std::accumulate(losses.begin(), losses.end(), 0.0) / n;
     };
     const double whole = std::fabs(mean_loss());
+    double largest = whole; // of the numbers that are rounded on the way to it
+    for (double z : to_host(net(x, p))) largest = std::max(largest, std::fabs(z));
     for (size_t i = 0; i < p.size(); i++) {
         const Flat g = to_host(gradient(p[i])), old = to_host(params[i]);
         double slope = 0, squares = 0; // |gradient of the mean loss|^2, |parameter|^2
@@ -4217,7 +4220,7 @@ static void check_slopes(const Tensor &X, const Tensor &y) {
         }
         copyto(params[i], p[i]);
         const double want = 2 * step * slope;
-        if (want > 1e-6 * whole && !(change > want / 2 && change < want * 2))
+        if (want > 1e-6 * largest && !(change > want / 2 && change < want * 2))
             error("the first minibatch: a step of %s along its gradient changes the loss by %.2g, "
                   "not by %.2g: is a backward kernel wrong, or a sign?",
                   param_names[i].c_str(), change, want);

@@ -3246,6 +3246,12 @@ TEST_CASE("check_first_step: a right step passes, for each model, seed and numbe
     CHECK(first_step(2, 7) == "");
     use_kernels("tf32"); // it takes some losses in FP32, and training goes on in TF32
     CHECK((first_step(2, 7) == "" && options.precision == "tf32"));
+    use_kernels("tiled");
+    for (float c : {0.1f, 1.0f, 10.0f}) { // equal weights: equal logits, large ones, and no slope
+        CAPTURE(c);
+        for (int i : {0, 2, 4, 6}) params[i] = full(params[i].shape, c, cpu());
+        CHECK(first_step(2, 64) == "");
+    }
 }
 
 TEST_CASE("check_first_step: what is wrong is named" * doctest::skip(small_only)) {
