@@ -3449,6 +3449,7 @@ Tensor arange(int n) {
 }
 
 Tensor normal(float scale, std::vector<int> shape) {
+    if (scale == 0) return full(shape, 0, cpu()); // a normal_distribution would refuse it
     return random(shape, std::normal_distribution<float>(0, scale));
 }
 Tensor uniform(float scale, std::vector<int> shape) {

@@ -226,6 +226,7 @@ TEST_CASE("init_params: shapes, zero biases, weights of standard deviation 0.01"
         numbers += size(params[i]);
     }
     CHECK(numbers == 129068);
+    CHECK(to_host(normal(0, {3})) == Floats(3)); // what if all weights begin with 0?
 }
 
 // LeNet's parameters with numbers from N(0, 0.1^2), biases too. With those of init_params all
