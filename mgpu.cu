@@ -4148,6 +4148,8 @@ static std::string explain_gradient(const Flat &got, const std::vector<int> &wro
     if (own)
         return "it is that of the device's own shard: does backward run on every device, does "
                "allreduce get each gradient and send the sum?";
+    if (text.empty())
+        return "it is nearly right: are numbers rounded to fewer bits on their way, or a few lost?";
     return text + ": is it the shards (split_and_load), backward on each device, or allreduce?";
 }
 // What an update looks like that is `ratio` times the right one.

@@ -3311,6 +3311,7 @@ TEST_CASE("check_first_step: what is wrong is named" * doctest::skip(small_only)
                     {gradients_are({{1, 1}, {0, 1}}), own},
                     {gradients_are({{1, 1}, {1, 0}}), without},
                     {gradients_are({{2, 1}, {2, 1}}), "it is gpu(0)'s shard 2 times:"},
+                    {gradients_are({{1.005, 1}, {1.005, 1}}), ": it is nearly right: "},
                     {gradients_are({{0, 0}, {0, 0}}), "it is 0: does backward run"},
                     {one_gradient(NAN, false), "nobody has written it"},
                     {one_gradient(7, true), "it is no sum of the shards' gradients"},
