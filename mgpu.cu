@@ -5167,8 +5167,8 @@ static void exercise_nodes() {
         error("only %.0f messages, %.0f bytes were counted, which cannot be all: sent_messages and "
               "sent_bytes are for what a node sends",
               sent[0] / 2, sent[1] / 2);
-    printf("passed on %d nodes: %.0f messages, %.0f bytes for 107768 numbers; the optimum has %d, "
-           "%d\n",
+    printf("ring_between_nodes: passed on %d nodes: %.0f messages, %.0f bytes for 107768 numbers; "
+           "the optimum has %d, %d\n",
            nodes, sent[0] / 2, sent[1] / 2, 2 * (nodes - 1), 2 * (nodes - 1) * 107768 * 4);
 }
 #endif

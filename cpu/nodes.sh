@@ -45,7 +45,7 @@ training="--model resnet18 --limit 48 --batch 5 --epochs 5 --lr 0.01 --no-first-
 same 2 2 tree "--allreduce ring --overlap"
 
 $mpirun -n 3 "$mpi" --exercise >$out/text 2>&1 || fail "exercise"
-grep -q 'passed on 3 nodes: 12 messages' $out/text || fail "exercise"
+grep -q '^ring_between_nodes: passed on 3 nodes: 12 messages' $out/text || fail "exercise"
 pass "exercise"
 
 # differs TEXT OPTION...: node 1 has these options, and says what is wrong with them
