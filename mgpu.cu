@@ -5108,12 +5108,23 @@ static void on_alarm(int) {
     MPI_Abort(MPI_COMM_WORLD, status);
     _exit(status);
 }
+// mpirun -q would hide what MPI itself says
+static void on_mpi_error(MPI_Comm *, int *code, ...) {
+    char text[MPI_MAX_ERROR_STRING];
+    int length;
+    MPI_Error_string(*code, text, &length);
+    say("mgpu: node %d: %s: do the counts and the ranks of the messages fit?\n", node, text);
+    leave(1);
+}
 static void start_nodes(int *argc, char ***argv) {
     int level;
+    MPI_Errhandler handler;
     MPI_Comm machine;
     signal(SIGALRM, on_alarm);
     alarm(patience); // until meet_nodes
     MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &level);
+    MPI_Comm_create_errhandler(on_mpi_error, &handler);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
     MPI_Comm_size(MPI_COMM_WORLD, &nodes);
     MPI_Comm_rank(MPI_COMM_WORLD, &node);
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
