@@ -1,10 +1,10 @@
 # What a first reading of the Makefile, which includes it, leaves out: misspelt variables, several
 # machines (NODES), the tests under sanitizers and in a GPU's order of lanes.
 
-# A variable on the command line is one of these, or misspelt
+# A variable on the command line is one of these, or for CUDA or its stand-in, or misspelt
 variables := $(shell sed -nE 's/^. ([A-Z_]+)  .*/\1/p' Makefile cpu/checks.mk)
 typed := $(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v))
-misspelt := $(firstword $(filter-out $(variables) CC MAKE MAKEFLAGS SHELL,$(typed)))
+misspelt := $(firstword $(filter-out $(variables) CUDA_% CC MAKE MAKEFLAGS SHELL,$(typed)))
 ifneq ($(and $(misspelt),$(filter 0,$(MAKELEVEL))),)
   meant := $(shell printf '%s\n' $(variables) | awk -v typed=$(call quote,$(misspelt)) '{ \
       rest = $$0; alone = 0; \
