@@ -30,7 +30,7 @@ start :=
 program := $(dir)/mgpu
 ifneq ($(value NODES)$(value HOSTS),)
   $(need_mpi)
-  $(if $(filter $(or $(value NODES),1),$(shell seq 1024)),,\
+  $(if $(findstring <$(or $(value NODES),1)>,$(patsubst %,<%>,$(shell seq 1024))),,\
     $(error NODES=$(value NODES): a number of processes, 1 to 1024, is wanted))
   $(foreach x,$(filter bench summary trace profile scale sweep plot test race asan lanes sanitize,\
     $(MAKECMDGOALS)),$(error make $x is for one process: leave NODES and HOSTS out))
