@@ -2855,8 +2855,22 @@ void wait_for_gradient(const Tensor &grad) {
 // takes them as params.size() tensors, starting at `params`. So net.forward(X, params.data()) is
 // here what lenet(X, params) is in section 2.
 
-Tensor uniform(float scale, std::vector<int> shape); // U(-scale, scale) on the host
-void stop_requested();                               // ends the program if Ctrl-C was pressed
+void stop_requested(); // ends the program if Ctrl-C was pressed
+
+static std::mt19937 rng; // seeded by run_program
+template <class Distribution>
+static Tensor random(std::vector<int> shape, Distribution distribution) { // on the host
+    Tensor t = empty(std::move(shape), cpu());
+    for (int i = 0; i < size(t); i++) t.ptr()[i] = distribution(rng);
+    return t;
+}
+Tensor normal(float scale, std::vector<int> shape) {
+    if (scale == 0) return full(shape, 0, cpu()); // a normal_distribution would refuse it
+    return random(shape, std::normal_distribution<float>(0, scale));
+}
+static Tensor uniform(float scale, std::vector<int> shape) { // U(-scale, scale)
+    return random(shape, std::uniform_real_distribution<float>(-scale, scale));
+}
 
 typedef std::function<Tensor(std::vector<int> shape)> Init; // makes a parameter on the host
 struct Param {
@@ -3074,11 +3088,9 @@ void demos_resnet18(int num_gpus) {
     for (int i = 0; i < size(x); i++)
         x.ptr()[i] = std::uniform_real_distribution<float>(0, 1)(random);
     print_outputs(split_and_load(x, devices), device_params);
-    for (Device d : {cpu(), gpu(0)}) { // weight.data(ctx=d)
-        bool initialized = false;
-        for (const auto &params : device_params) initialized |= params[0].device.id == d.id;
-        if (!initialized) printf("not initialized on %s\n", str(d).c_str());
-    }
+    auto on_host = [](const auto &params) { return params[0].device.id < 0; };
+    if (std::none_of(device_params.begin(), device_params.end(), on_host)) // weight.data()
+        printf("not initialized on cpu\n");
     for (const auto &params : device_params) printf("%s\n", channel0(params[0]).c_str());
 }
 
@@ -3267,14 +3279,6 @@ static void count_message(Device src, Device dst, size_t bytes, Stream &carrier)
 }
 
 // --- devices
-static std::mt19937 rng; // seeded by run_program
-template <class Distribution>
-static Tensor random(std::vector<int> shape, Distribution distribution) {
-    Tensor t = empty(std::move(shape), cpu());
-    for (int i = 0; i < size(t); i++) t.ptr()[i] = distribution(rng);
-    return t;
-}
-
 static bool staged = false; // some pair of devices: the host may then wait in a copy
 
 // How i reaches j's memory: "same GPU as", "peer" (access is enabled here) or "staged" (through the
@@ -3447,16 +3451,7 @@ Tensor arange(int n) {
     std::iota(t.ptr(), t.ptr() + n, 0.0f);
     return t;
 }
-
-Tensor normal(float scale, std::vector<int> shape) {
-    if (scale == 0) return full(shape, 0, cpu()); // a normal_distribution would refuse it
-    return random(shape, std::normal_distribution<float>(0, scale));
-}
-Tensor uniform(float scale, std::vector<int> shape) {
-    return random(shape, std::uniform_real_distribution<float>(-scale, scale));
-}
-
-// One size may be -1: what is left. The gradient is shared like the numbers.
+// The gradient is shared like the numbers.
 Tensor reshape(const Tensor &X, std::vector<int> shape) {
     int known = 1;
     for (int s : shape) known *= s < 0 ? 1 : s;
