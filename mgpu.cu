@@ -570,7 +570,6 @@ extern int nodes, node;
 void sum_over_nodes(const Grads &grads); // from the sums of each node to those over all nodes
 void sum_over_nodes(double *a, int n);   // the same on the host, which waits
 void from_node_0(void *a, size_t bytes); // a[:] = node 0's
-void compare_with_node_0(const std::vector<Tensor> &params); // do all nodes hold the same bits?
 
 // --- tools of the algorithms
 static bool contiguous(const std::vector<Tensor> &list) {
@@ -3146,6 +3145,8 @@ std::string str(Device device) {
     return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
 }
 static std::string str(int n) { return std::to_string(n); }
+static std::string str(const std::string &s) { return s; }
+static std::string str(const Tensor &X) { return str(X.shape); }
 template <class T>
 static std::string listed(const std::vector<T> &list, const char *separator) { // 2, 3
     std::string s;
@@ -3173,10 +3174,7 @@ void same_device(const char *op, const std::vector<Tensor> &inputs) {
 }
 void check_shape(const char *op, bool right, const char *wanted,
                  const std::vector<Tensor> &inputs) {
-    if (right) return;
-    std::string got;
-    for (const Tensor &X : inputs) got += (got.empty() ? "" : ", ") + str(X.shape);
-    error("%s: wants %s, got %s", op, wanted, got.c_str());
+    if (!right) error("%s: wants %s, got %s", op, wanted, listed(inputs, ", ").c_str());
 }
 // What printf would print
 __attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...) {
@@ -3475,6 +3473,14 @@ Tensor rows(const Tensor &X, int begin, int end) {
     if (X.data) y.data = std::shared_ptr<float>(X.data, X.data.get() + begin * row);
     return y;
 }
+template <class T> static double total(const std::vector<T> &list) { // the sum
+    return std::accumulate(list.begin(), list.end(), 0.0);
+}
+static std::vector<int> sizes_of(const std::vector<Tensor> &list) {
+    std::vector<int> sizes;
+    for (const Tensor &t : list) sizes.push_back(size(t));
+    return sizes;
+}
 std::vector<float> to_host(const Tensor &t) {
     const Tensor host = copyto(t, cpu());
     return std::vector<float>(host.ptr(), host.ptr() + size(t));
@@ -3522,19 +3528,28 @@ void call_on(Stream &stream, const char *name, size_t bytes, std::function<void(
                              new std::function<void()>(std::move(f))));
 }
 
-// Every device must hold the same bits, in every epoch.
+// The first index at which two lists of one size differ in a bit; their size if there is none
+static size_t first_difference(const std::vector<float> &a, const std::vector<float> &b) {
+    size_t j = 0;
+    while (j < a.size() && memcmp(&a[j], &b[j], sizeof(float)) == 0) j++;
+    return j;
+}
+// Every device, on every node, must hold the same bits, in every epoch.
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
     if (!options.replica_check) return;
-    compare_with_node_0(device_params[0]);
     const std::vector<float> first = all_to_host(trained(device_params[0]));
+    std::vector<float> other = first;
+    from_node_0(other.data(), sizeof(float) * other.size());
+    if (size_t j = first_difference(first, other); j < first.size())
+        error("the replicas differ: %s is %.9g here, but %.9g on node 0: does each node get the "
+              "same sum?",
+              name_of(j).c_str(), first[j], other[j]);
     for (size_t c = 1; c < device_params.size(); c++) {
-        const std::vector<float> other = all_to_host(trained(device_params[c]));
-        for (size_t j = 0; j < first.size(); j++)
-            if (memcmp(&first[j], &other[j], sizeof(float)) != 0)
-                error("the replicas differ: %s is %.9g on gpu(0) but %.9g on gpu(%zu): does "
-                      "allreduce leave the same sum on every device, and does each update its copy "
-                      "with it?",
-                      name_of(j).c_str(), first[j], other[j], c);
+        other = all_to_host(trained(device_params[c]));
+        if (size_t j = first_difference(first, other); j < first.size())
+            error("the replicas differ: %s is %.9g on gpu(0) but %.9g on gpu(%zu): does allreduce "
+                  "leave the same sum on every device, and does each update its copy with it?",
+                  name_of(j).c_str(), first[j], other[j], c);
     }
 }
 
@@ -3663,7 +3678,7 @@ std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
 std::vector<int> shard_sizes(int n, int k) {
     const std::vector<int> equal(k, 1);
     const std::vector<int> &weights = options.split.empty() || k == 1 ? equal : options.split;
-    const long sum = std::accumulate(weights.begin(), weights.end(), 0L);
+    const long sum = total(weights);
     std::vector<int> sizes(k), order(k);
     if ((int)weights.size() != k)
         error("SPLIT has %zu parts, but there are %d devices", weights.size(), k);
@@ -3674,7 +3689,7 @@ std::vector<int> shard_sizes(int n, int k) {
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
         return (long)n * weights[a] % sum > (long)n * weights[b] % sum;
     });
-    const int left = n - std::accumulate(sizes.begin(), sizes.end(), 0);
+    const int left = n - total(sizes);
     for (int i = 0; i < left; i++) sizes[order[i]]++;
     return sizes;
 }
@@ -3729,10 +3744,7 @@ static double now() {
 }
 void Timer::start() { t0 = now(); }
 void Timer::stop() { times.push_back(now() - t0); }
-double Timer::avg() const {
-    const double sum = std::accumulate(times.begin(), times.end(), 0.0);
-    return times.empty() ? 0 : sum / times.size();
-}
+double Timer::avg() const { return times.empty() ? 0 : total(times) / times.size(); }
 
 //   123/235 [===============               ]  loss 0.7345  4321 images/s  26 s left
 std::string progress_line(int done, int steps, double loss, double images, double seconds) {
@@ -3821,7 +3833,7 @@ double Animator::finish(int epoch) {
         const std::vector<float> host = to_host(l);
         for (size_t s = 0; s < sums.size(); s++) sums[s] += host[s];
     }
-    double count = std::accumulate(p.samples.begin(), p.samples.end(), 0.0);
+    double count = total(p.samples);
     sum_over_nodes(sums.data(), sums.size());
     sum_over_nodes(&count, 1);
     for (size_t s = 0; s < sums.size(); s++)
@@ -3832,7 +3844,7 @@ double Animator::finish(int epoch) {
                       : "the loss is %s in step %zu of epoch %d: use a smaller LR than %g",
                   std::isnan(sums[s]) ? "nan" : "infinite", s + 1, epoch + 1, options.lr);
     p.samples.clear();
-    return std::accumulate(sums.begin(), sums.end(), 0.0) / count;
+    return total(sums) / count;
 }
 
 // --- files
@@ -4164,25 +4176,24 @@ static std::string explain_update(double ratio, double batch, double shard, doub
 
 // The losses: one for each sample, all of them numbers.
 static void check_losses(const std::vector<Tensor> &ls, int n) {
-    const Flat losses = all_to_host(ls);
     for (const Tensor &l : ls) {
-        const Flat host = to_host(l);
-        const Tensor total = empty({1}, l.device);
-        const double sum = std::accumulate(host.begin(), host.end(), 0.0);
+        const Tensor on_device = empty({1}, l.device);
+        const double sum = total(to_host(l));
         if (!std::isfinite(sum))
             error("the first minibatch: the loss on %s is %s before any update: is memory read "
                   "that nobody has written, or a barrier (__syncthreads) or a wait missing?",
                   str(l.device).c_str(), std::isnan(sum) ? "nan" : "infinite");
-        CHECK_LAUNCH(sum_kernel<<<1, threads, 0, on(l.device)>>>(total.ptr(), l.ptr(), size(l)));
-        if (const float got = to_host(total)[0]; !near(got, sum))
+        CHECK_LAUNCH(
+            sum_kernel<<<1, threads, 0, on(l.device)>>>(on_device.ptr(), l.ptr(), size(l)));
+        if (const float got = to_host(on_device)[0]; !near(got, sum))
             error("the first minibatch: sum_kernel adds the losses on %s up to %g, not to %g: is a "
                   "barrier (__syncthreads) missing in block_sum?",
                   str(l.device).c_str(), got, sum);
     }
-    if ((int)losses.size() != n)
-        error("the first minibatch: it has %d samples, the devices' shards together have %zu: what "
+    if (const int losses = total(sizes_of(ls)); losses != n)
+        error("the first minibatch: it has %d samples, the devices' shards together have %d: what "
               "does split_and_load lose or repeat?",
-              n, losses.size());
+              n, losses);
 }
 // Are they gradients at all? A small step of one parameter along its gradient must raise the mean
 // loss of some samples by step * |gradient|^2, one against it lower it by as much. (Up to a factor
@@ -4195,10 +4206,7 @@ static void check_slopes(const Tensor &X, const Tensor &y) {
     backward(loss(net(x, p), labels));
     NoGrad guard;
     const std::string precision = std::exchange(options.precision, "fp32"); // tf32 rounds steps off
-    auto mean_loss = [&] {
-        const Flat losses = to_host(loss(net(x, p), labels));
-        return std::accumulate(losses.begin(), losses.end(), 0.0) / n;
-    };
+    auto mean_loss = [&] { return total(to_host(loss(net(x, p), labels))) / n; };
     const double whole = std::fabs(mean_loss());
     double largest = whole; // of the numbers that are rounded on the way to it
     for (double z : to_host(net(x, p))) largest = std::max(largest, std::fabs(z));
@@ -4342,11 +4350,6 @@ void summary() {
 }
 
 // --- the judge
-static std::vector<int> sizes_of(const std::vector<Tensor> &list) {
-    std::vector<int> sizes;
-    for (const Tensor &t : list) sizes.push_back(size(t));
-    return sizes;
-}
 // Tensors of these sizes on k devices, contiguous on each or each by itself.
 static Grads make_grads(int k, const std::vector<int> &sizes, bool contiguous) {
     Grads grads(k);
@@ -4446,7 +4449,7 @@ static std::vector<Flat> run_with_straggler(const std::string &name, const Grads
 // Right for these tensors? An Error names the first wrong number.
 static void judge_sums(const std::string &name, int k, const std::vector<int> &sizes,
                        bool contiguous, int straggler) {
-    const int n = std::accumulate(sizes.begin(), sizes.end(), 0);
+    const int n = total(sizes);
     std::vector<Flat> numbers(k, Flat(n));
     Flat sum(n);
     for (int c = 0; c < k; c++)
@@ -4476,7 +4479,7 @@ static void judge_sums(const std::string &name, int k, const std::vector<int> &s
 // The same bits on every device, and whichever device is late?
 static void judge_bits(const std::string &name, int k, const std::vector<int> &sizes) {
     const Grads grads = make_grads(k, sizes, true);
-    const int n = std::accumulate(sizes.begin(), sizes.end(), 0);
+    const int n = total(sizes);
     std::vector<Flat> numbers(k, Flat(n));
     for (int c = 0; c < k; c++)
         for (int i = 0; i < n; i++)
@@ -4574,7 +4577,7 @@ static double time_allreduce(const std::string &name, const Grads &grads) {
 // What it costs for the model's gradients, beside naive and the least that is possible.
 static void print_score(const std::string &name, int k, const std::vector<int> &sizes) {
     const Grads grads = make_grads(k, sizes, true);
-    const long n = std::accumulate(sizes.begin(), sizes.end(), 0L) * sizeof(float);
+    const long n = sizeof(float) * total(sizes);
     printf("%s: passed. What it costs for the %zu gradients of %s, %ld bytes, on %d devices:\n",
            name.c_str(), sizes.size(), options.model.c_str(), n, k);
     printf("%-10s %9s %11s %15s %13s %7s%s\n", "", "messages", "bytes", "busiest device",
@@ -4894,11 +4897,9 @@ static void print_ops(const Recorder &r) {
     each_stream([&](Stream &s, const std::string &name) {
         if (s.lane >= 0) lanes[s.lane] = name;
     });
-    long bytes = 0;
-    for (const Tensor &p : params) bytes += p.requires_grad ? sizeof(float) * size(p) : 0;
-    printf("# %s, %ld bytes of gradients\n"
+    printf("# %s, %.0f bytes of gradients\n"
            "device,lane,stream,kind,name,begin,end,src,dst,bytes,flop,after\n",
-           what_is_trained().c_str(), bytes);
+           what_is_trained().c_str(), sizeof(float) * total(sizes_of(trained(params))));
     std::string text;
     for (const Op &op : r.ops) {
         text += format("%d,%d,%s,%s,%s,%ld,%ld,%d,%d,%ld,%ld,%d\n", op.device, op.lane,
@@ -5209,18 +5210,6 @@ static void meet_nodes() {
         printf("%d nodes with %d device%s each\n", nodes, options.gpus,
                options.gpus > 1 ? "s" : "");
 }
-// The same bits on all nodes?
-void compare_with_node_0(const std::vector<Tensor> &params) {
-    if (nodes == 1) return;
-    const std::vector<float> here = all_to_host(trained(params));
-    std::vector<float> there = here;
-    from_node_0(there.data(), sizeof(float) * there.size());
-    for (size_t j = 0; j < here.size(); j++)
-        if (memcmp(&here[j], &there[j], sizeof(float)) != 0)
-            error("the replicas differ: %s is %.9g here, but %.9g on node 0: does each node get "
-                  "the same sum?",
-                  name_of(j).c_str(), here[j], there[j]);
-}
 
 // ---------------------------------------------------------------------------------------------
 // 16. Program
@@ -5298,11 +5287,9 @@ template <class T> static Setter number(T *field, long min, long max) {
 }
 static Setter one_of(std::string *field, const std::vector<std::string> &names) {
     return [=](const char *name, const char *value) {
-        std::string list;
-        for (const std::string &n : names) list += (list.empty() ? "" : ", ") + n;
         if (!value) value = names[0].c_str(); // [=NAME], left out
         if (std::find(names.begin(), names.end(), value) == names.end())
-            error("--%s %s: unknown, there are %s", name, value, list.c_str());
+            error("--%s %s: unknown, there are %s", name, value, listed(names, ", ").c_str());
         *field = value;
     };
 }
