@@ -4237,20 +4237,16 @@ static void check_slopes(const Tensor &X, const Tensor &y) {
 // The sum of some gradients of all trained parameters, and for each number of it the unit that
 // differences are measured in: the largest sum of |parts| in its parameter.
 static std::pair<Flat, Flat> sum_of(const std::vector<Flat> &parts) {
-    Flat sums, unit;
+    Flat sums(parts[0].size()), unit(parts[0].size());
+    for (const Flat &part : parts)
+        for (size_t j = 0; j < part.size(); j++) sums[j] += part[j], unit[j] += std::fabs(part[j]);
+    auto begin = unit.begin();
     for (size_t i = 0; i < params.size(); i++) {
         if (!params[i].requires_grad) continue;
-        float largest = 0;
-        for (int j = 0; j < size(params[i]); j++) {
-            float sum = 0, sizes = 0;
-            for (const Flat &part : parts) {
-                sum += part[sums.size()];
-                sizes += std::fabs(part[sums.size()]);
-            }
-            sums.push_back(sum);
-            largest = std::max(largest, sizes);
-        }
-        unit.resize(sums.size(), largest);
+        const auto end = begin + size(params[i]);
+        const float largest = *std::max_element(begin, end);
+        std::fill(begin, end, largest);
+        begin = end;
         if (largest == 0)
             printf("notice: the gradient of %s is 0 everywhere\n", param_names[i].c_str());
     }
@@ -4496,18 +4492,17 @@ static void judge_bits(const std::string &name, int k, const std::vector<int> &s
         }
     for (int straggler = 0; straggler < k; straggler++) {
         const auto sums = run_with_straggler(name, grads, straggler, numbers);
-        for (int c = 0; c < k; c++)
-            for (size_t i = 0; i < sums[c].size(); i++) {
-                if (memcmp(&sums[c][i], &first[c][i], sizeof(float)) != 0)
-                    error("%s is not deterministic: k = %d, index %zu of %s: %.9g, but %.9g when "
-                          "%s is late: the order of additions must not depend on time",
-                          name.c_str(), k, i, str(gpu(c)).c_str(), first[c][i], sums[c][i],
-                          str(gpu(straggler)).c_str());
-                if (memcmp(&sums[c][i], &sums[0][i], sizeof(float)) != 0)
-                    error("%s gives the devices different sums: k = %d, index %zu: %.9g on gpu(0), "
-                          "%.9g on %s: add once, then copy, or add in one order everywhere",
-                          name.c_str(), k, i, sums[0][i], sums[c][i], str(gpu(c)).c_str());
-            }
+        for (int c = 0; c < k; c++) {
+            if (size_t i = first_difference(sums[c], first[c]); i < sums[c].size())
+                error("%s is not deterministic: k = %d, index %zu of %s: %.9g, but %.9g when "
+                      "%s is late: the order of additions must not depend on time",
+                      name.c_str(), k, i, str(gpu(c)).c_str(), first[c][i], sums[c][i],
+                      str(gpu(straggler)).c_str());
+            if (size_t i = first_difference(sums[c], sums[0]); i < sums[c].size())
+                error("%s gives the devices different sums: k = %d, index %zu: %.9g on gpu(0), "
+                      "%.9g on %s: add once, then copy, or add in one order everywhere",
+                      name.c_str(), k, i, sums[0][i], sums[c][i], str(gpu(c)).c_str());
+        }
     }
 }
 
@@ -4578,6 +4573,13 @@ static double time_allreduce(const std::string &name, const Grads &grads) {
 static void print_score(const std::string &name, int k, const std::vector<int> &sizes) {
     const Grads grads = make_grads(k, sizes, true);
     const long n = sizeof(float) * total(sizes);
+    const long messages = 2 * (k - 1), bytes = messages * n; // what no allreduce does without
+    auto enough = [&](long counted, const char *of, long least) {
+        if (counted < least)
+            error("%s: only %ld %s were counted, and no allreduce on %d devices does with fewer "
+                  "than %ld: send them with copyto or send, which count",
+                  name.c_str(), counted, of, k, least);
+    };
     printf("%s: passed. What it costs for the %zu gradients of %s, %ld bytes, on %d devices:\n",
            name.c_str(), sizes.size(), options.model.c_str(), n, k);
     printf("%-10s %9s %11s %15s %13s %7s%s\n", "", "messages", "bytes", "busiest device",
@@ -4588,22 +4590,17 @@ static void print_score(const std::string &name, int k, const std::vector<int> &
         const Traffic t = count_traffic(row, grads);
         const double us = on_cpu ? 0 : time_allreduce(row, grads) * 1e6;
         long link = 0; // the busiest
-        for (const auto &bytes : t.links) link = std::max(link, bytes.second);
+        for (const auto &[ends, sent] : t.links) link = std::max(link, sent);
         printf("%-10s %9ld %11ld %15ld %13ld %7d", row.c_str(), t.messages, t.bytes, busiest(t),
                link, t.steps);
         if (!on_cpu) printf(" %9.1f %11.2f", us, n / us * 2 * (k - 1) / k / 1e3);
         printf("\n");
-        if (row == name && t.messages < 2 * (k - 1))
-            error("%s: only %ld messages were counted, and no allreduce on %d devices does with "
-                  "fewer than %d: send them with copyto or send, which count",
-                  name.c_str(), t.messages, k, 2 * (k - 1));
-        if (row == name && t.bytes < 2 * (k - 1) * n)
-            error("%s: only %ld bytes were counted, and no allreduce on %d devices does with fewer "
-                  "than %ld: send them with copyto or send, which count",
-                  name.c_str(), t.bytes, k, 2 * (k - 1) * n);
+        if (row != name) continue;
+        enough(t.messages, "messages", messages);
+        enough(t.bytes, "bytes", bytes);
     }
-    printf("%-10s %9d %11ld %15ld %13ld %7d   the least of each\n", "optimum", 2 * (k - 1),
-           2 * (k - 1) * n, 2 * (k - 1) * n / k, k > 1 ? 2 * n / k : 0, k > 1 ? 1 : 0);
+    printf("%-10s %9ld %11ld %15ld %13ld %7d   the least of each\n", "optimum", messages, bytes,
+           bytes / k, k > 1 ? 2 * n / k : 0, k > 1 ? 1 : 0);
 }
 
 // Right sums for all lengths, all tensors, whoever is late? The same bits? On up to `most` devices.
