@@ -7,7 +7,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
+#include <cstdio>
 #include <functional>
 #include <queue>
 #include <string>
@@ -45,22 +45,17 @@ inline Fabric find_fabric(const std::string &name) {
     for (const Fabric &f : fabrics)
         if (f.name == name) return f;
     Fabric own = {name, 0, 0, 0, 0, 0, 900};
-    double *numbers[] = {&own.latency,   &own.port, &own.crossing,
-                         &own.host_port, &own.host, &own.memory};
-    const char *at = name.c_str();
-    int count = 0;
-    for (char *end; count < 6; at = end + 1) {
-        *numbers[count++] = strtod(at, &end);
-        if (end == at) return {"", 0, 0, 0, 0, 0, 0};
-        if (*end != ',') {
-            at = end;
-            break;
-        }
+    int end = 0, end_of_two = 0; // what is read of the name
+    const int count =
+        sscanf(name.c_str(), "%lf,%lf%n,%lf,%lf,%lf,%lf%n", &own.latency, &own.port, &end_of_two,
+               &own.crossing, &own.host_port, &own.host, &own.memory, &end);
+    if (count == 2) {
+        own.host_port = own.host = own.port;
+        end = end_of_two;
     }
-    if (count == 2) own.host_port = own.host = own.port;
     const bool positive = own.port > 0 && own.host_port > 0 && own.host > 0 && own.memory > 0 &&
                           own.latency >= 0 && own.crossing >= 0;
-    if (*at || (count != 2 && count != 6) || !positive) own.name = "";
+    if (end != (int)name.size() || !positive) own.name = "";
     return own;
 }
 
@@ -132,7 +127,7 @@ class Simulation {
     // All flows that share links with those of `changed`, directly or by others between them
     std::vector<int> affected() {
         std::vector<int> found, visited;
-        for (; !changed.empty();) {
+        while (!changed.empty()) {
             const int at = changed.back();
             Link &link = links[at];
             changed.pop_back();

@@ -29,14 +29,11 @@ struct Row { // of a trace, beside what the simulation needs of it
     std::string stream, kind, name;
     double flop;
 };
-static FILE *open_file(const char *path) {
+template <class Print> static void write_file(const char *path, Print print) {
     FILE *file = fopen(path, "w");
-    if (!file) throw Error(std::string("cannot write ") + path);
-    return file;
-}
-static void close_file(FILE *file, const char *path) {
-    const bool failed = ferror(file); // an earlier write
-    if (fclose(file) != 0 || failed) throw Error(std::string("cannot write ") + path);
+    if (file) print(file);
+    const bool failed = !file || ferror(file); // an earlier write
+    if ((file && fclose(file) != 0) || failed) throw Error(std::string("cannot write ") + path);
 }
 struct Recording {
     std::string title;
@@ -218,9 +215,8 @@ static void write_json(FILE *file, const Recording &r, const std::vector<bool> &
         event("\"ph\":\"s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"id\":%zu,\"cat\":\"message\","
               "\"name\":\"message\"",
               from, out, ts, i);
-        event("\"ph\":\"f\",\"bp\":\"e\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"id\":%zu,\"cat\":"
-              "\"message\","
-              "\"name\":\"message\"",
+        event("\"ph\":\"f\",\"bp\":\"e\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"id\":%zu,"
+              "\"cat\":\"message\",\"name\":\"message\"",
               row.device, op.lane, ts + dur, i);
     }
     for (int c = 0; c <= k; c++) named("process_name", c, 0, c < k ? gpu(c) : "host");
@@ -228,9 +224,9 @@ static void write_json(FILE *file, const Recording &r, const std::vector<bool> &
     fprintf(file, "\n]}\n");
 }
 
-// For plot/trace.gp, in milliseconds: `lane y name`; `kind begin end low high`, critical among the
-// kinds. A device's lane is 1 high. Sums of its communication stream have one below it, and so
-// have the messages that it receives, a row for each sender.
+// For plot/trace.gp, in milliseconds: the title; `lane y name`; `kind begin end low high`, critical
+// among the kinds. A device's lane is 1 high. Sums of its communication stream have one below it,
+// and so have the messages that it receives, a row for each sender.
 static void write_data(FILE *file, const Recording &r, const std::vector<bool> &critical, int k) {
     struct Box {
         double begin, end, low, high;
@@ -238,6 +234,7 @@ static void write_data(FILE *file, const Recording &r, const std::vector<bool> &
     double top = 0, last = 0;
     std::map<std::string, std::vector<Box>> boxes;           // of each kind
     std::map<std::pair<std::string, double>, size_t> latest; // of a kind in a lane: its box
+    fprintf(file, "title %s\n", r.title.c_str());
     for (const Op &op : r.ops) last = std::max(last, op.end);
     auto box = [&](const std::string &kind, const Op &op, double low, double high) {
         const auto [found, fresh] = latest.insert({{kind, low}, 0});
@@ -299,6 +296,7 @@ static void trace(const char *name, const char *json, const char *data) {
         r.title += " on " + f.name + " (simulated)";
     }
     Times all, kernels, messages;
+    std::map<int, Times> kernels_of; // each device
     for (size_t i = 0; i < r.ops.size(); i++) {
         const Op &op = r.ops[i];
         k = std::max(k, r.rows[i].device + 1);
@@ -306,16 +304,11 @@ static void trace(const char *name, const char *json, const char *data) {
         begin = std::min(begin, op.begin), end = std::max(end, op.end);
         all.push_back({op.begin, op.end});
         (op.kind == Op::message ? messages : kernels).push_back({op.begin, op.end});
+        if (op.kind == Op::kernel) kernels_of[r.rows[i].device].push_back({op.begin, op.end});
     }
     for (Op &op : r.ops) // waits may have begun before all work
         for (double *time : {&op.begin, &op.end}) *time = std::max(0.0, *time - begin);
-    for (int c = 0; c < k; c++) {
-        Times own;
-        for (size_t i = 0; i < r.ops.size(); i++)
-            if (r.rows[i].device == c && r.ops[i].kind == Op::kernel)
-                own.push_back({r.ops[i].begin, r.ops[i].end});
-        computing += covered(own);
-    }
+    for (const auto &[device, times] : kernels_of) computing += covered(times);
     const double whole = end - begin, moving = covered(messages);
     const double both = moving + covered(kernels) - covered(all);
     char text[200];
@@ -328,13 +321,8 @@ static void trace(const char *name, const char *json, const char *data) {
     if (moving > 0) r.title += ", " + percent(both, moving) + " of that while a device computes";
     printf("%s\n", r.title.c_str());
     const std::vector<bool> critical = critical_path(r.ops);
-    FILE *file = open_file(json);
-    write_json(file, r, critical, k);
-    close_file(file, json);
-    file = open_file(data);
-    fprintf(file, "title %s\n", r.title.c_str());
-    write_data(file, r, critical, k);
-    close_file(file, data);
+    write_file(json, [&](FILE *file) { write_json(file, r, critical, k); });
+    write_file(data, [&](FILE *file) { write_data(file, r, critical, k); });
 }
 static const double least = 4096, most = 1 << 30; // bytes of a sweep
 static void sweep(const Fabric &f) {
