@@ -3964,13 +3964,12 @@ static std::map<std::string, std::string> training_options() {
     return {{"model", options.model},
             {"data", format("%zu %zu %zu %zu", hash(train_set.images), hash(train_set.labels),
                             hash(test_set.images), hash(test_set.labels))},
-            {"gpus", std::to_string(options.gpus) +
-                         (nodes > 1 ? " on each of " + std::to_string(nodes) + " nodes" : "")},
-            {"batch", std::to_string(options.batch)},
+            {"gpus", str(options.gpus) + (nodes > 1 ? " on each of " + str(nodes) + " nodes" : "")},
+            {"batch", str(options.batch)},
             {"lr", format("%.6g", options.lr)},
             {"seed", std::to_string(options.seed)},
             {"shuffle", options.shuffle ? "yes" : "no"},
-            {"limit", std::to_string(options.limit)},
+            {"limit", str(options.limit)},
             {"split", options.split.empty() ? "even" : listed(options.split, ",")},
             {"allreduce", options.allreduce + (by_mpi && options.overlap ? " overlapped" : "")},
             {"kernels", options.kernels + (options.precision == "fp32" ? "" : " in tf32")}};
@@ -4768,6 +4767,7 @@ struct Op {
     int after;               // of a wait: the operation that it is for; -1: none that is recorded
     double bytes, flop;      // of the tensors that it names, each once; of sums of products
     double begin, end;       // seconds
+    bool works() const { return strcmp(kind, "wait") != 0; }
 };
 struct Recorder { // works as long as it lives
     bool timed;   // with an event before and one behind each operation
@@ -4863,7 +4863,7 @@ Span::~Span() {
     r.span = outer;
     if (op < 0) return;
     Op &done = r.ops[op];
-    if (done.bytes == 0 && strcmp(done.kind, "wait") != 0) done.bytes = sizeof(float) * r.numbers;
+    if (done.bytes == 0 && done.works()) done.bytes = sizeof(float) * r.numbers;
     done.flop = r.flop;
     r.flop = r.numbers = 0;
     if (!r.timed) return;
@@ -4951,7 +4951,7 @@ static double busy(const std::deque<Op> &ops, int first, int last) {
     std::vector<std::pair<double, double>> times;
     double sum = 0, until = 0;
     for (const Op &op : ops)
-        if (op.device >= first && op.device <= last && strcmp(op.kind, "wait") != 0)
+        if (op.device >= first && op.device <= last && op.works())
             times.push_back({op.begin, op.end});
     std::sort(times.begin(), times.end());
     for (const auto &[begin, end] : times) {
@@ -4969,7 +4969,7 @@ static void print_profile(const std::deque<Op> &ops, int device, int steps, doub
     std::map<std::string, double> kinds;
     double sum = 0;
     for (const Op &op : ops) {
-        if (op.device != device || strcmp(op.kind, "wait") == 0) continue;
+        if (op.device != device || !op.works()) continue;
         Row &row = all[{op.kind, kernel_name(op.name)}];
         row.seconds += op.end - op.begin;
         row.calls++;
@@ -5034,10 +5034,9 @@ static void exercise_nodes() {}
 static long sent_messages = 0, sent_bytes = 0; // to other nodes
 
 // a[i] = the sum of all nodes' a[i], i < n, in host memory: a ring. In each step a node sends one
-// of `nodes` chunks to its right neighbour and receives one from its left. In the first nodes-1
-// steps it adds what it receives: then it holds a chunk of the sum. In as many more these go
-// around. Every chunk is summed once, so all nodes get the same bits. Yours to rewrite: make
-// exercise NODES=4.   A node sends 2(nodes-1) messages of n/nodes numbers.
+// of `nodes` chunks to its right neighbour; it adds what it receives for nodes-1 steps, and in as
+// many more the sums go around. Each chunk is summed once: all nodes get the same bits. Yours to
+// rewrite: make exercise NODES=4.   A node sends 2(nodes-1) messages of n/nodes numbers.
 static void ring_between_nodes(float *a, int n) {
     const int right = (node + 1) % nodes, left = (node + nodes - 1) % nodes;
     auto begin = [=](int chunk) { return int((long long)n * chunk / nodes); };
