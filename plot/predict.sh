@@ -82,12 +82,11 @@ scale)
             one=${one:-${times% *}}
             echo "$k $([ "$overlap" ] && echo 1 || echo 0) $times $one $batch" | awk '{
                 few = $1 > $6  # samples
-                strong = few ? "nan" : sprintf("%.3f,%.4f", $3, $5 / $3 / $1)
+                strong = few ? "nan,nan" : sprintf("%.3f,%.4f", $3, $5 / $3 / $1)
                 printf "%5d %12s %11s", $1, few ? "-" : sprintf("%.3f", $3),
                     few ? "-" : sprintf("%.0f%%", 100 * $5 / $3 / $1)
                 printf " %12.3f %10.0f%%\n", $4, 100 * $5 / $4
-                printf "%d,%d,%s,%.3f,%.4f\n", $1, $2, few ? "nan,nan" : strong, $4, $5 / $4 \
-                    >>"build/scale.csv"
+                printf "%d,%d,%s,%.3f,%.4f\n", $1, $2, strong, $4, $5 / $4 >>"build/scale.csv"
             }'
             if [ "$(wc -l <$rows)" -gt 6000000 ]; then
                 echo '      more devices: too many messages to simulate'
