@@ -3219,11 +3219,11 @@ Stream &stream(Device device) {
     if (g.waiting) send_off(std::exchange(g.waiting, nullptr));
     return g.streams[comm];
 }
-static void enqueued_on(Stream &stream); // section 14
+static Span *innermost = nullptr; // of those that stand, while a Recorder works (section 14)
 cudaStream_t on(Device device) {
     CHECK(cudaSetDevice(physical(device)));
     Stream &s = stream(device);
-    enqueued_on(s);
+    if (innermost) innermost->begin(s, 0);
     return s.handle;
 }
 static Stream new_stream(Device device) {
@@ -4769,28 +4769,7 @@ struct Op {
     double begin, end;       // seconds
     bool works() const { return strcmp(kind, "wait") != 0; }
 };
-struct Recorder { // works as long as it lives
-    bool timed;   // with an event before and one behind each operation
-    std::deque<Op> ops = {};
-    std::vector<cudaEvent_t> marks = {};                     // these events
-    std::vector<std::pair<cudaEvent_t, double>> starts = {}; // an event of each device; its time
-    int lanes = 0;
-    Span *span = nullptr;         // the innermost that stands
-    double flop = 0, numbers = 0; // of the next kernel
-
-    explicit Recorder(bool timed);
-    ~Recorder();
-    void read_times(); // waits for all devices
-};
-static Recorder *recorder = nullptr;
 bool dry_run = false;
-
-void products(double count) {
-    if (recorder) recorder->flop = 2 * count;
-}
-void touch(long n) {
-    if (recorder) recorder->numbers += n;
-}
 static cudaEvent_t new_mark(const Stream &stream) {
     cudaEvent_t mark = nullptr;
     CHECK(cudaSetDevice(physical(gpu(stream.device))));
@@ -4798,43 +4777,59 @@ static cudaEvent_t new_mark(const Stream &stream) {
     CHECK(cudaEventRecord(mark, stream.handle));
     return mark;
 }
-Recorder::Recorder(bool timed) : timed(timed) {
-    if (timed) waitall();
-    each_stream([](Stream &s, const std::string &) { s.lane = s.last = -1; });
-    for (size_t c = 0; c < gpus.size() && timed; c++) {
-        const double before = now();
-        const cudaEvent_t mark = new_mark(stream(gpu(c)));
-        CHECK(cudaEventSynchronize(mark));
-        const double by_host = (before + now()) / 2;
-        float ms = 0; // between events of one GPU; those of two have no common clock but the host's
-        starts.push_back({mark, by_host});
-        if (cudaEventElapsedTime(&ms, starts[0].first, mark) == cudaSuccess)
-            starts[c].second = starts[0].second + ms / 1e3;
+static struct Recorder *recorder = nullptr;
+struct Recorder { // works as long as it lives
+    bool timed;   // with an event before and one behind each operation
+    std::deque<Op> ops = {};
+    std::vector<cudaEvent_t> marks = {};                     // these events
+    std::vector<std::pair<cudaEvent_t, double>> starts = {}; // an event of each device; its time
+    int lanes = 0;
+    double flop = 0, numbers = 0; // of the next kernel
+
+    explicit Recorder(bool timed) : timed(timed) {
+        if (timed) waitall();
+        each_stream([](Stream &s, const std::string &) { s.lane = s.last = -1; });
+        for (size_t c = 0; c < gpus.size() && timed; c++) {
+            const double before = now();
+            const cudaEvent_t mark = new_mark(stream(gpu(c)));
+            CHECK(cudaEventSynchronize(mark));
+            const double by_host = (before + now()) / 2;
+            float ms = 0; // between events of one GPU; two have no common clock but the host's
+            starts.push_back({mark, by_host});
+            if (cudaEventElapsedTime(&ms, starts[0].first, mark) == cudaSuccess)
+                starts[c].second = starts[0].second + ms / 1e3;
+        }
+        cudaGetLastError();
+        recorder = this;
     }
-    cudaGetLastError();
-    recorder = this;
-}
-Recorder::~Recorder() {
-    recorder = nullptr;
-    for (cudaEvent_t mark : marks) cudaEventDestroy(mark);
-    for (auto &start : starts) cudaEventDestroy(start.first);
-}
-void Recorder::read_times() {
-    std::vector<double> until(lanes); // rounding aside, a lane's operations follow each other
-    waitall();
-    for (size_t i = 0; i < marks.size(); i++) {
-        Op &op = ops[i / 2];
-        float ms = 0;
-        const auto &[start, seconds] = starts[op.device];
-        CHECK(cudaEventElapsedTime(&ms, start, marks[i]));
-        until[op.lane] = std::max(until[op.lane], seconds - starts[0].second + ms / 1e3);
-        (i % 2 ? op.end : op.begin) = until[op.lane];
+    ~Recorder() {
+        recorder = nullptr;
+        for (cudaEvent_t mark : marks) cudaEventDestroy(mark);
+        for (auto &start : starts) cudaEventDestroy(start.first);
     }
+    void read_times() {
+        std::vector<double> until(lanes); // rounding aside, a lane's operations follow each other
+        waitall();
+        for (size_t i = 0; i < marks.size(); i++) {
+            Op &op = ops[i / 2];
+            float ms = 0;
+            const auto &[start, seconds] = starts[op.device];
+            CHECK(cudaEventElapsedTime(&ms, start, marks[i]));
+            until[op.lane] = std::max(until[op.lane], seconds - starts[0].second + ms / 1e3);
+            (i % 2 ? op.end : op.begin) = until[op.lane];
+        }
+    }
+};
+void products(double count) {
+    if (recorder) recorder->flop = 2 * count;
+}
+void touch(long n) {
+    if (recorder) recorder->numbers += n;
 }
 
 Span::Span(const char *name, Stream *stream, size_t bytes, int after) : name(name) {
     if (!recorder) return;
-    outer = std::exchange(recorder->span, this);
+    outer = std::exchange(innermost, this);
     if (stream) begin(*stream, bytes, after);
 }
 Span::Span(Device src, Device dst, Stream &stream, size_t bytes) : Span("message", nullptr) {
@@ -4860,7 +4855,7 @@ void Span::begin(Stream &stream, size_t bytes, int after) {
 Span::~Span() {
     if (!recorder) return;
     Recorder &r = *recorder;
-    r.span = outer;
+    innermost = outer;
     if (op < 0) return;
     Op &done = r.ops[op];
     if (done.bytes == 0 && done.works()) done.bytes = sizeof(float) * r.numbers;
@@ -4870,9 +4865,6 @@ Span::~Span() {
     CHECK(cudaEventRecord(r.marks[2 * op + 1], handle));
     for (Span *s = outer; s; s = s->outer) // what was sent off inside of a launch is no part of it
         if (s->op >= 0) CHECK(cudaEventRecord(r.marks[2 * s->op], s->handle));
-}
-static void enqueued_on(Stream &stream) {
-    if (recorder && recorder->span) recorder->span->begin(stream, 0);
 }
 // relu_kernel, from the text of a launch: relu_kernel<<<..., or what cpu/to_cpp.sed makes of it
 static std::string kernel_name(std::string text) {
