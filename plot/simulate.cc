@@ -224,30 +224,32 @@ static void write_json(FILE *file, const Recording &r, const std::vector<bool> &
     fprintf(file, "\n]}\n");
 }
 
-// For plot/trace.gp, in milliseconds: the title; `lane y name`; `kind begin end low high`, critical
-// among the kinds. A device's lane is 1 high. Sums of its communication stream have one below it,
-// and so have the messages that it receives, a row for each sender.
-static void write_data(FILE *file, const Recording &r, const std::vector<bool> &critical, int k) {
-    struct Box {
-        double begin, end, low, high;
-    };
-    double top = 0, last = 0;
-    std::map<std::string, std::vector<Box>> boxes;           // of each kind
-    std::map<std::pair<std::string, double>, size_t> latest; // of a kind in a lane: its box
-    fprintf(file, "title %s\n", r.title.c_str());
-    for (const Op &op : r.ops) last = std::max(last, op.end);
-    auto box = [&](const std::string &kind, const Op &op, double low, double high) {
+struct Box {
+    double begin, end, low, high;
+};
+struct Boxes {
+    double apart; // seconds; those nearer to each other, of a kind in a lane, are one
+    std::map<std::string, std::vector<Box>> of_kind = {};
+    std::map<std::pair<std::string, double>, size_t> latest = {}; // of a kind in a lane: its box
+    void add(const std::string &kind, const Op &op, double low, double high) {
         const auto [found, fresh] = latest.insert({{kind, low}, 0});
-        std::vector<Box> &list = boxes[kind];
-        // Those too near to be told apart are one
-        if (!fresh && op.begin - list[found->second].end < last / 3000) {
-            Box &before = list[found->second];
-            before.end = std::max(before.end, op.end);
+        std::vector<Box> &list = of_kind[kind];
+        if (!fresh && op.begin - list[found->second].end < apart) {
+            list[found->second].end = std::max(list[found->second].end, op.end);
             return;
         }
         found->second = list.size();
         list.push_back({op.begin, op.end, low, high});
-    };
+    }
+};
+// For plot/trace.gp, in milliseconds: the title; `lane y name`; `kind begin end low high`, critical
+// among the kinds. A device's lane is 1 high. Sums of its communication stream have one below it,
+// and so have the messages that it receives, a row for each sender.
+static void write_data(FILE *file, const Recording &r, const std::vector<bool> &critical, int k) {
+    double top = 0, last = 0;
+    for (const Op &op : r.ops) last = std::max(last, op.end);
+    Boxes boxes = {last / 3000};
+    fprintf(file, "title %s\n", r.title.c_str());
     for (int c = 0; c < k; c++) {
         std::map<int, int> senders; // and the row of each
         bool communicates = false;
@@ -272,13 +274,13 @@ static void write_data(FILE *file, const Recording &r, const std::vector<bool> &
             } else if (row.stream == "communication") {
                 low = sums, high = sums + 0.35;
             }
-            box(row.kind, op, low, high);
+            boxes.add(row.kind, op, low, high);
             if (critical[i])
-                box("critical", op, low, low + 0.12 * (op.kind == Op::message ? 0.7 : 1));
+                boxes.add("critical", op, low, low + 0.12 * (op.kind == Op::message ? 0.7 : 1));
         }
         top = sums - (senders.empty() ? 0 : height) - 0.25;
     }
-    for (const auto &[kind, list] : boxes)
+    for (const auto &[kind, list] : boxes.of_kind)
         for (const Box &b : list)
             fprintf(file, "%s %.6g %.6g %.4g %.4g\n", kind.c_str(), 1e3 * b.begin, 1e3 * b.end,
                     b.low, b.high);
