@@ -2293,6 +2293,14 @@ inline long setting(const char *name, long otherwise, long least, long most) {
     return value;
 }
 
+// Where memory begins in a range of addresses: the lower half of an address is then never a small
+// number. In a struct an int and what lies behind it to align the next member, often the upper half
+// of a pointer that was there before, would look like an address.
+inline char *first_address(void *range, size_t bytes) {
+    const size_t gib = size_t(1) << 30, skipped = (gib - (uintptr_t)range) % (4 * gib);
+    return (char *)range + (skipped < bytes / 2 ? skipped : 0);
+}
+
 inline Machine::Machine() {
     set_lane_order(getenv("CUDA_CPU_LANES"));
     const size_t gib = size_t(1) << 30;
@@ -2309,7 +2317,7 @@ inline Machine::Machine() {
     size_t total = (size_t)setting("CUDA_CPU_MEMORY", physical / devices_shown >> 20, 1, 1 << 24)
                    << 20;
 #if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
-    size_t range = min(total, 4 * gib) + gib;
+    size_t range = min(total, 4 * gib) + 5 * gib;
 #else
     size_t range = 8 * total + 16 * gib; // addresses cost nothing, but ulimit -v may limit them
     struct sigaction action = {};
@@ -2346,7 +2354,8 @@ inline Machine::Machine() {
             }
             slowdown = *end ? end + 1 : nullptr;
         }
-        device->base = device->next = (char *)p;
+        device->base = (char *)p;
+        device->next = first_address(p, range);
         device->end = device->base + range;
         device->away = range;
         device->total = total;

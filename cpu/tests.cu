@@ -574,6 +574,13 @@ __global__ void follow_kernel(float **list, int n, float value) {
 }
 __device__ float *target;
 __global__ void target_kernel(float value) { *target = value; }
+TEST_CASE("launch: an int in a struct, and what lies behind it, is no address") {
+    float *first = nullptr;
+    CHECK(cudaMalloc(&first, sizeof(float)) == cudaSuccess);
+    CHECK(uint32_t((uintptr_t)first) >= 1u << 30);
+    cudaFree(first);
+}
+
 TEST_CASE("launch: pointers in an array of pointers, or in a variable, are followed too") {
     auto x = floats_on(0, 1), y = floats_on(0, 1);
     const std::vector<float *> pointers = {x.get(), y.get()};
