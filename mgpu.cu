@@ -930,6 +930,7 @@ struct Target {
     const float *plus = nullptr; // is added to the value: `data` itself for +=
     const float *mask = nullptr; // where it is not positive, the value counts as 0
     long relu = 0;               // 1: max(0, sum) is stored
+    float *pooled = nullptr;     // if a kernel pools, the means of data's 2x2 windows go there
     __device__ __forceinline__ void store(int i, float value) const {
         const float least = relu ? 0 : -INFINITY;
         if (mask || plus) {
@@ -952,12 +953,22 @@ extern bool recording;           // false under NoGrad
 // known what follows. join() makes the launch of X, if it still waits, write y = max(0, X), or
 // y = X + *plus, instead.
 bool fused(); // false with KERNELS=plain
-void launch(Tensor &y, std::function<void(Target y)> kernel);
+void launch(Tensor &y, std::function<void(Target y)> kernel, bool pools = false);
 bool join(const Tensor &X, Tensor &y, const Tensor *plus = nullptr);
+bool join_pooling(const Tensor &X, Tensor &y); // if it `pools`: y is stored as well
 Tensor fused_relu(const Tensor &X, Tensor y);
 bool share_grad(const Tensor &X, const Tensor &y); // dX = dy: share its memory, if possible
-void parameters_change();                          // sgd says so
+// And backward: put_off() enqueues the kernel that writes dX only when dX is read. A kernel that
+// wants dX may instead compute it from dy, as dX[h,w] = dy[h/2,w/2] / 4 where mask[h,w] > 0.
+struct Pooled {
+    Tensor dy;
+    const float *mask = nullptr; // null if dX is something else
+};
+void put_off(const Tensor &X, std::function<void(Target dX)> kernel, const Tensor &dy);
+Pooled pooled(const Tensor &dX);
+void parameters_change();    // sgd says so
 void products(double count); // for a profile: how many the next kernel computes
+void touch(long n);          // and the numbers that it reads or writes
 void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
 
@@ -1385,12 +1396,21 @@ static Tensor pool2d(const char *op, const Tensor &X, int KH, int KW, int S) {
         return dim3(columns, rows, min(64, threads / (columns * rows)));
     };
     const dim3 block = block_of(blocks(W, S)), block_back = block_of(fixed ? W : blocks(W, S));
-    CHECK_LAUNCH(pool2d_kernel<Window, fixed>
-                 <<<blocks(s.P, block.z), block, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
+    const bool tutorial = std::is_same<Window, Mean>() && fixed == 2; // and nothing is left over:
+    const bool fuses = tutorial && H == 2 * s.OH && W == 2 * s.OW;
+    if (!fuses || !join_pooling(X, y))
+        CHECK_LAUNCH(pool2d_kernel<Window, fixed>
+                     <<<blocks(s.P, block.z), block, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
     record(y, [=] {
-        CHECK_LAUNCH(pool2d_backward_kernel<Window, fixed>
-                     <<<blocks(s.P, block_back.z), block_back, 0, on(X.device)>>>(
-                         grad_of(X), y.grad->ptr(), X.ptr(), s));
+        Tensor x = X;
+        x.grad = nullptr; // it may keep the kernel
+        auto kernel = [=, dy = *y.grad](Target dX) {
+            const int grid = blocks(s.P, block_back.z);
+            CHECK_LAUNCH(pool2d_backward_kernel<Window, fixed>
+                         <<<grid, block_back, 0, on(x.device)>>>(dX, dy.ptr(), x.ptr(), s));
+        };
+        if (fuses) put_off(X, kernel, *y.grad);
+        else kernel(grad_of(X));
     });
     return y;
 }
@@ -1855,6 +1875,18 @@ struct Map {
         return {x * by_x + y * by_y + z * by_z + offset, x * h_by_x + y * h_by_y + h,
                 z * w_by_z + w};
     }
+    // Of (n,i/2,j/2,i%2,j%2), if the map is for (n,i/2,j/2)
+    __device__ Point in_window(int i) const {
+        const Point p = (*this)(i / 4);
+        const int down = i / 2 % 2, right = i % 2;
+        return {p.offset + down * (by_y / 2) + right * (by_z / 2), p.h + down * (h_by_y / 2),
+                p.w + right * (w_by_z / 2)};
+    }
+};
+enum Pooling {
+    no_pooling,
+    pool_C,  // C's rows are (n,i/2,j/2,i%2,j%2): four neighbours form a window, see Target::pooled
+    unpool_B // B is a Pooled dX, its pointer and maps are dy's
 };
 // An element of A lies at the sum of two Points, its row's and its term's. One is the corner of a
 // window, the other a tap (u,v) of it. Outside of the image A is 0.
@@ -1870,6 +1902,8 @@ struct Product {
     // 1: a weight gradient. Its rows are taps, its terms windows; and C gets one more row, the sums
     // of B's columns, as if A had a row of ones
     int weights;
+    const float *B_mask = nullptr;                // with unpool_B
+    Map C_pooled_row = {false, 1, 1, 1, 0, 0, 0}; // with pool_C
     __host__ __device__ int rows() const { return M + weights; }
     // A tap's mask has bit u and bit 16+v, a window's mask those of all u and v that lie outside of
     // the image. A common bit says that A is 0 there; ~0 has one with every mask.
@@ -2046,9 +2080,26 @@ template <class Tile> __device__ __forceinline__ Range terms_of_block(const Prod
     begin += int((long long)steps * slice / slices) * Tile::TK;
     return {begin, end};
 }
+// With pool_C: store the means of the windows whose sums store_tile has staged.
+template <class Tile>
+__device__ __forceinline__ void store_windows(int q, const float *staged, const ProductOut &out,
+                                              const Product &s) {
+    constexpr int windows = Tile::TM / 4;
+    UNROLL_GPU
+    for (int i = threadIdx.x; i < windows * Tile::slots; i += Tile::threads) {
+        const int slot = i / windows, n = blockIdx.y * Tile::TN + Tile::column(q, slot);
+        const int window = blockIdx.x * windows + i % windows;
+        const float *x = staged + slot * (Tile::TM + 8) + i % windows * 4;
+        float sum = 0;
+        UNROLL
+        for (int j = 0; j < 4; j++) sum += out.C.relu && x[j] < 0 ? 0 : x[j];
+        if (n < s.N && 4 * window < s.M)
+            out.C.pooled[s.C_pooled_row(window).offset + n * (s.C_column / 4)] = sum / 4;
+    }
+}
 // Store the sums in C or, if there are several slices, in partial[slice][n][m]. They pass through
 // shared memory, `staged`, a few columns at a time, so that a warp stores neighbours.
-template <class Tile>
+template <Pooling pooling, class Tile>
 __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, const ProductOut &out,
                                            float *partial, const Product &s) {
     constexpr int TM = Tile::TM;
@@ -2065,8 +2116,10 @@ __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, cons
     }
     int offset[sweeps];
     UNROLL_GPU
-    for (int i = 0; i < sweeps; i++)
-        offset[i] = s.C_row(m0 + threadIdx.x % TM + i * Tile::threads).offset;
+    for (int i = 0; i < sweeps; i++) {
+        const int m = m0 + threadIdx.x % TM + i * Tile::threads;
+        offset[i] = (pooling == pool_C ? s.C_row.in_window(m) : s.C_row(m)).offset;
+    }
     UNROLL_GPU
     for (int q = 0; q < Tile::columns; q++) {
         UNROLL_GPU
@@ -2092,6 +2145,7 @@ __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, cons
                     if (n[g] < s.N) partial[(slice * s.N + n[g]) * s.rows() + m] = sum[g];
             }
         }
+        if (pooling == pool_C) store_windows<Tile>(q, staged, out, s);
         __syncthreads();
     }
 }
@@ -2101,17 +2155,18 @@ struct alignas(8) Place {
     int offset;
     unsigned mask;
 };
-template <class Tile> struct Places {
+template <class Tile, Pooling pooling> struct Places {
     static constexpr int found = Tile::threads;
     Place row[Tile::TM], term[2 * found];
     int B[2 * found]; // -1: there is no such term
+    int mask[pooling == unpool_B ? 2 * found : 1];
 };
 // What a thread loads. Of A with by_terms: one term, of every A_step-th row from A_first on, so
 // that a warp loads neighbouring terms; else: `own` terms from A_term on, of every 32nd row, so
 // that a warp loads neighbouring rows. Of B: every threads-th element, neighbours being columns
 // with by_columns, else terms.
-template <class Tile, bool by_terms, bool by_columns> struct Loader {
-    static constexpr int TK = Tile::TK, TN = Tile::TN, found = Places<Tile>::found;
+template <class Tile, bool by_terms, bool by_columns, Pooling pooling> struct Loader {
+    static constexpr int TK = Tile::TK, TN = Tile::TN, found = Places<Tile, pooling>::found;
     static constexpr int B_own = (TN * TK + Tile::threads - 1) / Tile::threads;
     static constexpr int own = by_terms ? 1 : Tile::own, A_step = by_terms ? found / TK : 32;
     static constexpr int parts = TK / own, rows = Tile::TM * TK / own / Tile::threads;
@@ -2121,16 +2176,17 @@ template <class Tile, bool by_terms, bool by_columns> struct Loader {
     const float *const A, *const B;
     const Product &s;
     const Range range;
-    Places<Tile> &places;
+    Places<Tile, pooling> &places;
     Place row[rows];
     int column[B_own];
     float a[rows][own], b[B_own];
 
     __device__ __forceinline__ Loader(const float *A, const float *B, const Product &s, Range range,
-                                      Places<Tile> &places)
+                                      Places<Tile, pooling> &places)
         : A(A), B(B), s(s), range(range), places(places) {
         for (int r = threadIdx.x; r < Tile::TM; r += Tile::threads) {
-            const Point p = s.A_row(min(m0 + r, s.M - 1));
+            const int m = min(m0 + r, s.M - 1);
+            const Point p = pooling == pool_C ? s.A_row.in_window(m) : s.A_row(m);
             places.row[r] = {p.offset, m0 + r < s.M ? s.mask(p, !s.weights) : ~0u};
         }
         find_terms(range.begin);
@@ -2153,8 +2209,12 @@ template <class Tile, bool by_terms, bool by_columns> struct Loader {
     __device__ __forceinline__ void find_terms(int first) {
         const int k = first + threadIdx.x, at = (k - range.begin) % (2 * found);
         const Point p = s.A_term(k);
-        places.term[at] = {p.offset, k < range.end ? s.mask(p, s.weights) : ~0u};
-        places.B[at] = k < range.end ? s.B_term(k).offset : -1;
+        const bool there = k < range.end;
+        places.term[at] = {p.offset, there ? s.mask(p, s.weights) : ~0u};
+        const Point from = s.B_term(there ? k : range.begin);
+        const int width = s.B_term.Q.d, quarter = from.h / 2 * (width / 2) + from.w / 2;
+        places.B[at] = there ? from.offset + (pooling == unpool_B ? quarter : 0) : -1;
+        if (pooling == unpool_B) places.mask[at] = 4 * from.offset + from.h * width + from.w;
     }
     __device__ __forceinline__ void load(int first) {
         const int at = (first - range.begin) % (2 * found);
@@ -2175,6 +2235,8 @@ template <class Tile, bool by_terms, bool by_columns> struct Loader {
             const unsigned from = max(0, offset) + column[q];
             const float x = B[from];
             b[q] = offset < 0 ? 0 : x;
+            if (pooling == unpool_B) // a column of the mask is four times as long
+                b[q] = s.B_mask[places.mask[at + B_term(q)] + 4 * column[q]] > 0 ? b[q] / 4 : 0;
         }
     }
     __device__ __forceinline__ void store(typename Tile::Terms &terms) const {
@@ -2187,15 +2249,15 @@ template <class Tile, bool by_terms, bool by_columns> struct Loader {
     }
 };
 // A block computes one tile of C, or a slice of its terms (split-K).
-template <class Tile, bool by_terms, bool by_columns>
+template <class Tile, bool by_terms, bool by_columns, Pooling pooling>
 __global__ void __launch_bounds__(Tile::threads)
     product_kernel(ProductOut out, float *partial, const float *A, const float *B, Product s) {
-    constexpr int TK = Tile::TK, found = Places<Tile>::found;
+    constexpr int TK = Tile::TK, found = Places<Tile, pooling>::found;
     __shared__ typename Tile::Terms terms[2];
-    __shared__ Places<Tile> places;
+    __shared__ Places<Tile, pooling> places;
     const Range range = terms_of_block<Tile>(s);
     const int begin = range.begin, end = range.end;
-    Loader<Tile, by_terms, by_columns> loader(A, B, s, range, places);
+    Loader<Tile, by_terms, by_columns, pooling> loader(A, B, s, range, places);
     Tile tile;
     if (begin < end) {
         loader.load(begin);
@@ -2209,7 +2271,7 @@ __global__ void __launch_bounds__(Tile::threads)
         if (first > begin && (first - begin) % found == 0) loader.find_terms(first + found);
         __syncthreads();
     }
-    store_tile(tile, (float *)terms, out, partial, s);
+    store_tile<pooling>(tile, (float *)terms, out, partial, s);
 }
 // The sum of the slices, in a fixed order. An element of C has blockDim.y threads, of which each
 // adds every blockDim.y-th slice.
@@ -2260,14 +2322,15 @@ static void product_sum(const ProductOut &out, const float *partial, int slices,
     CHECK_LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, on(device)>>>(
         out, partial, slices, s.rows(), s));
 }
-template <class Tile, bool by_terms, bool by_columns = false>
+template <class Tile, bool by_terms, bool by_columns = false, Pooling pooling = no_pooling>
 static void product_tiles(const ProductOut &out, const float *A, const float *B, const Product &s,
                           Device device) {
     dim3 grid(blocks(s.rows(), Tile::TM), blocks(s.N, Tile::TN));
     grid.z = product_slices(grid.x * grid.y, s.K, Tile::threads, multiprocessors(device));
     const Tensor partial = empty({grid.z > 1 ? (int)grid.z * s.rows() * s.N : 0}, device);
     constexpr bool warps = warp_size > 1, terms = warps && by_terms, columns = warps && by_columns;
-    const auto product_kernel = ::product_kernel<Tile, terms, columns>; // on a CPU, only one
+    constexpr Pooling pools = warps ? pooling : no_pooling;
+    const auto product_kernel = ::product_kernel<Tile, terms, columns, pools>; // on a CPU, only one
     CHECK_LAUNCH(
         product_kernel<<<grid, Tile::threads, 0, on(device)>>>(out, partial.ptr(), A, B, s));
     if (grid.z > 1) product_sum(out, partial.ptr(), grid.z, s, device);
@@ -2309,7 +2372,9 @@ static void product_in(const ProductOut &out, const float *A, const float *B, co
     const bool dense = s.H * s.W == 1, small = s.rows() <= 32 || large < multiprocessors(device);
     const bool fits52 = blocks(s.N, 52) * 52 < blocks(s.N, 64) * 64; // fewer columns stay empty
     const bool by_columns = s.B_column.by_z == 1;
-    if (small && s.N <= 20) run(product_tiles<typename In::Small20, true>);
+    if (s.B_mask) run(product_tiles<typename In::Small20, true, false, unpool_B>);
+    else if (out.C.pooled) run(product_tiles<typename In::Columns20, false, false, pool_C>);
+    else if (small && s.N <= 20) run(product_tiles<typename In::Small20, true>);
     else if (small && s.weights && dense) run(product_tiles<typename In::Small, false, true>);
     else if (small && by_columns) run(product_tiles<typename In::Small, true, true>);
     else if (small) run(product_tiles<typename In::Small, true>);
@@ -2355,11 +2420,15 @@ static void fast_forward(const Target &y, const Tensor &X, const Tensor &W, cons
                          const ConvShape &s) {
     const int out = s.OH * s.OW;
     const bool skip = skips(s.padding > 0);
+    ConvShape half = s; // a pixel for each window of a pooling
+    half.OH /= 2, half.OW /= 2, half.stride *= 2;
+    const Map by_window = {false, s.N, half.OH, half.OW, s.O * out, 2 * s.OW, 2};
     products(s.products());
     product({y, {}, b.ptr()}, X.ptr(), W.ptr(),
-            {s.N * out, s.O, s.C * s.K * s.K, windows(s, skip), taps(s, skip), s.H, s.W,
-             weights(s, skip), spaced(s.O, s.W_stride_o), pixels(s, skip), out,
-             skip ? s.C * s.K : 0, 0},
+            {s.N * out, s.O, s.C * s.K * s.K, y.pooled ? windows(half, false) : windows(s, skip),
+             taps(s, skip), s.H, s.W, weights(s, skip), spaced(s.O, s.W_stride_o),
+             y.pooled ? by_window : pixels(s, skip), out, skip ? s.C * s.K : 0, 0, nullptr,
+             pixels(half, false)},
             X.device);
 }
 // With a stride, each phase is a product of its own: see tiled_backward_input.
@@ -2433,11 +2502,17 @@ static void fast_backward_input(const Tensor &X, const Tensor &W, const Tensor &
 }
 static void fast_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
                                   const Tensor &y, const ConvShape &s) {
-    const int out = s.OH * s.OW;
+    const int out = s.OH * s.OW, terms = s.C * s.K * s.K;
+    const Pooled from = pooled(*y.grad);
+    // dX would read it again, and other tiles cannot
+    const bool unpool = warp_size > 1 && from.mask && !X.grad && terms < 32 && s.O <= 20;
+    const Map quarters = {false, s.N, s.OH, s.OW, s.O * out / 4, 0, 0, 0, 1, 0, 1};
+    if (unpool) touch(s.N * s.O * out); // the mask
     products(s.products());
-    product({grad_of(W), grad_of(b), nullptr}, X.ptr(), y.grad->ptr(),
-            {s.C * s.K * s.K, s.O, s.N * out, taps(s, false), windows(s, false), s.H, s.W,
-             pixels(s, false), spaced(s.O, out), weights(s, false), s.W_stride_o, 0, 1},
+    product({grad_of(W), grad_of(b), nullptr}, X.ptr(), unpool ? from.dy.ptr() : y.grad->ptr(),
+            {terms, s.O, s.N * out, taps(s, false), windows(s, false), s.H, s.W,
+             unpool ? quarters : pixels(s, false), spaced(s.O, unpool ? out / 4 : out),
+             weights(s, false), s.W_stride_o, 0, 1, unpool ? from.mask : nullptr},
             X.device);
 }
 
@@ -2458,7 +2533,10 @@ static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tenso
                       : options.kernels == "tiled" || too_large ? tiled
                                                                 : fast;
     Tensor y = output(op, {X, W, b}, shape);
-    launch(y, [=](Target y) { rung.forward(y, X, W, b, s); });
+    const auto forward = [=](Target y) { rung.forward(y, X, W, b, s); };
+    const bool few = s.O <= 20 && s.C * s.K * s.K < 128; // columns, and terms: one slice of them
+    const bool even = s.OH % 2 == 0 && s.OW % 2 == 0 && s.padding == 0;
+    launch(y, forward, warp_size > 1 && rung.forward == fast_forward && few && even);
     record(y, [=] {
         if (W.grad || b.grad) rung.backward_weights(X, W, b, y, s);
         if (X.grad) rung.backward_input(X, W, y, s);
@@ -2719,6 +2797,7 @@ Target grad_of(const Tensor &X) {
     if (!X.grad) return {nullptr};
     Tensor &g = *X.grad;
     const float *sum = g.written == pass ? g.ptr() : nullptr; // of the parts so far
+    if (!sum) g.by = nullptr;
     // New memory if there is none yet, or if another gradient still shares it
     if (!g.data || (g.shared && g.data.use_count() > 1)) g.data = empty(g.shape, g.device).data;
     g.shared = false;
@@ -2734,12 +2813,16 @@ Target grad_of(const Tensor &X) {
 // the device sends it off first. So the devices' work keeps the program's order. A tensor that a
 // joined launch leaves out, such as lenet's h1_conv, is computed only if ptr() asks for it, from
 // what its inputs hold then; it is an error to ask after the parameters have changed.
+// lenet's first pooling joins its convolution, too, on a GPU: the kernel stores both results. And
+// the convolution's gradient, four times as large as the pooling's, is then never stored.
 
 struct Launch {
     std::function<void(Target)> kernel; // null once it is enqueued
-    Target to;         // if its tensor is freed, others write to the memory only after this launch
-    int n;             // how many numbers it writes
-    int left_out = -1; // if another launch joined it and took its place: `updates` at that time
+    Target to;          // if its tensor is freed, others write to the memory only after this launch
+    int n;              // how many numbers it writes
+    int left_out = -1;  // if another launch joined it and took its place: `updates` at that time
+    Tensor pooled;      // of put_off(): dy
+    bool pools = false; // it can also write to.pooled
 };
 std::shared_ptr<Launch> &waiting(Device device); // the device's last launch, if that waits
 static int updates = 0;                          // of the parameters
@@ -2750,13 +2833,12 @@ void parameters_change() {
 }
 bool fused() { return options.kernels != "plain"; }
 
-void touch(long n); // the next kernel reads or writes n numbers, for a profile
 static void send_off(std::shared_ptr<Launch> launch) {
     if (!launch || !launch->kernel) return;
     if (launch->left_out >= 0 && launch->left_out != updates)
         error("a tensor that was fused with what follows it is read when the parameters have "
               "changed: read it earlier, or use KERNELS=plain");
-    touch(launch->n);
+    touch(launch->to.pooled ? launch->n / 4 * 5 : launch->n);
     std::exchange(launch->kernel, nullptr)(launch->to);
 }
 float *Tensor::ptr() const {
@@ -2767,15 +2849,17 @@ float *Tensor::ptr() const {
     if (device.id >= 0) touch(size(*this));
     return data.get();
 }
-void launch(Tensor &y, std::function<void(Target y)> kernel) {
+void launch(Tensor &y, std::function<void(Target y)> kernel, bool pools) {
     if (!fused()) return kernel({y.ptr()});
     on(y.device); // sends off the launch that waits
-    y.by = waiting(y.device) = std::make_shared<Launch>(Launch{kernel, {y.data.get()}, size(y)});
+    y.by = waiting(y.device) =
+        std::make_shared<Launch>(Launch{kernel, {y.data.get()}, size(y), -1, {}, pools});
 }
 bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
     auto &last = waiting(X.device);
     // Not if X's launch does not wait, already ends with a ReLU, or writes more than X
-    if (!X.by || X.by != last || last->to.relu || last->n != size(X)) return false;
+    if (!X.by || X.by != last || last->to.relu || last->to.pooled || last->n != size(X))
+        return false;
     const float *addend = plus ? plus->ptr() : nullptr; // may send off the last launch
     if (!last || (plus && last->to.plus)) return false;
     auto next = std::make_shared<Launch>(*last);
@@ -2786,6 +2870,14 @@ bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
     } else next->to.relu = 1;
     last->left_out = updates;
     y.by = last = next;
+    return true;
+}
+bool join_pooling(const Tensor &X, Tensor &y) {
+    const auto &last = waiting(X.device);
+    if (!X.by || X.by != last || !last->pools || last->to.plus || last->n != size(X)) return false;
+    if (last->to.pooled) return false; // another pooling has joined
+    last->to.pooled = y.data.get();
+    y.by = last;
     return true;
 }
 // y and X share X's gradient: the backward of what uses y writes into it, masked by y > 0.
@@ -2802,10 +2894,21 @@ Tensor fused_relu(const Tensor &X, Tensor y) {
 bool share_grad(const Tensor &X, const Tensor &y) {
     Tensor &g = *X.grad;
     if (!fused() || X.masked || g.data) return false; // data: a parameter's, or of another part
+    y.grad->ptr();                                    // if that was put off, now
     g.data = y.grad->data;
     g.shared = y.grad->shared = true; // another pass may write either
     g.written = pass;
     return true;
+}
+
+void put_off(const Tensor &X, std::function<void(Target dX)> kernel, const Tensor &dy) {
+    const Target dX = grad_of(X);
+    if (!fused() || !dX.mask || dX.plus || X.grad->complete) return kernel(dX);
+    X.grad->by = std::make_shared<Launch>(Launch{std::move(kernel), dX, size(X), -1, dy});
+}
+Pooled pooled(const Tensor &dX) {
+    const bool late = dX.by && dX.by->kernel;
+    return late ? Pooled{dX.by->pooled, dX.by->to.mask} : Pooled{};
 }
 
 const char *part_of_step = "forward"; // for a trace
@@ -3137,7 +3240,7 @@ static Gpu &state(Device device) {
 }
 Device try_gpu(int i) { return state(gpu(i)), gpu(i); }
 int physical(Device device) { return state(device).physical; }
-// A CPU splits sums as an H200 does, for tests.
+// A CPU computes as an H200 does, for tests.
 int multiprocessors(Device device) { return on_cpu ? 132 : state(device).multiprocessors; }
 std::vector<TapeEntry> &tape_of(Device device) { return state(device).tape; }
 std::shared_ptr<Launch> &waiting(Device device) { return state(device).waiting; }

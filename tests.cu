@@ -2071,6 +2071,68 @@ TEST_CASE("fusion: what was left out is computed when somebody asks, with the ol
     REFUSED(to_host(later), "KERNELS=plain");
 }
 
+struct PooledSizes {
+    int N, C, H, W, O, K;
+    bool with_relu, wants_dX;
+    int uses; // of the convolution's result: 1 is the pooling's
+};
+// Average pooling of [relu of] a convolution: what each makes, and the gradients. With `alone`,
+// each result is read before the next is made.
+static std::vector<Floats> pooled_layer(const PooledSizes &s, bool alone) {
+    const Input x = random_input({s.N, s.C, s.H, s.W}, 1);
+    const Tensor X = s.wants_dX ? with_grad(x) : on_device(x.numbers, x.shape);
+    const Tensor W = with_grad(random_input({s.O, s.C, s.K, s.K}, 2));
+    const Tensor b = with_grad(random_input({s.O}, 3));
+    const Tensor h = conv2d(X, W, b);
+    if (alone) h.ptr();
+    const Tensor r = s.with_relu ? relu(h) : h;
+    if (alone) r.ptr();
+    Tensor y = avg_pool2d(r, 2, 2);
+    if (s.uses > 1) y = add(y, s.uses == 2 ? max_pool2d(r, 2, 2) : avg_pool2d(r, 2, 2));
+    backward_from({y}, {random_floats(size(y), 4)});
+    // Only who reads h's gradient has it computed
+    const bool even = (s.H - s.K) % 2 == 1 && (s.W - s.K) % 2 == 1;
+    const bool few = s.O <= 20 && s.C * s.K * s.K < 32;
+    const bool wanted = options.kernels != "fast" || warp_size == 1 || s.wants_dX || !few;
+    const bool late = h.grad->by && h.grad->by->kernel;
+    CHECK(late == (!wanted && even && s.with_relu && s.uses == 1 && s.N > 0));
+    std::vector<Floats> all = {to_host(y), grad(W), grad(b), grad(h), to_host(r), to_host(h)};
+    if (s.wants_dX) all.push_back(grad(X));
+    return all;
+}
+
+TEST_CASE("fusion: average pooling joins a convolution, and its gradient is not stored") {
+    OptionsKept kept;
+    for (const PooledSizes &s : std::vector<PooledSizes>{{2, 1, 28, 28, 20, 3, true, false, 1},
+                                                         {3, 2, 9, 7, 5, 2, true, false, 1},
+                                                         {37, 1, 6, 8, 20, 3, true, false, 1},
+                                                         {1, 3, 5, 6, 1, 4, true, false, 1},
+                                                         {2, 1, 8, 8, 3, 5, false, false, 1},
+                                                         {2, 1, 7, 8, 3, 3, true, false, 1},
+                                                         {2, 1, 8, 7, 3, 3, true, false, 1},
+                                                         {2, 1, 8, 8, 21, 3, true, false, 1},
+                                                         {2, 4, 8, 8, 20, 3, true, true, 1},
+                                                         {2, 1, 8, 8, 3, 3, true, false, 2},
+                                                         {2, 1, 8, 8, 3, 3, true, false, 3},
+                                                         {0, 1, 8, 8, 3, 3, true, false, 1}}) {
+        INFO("NCHWOK: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.O, " ", s.K);
+        INFO("uses ", s.uses, " relu ", s.with_relu, " dX ", s.wants_dX);
+        use_kernels("plain");
+        const std::vector<Floats> plain = pooled_layer(s, true);
+        for (const std::string &kernels : every_kernels) {
+            CAPTURE(kernels);
+            use_kernels(kernels);
+            const std::vector<Floats> fused = pooled_layer(s, false), alone = pooled_layer(s, true);
+            for (size_t i = 0; i < fused.size(); i++) {
+                CAPTURE(i);
+                CHECK(same_bits(fused[i], alone[i]));
+                if (options.precision == "tf32") continue;
+                check_close(fused[i], Doubles(plain[i].begin(), plain[i].end()), 1e-5);
+            }
+        }
+    }
+}
+
 static Tensor times(const Tensor &X, float a) { // X (1,1)
     return linear(X, full({1, 1}, a, gpu(0)), full({1}, 0, gpu(0)));
 }
@@ -4521,8 +4583,9 @@ TEST_CASE("program: a crash or an endless loop in an algorithm" * doctest::skip(
         run = run_in_shell(folder, "",
                            "--exercise --gpus 1 --allreduce endless & "
                            "while ! grep -q endless$ stdout; do sleep 0.01; done; for s in " +
-                               signals + "; do kill -$s $!; sleep 0.1; done; sleep 1; "
-                                         "kill -KILL $! 2>/dev/null; wait $!");
+                               signals +
+                               "; do kill -$s $!; sleep 0.1; done; sleep 1; "
+                               "kill -KILL $! 2>/dev/null; wait $!");
         CHECK(run.status == (signals == "INT INT" ? 130 : 143));
         check_line(run.err, signals == "INT INT" ? "mgpu: interrupted" : "mgpu: terminated");
     }
