@@ -1330,30 +1330,21 @@ struct LinearSizes {
     int N, C, O;
 };
 
-// y[n,o] = b[o] + sum over c of X[n,c] * W[c,o]
+// As a convolution of 1x1 images, whose W is (O,C) where the dense layer's is (C,O)
+static Doubles transposed(const Doubles &W, int rows, int columns) {
+    Doubles T;
+    for (int i = 0; i < rows * columns; i++) T.push_back(W[i % rows * columns + i / rows]);
+    return T;
+}
 static Doubles linear_reference(const Doubles &X, const Doubles &W, const Doubles &b,
                                 const LinearSizes &s) {
-    Doubles y;
-    for (int n = 0; n < s.N; n++)
-        for (int o = 0; o < s.O; o++) {
-            y.push_back(b[o]);
-            for (int c = 0; c < s.C; c++) y.back() += X[n * s.C + c] * W[c * s.O + o];
-        }
-    return y;
+    return conv2d_reference(X, transposed(W, s.C, s.O), b, {s.N, s.C, 1, 1, s.O, 1});
 }
 static Arrays linear_gradients(const Doubles &X, const Doubles &W, const Doubles &dy,
                                const LinearSizes &s) {
-    Doubles dX(X.size()), dW(W.size()), db(s.O);
-    for (int n = 0; n < s.N; n++)
-        for (int o = 0; o < s.O; o++) {
-            const double g = dy[n * s.O + o];
-            db[o] += g;
-            for (int c = 0; c < s.C; c++) {
-                dX[n * s.C + c] += g * W[c * s.O + o];
-                dW[c * s.O + o] += g * X[n * s.C + c];
-            }
-        }
-    return {dX, dW, db};
+    Arrays d = conv2d_gradients(X, transposed(W, s.C, s.O), dy, {s.N, s.C, 1, 1, s.O, 1});
+    d[1] = transposed(d[1], s.O, s.C);
+    return d;
 }
 
 TEST_CASE("linear: result and gradients") {
@@ -1433,55 +1424,44 @@ TEST_CASE("relu: result and gradient") {
     }
 }
 
-// --- avg_pool2d and max_pool2d
+// --- avg_pool2d, max_pool2d, global_avg_pool2d
 
 struct PoolSizes {
-    int N, C, H, W, K = 1, S = 1;
-    int OH() const { return (H - K) / S + 1; }
-    int OW() const { return (W - K) / S + 1; }
+    int N, C, H, W, K = 0, S = 1; // K = 0: one window, the whole plane
+    int KH() const { return K ? K : H; }
+    int KW() const { return K ? K : W; }
+    int OH() const { return (H - KH()) / S + 1; }
+    int OW() const { return (W - KW()) / S + 1; }
 };
 
-// A window: y[n,c,i,j] is made of X[n,c,i*S+u,j*S+v].   visit(index in y, first index in X)
-template <class Visit> static void pool2d_windows(const PoolSizes &s, Visit visit) {
-    for (int y = 0; y < s.N * s.C * s.OH() * s.OW(); y++)
-        visit(y,
-              (y / (s.OH() * s.OW()) * s.H + y / s.OW() % s.OH() * s.S) * s.W + y % s.OW() * s.S);
+// The terms of y[n,c,i,j], which is the mean or the (first) largest number of the window from
+// X[n,c,i*S,j*S] on. visit(index in y, index in X, factor)
+template <class Visit>
+static void pool2d_terms(const Doubles &X, const PoolSizes &s, bool max, Visit visit) {
+    const int OH = s.OH(), OW = s.OW(), n = s.KH() * s.KW();
+    for (int y = 0; y < s.N * s.C * OH * OW; y++) {
+        const int first = (y / (OH * OW) * s.H + y / OW % OH * s.S) * s.W + y % OW * s.S;
+        int largest = first;
+        for (int i = 0; i < n; i++) {
+            const int at = first + i / s.KW() * s.W + i % s.KW();
+            if (X[at] > X[largest]) largest = at;
+            if (!max) visit(y, at, 1.0 / n);
+        }
+        if (max) visit(y, largest, 1.0);
+    }
 }
-static Doubles avg_pool2d_reference(const Doubles &X, const PoolSizes &s) {
+static Doubles pool2d_reference(const Doubles &X, const PoolSizes &s, bool max) {
     Doubles y(s.N * s.C * s.OH() * s.OW());
-    pool2d_windows(s, [&](int at_y, int first) {
-        for (int i = 0; i < s.K * s.K; i++)
-            y[at_y] += X[first + i / s.K * s.W + i % s.K] / (s.K * s.K);
-    });
+    pool2d_terms(X, s, max, [&](int at_y, int at_X, double f) { y[at_y] += f * X[at_X]; });
     return y;
 }
-static Doubles avg_pool2d_gradient(const Doubles &dy, const PoolSizes &s) {
-    Doubles dX(s.N * s.C * s.H * s.W);
-    pool2d_windows(s, [&](int at_y, int first) {
-        for (int i = 0; i < s.K * s.K; i++)
-            dX[first + i / s.K * s.W + i % s.K] += dy[at_y] / (s.K * s.K);
-    });
-    return dX;
-}
-// Where the (first) largest number of the window lies.
-static int largest(const Doubles &X, int first, const PoolSizes &s) {
-    int best = first;
-    for (int i = 0; i < s.K * s.K; i++)
-        if (X[first + i / s.K * s.W + i % s.K] > X[best]) best = first + i / s.K * s.W + i % s.K;
-    return best;
-}
-static Doubles max_pool2d_reference(const Doubles &X, const PoolSizes &s) {
-    Doubles y(s.N * s.C * s.OH() * s.OW());
-    pool2d_windows(s, [&](int at_y, int first) { y[at_y] = X[largest(X, first, s)]; });
-    return y;
-}
-static Doubles max_pool2d_gradient(const Doubles &X, const Doubles &dy, const PoolSizes &s) {
+static Doubles pool2d_gradient(const Doubles &X, const Doubles &dy, const PoolSizes &s, bool max) {
     Doubles dX(X.size());
-    pool2d_windows(s, [&](int at_y, int first) { dX[largest(X, first, s)] += dy[at_y]; });
+    pool2d_terms(X, s, max, [&](int at_y, int at_X, double f) { dX[at_X] += f * dy[at_y]; });
     return dX;
 }
 
-TEST_CASE("avg_pool2d, max_pool2d: result and gradient") {
+TEST_CASE("avg_pool2d, max_pool2d, global_avg_pool2d: result and gradient") {
     const PoolSizes sizes[] = {// N C   H   W  K  S
                                {1, 1, 1, 1, 1, 1},    {2, 3, 4, 6, 2, 2},
                                {2, 1, 9, 9, 2, 2},   // the ninth row and column are in no window
@@ -1491,25 +1471,29 @@ TEST_CASE("avg_pool2d, max_pool2d: result and gradient") {
                                {1, 2, 3, 3, 3, 5},   // one window
                                {1, 2, 39, 71, 2, 2}, // more than a block's threads
                                {1, 2, 39, 71, 3, 2},  {0, 2, 4, 4, 2, 2},
-                               {2, 20, 26, 26, 2, 2}, // LeNet's and lab_cnn's
-                               {2, 50, 9, 9, 2, 2}};
-    for (const PoolSizes &s : sizes) {
-        INFO("N C H W K S: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.K, " ", s.S);
-        const Input X = random_input({s.N, s.C, s.H, s.W}, 1);
-        check_operator(
-            {X}, [=](auto &in) { return avg_pool2d(in[0], s.K, s.S); },
-            [=](auto &in) { return avg_pool2d_reference(in[0], s); },
-            [=](auto &, auto &dy) { return Arrays{avg_pool2d_gradient(dy, s)}; },
-            {rounding(s.K * s.K), rounding(s.K * s.K)});
-        check_operator(
-            {X}, [=](auto &in) { return max_pool2d(in[0], s.K, s.S); },
-            [=](auto &in) { return max_pool2d_reference(in[0], s); },
-            [=](auto &in, auto &dy) { return Arrays{max_pool2d_gradient(in[0], dy, s)}; },
-            {0, rounding(s.K * s.K)}); // the largest number itself
-    }
+                               {2, 20, 26, 26, 2, 2},               // LeNet's and lab_cnn's
+                               {2, 50, 9, 9, 2, 2},   {1, 1, 1, 1}, // global from here on
+                               {2, 3, 4, 4},          {3, 5, 5, 7},
+                               {1, 300, 3, 2},        {2, 2, 29, 33},
+                               {0, 3, 2, 2}};
+    for (const PoolSizes &s : sizes)
+        for (bool max : {false, true}) {
+            if (max && !s.K) continue;
+            INFO("N C H W K S: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.K, " ", s.S);
+            CAPTURE(max);
+            const auto pool = max ? max_pool2d : avg_pool2d;
+            check_operator(
+                {random_input({s.N, s.C, s.H, s.W}, 1)},
+                [=](auto &in) { return s.K ? pool(in[0], s.K, s.S) : global_avg_pool2d(in[0]); },
+                [=](auto &in) { return pool2d_reference(in[0], s, max); },
+                [=](auto &in, auto &dy) { return Arrays{pool2d_gradient(in[0], dy, s, max)}; },
+                // of max: the largest number itself
+                {max ? 0 : rounding(s.KH() * s.KW()), rounding(s.K * s.K)});
+        }
     const Tensor X = full({2, 3, 9, 8}, 0, gpu(0));
     CHECK(avg_pool2d(X, 2, 2).shape == Ints{2, 3, 4, 4});
     CHECK(max_pool2d(X, 2, 2).shape == Ints{2, 3, 4, 4});
+    CHECK(global_avg_pool2d(X).shape == Ints{2, 3});
 }
 
 TEST_CASE("max_pool2d: of equal numbers the first gets the gradient; NaN is not lost") {
@@ -1529,32 +1513,6 @@ TEST_CASE("max_pool2d: of equal numbers the first gets the gradient; NaN is not 
     for (float largest : to_host(max_pool2d(X, 2, 2))) CHECK(std::isnan(largest));
     backward(max_pool2d(X, 2, 2));
     CHECK(grad(X) == Floats{0, 1, 0, 0, 0, 0, 0, 1});
-}
-
-// --- global_avg_pool2d
-
-TEST_CASE("global_avg_pool2d: result and gradient") {
-    const PoolSizes sizes[] = {{1, 1, 1, 1},   {2, 3, 4, 4},   {3, 5, 5, 7},
-                               {1, 300, 3, 2}, {2, 2, 29, 33}, {0, 3, 2, 2}};
-    for (const PoolSizes &s : sizes) {
-        INFO("N C H W: ", s.N, " ", s.C, " ", s.H, " ", s.W);
-        const int plane = s.H * s.W;
-        check_operator(
-            {random_input({s.N, s.C, s.H, s.W}, 1)},
-            [](auto &in) { return global_avg_pool2d(in[0]); },
-            [=](auto &in) {
-                Doubles y(s.N * s.C);
-                for (size_t i = 0; i < in[0].size(); i++) y[i / plane] += in[0][i] / plane;
-                return y;
-            },
-            [=](auto &in, auto &dy) {
-                Doubles dX(in[0].size());
-                for (size_t i = 0; i < dX.size(); i++) dX[i] = dy[i / plane] / plane;
-                return Arrays{dX};
-            },
-            {rounding(plane), rounding(1)});
-    }
-    CHECK(global_avg_pool2d(full({2, 3, 4, 5}, 0, gpu(0))).shape == Ints{2, 3});
 }
 
 // --- batch_norm
@@ -2488,17 +2446,13 @@ static LenetReference lenet_reference(const Doubles &X, const Doubles &y, const 
     const ConvSizes conv1 = {N, 1, 28, 28, 20, 3}, conv2 = {N, 20, 13, 13, 50, 5};
     const PoolSizes pool1 = {N, 20, 26, 26, 2, 2}, pool2 = {N, 50, 9, 9, 2, 2};
     const LinearSizes linear3 = {N, 800, 128}, linear4 = {N, 128, 10};
-    auto pool = [=](const Doubles &h, const PoolSizes &s) {
-        return max_pooling ? max_pool2d_reference(h, s) : avg_pool2d_reference(h, s);
-    };
-    auto pool_gradient = [=](const Doubles &h, const Doubles &dy, const PoolSizes &s) {
-        return max_pooling ? max_pool2d_gradient(h, dy, s) : avg_pool2d_gradient(dy, s);
-    };
     LenetReference r;
     const Doubles h1_conv = conv2d_reference(X, p[0], p[1], conv1);
-    const Doubles h1_activation = relu_reference(h1_conv), h1 = pool(h1_activation, pool1);
+    const Doubles h1_activation = relu_reference(h1_conv);
+    const Doubles h1 = pool2d_reference(h1_activation, pool1, max_pooling);
     const Doubles h2_conv = conv2d_reference(h1, p[2], p[3], conv2);
-    const Doubles h2_activation = relu_reference(h2_conv), h2 = pool(h2_activation, pool2);
+    const Doubles h2_activation = relu_reference(h2_conv);
+    const Doubles h2 = pool2d_reference(h2_activation, pool2, max_pooling);
     const Doubles h3_linear = linear_reference(h2, p[4], p[5], linear3);
     const Doubles h3 = relu_reference(h3_linear);
     r.y_hat = linear_reference(h3, p[6], p[7], linear4);
@@ -2506,9 +2460,11 @@ static LenetReference lenet_reference(const Doubles &X, const Doubles &y, const 
     const Doubles dy_hat = cross_entropy_gradient(r.y_hat, y, Doubles(N, 1));
     const Arrays d4 = linear_gradients(h3, p[6], dy_hat, linear4);
     const Arrays d3 = linear_gradients(h2, p[4], relu_gradient(h3_linear, d4[0]), linear3);
-    const Doubles dh2 = relu_gradient(h2_conv, pool_gradient(h2_activation, d3[0], pool2));
+    const Doubles dh2 =
+        relu_gradient(h2_conv, pool2d_gradient(h2_activation, d3[0], pool2, max_pooling));
     const Arrays d2 = conv2d_gradients(h1, p[2], dh2, conv2);
-    const Doubles dh1 = relu_gradient(h1_conv, pool_gradient(h1_activation, d2[0], pool1));
+    const Doubles dh1 =
+        relu_gradient(h1_conv, pool2d_gradient(h1_activation, d2[0], pool1, max_pooling));
     const Arrays d1 = conv2d_gradients(X, p[0], dh1, conv1);
     r.gradients = {d1[1], d1[2], d2[1], d2[2], d3[1], d3[2], d4[1], d4[2]};
     return r;
