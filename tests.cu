@@ -4536,12 +4536,11 @@ TEST_CASE("program: a crash or an endless loop in an algorithm" * doctest::skip(
     check_line(run.err, "mgpu: recursion, k = 1, 1 tensor, 0 numbers: segmentation fault");
     for (std::string signals : {"INT INT", "TERM", "INT TERM", "TERM", "TERM", "TERM"}) {
         CAPTURE(signals);
-        run = run_in_shell(folder, "",
-                           "--exercise --gpus 1 --allreduce endless & "
-                           "while ! grep -q endless$ stdout; do sleep 0.01; done; for s in " +
-                               signals +
-                               "; do kill -$s $!; sleep 0.1; done; sleep 1; "
-                               "kill -KILL $! 2>/dev/null; wait $!");
+        const std::string stop = // it has a second to end
+            " & while ! grep -q endless$ stdout; do sleep 0.01; done; for s in " + signals +
+            "; do kill -$s $!; sleep 0.1; done; for i in $(seq 50); do kill -0 $! || break; "
+            "sleep 0.02; done 2>/dev/null; kill -KILL $! 2>/dev/null; wait $!";
+        run = run_in_shell(folder, "", "--exercise --gpus 1 --allreduce endless" + stop);
         CHECK(run.status == (signals == "INT INT" ? 130 : 143));
         check_line(run.err, signals == "INT INT" ? "mgpu: interrupted" : "mgpu: terminated");
     }
