@@ -375,12 +375,17 @@ struct Training {
 // Numbers of devices that are compared with one.
 static const Ints counts = small_only ? Ints{2} : Ints{2, 3, 5};
 TEST_CASE("train_batch: the gradients of k devices are those of one, and so is the step") {
+    OptionsKept kept;
     const Tensors start = lively_params();
     const auto batch = minibatch(small_only ? 3 : 13, 3); // none of the counts divides it
     Training one(1, start);
     const Floats losses = one.step(batch);
-    for (int k : counts) {
-        CAPTURE(k);
+    std::vector<Ints> splits = {{3, 1}, {1, 100}};  // SPLIT
+    for (int k : counts) splits.push_back(Ints(k)); // zeros: none
+    for (const Ints &split : splits) {
+        CAPTURE(split);
+        options.split = split[0] ? split : Ints();
+        const int k = split.size();
         Training many(k, start);
         check_close(many.step(batch), losses, 1e-6); // of the same parameters
         CHECK(many.replicas_equal());
@@ -2843,21 +2848,6 @@ TEST_CASE("shard_sizes: even, or in the proportion of SPLIT, and every sample on
     }
     options.split = {3, 1};
     REFUSED(shard_sizes(8, 3), "SPLIT has 2 parts", "3 devices");
-}
-
-TEST_CASE("train_batch: SPLIT gives the gradients of the even split" * doctest::skip(small_only)) {
-    OptionsKept kept;
-    const Tensors start = lively_params();
-    const auto batch = minibatch(13, 3);
-    Training even(2, start);
-    const Floats losses = even.step(batch);
-    for (Ints split : {Ints{3, 1}, Ints{1, 100}}) {
-        options.split = split;
-        Training other(2, start);
-        check_close(other.step(batch), losses, 1e-6);
-        CHECK(other.replicas_equal());
-        check_close(other.numbers(0, true), even.numbers(0, true), 5e-6); // in another order
-    }
 }
 
 TEST_CASE("evaluate_accuracy_gpus gives what one device gives, for every model") {
