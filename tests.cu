@@ -1029,30 +1029,33 @@ TEST_CASE("attach_grad of a list: zeros, side by side") {
     CHECK(list[2].grad->data.get() == list[0].grad->data.get() + 6);
 }
 
-TEST_CASE("train_batch: every algorithm gives the step of the tutorial's allreduce" *
+TEST_CASE("train_batch: every algorithm gives the steps of the tutorial's allreduce" *
           doctest::skip(small_only)) {
-    OptionsKept kept;
     const Tensors start = lively_params();
-    const auto batch = minibatch(13, 3);
     for (int k : {2, 3}) {
-        Training naive(k, start);
-        naive.step(batch);
-        for (const std::string &name : right_algorithms)
-            for (bool overlap : {false, true}) {
-                OptionsKept kept;
-                options.allreduce = name;
-                options.overlap = overlap;
-                Training other(k, start);
-                other.step(batch);
-                INFO(name, overlap ? ", OVERLAP" : "");
-                CHECK(other.replicas_equal());
-                check_close(other.numbers(0, true), naive.numbers(0, true), 1e-6);
+        // After one step the gradients, after three the parameters, of the first device
+        auto train = [&](const std::string &name, bool overlap = false) {
+            OptionsKept kept;
+            options.allreduce = name;
+            options.overlap = overlap;
+            INFO(name, ", k ", k, overlap ? ", OVERLAP" : "");
+            Training training(k, start);
+            std::vector<Floats> numbers;
+            for (int s = 0; s < 3; s++) {
+                training.step(minibatch(s ? 4 : 13, 3 + s));
+                CHECK(training.replicas_equal() == (name != "rebind"));
+                if (s != 1) numbers.push_back(training.numbers(0, s == 0));
             }
-        OptionsKept kept;
-        options.allreduce = "rebind";
-        Training rebound(k, start);
-        rebound.step(batch);
-        CHECK_FALSE(rebound.replicas_equal());
+            return numbers;
+        };
+        const Floats naive = train("naive")[0];
+        for (const std::string &name : right_algorithms) {
+            const auto without = train(name), with = train(name, true);
+            INFO(name, ", k ", k);
+            check_close(without[0], naive, 1e-6);
+            for (int i : {0, 1}) CHECK(same_bits(with[i], without[i]));
+        }
+        train("rebind");
     }
 }
 
@@ -3250,7 +3253,15 @@ TEST_CASE("check_first_step: a right step passes, for each model, seed and numbe
                 CHECK(first_step(k, n) == "");
             }
         }
-    set_model("lenet", 0); // by every algorithm: "program: every allreduce trains ..."
+    set_model("lenet", 0);
+    for (const std::string &name : right_algorithms) {
+        if (small_only && name != "ring") continue;
+        OptionsKept kept;
+        options.allreduce = name;
+        options.overlap = true; // which changes no bit: "train_batch: every algorithm ..."
+        CAPTURE(name);
+        CHECK(first_step(3, 4) == "");
+    }
     options.split = {3, 1};
     CHECK(first_step(2, 7) == "");
     use_kernels("tf32"); // it takes some losses in FP32, and training goes on in TF32
@@ -4207,24 +4218,19 @@ TEST_CASE("program: --exercise says passed with status 0, or what is wrong with 
     CHECK(folder.listing().empty());
 }
 
-TEST_CASE("program: every allreduce trains, with OVERLAP to the same bits" *
+TEST_CASE("program: a ring trains, with OVERLAP and staged to the same bits" *
           doctest::skip(no_training)) {
     DataFolder folder(few, few / 4);
-    for (const std::string &name : right_algorithms) {
-        if (small_only && name != "ring") continue;
-        const std::string training = "--gpus 3 --batch 4 --limit 8 --steps 3 --allreduce " + name;
-        train_in(folder, training + " --save without");
-        std::string out = train_in(folder, training + " --save with --overlap");
-        CAPTURE(name);
-        CHECK(contains(out, " [[6. 6.]] @gpu(2)\n")); // the demo
-        CHECK((saved(folder, "with") == saved(folder, "without")));
+    const std::string training = "--gpus 3 --batch 4 --limit 8 --steps 3 --allreduce ring";
+    train_in(folder, training + " --save without");
+    std::string out = train_in(folder, training + " --save with --overlap");
+    CHECK(contains(out, " [[6. 6.]] @gpu(2)\n")); // the demo
+    CHECK((saved(folder, "with") == saved(folder, "without")));
 #ifdef CUDA_CPU
-        if (name != "ring") continue;
-        out = train_in(folder, training + " --save staged", "export CUDA_CPU_PEERS=0;");
-        CHECK(contains(out, "; staged: gpu(1) gpu(2)\n"));
-        CHECK((saved(folder, "staged") == saved(folder, "without")));
+    out = train_in(folder, training + " --save staged", "export CUDA_CPU_PEERS=0;");
+    CHECK(contains(out, "; staged: gpu(1) gpu(2)\n"));
+    CHECK((saved(folder, "staged") == saved(folder, "without")));
 #endif
-    }
 }
 
 TEST_CASE("program: the lab's prints and resnet18's" * doctest::skip(small_only)) {
