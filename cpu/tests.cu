@@ -148,7 +148,11 @@ __global__ void hold_kernel(const int *go, float *x, float value) {
     if (__atomic_load_n(go, __ATOMIC_RELAXED)) *x = value;
 }
 struct Hold {
-    std::shared_ptr<int> go = pinned<int>(1);
+    const std::shared_ptr<int> go = pinned<int>(1);
+    Hold(cudaStream_t stream, float *x, float value = 5, int device = 0) {
+        OnDevice current(device);
+        OK_LAUNCH(hold_kernel<<<1, 1, 0, stream>>>(go.get(), x, value));
+    }
     // First, time enough for what should wait and does not to give itself away.
     void release_later() {
         usleep(20000);
@@ -556,11 +560,10 @@ TEST_CASE("launch: arguments are copied, structs with pointers in them too") {
     auto x = floats_on(0, 8), y = floats_on(0, 8);
     auto offset = pinned<double>(1);
     TestStream stream;
-    Hold hold;
     *offset = 0.5;
     assign_kernel<<<1, 8>>>(x.get(), 3);
     OK(cudaDeviceSynchronize());
-    hold_kernel<<<1, 1, 0, stream>>>(hold.go.get(), y.get(), 0);
+    Hold hold(stream, y.get(), 0);
     Line line = {y.get(), x.get(), 2, 0, 8};
     OK_LAUNCH(line_kernel<<<1, 8, 0, stream>>>(line, offset.get(), true, 8));
     line = {nullptr, nullptr, 0, 0, 0};
@@ -626,8 +629,7 @@ TEST_CASE("cudaLaunchHostFunc: runs in the stream's order, while the host goes o
     auto x = floats_on(0, 1);
     auto host = pinned<float>(2);
     TestStream stream;
-    Hold hold;
-    hold_kernel<<<1, 1, 0, stream>>>(hold.go.get(), x.get(), 5);
+    Hold hold(stream, x.get());
     OK(cudaMemcpyAsync(&host.get()[0], x.get(), one_float, down, stream));
     auto add_2 = [](void *p) { ((float *)p)[1] = ((float *)p)[0] + 2; };
     OK(cudaLaunchHostFunc(stream, add_2, host.get()));
@@ -644,8 +646,7 @@ TEST_CASE("stream: the host, streams and devices run at the same time") {
     auto x = floats_on(0, 1), y = floats_on(0, 1), z = floats_on(1, 1), w = floats_on(1, 1);
     TestStream a, b, c(1);
     TestEvent held;
-    Hold hold;
-    hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 5);
+    Hold hold(a, x.get());
     OK(cudaEventRecord(held, a));
     // A copy beside a kernel on one device, and work on another device
     OK(cudaMemsetAsync(y.get(), 0, one_float, b));
@@ -669,8 +670,7 @@ TEST_CASE("cudaStreamWaitEvent: events order streams and devices") {
     auto x = floats_on(0, 1), y = floats_on(0, 1), z = floats_on(1, 1);
     TestStream a, b, c(1);
     TestEvent ready_a, ready_b, ready_c(1);
-    Hold hold;
-    hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 5);
+    Hold hold(a, x.get());
     OK(cudaEventRecord(ready_a, a));
     OK(cudaStreamWaitEvent(b, ready_a));
     OK(cudaMemcpyAsync(y.get(), x.get(), one_float, within, b));
@@ -696,10 +696,9 @@ TEST_CASE("cudaEventRecord: an event stands for its last record before the wait"
     OK(cudaEventSynchronize(event));
     OK(cudaStreamWaitEvent(b, event));
     OK(cudaStreamSynchronize(b));
-    Hold hold;
     OK(cudaEventRecord(event, a));
     OK(cudaStreamWaitEvent(b, event));
-    hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 1);
+    Hold hold(a, x.get(), 1);
     OK(cudaEventRecord(event, a)); // the wait above is for the earlier record
     OK(cudaMemsetAsync(y.get(), 0, one_float, b));
     OK(cudaStreamSynchronize(b));
@@ -717,9 +716,8 @@ TEST_CASE("cudaEventElapsedTime: milliseconds, or why there are none") {
     float milliseconds = -1;
     CHECK(cudaEventElapsedTime(&milliseconds, begin, end) == cudaErrorInvalidResourceHandle);
     CHECK(cudaGetLastError() == cudaErrorInvalidResourceHandle);
-    Hold hold;
     OK(cudaEventRecord(begin, a));
-    hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 1);
+    Hold hold(a, x.get(), 1);
     OK(cudaEventRecord(end, a));
     OK(cudaEventRecord(untimed, a));
     OK(cudaEventSynchronize(begin));
@@ -740,8 +738,7 @@ TEST_CASE("stream: the default stream and the others wait for each other") {
         auto x = floats_on(0, 1), y = floats_on(0, 1), z = floats_on(0, 1);
         const cudaStream_t first = default_first ? nullptr : blocking.stream,
                            second = default_first ? blocking.stream : nullptr;
-        Hold hold;
-        hold_kernel<<<1, 1, 0, first>>>(hold.go.get(), x.get(), 5);
+        Hold hold(first, x.get());
         OK(cudaMemcpyAsync(y.get(), x.get(), one_float, within, second));
         OK(cudaMemsetAsync(z.get(), 0, one_float, free)); // for which neither of them matters
         OK(cudaStreamSynchronize(free));
@@ -754,8 +751,7 @@ TEST_CASE("cudaStreamWaitEvent: what the default stream waits for, the others wa
     auto x = floats_on(0, 1), y = floats_on(0, 1);
     TestStream blocking(0, cudaStreamDefault), free;
     TestEvent event;
-    Hold hold;
-    hold_kernel<<<1, 1, 0, free>>>(hold.go.get(), x.get(), 5);
+    Hold hold(free, x.get());
     OK(cudaEventRecord(event, free));
     OK(cudaStreamWaitEvent(nullptr, event));
     OK(cudaMemcpyAsync(y.get(), x.get(), one_float, within, blocking));
@@ -766,9 +762,8 @@ TEST_CASE("cudaStreamWaitEvent: what the default stream waits for, the others wa
 TEST_CASE("cudaMemcpyPeer: is ordered with all of both devices, and the host goes on") {
     auto x = floats_on(0, 1), y = floats_on(1, 1), z = floats_on(1, 1), w = floats_on(0, 1);
     TestStream a(0), b(1);
-    Hold hold;
     SUBCASE("after the source's work, before what follows on either") {
-        hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 5);
+        Hold hold(a, x.get());
         OK(cudaMemcpyPeer(y.get(), 1, x.get(), 0, one_float));
         OK(cudaMemcpyAsync(z.get(), y.get(), one_float, within, b));
         assign_kernel<<<1, 1, 0, a>>>(x.get(), 6);
@@ -777,7 +772,7 @@ TEST_CASE("cudaMemcpyPeer: is ordered with all of both devices, and the host goe
     }
     SUBCASE("after the target's work") {
         assign_kernel<<<1, 1, 0, a>>>(x.get(), 5);
-        OnDevice{1}, hold_kernel<<<1, 1, 0, b>>>(hold.go.get(), y.get(), 6);
+        Hold hold(b, y.get(), 6, 1);
         OK(cudaMemcpyPeer(y.get(), 1, x.get(), 0, one_float));
         OK(cudaMemcpyAsync(w.get(), x.get(), one_float, within, a));
         assign_kernel<<<1, 1, 0, a>>>(x.get(), 7); // has to wait for the copy, and it for device 1
@@ -792,8 +787,7 @@ TEST_CASE("cudaMemcpyAsync: pageable memory is free after it, pinned memory is c
     Floats host = {1, 2};
     TestStream a;
     TestEvent event;
-    Hold hold;
-    hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), y.get(), 5);
+    Hold hold(a, y.get());
     OK(cudaMemcpyAsync(x.get(), host.data(), 2 * one_float, up, a));
     host = {3, 4};
     OK(cudaMemcpyAsync(fixed.get(), x.get(), 2 * one_float, down, a));
@@ -818,8 +812,7 @@ TEST_CASE("cudaFree, cudaStreamDestroy: wait for the device") {
     for (bool destroy : {false, true}) {
         auto y = floats_on(0, 1);
         auto a = std::make_unique<TestStream>();
-        Hold hold;
-        hold_kernel<<<1, 1, 0, *a>>>(hold.go.get(), x.get(), 5);
+        Hold hold(*a, x.get());
         OK(cudaEventRecord(event, *a));
         std::thread release([&] { hold.release_later(); });
         if (destroy) a.reset();
@@ -833,8 +826,7 @@ TEST_CASE("cudaFree, cudaStreamDestroy: wait for the device") {
 TEST_CASE("stream: 1024 tasks fit its queue, then the host waits") {
     auto x = floats_on(0, 1);
     TestStream a;
-    Hold hold;
-    hold_kernel<<<1, 1, 0, a>>>(hold.go.get(), x.get(), 5);
+    Hold hold(a, x.get());
     auto fill = [&](int n) {
         for (int i = 0; i < n; i++) OK(cudaMemsetAsync(x.get(), 0, one_float, a));
     };
@@ -1177,10 +1169,9 @@ TEST_CASE("cudaFree, cudaFreeHost, devices, events, functions: what is wrong is 
     {
         auto x = floats_on(0, 1);
         TestStream stream;
-        Hold hold;
         float *in_use = nullptr;
         OK(cudaMallocHost(&in_use, one_float));
-        hold_kernel<<<1, 1, 0, stream>>>(hold.go.get(), x.get(), 5);
+        Hold hold(stream, x.get());
         OK(cudaMemcpyAsync(in_use, x.get(), one_float, down, stream));
         REFUSED(value, cudaFreeHost(in_use), "cudaFreeHost:", "is still used by what cpu/tests.cu:",
                 " has queued: wait for its stream first");
@@ -2488,10 +2479,9 @@ TEST_CASE("cudaMallocManaged: one address for the host and every device") {
 TEST_CASE("cudaMallocAsync, cudaFreeAsync: in the stream's order") {
     auto y = floats_on(0, 1);
     TestStream stream, on_1(1);
-    Hold hold;
     float *x = nullptr;
     OK(cudaMallocAsync(&x, one_float, stream));
-    hold_kernel<<<1, 1, 0, stream>>>(hold.go.get(), x, 5);
+    Hold hold(stream, x);
     OK(cudaMemcpyAsync(y.get(), x, one_float, within, stream));
     OK(cudaFreeAsync(x, stream)); // the copy before it has not even begun
     REFUSED_LAUNCH(value, (plus_kernel<<<1, 1, 0, stream>>>(x, 1)), "argument 1", "has freed");
@@ -2514,8 +2504,7 @@ TEST_CASE("cudaHostRegister: memory of the host becomes pinned") {
     OK_LAUNCH(plus_kernel<<<1, 4>>>(host.data(), 1)); // a kernel may use it
     OK(cudaDeviceSynchronize());
     CHECK(host == Floats{2, 3, 4, 5});
-    Hold hold; // and a copy of it does not hold the host up
-    hold_kernel<<<1, 1, 0, stream>>>(hold.go.get(), x.get(), 7);
+    Hold hold(stream, x.get(), 7); // and a copy of it does not hold the host up
     OK(cudaMemcpyAsync(host.data(), x.get(), 4, down, stream));
     hold.release_and_wait_for(stream);
     CHECK(host[0] == 7);
