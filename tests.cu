@@ -116,18 +116,17 @@ static Floats grad(const Tensor &t) { return to_host(*t.grad); }
 
 constexpr int most_devices = 8; // the logical devices that the tests use: gpu(0) ... gpu(7)
 
-// A message for the user: one line with all of these parts in it.
-typedef std::vector<std::string_view> Words;
-static void check_says_all(const std::string &text, const Words &parts) {
+// A message for the user: one line, and in it, in this order, the parts that " ... " divides.
+static void check_says(const std::string &text, const std::string &says) {
     INFO("said: ", text);
-    for (std::string_view part : parts) {
-        INFO("part: ", std::string(part));
-        CHECK(contains(text, part));
+    for (size_t at = 0, begin = 0, end; begin <= says.size(); begin = end + 5) {
+        end = std::min(says.find(" ... ", begin), says.size());
+        const std::string part = says.substr(begin, end - begin);
+        CAPTURE(part);
+        at = text.find(part, at);
+        CHECK(at != std::string::npos);
     }
     CHECK(!contains(text, "\n"));
-}
-static void check_says(const std::string &text, std::string_view part) {
-    check_says_all(text, {part});
 }
 // The same of what is printed to stderr, with the line's end.
 static void check_line(std::string text, const std::string &part) {
@@ -136,7 +135,7 @@ static void check_line(std::string text, const std::string &part) {
     check_says(text, part);
 }
 // The call must throw an Error with such a message.
-#define REFUSED(call, ...) check_says_all(error_of([&] { call; }), {__VA_ARGS__})
+#define REFUSED(call, says) check_says(error_of([&] { call; }), says)
 
 static bool same_bits(const Floats &a, const Floats &b) {
     return a.size() == b.size() && (a.empty() || !memcmp(&a[0], &b[0], a.size() * sizeof(float)));
@@ -289,7 +288,7 @@ TEST_CASE("copyto: between the host and devices, any two of them") {
             Tensor other = full({1001}, 0, to); // only the count must fit
             copyto(src, other);
             CHECK((to_host(other) == numbers && to_host(copyto(empty({0, 3}, from), to)).empty()));
-            REFUSED(copyto(src, empty({1000}, to)), "copyto", "1001", "1000");
+            REFUSED(copyto(src, empty({1000}, to)), "copyto ... 1001 ... 1000");
         }
 }
 
@@ -351,8 +350,8 @@ TEST_CASE("split_batch: contiguous shards in order, as equal as can be") {
         CHECK(all_to_host(X_shards) == to_host(X));
         CHECK(all_to_host(y_shards) == to_host(y));
     }
-    REFUSED(split_batch(full({3, 2}, 0, cpu()), arange(4), {gpu(0)}), "split_batch", "3 samples",
-            "4 labels");
+    REFUSED(split_batch(full({3, 2}, 0, cpu()), arange(4), {gpu(0)}),
+            "split_batch ... 3 samples ... 4 labels");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -598,14 +597,14 @@ TEST_CASE("sum_ adds in order, into one of its parts too") {
     }
     sum_(parts[3], parts);
     CHECK(same_bits(to_host(parts[3]), want));
-    REFUSED(sum_(parts[0], {parts[0], full({n + 1}, 0, gpu(0))}), "sum_", "(1004)");
-    REFUSED(sum_(parts[0], {full({n}, 0, gpu(1))}), "sum_", "gpu(0)", "gpu(1)");
+    REFUSED(sum_(parts[0], {parts[0], full({n + 1}, 0, gpu(0))}), "sum_ ... (1004)");
+    REFUSED(sum_(parts[0], {full({n}, 0, gpu(1))}), "sum_ ... gpu(0) ... gpu(1)");
 }
 
 TEST_CASE("send refuses what does not fit, and two messages into one place") {
     const Tensor a = full({4}, 1, gpu(0)), b = full({4}, 2, gpu(1)), c = full({4}, 3, gpu(2));
-    REFUSED(send({{full({2}, 0, gpu(0)), full({3}, 0, gpu(1))}}), "send", "2", "3");
-    REFUSED(send({{a, b}, {c, b}}), "two messages", "same place on gpu(1)");
+    REFUSED(send({{full({2}, 0, gpu(0)), full({3}, 0, gpu(1))}}), "send ... 2 ... 3");
+    REFUSED(send({{a, b}, {c, b}}), "two messages ... same place on gpu(1)");
     REFUSED(send({{rows(c, 0, 1), rows(b, 3, 4)}, {a, b}}), "two messages");
     REFUSED(send({{a, b}, {rows(c, 0, 1), rows(b, 0, 1)}}), "two messages");
     send({{rows(a, 0, 2), rows(b, 0, 2)}, {rows(c, 2, 4), rows(b, 2, 4)}});
@@ -741,47 +740,39 @@ static void one_place(const Tensors &flat) {
 }
 static void first_only(const Grads &grads) { allreduce(column(grads, 0)); }
 
-#define WRONG_SUM "is wrong: k = 2"
 static const struct WrongAlgorithm {
     const char *name;
     void (*run)(const Tensors &flat);
-    Words says;
+    const char *says;
 } wrong_algorithms[] = {
-    {"no wait before", naive_but, {WRONG_SUM, "wait"}},
-    {"no wait after", naive_but, {WRONG_SUM, "wait"}},
-    {"one missing",
-     naive_but,
-     {WRONG_SUM, "gpu(0) has 1 at index 0 of tensor 0, not 5", "gpu(0)'s own number"}},
-    {"counted twice",
-     naive_but,
-     {WRONG_SUM, "gpu(0) has 9 at index 0 of tensor 0, not 5",
-      "more than once the number of gpu(1) (2 times): is it added again?"}},
-    {"host waits", naive_but, {"waits on the host for a device"}},
-    {"not counted", naive_but, {"only 0 messages were counted", "fewer than 4"}},
-    {"short parts", short_parts, {WRONG_SUM, "own number: does a chunk, a grid or a loop"}},
-    {"shifted parts",
-     shifted_parts,
-     {WRONG_SUM, "gpu(1) has 10 at index 0 of tensor 0, not 5", "the sum of an index 1 further on",
-      "bounds"}},
-    {"mean", mean, {WRONG_SUM, "it is the mean"}},
-    {"int sums",
-     int_sums,
-     {"for numbers that are not whole: k = 2", "is something in it no float"}},
-    {"no gather", no_gather, {"for numbers that are not whole: k = 2"}},
-    {"small only", small_only_sums, {"k = 2, 76 tensors, 11", "own number"}},
-    {"beyond", beyond, {"beyond, k = 1, 1 tensor, 0 numbers: vector"}},
-    {"one place", one_place, {"one place, k = 3, 1 tensor, 1 number: send: two messages"}},
-    {"sender goes on", naive_but, {WRONG_SUM, "a wait missing after a message"}},
-    {"own order", own_order, {"gives the devices different sums: k = 3"}},
-    {"any order", any_order, {"is not deterministic: k = 3"}},
-    {"first only",
-     nullptr,
-     {"k = 2, 4 tensors, 1 number:", "gpu(0) has 1 at index 0 of tensor 2, not 5",
-      "or a loop end"}},
-    {"rebind",
-     nullptr,
-     {WRONG_SUM, "gpu(1) has 4 at index 0 of tensor 0, not 5",
-      "gpu(1)'s own number: does a chunk, a grid or a loop"}}};
+    {"no wait before", naive_but, "is wrong: k = 2 ... wait"},
+    {"no wait after", naive_but, "is wrong: k = 2 ... wait"},
+    {"one missing", naive_but,
+     "is wrong: k = 2 ... gpu(0) has 1 at index 0 of tensor 0, not 5 ... gpu(0)'s own number"},
+    {"counted twice", naive_but,
+     "is wrong: k = 2 ... gpu(0) has 9 at index 0 of tensor 0, not 5 ... more than once the "
+     "number of gpu(1) (2 times): is it added again?"},
+    {"host waits", naive_but, "waits on the host for a device"},
+    {"not counted", naive_but, "only 0 messages were counted ... fewer than 4"},
+    {"short parts", short_parts, "is wrong: k = 2 ... own number: does a chunk, a grid or a loop"},
+    {"shifted parts", shifted_parts,
+     "is wrong: k = 2 ... gpu(1) has 10 at index 0 of tensor 0, not 5 ... the sum of an index 1 "
+     "further on ... bounds"},
+    {"mean", mean, "is wrong: k = 2 ... it is the mean"},
+    {"int sums", int_sums, "for numbers that are not whole: k = 2 ... is something in it no float"},
+    {"no gather", no_gather, "for numbers that are not whole: k = 2"},
+    {"small only", small_only_sums, "k = 2, 76 tensors, 11 ... own number"},
+    {"beyond", beyond, "beyond, k = 1, 1 tensor, 0 numbers: vector"},
+    {"one place", one_place, "one place, k = 3, 1 tensor, 1 number: send: two messages"},
+    {"sender goes on", naive_but, "is wrong: k = 2 ... a wait missing after a message"},
+    {"own order", own_order, "gives the devices different sums: k = 3"},
+    {"any order", any_order, "is not deterministic: k = 3"},
+    {"first only", nullptr,
+     "k = 2, 4 tensors, 1 number: ... gpu(0) has 1 at index 0 of tensor 2, not 5 ... or a loop "
+     "end"},
+    {"rebind", nullptr,
+     "is wrong: k = 2 ... gpu(1) has 4 at index 0 of tensor 0, not 5 ... gpu(1)'s own number: does "
+     "a chunk, a grid or a loop"}};
 static void run_wrong(const Grads &grads) {
     for (const WrongAlgorithm &wrong : wrong_algorithms) {
         if (wrong.name != options.allreduce) continue;
@@ -801,7 +792,7 @@ TEST_CASE("exercise: what is wrong fails, with the words that lead to it" *
         std::string said;
         printed([&] { said = error_of(exercise); });
         CHECK(said.compare(0, strlen(wrong.name), wrong.name) == 0);
-        check_says_all(said, wrong.says);
+        check_says(said, wrong.says);
         waitall();
     }
 }
@@ -1822,53 +1813,53 @@ TEST_CASE("count_correct_kernel: the first of the largest counts; adds to what i
 TEST_CASE("conv2d, linear, pools, batch_norm, softmax_cross_entropy, add, empty: wrong shapes") {
     auto t = [](Ints shape) { return full(shape, 0, gpu(0)); };
     const Tensor W = t({4, 3, 3, 3}), b = t({4}), three = t({3});
-    REFUSED(conv2d(t({1, 2, 5, 5}), W, b), "conv2d", "(1,2,5,5), (4,3,3,3), (4)");
-    REFUSED(conv2d(t({1, 3, 5, 5}), t({4, 3, 3, 2}), b), "conv2d", "(4,3,3,2)");
-    REFUSED(conv2d(t({1, 3, 5, 5}), W, three), "conv2d", "(3)");
-    REFUSED(conv2d(t({1, 3, 2, 5}), W, b), "conv2d", "(1,3,2,5)");
-    REFUSED(conv2d(t({1, 3, 5, 2}), W, b), "conv2d", "(1,3,5,2)");
-    REFUSED(conv2d(t({3, 5, 5}), W, b), "conv2d", "(3,5,5)");
+    REFUSED(conv2d(t({1, 2, 5, 5}), W, b), "conv2d ... (1,2,5,5), (4,3,3,3), (4)");
+    REFUSED(conv2d(t({1, 3, 5, 5}), t({4, 3, 3, 2}), b), "conv2d ... (4,3,3,2)");
+    REFUSED(conv2d(t({1, 3, 5, 5}), W, three), "conv2d ... (3)");
+    REFUSED(conv2d(t({1, 3, 2, 5}), W, b), "conv2d ... (1,3,2,5)");
+    REFUSED(conv2d(t({1, 3, 5, 2}), W, b), "conv2d ... (1,3,5,2)");
+    REFUSED(conv2d(t({3, 5, 5}), W, b), "conv2d ... (3,5,5)");
     REFUSED(conv2d(t({1, 3, 1, 5}), t({4, 3, 4, 4}), b, 1, 1), "conv2d: wants");
     CHECK(conv2d(t({1, 3, 2, 5}), t({4, 3, 4, 4}), b, 1, 1).shape == Ints{1, 4, 1, 4});
-    REFUSED(conv2d(t({1, 3, 5, 5}), W, b, 0, 0), "conv2d", "stride > 0");
-    REFUSED(conv2d(t({1, 3, 5, 5}), W, b, -1, 0), "conv2d", "stride > 0");
-    REFUSED(conv2d(t({1, 3, 5, 5}), W, b, 1, -1), "conv2d", "padding >= 0");
+    REFUSED(conv2d(t({1, 3, 5, 5}), W, b, 0, 0), "conv2d ... stride > 0");
+    REFUSED(conv2d(t({1, 3, 5, 5}), W, b, -1, 0), "conv2d ... stride > 0");
+    REFUSED(conv2d(t({1, 3, 5, 5}), W, b, 1, -1), "conv2d ... padding >= 0");
     REFUSED(conv2d(t({1, 3, 5, 5}), t({4, 3, 0, 0}), b), "conv2d: wants");
     REFUSED(conv2d(t({1, 3, 5, 5}), t({0, 3, 3, 3}), t({0})), "conv2d: wants");
     REFUSED(conv2d(t({1, 0, 5, 5}), t({4, 0, 3, 3}), b), "conv2d: wants");
     REFUSED(conv2d(t({1, 1, 0, 3}), t({1, 1, 3, 3}), t({1}), 1, 2), "conv2d: wants");
     REFUSED(conv2d(t({1, 1, 3, 0}), t({1, 1, 3, 3}), t({1}), 1, 2), "conv2d: wants");
-    REFUSED(linear(t({2, 3}), t({4, 5}), t({5})), "linear", "(2,3), (4,5), (5)");
-    REFUSED(linear(t({2, 3}), t({3, 5}), t({4})), "linear", "(4)");
-    REFUSED(linear(t({2, 3, 1, 1}), t({3, 5}), t({5})), "linear", "(2,3,1,1)");
+    REFUSED(linear(t({2, 3}), t({4, 5}), t({5})), "linear ... (2,3), (4,5), (5)");
+    REFUSED(linear(t({2, 3}), t({3, 5}), t({4})), "linear ... (4)");
+    REFUSED(linear(t({2, 3, 1, 1}), t({3, 5}), t({5})), "linear ... (2,3,1,1)");
     REFUSED(linear(t({3, 0}), t({0, 2}), t({2})), "linear: wants");
     REFUSED(linear(t({3, 2}), t({2, 0}), t({0})), "linear: wants");
-    REFUSED(avg_pool2d(t({1, 1, 2, 3}), 3, 1), "avg_pool2d", "(1,1,2,3)");
+    REFUSED(avg_pool2d(t({1, 1, 2, 3}), 3, 1), "avg_pool2d ... (1,1,2,3)");
     REFUSED(avg_pool2d(t({1, 1, 3, 3}), 2, 0), "avg_pool2d");
-    REFUSED(max_pool2d(t({1, 1, 2, 3}), 3, 1), "max_pool2d", "(1,1,2,3)");
-    REFUSED(max_pool2d(t({1, 3, 3}), 2, 2), "max_pool2d", "(1,3,3)");
+    REFUSED(max_pool2d(t({1, 1, 2, 3}), 3, 1), "max_pool2d ... (1,1,2,3)");
+    REFUSED(max_pool2d(t({1, 3, 3}), 2, 2), "max_pool2d ... (1,3,3)");
     REFUSED(max_pool2d(t({1, 1, 3, 3}), 2, 0), "max_pool2d");
-    REFUSED(global_avg_pool2d(t({2, 3})), "global_avg_pool2d", "(2,3)");
-    REFUSED(global_avg_pool2d(t({2, 3, 0, 1})), "global_avg_pool2d", "(2,3,0,1)");
-    REFUSED(batch_norm(t({2, 3}), three, three, three, three), "batch_norm", "(2,3)");
+    REFUSED(global_avg_pool2d(t({2, 3})), "global_avg_pool2d ... (2,3)");
+    REFUSED(global_avg_pool2d(t({2, 3, 0, 1})), "global_avg_pool2d ... (2,3,0,1)");
+    REFUSED(batch_norm(t({2, 3}), three, three, three, three), "batch_norm ... (2,3)");
     for (int wrong = 0; wrong < 4; wrong++) {
         Tensor p[4] = {three, three, three, three};
         p[wrong] = b;
-        REFUSED(batch_norm(t({2, 3, 1, 1}), p[0], p[1], p[2], p[3]), "batch_norm", "(2,3,1,1)",
-                "(4)");
+        REFUSED(batch_norm(t({2, 3, 1, 1}), p[0], p[1], p[2], p[3]),
+                "batch_norm ... (2,3,1,1) ... (4)");
     }
-    REFUSED(add(t({2, 3}), t({3, 2})), "add", "(2,3), (3,2)");
-    REFUSED(softmax_cross_entropy(t({2, 3}), three), "softmax_cross_entropy", "(2,3), (3)");
-    REFUSED(softmax_cross_entropy(t({2, 0}), t({2})), "softmax_cross_entropy", "(2,0)");
-    REFUSED(add_(t({2, 3}), t({3, 2})), "add_", "(2,3), (3,2)");
-    REFUSED(empty({-1, 3}, gpu(0)), "(-1,3)", "negative");
+    REFUSED(add(t({2, 3}), t({3, 2})), "add ... (2,3), (3,2)");
+    REFUSED(softmax_cross_entropy(t({2, 3}), three), "softmax_cross_entropy ... (2,3), (3)");
+    REFUSED(softmax_cross_entropy(t({2, 0}), t({2})), "softmax_cross_entropy ... (2,0)");
+    REFUSED(add_(t({2, 3}), t({3, 2})), "add_ ... (2,3), (3,2)");
+    REFUSED(empty({-1, 3}, gpu(0)), "(-1,3) ... negative");
 }
 
 TEST_CASE("conv2d, linear, relu, pools, batch_norm, softmax_cross_entropy, add: wrong devices") {
     auto a = [](Ints shape) { return full(shape, 0, gpu(0)); };
     auto b = [](Ints shape) { return full(shape, 0, gpu(1)); };
     auto host = [](Ints shape) { return full(shape, 0, cpu()); };
-#define TWO_DEVICES(call) REFUSED(call, "gpu(0)", "gpu(1)", "one device")
+#define TWO_DEVICES(call) REFUSED(call, "gpu(0) ... gpu(1) ... one device")
     TWO_DEVICES(conv2d(a({1, 1, 3, 3}), b({1, 1, 2, 2}), a({1})));
     TWO_DEVICES(linear(a({2, 3}), a({3, 4}), b({4})));
     TWO_DEVICES(softmax_cross_entropy(a({2, 3}), b({2})));
@@ -1880,11 +1871,11 @@ TEST_CASE("conv2d, linear, relu, pools, batch_norm, softmax_cross_entropy, add: 
         TWO_DEVICES(batch_norm(a({2, 3, 1, 1}), p[0], p[1], p[2], p[3]));
     }
     // The host is no device to compute on.
-    REFUSED(relu(host({2})), "relu", "cpu");
-    REFUSED(avg_pool2d(host({1, 1, 2, 2}), 2, 2), "avg_pool2d", "cpu");
-    REFUSED(max_pool2d(host({1, 1, 2, 2}), 2, 2), "max_pool2d", "cpu");
-    REFUSED(global_avg_pool2d(host({1, 1, 2, 2})), "global_avg_pool2d", "cpu");
-    REFUSED(linear(a({2, 3}), host({3, 4}), a({4})), "linear", "gpu(0)", "cpu");
+    REFUSED(relu(host({2})), "relu ... cpu");
+    REFUSED(avg_pool2d(host({1, 1, 2, 2}), 2, 2), "avg_pool2d ... cpu");
+    REFUSED(max_pool2d(host({1, 1, 2, 2}), 2, 2), "max_pool2d ... cpu");
+    REFUSED(global_avg_pool2d(host({1, 1, 2, 2})), "global_avg_pool2d ... cpu");
+    REFUSED(linear(a({2, 3}), host({3, 4}), a({4})), "linear ... gpu(0) ... cpu");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2193,7 +2184,7 @@ TEST_CASE("backward: refuses a result whose operators another pass has used up")
     const Tensor first = add(W, W), second = add(V, W);
     backward(first);
     const Tensor third = add(V, V);
-    REFUSED(backward(second), "backward", "gpu(0)");
+    REFUSED(backward(second), "backward ... gpu(0)");
     backward(third); // is still there
     CHECK(all_to_host({*W.grad, *V.grad}) == Floats{2, 2, 2, 2});
 }
@@ -2226,11 +2217,11 @@ TEST_CASE("backward: each device has a tape of its own") {
 
 TEST_CASE("backward: refuses what was not recorded") {
     Tensor X = full({2}, 1, gpu(1));
-    REFUSED(backward(relu(X)), "backward", "gpu(1)"); // nothing wants a gradient
+    REFUSED(backward(relu(X)), "backward ... gpu(1)"); // nothing wants a gradient
     attach_grad(X);
     Tensor y = relu(X);
     backward(y);
-    REFUSED(backward(y), "backward", "gpu(1)"); // the tape was used up
+    REFUSED(backward(y), "backward ... gpu(1)"); // the tape was used up
 }
 
 TEST_CASE("NoGrad: while one exists, nothing is recorded") {
@@ -2520,8 +2511,8 @@ TEST_CASE("reshape: the same numbers and the same gradient") {
     CHECK((reshape(X, {3, 4}).shape == Ints{3, 4} && reshape(X, {-1}).shape == Ints{12}));
     CHECK((reshape(X, {2, -1, 3}).shape == Ints{2, 2, 3} && reshape(X, {4, -1}).data == X.data));
     CHECK(reshape(empty({0, 50, 4, 4}, gpu(0)), {0, -1}).shape == Ints{0, 800});
-    REFUSED(reshape(X, {5, 2}), "reshape", "(2,6)", "(5,2)");
-    REFUSED(reshape(X, {5, -1}), "reshape", "(2,6)");
+    REFUSED(reshape(X, {5, 2}), "reshape ... (2,6) ... (5,2)");
+    REFUSED(reshape(X, {5, -1}), "reshape ... (2,6)");
     // Through a reshape of an operator's result and of a parameter: y = relu(X) as (3,4) times ones
     backward(
         linear(reshape(relu(X), {3, 4}), on_device({1, 2, 3, 4}, {4, 1}), full({1}, 0, gpu(0))));
@@ -2548,11 +2539,11 @@ TEST_CASE("check_replicas: one changed number is named") {
     check_replicas(device_params);
     const Tensor flat = reshape(device_params[2][3], {50, 1}); // b2, all 0
     copyto(on_host({-0.0f}, {1}), rows(flat, 17, 18));         // equal to 0, but not the same bits
-    REFUSED(check_replicas(device_params), "b2[17]", "gpu(2)");
+    REFUSED(check_replicas(device_params), "b2[17] ... gpu(2)");
     copyto(on_host({0.0f}, {1}), rows(flat, 17, 18));
     check_replicas(device_params);
     copyto(on_host({1}, {1}), rows(reshape(device_params[1][4], {-1, 1}), 102399, 102400));
-    REFUSED(check_replicas(device_params), "W3[102399]", "gpu(1)");
+    REFUSED(check_replicas(device_params), "W3[102399] ... gpu(1)");
 }
 
 TEST_CASE("to_string: as NumPy prints") {
@@ -2858,7 +2849,7 @@ TEST_CASE("shard_sizes: even, or in the proportion of SPLIT, and every sample on
         CHECK(shard_sizes(n, c.sizes.size()) == c.sizes);
     }
     options.split = {3, 1};
-    REFUSED(shard_sizes(8, 3), "SPLIT has 2 parts", "3 devices");
+    REFUSED(shard_sizes(8, 3), "SPLIT has 2 parts ... 3 devices");
 }
 
 TEST_CASE("evaluate_accuracy_gpus gives what one device gives, for every model") {
@@ -3328,45 +3319,44 @@ TEST_CASE("check_first_step: what is wrong is named" * doctest::skip(small_only)
     const float n = 6, lr = 0.2f;
     const struct {
         Spoil spoil;
-        Words says;
-    } mistakes[] = {
-        {gradients_are({{.5, .5}, {.5, .5}}),
-         {"the gradient of W1[0] on gpu(0) is ", "it is the mean: allreduce is to sum"}},
-        {gradients_are({{2, 2}, {2, 2}}), {"it is 2 times the sum"}},
-        {gradients_are({{-1, -1}, {-1, -1}}), {"it has the wrong sign"}},
-        {gradients_are({{1, 0}, {0, 1}}), {own}},
-        {gradients_are({{1, 1}, {0, 1}}), {"on gpu(1) is ", own}},
-        {gradients_are({{1, 1}, {1, 0}}), {without}},
-        {gradients_are({{2, 1}, {2, 1}}), {"it is gpu(0)'s shard 2 times:"}},
-        {gradients_are({{1.005, 1}, {1.005, 1}}), {": it is nearly right: "}},
-        {gradients_are({{0, 0}, {0, 0}}), {"it is 0: does backward run"}},
-        {one_gradient(NAN, false), {"nobody has written it"}},
-        {one_gradient(7, true), {"it is no sum of the shards' gradients"}},
-        {updates_are(0),
-         {"the update of W1[0] on gpu(1) is 0, not ", "the parameter is what it was"}},
-        {updates_are(-1), {"it goes the wrong way"}},
-        {updates_are(n), {"it is not divided by the batch size"}},
-        {updates_are(1 / n), {"it is divided by the batch size twice"}},
-        {updates_are(2), {"it is divided by the size of the shard"}},
-        {updates_are(lr), {"it is multiplied by the learning rate twice"}},
-        {updates_are(1 / lr), {"it is not multiplied by the learning rate"}},
-        {updates_are(3), {"it is 3.0"}},
-        {[](Training &, Tensors &ls, const Tensor &, const Tensor &) { ls.pop_back(); },
-         {"it has 6 samples, the devices' shards together have 3"}},
-        {[](Training &, Tensors &ls, const Tensor &, const Tensor &) {
-             copyto(full({1}, NAN, gpu(1)), rows(ls[1], 2, 3));
-         },
-         {"the loss on gpu(1) is nan before any update"}}};
+        std::string says;
+    } mistakes[] = {{gradients_are({{.5, .5}, {.5, .5}}),
+                     "the gradient of W1[0] on gpu(0) is ... it is the mean: allreduce is to sum"},
+                    {gradients_are({{2, 2}, {2, 2}}), "it is 2 times the sum"},
+                    {gradients_are({{-1, -1}, {-1, -1}}), "it has the wrong sign"},
+                    {gradients_are({{1, 0}, {0, 1}}), own},
+                    {gradients_are({{1, 1}, {0, 1}}), "on gpu(1) is ... " + own},
+                    {gradients_are({{1, 1}, {1, 0}}), without},
+                    {gradients_are({{2, 1}, {2, 1}}), "it is gpu(0)'s shard 2 times:"},
+                    {gradients_are({{1.005, 1}, {1.005, 1}}), ": it is nearly right: "},
+                    {gradients_are({{0, 0}, {0, 0}}), "it is 0: does backward run"},
+                    {one_gradient(NAN, false), "nobody has written it"},
+                    {one_gradient(7, true), "it is no sum of the shards' gradients"},
+                    {updates_are(0),
+                     "the update of W1[0] on gpu(1) is 0, not ... the parameter is what it was"},
+                    {updates_are(-1), "it goes the wrong way"},
+                    {updates_are(n), "it is not divided by the batch size"},
+                    {updates_are(1 / n), "it is divided by the batch size twice"},
+                    {updates_are(2), "it is divided by the size of the shard"},
+                    {updates_are(lr), "it is multiplied by the learning rate twice"},
+                    {updates_are(1 / lr), "it is not multiplied by the learning rate"},
+                    {updates_are(3), "it is 3.0"},
+                    {[](Training &, Tensors &ls, const Tensor &, const Tensor &) { ls.pop_back(); },
+                     "it has 6 samples, the devices' shards together have 3"},
+                    {[](Training &, Tensors &ls, const Tensor &, const Tensor &) {
+                         copyto(full({1}, NAN, gpu(1)), rows(ls[1], 2, 3));
+                     },
+                     "the loss on gpu(1) is nan before any update"}};
     set_model("lenet", 0);
     for (const auto &mistake : mistakes) {
-        INFO(std::string(mistake.says[0]));
-        check_says_all(first_step(2, n, mistake.spoil), mistake.says);
+        CAPTURE(mistake.says);
+        check_says(first_step(2, n, mistake.spoil), mistake.says);
     }
     // Three devices: parts that are not there, and such that are there too often
     check_says(first_step(3, n, gradients_are({{1, 0, 2}, {1, 0, 2}, {1, 0, 2}})),
                without + ", gpu(2)'s shard 2 times");
-    check_says_all(first_step(3, n, gradients_are({{1, 1, 1}, {1, 1, 1}, {3, 3, 3}})),
-                   {"gpu(2) is ", "it is 3 times the sum"});
+    check_says(first_step(3, n, gradients_are({{1, 1, 1}, {1, 1, 1}, {3, 3, 3}})),
+               "gpu(2) is ... it is 3 times the sum");
     // A backward that is wrong on every device alike
     for (float factor : {-1.0f, 0.3f, 3.0f}) {
         net = [=](const Tensor &X, const std::vector<Tensor> &params) {
@@ -4277,8 +4267,8 @@ TEST_CASE("program: rebind is caught by the first step, then by the replica chec
     DataFolder folder(few, few / 4);
     const std::string training = "--gpus 2 --batch 8 --epochs 1 --log log.csv --allreduce rebind ";
     Run caught = run_in_shell(folder, "", training);
-    check_line(caught.err, "mgpu: the first minibatch: the gradient of W1[0] on gpu(1) is ");
-    check_line(caught.err, "it is that of the device's own shard");
+    check_line(caught.err, "mgpu: the first minibatch: the gradient of W1[0] on gpu(1) is ... it "
+                           "is that of the device's own shard");
     // The demo prints what the devices hold
     CHECK(contains(caught.out, "after allreduce:\n [[3. 3.]] @gpu(0)\n [[2. 2.]] @gpu(1)\n "
                                "WRONG: each device should hold the sum, [[3. 3.]]; `make exercise "
@@ -4472,8 +4462,7 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
         Run run = run_in_shell(folder, environment, "--log new/log.csv --save s " + m.arguments);
         CAPTURE(m.arguments);
         CHECK(run.status == 1);
-        check_line(run.err, "mgpu: ");
-        check_line(run.err, m.says);
+        check_line(run.err, "mgpu: ... " + m.says);
         CHECK(folder.listing() == before);
     };
     for (const Mistake &m : mistakes) check_mistake(m);
