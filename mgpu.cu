@@ -2344,19 +2344,21 @@ struct Fp32 {
     typedef Fp32Tile<2, 8, 16, 4, 16> Small;
     typedef Fp32Tile<8, 5, 16, 4, 16> Columns20;
     typedef Fp32Tile<8, 8, 16, 4, 16> Columns32;
-    typedef Fp32Tile<8, 13, 32, 4, 8> Columns52; // for LeNet's 50 channels, and 20 * 5 columns
+    typedef Fp32Tile<8, 13, 32, 4, 8> Columns52;    // for LeNet's 50 channels, and 20 * 5 columns
+    typedef Fp32Tile<8, 13, 16, 4, 8> Columns52Low; // of half the rows: 162 tiles for conv2
     typedef Fp32Tile<16, 8, 16, 8, 8> Columns64;
     typedef Fp32Tile<8, 16, 16, 8, 8> Columns128;
 };
 struct Tf32 {
     typedef Tf32Tile<32, 32, 16, 32, 16> Small20, Small;
     typedef Tf32Tile<128, 32, 64, 32, 16> Columns20, Columns32;
-    typedef Tf32Tile<256, 64, 64, 64, 8> Columns52, Columns64;
+    typedef Tf32Tile<256, 64, 64, 64, 8> Columns52, Columns52Low, Columns64;
     typedef Tf32Tile<256, 128, 64, 64, 8> Columns128;
 };
 #else
 template <class Tile> struct One {
-    typedef Tile Small20, Small, Columns20, Columns32, Columns52, Columns64, Columns128;
+    typedef Tile Small20, Small, Columns20, Columns32, Columns52, Columns52Low, Columns64,
+        Columns128;
 };
 typedef One<Fp32Tile<8, 8, 16, 4, 16>> Fp32;
 typedef One<Tf32Tile<32, 32, 16, 32, 16>> Tf32;
@@ -2382,7 +2384,7 @@ static void product_in(const ProductOut &out, const float *A, const float *B, co
     else if (s.N <= 32) run(product_tiles<typename In::Columns32, false>);
     else if (fits52 && s.weights) run(product_tiles<typename In::Columns52, true>);
     else if (fits52 && by_columns) run(product_tiles<typename In::Columns52, false, true>);
-    else if (fits52) run(product_tiles<typename In::Columns52, false>);
+    else if (fits52) run(product_tiles<typename In::Columns52Low, false>);
     else if (s.N <= 64 && s.weights) run(product_tiles<typename In::Columns64, true>);
     else if (s.N <= 64) run(product_tiles<typename In::Columns64, false>);
     else if (s.weights) run(product_tiles<typename In::Columns128, true>);
