@@ -930,7 +930,7 @@ struct Target {
     const float *plus = nullptr; // is added to the value: `data` itself for +=
     const float *mask = nullptr; // where it is not positive, the value counts as 0
     long relu = 0;               // 1: max(0, sum) is stored
-    float *pooled = nullptr;     // if a kernel pools, the means of data's 2x2 windows go there
+    float *pooled = nullptr;     // where the means of data's 2x2 windows go, too, if not null
     __device__ __forceinline__ void store(int i, float value) const {
         const float least = relu ? 0 : -INFINITY;
         if (mask || plus) {
@@ -955,18 +955,9 @@ extern bool recording;           // false under NoGrad
 bool fused(); // false with KERNELS=plain
 void launch(Tensor &y, std::function<void(Target y)> kernel, bool pools = false);
 bool join(const Tensor &X, Tensor &y, const Tensor *plus = nullptr);
-bool join_pooling(const Tensor &X, Tensor &y); // if it `pools`: y is stored as well
 Tensor fused_relu(const Tensor &X, Tensor y);
 bool share_grad(const Tensor &X, const Tensor &y); // dX = dy: share its memory, if possible
-// And backward: put_off() enqueues the kernel that writes dX only when dX is read. A kernel that
-// wants dX may instead compute it from dy, as dX[h,w] = dy[h/2,w/2] / 4 where mask[h,w] > 0.
-struct Pooled {
-    Tensor dy;
-    const float *mask = nullptr; // null if dX is something else
-};
-void put_off(const Tensor &X, std::function<void(Target dX)> kernel, const Tensor &dy);
-Pooled pooled(const Tensor &dX);
-void parameters_change();    // sgd says so
+void parameters_change();                          // sgd says so
 void products(double count); // for a profile: how many the next kernel computes
 void touch(long n);          // and the numbers that it reads or writes
 void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
@@ -1317,6 +1308,18 @@ struct Max { // the first of several largest; NaN counts as larger than any numb
         return __int_as_float(__float_as_int(g) & -(chosen == at)); // g or 0
     }
 };
+// What the tutorial's pooling takes from fusion (section 9). join_pooling() has the launch of X, if
+// it still waits and `pools`, store y as well. put_off() enqueues the kernel that writes dX only
+// when somebody reads dX. The convolution before asks pooled() for what dX is, and reads that:
+// dX[h,w] = dy[h/2,w/2] / 4 where mask[h,w] > 0, else 0.
+struct Pooled {
+    Tensor dy;
+    const float *mask = nullptr; // null if dX is something else
+};
+bool join_pooling(const Tensor &X, Tensor &y);
+void put_off(const Tensor &X, std::function<void(Target dX)> kernel, const Tensor &dy);
+Pooled pooled(const Tensor &dX);
+
 struct PoolShape {
     int P, H, W, OH, OW, KH, KW, S; // P = N*C planes; OH = (H - KH)/S + 1, rounded down
 };
@@ -1442,7 +1445,7 @@ Tensor global_avg_pool2d(const Tensor &X) {
 // As in PyTorch, a convolution is a cross-correlation. A dense layer is the convolution of a 1x1
 // image with a 1x1 kernel. Three sums are needed, for y, dX, and dW with db. Here they stand in
 // three ways, a ladder. From the counts of nvcc's code, LeNet's step at batch 256 is estimated to
-// take 12.3 ms on an H200 with the plain kernels, 0.90 ms tiled in registers and 0.20 ms tiled
+// take 12.3 ms on an H200 with the plain kernels, 0.90 ms tiled in registers and 0.19 ms tiled
 // through shared memory. On a CPU core, which has no shared memory, the second rung is the fastest.
 // See make bench BENCH=kernels.
 
@@ -1875,7 +1878,7 @@ struct Map {
         return {x * by_x + y * by_y + z * by_z + offset, x * h_by_x + y * h_by_y + h,
                 z * w_by_z + w};
     }
-    // Of (n,i/2,j/2,i%2,j%2), if the map is for (n,i/2,j/2)
+    // Of (n,i/2,j/2,i%2,j%2), where the map itself takes (n,i/2,j/2) to a window's first pixel
     __device__ Point in_window(int i) const {
         const Point p = (*this)(i / 4);
         const int down = i / 2 % 2, right = i % 2;
@@ -1883,7 +1886,7 @@ struct Map {
                 p.w + right * (w_by_z / 2)};
     }
 };
-enum Pooling {
+enum Pooling { // what of the tutorial's pooling is fused with a product
     no_pooling,
     pool_C,  // C's rows are (n,i/2,j/2,i%2,j%2): four neighbours form a window, see Target::pooled
     unpool_B // B is a Pooled dX, its pointer and maps are dy's
@@ -2823,8 +2826,8 @@ struct Launch {
     Target to;          // if its tensor is freed, others write to the memory only after this launch
     int n;              // how many numbers it writes
     int left_out = -1;  // if another launch joined it and took its place: `updates` at that time
-    Tensor pooled;      // of put_off(): dy
-    bool pools = false; // it can also write to.pooled
+    Tensor pooled;      // if it is put off: dy
+    bool pools = false; // it stores to.pooled, too, if that is not null
 };
 std::shared_ptr<Launch> &waiting(Device device); // the device's last launch, if that waits
 static int updates = 0;                          // of the parameters
