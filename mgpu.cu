@@ -4911,7 +4911,7 @@ struct Recorder { // works as long as it lives
         recorder = this;
     }
     ~Recorder() {
-        recorder = nullptr;
+        recorder = nullptr, innermost = nullptr;
         for (cudaEvent_t mark : marks) cudaEventDestroy(mark);
         for (auto &start : starts) cudaEventDestroy(start.first);
     }
