@@ -3222,10 +3222,11 @@ static void set_model(const std::string &name, int seed) { // ModelKept puts the
     param_names = {"W1", "b1", "W2", "b2", "W3", "b3", "W4", "b4"};
     init_model();
 }
-// What check_first_step says of a step that `spoil` has changed.
+// What check_first_step says of a step that `spoil` has changed. A gradient that is 0 everywhere is
+// as a rule a mistake of the test.
 typedef std::function<void(Training &training, Tensors &ls, const Tensor &X, const Tensor &y)>
     Spoil;
-static std::string first_step(int k, int n, const Spoil &spoil = nullptr) {
+static std::string first_step(int k, int n, const Spoil &spoil = nullptr, bool zero = false) {
     const auto batch = minibatch(n, 3);
     const Tensor &X = batch.first, &y = batch.second;
     Training training(k, params);
@@ -3236,7 +3237,7 @@ static std::string first_step(int k, int n, const Spoil &spoil = nullptr) {
         said = error_of([&] { check_first_step(X, y, ls, training.device_params, options.lr); });
     });
     CHECK((said != "") == (line == ""));
-    CHECK(!contains(line, "notice"));
+    if (!zero) CHECK(!contains(line, "notice"));
     return said;
 }
 
@@ -3266,10 +3267,11 @@ TEST_CASE("check_first_step: a right step passes, for each model, seed and numbe
     use_kernels("tf32"); // it takes some losses in FP32, and training goes on in TF32
     CHECK((first_step(2, 7) == "" && options.precision == "tf32"));
     use_kernels("tiled");
-    for (float c : {0.1f, 1.0f, 10.0f}) { // equal weights: equal logits, large ones, and no slope
+    // Equal weights: equal logits, large ones, and gradients that are 0 but for rounding
+    for (float c : {0.1f, 1.0f, 10.0f}) {
         CAPTURE(c);
         for (int i : {0, 2, 4, 6}) params[i] = full(params[i].shape, c, cpu());
-        CHECK(first_step(2, 64) == "");
+        CHECK(first_step(2, 64, nullptr, true) == "");
     }
 }
 
