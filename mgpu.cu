@@ -2757,6 +2757,7 @@ void attach_grad(Tensor &t) {
 }
 // The gradients of all params with requires_grad are contiguous: an allreduce can take them as one.
 void attach_grad(std::vector<Tensor> &params) {
+    if (params.empty()) return;
     int n = 0;
     for (const Tensor &p : params) n += p.requires_grad ? size(p) : 0;
     Tensor all = full({n}, 0, params[0].device);
@@ -2972,6 +2973,7 @@ static Tensor random(std::vector<int> shape, Distribution distribution) { // on 
     return t;
 }
 Tensor normal(float scale, std::vector<int> shape) {
+    if (!(scale >= 0)) error("normal: the scale must be at least 0, not %g", scale);
     if (scale == 0) return full(shape, 0, cpu()); // a normal_distribution would refuse it
     return random(shape, std::normal_distribution<float>(0, scale));
 }

@@ -234,6 +234,7 @@ TEST_CASE("init_params: shapes, zero biases, weights of standard deviation 0.01"
     }
     CHECK(numbers == 129068);
     CHECK(to_host(normal(0, {3})) == Floats(3)); // what if all weights begin with 0?
+    REFUSED(normal(-0.01f, {3}), "normal: the scale must be at least 0, not -0.01");
 }
 
 // LeNet's parameters with numbers from N(0, 0.1^2), biases too. With those of init_params all
@@ -308,6 +309,7 @@ TEST_CASE("copyto: the devices wait for each other, not the host") {
 TEST_CASE("get_params: independent copies with gradients of zero") {
     const Tensors originals = {on_host({1, 2, 3, 4, 5, 6}, {2, 3}), on_host({7}, {1})};
     Tensors a = get_params(originals, gpu(0)), b = get_params(originals, gpu(1));
+    CHECK(get_params({}, gpu(0)).empty());
     waitall(); // before the host writes what is copied
     originals[0].ptr()[0] = 100;
     add_(a[1], full({1}, 1, gpu(0)));
