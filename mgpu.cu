@@ -2325,23 +2325,22 @@ static void product_sum(const ProductOut &out, const float *partial, int slices,
     CHECK_LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, on(device)>>>(
         out, partial, slices, s.rows(), s));
 }
-template <class Tile, bool by_terms, bool by_columns = false, Pooling pooling = no_pooling>
+template <class Tile, bool by_terms, bool by_columns, Pooling pooling>
 static void product_tiles(const ProductOut &out, const float *A, const float *B, const Product &s,
                           Device device) {
     dim3 grid(blocks(s.rows(), Tile::TM), blocks(s.N, Tile::TN));
     grid.z = product_slices(grid.x * grid.y, s.K, Tile::threads, multiprocessors(device));
     const Tensor partial = empty({grid.z > 1 ? (int)grid.z * s.rows() * s.N : 0}, device);
-    constexpr bool warps = warp_size > 1, terms = warps && by_terms, columns = warps && by_columns;
-    constexpr Pooling pools = warps ? pooling : no_pooling;
-    const auto product_kernel = ::product_kernel<Tile, terms, columns, pools>; // on a CPU, only one
-    CHECK_LAUNCH(
-        product_kernel<<<grid, Tile::threads, 0, on(device)>>>(out, partial.ptr(), A, B, s));
+    CHECK_LAUNCH(product_kernel<Tile, by_terms, by_columns, pooling>
+                 <<<grid, Tile::threads, 0, on(device)>>>(out, partial.ptr(), A, B, s));
     if (grid.z > 1) product_sum(out, partial.ptr(), grid.z, s, device);
 }
 // Tiles by the number of C's columns, small ones if large ones would not fill a GPU. They were
-// chosen by counts of instructions and of lines of L1 and shared memory. A CPU compiles only one,
-// for tests.
+// chosen by counts of instructions and of lines of L1 and shared memory. A CPU compiles only one
+// kernel for each precision, for tests.
 #if defined(__CUDACC__) || defined(MGPU_LANES)
+template <class Tile, bool by_terms, bool by_columns = false, Pooling pooling = no_pooling>
+constexpr auto tiles = product_tiles<Tile, by_terms, by_columns, pooling>;
 struct Fp32 {
     typedef Fp32Tile<2, 5, 8, 4, 16> Small20; // for LeNet's 20 channels
     typedef Fp32Tile<2, 8, 16, 4, 16> Small;
@@ -2359,6 +2358,8 @@ struct Tf32 {
     typedef Tf32Tile<256, 128, 64, 64, 8> Columns128;
 };
 #else
+template <class Tile, bool = false, bool = false, Pooling = no_pooling>
+constexpr auto tiles = product_tiles<Tile, false, false, no_pooling>;
 template <class Tile> struct One {
     typedef Tile Small20, Small, Columns20, Columns32, Columns52, Columns52Low, Columns64,
         Columns128;
@@ -2373,25 +2374,25 @@ template <class In>
 static void product_in(const ProductOut &out, const float *A, const float *B, const Product &s,
                        Device device) {
     const int large = blocks(s.rows(), 128) * blocks(s.N, 64) * max(1, blocks(s.K, 128));
-    auto run = [&](auto tiles) { tiles(out, A, B, s, device); };
+    auto run = [&](auto launch) { launch(out, A, B, s, device); };
     const bool dense = s.H * s.W == 1, small = s.rows() <= 32 || large < multiprocessors(device);
     const bool fits52 = blocks(s.N, 52) * 52 < blocks(s.N, 64) * 64; // fewer columns stay empty
     const bool by_columns = s.B_column.by_z == 1;
-    if (s.B_mask) run(product_tiles<typename In::Small20, true, false, unpool_B>);
-    else if (out.C.pooled) run(product_tiles<typename In::Columns20, false, false, pool_C>);
-    else if (small && s.N <= 20) run(product_tiles<typename In::Small20, true>);
-    else if (small && s.weights && dense) run(product_tiles<typename In::Small, false, true>);
-    else if (small && by_columns) run(product_tiles<typename In::Small, true, true>);
-    else if (small) run(product_tiles<typename In::Small, true>);
-    else if (s.N <= 20) run(product_tiles<typename In::Columns20, false>);
-    else if (s.N <= 32) run(product_tiles<typename In::Columns32, false>);
-    else if (fits52 && s.weights) run(product_tiles<typename In::Columns52, true>);
-    else if (fits52 && by_columns) run(product_tiles<typename In::Columns52, false, true>);
-    else if (fits52) run(product_tiles<typename In::Columns52Low, false>);
-    else if (s.N <= 64 && s.weights) run(product_tiles<typename In::Columns64, true>);
-    else if (s.N <= 64) run(product_tiles<typename In::Columns64, false>);
-    else if (s.weights) run(product_tiles<typename In::Columns128, true>);
-    else run(product_tiles<typename In::Columns128, false>);
+    if (s.B_mask) run(tiles<typename In::Small20, true, false, unpool_B>);
+    else if (out.C.pooled) run(tiles<typename In::Columns20, false, false, pool_C>);
+    else if (small && s.N <= 20) run(tiles<typename In::Small20, true>);
+    else if (small && s.weights && dense) run(tiles<typename In::Small, false, true>);
+    else if (small && by_columns) run(tiles<typename In::Small, true, true>);
+    else if (small) run(tiles<typename In::Small, true>);
+    else if (s.N <= 20) run(tiles<typename In::Columns20, false>);
+    else if (s.N <= 32) run(tiles<typename In::Columns32, false>);
+    else if (fits52 && s.weights) run(tiles<typename In::Columns52, true>);
+    else if (fits52 && by_columns) run(tiles<typename In::Columns52, false, true>);
+    else if (fits52) run(tiles<typename In::Columns52Low, false>);
+    else if (s.N <= 64 && s.weights) run(tiles<typename In::Columns64, true>);
+    else if (s.N <= 64) run(tiles<typename In::Columns64, false>);
+    else if (s.weights) run(tiles<typename In::Columns128, true>);
+    else run(tiles<typename In::Columns128, false>);
 }
 static void product(const ProductOut &out, const float *A, const float *B, const Product &s,
                     Device device) {
