@@ -4591,7 +4591,7 @@ TEST_CASE("launches: those that leave a GPU nearly empty, each with its reason")
     std::set<std::string> empty;
     int launches = 0;
     for (std::string line; std::getline(lines, line);) {
-        const size_t name = line.find(' ') + 1, end = line.find(" grid "),
+        const size_t name = line.find(' ') + 1, end = line.find_first_of("< ", name),
                      warps = line.find(" warps ");
         REQUIRE((end != std::string::npos && warps != std::string::npos));
         launches++;
