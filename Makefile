@@ -188,11 +188,11 @@ build/gpu/tests: tests.cu mgpu.cu plot/fabric.h plot/simulate.cc $(DOCTEST) buil
 
 build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
     build/cpu/mgpu.cu cpu/cuda_runtime.h build/%/flags
-	$(CXX) $(cpu_flags) $(flags_$*) $(pch_$*) -x c++ $< -o $@
+	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) -x c++ $< -o $@
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
     build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h plot/fabric.h plot/simulate.cc \
     build/%/doctest.o build/%/flags
-	$(CXX) $(cpu_flags) $(flags_$*) $(pch_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
     build/cpu/runtime_tests.cu cpu/cuda_runtime.h build/%/doctest.o build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(linked) -x c++ $< -x none build/$*/doctest.o -o $@

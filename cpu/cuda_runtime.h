@@ -36,7 +36,7 @@
 //   8. The runtime API  cudaMalloc, cudaMemcpyPeerAsync, cudaStreamWaitEvent, ...
 //   9. Atomics, fences, intrinsics
 //  10. What the stand-in lacks
-#pragma once
+#ifndef CUDA_CPU
 #define CUDA_CPU 1
 
 #include <atomic>
@@ -3577,3 +3577,4 @@ CUDA_CPU_LACKS(this_grid) CUDA_CPU_LACKS(this_cluster) CUDA_CPU_LACKS(coalesced_
 #define CUDA_CPU_NOT_UNDERSTOOD                                                                    \
     static_assert(false, "cpu/to_cpp.sed understands one variable of a device in a line, "         \
                          "and of a type that has a name");
+#endif // CUDA_CPU
