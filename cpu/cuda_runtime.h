@@ -745,7 +745,9 @@ template <class F> std::thread start_thread(int device, F run) {
 }
 
 struct Stream {
-    static constexpr size_t most = 1024; // pending tasks, beyond which the host waits, as on a GPU
+    // Of pending tasks, as on a GPU. The host then waits until half of them are done, since to wake
+    // it for each one would take a device from its core.
+    static constexpr size_t most = 1024;
     Device *device;
     bool blocking; // ordered with the default stream
     std::mutex lock;
@@ -787,7 +789,7 @@ inline void Stream::push(Running running, std::function<void()> run) {
     published(task);
     Hidden hidden;
     std::unique_lock<std::mutex> guard(lock);
-    popped.wait(guard, [&] { return queue.size() < most; });
+    if (queue.size() == most) popped.wait(guard, [&] { return queue.size() <= most / 2; });
     queue.push_back(task);
     unfinished++;
     used = true;
@@ -812,8 +814,8 @@ inline void Stream::work() {
             }
             task = queue.front();
             queue.pop_front();
+            if (queue.size() == most / 2) popped.notify_all();
         }
-        popped.notify_one();
         observed(task);
         running = task->running;
 #ifdef CUDA_CPU_TSAN // a report's stack then goes on to the line that queued the task

@@ -839,6 +839,20 @@ TEST_CASE("stream: 1024 tasks fit its queue, then the host waits") {
     OK(cudaStreamSynchronize(a));
 }
 
+TEST_CASE("stream: a host that waits for its queue is not woken by each task") {
+    const int n = 1 << 16;
+    auto x = floats_on(0, n);
+    auto switches = [] {
+        rusage usage;
+        getrusage(RUSAGE_THREAD, &usage);
+        return usage.ru_nvcsw;
+    };
+    const long before = switches();
+    for (int i = 0; i < 5000; i++) OK(cudaMemsetAsync(x.get(), 0, n * one_float));
+    CHECK(switches() - before < 300);
+    OK(cudaDeviceSynchronize());
+}
+
 // ---------------------------------------------------------------------------------------------
 // 3. Memory
 // Every device counts the memory it allocates, and memory is NaN until it is written.
