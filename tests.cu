@@ -4366,7 +4366,7 @@ TEST_CASE("program: --profile, whose shares add up to 100%") {
             double calls = 0, ms = 0, percent = 0;
             REQUIRE(line.size() > 60);
             CHECK(sscanf(line.c_str() + 48, "%lf %lf %lf", &calls, &ms, &percent) == 3);
-            CHECK((ms <= last && calls >= 1));
+            CHECK((ms <= last && calls >= 1 && calls == int(calls))); // of each step
             last = ms;
             rows += percent;
         }
