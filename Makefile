@@ -114,7 +114,7 @@ folder := $(patsubst ./%,%,$(patsubst %/,%,$(or $(value DATA),data)))
 dataset := $(if $(filter data data/mnist,$(folder)),build/$(notdir $(folder)).ok)
 
 .DEFAULT_GOAL := all
-include cpu/checks.mk # misspelt variables, several machines, sanitizers, orders of lanes
+include cpu/checks.mk # misspelt variables, several machines, what is compiled once, sanitizers
 
 .PHONY: all run test exercise bench summary trace profile scale plot sweep data clean help backend
 .DELETE_ON_ERROR .SUFFIXES:

@@ -84,12 +84,13 @@ build/cpu/headers.h.gch: build/cpu/headers.h build/cpu/flags
 	@echo "reading the headers into $@"; \
 	{ $(CXX) $(cpu_flags) -x c++-header $< -o $@.$$$$ && mv $@.$$$$ $@ && \
 	    echo | $(CXX) $(cpu_flags) $(pch_cpu) -fsyntax-only -x c++ -; } 2>/dev/null || : >$@
-split = { echo '\#line 1 "cpu/cuda_runtime.h"'; LC_ALL=C awk -f cpu/split.awk $1 cpu/cuda_runtime.h; }
+split = { echo '\#line 1 "cpu/cuda_runtime.h"'; \
+    LC_ALL=C awk -f cpu/split.awk $1 cpu/cuda_runtime.h; }
 build/cpu/headers.h: mgpu.cu cpu/cuda_runtime.h cpu/split.awk
 	@mkdir -p $(@D); { $(split); grep '^#include <' $< | grep -v mpi.h; } >$@.$$$$; \
 	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
 build/cpu/functions.h: cpu/cuda_runtime.h cpu/split.awk
-	@mkdir -p $(@D); $(call split,-v bodies=1) >$@
+	@mkdir -p $(@D); $(call split,-v bodies=1) >$@.$$$$ && mv $@.$$$$ $@
 build/cpu/cuda_runtime.o: build/cpu/functions.h build/cpu/flags
 	$(CXX) $(cpu_flags) -include $< -x c++ -c /dev/null -o $@
 

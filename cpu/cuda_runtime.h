@@ -25,6 +25,7 @@
 // kernel<<<grid, block, shared, stream>>>(args), __shared__, and __device__ and __constant__
 // variables are not C++: cpu/to_cpp.sed turns them into calls of functions below, configured(),
 // shared_memory(), device_variable() and constant_variable().
+// make compiles the inline functions of several lines only once, see cpu/split.awk.
 //
 //   1. The language     qualifiers, built-in variables, vector types
 //   2. Errors           codes, strings, and how a mistake is reported
