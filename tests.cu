@@ -3271,7 +3271,7 @@ TEST_CASE("check_first_step: a right step passes, for each model, seed and numbe
     use_kernels("tf32"); // it takes some losses in FP32, and training goes on in TF32
     CHECK((first_step(2, 7) == "" && options.precision == "tf32"));
     use_kernels("tiled");
-    // Equal weights: equal logits, large ones, and gradients that are 0, or would be but for rounding
+    // Equal weights: equal logits, large ones, and gradients that are 0, perhaps but for rounding
     for (float c : {0.1f, 1.0f, 10.0f, 0.0f}) {
         CAPTURE(c);
         for (int i : {0, 2, 4, 6}) params[i] = full(params[i].shape, c, cpu());

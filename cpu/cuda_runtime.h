@@ -746,8 +746,8 @@ template <class F> std::thread start_thread(int device, F run) {
 }
 
 struct Stream {
-    // Of pending tasks, as on a GPU. The host then waits until half of them are done, since to wake
-    // it for each one would take a device from its core.
+    // As on a GPU, no more tasks are pending. The host then waits until half of them are done: if
+    // each one woke it, it would take a device from its core each time.
     static constexpr size_t most = 1024;
     Device *device;
     bool blocking; // ordered with the default stream
@@ -2304,6 +2304,32 @@ inline char *first_address(void *range, size_t bytes) {
     return (char *)range + (skipped < bytes / 2 ? skipped : 0);
 }
 
+// Addresses for a device's memory, and as many that are never used; fewer if ulimit -v wants it.
+inline char *reserve(size_t &range, size_t memory, int device) {
+    const size_t least = min(range, memory + min(memory, size_t(1) << 30));
+    for (size_t bytes : {range, least}) {
+        range = bytes;
+        void *p =
+            mmap(nullptr, 2 * range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p != MAP_FAILED) return (char *)p;
+    }
+    give_up("no addresses for the memory of device %d (%.1f GB): raise ulimit -v, or set "
+            "CUDA_CPU_MEMORY to less than %zu (MiB)",
+            device, 2 * range / 1e9, memory >> 20);
+}
+// The first number of a list such as 1,3, which then begins with the next; 1 if it is empty.
+inline double next_slowdown(const char *&list) {
+    if (!list || !*list) return 1;
+    char *end;
+    const double slowdown = strtod(list, &end);
+    if (end == list || (*end && *end != ',') || !(slowdown >= 1)) {
+        fprintf(stderr, "CUDA_CPU_SLOWDOWN: %s: numbers from 1 are wanted, such as 1,3\n",
+                getenv("CUDA_CPU_SLOWDOWN"));
+        _exit(1);
+    }
+    list = *end ? end + 1 : nullptr;
+    return slowdown;
+}
 inline Machine::Machine() {
     set_lane_order(getenv("CUDA_CPU_LANES"));
     const size_t gib = size_t(1) << 30;
@@ -2333,32 +2359,13 @@ inline Machine::Machine() {
 #endif
     for (int id = 0; id < devices_shown; id++) {
         Device *device = new Device;
-        void *p = MAP_FAILED;
-        for (size_t bytes : {range, min(range, total + min(total, gib))}) {
-            if (p != MAP_FAILED) break;
-            range = bytes;
-            p = mmap(nullptr, 2 * range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                     0);
-        }
-        if (p == MAP_FAILED)
-            give_up("no addresses for the memory of device %d (%.1f GB): raise ulimit -v, or set "
-                    "CUDA_CPU_MEMORY to less than %zu (MiB)",
-                    id, 2 * range / 1e9, total >> 20);
+        char *memory = reserve(range, total, id);
         device->id = id;
         snprintf(device->memory_of, sizeof device->memory_of, "device %d", id);
         device->cores = cores_each;
-        if (slowdown && *slowdown) {
-            char *end;
-            device->slowdown = strtod(slowdown, &end);
-            if (end == slowdown || (*end && *end != ',') || !(device->slowdown >= 1)) {
-                fprintf(stderr, "CUDA_CPU_SLOWDOWN: %s: numbers from 1 are wanted, such as 1,3\n",
-                        getenv("CUDA_CPU_SLOWDOWN"));
-                _exit(1);
-            }
-            slowdown = *end ? end + 1 : nullptr;
-        }
-        device->base = (char *)p;
-        device->next = first_address(p, range);
+        device->slowdown = next_slowdown(slowdown);
+        device->base = memory;
+        device->next = first_address(memory, range);
         device->end = device->base + range;
         device->away = range;
         device->total = total;
