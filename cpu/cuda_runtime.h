@@ -2960,7 +2960,7 @@ inline cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where) {
         copy.from = staged.get();
         stage.to_pitch = copy.from_pitch = copy.width;
         stage();
-        submit(stream, *queue, what, [copy, staged] { copy(); });
+        submit(stream, *queue, what, [copy, staged = std::move(staged)] { copy(); });
     } else {
         submit(stream, *queue, what,
                [copy, to = use_of(copy.to, where), from = use_of(copy.from, where)] { copy(); });
