@@ -1765,9 +1765,17 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
     }
     const int begin = (long long)s.N * slice / slices, end = (long long)s.N * (slice + 1) / slices;
     const float *dy = packed + (blockIdx.y * s.N + begin) * plane * tile_n;
-    float sum[tile_m][tile_n] = {}, sum_dy[tile_n] = {};
+    float *out = partial + (slice * gridDim.y + blockIdx.y) * (terms + 1) * tile_n;
+    float *sum_dy = out + terms * tile_n; // thread 0's, in memory: its registers are full of sums
+    for (int q = 0; thread == 0 && q < tile_n; q++) sum_dy[q] = 0;
+    float sum[tile_m][tile_n] = {};
     for (int n = begin; n < end; n++)
         for (int i = 0; i < s.OH; i++) {
+            for (int q = 0; thread == 0 && q < tile_n; q += wide) {
+                Wide so_far = (Wide &)sum_dy[q];
+                for (int j = 0; j < s.OW; j++) so_far += (const Wide &)dy[j * tile_n + q];
+                (Wide &)sum_dy[q] = so_far;
+            }
             const float *x = X + (n * s.C * s.H + i * s.stride) * s.W;
             for (int j = 0; j < s.OW; j++, x += s.stride, dy += tile_n) {
                 UNROLL
@@ -1777,11 +1785,8 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
                     for (int q = 0; q < tile_n; q += wide)
                         (Wide &)sum[m][q] += xm * (const Wide &)dy[q];
                 }
-                UNROLL
-                for (int q = 0; q < tile_n; q += wide) (Wide &)sum_dy[q] += (const Wide &)dy[q];
             }
         }
-    float *out = partial + (slice * gridDim.y + blockIdx.y) * (terms + 1) * tile_n;
     UNROLL
     for (int m = 0; m < tile_m; m++) {
         const int k = first + m * warp_size;
@@ -1789,9 +1794,6 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
         UNROLL_LANES
         for (int q = 0; q < tile_n; q++) out[k * tile_n + q] = sum[m][q];
     }
-    if (thread > 0) return;
-    UNROLL_LANES
-    for (int q = 0; q < tile_n; q++) out[terms * tile_n + q] = sum_dy[q];
 }
 // dW and db (= or +=, none where null) are the sums of the slices' partial sums, in their order.
 // One thread per `lanes` weights.
