@@ -163,12 +163,14 @@ struct dim3 {
 inline __thread uint3 threadIdx, blockIdx;
 inline __thread dim3 blockDim, gridDim;
 
-template <class T> constexpr T min(T a, T b) { return b < a ? b : a; }
-template <class T> constexpr T max(T a, T b) { return a < b ? b : a; }
-template <class A, class B> constexpr auto min(A a, B b) -> std::common_type_t<A, B> {
+template <class T> __forceinline__ constexpr T min(T a, T b) { return b < a ? b : a; }
+template <class T> __forceinline__ constexpr T max(T a, T b) { return a < b ? b : a; }
+template <class A, class B>
+__forceinline__ constexpr auto min(A a, B b) -> std::common_type_t<A, B> {
     return min<std::common_type_t<A, B>>(a, b);
 }
-template <class A, class B> constexpr auto max(A a, B b) -> std::common_type_t<A, B> {
+template <class A, class B>
+__forceinline__ constexpr auto max(A a, B b) -> std::common_type_t<A, B> {
     return max<std::common_type_t<A, B>>(a, b);
 }
 
@@ -3484,7 +3486,9 @@ template <class To, class From> To bits_as(From from) {
 } // namespace cuda_cpu
 inline float __int_as_float(int x) { return cuda_cpu::bits_as<float>(x); }
 inline float __uint_as_float(unsigned x) { return cuda_cpu::bits_as<float>(x); }
-inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
+__forceinline__ unsigned __umulhi(unsigned a, unsigned b) {
+    return (unsigned long long)a * b >> 32;
+}
 inline int __float_as_int(float x) { return cuda_cpu::bits_as<int>(x); }
 inline unsigned __float_as_uint(float x) { return cuda_cpu::bits_as<unsigned>(x); }
 inline double __longlong_as_double(long long x) { return cuda_cpu::bits_as<double>(x); }
