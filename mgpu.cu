@@ -1848,15 +1848,16 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
     const int begin = (long long)s.N * slice / slices, end = (long long)s.N * (slice + 1) / slices;
     const float *dy = packed + (blockIdx.y * s.N + begin) * plane * tile_n;
     float *out = partial + (slice * gridDim.y + blockIdx.y) * (terms + 1) * tile_n;
-    float *sum_dy = out + terms * tile_n; // thread 0's, in memory: its registers are full of sums
-    for (int q = 0; thread == 0 && q < tile_n; q++) sum_dy[q] = 0;
-    float sum[tile_m][tile_n] = {};
+    float *db = out + terms * tile_n; // thread 0's sum of dy
+    for (int q = 0; thread == 0 && q < tile_n; q++) db[q] = 0;
+    float sum[tile_m][tile_n] = {}, sum_dy[tile_n] = {};
     for (int n = begin; n < end; n++)
         for (int i = 0; i < s.OH; i++) {
-            for (int q = 0; thread == 0 && q < tile_n; q += wide) {
-                Wide so_far = (Wide &)sum_dy[q];
+            // A CPU's registers are full of sums: thread 0 adds dy up in memory, a row at a time
+            for (int q = 0; on_cpu && thread == 0 && q < tile_n; q += wide) {
+                Wide so_far = (Wide &)db[q];
                 for (int j = 0; j < s.OW; j++) so_far += (const Wide &)dy[j * tile_n + q];
-                (Wide &)sum_dy[q] = so_far;
+                (Wide &)db[q] = so_far;
             }
             const float *x = X + (n * s.C * s.H + i * s.stride) * s.W;
             for (int j = 0; j < s.OW; j++, x += s.stride, dy += tile_n) {
@@ -1867,6 +1868,8 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
                     for (int q = 0; q < tile_n; q += wide)
                         (Wide &)sum[m][q] += xm * (const Wide &)dy[q];
                 }
+                UNROLL_GPU
+                for (int q = 0; q < tile_n && !on_cpu; q++) sum_dy[q] += dy[q];
             }
         }
     UNROLL
@@ -1876,6 +1879,9 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
         UNROLL_LANES
         for (int q = 0; q < tile_n; q++) out[k * tile_n + q] = sum[m][q];
     }
+    UNROLL_GPU
+    for (int q = 0; q < tile_n && !on_cpu; q++)
+        if (thread == 0) db[q] = sum_dy[q];
 }
 // dW and db (= or +=, none where null) are the sums of the slices' partial sums, in their order.
 // One thread per `lanes` weights.
