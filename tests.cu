@@ -1311,11 +1311,10 @@ TEST_CASE("conv2d: strides and padding") {
         {3, 2, 11, 9, 3, 5, 3, 2}, // taps that do not divide evenly: 2, 2 and 1 of them
         {2, 2, 4, 5, 3, 4, 2, 3},  // K even, windows that meet one row of X
         {1, 2, 3, 9, 2, 3, 4, 0},  // one row of windows
+        {2, 3, 4, 9, 3, 3, 1, 4},  // windows in the zeros alone
         {0, 3, 6, 6, 4, 3, 2, 1},  // no images
-        {1, 33, 5, 6, 3, 2, 5, 1}, // some of these again, of so many channels that the fast
-        {2, 33, 7, 5, 3, 1, 1, 2}, // kernels sum their input gradient otherwise
-        {3, 33, 11, 9, 3, 5, 3, 2},
-        {2, 33, 4, 5, 3, 4, 2, 3},
+        {3, 33, 8, 9, 3, 5, 3, 2}, // of so many channels that a stride of 1, too, has no column
+        {3, 33, 8, 9, 3, 5, 1, 2}, // for each (c,v) in the sums for dX
     };
     const size_t small = sizes.size();
     const ConvSizes large[] = {// like ResNet-18's: a plane of fewer pixels than a tile, too
