@@ -1656,12 +1656,9 @@ __device__ __forceinline__ void correlate_store(Target y, const float (&sum)[til
         out[m] = (n * s.O + o_begin) * size + (i * s.OW + ij - i * s.J) * s.step;
     }
     const bool neighbours = out[tile_m - 1] - out[0] == tile_m - 1; // in memory
-    if (on_cpu && neighbours && first + tile_m <= s.N * plane && !y.mask && !y.plus) {
-        for (int q = 0; q < min(tile_n, count); q++) {
-            float *to = y.data + out[0] + q * size;
-            UNROLL_LANES
-            for (int m = 0; m < tile_m; m++) to[m] = y.relu && result[m][q] < 0 ? 0 : result[m][q];
-        }
+    if (on_cpu && neighbours && first + tile_m <= s.N * plane) {
+        for (int q = 0; q < min(tile_n, count); q++) UNROLL_LANES
+        for (int m = 0; m < tile_m; m++) y.store(out[0] + q * size + m, result[m][q]);
         return;
     }
     UNROLL_GPU
