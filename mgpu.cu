@@ -1902,7 +1902,8 @@ __global__ void sum_slices_kernel(Target dW, Target db, const float *partial, in
 static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
                                    const Tensor &y, const ConvShape &shape) {
     ConvShape s = shape;
-    const int plane = s.OH * s.OW, terms = s.C * s.K * s.K, block = 32;
+    const int plane = s.OH * s.OW, terms = s.C * s.K * s.K;
+    const int block = warp_size > 1 ? 32 : 8, enough = warp_size > 1 ? 1 << 15 : 1 << 9;
     const bool dense = s.K == 1 && plane == 1; // dy is then a matrix (N,O), packed as one image's
     const Tensor dy = pack(y.grad->ptr(), X.device,
                            dense ? PackShape{1, 1, s.N, s.O, 0, 0, s.O, 1}
@@ -1910,7 +1911,7 @@ static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tenso
     const Tensor padded = pad(X, s.padding);
     s.H += 2 * s.padding, s.W += 2 * s.padding;
     // Only as many slices as fill the device with threads: each is written, read and added.
-    const int enough = warp_size > 1 ? 1 << 15 : 1 << 11, tiles = dy.shape[0];
+    const int tiles = dy.shape[0];
     const int width = blocks(terms, warp_size * tile_m) * warp_size; // threads of a tile and slice
     const int slices = min(s.N, min(32, blocks(enough, tiles * width)));
     Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
