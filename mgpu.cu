@@ -1351,24 +1351,30 @@ __global__ void pool2d_backward_kernel(Target dX, const float *dy, const float *
     X += p * s.H * s.W;
     dy += p * s.OH * s.OW;
     auto window = [=](int i, int j) { return X + i * S * s.W + j * S; };
-    // With `fixed` a patch is a window. A thread then takes all of its columns on a CPU, but one on
-    // a GPU, so that neighbouring threads write neighbours in memory.
-    constexpr int own = warp_size > 1 || !fixed ? 1 : fixed;
+    // With `fixed` a patch is a window. A thread then takes the columns of `lanes` windows on a CPU,
+    // but one column on a GPU, so that neighbouring threads write neighbours in memory. What flows
+    // back is collected and then stored: compilers vectorise two such loops, but not one.
+    constexpr int side = fixed ? fixed : 1, own = warp_size > 1 ? 1 : side;
     for (int i = threadIdx.y; i * S < s.H; i += blockDim.y) {
-        int done = 0;
-        if (fixed && i < s.OH) {
-            done = s.OW;
+        const int done = fixed && i < s.OH ? s.OW : 0, end = done * S / own;
+        for (int first = threadIdx.x * lanes; fixed && first < end; first += blockDim.x * lanes) {
+            const int count = lanes > 1 ? min(lanes, end - first) : 1;
+            float part[side][lanes * own];
             UNROLL_LANES
-            for (int at = threadIdx.x; at < s.OW * S / own; at += blockDim.x) {
-                const int j = at * own / S;
+            for (int q = 0; q < count; q++) {
+                const int at = first + q, j = at * own / S;
                 const int chosen = Window::choose(window(i, j), s.W, s.KH, KW);
                 const float g = dy[i * s.OW + j];
                 UNROLL
-                for (int u = 0; u < S; u++) UNROLL
+                for (int u = 0; u < side; u++) UNROLL
                 for (int v = 0; v < own; v++)
-                    dX.store((i * S + u) * s.W + at * own + v,
-                             Window::given(g, chosen, u * KW + (own > 1 ? v : at % S), n));
+                    part[u][q * own + v] =
+                        Window::given(g, chosen, u * KW + (own > 1 ? v : at % S), n);
             }
+            UNROLL
+            for (int u = 0; u < side; u++) UNROLL_LANES
+            for (int q = 0; q < count * own; q++)
+                dX.store((i * S + u) * s.W + first * own + q, part[u][q]);
         }
         for (int j = done + threadIdx.x; j * S < s.W; j += blockDim.x)
             for (int h = i * S; h < min(i * S + S, s.H); h++)
