@@ -676,6 +676,10 @@ static void host_message(Device src, Device dst, const float *from, float *to, s
     const Span message(src, dst, stream(d), bytes);
     CHECK(cudaMemcpyAsync(to, from, bytes, way, on(d)));
 }
+// sum += x, n numbers. Also __device__, because without a GPU only such code is fully optimized.
+static __host__ __device__ void add_on_host(float *sum, const float *x, int n) {
+    for (int i = 0; i < n; i++) sum[i] += x[i];
+}
 static void allreduce_host(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size(), n = size(flat[0]);
@@ -687,10 +691,8 @@ static void allreduce_host(const Grads &grads) {
         if (c > 0) wait_for(flat[0].device, flat[c].device);
     }
     call_on(stream(flat[0].device), "sum on the host", (k + 1) * bytes, [=] {
-        float *sum = host[k];
-        std::copy_n(host[0], n, sum);
-        for (int c = 1; c < k; c++)
-            for (int i = 0; i < n; i++) sum[i] += host[c][i];
+        std::copy_n(host[0], n, host[k]);
+        for (int c = 1; c < k; c++) add_on_host(host[k], host[c], n);
     });
     for (int c = 1; c < k; c++) wait_for(flat[c].device, flat[0].device);
     for (int c = 0; c < k; c++) host_message(cpu(), flat[c].device, host[k], flat[c].ptr(), bytes);
