@@ -1731,10 +1731,55 @@ static void correlate(Target y, const float *X, const Tensor &packed, const floa
     CHECK_LAUNCH(correlate_kernel<<<grid, block, 0, on(packed.device)>>>(y, X, packed.ptr(), b, s));
 }
 
+// A shallow convolution, of few channels C such as LeNet's conv1, has so few products that to pack
+// dy, and to store a tile whose columns lie a plane apart, takes longer than to multiply. On a CPU
+// its threads then compute neighbours of a row, a register full at a time, and pack nothing. The
+// last register of a row begins earlier, to end with the row: it has some pixels again. LeNet's
+// step: 0.89 of the time.
+static bool is_shallow(const ConvShape &s) {
+    return warp_size == 1 && s.K == 3 && s.C <= 3 && s.stride == 1 && s.OW >= lanes;
+}
+static ConvShape with_zeros(ConvShape s) { // as pad(X) is
+    s.H += 2 * s.padding, s.W += 2 * s.padding;
+    return s;
+}
+// y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i+u,j+v] * W[o,c,u,v]
+//   X (N,C,H,W), zeros included   W (O,C,3,3)   b (O)   ->   y (N,O,OH,OW)
+// One thread per plane (n,o).
+__global__ void shallow_kernel(Target y, const float *X, const float *W, const float *b,
+                               ConvShape s) {
+    const int plane = blockIdx.x * blockDim.x + threadIdx.x, n = plane / s.O, o = plane % s.O;
+    if (n >= s.N) return;
+    for (int i = 0; i < s.OH; i++)
+        for (int begin = 0; begin < s.OW; begin += lanes) {
+            const int j = min(begin, s.OW - lanes);
+            float sum[lanes] = {};
+            for (int c = 0; c < s.C; c++) {
+                const float *x = X + ((n * s.C + c) * s.H + i) * s.W + j;
+                UNROLL
+                for (int k = 0; k < 9; k++) {
+                    const float w = W[(c * 9 + k) * s.W_stride_k + o * s.W_stride_o];
+                    UNROLL
+                    for (int q = 0; q < lanes; q += wide)
+                        (Wide &)sum[q] += w * (const Wide &)x[k / 3 * s.W + k % 3 + q];
+                }
+            }
+            UNROLL_LANES
+            for (int q = 0; q < lanes; q++)
+                y.store((plane * s.OH + i) * s.OW + j + q, sum[q] + b[o]);
+        }
+}
+
 static void tiled_forward(const Target &y, const Tensor &X, const Tensor &W, const Tensor &b,
                           const ConvShape &s) {
     const int P = s.padding, K = s.K;
     const Tensor padded = pad(X, P);
+    if (is_shallow(s)) {
+        products(s.products());
+        CHECK_LAUNCH(shallow_kernel<<<blocks(s.N * s.O, 16), 16, 0, on(X.device)>>>(
+            y, padded.ptr(), W.ptr(), b.ptr(), with_zeros(s)));
+        return;
+    }
     const Tensor packed =
         pack(W.ptr(), X.device, {1, 1, s.C * K * K, s.O, 0, 0, s.W_stride_k, s.W_stride_o});
     correlate(y, padded.ptr(), packed, b.ptr(),
@@ -1888,6 +1933,40 @@ __global__ void weight_grad_kernel(float *partial, const float *X, const float *
     for (int q = 0; q < tile_n && !on_cpu; q++)
         if (thread == 0) db[q] = sum_dy[q];
 }
+// The same sums for a shallow convolution, from dy (N,O,OH,OW) itself. One thread per slice and
+// (o,c); its sum[k][q] are of every `wide`th pixel of a row.
+__global__ void shallow_weight_grad_kernel(float *partial, const float *X, const float *dy,
+                                           ConvShape s) {
+    const int thread = blockIdx.x * blockDim.x + threadIdx.x, o = thread / s.C, c = thread % s.C;
+    const int slice = blockIdx.z, slices = gridDim.z, terms = s.C * 9;
+    const int tiles = (s.O + tile_n - 1) / tile_n;
+    if (o >= s.O) return;
+    const int begin = (long long)s.N * slice / slices, end = (long long)s.N * (slice + 1) / slices;
+    float sum[10][wide] = {}; // for 9 weights, then for the bias
+    float fresh[wide];        // 0 where a row's last register has pixels again, else 1
+    for (int q = 0; q < wide; q++) fresh[q] = q + (s.OW - 1) % wide >= wide - 1;
+    for (int n = begin; n < end; n++)
+        for (int i = 0; i < s.OH; i++) {
+            const float *g = dy + ((n * s.O + o) * s.OH + i) * s.OW;
+            const float *x = X + ((n * s.C + c) * s.H + i) * s.W;
+            for (int first = 0; first < s.OW; first += wide) {
+                const int j = min(first, s.OW - wide);
+                Wide gj = (const Wide &)g[j];
+                if (j < first) gj *= (const Wide &)fresh[0];
+                UNROLL
+                for (int k = 0; k < 9; k++)
+                    (Wide &)sum[k][0] += gj * (const Wide &)x[k / 3 * s.W + k % 3 + j];
+                (Wide &)sum[9][0] += gj;
+            }
+        }
+    float *out = partial + (slice * tiles + o / tile_n) * (terms + 1) * tile_n + o % tile_n;
+    UNROLL
+    for (int k = 0; k < 10; k++) {
+        float total = 0;
+        for (int q = 0; q < wide; q++) total += sum[k][q];
+        if (k < 9 || c == 0) out[(k < 9 ? c * 9 + k : terms) * tile_n] = total;
+    }
+}
 // dW and db (= or +=, none where null) are the sums of the slices' partial sums, in their order.
 // One thread per `lanes` weights.
 __global__ void sum_slices_kernel(Target dW, Target db, const float *partial, int slices,
@@ -1909,29 +1988,30 @@ __global__ void sum_slices_kernel(Target dW, Target db, const float *partial, in
 
 static void tiled_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
                                    const Tensor &y, const ConvShape &shape) {
-    ConvShape s = shape;
-    const int plane = s.OH * s.OW, terms = s.C * s.K * s.K;
+    const ConvShape s = with_zeros(shape);
+    const int plane = s.OH * s.OW, terms = s.C * s.K * s.K, tiles = blocks(s.O, tile_n);
     const int block = warp_size > 1 ? 32 : 8, enough = warp_size > 1 ? 1 << 15 : 1 << 9;
+    const bool shallow = is_shallow(s);
     const bool dense = s.K == 1 && plane == 1; // dy is then a matrix (N,O), packed as one image's
-    const Tensor dy = pack(y.grad->ptr(), X.device,
-                           dense ? PackShape{1, 1, s.N, s.O, 0, 0, s.O, 1}
-                                 : PackShape{s.N, 1, plane, s.O, s.O * plane, 0, 1, plane});
+    const PackShape columns = dense ? PackShape{1, 1, s.N, s.O, 0, 0, s.O, 1}
+                                    : PackShape{s.N, 1, plane, s.O, s.O * plane, 0, 1, plane};
+    const Tensor dy = shallow ? *y.grad : pack(y.grad->ptr(), X.device, columns);
     const Tensor padded = pad(X, s.padding);
-    s.H += 2 * s.padding, s.W += 2 * s.padding;
     // Only as many slices as fill the device with threads: each is written, read and added.
-    const int tiles = dy.shape[0];
-    const int width = blocks(terms, warp_size * tile_m) * warp_size; // threads of a tile and slice
-    const int slices = min(s.N, min(32, blocks(enough, tiles * width)));
+    const int rows = blocks(terms, warp_size * tile_m) * warp_size; // threads of a tile and slice
+    const int width = shallow ? s.O * s.C : rows, height = shallow ? 1 : tiles;
+    const int slices = min(s.N, min(32, blocks(enough, width * height)));
     Tensor partial = empty({slices, tiles, terms + 1, tile_n}, X.device);
     if (slices > 0) {
-        dim3 grid(blocks(width, block), tiles, slices);
+        dim3 grid(blocks(width, block), height, slices);
+        const auto weight_grad_kernel = shallow ? shallow_weight_grad_kernel : ::weight_grad_kernel;
         products(s.products());
         CHECK_LAUNCH(weight_grad_kernel<<<grid, block, 0, on(X.device)>>>(
             partial.ptr(), padded.ptr(), dy.ptr(), s));
     }
-    const dim3 rows(tile_n / lanes, threads * lanes / tile_n);
-    const dim3 grid(blocks(terms + 1, rows.y), tiles);
-    CHECK_LAUNCH(sum_slices_kernel<<<grid, rows, 0, on(X.device)>>>(grad_of(W), grad_of(b),
+    const dim3 tile(tile_n / lanes, threads * lanes / tile_n);
+    const dim3 grid(blocks(terms + 1, tile.y), tiles);
+    CHECK_LAUNCH(sum_slices_kernel<<<grid, tile, 0, on(X.device)>>>(grad_of(W), grad_of(b),
                                                                     partial.ptr(), slices, s));
 }
 

@@ -1313,6 +1313,10 @@ TEST_CASE("conv2d: strides and padding") {
         {1, 2, 3, 9, 2, 3, 4, 0},  // one row of windows
         {2, 3, 4, 9, 3, 3, 1, 4},  // windows in the zeros alone
         {0, 3, 6, 6, 4, 3, 2, 1},  // no images
+        {2, 1, 5, 18, 3, 3, 1, 0}, // few channels, rows of 16 pixels: full registers,
+        {3, 2, 4, 19, 9, 3, 1, 1}, // or of 19: a last one that begins earlier
+        {1, 2, 4, 37, 3, 3, 2, 1}, // such rows with a stride,
+        {1, 1, 6, 22, 3, 5, 1, 0}, // and with a larger kernel
         {3, 33, 8, 9, 3, 5, 3, 2}, // of so many channels that a stride of 1, too, has no column
         {3, 33, 8, 9, 3, 5, 1, 2}, // for each (c,v) in the sums for dX
     };
@@ -1320,7 +1324,8 @@ TEST_CASE("conv2d: strides and padding") {
     const ConvSizes large[] = {// like ResNet-18's: a plane of fewer pixels than a tile, too
                                {2, 1, 28, 28, 40, 3, 1, 1},  {2, 40, 13, 14, 40, 3, 1, 1},
                                {2, 40, 14, 14, 72, 3, 2, 1}, {2, 40, 14, 14, 72, 1, 2, 0},
-                               {2, 256, 7, 7, 48, 3, 2, 1},  {5, 128, 2, 2, 72, 3, 1, 1}};
+                               {2, 256, 7, 7, 48, 3, 2, 1},  {5, 128, 2, 2, 72, 3, 1, 1},
+                               {40, 3, 3, 33, 33, 3, 1, 1}};
     const ConvSizes tiles[] = {// the fast kernels' large tiles, which a CPU has not
                                {1, 256, 32, 32, 20, 3, 1, 1}, {1, 256, 32, 32, 28, 3, 1, 1},
                                {1, 256, 32, 32, 50, 3, 1, 1}, {1, 256, 32, 32, 64, 3, 1, 1},
