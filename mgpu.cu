@@ -2970,8 +2970,9 @@ Target grad_of(const Tensor &X) {
 
 struct Launch {
     std::function<void(Target)> kernel; // null once it is enqueued
-    Target to;          // if its tensor is freed, others write to the memory only after this launch
-    int n;              // how many numbers it writes
+    Target to; // if its tensor is freed, others write to the memory only after this launch
+    int n;     // how many numbers it writes,
+    std::vector<int> shape; // of which tensor
     int left_out = -1;  // if another launch joined it and took its place: `updates` at that time
     Tensor pooled;      // if it is put off: dy
     bool pools = false; // it stores to.pooled, too, if that is not null
@@ -3005,7 +3006,7 @@ void launch(Tensor &y, std::function<void(Target y)> kernel, bool pools) {
     if (!fused()) return kernel({y.ptr()});
     on(y.device); // sends off the launch that waits
     y.by = waiting(y.device) =
-        std::make_shared<Launch>(Launch{kernel, {y.data.get()}, size(y), -1, {}, pools});
+        std::make_shared<Launch>(Launch{kernel, {y.data.get()}, size(y), y.shape, -1, {}, pools});
 }
 bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
     auto &last = waiting(X.device);
@@ -3027,7 +3028,7 @@ bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
 bool join_pooling(const Tensor &X, Tensor &y) {
     const auto &last = waiting(X.device);
     if (!X.by || X.by != last || !last->pools || last->to.plus || last->n != size(X)) return false;
-    if (last->to.pooled) return false; // another pooling has joined
+    if (last->to.pooled || last->shape != X.shape) return false; // another joined, or a reshape
     last->to.pooled = y.data.get();
     y.by = last;
     return true;
@@ -3055,8 +3056,9 @@ bool share_grad(const Tensor &X, const Tensor &y) {
 
 void put_off(const Tensor &X, std::function<void(Target dX)> kernel, const Tensor &dy) {
     const Target dX = grad_of(X);
-    if (!fused() || !dX.mask || dX.plus || X.grad->complete) return kernel(dX);
-    X.grad->by = std::make_shared<Launch>(Launch{std::move(kernel), dX, size(X), -1, dy});
+    const bool reshaped = X.grad->shape != X.shape;
+    if (!fused() || !dX.mask || dX.plus || X.grad->complete || reshaped) return kernel(dX);
+    X.grad->by = std::make_shared<Launch>(Launch{std::move(kernel), dX, size(X), X.shape, -1, dy});
 }
 Pooled pooled(const Tensor &dX) {
     const bool late = dX.by && dX.by->kernel;

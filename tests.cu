@@ -2106,6 +2106,29 @@ TEST_CASE("fusion: average pooling joins a convolution, and its gradient is not 
     }
 }
 
+TEST_CASE("fusion: a convolution, or its gradient, in another shape is pooled in that shape") {
+    OptionsKept kept;
+    const Input image = random_input({1, 1, 6, 7}, 1); // conv2d's result is (1,4,4,5)
+    const Input weights = random_input({4, 1, 3, 3}, 2), bias = random_input({4}, 3);
+    for (const Ints &shape : std::vector<Ints>{{1, 5, 4, 4}, {1, 1, 8, 10}, {2, 2, 4, 5}})
+        for (bool before : {false, true}) { // the relu
+            std::vector<Floats> results;
+            for (const std::string &kernels : every_kernels) {
+                INFO(kernels, " ", str(shape), " ", before);
+                use_kernels(kernels);
+                if (options.precision == "tf32") continue;
+                const Tensor W = with_grad(weights), b = with_grad(bias);
+                Tensor h = conv2d(on_device(image.numbers, image.shape), W, b);
+                h = before ? reshape(relu(h), shape) : relu(reshape(h, shape));
+                const Tensor y = avg_pool2d(h, 2, 2);
+                backward_from({y}, {random_floats(size(y), 4)});
+                const Floats all = all_to_host({y, *W.grad, *b.grad});
+                results.push_back(all);
+                check_close(all, Doubles(results[0].begin(), results[0].end()), 1e-5);
+            }
+        }
+}
+
 static Tensor times(const Tensor &X, float a) { // X (1,1)
     return linear(X, full({1, 1}, a, gpu(0)), full({1}, 0, gpu(0)));
 }
