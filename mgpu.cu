@@ -2680,6 +2680,7 @@ static const Rung plain = {plain_forward, plain_backward_input, plain_backward_w
 
 static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tensor &b,
                    const ConvShape &s, std::vector<int> shape) {
+    if (W.grad && W.grad == b.grad) error("%s: W and b share a gradient, each wants its own", op);
     const bool too_large = s.K > most_taps; // for the masks of the fast kernels
     const Rung rung = options.kernels == "plain"                ? plain
                       : options.kernels == "tiled" || too_large ? tiled

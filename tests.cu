@@ -1840,6 +1840,9 @@ TEST_CASE("conv2d, linear, pools, batch_norm, softmax_cross_entropy, add, empty:
     REFUSED(linear(t({2, 3, 1, 1}), t({3, 5}), t({5})), "linear ... (2,3,1,1)");
     REFUSED(linear(t({3, 0}), t({0, 2}), t({2})), "linear: wants");
     REFUSED(linear(t({3, 2}), t({2, 0}), t({0})), "linear: wants");
+    Tensor both = t({3});
+    attach_grad(both);
+    REFUSED(linear(t({2, 1}), reshape(both, {1, 3}), both), "linear ... share a gradient");
     REFUSED(avg_pool2d(t({1, 1, 2, 3}), 3, 1), "avg_pool2d ... (1,1,2,3)");
     REFUSED(avg_pool2d(t({1, 1, 3, 3}), 2, 0), "avg_pool2d");
     REFUSED(max_pool2d(t({1, 1, 2, 3}), 3, 1), "max_pool2d ... (1,1,2,3)");
