@@ -3768,12 +3768,12 @@ static std::string name_of(int j) {
     return param_names[i] + "[" + std::to_string(j) + "]";
 }
 
-// `count` arrays of n numbers in pinned host memory, cached per (stream, n); stream order makes
-// reuse safe.
+// `count` arrays of n numbers in pinned host memory, cached per (stream, n, count): an array has one
+// use in all calls, so that stream order makes reuse safe.
 std::vector<float *> pinned(int count, int n) {
-    static auto &all = *new std::map<std::pair<int, int>, std::vector<Tensor>>;
+    static auto &all = *new std::map<std::vector<int>, std::vector<Tensor>>;
     if (dry_run) return std::vector<float *>(count);
-    std::vector<Tensor> &list = all[{comm, n}];
+    std::vector<Tensor> &list = all[{comm, n, count}];
     while ((int)list.size() < count) list.push_back(empty({n}, cpu()));
     std::vector<float *> pointers;
     for (int i = 0; i < count; i++) pointers.push_back(list[i].ptr());

@@ -1021,6 +1021,37 @@ TEST_CASE("exchange: of two devices, then of three") {
         }
 }
 
+TEST_CASE("allreduce_*: of so many devices, then of others, while one is late") {
+    const int n = 3, most = 3;
+    for (const std::string &name : right_algorithms)
+        for (int late = 0; late < most; late++)
+            for (const Ints &counts : std::vector<Ints>{{2, 3}, {3, 2}}) {
+                INFO(name, ", late ", late, ", ", counts[0], " devices first");
+                Tensors data;
+                for (int c = 0; c < most; c++) data.push_back(full({n}, c + 1, gpu(c)));
+                Floats want = {1, 2, 3};
+                pause(stream(gpu(late)), 20);
+                for (int k : counts) {
+                    Grads grads;
+                    for (int c = 0; c < k; c++) grads.push_back({data[c]});
+                    run_allreduce(name, grads);
+                    std::fill_n(want.begin(), k,
+                                std::accumulate(want.begin(), want.begin() + k, 0.0f));
+                }
+                for (int c = 0; c < most; c++) CHECK(to_host(data[c]) == Floats(n, want[c]));
+            }
+}
+
+TEST_CASE("flatten: one tensor of neighbours in one block of memory, else a copy") {
+    const Tensor all = full({4}, 1, gpu(0)), none = full({0}, 1, gpu(0));
+    Tensors list = {rows(all, 0, 1), none, rows(all, 1, 4)};
+    CHECK(flatten({list})[0].ptr() == all.ptr());
+    list = {rows(all, 0, 1), rows(all, 2, 4)}; // a gap
+    CHECK(flatten({list})[0].ptr() != all.ptr());
+    list[1].data = {std::make_shared<float>(), all.ptr() + 1}; // a neighbour by chance
+    CHECK(flatten({list})[0].ptr() != all.ptr());
+}
+
 TEST_CASE("attach_grad of a list: zeros, side by side") {
     Tensors list = {full({2, 3}, 1, gpu(1)), full({0}, 1, gpu(1)), full({5}, 1, gpu(1))};
     attach_grad(list);
