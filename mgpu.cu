@@ -572,12 +572,16 @@ void sum_over_nodes(double *a, int n);   // the same on the host, which waits
 void from_node_0(void *a, size_t bytes); // a[:] = node 0's
 
 // --- tools of the algorithms
+// Does each tensor begin where the one before it ends, in memory that was allocated as one?
 static bool contiguous(const std::vector<Tensor> &list) {
+    std::shared_ptr<float> last;
     const float *end = nullptr;
     for (const Tensor &t : list) {
         if (size(t) == 0) continue;
-        if (end && t.data.get() != end) return false;
-        end = t.data.get() + size(t);
+        const bool other = last.owner_before(t.data) || t.data.owner_before(last);
+        if (last && (other || t.data.get() != end)) return false;
+        last = t.data;
+        end = last.get() + size(t);
     }
     return true;
 }
