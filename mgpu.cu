@@ -1568,8 +1568,8 @@ struct PackShape {
 // One thread per `lanes` columns of pack_rows rows.
 constexpr int pack_rows = warp_size > 1 ? 1 : 16;
 __global__ void pack_kernel(float *out, const float *in, PackShape s) {
-    const int column = threadIdx.x * lanes, o = blockIdx.y * tile_n + column, a = blockIdx.z;
-    const int first = (blockIdx.x * blockDim.y + threadIdx.y) * pack_rows, rows = s.U * s.V;
+    const int column = threadIdx.x * lanes, o = blockIdx.y * tile_n + column, a = blockIdx.x;
+    const int first = (blockIdx.z * blockDim.y + threadIdx.y) * pack_rows, rows = s.U * s.V;
     out += (blockIdx.y * s.A + a) * rows * tile_n + column;
     in += a * s.stride_a + (s.group ? 0 : o * s.stride_o);
     for (int t = first; t < min(first + pack_rows, rows); t++) {
@@ -1591,7 +1591,7 @@ static Tensor pack(const float *in, Device device, const PackShape &s) {
     if (size(out) == 0) return out;
     const int columns = tile_n / lanes, rows = blocks(s.U * s.V, pack_rows);
     const dim3 block(columns, min(rows, threads / columns));
-    const dim3 grid(blocks(rows, block.y), tiles, s.A);
+    const dim3 grid(s.A, tiles, blocks(rows, block.y)); // only x may exceed 65535
     CHECK_LAUNCH(pack_kernel<<<grid, block, 0, on(device)>>>(out.ptr(), in, s));
     return out;
 }

@@ -1394,7 +1394,7 @@ static Arrays linear_gradients(const Doubles &X, const Doubles &W, const Doubles
 TEST_CASE("linear: result and gradients") {
     std::vector<LinearSizes> sizes = {{1, 1, 1},    {2, 3, 1},   {3, 5, 7},  {0, 5, 3},
                                       {33, 17, 50}, {65, 1, 16}, {2, 50, 17}};
-    if (!small_only) sizes.insert(sizes.end(), {{2, 800, 128}, {300, 128, 10}});
+    if (!small_only) sizes.insert(sizes.end(), {{2, 800, 128}, {300, 128, 10}, {2, 1, 70000}});
     OptionsKept kept;
     for (size_t i = 0; i < 4 * sizes.size(); i++) {
         const LinearSizes s = sizes[i / 4];
