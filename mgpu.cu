@@ -184,7 +184,7 @@ struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 [[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
-// Every CUDA call is checked: one that fails ends the program with its line and CUDA's own words.
+// Checks a CUDA call: one that fails ends the program with its line and CUDA's own words.
 // (A dry run only records operations, on devices that need not exist: it calls nothing.)
 #define CHECK(call) (dry_run ? void() : check_cuda((call), #call, __FILE__, __LINE__))
 extern bool dry_run;
@@ -1358,8 +1358,8 @@ __global__ void pool2d_backward_kernel(Target dX, const float *dy, const float *
     X += p * s.H * s.W;
     dy += p * s.OH * s.OW;
     auto window = [=](int i, int j) { return X + i * S * s.W + j * S; };
-    // With `fixed` a patch is a window. A thread then takes the columns of `lanes` windows on a CPU,
-    // but one column on a GPU, so that neighbouring threads write neighbours in memory. What flows
+    // With `fixed` a patch is a window. A thread takes the columns of `lanes` windows on a CPU, but
+    // one column on a GPU, so that neighbouring threads write neighbours in memory. What flows
     // back is collected and then stored: compilers vectorise two such loops, but not one.
     constexpr int side = fixed ? fixed : 1, own = warp_size > 1 ? 1 : side;
     for (int i = threadIdx.y; i * S < s.H; i += blockDim.y) {
@@ -3033,8 +3033,8 @@ bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
 }
 bool join_pooling(const Tensor &X, Tensor &y) {
     const auto &last = waiting(X.device);
-    if (!X.by || X.by != last || !last->pools || last->to.plus || last->n != size(X)) return false;
-    if (last->to.pooled || last->shape != X.shape) return false; // another joined, or a reshape
+    if (!X.by || X.by != last || !last->pools || last->to.plus || last->to.pooled) return false;
+    if (last->shape != X.shape) return false; // reshaped: other windows
     last->to.pooled = y.data.get();
     y.by = last;
     return true;
@@ -3772,8 +3772,8 @@ static std::string name_of(int j) {
     return param_names[i] + "[" + std::to_string(j) + "]";
 }
 
-// `count` arrays of n numbers in pinned host memory, cached per (stream, n, count): an array has one
-// use in all calls, so that stream order makes reuse safe.
+// `count` arrays of n numbers in pinned host memory, cached per (stream, n, count): an array has
+// one use in all calls, so that stream order makes reuse safe.
 std::vector<float *> pinned(int count, int n) {
     static auto &all = *new std::map<std::vector<int>, std::vector<Tensor>>;
     if (dry_run) return std::vector<float *>(count);
