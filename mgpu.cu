@@ -927,7 +927,7 @@ void exchange(const Grads &grads) {
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
 // Each operation stands with its kernels, its forward and its backward, from an elementwise ReLU to
-// batch normalization; the convolution stands three times, a ladder. A kernel's arguments are its
+// batch normalization; the convolution is a ladder of three rungs. A kernel's arguments are its
 // outputs, then its inputs, then sizes. An operator of your own starts as a copy of relu.
 
 // Where a kernel stores its result, and its epilogue: += for a gradient that has several parts, and
@@ -965,8 +965,8 @@ bool join(const Tensor &X, Tensor &y, const Tensor *plus = nullptr);
 Tensor fused_relu(const Tensor &X, Tensor y);
 bool share_grad(const Tensor &X, const Tensor &y); // dX = dy: share its memory, if possible
 void parameters_change();                          // sgd says so
-void products(double count); // for a profile: how many the next kernel computes
-void touch(long n);          // and the numbers that it reads or writes
+void flop(double count); // for a profile: the floating-point operations of the next kernel
+void touch(long n);      // and the numbers that it reads or writes
 void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
 
@@ -1468,7 +1468,7 @@ struct ConvShape {
     int N, C, H, W, O, K, stride, padding, OH, OW;
     int W_stride_k, W_stride_o;
     bool tiled = false; // in registers, not through shared memory
-    double products() const { return (double)N * O * OH * OW * C * K * K; } // of each sum below
+    double flop() const { return 2.0 * N * O * OH * OW * C * K * K; } // of each sum below
 };
 __device__ inline float pixel(const float *X, const ConvShape &s, int n, int c, int h, int w) {
     const bool inside = h >= 0 && h < s.H && w >= 0 && w < s.W; // else it is padding
@@ -1535,20 +1535,20 @@ __global__ void conv2d_plain_backward_weights_kernel(Target dW, Target db, const
 static void plain_forward(const Target &y, const Tensor &X, const Tensor &W, const Tensor &b,
                           const ConvShape &s) {
     const int n = s.N * s.O * s.OH * s.OW;
-    products(s.products());
+    flop(s.flop());
     CHECK_LAUNCH(conv2d_plain_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.data, X.ptr(),
                                                                               W.ptr(), b.ptr(), s));
 }
 static void plain_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
                                  const ConvShape &s) {
-    products(s.products());
+    flop(s.flop());
     CHECK_LAUNCH(conv2d_plain_backward_input_kernel<<<blocks(size(X)), threads, 0, on(X.device)>>>(
         grad_of(X), y.grad->ptr(), W.ptr(), s));
 }
 static void plain_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
                                    const Tensor &y, const ConvShape &s) {
     const int n = size(W) + size(b);
-    products(s.products());
+    flop(s.flop());
     CHECK_LAUNCH(conv2d_plain_backward_weights_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
         grad_of(W), grad_of(b), y.grad->ptr(), X.ptr(), s));
 }
@@ -1574,20 +1574,27 @@ struct Divisor {
     }
 };
 
-// A Map tells where an index of rows or terms, such as (n,i,j), leads to: the offset in memory and
-// the position (h,w) in an image. With row_first the order is (i,n,j): all windows of a tile then
-// leave the image at the same taps, and the block skips those terms.
+// A Map tells where an index of rows, columns or terms, such as (n,i,j), leads to: the offset in
+// memory and the position (h,w) in an image. With row_first the order is (i,n,j): all windows of a
+// tile then leave the image at the same taps. Terms in this order begin and end with the taps of an
+// image's first and last rows, which a tile can skip.
 struct Point {
     int offset, h, w;
 };
+struct Axis {     // of an index:
+    int count;    // how many values it has,
+    int by;       // how far neighbours lie apart in memory,
+    int step = 0; // and in rows or columns of the image
+};
+constexpr Axis none = {1, 0};
 struct Map {
     Divisor P, Q; // i = (x*P + y)*Q + z
     int by_x, by_y, by_z, offset, h_by_x, h_by_y, h, w_by_z, w;
-    Map(bool row_first, int images, int rows, int columns, int by_image, int by_row, int by_column,
-        int offset = 0, int by_h = 0, int h = 0, int by_w = 0, int w = 0)
-        : P(row_first ? images : rows), Q(columns), by_x(row_first ? by_row : by_image),
-          by_y(row_first ? by_image : by_row), by_z(by_column), offset(offset),
-          h_by_x(row_first ? by_h : 0), h_by_y(row_first ? 0 : by_h), h(h), w_by_z(by_w), w(w) {}
+    Map(bool row_first, Axis image, Axis row, Axis column, int offset = 0, int h = 0, int w = 0)
+        : P(row_first ? image.count : row.count), Q(column.count),
+          by_x(row_first ? row.by : image.by), by_y(row_first ? image.by : row.by), by_z(column.by),
+          offset(offset), h_by_x(row_first ? row.step : 0), h_by_y(row_first ? 0 : row.step), h(h),
+          w_by_z(column.step), w(w) {}
     __device__ Point operator()(int i) const {
         const int xy = Q(i), z = i - xy * Q.d, x = P(xy), y = xy - x * P.d;
         return {x * by_x + y * by_y + z * by_z + offset, x * h_by_x + y * h_by_y + h,
@@ -1601,27 +1608,30 @@ struct Map {
                 p.w + right * (w_by_z / 2)};
     }
 };
+static Map spaced(int n, int stride) { return {false, none, none, {n, stride}}; } // i to i*stride
 enum Pooling { // what of the tutorial's pooling is fused with a product
     no_pooling,
     pool_C,  // C's rows are (n,i/2,j/2,i%2,j%2): four neighbours form a window, see Target::pooled
     unpool_B // B is a Pooled dX, its pointer and maps are dy's
 };
+struct Factors {
+    const float *A, *B, *B_mask; // B_mask: with unpool_B, else null
+};
 // An element of A lies at the sum of two Points, its row's and its term's. One is the corner of a
 // window, the other a tap (u,v) of it. Outside of the image A is 0.
 constexpr int most_taps = 15; // the largest K: more taps do not fit a mask
-struct Product {
+struct alignas(8) Product {   // aligned: a GPU loads two of its numbers at once
     int M, N, K;
     Map A_row, A_term;
     int H, W; // of A's images
     Map B_term, B_column;
     Map C_row;
     int C_column;
-    int taps; // the number of terms that share a tap's u, if the block may skip them; else 0
+    int taps; // the number of terms that share a tap's u, if a tile may skip them; else 0
     // 1: a weight gradient. Its rows are taps, its terms windows; and C gets one more row, the sums
     // of B's columns, as if A had a row of ones
     int weights;
-    const float *B_mask = nullptr;                // with unpool_B
-    Map C_pooled_row = {false, 1, 1, 1, 0, 0, 0}; // with pool_C
+    Map C_pooled_row = spaced(1, 0); // with pool_C
     __host__ __device__ int rows() const { return M + weights; }
     // A tap's mask has bit u and bit 16+v, a window's mask those of all u and v that lie outside of
     // the image. A common bit says that A is 0 there; ~0 has one with every mask.
@@ -1632,10 +1642,18 @@ struct Product {
     __device__ static unsigned outside(int h, int H) { return ~ones(H - h) | ones(-h); }
     __device__ static unsigned ones(int n) { return (1u << min(max(n, 0), most_taps)) - 1; }
 };
-// Where C goes. `sums` (its additional row) and `bias` have one number per column.
+// Where C goes. `sums` (its additional row, sums_by apart) and `bias` have one number per column.
 struct ProductOut {
     Target C, sums;
     const float *bias;
+    int sums_by = 1;
+    long slices_by = 0; // how far apart slices lie
+    __device__ ProductOut of_slice(int slice) const {
+        ProductOut out = *this;
+        out.C.data += slice * slices_by;
+        out.sums.data += slice * slices_by;
+        return out;
+    }
     // Store the sums of row m in the columns n that exist. The same as Target::store, but all loads
     // are issued before the first of them is used.
     template <int G>
@@ -1648,13 +1666,13 @@ struct ProductOut {
         UNROLL_GPU
         for (int g = 0; g < G; g++) {
             const int column = min(n[g], s.N - 1);
-            at[g] = m < s.M ? offset + column * s.C_column : column;
+            at[g] = m < s.M ? offset + column * s.C_column : column * sums_by;
         }
         if (to.mask) {
             UNROLL_GPU
             for (int g = 0; g < G; g++) sum[g] = to.mask[at[g]] > 0 ? sum[g] : 0;
         }
-        if (to.plus) { // past the last column: that one again, unless ThreadSanitizer looks on
+        if (to.plus) { // past the last column that one is read, for nothing: on a CPU it is a race
             UNROLL_GPU
             for (int g = 0; g < G; g++)
                 if (!on_cpu || n[g] < s.N) sum[g] += to.plus[at[g]];
@@ -1668,22 +1686,22 @@ struct ProductOut {
 struct Range {
     int begin, end;
 };
-// The terms of rows whose windows begin between `top` and `bottom`: all, or without the taps u for
-// which all of them lie outside of the image.
+// The terms of rows whose windows begin between `top` and `bottom`: all, or only those of the taps u
+// at which some window meets the image.
 __device__ inline Range terms_inside(const Product &s, int top, int bottom) {
     if (!s.taps) return {0, s.K};
     const int begin = max(0, -bottom) * s.taps;
     return {begin, max(begin, min(s.K, (s.H - top) * s.taps))};
 }
-// This block's slice of them, a multiple of `step` terms.
+// This block's slice of a range, a multiple of `step` terms.
 __device__ inline Range slice_of(Range all, int step) {
     const int steps = (all.end - all.begin + step - 1) / step, slice = blockIdx.z;
     const int slices = gridDim.z;
     return {all.begin + int((long long)steps * slice / slices) * step,
             min(all.end, all.begin + int((long long)steps * (slice + 1) / slices) * step)};
 }
-// C is the sum of its slices, partial[slice][n][m], in a fixed order. An element of C has
-// blockDim.y threads, of which each adds every blockDim.y-th slice.
+// C is the sum of its slices, partial[slice][n][m], in a fixed order. blockDim.y threads add one
+// element of C, each every blockDim.y-th slice.
 __global__ void product_sum_kernel(ProductOut out, const float *partial, int slices, Divisor rows,
                                    Product s) {
     __shared__ float sums[threads];
@@ -1710,14 +1728,27 @@ static void product_sum(const ProductOut &out, const float *partial, int slices,
     const int n = s.rows() * s.N, parts = slices < 64 ? 1 : 16;
     const dim3 block(threads / parts, parts);
     CHECK_LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, on(device)>>>(
-        out, partial, slices, s.rows(), s));
+        out, partial, slices, Divisor(s.rows()), s));
+}
+// compute(out, s) launches the kernel that computes C or, if there are several slices, these.
+template <class Compute>
+static void in_slices(int slices, const ProductOut &out, const Product &s, Device device,
+                      Compute compute) {
+    if (slices == 1) return compute(out, s);
+    const Tensor partial = empty({slices, s.N, s.rows()}, device);
+    float *const C = partial.ptr();
+    Product slice = s;
+    slice.C_row = spaced(s.M, 1);
+    slice.C_column = s.rows();
+    compute({{C}, {C + s.M}, nullptr, s.rows(), s.rows() * s.N}, slice);
+    product_sum(out, C, slices, s, device);
 }
 
 // --- convolution and dense layers, tiled in registers (KERNELS=tiled)
 // A plain thread loads two numbers for each product. Here a thread keeps tile_m x tile_n sums in
-// registers, and loads tile_m + tile_n numbers for tile_m * tile_n products: of A where they lie,
-// of B from a packed copy, in which the tile_n are neighbours. A's images have zeros around them,
-// so that no load asks whether it is inside.
+// registers, and loads tile_m + tile_n numbers for tile_m * tile_n products. It reads A in place,
+// at offsets from a table, and B from a packed copy in which a term's tile_n numbers are neighbours.
+// A's images have zeros around them, so that no load asks whether it is inside.
 
 // out (P,H+2*above,W+2*beside) = in (P,H,W) with zeros around it. One warp per row of out.
 __global__ void pad_kernel(float *out, const float *in, int P, int H, int W, int above,
@@ -1755,10 +1786,10 @@ static Images pad(const Tensor &X, int H, int W, int above, int beside) {
 }
 
 // packed[tile][k][q] = B's term k of column tile*tile_n + q (past the last one, that one again);
-// terms[k] = the offset of term k in A
+// A_offsets[k] = the offset of term k in A
 // One thread per `lanes` columns of pack_rows terms.
 constexpr int pack_rows = warp_size > 1 ? 1 : 16;
-__global__ void pack_kernel(float *packed, int *terms, const float *B, Product s) {
+__global__ void pack_kernel(float *packed, int *A_offsets, const float *B, Product s) {
     const int begin = (blockIdx.x * blockDim.y + threadIdx.y) * pack_rows;
     const int q0 = threadIdx.x * lanes, n0 = blockIdx.y * tile_n + q0;
     int column[lanes];
@@ -1767,40 +1798,73 @@ __global__ void pack_kernel(float *packed, int *terms, const float *B, Product s
         const float *from = B + s.B_term(k).offset;
         float *to = packed + (blockIdx.y * s.K + k) * tile_n + q0;
         for (int q = 0; q < lanes; q++) to[q] = from[column[q]];
-        if (n0 == 0) terms[k] = s.A_term(k).offset;
+        if (n0 == 0) A_offsets[k] = s.A_term(k).offset;
     }
 }
 
-// A thread computes tile_m rows of C, one warp's width apart, in tile_n columns; or a slice of their
-// terms. With s.weights the first warp adds up B's columns, too.
+// Store a thread's sums, plus the bias: `first` is its first row, n0 its first column.
+__device__ __forceinline__ void tiled_store(const float (&sum)[tile_m][tile_n], int first, int n0,
+                                            const ProductOut &out, const Product &s) {
+    const int columns = min(tile_n, s.N - n0);
+    float result[tile_m][tile_n]; // a copy: an array that variables index may lie in memory
+    UNROLL
+    for (int m = 0; m < tile_m; m++) {
+        UNROLL
+        for (int q = 0; q < tile_n; q += wide) (Wide &)result[m][q] = (const Wide &)sum[m][q];
+    }
+    UNROLL
+    for (int q = 0; q < tile_n; q++) {
+        const float bias = out.bias && q < columns ? out.bias[n0 + q] : 0;
+        UNROLL
+        for (int m = 0; m < tile_m; m++) result[m][q] += bias;
+    }
+    int at[tile_m]; // where column n0 of each row goes; it grows with the row
+    UNROLL
+    for (int m = 0; m < tile_m; m++)
+        at[m] = n0 * s.C_column + s.C_row(min(first + m * warp_size, s.M - 1)).offset;
+    const bool full = first + (tile_m - 1) * warp_size < s.M;
+    if (on_cpu && full && at[tile_m - 1] - at[0] == tile_m - 1) { // neighbours in memory
+        for (int q = 0; q < columns; q++) UNROLL_LANES
+        for (int m = 0; m < tile_m; m++) out.C.store(at[0] + q * s.C_column + m, result[m][q]);
+        return;
+    }
+    UNROLL_GPU
+    for (int q = 0; q < tile_n; q++) {
+        if (q >= columns) break;
+        UNROLL
+        for (int m = 0; m < tile_m; m++)
+            if (first + m * warp_size < s.M) out.C.store(at[m] + q * s.C_column, result[m][q]);
+    }
+}
+// One warp: the sums of B's columns from n0 on.
+__device__ __forceinline__ void sum_columns(const float *b, int n0, const ProductOut &out,
+                                            const Product &s) {
+    const Range range = slice_of({0, s.K}, 1);
+    const int lane = threadIdx.x % warp_size;
+    float sum[tile_n] = {};
+    for (int k = range.begin + lane; k < range.end; k += warp_size) {
+        UNROLL
+        for (int q = 0; q < tile_n; q += wide) (Wide &)sum[q] += (const Wide &)b[k * tile_n + q];
+    }
+    UNROLL_GPU
+    for (int q = 0; q < tile_n; q++) {
+        const float total = warp_reduce_sum(sum[q]);
+        if (lane == 0 && n0 + q < s.N && out.sums.data)
+            out.sums.store((n0 + q) * out.sums_by, total);
+    }
+}
+// Each thread computes tile_m rows of C, one warp's width apart, of tile_n columns. With s.weights
+// the first warp adds up B's columns, too.
 __global__ void __launch_bounds__(64)
-    tiled_kernel(ProductOut out, float *partial, const float *A, const int *terms,
-                 const float *packed, Product s) {
+    tiled_kernel(ProductOut all, const float *A, const int *A_offsets, const float *packed,
+                 Product s) {
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, n0 = blockIdx.y * tile_n;
     const int first = thread / warp_size * warp_size * tile_m + thread % warp_size;
-    const bool whole = gridDim.z == 1; // not a slice
-    const int rows = s.rows(), columns = min(tile_n, s.N - n0);
-    const int by_column = whole ? s.C_column : rows; // where the results go
-    const Target slice = {partial + blockIdx.z * s.N * rows}, C = whole ? out.C : slice;
-    const float *const b = packed + blockIdx.y * s.K * tile_n;
-    if (s.weights && thread < warp_size) {
-        const Target to = whole ? out.sums : slice.from(s.M);
-        const Range range = slice_of({0, s.K}, 1);
-        float sum[tile_n] = {};
-        for (int k = range.begin + thread; k < range.end; k += warp_size) {
-            UNROLL
-            for (int q = 0; q < tile_n; q += wide)
-                (Wide &)sum[q] += (const Wide &)b[k * tile_n + q];
-        }
-        UNROLL_GPU
-        for (int q = 0; q < tile_n; q++) {
-            const float total = warp_reduce_sum(sum[q]);
-            if (thread == 0 && q < columns && to.data)
-                to.store((n0 + q) * (whole ? 1 : rows), total);
-        }
-    }
-    if (first >= s.M || !C.data) return;
-    int offset[tile_m], top = s.H, bottom = -s.H; // where the rows begin in A
+    const ProductOut out = all.of_slice(blockIdx.z);
+    const float *b = packed + blockIdx.y * s.K * tile_n;
+    if (s.weights && thread < warp_size) sum_columns(b, n0, out, s);
+    if (first >= s.M || !out.C.data) return;
+    int offset[tile_m], top = INT_MAX, bottom = -INT_MAX; // where the rows begin in A
     UNROLL
     for (int m = 0; m < tile_m; m++) {
         const Point p = s.A_row(min(first + m * warp_size, s.M - 1));
@@ -1810,69 +1874,38 @@ __global__ void __launch_bounds__(64)
     }
     const Range range = slice_of(terms_inside(s, top, bottom), 1);
     float sum[tile_m][tile_n] = {};
-    const float *w = b + range.begin * tile_n;
-    for (int k = range.begin; k < range.end; k++, w += tile_n) {
-        const float *x = A + terms[k];
+    b += range.begin * tile_n;
+    for (int k = range.begin; k < range.end; k++, b += tile_n) {
+        const float *a = A + A_offsets[k];
         UNROLL
         for (int m = 0; m < tile_m; m++) {
-            const float xm = x[offset[m]];
+            const float am = a[offset[m]];
             UNROLL
-            for (int q = 0; q < tile_n; q += wide) (Wide &)sum[m][q] += xm * (const Wide &)w[q];
+            for (int q = 0; q < tile_n; q += wide) (Wide &)sum[m][q] += am * (const Wide &)b[q];
         }
     }
-    float result[tile_m][tile_n]; // a copy: an array that variables index may lie in memory
-    UNROLL
-    for (int m = 0; m < tile_m; m++) {
-        UNROLL
-        for (int q = 0; q < tile_n; q += wide) (Wide &)result[m][q] = (const Wide &)sum[m][q];
-    }
-    UNROLL
-    for (int q = 0; q < tile_n; q++) {
-        const float bias = whole && out.bias && q < columns ? out.bias[n0 + q] : 0;
-        UNROLL
-        for (int m = 0; m < tile_m; m++) result[m][q] += bias;
-    }
-    int at[tile_m]; // where column n0 of each row goes
-    UNROLL
-    for (int m = 0; m < tile_m; m++) {
-        const int row = min(first + m * warp_size, s.M - 1);
-        at[m] = n0 * by_column + (whole ? s.C_row(row).offset : row);
-    }
-    const bool full = first + (tile_m - 1) * warp_size < s.M;
-    if (on_cpu && full && at[tile_m - 1] - at[0] == tile_m - 1) { // neighbours in memory
-        for (int q = 0; q < columns; q++) UNROLL_LANES
-        for (int m = 0; m < tile_m; m++) C.store(at[0] + q * by_column + m, result[m][q]);
-        return;
-    }
-    UNROLL_GPU
-    for (int q = 0; q < tile_n; q++) {
-        if (q >= columns) break;
-        UNROLL
-        for (int m = 0; m < tile_m; m++)
-            if (first + m * warp_size < s.M) C.store(at[m] + q * by_column, result[m][q]);
-    }
+    tiled_store(sum, first, n0, out, s);
 }
-static void tiled_product(double count, const ProductOut &out, const Images &A, const Tensor &B,
-                          const Product &s) {
+static void tiled_product(double operations, const ProductOut &out, const Images &A,
+                          const Tensor &B, const Product &s) {
     const Device device = B.device;
     const int tiles = blocks(s.N, tile_n), width = blocks(s.M, warp_size * tile_m) * warp_size;
-    const Tensor packed = empty({tiles, s.K, tile_n}, device), terms = empty({s.K}, device);
-    const dim3 pack_block(tile_n / lanes, 16);
-    const dim3 pack_grid(blocks(s.K, pack_block.y * pack_rows), tiles);
-    int *const offsets = (int *)terms.ptr();
-    CHECK_LAUNCH(
-        pack_kernel<<<pack_grid, pack_block, 0, on(device)>>>(packed.ptr(), offsets, B.ptr(), s));
+    const Tensor packed = empty({tiles, s.K, tile_n}, device), table = empty({s.K}, device);
+    int *const A_offsets = (int *)table.ptr();
+    const dim3 pack(tile_n / lanes, 16), pack_grid(blocks(s.K, pack.y * pack_rows), tiles);
+    if (s.K > 0)
+        CHECK_LAUNCH(
+            pack_kernel<<<pack_grid, pack, 0, on(device)>>>(packed.ptr(), A_offsets, B.ptr(), s));
     // Only as many slices as fill the device with threads: each is written, read and added.
-    const int block = warp_size > 1 ? 64 : 8, enough = warp_size > 1 ? 1 << 15
-                                                       : s.weights   ? 1 << 8
-                                                                     : 1;
+    const int block = warp_size > 1 ? 64 : 8;
+    const int enough = warp_size > 1 ? 1 << 15 : s.weights ? 1 << 8 : 1;
     const int slices = max(1, min(s.K / 64, blocks(enough, width * tiles)));
-    const Tensor partial = empty({slices > 1 ? slices * s.rows() * s.N : 0}, device);
-    const dim3 grid(blocks(width, block), tiles, slices);
-    products(count);
-    CHECK_LAUNCH(tiled_kernel<<<grid, block, 0, on(device)>>>(out, partial.ptr(), A.ptr(), offsets,
-                                                              packed.ptr(), s));
-    if (slices > 1) product_sum(out, partial.ptr(), slices, s, device);
+    const float *const a = A.ptr(), *const b = packed.ptr();
+    in_slices(slices, out, s, device, [&](const ProductOut &out, const Product &s) {
+        const dim3 grid(blocks(width, block), tiles, slices);
+        flop(operations);
+        CHECK_LAUNCH(tiled_kernel<<<grid, block, 0, on(device)>>>(out, a, A_offsets, b, s));
+    });
 }
 
 // A shallow convolution, of few channels C such as LeNet's conv1, has so few products that to pack
@@ -1916,12 +1949,12 @@ __global__ void shallow_kernel(Target y, const float *X, const float *W, const f
 
 static void shallow_forward(const Target &y, const Images &X, const Tensor &W, const Tensor &b,
                             const ConvShape &s) {
-    products(s.products());
+    flop(s.flop());
     CHECK_LAUNCH(shallow_kernel<<<blocks(s.N * s.O, 16), 16, 0, on(W.device)>>>(
         y, X.memory.ptr(), W.ptr(), b.ptr(), with_zeros(s)));
 }
-// The same sums for a shallow convolution, from dy (N,O,OH,OW) itself. One thread per slice and
-// (o,c); its sum[k][q] are of every `wide`th pixel of a row.
+// partial[slice][o][k] = the sums over the slice's images for dW (k < 9*C) and db (k = 9*C), from dy
+// (N,O,OH,OW) itself. One thread per slice and (o,c); its sum[k][q] are of every `wide`th pixel.
 __global__ void shallow_weight_grad_kernel(float *partial, const float *X, const float *dy,
                                            ConvShape s) {
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, o = thread / s.C, c = thread % s.C;
@@ -1958,10 +1991,11 @@ static void shallow_backward_weights(const ProductOut &out, const Images &X, con
     const int slices = min(s.N, min(32, blocks(1 << 9, s.O * s.C)));
     const Tensor partial = empty({slices, p.N, p.rows()}, dy.device);
     const dim3 grid(blocks(s.O * s.C, 8), 1, slices);
-    products(s.products());
+    const float *const g = dy.ptr();
+    flop(s.flop());
     if (slices > 0)
         CHECK_LAUNCH(shallow_weight_grad_kernel<<<grid, 8, 0, on(dy.device)>>>(
-            partial.ptr(), X.memory.ptr(), dy.ptr(), with_zeros(s)));
+            partial.ptr(), X.memory.ptr(), g, with_zeros(s)));
     product_sum(out, partial.ptr(), slices, p, dy.device);
 }
 
@@ -2102,19 +2136,18 @@ __device__ __forceinline__ void store_windows(int q, const float *staged, const 
             out.C.pooled[s.C_pooled_row(window).offset + n * (s.C_column / 4)] = sum / 4;
     }
 }
-// Store the sums in C or, if there are several slices, in partial[slice][n][m]. They pass through
-// shared memory, `staged`, a few columns at a time, so that a warp stores neighbours.
+// Store the sums. They pass through shared memory, `staged`, a few columns at a time, so that a warp
+// stores neighbours.
 template <Pooling pooling, class Tile>
 __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, const ProductOut &out,
-                                           float *partial, const Product &s) {
+                                           const Product &s) {
     constexpr int TM = Tile::TM;
     constexpr int sweeps = TM > Tile::threads ? TM / Tile::threads : 1;  // over the rows
     constexpr int at_once = Tile::threads > TM ? Tile::threads / TM : 1; // columns
     constexpr int own_columns = Tile::slots / at_once;                   // of this thread
     const int m0 = blockIdx.x * TM, n0 = blockIdx.y * Tile::TN;
-    const int slice = blockIdx.z, slices = gridDim.z;
     float bias[Tile::columns] = {};
-    if (out.bias && slices == 1) {
+    if (out.bias) {
         UNROLL_GPU
         for (int q = 0; q < Tile::columns; q++)
             bias[q] = out.bias[min(n0 + Tile::column(q, tile.slot()), s.N - 1)];
@@ -2143,12 +2176,7 @@ __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, cons
                 n[g] = n0 + Tile::column(q, slot);
                 sum[g] = staged[slot * (TM + 8) + r];
             }
-            if (slices == 1) out.store(s, m, offset[i], n, sum);
-            else {
-                UNROLL_GPU
-                for (int g = 0; g < own_columns; g++)
-                    if (n[g] < s.N) partial[(slice * s.N + n[g]) * s.rows() + m] = sum[g];
-            }
+            out.store(s, m, offset[i], n, sum);
         }
         if (pooling == pool_C) store_windows<Tile>(q, staged, out, s);
         __syncthreads();
@@ -2178,7 +2206,7 @@ template <class Tile, bool by_terms, bool by_columns, Pooling pooling> struct Lo
     const int warp = threadIdx.x / 32, m0 = blockIdx.x * Tile::TM, n0 = blockIdx.y * TN;
     const int A_term = by_terms ? threadIdx.x % TK : warp % parts * own;
     const int A_first = by_terms ? threadIdx.x / TK : warp / parts * 32 * rows + threadIdx.x % 32;
-    const float *const A, *const B;
+    const Factors from;
     const Product &s;
     const Range range;
     Places<Tile, pooling> &places;
@@ -2186,9 +2214,9 @@ template <class Tile, bool by_terms, bool by_columns, Pooling pooling> struct Lo
     int column[B_own];
     float a[rows][own], b[B_own];
 
-    __device__ __forceinline__ Loader(const float *A, const float *B, const Product &s, Range range,
+    __device__ __forceinline__ Loader(const Factors &from, const Product &s, Range range,
                                       Places<Tile, pooling> &places)
-        : A(A), B(B), s(s), range(range), places(places) {
+        : from(from), s(s), range(range), places(places) {
         for (int r = threadIdx.x; r < Tile::TM; r += Tile::threads) {
             const int m = min(m0 + r, s.M - 1);
             const Point p = pooling == pool_C ? s.A_row.in_window(m) : s.A_row(m);
@@ -2229,19 +2257,19 @@ template <class Tile, bool by_terms, bool by_columns, Pooling pooling> struct Lo
             UNROLL_GPU
             for (int r = 0; r < rows; r++) {
                 const bool inside = !(row[r].mask & term.mask);
-                const unsigned from = inside ? row[r].offset + term.offset : 0; // no branch
-                const float x = A[from];
+                const unsigned place = inside ? row[r].offset + term.offset : 0; // no branch
+                const float x = from.A[place];
                 a[r][i] = inside ? x : m0 + A_first + A_step * r == s.M;
             }
         }
         UNROLL_GPU
         for (int q = 0; q < B_own; q++) {
             const int offset = places.B[at + B_term(q)];
-            const unsigned from = max(0, offset) + column[q];
-            const float x = B[from];
+            const unsigned place = max(0, offset) + column[q];
+            const float x = from.B[place];
             b[q] = offset < 0 ? 0 : x;
             if (pooling == unpool_B) // a column of the mask is four times as long
-                b[q] = s.B_mask[places.mask[at + B_term(q)] + 4 * column[q]] > 0 ? b[q] / 4 : 0;
+                b[q] = from.B_mask[places.mask[at + B_term(q)] + 4 * column[q]] > 0 ? b[q] / 4 : 0;
         }
     }
     __device__ __forceinline__ void store(typename Tile::Terms &terms) const {
@@ -2256,7 +2284,7 @@ template <class Tile, bool by_terms, bool by_columns, Pooling pooling> struct Lo
 // A block computes one tile of C, or a slice of its terms (split-K).
 template <class Tile, bool by_terms, bool by_columns, Pooling pooling>
 __global__ void __launch_bounds__(Tile::threads)
-    product_kernel(ProductOut out, float *partial, const float *A, const float *B, Product s) {
+    product_kernel(ProductOut out, Factors from, Product s) {
     constexpr int TK = Tile::TK, found = Places<Tile, pooling>::found;
     __shared__ typename Tile::Terms terms[2];
     __shared__ Places<Tile, pooling> places;
@@ -2264,7 +2292,7 @@ __global__ void __launch_bounds__(Tile::threads)
     const Range range =
         slice_of(terms_inside(s, s.A_row(m0).h, s.A_row(last).h), TK); // row_first: h never falls
     const int begin = range.begin, end = range.end;
-    Loader<Tile, by_terms, by_columns, pooling> loader(A, B, s, range, places);
+    Loader<Tile, by_terms, by_columns, pooling> loader(from, s, range, places);
     Tile tile;
     if (begin < end) {
         loader.load(begin);
@@ -2278,7 +2306,7 @@ __global__ void __launch_bounds__(Tile::threads)
         if (first > begin && (first - begin) % found == 0) loader.find_terms(first + found);
         __syncthreads();
     }
-    store_tile<pooling>(tile, (float *)terms, out, partial, s);
+    store_tile<pooling>(tile, (float *)terms, out.of_slice(blockIdx.z), s);
 }
 int multiprocessors(Device device); // of its GPU (section 11)
 
@@ -2298,14 +2326,14 @@ static int product_slices(int tiles, int terms, int threads, int multiprocessors
     return slices;
 }
 template <class Tile, bool by_terms, bool by_columns, Pooling pooling>
-static void product_tiles(const ProductOut &out, const float *A, const float *B, const Product &s,
+static void product_tiles(const ProductOut &out, const Factors &from, const Product &s,
                           Device device) {
     dim3 grid(blocks(s.rows(), Tile::TM), blocks(s.N, Tile::TN));
     grid.z = product_slices(grid.x * grid.y, s.K, Tile::threads, multiprocessors(device));
-    const Tensor partial = empty({grid.z > 1 ? (int)grid.z * s.rows() * s.N : 0}, device);
-    CHECK_LAUNCH(product_kernel<Tile, by_terms, by_columns, pooling>
-                 <<<grid, Tile::threads, 0, on(device)>>>(out, partial.ptr(), A, B, s));
-    if (grid.z > 1) product_sum(out, partial.ptr(), grid.z, s, device);
+    in_slices(grid.z, out, s, device, [&](const ProductOut &out, const Product &s) {
+        CHECK_LAUNCH(product_kernel<Tile, by_terms, by_columns, pooling>
+                     <<<grid, Tile::threads, 0, on(device)>>>(out, from, s));
+    });
 }
 // Tiles by the number of C's columns, small ones if large ones would not fill a GPU. They were
 // chosen by counts of instructions and of lines of L1 and shared memory. A CPU compiles only one
@@ -2343,14 +2371,14 @@ typedef One<Tf32Tile<32, 32, 16, 32, 16>> Tf32;
 // dense layer's are not: there each window is a sample, and neighbouring rows are neighbours.)
 // by_columns if neighbouring columns are neighbours in B, as a dense layer's are.
 template <class In>
-static void product_in(const ProductOut &out, const float *A, const float *B, const Product &s,
+static void product_in(const ProductOut &out, const Factors &from, const Product &s,
                        Device device) {
     const int large = blocks(s.rows(), 128) * blocks(s.N, 64) * max(1, blocks(s.K, 128));
-    auto run = [&](auto launch) { launch(out, A, B, s, device); };
+    auto run = [&](auto launch) { launch(out, from, s, device); };
     const bool dense = s.H * s.W == 1, small = s.rows() <= 32 || large < multiprocessors(device);
     const bool fits52 = blocks(s.N, 52) * 52 < blocks(s.N, 64) * 64; // fewer columns stay empty
     const bool by_columns = s.B_column.by_z == 1;
-    if (s.B_mask) run(tiles<typename In::Small20, true, false, unpool_B>);
+    if (from.B_mask) run(tiles<typename In::Small20, true, false, unpool_B>);
     else if (out.C.pooled) run(tiles<typename In::Columns20, false, false, pool_C>);
     else if (small && s.N <= 20) run(tiles<typename In::Small20, true>);
     else if (small && s.weights && dense) run(tiles<typename In::Small, false, true>);
@@ -2366,35 +2394,33 @@ static void product_in(const ProductOut &out, const float *A, const float *B, co
     else if (s.weights) run(tiles<typename In::Columns128, true>);
     else run(tiles<typename In::Columns128, false>);
 }
-// count: of the products that are needed, for a profile
-static void product(bool tiled, double count, const ProductOut &out, const Images &A,
-                    const Tensor &B, const Product &s) {
-    if (s.rows() == 0 || s.N == 0) return;
-    if (tiled) return tiled_product(count, out, A, B, s);
-    products(count);
+static void product(bool tiled, double operations, const ProductOut &out, const Images &A,
+                    const Tensor &B, const Product &s, const float *B_mask = nullptr) {
+    if (s.rows() == 0) return;
+    if (tiled) return tiled_product(operations, out, A, B, s);
+    const Factors factors = {A.ptr(), B.ptr(), B_mask};
+    flop(operations);
     const auto product_in = options.precision == "tf32" ? ::product_in<Tf32> : ::product_in<Fp32>;
-    product_in(out, A.ptr(), B.ptr(), s, B.device);
+    product_in(out, factors, s, B.device);
 }
 
 // --- convolution and dense layers: the three products
 // Maps. windows: from (n,i,j) to the corner of a window in X; taps: from (c,u,v) to a tap's
-// distance from that corner; pixels: from (n,i,j) to y; weights: from (c,u,v) to W; spaced: from i
-// to i*stride
+// distance from that corner; pixels: from (n,i,j) to y; weights: from (c,u,v) to W
 static Map windows(const ConvShape &s, const Images &X, bool row_first) {
-    const int S = s.stride, P = s.padding, row = X.pitch;
-    return {row_first, s.N, s.OH, s.OW, s.C * X.plane, S * row, S, -P * row - P, S, -P, S, -P};
+    const int S = s.stride, P = s.padding, corner = -P * (X.pitch + 1);
+    return {row_first, {s.N, s.C * X.plane}, {s.OH, S * X.pitch, S}, {s.OW, S, S}, corner, -P, -P};
 }
 static Map taps(const ConvShape &s, const Images &X, bool row_first) {
-    return {row_first, s.C, s.K, s.K, X.plane, X.pitch, 1, 0, 1, 0, 1, 0};
+    return {row_first, {s.C, X.plane}, {s.K, X.pitch, 1}, {s.K, 1, 1}};
 }
 static Map pixels(const ConvShape &s, bool row_first) {
-    return {row_first, s.N, s.OH, s.OW, s.O * s.OH * s.OW, s.OW, 1};
+    return {row_first, {s.N, s.O * s.OH * s.OW}, {s.OH, s.OW}, {s.OW, 1}};
 }
 static Map weights(const ConvShape &s, bool row_first) {
-    const int sk = s.W_stride_k;
-    return {row_first, s.C, s.K, s.K, s.K * s.K * sk, s.K * sk, sk};
+    const int K = s.K, sk = s.W_stride_k;
+    return {row_first, {s.C, K * K * sk}, {K, K * sk}, {K, sk}};
 }
-static Map spaced(int n, int stride) { return {false, 1, 1, n, 0, 0, stride}; }
 // Skipping terms pays if windows leave the image, but not on tensor cores, which are fast enough.
 static bool skips(bool leave) { return leave && options.precision == "fp32"; }
 
@@ -2406,13 +2432,14 @@ static void product_forward(const Target &y, const Tensor &X, const Tensor &W, c
     const bool skip = skips(s.padding > 0), row_first = skip && !s.tiled;
     ConvShape half = s; // a pixel for each window of a pooling
     half.OH /= 2, half.OW /= 2, half.stride *= 2;
-    const Map by_window = {false, s.N, half.OH, half.OW, s.O * out, 2 * s.OW, 2};
-    product(s.tiled, s.products(), {y, {}, b.ptr()}, x, W,
-            {s.N * out, s.O, s.C * s.K * s.K,
-             y.pooled ? windows(half, x, false) : windows(s, x, row_first), taps(s, x, skip), s.H,
-             s.W, weights(s, skip), spaced(s.O, s.W_stride_o),
-             y.pooled ? by_window : pixels(s, row_first), out, skip ? s.C * s.K : 0, 0, nullptr,
-             pixels(half, false)});
+    const Map by_window = {false, {s.N, s.O * out}, {half.OH, 2 * s.OW}, {half.OW, 2}};
+    const Map A_row = y.pooled ? windows(half, x, false) : windows(s, x, row_first);
+    const Map C_row = y.pooled ? by_window : pixels(s, row_first);
+    const Map A_term = taps(s, x, skip), B_term = weights(s, skip);
+    const Map B_column = spaced(s.O, s.W_stride_o), C_pooled_row = pixels(half, false);
+    product(s.tiled, s.flop(), {y, {}, b.ptr()}, x, W,
+            {s.N * out, s.O, s.C * s.K * s.K, A_row, A_term, s.H, s.W, B_term, B_column, C_row, out,
+             skip ? s.C * s.K : 0, 0, C_pooled_row});
 }
 
 // dX is the correlation of dy, with zeros around it, and W, turned by 180 degrees, its C and O
@@ -2426,15 +2453,15 @@ struct Phase {          // of rows, or of columns
     int dy_begin;       // the row of dy that its first row and last_tap meet; may be negative
 };
 static Phase phase(int first, int size, const ConvShape &s) {
-    const int S = s.stride, tap = (first + s.padding) % S, taps = blocks(s.K - tap, S);
-    if (tap >= s.K) return {(size - first + S - 1) / S, 0, 0, 0};
-    return {(size - first + S - 1) / S, taps, tap + (taps - 1) * S,
+    const int S = s.stride, tap = (first + s.padding) % S;
+    const int taps = tap < s.K ? blocks(s.K - tap, S) : 0;
+    return {blocks(size - first, S), taps, tap + (taps - 1) * S,
             (first + s.padding) / S - (taps - 1)};
 }
 
 static void product_backward_wide_input(const Tensor &X, const Tensor &W, const Tensor &y,
                                         const ConvShape &s) {
-    const int S = s.stride, K = s.K, sk = s.W_stride_k, so = s.W_stride_o;
+    const int S = s.stride, K = s.K, sk = s.W_stride_k, so = s.W_stride_o, plane = s.H * s.W;
     const int zeros = s.tiled ? max(0, (K - 1 - s.padding + S - 1) / S) : 0;
     const Target dX = grad_of(X);
     const Images dy = pad(*y.grad, s.OH, s.OW, zeros, zeros);
@@ -2443,15 +2470,19 @@ static void product_backward_wide_input(const Tensor &X, const Tensor &W, const 
         for (int j = 0; j < min(S, s.W); j++) {
             const Phase h = phase(i, s.H, s), w = phase(j, s.W, s);
             const int top = h.dy_begin, left = w.dy_begin, last = h.last_tap * K + w.last_tap;
-            const int corner = top * dy.pitch + left, image = s.C * s.H * s.W;
-            const Map row = {row_first, s.N, h.count, w.count, s.O * dy.plane, dy.pitch, 1, corner,
-                             1,         top, 1,       left};
-            const Map term = {skip, s.O, h.taps, w.taps, dy.plane, dy.pitch, 1, 0, 1, 0, 1, 0};
-            const Map turned = {skip, s.O, h.taps, w.taps, so, -S * K * sk, -S * sk, last * sk};
-            const Map to = {row_first, s.N, h.count, w.count, image, S * s.W, S, i * s.W + j};
-            product(s.tiled, s.products() * h.taps * w.taps / (K * K), {dX, {}, nullptr}, dy, W,
-                    {s.N * h.count * w.count, s.C, s.O * h.taps * w.taps, row, term, s.OH, s.OW,
-                     turned, spaced(s.C, K * K * sk), to, s.H * s.W, skip ? s.O * w.taps : 0, 0});
+            const int corner = top * dy.pitch + left;
+            const Axis rows = {h.count, dy.pitch, 1}, columns = {w.count, 1, 1};
+            const Map A_row = {row_first, {s.N, s.O * dy.plane}, rows, columns, corner, top, left};
+            const Map A_term = {skip, {s.O, dy.plane}, {h.taps, dy.pitch, 1}, {w.taps, 1, 1}};
+            const Axis rows_of_W = {h.taps, -S * K * sk}, columns_of_W = {w.taps, -S * sk};
+            const Map B_term = {skip, {s.O, so}, rows_of_W, columns_of_W, last * sk};
+            const Map B_column = spaced(s.C, K * K * sk);
+            const Axis rows_of_dX = {h.count, S * s.W}, columns_of_dX = {w.count, S};
+            const Map C_row = {
+                row_first, {s.N, s.C * plane}, rows_of_dX, columns_of_dX, i * s.W + j};
+            product(s.tiled, s.flop() * h.taps * w.taps / (K * K), {dX, {}, nullptr}, dy, W,
+                    {s.N * h.count * w.count, s.C, s.O * h.taps * w.taps, A_row, A_term, s.OH, s.OW,
+                     B_term, B_column, C_row, plane, skip ? s.O * w.taps : 0, 0});
         }
 }
 
@@ -2494,50 +2525,43 @@ static void product_backward_narrow_input(const Tensor &X, const Tensor &W, cons
     const Target dX = grad_of(X);
     const Images dy = pad(*y.grad, s.OH, s.OW, s.tiled ? max(0, -top) : 0, 0);
     const bool row_first = !s.tiled;
-    const Map row = {row_first,      s.N, s.H, s.OW, s.O * dy.plane, dy.pitch, 1,
-                     top * dy.pitch, 1,   top};
-    const Map term = {true, s.O, K, 1, dy.plane, dy.pitch, 0, 0, 1};
-    const Map turned = {true, s.O, K, 1, so, -K * sk, 0, (K - 1) * K * sk};
-    const Map column = {false, 1, s.C, K, 0, K * K * sk, sk};
+    const Axis rows = {s.H, dy.pitch, 1};
+    const Map A_row = {row_first, {s.N, s.O * dy.plane}, rows, {s.OW, 1}, top * dy.pitch, top};
+    const Map A_term = {true, {s.O, dy.plane}, {K, dy.pitch, 1}, none};
+    const Map B_term = {true, {s.O, so}, {K, -K * sk}, none, (K - 1) * K * sk};
+    const Map B_column = {false, none, {s.C, K * K * sk}, {K, sk}}, C_row = spaced(M, 1);
     const Tensor part = empty({s.C * K, M}, X.device);
-    product(s.tiled, s.products(), {{part.ptr()}, {}, nullptr}, dy, W,
-            {M, s.C * K, s.O * K, row, term, s.OH, 1, turned, column, spaced(M, 1), M, s.O, 0});
+    product(s.tiled, s.flop(), {{part.ptr()}, {}, nullptr}, dy, W,
+            {M, s.C * K, s.O * K, A_row, A_term, s.OH, 1, B_term, B_column, C_row, M, s.O, 0});
     fold(dX, part, row_first ? s.OW : s.H * s.OW, M, row_first ? s.N * s.OW : s.OW, s);
 }
 static void product_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
                                    const ConvShape &s) {
+    const int wide = blocks(s.C, tile_n) * s.K * s.W, narrow = blocks(s.C * s.K, tile_n) * s.OW;
+    const bool pays = s.tiled ? 4 * narrow < 3 * wide : s.C <= 32;
     const bool fits = (double)s.N * s.C * s.K * s.H * s.OW <= INT_MAX; // into a Tensor
-    if (s.C <= 32 && s.K > 1 && s.stride == 1 && fits) product_backward_narrow_input(X, W, y, s);
+    if (pays && fits && s.K > 1 && s.stride == 1) product_backward_narrow_input(X, W, y, s);
     else product_backward_wide_input(X, W, y, s);
 }
 static void product_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
                                      const Tensor &y, const ConvShape &s) {
     const int out = s.OH * s.OW, terms = s.C * s.K * s.K, zeros = s.tiled ? s.padding : 0;
     const Pooled from = pooled(*y.grad);
-    // dX would read it again, and other tiles cannot
+    // Only if nothing else reads dy, and for the one tile whose kernel can
     const bool unpool =
         warp_size > 1 && from.mask && !X.grad && !s.tiled && terms < 32 && s.O <= 20;
-    const Map quarters = {false, s.N, s.OH, s.OW, s.O * out / 4, 0, 0, 0, 1, 0, 1};
     if (unpool) touch(s.N * s.O * out); // the mask
     const Images x = pad(X, s.H, s.W, zeros, zeros);
     const Tensor &dy = unpool ? from.dy : *y.grad;
+    const Map quarters = {false, {s.N, s.O * out / 4}, {s.OH, 0, 1}, {s.OW, 0, 1}};
+    const Map A_row = taps(s, x, false), A_term = windows(s, x, false), C_row = weights(s, false);
+    const Map B_term = unpool ? quarters : pixels(s, false);
+    const Map B_column = spaced(s.O, unpool ? out / 4 : out);
+    const Product p = {terms,  s.O,      s.N * out, A_row,        A_term, s.H, s.W,
+                       B_term, B_column, C_row,     s.W_stride_o, 0,      1};
     const ProductOut to = {grad_of(W), grad_of(b), nullptr};
-    const Product p = {terms,
-                       s.O,
-                       s.N * out,
-                       taps(s, x, false),
-                       windows(s, x, false),
-                       s.H,
-                       s.W,
-                       unpool ? quarters : pixels(s, false),
-                       spaced(s.O, unpool ? out / 4 : out),
-                       weights(s, false),
-                       s.W_stride_o,
-                       0,
-                       1,
-                       unpool ? from.mask : nullptr};
     if (is_shallow(s)) shallow_backward_weights(to, x, dy, p, s);
-    else product(s.tiled, s.products(), to, x, dy, p);
+    else product(s.tiled, s.flop(), to, x, dy, p, unpool ? from.mask : nullptr);
 }
 
 // --- convolution and dense layers: the operators
@@ -4943,8 +4967,8 @@ struct Recorder { // works as long as it lives
         }
     }
 };
-void products(double count) {
-    if (recorder) recorder->flop = 2 * count;
+void flop(double count) {
+    if (recorder) recorder->flop = count;
 }
 void touch(long n) {
     if (recorder) recorder->numbers += n;

@@ -4440,8 +4440,7 @@ TEST_CASE("program: --profile, whose shares add up to 100%") {
         CHECK((std::fabs(kinds - 100) < 0.4 && std::fabs(rows - 100) < 0.06 * count));
         CHECK(count > 12);
     }
-    const std::string products =
-        contains(out, "weight_grad_kernel") ? "weight_grad_kernel" : "product_kernel";
+    const std::string products = contains(out, "tiled_kernel") ? "tiled_kernel" : "product_kernel";
     const size_t row = out.find("backward  " + products);
     REQUIRE(row != std::string::npos);
     double calls, ms, percent, gflops, gbs;
