@@ -1467,7 +1467,7 @@ Tensor global_avg_pool2d(const Tensor &X) {
 struct ConvShape {
     int N, C, H, W, O, K, stride, padding, OH, OW;
     int W_stride_k, W_stride_o;
-    bool tiled = false; // in registers, not through shared memory
+    int tiled = 0; // 1: in registers, not through shared memory
     double flop() const { return 2.0 * N * O * OH * OW * C * K * K; } // of each sum below
 };
 __device__ inline float pixel(const float *X, const ConvShape &s, int n, int c, int h, int w) {
@@ -1575,9 +1575,9 @@ struct Divisor {
 };
 
 // A Map tells where an index of rows, columns or terms, such as (n,i,j), leads to: the offset in
-// memory and the position (h,w) in an image. With row_first the order is (i,n,j): all windows of a
-// tile then leave the image at the same taps. Terms in this order begin and end with the taps of an
-// image's first and last rows, which a tile can skip.
+// memory and the position (h,w) in an image. With row_first its order is (i,n,j): then all windows
+// of a tile leave the image at the same taps, and the terms that a tile can skip are its first ones
+// or its last ones.
 struct Point {
     int offset, h, w;
 };
@@ -1617,11 +1617,12 @@ enum Pooling { // what of the tutorial's pooling is fused with a product
 struct Factors {
     const float *A, *B, *B_mask; // B_mask: with unpool_B, else null
 };
-// An element of A lies at the sum of two Points, its row's and its term's. One is the corner of a
-// window, the other a tap (u,v) of it. Outside of the image A is 0.
+// C[C_row(m) + n*C_column] = sum over k < K of A[A_row(m) + A_term(k)] * B[B_term(k) + B_column(n)]
+// Of A's two Points one is the corner of a window, the other a tap (u,v) of it. Outside of the image
+// A is 0. (Aligned, so that a GPU loads two numbers at once.)
 constexpr int most_taps = 15; // the largest K: more taps do not fit a mask
-struct alignas(8) Product {   // aligned: a GPU loads two of its numbers at once
-    int M, N, K;
+struct alignas(8) Product {
+    int M, N, K; // of C's rows, its columns, and the terms of a sum
     Map A_row, A_term;
     int H, W; // of A's images
     Map B_term, B_column;
@@ -1642,32 +1643,28 @@ struct alignas(8) Product {   // aligned: a GPU loads two of its numbers at once
     __device__ static unsigned outside(int h, int H) { return ~ones(H - h) | ones(-h); }
     __device__ static unsigned ones(int n) { return (1u << min(max(n, 0), most_taps)) - 1; }
 };
-// Where C goes. `sums` (its additional row, sums_by apart) and `bias` have one number per column.
+// Where C goes. `sums` (its additional row) and `bias` have one number per column.
 struct ProductOut {
     Target C, sums;
     const float *bias;
-    int sums_by = 1;
-    long slices_by = 0; // how far apart slices lie
-    __device__ ProductOut of_slice(int slice) const {
-        ProductOut out = *this;
-        out.C.data += slice * slices_by;
-        out.sums.data += slice * slices_by;
-        return out;
+    long sums_by = 1, slices_by = 0; // distances: of neighbours in sums, of slices (see in_slices)
+    // Where row m of this block's slice begins in C, or in sums
+    __device__ int row(const Product &s, int m, Pooling pooling = no_pooling) const {
+        const Point p = pooling == pool_C ? s.C_row.in_window(m) : s.C_row(m);
+        return blockIdx.z * slices_by + (m < s.M ? p.offset : 0);
     }
-    // Store the sums of row m in the columns n that exist. The same as Target::store, but all loads
-    // are issued before the first of them is used.
+    // Store the sums of row m, which begins at `first`, in the columns n that exist. The same as
+    // Target::store, but all loads are issued before the first of them is used.
     template <int G>
-    __device__ void store(const Product &s, int m, int offset, const int (&n)[G],
+    __device__ void store(const Product &s, int m, int first, const int (&n)[G],
                           float (&sum)[G]) const {
         const Target to = m < s.M ? C : sums;
         if (!to.data) return;
         const float least = to.relu ? 0 : -INFINITY;
+        const int by = m < s.M ? s.C_column : sums_by;
         int at[G];
         UNROLL_GPU
-        for (int g = 0; g < G; g++) {
-            const int column = min(n[g], s.N - 1);
-            at[g] = m < s.M ? offset + column * s.C_column : column * sums_by;
-        }
+        for (int g = 0; g < G; g++) at[g] = first + min(n[g], s.N - 1) * by;
         if (to.mask) {
             UNROLL_GPU
             for (int g = 0; g < G; g++) sum[g] = to.mask[at[g]] > 0 ? sum[g] : 0;
@@ -1721,7 +1718,7 @@ __global__ void product_sum_kernel(ProductOut out, const float *partial, int sli
         __syncthreads();
         for (int p = 1; p < parts && part == 0; p++) sum[0] += sums[p * blockDim.x + threadIdx.x];
     }
-    if (part == 0 && i < count) out.store<1>(s, m, s.C_row(m).offset, {n}, sum);
+    if (part == 0 && i < count) out.store<1>(s, m, out.row(s, m), {n}, sum);
 }
 static void product_sum(const ProductOut &out, const float *partial, int slices, const Product &s,
                         Device device) {
@@ -1821,7 +1818,7 @@ __device__ __forceinline__ void tiled_store(const float (&sum)[tile_m][tile_n], 
     int at[tile_m]; // where column n0 of each row goes; it grows with the row
     UNROLL
     for (int m = 0; m < tile_m; m++)
-        at[m] = n0 * s.C_column + s.C_row(min(first + m * warp_size, s.M - 1)).offset;
+        at[m] = n0 * s.C_column + out.row(s, min(first + m * warp_size, s.M - 1));
     const bool full = first + (tile_m - 1) * warp_size < s.M;
     if (on_cpu && full && at[tile_m - 1] - at[0] == tile_m - 1) { // neighbours in memory
         for (int q = 0; q < columns; q++) UNROLL_LANES
@@ -1850,17 +1847,16 @@ __device__ __forceinline__ void sum_columns(const float *b, int n0, const Produc
     for (int q = 0; q < tile_n; q++) {
         const float total = warp_reduce_sum(sum[q]);
         if (lane == 0 && n0 + q < s.N && out.sums.data)
-            out.sums.store((n0 + q) * out.sums_by, total);
+            out.sums.store(out.row(s, s.M) + (n0 + q) * out.sums_by, total);
     }
 }
 // Each thread computes tile_m rows of C, one warp's width apart, of tile_n columns. With s.weights
 // the first warp adds up B's columns, too.
 __global__ void __launch_bounds__(64)
-    tiled_kernel(ProductOut all, const float *A, const int *A_offsets, const float *packed,
+    tiled_kernel(ProductOut out, const float *A, const int *A_offsets, const float *packed,
                  Product s) {
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, n0 = blockIdx.y * tile_n;
     const int first = thread / warp_size * warp_size * tile_m + thread % warp_size;
-    const ProductOut out = all.of_slice(blockIdx.z);
     const float *b = packed + blockIdx.y * s.K * tile_n;
     if (s.weights && thread < warp_size) sum_columns(b, n0, out, s);
     if (first >= s.M || !out.C.data) return;
@@ -2156,7 +2152,7 @@ __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, cons
     UNROLL_GPU
     for (int i = 0; i < sweeps; i++) {
         const int m = m0 + threadIdx.x % TM + i * Tile::threads;
-        offset[i] = (pooling == pool_C ? s.C_row.in_window(m) : s.C_row(m)).offset;
+        offset[i] = out.row(s, m, pooling);
     }
     UNROLL_GPU
     for (int q = 0; q < Tile::columns; q++) {
@@ -2211,6 +2207,7 @@ template <class Tile, bool by_terms, bool by_columns, Pooling pooling> struct Lo
     const Range range;
     Places<Tile, pooling> &places;
     Place row[rows];
+    float outside[rows]; // what A is where the masks meet: 1 in the additional row, else 0
     int column[B_own];
     float a[rows][own], b[B_own];
 
@@ -2226,7 +2223,10 @@ template <class Tile, bool by_terms, bool by_columns, Pooling pooling> struct Lo
         find_terms(range.begin + found);
         __syncthreads();
         UNROLL_GPU
-        for (int r = 0; r < rows; r++) row[r] = places.row[A_first + A_step * r];
+        for (int r = 0; r < rows; r++) {
+            row[r] = places.row[A_first + A_step * r];
+            outside[r] = m0 + A_first + A_step * r == s.M;
+        }
         UNROLL_GPU
         for (int q = 0; q < B_own; q++) // past the last column: that one again, never stored
             column[q] = s.B_column(min(n0 + B_column(q), s.N - 1)).offset;
@@ -2259,7 +2259,7 @@ template <class Tile, bool by_terms, bool by_columns, Pooling pooling> struct Lo
                 const bool inside = !(row[r].mask & term.mask);
                 const unsigned place = inside ? row[r].offset + term.offset : 0; // no branch
                 const float x = from.A[place];
-                a[r][i] = inside ? x : m0 + A_first + A_step * r == s.M;
+                a[r][i] = inside ? x : outside[r];
             }
         }
         UNROLL_GPU
@@ -2306,7 +2306,7 @@ __global__ void __launch_bounds__(Tile::threads)
         if (first > begin && (first - begin) % found == 0) loader.find_terms(first + found);
         __syncthreads();
     }
-    store_tile<pooling>(tile, (float *)terms, out.of_slice(blockIdx.z), s);
+    store_tile<pooling>(tile, (float *)terms, out, s);
 }
 int multiprocessors(Device device); // of its GPU (section 11)
 
@@ -2565,28 +2565,23 @@ static void product_backward_weights(const Tensor &X, const Tensor &W, const Ten
 }
 
 // --- convolution and dense layers: the operators
-struct Rung {
-    decltype(plain_forward) *forward;
-    decltype(plain_backward_input) *backward_input;
-    decltype(plain_backward_weights) *backward_weights;
-};
-static const Rung plain = {plain_forward, plain_backward_input, plain_backward_weights};
-static const Rung as_products = {product_forward, product_backward_input, product_backward_weights};
-
 static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tensor &b, ConvShape s,
                    std::vector<int> shape) {
     if (W.grad && W.grad == b.grad) error("%s: W and b share a gradient, each wants its own", op);
-    const bool too_large = s.K > most_taps; // for the masks of the fast kernels
-    const Rung rung = options.kernels == "plain" ? plain : as_products;
-    s.tiled = options.kernels == "tiled" || too_large;
+    const bool plain = options.kernels == "plain", too_large = s.K > most_taps; // for a mask
+    s.tiled = !plain && (options.kernels == "tiled" || too_large);
+    const auto forward = plain ? plain_forward : product_forward;
+    const auto backward_input = plain ? plain_backward_input : product_backward_input;
+    const auto backward_weights = plain ? plain_backward_weights : product_backward_weights;
     Tensor y = output(op, {X, W, b}, shape);
-    const auto forward = [=](Target y) { rung.forward(y, X, W, b, s); };
     const bool few = s.O <= 20 && s.C * s.K * s.K < 128; // columns, and terms: one slice of them
     const bool even = s.OH % 2 == 0 && s.OW % 2 == 0 && s.padding == 0;
-    launch(y, forward, warp_size > 1 && options.kernels == "fast" && !s.tiled && few && even);
+    const bool pools = warp_size > 1 && !plain && !s.tiled && few && even;
+    const auto kernel = [=](Target y) { forward(y, X, W, b, s); };
+    launch(y, kernel, pools);
     record(y, [=] {
-        if (W.grad || b.grad) rung.backward_weights(X, W, b, y, s);
-        if (X.grad) rung.backward_input(X, W, y, s);
+        if (W.grad || b.grad) backward_weights(X, W, b, y, s);
+        if (X.grad) backward_input(X, W, y, s);
     });
     return y;
 }

@@ -1312,7 +1312,8 @@ TEST_CASE("conv2d: result and gradients") {
              {2, 1, 3, 3, 2, 3},   // one output pixel: K = H = W
              {2, 3, 4, 9, 3, 4},   // K = H only, K even
              {1, 3, 5, 7, 4, 3},   // odd, H != W
-             {33, 1, 4, 6, 3, 2},  // more images than slices of the weights' gradient
+             {33, 1, 4, 6, 3, 2},  // slices that begin in the midst of an image
+             {33, 1, 4, 18, 2, 3}, // more images than slices of a shallow convolution
              {2, 16, 6, 5, 17, 2}, // a tile of channels, and one more
              {3, 17, 5, 9, 16, 3},
              {2, 50, 4, 3, 3, 1},                    // K = 1
@@ -4434,6 +4435,12 @@ TEST_CASE("program: --profile, whose shares add up to 100%") {
             REQUIRE(line.size() > 60);
             CHECK(sscanf(line.c_str() + 48, "%lf %lf %lf", &calls, &ms, &percent) == 3);
             CHECK((ms <= last && calls >= 1 && calls == int(calls))); // of each step
+            bool sums_products = false; // only these kernels have GFLOP/s
+            for (const char *name : {" tiled_kernel ", " shallow_", " product_kernel "})
+                sums_products = sums_products || contains(line, name);
+            CAPTURE(line);
+            CHECK((line.find_first_not_of(' ', line.size() - 18) < line.size() - 9) ==
+                  sums_products);
             last = ms;
             rows += percent;
         }
