@@ -1618,8 +1618,8 @@ struct Factors {
     const float *A, *B, *B_mask; // B_mask: with unpool_B, else null
 };
 // C[C_row(m) + n*C_column] = sum over k < K of A[A_row(m) + A_term(k)] * B[B_term(k) + B_column(n)]
-// Of A's two Points one is the corner of a window, the other a tap (u,v) of it. Outside of the image
-// A is 0. (Aligned, so that a GPU loads two numbers at once.)
+// Of A's two Points one is the corner of a window, the other a tap (u,v) of it. Outside of the
+// image A is 0. (Aligned, so that a GPU loads two numbers at once.)
 constexpr int most_taps = 15; // the largest K: more taps do not fit a mask
 struct alignas(8) Product {
     int M, N, K; // of C's rows, its columns, and the terms of a sum
@@ -1683,8 +1683,8 @@ struct ProductOut {
 struct Range {
     int begin, end;
 };
-// The terms of rows whose windows begin between `top` and `bottom`: all, or only those of the taps u
-// at which some window meets the image.
+// The terms of rows whose windows begin between `top` and `bottom`: all, or only those of the taps
+// u at which some window meets the image.
 __device__ inline Range terms_inside(const Product &s, int top, int bottom) {
     if (!s.taps) return {0, s.K};
     const int begin = max(0, -bottom) * s.taps;
@@ -1744,8 +1744,8 @@ static void in_slices(int slices, const ProductOut &out, const Product &s, Devic
 // --- convolution and dense layers, tiled in registers (KERNELS=tiled)
 // A plain thread loads two numbers for each product. Here a thread keeps tile_m x tile_n sums in
 // registers, and loads tile_m + tile_n numbers for tile_m * tile_n products. It reads A in place,
-// at offsets from a table, and B from a packed copy in which a term's tile_n numbers are neighbours.
-// A's images have zeros around them, so that no load asks whether it is inside.
+// at offsets from a table, and B from a packed copy in which a term's tile_n numbers are
+// neighbours. A's images have zeros around them, so that no load asks whether it is inside.
 
 // out (P,H+2*above,W+2*beside) = in (P,H,W) with zeros around it. One warp per row of out.
 __global__ void pad_kernel(float *out, const float *in, int P, int H, int W, int above,
@@ -1949,8 +1949,8 @@ static void shallow_forward(const Target &y, const Images &X, const Tensor &W, c
     CHECK_LAUNCH(shallow_kernel<<<blocks(s.N * s.O, 16), 16, 0, on(W.device)>>>(
         y, X.memory.ptr(), W.ptr(), b.ptr(), with_zeros(s)));
 }
-// partial[slice][o][k] = the sums over the slice's images for dW (k < 9*C) and db (k = 9*C), from dy
-// (N,O,OH,OW) itself. One thread per slice and (o,c); its sum[k][q] are of every `wide`th pixel.
+// partial[slice][o][k] = the sums over the slice's images for dW (k < 9*C) and db (k = 9*C), from
+// dy (N,O,OH,OW) itself. One thread per slice and (o,c); its sum[k][q] are of every `wide`th pixel.
 __global__ void shallow_weight_grad_kernel(float *partial, const float *X, const float *dy,
                                            ConvShape s) {
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, o = thread / s.C, c = thread % s.C;
@@ -2132,8 +2132,8 @@ __device__ __forceinline__ void store_windows(int q, const float *staged, const 
             out.C.pooled[s.C_pooled_row(window).offset + n * (s.C_column / 4)] = sum / 4;
     }
 }
-// Store the sums. They pass through shared memory, `staged`, a few columns at a time, so that a warp
-// stores neighbours.
+// Store the sums. They pass through shared memory, `staged`, a few columns at a time, so that a
+// warp stores neighbours.
 template <Pooling pooling, class Tile>
 __device__ __forceinline__ void store_tile(const Tile &tile, float *staged, const ProductOut &out,
                                            const Product &s) {
