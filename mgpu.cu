@@ -2516,6 +2516,7 @@ static void fold(const Target &dX, const Tensor &part, int by_n, int by_v, int b
     CHECK_LAUNCH(fold_kernel<<<blocks(n), threads, 0, on(part.device)>>>(dX, part.ptr(), by_n, by_v,
                                                                          by_h, s));
 }
+// As a product, whose rows are in the order n,h,j for tiled kernels, h,n,j for fast ones:
 //                      C      a row of it   a column   a term of the sum   A    B
 //   input gradient     part   n,h,j         c,v        u,o                 dy   W
 static void product_backward_narrow_input(const Tensor &X, const Tensor &W, const Tensor &y,
