@@ -1851,13 +1851,15 @@ __device__ __forceinline__ void sum_columns(const float *b, int n0, const Produc
     }
 }
 // Each thread computes tile_m rows of C, one warp's width apart, of tile_n columns. With s.weights
-// the first warp adds up B's columns, too.
+// the first warp adds up B's columns, too. Blocks of the same rows, `tiles` of them, follow each
+// other: all but the first find A in a cache. ResNet-18 on a CPU: 0.8 to 0.9 of the time.
 __global__ void __launch_bounds__(64)
     tiled_kernel(ProductOut out, const float *A, const int *A_offsets, const float *packed,
                  Product s) {
-    const int thread = blockIdx.x * blockDim.x + threadIdx.x, n0 = blockIdx.y * tile_n;
+    const int tiles = (s.N + tile_n - 1) / tile_n, tile = blockIdx.x % tiles, n0 = tile * tile_n;
+    const int thread = blockIdx.x / tiles * blockDim.x + threadIdx.x;
     const int first = thread / warp_size * warp_size * tile_m + thread % warp_size;
-    const float *b = packed + blockIdx.y * s.K * tile_n;
+    const float *b = packed + tile * s.K * tile_n;
     if (s.weights && thread < warp_size) sum_columns(b, n0, out, s);
     if (first >= s.M || !out.C.data) return;
     int offset[tile_m], top = INT_MAX, bottom = -INT_MAX; // where the rows begin in A
@@ -1892,13 +1894,15 @@ static void tiled_product(double operations, const ProductOut &out, const Images
     if (s.K > 0)
         CHECK_LAUNCH(
             pack_kernel<<<pack_grid, pack, 0, on(device)>>>(packed.ptr(), A_offsets, B.ptr(), s));
-    // Only as many slices as fill the device with threads: each is written, read and added.
+    // Only as many slices as fill the device with threads, because each is written, read and added;
+    // and enough for a slice of a packed tile to fit the second-level cache of a CPU's core.
     const int block = warp_size > 1 ? 64 : 8;
-    const int enough = warp_size > 1 ? 1 << 15 : s.weights ? 1 << 8 : 1;
-    const int slices = max(1, min(s.K / 64, blocks(enough, width * tiles)));
+    const int enough = warp_size > 1 ? 1 << 15 : s.weights ? 1 << 8 : 1, most_terms = 1 << 13;
+    const int fill = min(s.K / 64, blocks(enough, width * tiles));
+    const int slices = max(max(1, blocks(s.K, most_terms)), fill);
     const float *const a = A.ptr(), *const b = packed.ptr();
     in_slices(slices, out, s, device, [&](const ProductOut &out, const Product &s) {
-        const dim3 grid(blocks(width, block), tiles, slices);
+        const dim3 grid(blocks(width, block) * tiles, 1, slices);
         flop(operations);
         CHECK_LAUNCH(tiled_kernel<<<grid, block, 0, on(device)>>>(out, a, A_offsets, b, s));
     });
