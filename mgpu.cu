@@ -3862,10 +3862,12 @@ bool DataIter::next(Tensor &X, Tensor &y) {
     if (begin == end) return false;
     float *const all_X = this->X.ptr(), *const all_y = this->y.ptr();
     auto fill = [set = set, order = order.data(), all_X, all_y](int first, int last) {
+        auto image = [=](int i) { return &set->images[(size_t)order[i] * 28 * 28]; };
         for (int i = first; i < last; i++) {
-            const uint8_t *image = &set->images[(size_t)order[i] * 28 * 28];
+            const uint8_t *from = image(i), *soon = image(std::min(i + 2, last - 1));
+            for (int p = 0; p < 28 * 28; p += 64) __builtin_prefetch(soon + p); // lines of a cache
             float *x = all_X + (size_t)i * 28 * 28;
-            for (int p = 0; p < 28 * 28; p++) x[p] = image[p] / 255.0f;
+            for (int p = 0; p < 28 * 28; p++) x[p] = from[p] / 255.0f;
             all_y[i] = set->labels[order[i]];
         }
     };
