@@ -1071,11 +1071,14 @@ __device__ inline float warp_reduce_sum(float sum) { // every lane of the warp r
 #else
 #define UNROLL_LANES _Pragma("omp simd")
 constexpr int warp_size = 1, lanes = 16; // a block's threads run one after another
-#if defined(__AVX512F__) // 32 registers of 16 floats
+// A tile of sums, a row of B and, by clang++, one number of each row of A fit the registers.
+#if defined(__AVX512F__) && defined(__clang__) // 32 registers of 16 floats
+constexpr int tile_m = 8, tile_n = 32, wide = 16;
+#elif defined(__AVX512F__)
 constexpr int tile_m = 12, tile_n = 32, wide = 16;
-#elif defined(__AVX__)   // 16 of 8
+#elif defined(__AVX__) // 16 of 8
 constexpr int tile_m = 6, tile_n = 16, wide = 8;
-#else                    // NEON: 32 of 4
+#else                  // NEON: 32 of 4
 constexpr int tile_m = 6, tile_n = 16, wide = 4;
 #endif
 // `wide` neighbours in an array as one number: (Wide &)a[0] += b * (const Wide &)c[0]. From a plain
