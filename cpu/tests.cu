@@ -1028,8 +1028,16 @@ static void refused(const std::function<cudaError_t()> &call, const char *file, 
     CAPTURE(text);
     CHECK(code == want);
     CHECK(cudaGetLastError() == want);
-    const std::string place = std::string(file) + ":" + std::to_string(line) + ": ";
-    CHECK(text.compare(0, place.size(), place) == 0);
+    const size_t path = strlen(file);
+    REQUIRE(text.compare(0, path + 1, std::string(file) + ":") == 0);
+    const int said = atoi(text.c_str() + path + 1);
+#ifdef __clang__ // its __LINE__ is the last one of a macro's call
+    CHECK(said >= line - 2);
+    CHECK(said <= line);
+#else
+    CHECK(said == line);
+#endif
+    CHECK(text.find(": ", path) == text.find(':', path + 1));
     const std::string end = std::string(" [") + cudaGetErrorName(want) + "]\n";
     CHECK(text.find(end) + end.size() == text.find('\n') + 1);
     CHECK(text.find('\n') + 1 == text.size());
@@ -1764,10 +1772,12 @@ static const Program wrong_programs[] = {
           FAULTS_HERE(late_kernel<<<small_only ? 1 : 9, 5>>>(16)),
           FAULT("late_kernel on device 0, in cpu/", ": access by a null pointer: an empty tensor")),
 #if defined(__x86_64__) && !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
+#ifndef __clang__ // it loads a float4 by instructions that take any address
     WRONG("access, misaligned",
           WRONG_HERE(misaligned_kernel<<<1, 1>>>((float4 *)memory(0, 4), memory(0, 8))),
           "misaligned_kernel on device 0, in cpu/tests.cu:", ": misaligned access (a float4 wants ",
           "cudaErrorMisalignedAddress"),
+#endif
     WRONG("division by zero", WRONG_HERE(divide_kernel<<<1, 1>>>((int *)memory(0, 1), 0)),
           "divide_kernel on device 0, in cpu/tests.cu:", ": an integer is divided by zero"),
 #endif
