@@ -1902,7 +1902,7 @@ static void tiled_product(double operations, const ProductOut &out, const Images
     const int block = warp_size > 1 ? 64 : 8;
     const int enough = warp_size > 1 ? 1 << 15 : s.weights ? 1 << 8 : 1, most_terms = 1 << 13;
     const int fill = min(s.K / 64, blocks(enough, width * tiles));
-    const int slices = max(max(1, blocks(s.K, most_terms)), fill);
+    const int slices = max(fill, blocks(s.K, most_terms));
     const float *const a = A.ptr(), *const b = packed.ptr();
     in_slices(slices, out, s, device, [&](const ProductOut &out, const Product &s) {
         const dim3 grid(blocks(width, block) * tiles, 1, slices);
@@ -3868,7 +3868,8 @@ bool DataIter::next(Tensor &X, Tensor &y) {
         auto image = [=](int i) { return &set->images[(size_t)order[i] * 28 * 28]; };
         for (int i = first; i < last; i++) {
             const uint8_t *from = image(i), *soon = image(std::min(i + 2, last - 1));
-            for (int p = 0; p < 28 * 28; p += 64) __builtin_prefetch(soon + p); // lines of a cache
+            // Shuffled images are in no cache. 64: a line of it
+            for (int p = 0; p < 28 * 28; p += 64) __builtin_prefetch(soon + p);
             float *x = all_X + (size_t)i * 28 * 28;
             for (int p = 0; p < 28 * 28; p++) x[p] = from[p] / 255.0f;
             all_y[i] = set->labels[order[i]];

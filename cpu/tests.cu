@@ -1028,7 +1028,7 @@ static void refused(const std::function<cudaError_t()> &call, const char *file, 
     CAPTURE(text);
     CHECK(code == want);
     CHECK(cudaGetLastError() == want);
-    const size_t path = strlen(file);
+    const size_t path = strlen(file); // the text begins with "file:line: "
     REQUIRE(text.compare(0, path + 1, std::string(file) + ":") == 0);
     const int said = atoi(text.c_str() + path + 1);
 #ifdef __clang__ // its __LINE__ is the last one of a macro's call
