@@ -9,6 +9,7 @@
 # BATCH          batch size over all devices together; in make sweep, of each device
 # LR             learning rate
 # EPOCHS         passes over the training data
+# GRADE          a student's mgpu.cu, which make grade judges
 # ALLREDUCE      sum by: naive, bucket, host, by_tensor, sharded, ring, tree, rebind, yours
 # OVERLAP        1 exchanges the last layers' gradients while the first layers' are still computed
 # KVSTORE        the lab's words for ALLREDUCE=host and by_tensor: local, device
@@ -116,14 +117,14 @@ dataset := $(if $(filter data data/mnist,$(folder)),build/$(notdir $(folder)).ok
 .DEFAULT_GOAL := all
 include cpu/checks.mk # misspelt variables, several machines, what is compiled once, sanitizers
 
-.PHONY: all run test exercise bench summary trace profile scale plot sweep data clean help backend
+.PHONY: all run test exercise grade bench summary trace profile scale plot sweep data clean help backend
 .DELETE_ON_ERROR .SUFFIXES:
 
 # Status 4 says that T matches no test case of a program: an error if it matches none at all
 run_tests = set -f; ran=; failed=; for tests in $1; do $2 $$tests $(value T); \
     case $$? in 0) ran=yes ;; 4) ;; *) failed=yes ;; esac; done; [ "$$ran" ] && [ ! "$$failed" ]
 
-all: $(dir)/mgpu $(tests)  ## build the program and the tests
+all: $(dir)/mgpu $(dir)/lab $(tests)  ## build the program, the laboratory and the tests
 run: backend $(program) $(dataset)  ## train: make run GPUS=2 BATCH=256 LR=0.2 EPOCHS=10
 	@$(start) $(program) $(options)
 test: backend $(tests) $(dataset)  ## run the tests: make test T='-tc=allreduce*'
@@ -132,28 +133,30 @@ translated := $(if $(value ALLREDUCE),,KVSTORE) # becomes ALLREDUCE; the program
 exercise bench scale: with_value := $(filter-out $(translated),$(with_value))
 exercise bench scale: ALLREDUCE := $(or $(value ALLREDUCE),$(patsubst local,host,$(patsubst \
     device,by_tensor,$(value KVSTORE))))
-exercise: backend $(program) build/simulate  ## judge your allreduce, or ALLREDUCE=name
-	@$(start) $(program) --exercise $(options)
-	@$(if $(start),,$(predict) $(dir)/mgpu $(options))
-bench: backend $(dir)/mgpu build/simulate  ## time BENCH: build/bench.csv; allreduce on FABRIC: .svg
-	@$(if $(value FABRIC),$(predict) $(dir)/mgpu $(options),\
-	    $(dir)/mgpu --bench=$(call quote,$(or $(value BENCH),all)) $(options))
-trace: backend $(dir)/mgpu build/simulate  ## three steps, what ran when: build/trace.json, .svg
-	@$(dir)/mgpu --trace $(options) >build/trace.csv
+exercise: backend $(program:%mgpu=%lab) build/simulate  ## judge your allreduce, or ALLREDUCE=name
+	@$(start) $(program:%mgpu=%lab) --exercise $(options)
+	@$(if $(start),,$(predict) $(dir)/lab $(options))
+grade: backend build/grade/lab  ## judge the allreduce in GRADE=file, a student's mgpu.cu, with lab/
+	@build/grade/lab --exercise $(options)
+bench: backend $(dir)/lab build/simulate  ## time BENCH: build/bench.csv; allreduce on FABRIC: .svg
+	@$(if $(value FABRIC),$(predict) $(dir)/lab $(options),\
+	    $(dir)/lab --bench=$(call quote,$(or $(value BENCH),all)) $(options))
+trace: backend $(dir)/lab build/simulate  ## three steps, what ran when: build/trace.json, .svg
+	@$(dir)/lab --trace $(options) >build/trace.csv
 	@build/simulate trace $(call quote,$(or $(value FABRIC),here)) build/trace.json build/trace.dat \
 	    <build/trace.csv && echo build/trace.json: for https://ui.perfetto.dev or chrome://tracing
 	@sh plot/draw.sh trace build/trace.dat build/trace.svg || true
-profile: backend $(dir)/mgpu  ## where the time of a step goes: kernels and copies of each device
-	@$(dir)/mgpu --profile $(options)
+profile: backend $(dir)/lab  ## where the time of a step goes: kernels and copies of each device
+	@$(dir)/lab --profile $(options)
 scale: with_value := $(filter-out $(translated) SPLIT GPUS,$(with_value))
 scale: word_if_1 := $(filter-out OVERLAP,$(word_if_1)) # without it and with it
-scale: backend $(dir)/mgpu build/simulate  ## predict a step on 1 to 1024 devices, on FABRIC
-	@STEP_MS=$(call quote,$(value STEP_MS)) $(predict) $(dir)/mgpu $(options)
+scale: backend $(dir)/lab build/simulate  ## predict a step on 1 to 1024 devices, on FABRIC
+	@STEP_MS=$(call quote,$(value STEP_MS)) $(predict) $(dir)/lab $(options)
 # What an exchange takes on other machines
 predict = sh plot/predict.sh $@ $(call quote,$(or $(value FABRIC),$(if $(filter scale,$@),pcie))) \
     $(call quote,$(value ALLREDUCE)) $(call quote,$(value GPUS))
-summary: backend $(dir)/mgpu  ## the network's operators: shapes, parameters, FLOPs, memory
-	@$(dir)/mgpu --summary $(options)
+summary: backend $(dir)/lab  ## the network's operators: shapes, parameters, FLOPs, memory
+	@$(dir)/lab --summary $(options)
 plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or test acc as text
 	@sh plot/plot.sh $(call quote,$(or $(value RUNS),$(value LOG),build/log.csv))
 sweep: backend $(dir)/mgpu $(dataset)  ## test acc by learning rates and devices, BATCH for each
@@ -179,9 +182,13 @@ nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS \
     -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Icpu
 doctest = -I. -isystem $(dir $(DOCTEST)) # -I.: for plot/fabric.h
+lab_headers := $(wildcard lab/*.h)
+judged = -DMGPU='"$(abspath $1)"' # what lab/lab.cu includes
 linked = -DDOCTEST_LINKED $(doctest) # doctest's own code is compiled once, as doctest.o
 
 build/gpu/mgpu: mgpu.cu build/gpu/flags
+	$(NVCC) $(nvcc_flags) $< -o $@
+build/gpu/lab: lab/lab.cu $(lab_headers) mgpu.cu build/gpu/flags
 	$(NVCC) $(nvcc_flags) $< -o $@
 build/gpu/tests: tests.cu mgpu.cu plot/fabric.h plot/simulate.cc $(DOCTEST) build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(doctest) $< -o $@
@@ -189,10 +196,29 @@ build/gpu/tests: tests.cu mgpu.cu plot/fabric.h plot/simulate.cc $(DOCTEST) buil
 build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
     build/cpu/mgpu.cu cpu/cuda_runtime.h build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) -x c++ $< -o $@
+build/cpu/lab build/asan/lab build/race/lab: build/%/lab: lab/lab.cu $(lab_headers) \
+    build/cpu/mgpu.cu cpu/cuda_runtime.h build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) $(call judged,build/cpu/mgpu.cu) $(once_$*) -x c++ $< -o $@
+build/cpu/lab_tests: build/cpu/lab_tests.cu lab/lab.cu $(lab_headers) build/cpu/mgpu.cu \
+    cpu/cuda_runtime.h build/cpu/headers.h.gch build/cpu/cuda_runtime.o
+	$(CXX) $(cpu_flags) -Ilab $(call judged,build/cpu/mgpu.cu) $(once_cpu) -x c++ $< -o $@
+# A student's mgpu.cu in the lab that lies here
+ifeq ($(dir),build/gpu)
+build/grade/lab: lab/lab.cu $(lab_headers) build/gpu/flags FORCE
+	@mkdir -p $(@D); $(NVCC) $(nvcc_flags) $(call judged,$(GRADE)) $< -o $@
+else
+build/grade/lab: lab/lab.cu $(lab_headers) build/grade/mgpu.cu cpu/cuda_runtime.h build/cpu/lab
+	@$(CXX) $(cpu_flags) $(call judged,build/grade/mgpu.cu) $(once_cpu) -x c++ $< -o $@
+build/grade/mgpu.cu: cpu/to_cpp.sed FORCE
+	@$(if $(value GRADE),,echo 'make grade wants GRADE=the file to be judged' >&2; exit 1)
+	@mkdir -p $(@D); { echo '#line 1 "$(notdir $(GRADE))"'; \
+	    LC_ALL=C sed -zEf $< $(call quote,$(value GRADE)); } >$@
+endif
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
-    build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h plot/fabric.h plot/simulate.cc \
+    build/cpu/tests.cu build/cpu/mgpu.cu lab/lab.cu $(lab_headers) cpu/cuda_runtime.h \
+    plot/fabric.h plot/simulate.cc \
     build/%/doctest.o build/%/flags
-	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+	$(CXX) $(cpu_flags) $(flags_$*) $(call judged,build/cpu/mgpu.cu) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
     build/cpu/runtime_tests.cu cpu/cuda_runtime.h build/%/doctest.o build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
@@ -205,6 +231,7 @@ build/simulate: plot/simulate.cc plot/fabric.h build/cpu/flags
 # The .cu files in C++
 build/cpu/mgpu.cu build/cpu/tests.cu: build/cpu/%: %
 build/cpu/runtime_tests.cu: cpu/tests.cu
+build/cpu/lab_tests.cu: lab/tests.cu
 build/cpu/%.cu: cpu/to_cpp.sed
 	@mkdir -p $(@D)
 	@{ echo '#line 1 "$(filter %.cu,$^)"'; LC_ALL=C sed -zEf $< $(filter %.cu,$^); } >$@

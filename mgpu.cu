@@ -5,7 +5,7 @@
 //
 // A first reading starts at section 2 and ends with section 6, the tutorial beside it: same titles,
 // same names, same order. Section 7 is its exercise, with slots for an allreduce and for kernels of
-// your own. Sections 8 to 16 build what the tutorial takes for granted, the simplest kernels first.
+// your own. Sections 8 to 15 build what the tutorial takes for granted, the simplest kernels first.
 //
 //   1. The vocabulary
 //   2. A toy network
@@ -19,16 +19,16 @@
 //  10. The other two networks
 //  11. Devices and memory
 //  12. Data, timing, output
-//  13. Judge and benchmark
-//  14. What happens when
-//  15. Several machines
-//  16. Program
+//  13. The first minibatch
+//  14. Several machines
+//  15. Program
 //
 // Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K side of
 // a convolution kernel, k devices. All numbers are 32-bit floats. A gradient is called dX, dW, db.
 // Without a GPU the same file is compiled by g++ with cpu/cuda_runtime.h in place of CUDA's own.
 
 #include <cuda_runtime.h>
+#include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
 #include <atomic>
@@ -169,9 +169,6 @@ Net net = lenet;
 struct Stream {
     cudaStream_t handle = nullptr;
     cudaEvent_t ready = nullptr; // wait_for records it
-    int steps = 0; // for the lab: the longest chain of dependent messages that ends here
-    int device = -1;
-    int lane = -1, last = -1; // for a trace: the stream's number, its last operation's number
 };
 Stream &stream(Device device);
 cudaStream_t on(Device device); // its stream's handle; makes the device CUDA's current one
@@ -185,25 +182,8 @@ struct Error : std::runtime_error {
 };
 [[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
 // Checks a CUDA call: one that fails ends the program with its line and CUDA's own words.
-// (A dry run only records operations, on devices that need not exist: it calls nothing.)
-#define CHECK(call) (dry_run ? void() : check_cuda((call), #call, __FILE__, __LINE__))
-extern bool dry_run;
+#define CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
 void check_cuda(cudaError_t code, const char *call, const char *file, int line);
-
-// A Span, declared before an operation is enqueued, records it for a trace (section 14). The
-// operation is a kernel (on() tells its stream), a copy, a message (which the lab counts, too) or a
-// wait for operation number `after`.
-struct Span {
-    Span(const char *name, Stream *stream, size_t bytes = 0, int after = -1);
-    Span(Device src, Device dst, Stream &stream, size_t bytes); // a message
-    Span(const Span &) = delete;
-    ~Span();
-    void begin(Stream &stream, size_t bytes, int after = -1);
-    const char *name;
-    int op = -1;
-    cudaStream_t handle = nullptr;
-    Span *outer = nullptr;
-};
 
 // Work enqueued on `device` after this call starts only when all work already enqueued on `other`
 // has finished. The host does not wait. (One event per stream is enough: a wait is for the last
@@ -214,24 +194,19 @@ struct Span {
 //                                        v
 //   device's stream   ... work ...  [wait for it]  ... later work ...
 void wait_for(Stream &stream, const Stream &other) {
-    const Span wait("wait", &stream, 0, other.last);
     CHECK(cudaEventRecord(other.ready, other.handle));
     CHECK(cudaStreamWaitEvent(stream.handle, other.ready, 0));
-    stream.steps = std::max(stream.steps, other.steps);
 }
 void wait_for(Device device, Device other) { wait_for(stream(device), stream(other)); }
 
 // A message, dst[:] = src from one device to another, enqueued on a stream of dst's device.
 void peer_copy(const Tensor &src, const Tensor &dst, Stream &stream) {
-    const size_t bytes = sizeof(float) * size(src);
-    const Span message(src.device, dst.device, stream, bytes);
     CHECK(cudaMemcpyPeerAsync(dst.ptr(), physical(dst.device), src.ptr(), physical(src.device),
-                              bytes, stream.handle));
+                              sizeof(float) * size(src), stream.handle));
 }
 
 // Enqueue a copy on device d's stream: from the host, to the host or within d.
 void copy_on(Device d, float *to, const float *from, size_t bytes, cudaMemcpyKind kind) {
-    const Span span(kind == cudaMemcpyHostToDevice ? "copy in" : "copy", &stream(d), bytes);
     CHECK(cudaMemcpyAsync(to, from, bytes, kind, on(d)));
 }
 
@@ -324,20 +299,17 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 Device try_gpu(int i); // gpu(i), or an error if there are fewer devices
 
 extern const char *const usual_kernels; // on this machine (section 8)
-// The command line (section 16). What it does not give has the value of the model's chapter (10).
+// The command line (section 15). What it does not give has the value of the model's chapter (10).
 struct Options {
     int gpus = 1, batch = 256, epochs = 10; // batch: samples over all devices
-    int dry_run = 0;                        // the number of devices of a dry run; 0: none
     int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
     float lr = 0.2f;
     unsigned seed = 0;
     bool shuffle = true, overlap = false, first_check = true, replica_check = true;
-    bool exercise = false, summary = false, trace = false, profile = false;
     bool resume = false, verbose = false;
     bool evaluate_all = false; // test accuracy on all devices, not on the first alone
     std::string model = "lenet", allreduce = "naive", kvstore, kernels = usual_kernels;
     std::string precision = "fp32"; // of the factors in the fast kernels: fp32 or tf32
-    std::string bench;              // all, step, allreduce or kernels
     std::vector<int> split;         // proportions of the devices' shards; empty: equal ones
     std::string data = "data", init, save, log = "build/log.csv"; // folders, a file
     std::set<std::string> given; // the options that the command line names
@@ -366,6 +338,7 @@ struct Timer { // seconds, mean over start-stop pairs
     double t0 = 0;
     void start();
     void stop();
+    void exclude(const std::function<void()> &f); // run f meanwhile, in no time
     double avg() const;
 };
 // The tutorial's plot: a progress bar on a terminal, a row an epoch, and a file for `make plot`.
@@ -459,7 +432,8 @@ void train(int num_gpus, int batch_size, float lr) {
         while (more && train_iter.next(X, y)) {
             // Perform multi-GPU training for a single minibatch
             std::vector<Tensor> ls = train_batch(X, y, device_params, devices, lr);
-            if (steps == resumed.steps) check_first_step(X, y, ls, device_params, lr);
+            if (steps == resumed.steps)
+                timer.exclude([&] { check_first_step(X, y, ls, device_params, lr); });
             animator.step(ls);
             more = ++steps != options.steps;
         }
@@ -551,10 +525,9 @@ void experiment() {
 // the bandwidth.
 
 void sum_(const Tensor &a, const std::vector<Tensor> &parts); // a[:] = the parts' sum, in order
-Stream &link_stream(Device src, Device dst);   // the stream of messages from src to dst
-std::vector<float *> pinned(int count, int n); // arrays of n numbers in pinned host memory
-// Enqueue a call of f on the host. Its name and the bytes that it reads or writes are for a trace
-void call_on(Stream &stream, const char *name, size_t bytes, std::function<void()> f);
+Stream &link_stream(Device src, Device dst);           // the stream of messages from src to dst
+std::vector<float *> pinned(int count, int n);         // arrays of n numbers in pinned host memory
+void call_on(Stream &stream, std::function<void()> f); // enqueue a call of f on the host
 void wait_for_gradient(const Tensor &grad); // later work on its device waits until it is written
 // Each device has a second stream, for communication. A guard: while it lives (and if `use`),
 // stream(d) and on(d) return that one.
@@ -564,12 +537,27 @@ struct CommStreams {
 };
 void join_comm_streams(int k); // later work on the first k devices waits for those streams
 
-// Several machines (section 15): MPI has started this program as process `node` of `nodes`, each
+// Several machines (section 14): MPI has started this program as process `node` of `nodes`, each
 // with devices of its own. Without MPI it is 0 of 1.
 extern int nodes, node;
 void sum_over_nodes(const Grads &grads); // from the sums of each node to those over all nodes
 void sum_over_nodes(double *a, int n);   // the same on the host, which waits
 void from_node_0(void *a, size_t bytes); // a[:] = node 0's
+
+// Launches a kernel and checks the launch. A program that includes this file may have defined it.
+#ifndef LAUNCH
+#define LAUNCH(...)                                                                                \
+    do {                                                                                           \
+        __VA_ARGS__;                                                                               \
+        check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__);                   \
+    } while (0)
+inline void touch(long) {} // the next kernel reads or writes so many numbers: for who counts bytes
+#endif
+// A part of a step, as long as this lives: nsys shows it.
+struct Part {
+    explicit Part(const char *name) { nvtxRangePushA(name); }
+    ~Part() { nvtxRangePop(); }
+};
 
 // --- tools of the algorithms
 // Does each tensor begin where the one before it ends, in memory that was allocated as one?
@@ -675,12 +663,6 @@ static void allreduce_bucket(const Grads &grads) {
 
 // --- host: a parameter server on the host, the lab's kvstore='local'
 //   messages 2k, for one device none   busiest: the host, kn; a device n   steps 2
-static void host_message(Device src, Device dst, const float *from, float *to, size_t bytes) {
-    const Device d = src.id < 0 ? dst : src;
-    const auto way = src.id < 0 ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
-    const Span message(src, dst, stream(d), bytes);
-    CHECK(cudaMemcpyAsync(to, from, bytes, way, on(d)));
-}
 // sum += x, n numbers. Also __device__, because without a GPU only such code is fully optimized.
 static __host__ __device__ void add_on_host(float *sum, const float *x, int n) {
     for (int i = 0; i < n; i++) sum[i] += x[i];
@@ -692,15 +674,17 @@ static void allreduce_host(const Grads &grads) {
     if (k == 1 || n == 0) return;
     const std::vector<float *> host = pinned(k + 1, n); // each device's gradients, then the sum
     for (int c = 0; c < k; c++) {
-        host_message(flat[c].device, cpu(), flat[c].ptr(), host[c], bytes);
+        copy_on(flat[c].device, host[c], flat[c].ptr(), bytes, cudaMemcpyDeviceToHost);
         if (c > 0) wait_for(flat[0].device, flat[c].device);
     }
-    call_on(stream(flat[0].device), "sum on the host", (k + 1) * bytes, [=] {
+    touch((k + 1L) * n);
+    call_on(stream(flat[0].device), [=] {
         std::copy_n(host[0], n, host[k]);
         for (int c = 1; c < k; c++) add_on_host(host[k], host[c], n);
     });
     for (int c = 1; c < k; c++) wait_for(flat[c].device, flat[0].device);
-    for (int c = 0; c < k; c++) host_message(cpu(), flat[c].device, host[k], flat[c].ptr(), bytes);
+    for (int c = 0; c < k; c++)
+        copy_on(flat[c].device, flat[c].ptr(), host[k], bytes, cudaMemcpyHostToDevice);
     unflatten(flat, grads);
 }
 
@@ -825,14 +809,6 @@ inline int blocks(long n, int per_block = threads) { // at least one: an empty g
     if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
     return n > 0 ? (n + per_block - 1) / per_block : 1;
 }
-#define CHECK_LAUNCH(...)                                                                          \
-    do {                                                                                           \
-        if (dry_run) break;                                                                        \
-        const Span span(#__VA_ARGS__, nullptr);                                                    \
-        __VA_ARGS__;                                                                               \
-        check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__);                   \
-    } while (0)
-
 // --- yours: the student's slot. It starts as the tutorial's algorithm; the contract is at the top
 // of this section. The tools:
 //   send       copyto(src, dst), one message, or send({{src, dst}, ...}), a round of them
@@ -847,7 +823,7 @@ inline int blocks(long n, int per_block = threads) { // at least one: an empty g
 //   make run ALLREDUCE=yours GPUS=2         does it train?
 // ---- kernels of your own, from here (section 8 has some to start from, relu_kernel the simplest)
 // ---- to here; allreduce_yours launches one so:
-//   CHECK_LAUNCH(my_kernel<<<blocks(n), threads, 0, on(t.device)>>>(t.ptr(), n));
+//   LAUNCH(my_kernel<<<blocks(n), threads, 0, on(t.device)>>>(t.ptr(), n));
 static void allreduce_yours(const Grads &grads) {
     // ---- yours, from here ----
     const size_t k = grads.size(), P = grads[0].size();
@@ -886,6 +862,7 @@ void run_allreduce(const std::string &name, const Grads &grads) {
     if (!meant_for(name, k)) error("%s is not meant for %d devices", name.c_str(), k);
     snprintf(inside, sizeof inside, "%s, k = %d, %d tensor%s, %d number%s: ", name.c_str(), k, P,
              P == 1 ? "" : "s", n, n == 1 ? "" : "s");
+    const Part sum("sum");
     try {
         for (const Algorithm &a : algorithms)
             if (a.name == name) a.run(grads);
@@ -965,8 +942,6 @@ bool join(const Tensor &X, Tensor &y, const Tensor *plus = nullptr);
 Tensor fused_relu(const Tensor &X, Tensor y);
 bool share_grad(const Tensor &X, const Tensor &y); // dX = dy: share its memory, if possible
 void parameters_change();                          // sgd says so
-void flop(double count); // for a profile: the floating-point operations of the next kernel
-void touch(long n);      // and the numbers that it reads or writes
 void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
 
@@ -988,9 +963,9 @@ Tensor relu(const Tensor &X) {
     Tensor y = output("relu", {X}, X.shape);
     const int n = size(X);
     if (fused()) return fused_relu(X, y); // an operator of your own leaves this out
-    CHECK_LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
+    LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
     record(y, [=] {
-        CHECK_LAUNCH(relu_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
+        LAUNCH(relu_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
             grad_of(X), y.grad->ptr(), X.ptr(), n));
     });
     return y;
@@ -1014,13 +989,13 @@ Tensor add(const Tensor &A, const Tensor &B) {
     Tensor y = output("add", {A, B}, A.shape);
     const int n = size(A);
     if (!join(A, y, &B) && !join(B, y, &A))
-        CHECK_LAUNCH(add_forward_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(),
-                                                                                 B.ptr(), n));
+        LAUNCH(add_forward_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(),
+                                                                           B.ptr(), n));
     record(y, [=] {
         for (const Tensor &X : {A, B}) {
             if (!X.grad || share_grad(X, y)) continue;
-            CHECK_LAUNCH(add_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
-                grad_of(X), y.grad->ptr(), n));
+            LAUNCH(add_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(grad_of(X),
+                                                                                y.grad->ptr(), n));
         }
     });
     return y;
@@ -1039,8 +1014,9 @@ void add_(const Tensor &a, const Tensor &b) {
     same_device("add_", {a, b});
     check_shape("add_", a.shape == b.shape, "two of the same shape", {a, b});
     const int n = size(a);
-    if (dry_run) return (void)Span("add", &stream(a.device), 2 * sizeof(float) * n);
-    CHECK_LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(a.ptr(), b.ptr(), n));
+    float *const sum = a.ptr();
+    const float *const x = b.ptr();
+    LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(sum, x, n));
 }
 
 // --- what differs on a CPU; sums over a warp and over a block
@@ -1140,7 +1116,7 @@ __global__ void count_correct_kernel(float *correct, const float *y_hat, const f
 }
 void count_correct(const Tensor &correct, const Tensor &y_hat, const Tensor &y) {
     same_device("count_correct", {correct, y_hat, y});
-    CHECK_LAUNCH(count_correct_kernel<<<1, threads, 0, on(y.device)>>>(
+    LAUNCH(count_correct_kernel<<<1, threads, 0, on(y.device)>>>(
         correct.ptr(), y_hat.ptr(), y.ptr(), y_hat.shape[0], y_hat.shape[1]));
 }
 
@@ -1161,18 +1137,23 @@ __global__ void sum_parts_kernel(float *out, Parts parts, int k, int n) {
     for (int q = 0; q < count; q++) out[first + q] = sum[q];
 }
 void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
+    if (parts.size() > max_gpus) { // more than a launch takes: some of them first
+        const auto next = parts.begin() + max_gpus;
+        std::vector<Tensor> rest = {empty(a.shape, a.device)};
+        sum_(rest[0], {parts.begin(), next});
+        rest.insert(rest.end(), next, parts.end());
+        return sum_(a, rest);
+    }
     Parts pointers = {};
-    const size_t all = (parts.size() + 1) * size(a);
-    if (dry_run) return (void)Span("sum", &stream(a.device), all * sizeof(float));
-    if (parts.size() > max_gpus) error("sum_: %zu parts, at most %d", parts.size(), max_gpus);
     for (size_t c = 0; c < parts.size(); c++) {
         same_device("sum_", {a, parts[c]});
         check_shape("sum_", size(a) == size(parts[c]), "tensors of one size", {a, parts[c]});
         pointers.p[c] = parts[c].ptr();
     }
     const int n = size(a);
-    CHECK_LAUNCH(sum_parts_kernel<<<blocks(n, threads * lanes), threads, 0, on(a.device)>>>(
-        a.ptr(), pointers, parts.size(), n));
+    float *const sum = a.ptr();
+    LAUNCH(sum_parts_kernel<<<blocks(n, threads * lanes), threads, 0, on(a.device)>>>(
+        sum, pointers, parts.size(), n));
 }
 
 // --- sgd
@@ -1190,14 +1171,13 @@ __global__ void sgd_kernel(SgdList list, float lr, float batch_size) {
         param[i] -= lr * grad[i] / batch_size;
 }
 
-int whole_batch(int batch_size); // of all nodes (section 15)
-extern const char *part_of_step; // section 9
+int whole_batch(int batch_size); // of all nodes (section 14)
 
 // param -= lr * param.grad / batch_size, for each param that has a gradient
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
     batch_size = whole_batch(batch_size);
     parameters_change();
-    part_of_step = "update";
+    const Part update("update");
     for (size_t next = 0; next < params.size();) {
         SgdList list = {};
         int count = 0, largest = 0;
@@ -1212,10 +1192,8 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
         }
         const dim3 grid(blocks(largest, 4 * threads), count);
         if (largest > 0)
-            CHECK_LAUNCH(
-                sgd_kernel<<<grid, threads, 0, on(params[0].device)>>>(list, lr, batch_size));
+            LAUNCH(sgd_kernel<<<grid, threads, 0, on(params[0].device)>>>(list, lr, batch_size));
     }
-    part_of_step = "forward";
 }
 
 // --- softmax cross-entropy
@@ -1262,10 +1240,10 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
     check_shape("softmax_cross_entropy", right, "(N,classes), (N)", {y_hat, y});
     const int N = y_hat.shape[0], classes = y_hat.shape[1], block = 64;
     Tensor l = output("softmax_cross_entropy", {y_hat, y}, {N});
-    CHECK_LAUNCH(softmax_cross_entropy_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
+    LAUNCH(softmax_cross_entropy_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
         l.ptr(), y_hat.ptr(), y.ptr(), N, classes));
     record(l, [=] {
-        CHECK_LAUNCH(
+        LAUNCH(
             softmax_cross_entropy_backward_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
                 grad_of(y_hat), l.grad->ptr(), y_hat.ptr(), y.ptr(), N, classes));
     });
@@ -1418,15 +1396,15 @@ static Tensor pool2d(const char *op, const Tensor &X, int KH, int KW, int S) {
     const bool tutorial = std::is_same<Window, Mean>() && fixed == 2; // and nothing is left over:
     const bool fuses = tutorial && H == 2 * s.OH && W == 2 * s.OW;
     if (!fuses || !join_pooling(X, y))
-        CHECK_LAUNCH(pool2d_kernel<Window, fixed>
-                     <<<blocks(s.P, block.z), block, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
+        LAUNCH(pool2d_kernel<Window, fixed>
+               <<<blocks(s.P, block.z), block, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
     record(y, [=] {
         Tensor x = X;
         x.grad = nullptr; // it may keep the kernel
         auto kernel = [=, dy = *y.grad](Target dX) {
             const int grid = blocks(s.P, block_back.z);
-            CHECK_LAUNCH(pool2d_backward_kernel<Window, fixed>
-                         <<<grid, block_back, 0, on(x.device)>>>(dX, dy.ptr(), x.ptr(), s));
+            LAUNCH(pool2d_backward_kernel<Window, fixed>
+                   <<<grid, block_back, 0, on(x.device)>>>(dX, dy.ptr(), x.ptr(), s));
         };
         if (fuses) put_off(X, kernel, *y.grad);
         else kernel(grad_of(X));
@@ -1471,7 +1449,6 @@ struct ConvShape {
     int N, C, H, W, O, K, stride, padding, OH, OW;
     int W_stride_k, W_stride_o;
     int tiled = 0; // 1: in registers, not through shared memory
-    double flop() const { return 2.0 * N * O * OH * OW * C * K * K; } // of each sum below
 };
 __device__ inline float pixel(const float *X, const ConvShape &s, int n, int c, int h, int w) {
     const bool inside = h >= 0 && h < s.H && w >= 0 && w < s.W; // else it is padding
@@ -1538,21 +1515,18 @@ __global__ void conv2d_plain_backward_weights_kernel(Target dW, Target db, const
 static void plain_forward(const Target &y, const Tensor &X, const Tensor &W, const Tensor &b,
                           const ConvShape &s) {
     const int n = s.N * s.O * s.OH * s.OW;
-    flop(s.flop());
-    CHECK_LAUNCH(conv2d_plain_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.data, X.ptr(),
-                                                                              W.ptr(), b.ptr(), s));
+    LAUNCH(conv2d_plain_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.data, X.ptr(), W.ptr(),
+                                                                        b.ptr(), s));
 }
 static void plain_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
                                  const ConvShape &s) {
-    flop(s.flop());
-    CHECK_LAUNCH(conv2d_plain_backward_input_kernel<<<blocks(size(X)), threads, 0, on(X.device)>>>(
+    LAUNCH(conv2d_plain_backward_input_kernel<<<blocks(size(X)), threads, 0, on(X.device)>>>(
         grad_of(X), y.grad->ptr(), W.ptr(), s));
 }
 static void plain_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
                                    const Tensor &y, const ConvShape &s) {
     const int n = size(W) + size(b);
-    flop(s.flop());
-    CHECK_LAUNCH(conv2d_plain_backward_weights_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
+    LAUNCH(conv2d_plain_backward_weights_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
         grad_of(W), grad_of(b), y.grad->ptr(), X.ptr(), s));
 }
 
@@ -1727,8 +1701,8 @@ static void product_sum(const ProductOut &out, const float *partial, int slices,
                         Device device) {
     const int n = s.rows() * s.N, parts = slices < 64 ? 1 : 16;
     const dim3 block(threads / parts, parts);
-    CHECK_LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, on(device)>>>(
-        out, partial, slices, Divisor(s.rows()), s));
+    LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, on(device)>>>(out, partial, slices,
+                                                                            Divisor(s.rows()), s));
 }
 // compute(out, s) launches the kernel that computes C or, if there are several slices, these.
 template <class Compute>
@@ -1779,7 +1753,7 @@ static Images pad(const Tensor &X, int H, int W, int above, int beside) {
     if (above > 0 || beside > 0) {
         out = empty({planes, height, width}, X.device);
         const long lanes_of_rows = (long)planes * height * warp_size;
-        CHECK_LAUNCH(pad_kernel<<<blocks(lanes_of_rows), threads, 0, on(X.device)>>>(
+        LAUNCH(pad_kernel<<<blocks(lanes_of_rows), threads, 0, on(X.device)>>>(
             out.ptr(), X.ptr(), planes, H, W, above, beside));
     }
     return {out, above * width + beside, width, height * width};
@@ -1887,15 +1861,15 @@ __global__ void __launch_bounds__(64)
     }
     tiled_store(sum, first, n0, out, s);
 }
-static void tiled_product(double operations, const ProductOut &out, const Images &A,
-                          const Tensor &B, const Product &s) {
+static void tiled_product(const ProductOut &out, const Images &A, const Tensor &B,
+                          const Product &s) {
     const Device device = B.device;
     const int tiles = blocks(s.N, tile_n), width = blocks(s.M, warp_size * tile_m) * warp_size;
     const Tensor packed = empty({tiles, s.K, tile_n}, device), table = empty({s.K}, device);
     int *const A_offsets = (int *)table.ptr();
     const dim3 pack(tile_n / lanes, 16), pack_grid(blocks(s.K, pack.y * pack_rows), tiles);
     if (s.K > 0)
-        CHECK_LAUNCH(
+        LAUNCH(
             pack_kernel<<<pack_grid, pack, 0, on(device)>>>(packed.ptr(), A_offsets, B.ptr(), s));
     // Only as many slices as fill the device with threads, because each is written, read and added;
     // and enough for a slice of a packed tile to fit the second-level cache of a CPU's core.
@@ -1906,8 +1880,7 @@ static void tiled_product(double operations, const ProductOut &out, const Images
     const float *const a = A.ptr(), *const b = packed.ptr();
     in_slices(slices, out, s, device, [&](const ProductOut &out, const Product &s) {
         const dim3 grid(blocks(width, block) * tiles, 1, slices);
-        flop(operations);
-        CHECK_LAUNCH(tiled_kernel<<<grid, block, 0, on(device)>>>(out, a, A_offsets, b, s));
+        LAUNCH(tiled_kernel<<<grid, block, 0, on(device)>>>(out, a, A_offsets, b, s));
     });
 }
 
@@ -1952,8 +1925,7 @@ __global__ void shallow_kernel(Target y, const float *X, const float *W, const f
 
 static void shallow_forward(const Target &y, const Images &X, const Tensor &W, const Tensor &b,
                             const ConvShape &s) {
-    flop(s.flop());
-    CHECK_LAUNCH(shallow_kernel<<<blocks(s.N * s.O, 16), 16, 0, on(W.device)>>>(
+    LAUNCH(shallow_kernel<<<blocks(s.N * s.O, 16), 16, 0, on(W.device)>>>(
         y, X.memory.ptr(), W.ptr(), b.ptr(), with_zeros(s)));
 }
 // partial[slice][o][k] = the sums over the slice's images for dW (k < 9*C) and db (k = 9*C), from
@@ -1995,9 +1967,8 @@ static void shallow_backward_weights(const ProductOut &out, const Images &X, con
     const Tensor partial = empty({slices, p.N, p.rows()}, dy.device);
     const dim3 grid(blocks(s.O * s.C, 8), 1, slices);
     const float *const g = dy.ptr();
-    flop(s.flop());
     if (slices > 0)
-        CHECK_LAUNCH(shallow_weight_grad_kernel<<<grid, 8, 0, on(dy.device)>>>(
+        LAUNCH(shallow_weight_grad_kernel<<<grid, 8, 0, on(dy.device)>>>(
             partial.ptr(), X.memory.ptr(), g, with_zeros(s)));
     product_sum(out, partial.ptr(), slices, p, dy.device);
 }
@@ -2338,8 +2309,8 @@ static void product_tiles(const ProductOut &out, const Factors &from, const Prod
     dim3 grid(blocks(s.rows(), Tile::TM), blocks(s.N, Tile::TN));
     grid.z = product_slices(grid.x * grid.y, s.K, Tile::threads, multiprocessors(device));
     in_slices(grid.z, out, s, device, [&](const ProductOut &out, const Product &s) {
-        CHECK_LAUNCH(product_kernel<Tile, by_terms, by_columns, pooling>
-                     <<<grid, Tile::threads, 0, on(device)>>>(out, from, s));
+        LAUNCH(product_kernel<Tile, by_terms, by_columns, pooling>
+               <<<grid, Tile::threads, 0, on(device)>>>(out, from, s));
     });
 }
 // Tiles by the number of C's columns, small ones if large ones would not fill a GPU. They were
@@ -2401,12 +2372,11 @@ static void product_in(const ProductOut &out, const Factors &from, const Product
     else if (s.weights) run(tiles<typename In::Columns128, true>);
     else run(tiles<typename In::Columns128, false>);
 }
-static void product(bool tiled, double operations, const ProductOut &out, const Images &A,
-                    const Tensor &B, const Product &s, const float *B_mask = nullptr) {
+static void product(bool tiled, const ProductOut &out, const Images &A, const Tensor &B,
+                    const Product &s, const float *B_mask = nullptr) {
     if (s.rows() == 0) return;
-    if (tiled) return tiled_product(operations, out, A, B, s);
+    if (tiled) return tiled_product(out, A, B, s);
     const Factors factors = {A.ptr(), B.ptr(), B_mask};
-    flop(operations);
     const auto product_in = options.precision == "tf32" ? ::product_in<Tf32> : ::product_in<Fp32>;
     product_in(out, factors, s, B.device);
 }
@@ -2444,7 +2414,7 @@ static void product_forward(const Target &y, const Tensor &X, const Tensor &W, c
     const Map C_row = y.pooled ? by_window : pixels(s, row_first);
     const Map A_term = taps(s, x, skip), B_term = weights(s, skip);
     const Map B_column = spaced(s.O, s.W_stride_o), C_pooled_row = pixels(half, false);
-    product(s.tiled, s.flop(), {y, {}, b.ptr()}, x, W,
+    product(s.tiled, {y, {}, b.ptr()}, x, W,
             {s.N * out, s.O, s.C * s.K * s.K, A_row, A_term, s.H, s.W, B_term, B_column, C_row, out,
              skip ? s.C * s.K : 0, 0, C_pooled_row});
 }
@@ -2487,7 +2457,7 @@ static void product_backward_wide_input(const Tensor &X, const Tensor &W, const 
             const Axis rows_of_dX = {h.count, S * s.W}, columns_of_dX = {w.count, S};
             const Map C_row = {
                 row_first, {s.N, s.C * plane}, rows_of_dX, columns_of_dX, i * s.W + j};
-            product(s.tiled, s.flop() * h.taps * w.taps / (K * K), {dX, {}, nullptr}, dy, W,
+            product(s.tiled, {dX, {}, nullptr}, dy, W,
                     {s.N * h.count * w.count, s.C, s.O * h.taps * w.taps, A_row, A_term, s.OH, s.OW,
                      B_term, B_column, C_row, plane, skip ? s.O * w.taps : 0, 0});
         }
@@ -2520,8 +2490,8 @@ __global__ void fold_kernel(Target dX, const float *part, int by_n, int by_v, in
 static void fold(const Target &dX, const Tensor &part, int by_n, int by_v, int by_h,
                  const ConvShape &s) {
     const int n = s.N * s.C * s.H * blocks(s.W, lanes);
-    CHECK_LAUNCH(fold_kernel<<<blocks(n), threads, 0, on(part.device)>>>(dX, part.ptr(), by_n, by_v,
-                                                                         by_h, s));
+    LAUNCH(fold_kernel<<<blocks(n), threads, 0, on(part.device)>>>(dX, part.ptr(), by_n, by_v, by_h,
+                                                                   s));
 }
 // As a product, whose rows are in the order n,h,j for tiled kernels, h,n,j for fast ones:
 //                      C      a row of it   a column   a term of the sum   A    B
@@ -2539,7 +2509,7 @@ static void product_backward_narrow_input(const Tensor &X, const Tensor &W, cons
     const Map B_term = {true, {s.O, so}, {K, -K * sk}, none, (K - 1) * K * sk};
     const Map B_column = {false, none, {s.C, K * K * sk}, {K, sk}}, C_row = spaced(M, 1);
     const Tensor part = empty({s.C * K, M}, X.device);
-    product(s.tiled, s.flop(), {{part.ptr()}, {}, nullptr}, dy, W,
+    product(s.tiled, {{part.ptr()}, {}, nullptr}, dy, W,
             {M, s.C * K, s.O * K, A_row, A_term, s.OH, 1, B_term, B_column, C_row, M, s.O, 0});
     fold(dX, part, row_first ? s.OW : s.H * s.OW, M, row_first ? s.N * s.OW : s.OW, s);
 }
@@ -2558,7 +2528,6 @@ static void product_backward_weights(const Tensor &X, const Tensor &W, const Ten
     // Only if nothing else reads dy, and for the one tile whose kernel can
     const bool unpool =
         warp_size > 1 && from.mask && !X.grad && !s.tiled && terms < 32 && s.O <= 20;
-    if (unpool) touch(s.N * s.O * out); // the mask
     const Images x = pad(X, s.H, s.W, zeros, zeros);
     const Tensor &dy = unpool ? from.dy : *y.grad;
     const Map quarters = {false, {s.N, s.O * out / 4}, {s.OH, 0, 1}, {s.OW, 0, 1}};
@@ -2569,7 +2538,7 @@ static void product_backward_weights(const Tensor &X, const Tensor &W, const Ten
                        B_term, B_column, C_row,     s.W_stride_o, 0,      1};
     const ProductOut to = {grad_of(W), grad_of(b), nullptr};
     if (is_shallow(s)) shallow_backward_weights(to, x, dy, p, s);
-    else product(s.tiled, s.flop(), to, x, dy, p, unpool ? from.mask : nullptr);
+    else product(s.tiled, to, x, dy, p, unpool ? from.mask : nullptr);
 }
 
 // --- convolution and dense layers: the operators
@@ -2743,12 +2712,12 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
     const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
                          var.ptr(), running_mean.ptr(), running_var.ptr()};
     if (recording && N > 0) {
-        CHECK_LAUNCH(batch_norm_moments_kernel<<<C, bn_threads, 0, on(X.device)>>>(a, s));
+        LAUNCH(batch_norm_moments_kernel<<<C, bn_threads, 0, on(X.device)>>>(a, s));
     }
     const int by_plane = blocks((long)N * C * warp_size);
     launch(y, [=](Target y) {
         (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
-        CHECK_LAUNCH(batch_norm_kernel<<<by_plane, threads, 0, on(X.device)>>>(y, a, s));
+        LAUNCH(batch_norm_kernel<<<by_plane, threads, 0, on(X.device)>>>(y, a, s));
     });
     record(y, [=] {
         (void)inputs, (void)mean, (void)var;
@@ -2756,10 +2725,10 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
         const Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
         // In this order, so that dbeta is added where gamma and beta are the same tensor
         const Target dgamma = grad_of(gamma), dbeta = grad_of(beta);
-        CHECK_LAUNCH(batch_norm_sums_kernel<<<C, bn_threads, 0, on(X.device)>>>(
-            sum.ptr(), product.ptr(), dgamma, dbeta, dy, a, s));
+        LAUNCH(batch_norm_sums_kernel<<<C, bn_threads, 0, on(X.device)>>>(sum.ptr(), product.ptr(),
+                                                                          dgamma, dbeta, dy, a, s));
         if (!X.grad) return;
-        CHECK_LAUNCH(batch_norm_backward_kernel<<<by_plane, threads, 0, on(X.device)>>>(
+        LAUNCH(batch_norm_backward_kernel<<<by_plane, threads, 0, on(X.device)>>>(
             grad_of(X), dy, sum.ptr(), product.ptr(), a, s));
     });
     return y;
@@ -2785,7 +2754,6 @@ struct NoGrad { // while one exists, nothing goes on the tape
 
 struct Event { // a CUDA event of a device
     cudaEvent_t handle = nullptr;
-    int after = -1; // the number of the operation that records it, for a trace
     explicit Event(Device device) {
         on(device);
         CHECK(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming));
@@ -2936,7 +2904,7 @@ bool join_pooling(const Tensor &X, Tensor &y) {
 Tensor fused_relu(const Tensor &X, Tensor y) {
     const int n = size(X);
     if (!join(X, y))
-        CHECK_LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
+        LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
     if (!y.grad) return y;
     y.grad = X.grad;
     y.masked = true;
@@ -2964,11 +2932,8 @@ Pooled pooled(const Tensor &dX) {
     return late ? Pooled{dX.by->pooled, dX.by->to.mask} : Pooled{};
 }
 
-const char *part_of_step = "forward"; // for a trace
-static void gradient_is_ready(Event &complete, Device device) {
-    const Span span("gradient", &stream(device));
+static void gradient_is_ready(const Event &complete, Device device) {
     CHECK(cudaEventRecord(complete.handle, on(device)));
-    complete.after = span.op;
 }
 
 // Run the tape of l's device in reverse and empty it, which frees memory on the way. Gradients are
@@ -2983,9 +2948,9 @@ void backward(const Tensor &l) {
             "used it up",
             str(l.device).c_str());
     pass++;
-    part_of_step = "backward";
+    const Part part("backward");
     const int n = size(l);
-    CHECK_LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(l.device)>>>(grad_of(l), 1, n));
+    LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(l.device)>>>(grad_of(l), 1, n));
     while (!tape.empty()) {
         TapeEntry entry = std::move(tape.back());
         tape.pop_back();
@@ -2993,14 +2958,12 @@ void backward(const Tensor &l) {
         for (const auto &event : completes) gradient_is_ready(*event, l.device);
         completes.clear();
     }
-    part_of_step = "sum"; // until sgd
 }
 const Tensor &gradient(const Tensor &param) {
     if (!param.grad) error("a parameter has no gradient: does get_params call attach_grad?");
     return *param.grad;
 }
 void wait_for_gradient(const Tensor &grad) {
-    const Span wait("wait", &stream(grad.device), 0, grad.complete->after);
     CHECK(cudaStreamWaitEvent(on(grad.device), grad.complete->handle, 0));
 }
 
@@ -3368,16 +3331,12 @@ Stream &stream(Device device) {
     if (g.waiting) send_off(std::exchange(g.waiting, nullptr));
     return g.streams[comm];
 }
-static Span *innermost = nullptr; // of those that stand, while a Recorder works (section 14)
 cudaStream_t on(Device device) {
     CHECK(cudaSetDevice(physical(device)));
-    Stream &s = stream(device);
-    if (innermost) innermost->begin(s, 0);
-    return s.handle;
+    return stream(device).handle;
 }
 static Stream new_stream(Device device) {
     Stream s;
-    s.device = device.id;
     CHECK(cudaSetDevice(physical(device)));
     CHECK(cudaStreamCreateWithFlags(&s.handle, cudaStreamNonBlocking));
     CHECK(cudaEventCreateWithFlags(&s.ready, cudaEventDisableTiming));
@@ -3385,44 +3344,17 @@ static Stream new_stream(Device device) {
 }
 Stream &link_stream(Device src, Device dst) {
     Stream &s = state(dst).links[src.id];
-    if (s.device < 0) s = new_stream(dst);
+    if (!s.handle) s = new_stream(dst);
     return s;
 }
 void join_comm_streams(int k) {
     for (int c = 0; c < k; c++) wait_for(state(gpu(c)).streams[0], state(gpu(c)).streams[1]);
-}
-static void each_stream(const std::function<void(Stream &, const std::string &name)> &f) {
-    for (Gpu &g : gpus) {
-        for (int comm : {0, 1}) f(g.streams[comm], comm ? "communication" : "computation");
-        for (auto &[src, link] : g.links) f(link, "from " + str(gpu(src)));
-    }
 }
 void waitall() {
     for (size_t c = 0; c < gpus.size(); c++) {
         on(gpu(c));
         for (const Stream &s : gpus[c].streams) CHECK(cudaStreamSynchronize(s.handle));
     }
-}
-
-// Enqueue a pause: what waits for this stream, or should, is late then.
-static void pause(Stream &stream, int ms) {
-    call_on(stream, "pause", 0, [=] { usleep(1000 * ms); });
-}
-
-// The messages since the last reset, counted as they are enqueued: what an exchange costs.
-struct Traffic {
-    long messages = 0, bytes = 0;
-    std::map<std::pair<int, int>, long> links; // bytes from one device to another; -1: the host
-    int steps = 0;                             // the longest chain of messages
-};
-static Traffic traffic;
-static bool late_messages = false; // the judge's: each one is late then
-static void count_message(Device src, Device dst, size_t bytes, Stream &carrier) {
-    traffic.messages++;
-    traffic.bytes += bytes;
-    traffic.links[{src.id, dst.id}] += bytes;
-    traffic.steps = std::max(traffic.steps, ++carrier.steps);
-    if (late_messages) pause(carrier, 1);
 }
 
 // --- devices
@@ -3450,12 +3382,13 @@ static void check_copy(Device i, Device j) {
     const Tensor pattern = random({1 << 14}, std::uniform_real_distribution<float>(1, 2 + j.id));
     const Tensor zeros = full(pattern.shape, 0, cpu());
     const bool slow = i.id + j.id == 1; // one pair, both ways, is enough
+    auto pause = [](Device d) { call_on(stream(d), [] { usleep(1000); }); };
     for (int trial = 0; trial <= slow; trial++) {
-        if (slow) pause(stream(trial ? j : i), 1);
+        if (slow) pause(trial ? j : i);
         const Tensor src = copyto(pattern, i), dst = empty(pattern.shape, j);
         copyto(src, dst);
         copyto(zeros, src);
-        if (slow) pause(stream(j), 1); // the host is to wait too
+        if (slow) pause(j); // the host is to wait too
         const Tensor back = copyto(dst, cpu());
         const std::vector<float> got(back.ptr(), back.ptr() + size(back)), want = to_host(pattern);
         const int wrong = std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin();
@@ -3542,11 +3475,6 @@ static std::shared_ptr<float> allocate(int n, Device device) {
     const size_t bytes = n * sizeof(float);
     float *p = nullptr;
     if (n == 0) return nullptr;
-    if (dry_run) { // addresses that nobody uses
-        static uintptr_t next = 1 << 12;
-        next += bytes;
-        return std::shared_ptr<float>((float *)(next - bytes), [](float *) {});
-    }
     if (device.id < 0) {
         const cudaError_t code = cudaMallocHost((void **)&p, bytes);
         if (code == cudaErrorMemoryAllocation)
@@ -3590,8 +3518,7 @@ Tensor full(std::vector<int> shape, float value, Device device) {
     Tensor t = empty(std::move(shape), device);
     const int n = size(t);
     if (device.id < 0) std::fill_n(t.ptr(), n, value);
-    else
-        CHECK_LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(device)>>>(Target{t.ptr()}, value, n));
+    else LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(device)>>>(Target{t.ptr()}, value, n));
     return t;
 }
 Tensor arange(int n) {
@@ -3659,17 +3586,15 @@ static std::string name_of(int j) {
 
 // `count` arrays of n numbers in pinned host memory, cached per (stream, n, count): an array has
 // one use in all calls, so that stream order makes reuse safe.
+static auto &pinned_memory = *new std::map<std::vector<int>, std::vector<Tensor>>;
 std::vector<float *> pinned(int count, int n) {
-    static auto &all = *new std::map<std::vector<int>, std::vector<Tensor>>;
-    if (dry_run) return std::vector<float *>(count);
-    std::vector<Tensor> &list = all[{comm, n, count}];
+    std::vector<Tensor> &list = pinned_memory[{comm, n, count}];
     while ((int)list.size() < count) list.push_back(empty({n}, cpu()));
     std::vector<float *> pointers;
     for (int i = 0; i < count; i++) pointers.push_back(list[i].ptr());
     return pointers;
 }
-void call_on(Stream &stream, const char *name, size_t bytes, std::function<void()> f) {
-    const Span span(name, &stream, bytes);
+void call_on(Stream &stream, std::function<void()> f) {
     auto call_and_delete = [](void *function) {
         std::unique_ptr<std::function<void()>> f((std::function<void()> *)function);
         (*f)();
@@ -3897,6 +3822,12 @@ static double now() {
 }
 void Timer::start() { t0 = now(); }
 void Timer::stop() { times.push_back(now() - t0); }
+void Timer::exclude(const std::function<void()> &f) {
+    waitall(); // what is enqueued counts
+    const double begin = now();
+    f();
+    t0 += now() - begin;
+}
 double Timer::avg() const { return times.empty() ? 0 : total(times) / times.size(); }
 
 //   123/235 [===============               ]  loss 0.7345  4321 images/s  26 s left
@@ -3963,7 +3894,7 @@ void Animator::step(const std::vector<Tensor> &ls) {
         const int n = size(ls[c]);
         p.samples[s] += n;
         if (n > size(ls[most])) most = c;
-        CHECK_LAUNCH(
+        LAUNCH(
             sum_kernel<<<1, threads, 0, on(ls[c].device)>>>(p.losses[c].ptr() + s, ls[c].ptr(), n));
     }
     const Device device = ls[most].device;
@@ -4233,930 +4164,83 @@ static void resume(const std::string &folder) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 13. Judge and benchmark
-// Every training: does its first step do what one device does? `make exercise`: is an allreduce
-// right, and what does it cost? `make bench`: how long does it take?
+// 13. The first minibatch
+// The chapter's promise, checked once a run, outside the timer: k devices do what one does. What
+// is wrong is named with both numbers; `make check` says what it looks like, and why.
 
-// --- the first step
-// The chapter's promise: k devices do what one does. The gradients that train_batch has left on the
-// devices are compared with that of the whole minibatch on gpu(0), and each update with what sgd
-// should make of them. A mistake is named by what it has made of the shards' gradients.
-
-typedef std::vector<float> Flat; // the numbers of several tensors, one after another
+typedef std::vector<float> Flat; // the numbers of all trained parameters, one after another
 static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
     const std::vector<std::vector<Tensor>> one = {get_params(params, gpu(0))};
     backward(loss(net(copyto(X, gpu(0)), one[0]), copyto(y, gpu(0))));
     return all_to_host(gradients(one)[0]);
 }
-static std::vector<Flat> gradients_of_shards(const Tensor &X, const Tensor &y, int k) {
-    std::vector<Flat> shards;
+// The sum of the gradients of k shards, each on gpu(0), and for each number the unit in which
+// differences are measured: the largest |number| of its parameter, summed over the shards.
+static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y, int k) {
+    Flat sum(total(sizes_of(trained(params)))), unit(sum.size());
     int begin = 0;
     for (int n : shard_sizes(X.shape[0], k)) {
-        shards.push_back(gradient_on_one(rows(X, begin, begin + n), rows(y, begin, begin + n)));
+        const Flat part = gradient_on_one(rows(X, begin, begin + n), rows(y, begin, begin + n));
+        for (size_t j = 0; j < part.size(); j++) sum[j] += part[j], unit[j] += std::fabs(part[j]);
         begin += n;
     }
-    return shards;
-}
-static double dot(const Flat &a, const Flat &b, const std::vector<int> &indices) {
-    double sum = 0;
-    for (int j : indices) sum += (double)a[j] * b[j];
-    return sum;
-}
-static bool near(double a, double b) { // up to 2%, or 0.01
-    return std::fabs(a - b) <= std::max(0.01, 0.02 * std::fabs(b));
-}
-
-// What a gradient on device c looks like where it is wrong: the factors a for which sum a[d] *
-// shards[d] comes nearest to it (least squares) say which shards are in it and how often.
-static std::string explain_gradient(const Flat &got, const std::vector<int> &wrong,
-                                    const std::vector<Flat> &shards, int c) {
-    const int k = shards.size();
-    std::vector<std::vector<double>> row(k, std::vector<double>(k + 1)); // the normal equations
-    for (int d = 0; d < k; d++)
-        for (int e = 0; e <= k; e++) row[d][e] = dot(shards[d], e < k ? shards[e] : got, wrong);
-    for (int p = 0; p < k; p++) // Gauss-Jordan elimination; an empty shard's row is 0
-        for (int d = 0; d < k && row[p][p] > 0; d++)
-            for (int e = k; e >= p && d != p; e--) row[d][e] -= row[d][p] / row[p][p] * row[p][e];
-    const double squares = dot(got, got, wrong);
-    double left = squares; // of them what the factors do not explain
-    std::vector<double> a(k, 1);
-    for (int p = 0; p < k; p++) {
-        if (row[p][p] > 0) a[p] = row[p][k] / row[p][p];
-        left -= a[p] * dot(shards[p], got, wrong);
+    auto first = unit.begin();
+    for (int n : sizes_of(trained(params))) {
+        std::fill_n(first, n, *std::max_element(first, first + n));
+        first += n;
     }
-    auto all = [&](double x) {
-        return std::all_of(a.begin(), a.end(), [=](double factor) { return near(factor, x); });
-    };
-    if (std::isnan(left)) return "nobody has written it: is a wait or a barrier missing?";
-    if (left > 0.02 * squares)
-        return "it is no sum of the shards' gradients: are wrong numbers added, is a wait missing?";
-    if (all(0)) return "it is 0: does backward run for this device?";
-    if (all(-1)) return "it has the wrong sign";
-    if (k > 1 && all(1.0 / k))
-        return "it is the mean: allreduce is to sum, sgd divides by the batch size";
-    if (k > 1 && all(k)) return format("it is %d times the sum: added again?", k);
-    std::string text;
-    bool own = k > 1; // alone
-    for (int d = 0; d < k; d++) {
-        own = own && near(a[d], d == c);
-        if (near(a[d], 1)) continue;
-        text += (text.empty() ? "it is " : ", ") +
-                format(near(a[d], 0) ? "without %s's shard" : "%s's shard %.2g times",
-                       str(gpu(d)).c_str(), a[d]);
-    }
-    if (own)
-        return "it is that of the device's own shard: does backward run on every device, does "
-               "allreduce get each gradient and send the sum?";
-    if (text.empty())
-        return "it is nearly right: are numbers rounded to fewer bits on their way, or a few lost?";
-    return text + ": is it the shards (split_and_load), backward on each device, or allreduce?";
+    return {sum, unit};
 }
-// What an update looks like that is `ratio` times the right one.
-static std::string explain_update(double ratio, double batch, double shard, double lr) {
-    const std::pair<double, const char *> mistakes[] = {
-        {-1, "it goes the wrong way, param -= lr * grad / batch_size"},
-        {batch, "it is not divided by the batch size"},
-        {1 / batch, "it is divided by the batch size twice"},
-        {batch / shard, "it is divided by the size of the shard, not of the minibatch"},
-        {lr, "it is multiplied by the learning rate twice"},
-        {1 / lr, "it is not multiplied by the learning rate"}};
-    for (const auto &[x, text] : mistakes)
-        if (std::fabs(ratio - x) < 0.02 * std::fabs(x)) return text;
-    return std::fabs(ratio) < 1e-3 ? "the parameter is what it was"
-                                   : format("it is %f times the right one", ratio);
-}
-
-// The losses: one for each sample, all of them numbers.
-static void check_losses(const std::vector<Tensor> &ls, int n) {
-    for (const Tensor &l : ls) {
-        const Tensor on_device = empty({1}, l.device);
-        const double sum = total(to_host(l));
-        if (!std::isfinite(sum))
-            error("the first minibatch: the loss on %s is %s before any update: is memory read "
-                  "that nobody has written, or a barrier (__syncthreads) or a wait missing?",
-                  str(l.device).c_str(), std::isnan(sum) ? "nan" : "infinite");
-        CHECK_LAUNCH(
-            sum_kernel<<<1, threads, 0, on(l.device)>>>(on_device.ptr(), l.ptr(), size(l)));
-        if (const float got = to_host(on_device)[0]; !near(got, sum))
-            error("the first minibatch: sum_kernel adds the losses on %s up to %g, not to %g: is a "
-                  "barrier (__syncthreads) missing in block_sum?",
-                  str(l.device).c_str(), got, sum);
-    }
-    if (const int losses = total(sizes_of(ls)); losses != n)
-        error("the first minibatch: it has %d samples, the devices' shards together have %d: what "
-              "does split_and_load lose or repeat?",
-              n, losses);
-}
-// Are they gradients at all? A small step of one parameter along its gradient must raise the mean
-// loss of some samples by step * |gradient|^2, one against it lower it by as much. (Up to a factor
-// of 2: ReLUs may switch on the way, and rounding hides changes below a millionth of the loss or of
-// the logits.)
-static void check_slopes(const Tensor &X, const Tensor &y) {
-    const int n = std::min(16, X.shape[0]);
-    const Tensor x = copyto(rows(X, 0, n), gpu(0)), labels = copyto(rows(y, 0, n), gpu(0));
-    const std::vector<Tensor> p = get_params(params, gpu(0));
-    backward(loss(net(x, p), labels));
-    NoGrad guard;
-    const std::string precision = std::exchange(options.precision, "fp32"); // tf32 rounds steps off
-    auto mean_loss = [&] { return total(to_host(loss(net(x, p), labels))) / n; };
-    const double whole = std::fabs(mean_loss());
-    double largest = whole; // of the numbers that are rounded on the way to it
-    for (double z : to_host(net(x, p))) largest = std::max(largest, std::fabs(z));
-    for (size_t i = 0; i < p.size(); i++) {
-        const Flat g = to_host(gradient(p[i])), old = to_host(params[i]);
-        double slope = 0, squares = 0; // |gradient of the mean loss|^2, |parameter|^2
-        for (double a : g) slope += a / n * a / n;
-        for (double a : old) squares += a * a;
-        const double step =
-            std::min(1e-5 * whole / slope, 1e-3 * (0.1 + std::sqrt(squares)) / std::sqrt(slope));
-        double change = 0;
-        for (int way : {1, -1}) {
-            const Tensor moved = empty(p[i].shape, cpu());
-            for (size_t j = 0; j < g.size(); j++) moved.ptr()[j] = old[j] + way * step / n * g[j];
-            copyto(moved, p[i]);
-            change += way * mean_loss();
-        }
-        copyto(params[i], p[i]);
-        const double want = 2 * step * slope;
-        if (want > 1e-6 * largest && !(change > want / 2 && change < want * 2))
-            error("the first minibatch: a step of %s along its gradient changes the loss by %.2g, "
-                  "not by %.2g: is a backward kernel wrong, or a sign?",
-                  param_names[i].c_str(), change, want);
-    }
-    options.precision = precision;
-}
-
-// The sum of some gradients of all trained parameters, and for each number of it the unit that
-// differences are measured in: the largest sum of |parts| in its parameter.
-static std::pair<Flat, Flat> sum_of(const std::vector<Flat> &parts) {
-    Flat sums(parts[0].size()), unit(parts[0].size());
-    for (const Flat &part : parts)
-        for (size_t j = 0; j < part.size(); j++) sums[j] += part[j], unit[j] += std::fabs(part[j]);
-    auto begin = unit.begin();
-    for (size_t i = 0; i < params.size(); i++) {
-        if (!params[i].requires_grad) continue;
-        const auto end = begin + size(params[i]);
-        const float largest = *std::max_element(begin, end);
-        std::fill(begin, end, largest);
-        begin = end;
-        if (largest == 0)
-            printf("notice: the gradient of %s is 0 everywhere\n", param_names[i].c_str());
-    }
-    return {sums, unit};
-}
-
 // part_X, part_y: this node's part of the first minibatch; ls, device_params: what train_batch has
-// made of it and of `params`.
+// made of it and of `params`. The devices' gradients must be those of the whole minibatch on gpu(0)
+// (where batch norm sees each device's shard by itself: of the shards one by one), to 1e-3 of a
+// parameter's largest; the update must be lr * gradient / n.
 void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vector<Tensor> &ls,
                       const std::vector<std::vector<Tensor>> &device_params, float lr) {
     if (!options.first_check) return;
     const auto [X, y] = nodes > 1 ? whole_minibatch : std::make_pair(part_X, part_y);
     const int n = X.shape[0], own = device_params.size(), k = nodes * own;
-    check_losses(ls, part_X.shape[0]);
-    // Where there are buffers, batch norm sees each device's shard by itself
-    const bool alike = trained(params).size() == params.size();
-    const auto [want, unit] = sum_of(gradients_of_shards(X, y, alike ? 1 : k));
+    const char *const see = ": make check looks for the cause";
+    if (const int losses = total(sizes_of(ls)); losses != part_X.shape[0])
+        error("the first minibatch has %d samples, the devices' shards together have %d%s",
+              part_X.shape[0], losses, see);
+    for (const Tensor &l : ls)
+        if (!std::isfinite(total(to_host(l))))
+            error("the first minibatch's loss on %s is not finite, before any update%s",
+                  str(l.device).c_str(), see);
+    const bool alike = trained(params).size() == params.size(); // else there are batch norms
+    const auto [want, unit] = gradient_in_shards(X, y, alike ? 1 : k);
     const Flat old = all_to_host(trained(params));
-    const Grads grads = gradients(device_params);
     const float rounding = options.precision == "tf32" ? 1e-2f : 1e-3f;
-    float largest = 0; // difference of the gradients that is no mistake, in units
+    float largest = 0; // difference of the gradients, in units
     for (int c = 0; c < own; c++) {
-        const Flat got = all_to_host(grads[c]), now = all_to_host(trained(device_params[c]));
-        std::vector<int> wrong, wrong_update;
-        Flat update(got.size()), right(got.size());
+        const Flat got = all_to_host(gradients(device_params)[c]),
+                   now = all_to_host(trained(device_params[c]));
+        auto differs = [&](const char *what, int j, float is, float should_be) {
+            error("the first minibatch: the %s of %s on %s is %.6g, not %.6g%s", what,
+                  name_of(j).c_str(), str(gpu(c)).c_str(), is, should_be, see);
+        };
         for (size_t j = 0; j < got.size(); j++) {
             const float off = std::fabs(got[j] - want[j]);
-            update[j] = old[j] - now[j];
-            right[j] = lr * got[j] / n;
-            if (!(off <= rounding * unit[j])) wrong.push_back(j);
-            else if (off > 0) largest = std::max(largest, off / unit[j]);
-            if (update[j] != right[j] && // both infinite: the loss will tell
-                !(std::fabs(update[j] - right[j]) <=
-                  1e-5f * std::fabs(right[j]) + 1e-6f * std::fabs(old[j])))
-                wrong_update.push_back(j);
+            if (!(off <= rounding * unit[j])) differs("gradient", j, got[j], want[j]);
+            if (off > 0) largest = std::max(largest, off / unit[j]);
         }
-        auto where = [&](int j) { return name_of(j) + " on " + str(gpu(c)); };
-        if (!wrong.empty())
-            error(
-                "the first minibatch: the gradient of %s is %.6g, on one device %.6g: %s",
-                where(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]],
-                explain_gradient(got, wrong, gradients_of_shards(X, y, k), node * own + c).c_str());
-        if (!wrong_update.empty())
-            error("the first minibatch: the update of %s is %.6g, not %.6g: %s",
-                  where(wrong_update[0]).c_str(), update[wrong_update[0]], right[wrong_update[0]],
-                  explain_update(dot(update, right, wrong_update) / dot(right, right, wrong_update),
-                                 n, size(ls[c]), lr)
-                      .c_str());
+        for (size_t j = 0; j < got.size(); j++) {
+            const float update = old[j] - now[j], right = lr * got[j] / n;
+            const float off = std::fabs(update - right);
+            if (update != right && !(off <= 1e-5f * std::fabs(right) + 1e-6f * std::fabs(old[j])))
+                differs("update", j, update, right);
+        }
     }
-    if (alike) check_slopes(X, y);
-    if (k == 1) printf("first minibatch: the update is right\n");
-    else
+    if (k > 1)
         printf("first minibatch: %d devices give the gradient of one%s (largest difference %.0e)\n",
                k, alike ? "" : " that takes their shards one by one", largest);
+    else printf("first minibatch: the update is right\n");
     if (k > 1) empty_cache(); // one device has needed what it will not need again
 }
 
-// Does the command line name this option?
-static bool given(const char *option) { return options.given.count(option) > 0; }
-
-// --- make summary
-// The operators of a training step on one device, of BATCH images (1): their results' shapes and
-// memory, their parameters, the FLOPs of their sums of products (a product and an addition are
-// two). A backward has as many for dW and, but for the first layer, for dX.
-void summary() {
-    const int N = given("batch") ? options.batch : 1;
-    const std::vector<Tensor> p = get_params(params, gpu(0));
-    const Tensor X = full({N, 1, 28, 28}, 0, gpu(0)), y = full({N}, 0, gpu(0));
-    std::vector<Call> list;
-    calls = &list;
-    backward(loss(net(X, p), y));
-    calls = nullptr;
-    long parameters = 0, bytes = 0;
-    double forward = 0, both = 0;
-    printf("%-22s %-18s %12s %13s %13s %9s\n", format("operator, batch %d", N).c_str(), "result",
-           "parameters", "MFLOP forward", "backward", "result MB");
-    for (const Call &c : list) {
-        long own = 0, memory = sizeof(float) * size(c.y);
-        for (const Tensor &t : p)
-            for (const Tensor &input : c.inputs)
-                own += t.data == input.data && t.requires_grad ? size(t) : 0;
-        const bool products = c.op == "conv2d" || c.op == "linear"; // of X, W, b
-        const double terms = products ? size(c.inputs[1]) / size(c.inputs[2]) : 0;
-        const double flop = 2 * terms * size(c.y), back = c.inputs[0].grad ? 2 * flop : flop;
-        printf("%-22s %-18s %12ld %13.3f %13.3f %9.3f\n", c.op.c_str(), str(c.y.shape).c_str(), own,
-               flop / 1e6, back / 1e6, memory / 1e6);
-        parameters += own;
-        forward += flop;
-        both += flop + back;
-        bytes += memory;
-    }
-    printf("%-22s %-18s %12ld %13.3f %13.3f %9.3f\n", options.model.c_str(), "", parameters,
-           forward / 1e6, (both - forward) / 1e6, bytes / 1e6);
-    waitall();
-    printf("device memory of a step, parameters and gradients included: %.1f MB\n",
-           state(gpu(0)).peak_bytes / 1e6);
-}
-
-// --- the judge
-// Tensors of these sizes on k devices, contiguous on each or each by itself.
-static Grads make_grads(int k, const std::vector<int> &sizes, bool contiguous) {
-    Grads grads(k);
-    for (int c = 0; c < k; c++) {
-        for (int n : sizes)
-            grads[c].push_back({gpu(c), {1, n}, nullptr, nullptr}); // without memory
-        if (contiguous) attach_grad(grads[c]);
-        for (Tensor &t : grads[c]) t = contiguous ? *t.grad : empty(t.shape, t.device);
-    }
-    return grads;
-}
-
-// Device c's number i is code(i) * base^c: the digits of sum / code(i) then tell how often each
-// device's number is in the sum. All sums are whole and below 2^24: exact in any order.
-static int base_bits(int k) { return k <= 8 ? 2 : 1; } // base 4, or 2 where that would be too much
-static int code(int i) { return 1 + i % 251; }
-static float input(int i, int c, int k) { return (float)code(i) * (1 << base_bits(k) * c); }
-static float expected(int i, int k) { // the sum
-    float sum = 0;
-    for (int c = 0; c < k; c++) sum += input(i, c, k);
-    return sum;
-}
-
-constexpr float poison = -1e30f; // what the judge puts in place of a sum that it has copied
-
-// What may have gone wrong, from a wrong number of device c at index i.
-static std::string explain(float got, int i, int c, int k, int n) {
-    if (std::isnan(got))
-        return "nobody had written it yet: is a message missing, a wait before it is read, or in a "
-               "kernel __syncthreads()?";
-    if (got == poison)
-        return "the judge put that there after the allreduce: is a wait missing after a message?";
-    if (got == input(i, c, k))
-        return "it is still " + str(gpu(c)) +
-               "'s own number: does a chunk, a grid or a loop end too early, is unflatten missing, "
-               "or a wait for the sum?";
-    if (std::fabs(got * k - expected(i, k)) < 0.5f)
-        return "it is the mean: the sum is wanted, sgd divides by the batch size";
-    const float times = got / code(i), other = got / expected(0, k); // code(0) is 1
-    const bool an_index = other == std::floor(other) && other >= 1 && other <= 251;
-    const int shift = an_index ? ((int)other - code(i) + 251) % 251 : 0;
-    if (an_index && i + shift < n)
-        return format("it is the sum of an index %d further on: are the bounds of a chunk wrong?",
-                      shift);
-    if (times != std::floor(times) || times < 1 || times >= 1 << base_bits(k) * k)
-        return "it is no sum of the devices' numbers at this index";
-    std::string missing, repeated;
-    for (int d = 0, rest = times; d < k; d++, rest >>= base_bits(k)) {
-        const int count = rest & ((1 << base_bits(k)) - 1);
-        if (count == 0) missing += " " + str(gpu(d));
-        if (count > 1) repeated += " " + str(gpu(d)) + format(" (%d times)", count);
-    }
-    std::string text;
-    if (!missing.empty())
-        text = "without the number of" + missing +
-               ": is it not added, or is a wait missing before the sum is read?";
-    if (!repeated.empty())
-        text += std::string(text.empty() ? "" : " ") + "more than once the number of" + repeated +
-                ": is it added again?";
-    return text;
-}
-
-// Call an algorithm with numbers[c] on device c, one tensor after another, while device `straggler`
-// is late, or each message is (k), or nobody (-1). Then do at once what the contract allows: copy
-// the sums, overwrite their memory.   ->   each device's sums
-static std::vector<Flat> run_with_straggler(const std::string &name, const Grads &grads,
-                                            int straggler, const std::vector<Flat> &numbers) {
-    const int k = grads.size();
-    auto fill = [](const std::vector<Tensor> &list, float value) {
-        for (const Tensor &t : list) copyto(full(t.shape, value, t.device), t);
-    };
-    std::vector<Tensor> inputs, results; // each device's, as one; in use until the end
-    for (const auto &list : grads) fill(list, NAN);
-    waitall();
-    for (const Flat &of_device : numbers) {
-        inputs.push_back(empty({(int)of_device.size()}, cpu()));
-        std::copy(of_device.begin(), of_device.end(), inputs.back().ptr());
-    }
-    for (int c = 0; c < k; c++) {
-        if (c == straggler) pause(stream(gpu(c)), 3);
-        copy_flat(inputs[c], grads[c], true);
-    }
-    late_messages = straggler == k;
-    run_allreduce(name, grads);
-    late_messages = false;
-    for (int c = 0; c < k; c++) {
-        results.push_back(empty(inputs[c].shape, gpu(c)));
-        copy_flat(results[c], grads[c], false);
-        fill(grads[c], poison);
-    }
-    waitall();
-    std::vector<Flat> sums;
-    for (const Tensor &t : results) sums.push_back(to_host(t));
-    return sums;
-}
-
-// Right for these tensors? An Error names the first wrong number.
-static void judge_sums(const std::string &name, int k, const std::vector<int> &sizes,
-                       bool contiguous, int straggler) {
-    const int n = total(sizes);
-    std::vector<Flat> numbers(k, Flat(n));
-    Flat sum(n);
-    for (int c = 0; c < k; c++)
-        for (int i = 0; i < n; i++) sum[i] += numbers[c][i] = input(i, c, k);
-    const auto sums =
-        run_with_straggler(name, make_grads(k, sizes, contiguous), straggler, numbers);
-    for (int c = 0; c < k; c++) {
-        if (sums[c] == sum) continue;
-        std::vector<int> wrong;
-        for (int i = 0; i < n; i++)
-            if (sums[c][i] != sum[i]) wrong.push_back(i);
-        const int first = wrong[0];
-        const float got = sums[c][first];
-        int index = first, i = 0; // in tensor i
-        for (; index >= sizes[i]; i++) index -= sizes[i];
-        const std::string late = straggler < 0    ? ""
-                                 : straggler == k ? ", late: the messages"
-                                                  : ", late: " + str(gpu(straggler));
-        error("%s is wrong: k = %d, %zu tensor%s, %d number%s%s: %s has %.9g at index %d of tensor "
-              "%d, not %.9g (%zu wrong): %s",
-              name.c_str(), k, sizes.size(), sizes.size() > 1 ? "s" : "", n, n > 1 ? "s" : "",
-              late.c_str(), str(gpu(c)).c_str(), std::isnan(got) ? NAN : got, index, i, sum[first],
-              wrong.size(), explain(got, first, c, k, n).c_str());
-    }
-}
-
-// The same bits on every device, and whichever device is late?
-static void judge_bits(const std::string &name, int k, const std::vector<int> &sizes) {
-    const Grads grads = make_grads(k, sizes, true);
-    const int n = total(sizes);
-    std::vector<Flat> numbers(k, Flat(n));
-    for (int c = 0; c < k; c++)
-        for (int i = 0; i < n; i++)
-            numbers[c][i] = std::sin(1.0f + i * 7 + c * 1000) * (1 + i % 10);
-    const auto first = run_with_straggler(name, grads, -1, numbers);
-    for (int c = 0; c < k; c++)
-        for (size_t i = 0; i < first[c].size(); i++) {
-            double sum = 0, largest = 0; // of the numbers, and of their sizes
-            for (const auto &own : numbers) sum += own[i], largest += std::fabs(own[i]);
-            if (!(std::fabs(first[c][i] - sum) <= 1e-6 * largest))
-                error("%s is wrong for numbers that are not whole: k = %d, index %zu: %s has %.9g, "
-                      "not %.9g: is something in it no float?",
-                      name.c_str(), k, i, str(gpu(c)).c_str(), first[c][i], sum);
-        }
-    for (int straggler = 0; straggler < k; straggler++) {
-        const auto sums = run_with_straggler(name, grads, straggler, numbers);
-        for (int c = 0; c < k; c++) {
-            if (size_t i = first_difference(sums[c], first[c]); i < sums[c].size())
-                error("%s is not deterministic: k = %d, index %zu of %s: %.9g, but %.9g when "
-                      "%s is late: the order of additions must not depend on time",
-                      name.c_str(), k, i, str(gpu(c)).c_str(), first[c][i], sums[c][i],
-                      str(gpu(straggler)).c_str());
-            if (size_t i = first_difference(sums[c], sums[0]); i < sums[c].size())
-                error("%s gives the devices different sums: k = %d, index %zu: %.9g on gpu(0), "
-                      "%.9g on %s: add once, then copy, or add in one order everywhere",
-                      name.c_str(), k, i, sums[0][i], sums[c][i], str(gpu(c)).c_str());
-        }
-    }
-}
-
-// Does it not return while the devices cannot go on? They stand still until it has, or half a
-// second. (A driver takes 1024 operations a stream before its host waits: few and small tensors.)
-static bool waits_on_host(const std::string &name, int k, const std::vector<int> &sizes) {
-    const Grads grads = make_grads(k, sizes, true);
-    run_allreduce(name, grads); // what memory it needs is there from now on
-    waitall();
-    std::atomic<bool> open{false}, given_up{false};
-    for (int c = 0; c < k; c++)
-        call_on(stream(gpu(c)), "standstill", 0, [&] {
-            for (int ms = 0; !open && !given_up; ms++) {
-                usleep(1000);
-                if (ms > 500) given_up = true;
-            }
-        });
-    run_allreduce(name, grads);
-    open = true;
-    const bool waited = given_up;
-    waitall();
-    return waited;
-}
-
-// What one call sends.
-static Traffic count_traffic(const std::string &name, const Grads &grads) {
-    waitall();
-    traffic = {};
-    each_stream([](Stream &s, const std::string &) { s.steps = 0; });
-    run_allreduce(name, grads);
-    waitall();
-    return traffic;
-}
-// Bytes into or out of the device, or the host, that moves most.
-static long busiest(const Traffic &t) {
-    std::map<int, long> in, out;
-    long most = 0;
-    for (const auto &[link, bytes] : t.links)
-        most = std::max({most, out[link.first] += bytes, in[link.second] += bytes});
-    return most;
-}
-
-// --- the benchmark
-// Seconds for a call: the median of `blocks` blocks of so many calls (`least` at least) that each
-// takes about `seconds`, after a warm-up.
-static double time_calls(int least, double seconds, int blocks, const std::function<void()> &call) {
-    auto run = [&](int n) {
-        const double t0 = now();
-        for (int i = 0; i < n; i++) {
-            stop_requested();
-            call();
-        }
-        waitall();
-        return (now() - t0) / n;
-    };
-    run(least);
-    const int n = std::clamp<double>(seconds / run(least), least, 200);
-    std::vector<double> times;
-    for (int block = 0; block < blocks; block++) times.push_back(run(n));
-    std::nth_element(times.begin(), times.begin() + blocks / 2, times.end());
-    return times[blocks / 2];
-}
-static double time_allreduce(const std::string &name, const Grads &grads) {
-    return time_calls(1, 0.02, 3, [&] { run_allreduce(name, grads); });
-}
-
-// What it costs for the model's gradients, beside naive and the least that is possible.
-static void print_score(const std::string &name, int k, const std::vector<int> &sizes) {
-    const Grads grads = make_grads(k, sizes, true);
-    const long n = sizeof(float) * total(sizes);
-    const long messages = 2 * (k - 1), bytes = messages * n; // what no allreduce does without
-    auto enough = [&](long counted, const char *of, long least) {
-        if (counted < least)
-            error("%s: only %ld %s were counted, and no allreduce on %d devices does with fewer "
-                  "than %ld: send them with copyto or send, which count",
-                  name.c_str(), counted, of, k, least);
-    };
-    printf("%s: passed. What it costs for the %zu gradients of %s, %ld bytes, on %d devices:\n",
-           name.c_str(), sizes.size(), options.model.c_str(), n, k);
-    printf("%-10s %9s %11s %15s %13s %7s%s\n", "", "messages", "bytes", "busiest device",
-           "busiest link", "steps", on_cpu ? "" : "        us    bus GB/s");
-    std::vector<std::string> rows = {name};
-    if (name != "naive") rows.push_back("naive");
-    for (const std::string &row : rows) {
-        const Traffic t = count_traffic(row, grads);
-        const double us = on_cpu ? 0 : time_allreduce(row, grads) * 1e6;
-        long link = 0; // the busiest
-        for (const auto &[ends, sent] : t.links) link = std::max(link, sent);
-        printf("%-10s %9ld %11ld %15ld %13ld %7d", row.c_str(), t.messages, t.bytes, busiest(t),
-               link, t.steps);
-        if (!on_cpu) printf(" %9.1f %11.2f", us, n / us * 2 * (k - 1) / k / 1e3);
-        printf("\n");
-        if (row != name) continue;
-        enough(t.messages, "messages", messages);
-        enough(t.bytes, "bytes", bytes);
-    }
-    printf("%-10s %9ld %11ld %15ld %13ld %7d   the least of each\n", "optimum", messages, bytes,
-           bytes / k, k > 1 ? 2 * n / k : 0, k > 1 ? 1 : 0);
-}
-
-// Right sums for all lengths, all tensors, whoever is late? The same bits? On up to `most` devices.
-static void judge(const std::string &name, int most, const std::vector<int> &gradient_sizes) {
-    printf("%s: sums on 1 to %d devices, each of them late once\n", name.c_str(), most);
-    for (int k = 1; k <= most; k++) {
-        if (!meant_for(name, k)) continue;
-        for (int n : {0, 1, k - 1, k, k + 1, 1000, 100003}) {
-            stop_requested();
-            const std::vector<int> list = {n / 3, 0, n - n / 3 - n / 4, n / 4};
-            for (int straggler = -1; straggler <= (n == k + 1 || n == 1000 ? k : -1); straggler++) {
-                judge_sums(name, k, {n}, false, straggler);
-                judge_sums(name, k, list, true, straggler);
-                if (n <= 1000) judge_sums(name, k, list, false, straggler);
-            }
-        }
-        judge_sums(name, k, gradient_sizes, true, -1);
-    }
-    printf("%s: the same bits everywhere\n", name.c_str());
-    for (int k = 1; k <= most; k++)
-        if (meant_for(name, k)) judge_bits(name, k, {1000, 3, 77});
-}
-
-// Judge options.allreduce on 1 to options.gpus devices; an Error says what is wrong with it. The
-// tutorial's own `allreduce`, which somebody may have edited, comes before `yours`.
-void exercise() {
-    const std::string name = options.allreduce;
-    int most = options.gpus;
-    const std::vector<int> gradient_sizes = sizes_of(trained(params));
-    std::vector<int> resnet18_sizes;
-    for (const Param &p : resnet18(10).params)
-        if (p.requires_grad) resnet18_sizes.push_back(size({cpu(), p.shape, nullptr, nullptr}));
-    if (name == "yours") judge("naive", std::min(most, 3), gradient_sizes);
-    judge(name, most, gradient_sizes);
-    while (!meant_for(name, most)) most--;
-#ifndef CUDA_CPU_TSAN // it is hundreds of times slower, and sees the same waits in shorter lists
-    judge_sums(name, meant_for(name, 2) ? std::min(most, 2) : most, resnet18_sizes, true, -1);
-#endif
-    // A driver may wait in every staged copy, or was told to in every call: then the tutorial's
-    // algorithm seems to wait, too
-    const std::vector<int> few = {1000, 3, 77};
-    const bool may_wait = staged || getenv("CUDA_LAUNCH_BLOCKING");
-    const bool judged = !may_wait || !waits_on_host("naive", most, few);
-    printf("%s: the host never waits%s\n", name.c_str(),
-           judged ? "" : ": not judged, the driver makes naive wait, too");
-    if (judged && waits_on_host(name, most, few))
-        error("%s waits on the host for a device: enqueue work and return, wait_for and copyto "
-              "make the devices wait",
-              name.c_str());
-    print_score(name, most, gradient_sizes);
-}
-
-// A row of build/bench.csv, printed as it comes.
-static std::string bench_rows;
-static void bench_row(const std::string &row) {
-    printf("%s\n", row.c_str());
-    bench_rows += row + "\n";
-}
-
-// A training step of random samples, to be enqueued again and again; it looks for Ctrl-C first
-static std::function<void()> training_step(std::vector<std::vector<Tensor>> device_params,
-                                           int batch) {
-    const std::vector<Device> devices = first_devices(device_params.size());
-    const Tensor X = random({batch, 1, 28, 28}, [](auto &rng) { return rng() % 256 / 255.0f; });
-    const Tensor y = random({batch}, [](auto &rng) { return rng() % 10; });
-    return [=]() mutable {
-        stop_requested();
-        train_batch(X, y, device_params, devices, options.lr);
-    };
-}
-// A training step, one minibatch again and again: the median of 5 blocks of steps.
-static void bench_step(const Model &model) {
-    const int batch =
-        given("batch") ? options.batch : model.batch + options.gpus * model.batch_of_each;
-    options.model = model.name;
-    init_model();
-    const auto step = training_step(replicate(first_devices(options.gpus)), batch);
-    const double seconds = time_calls(3, 0.5, 5, step);
-    bench_row(format("step,%s,%s%s,%d,%d,,%.1f,%.0f,images/s", options.model.c_str(),
-                     options.allreduce.c_str(), options.overlap ? "+overlap" : "", options.gpus,
-                     batch, seconds * 1e6, batch / seconds));
-}
-
-// Three layers, forward and backward, by the kernels of each rung, or by those that KERNELS names.
-static void bench_kernels() {
-    struct Layer {
-        const char *name;
-        int N, C, size, O, K, padding;
-    };
-    const int N = given("batch") ? options.batch : on_cpu ? 16 : 256;
-    const Options wanted = options;
-    for (const Layer &l :
-         {Layer{"lenet conv2", N, 20, 13, 50, 5, 0}, Layer{"resnet18 3x3", N, 64, 28, 64, 3, 1},
-          Layer{"lenet dense1", N, 800, 1, 128, 1, 0}}) {
-        std::vector<Tensor> inputs = {normal(1, {l.N, l.C, l.size, l.size}),
-                                      normal(0.1f, {l.O, l.C, l.K, l.K}), normal(1, {l.O})};
-        for (Tensor &t : inputs) attach_grad(t = copyto(t, gpu(0)));
-        const double plane = std::pow(l.size + 2 * l.padding - l.K + 1, 2);
-        const double flop = 6.0 * l.N * l.O * plane * l.C * l.K * l.K;
-        for (const std::string by : {"plain", "tiled", "fast", "tf32"}) {
-            options.precision = by == "tf32" ? by : "fp32";
-            options.kernels = by == "tf32" ? "fast" : by;
-            if (given("kernels") && options.kernels != wanted.kernels) continue;
-            if (given("precision") && options.precision != wanted.precision) continue;
-            const double us = 1e6 * time_calls(1, 0.05, 3, [&] {
-                                  backward(conv2d(inputs[0], inputs[1], inputs[2], 1, l.padding));
-                              });
-            bench_row(format("kernels,%s,%s,1,%d,,%.1f,%.1f,GFLOP/s", l.name, by.c_str(), l.N, us,
-                             flop / us / 1e3));
-        }
-    }
-    options = wanted;
-}
-
-// allreduce of 8 equal tensors, 4 KB to 256 MB in all, by each algorithm (but rebind and yours), or
-// by the one that ALLREDUCE names.
-static void bench_allreduce(int k) {
-    int count = 0;
-    CHECK(cudaGetDeviceCount(&count));
-    const int sharing = k > count ? k : 1; // logical devices that share one memory
-    for (long bytes = 4096; bytes <= 256 << 20; bytes *= 4) {
-        size_t free = 0, total = 0;
-        on(gpu(0));
-        CHECK(cudaMemGetInfo(&free, &total));
-        if (free / sharing < 5 * (size_t)bytes) {
-            printf("%ld bytes and more: skipped, the devices have too little memory\n", bytes);
-            break;
-        }
-        const Grads grads = make_grads(k, std::vector<int>(8, bytes / 8 / sizeof(float)), true);
-        for (const Algorithm &a : algorithms) {
-            const bool right = a.run != allreduce_rebind && a.run != allreduce_yours;
-            if (!meant_for(a.name, k)) continue;
-            if (given("allreduce") ? a.name != options.allreduce : !right) continue;
-            const double us = time_allreduce(a.name, grads) * 1e6;
-            bench_row(format("allreduce,,%s,%d,,%ld,%.1f,%.3f,GB/s", a.name, k, bytes, us,
-                             bytes / us * 2 * (k - 1) / k / 1e3));
-        }
-        empty_cache();
-    }
-}
-
-void bench() {
-    check_writable("build/bench.csv");
-    bench_row("what,model,by,gpus,batch,bytes,us,rate,unit");
-    auto wanted = [](const char *what) { return options.bench == what || options.bench == "all"; };
-    for (const Model &m : models) {
-        if (!wanted("step")) break;
-        const bool slow = on_cpu && strcmp(m.name, "resnet18") == 0; // it would take minutes
-        if (given("model") ? m.name == options.model : !slow) bench_step(m);
-    }
-    for (int k = 2; k <= (int)gpus.size() && wanted("allreduce"); k++) bench_allreduce(k);
-    if (wanted("kernels")) bench_kernels();
-    write_file("build/bench.csv", bench_rows);
-}
-
 // ---------------------------------------------------------------------------------------------
-// 14. What happens when
-// A recorder writes down what is enqueued on which stream, and after what. `make trace` shows when
-// it ran, `make profile` how long; plot/simulate.cc replays it on machines that are not there.
-
-struct Op {
-    const char *kind, *name; // kind: input, forward, backward, sum, message, update; or wait
-    int device, lane;        // lane: the stream's number
-    int src, dst;            // of a message, -1: the host; of others -2
-    int after;               // of a wait: the operation that it is for; -1: none that is recorded
-    double bytes, flop;      // of the tensors that it names, each once; of sums of products
-    double begin, end;       // seconds
-    bool works() const { return strcmp(kind, "wait") != 0; }
-};
-bool dry_run = false;
-static cudaEvent_t new_mark(const Stream &stream) {
-    cudaEvent_t mark = nullptr;
-    CHECK(cudaSetDevice(physical(gpu(stream.device))));
-    CHECK(cudaEventCreate(&mark));
-    CHECK(cudaEventRecord(mark, stream.handle));
-    return mark;
-}
-static struct Recorder *recorder = nullptr;
-struct Recorder { // works as long as it lives
-    bool timed;   // with an event before and one behind each operation
-    std::deque<Op> ops = {};
-    std::vector<cudaEvent_t> marks = {};                     // these events
-    std::vector<std::pair<cudaEvent_t, double>> starts = {}; // an event of each device; its time
-    int lanes = 0;
-    double flop = 0, numbers = 0; // of the next kernel
-
-    explicit Recorder(bool timed) : timed(timed) {
-        if (timed) waitall();
-        each_stream([](Stream &s, const std::string &) { s.lane = s.last = -1; });
-        for (size_t c = 0; c < gpus.size() && timed; c++) {
-            const double before = now();
-            const cudaEvent_t mark = new_mark(stream(gpu(c)));
-            CHECK(cudaEventSynchronize(mark));
-            const double by_host = (before + now()) / 2;
-            float ms = 0; // between events of one GPU; two have no common clock but the host's
-            starts.push_back({mark, by_host});
-            if (cudaEventElapsedTime(&ms, starts[0].first, mark) == cudaSuccess)
-                starts[c].second = starts[0].second + ms / 1e3;
-        }
-        cudaGetLastError();
-        recorder = this;
-    }
-    ~Recorder() {
-        recorder = nullptr, innermost = nullptr;
-        for (cudaEvent_t mark : marks) cudaEventDestroy(mark);
-        for (auto &start : starts) cudaEventDestroy(start.first);
-    }
-    void read_times() {
-        std::vector<double> until(lanes); // rounding aside, a lane's operations follow each other
-        waitall();
-        for (size_t i = 0; i < marks.size(); i++) {
-            Op &op = ops[i / 2];
-            float ms = 0;
-            const auto &[start, seconds] = starts[op.device];
-            CHECK(cudaEventElapsedTime(&ms, start, marks[i]));
-            until[op.lane] = std::max(until[op.lane], seconds - starts[0].second + ms / 1e3);
-            (i % 2 ? op.end : op.begin) = until[op.lane];
-        }
-    }
-};
-void flop(double count) {
-    if (recorder) recorder->flop = count;
-}
-void touch(long n) {
-    if (recorder) recorder->numbers += n;
-}
-
-Span::Span(const char *name, Stream *stream, size_t bytes, int after) : name(name) {
-    if (!recorder) return;
-    outer = std::exchange(innermost, this);
-    if (stream) begin(*stream, bytes, after);
-}
-Span::Span(Device src, Device dst, Stream &stream, size_t bytes) : Span("message", nullptr) {
-    count_message(src, dst, bytes, stream);
-    if (!recorder) return;
-    begin(stream, bytes);
-    Op &message = recorder->ops[op];
-    message.kind = name, message.src = src.id, message.dst = dst.id;
-}
-void Span::begin(Stream &stream, size_t bytes, int after) {
-    Recorder &r = *recorder;
-    if (op >= 0) return;
-    op = stream.last = r.ops.size();
-    handle = stream.handle;
-    if (stream.lane < 0) stream.lane = r.lanes++;
-    const bool input = !strcmp(name, "copy in");
-    const bool wait = !strcmp(name, "wait") || !strcmp(name, "gradient"); // no work
-    const char *kind = wait ? "wait" : input ? "input" : part_of_step;
-    r.ops.push_back(
-        {kind, name, stream.device, stream.lane, -2, -2, after, (double)bytes, 0, 0, 0});
-    for (int i = 0; i < 2 * r.timed; i++) r.marks.push_back(new_mark(stream));
-}
-Span::~Span() {
-    if (!recorder) return;
-    Recorder &r = *recorder;
-    innermost = outer;
-    if (op < 0) return;
-    Op &done = r.ops[op];
-    if (done.bytes == 0 && done.works()) done.bytes = sizeof(float) * r.numbers;
-    done.flop = r.flop;
-    r.flop = r.numbers = 0;
-    if (!r.timed) return;
-    CHECK(cudaEventRecord(r.marks[2 * op + 1], handle));
-    for (Span *s = outer; s; s = s->outer) // what was sent off inside of a launch is no part of it
-        if (s->op >= 0) CHECK(cudaEventRecord(r.marks[2 * s->op], s->handle));
-}
-// relu_kernel, from the text of a launch: relu_kernel<<<..., or what cpu/to_cpp.sed makes of it
-static std::string kernel_name(std::string text) {
-    const size_t quote = text.find('"');
-    if (quote < text.find('<')) text = text.substr(quote + 1);
-    text = text.substr(0, text.find_first_of("<\""));
-    return text.substr(0, text.find_last_not_of(' ') + 1);
-}
-
-static std::string what_is_trained() {
-    return format("%s, batch %d, %zu device%s, %s%s", options.model.c_str(), options.batch,
-                  gpus.size(), gpus.size() > 1 ? "s" : "", options.allreduce.c_str(),
-                  options.overlap ? " with OVERLAP" : "");
-}
-
-// --- make trace, and what plot/simulate.cc reads: a row for each operation
-static void print_ops(const Recorder &r) {
-    std::vector<std::string> lanes(r.lanes);
-    each_stream([&](Stream &s, const std::string &name) {
-        if (s.lane >= 0) lanes[s.lane] = name;
-    });
-    printf("# %s, %.0f bytes of gradients\n"
-           "device,lane,stream,kind,name,begin,end,src,dst,bytes,flop,after\n",
-           what_is_trained().c_str(), sizeof(float) * total(sizes_of(trained(params))));
-    std::string text;
-    for (const Op &op : r.ops) {
-        text += format("%d,%d,%s,%s,%s,%ld,%ld,%d,%d,%ld,%ld,%d\n", op.device, op.lane,
-                       lanes[op.lane].c_str(), op.kind, kernel_name(op.name).c_str(),
-                       std::lround(op.begin * 1e9), std::lround(op.end * 1e9), op.src, op.dst,
-                       (long)op.bytes, (long)op.flop, op.after);
-        if (text.size() < 1 << 20 && &op != &r.ops.back()) continue;
-        fwrite(text.data(), 1, text.size(), stdout);
-        text.clear();
-    }
-}
-// Some steps, on the devices
-void trace() {
-    const auto step = training_step(replicate(first_devices(options.gpus)), options.batch);
-    for (int i = 0; i < 2; i++) step(); // they take what memory is needed
-    Recorder r(true);
-    for (int i = 0; i < (options.steps ? options.steps : 3); i++) step();
-    r.read_times();
-    stop_requested();
-    print_ops(r);
-}
-// k devices that are not there: what is enqueued on them is recorded, and nothing else.
-struct DryRun {
-    std::vector<Gpu> real;
-    explicit DryRun(int k) : real(k) {
-        gpus.swap(real);
-        for (int c = 0; c < k; c++)
-            for (Stream &s : gpus[c].streams) s.device = c;
-        dry_run = true;
-    }
-    ~DryRun() {
-        dry_run = false;
-        gpus.swap(real);
-    }
-};
-// An exchange of the model's gradients on k of them. The backward passes before it are a row for
-// each gradient, when it is ready.
-void print_exchange(int k) {
-    const DryRun devices(k);
-    const Grads grads = make_grads(k, sizes_of(trained(params)), true);
-    Recorder r(false);
-    for (const auto &list : grads)
-        for (size_t i = list.size(); i-- > 0;) gradient_is_ready(*list[i].complete, list[i].device);
-    part_of_step = "sum";
-    exchange(grads);
-    print_ops(r);
-}
-
-// --- make profile: what the operations of a step take
-// Seconds in which at least one operation runs on these devices
-static double busy(const std::deque<Op> &ops, int first, int last) {
-    std::vector<std::pair<double, double>> times;
-    double sum = 0, until = 0;
-    for (const Op &op : ops)
-        if (op.device >= first && op.device <= last && op.works())
-            times.push_back({op.begin, op.end});
-    std::sort(times.begin(), times.end());
-    for (const auto &[begin, end] : times) {
-        sum += std::max(0.0, end - std::max(begin, until));
-        until = std::max(until, end);
-    }
-    return sum;
-}
-static void print_profile(const std::deque<Op> &ops, int device, int steps, double whole) {
-    struct Row {
-        double seconds = 0, calls = 0, flop = 0, bytes = 0;
-    };
-    typedef std::pair<std::string, std::string> Name; // the kind, the kernel or copy
-    std::map<Name, Row> all;
-    std::map<std::string, double> kinds;
-    double sum = 0;
-    for (const Op &op : ops) {
-        if (op.device != device || !op.works()) continue;
-        Row &row = all[{op.kind, kernel_name(op.name)}];
-        row.seconds += op.end - op.begin;
-        row.calls++;
-        row.flop += op.flop;
-        row.bytes += op.bytes;
-        kinds[op.kind] += op.end - op.begin;
-        sum += op.end - op.begin;
-    }
-    printf("\n%s: idle for %.1f%% of a step; of the rest:", str(gpu(device)).c_str(),
-           100 * (1 - busy(ops, device, device) / whole));
-    for (const char *kind : {"input", "forward", "backward", "sum", "message", "update"})
-        if (kinds.count(kind)) printf(" %s %.1f%%", kind, 100 * kinds[kind] / sum);
-    printf("\n%-9s %-38s %6s %9s %6s %9s %8s\n", "", "kernel or copy", "calls", "ms", "%",
-           "GFLOP/s", "GB/s");
-    std::vector<std::pair<Name, Row>> rows(all.begin(), all.end());
-    std::sort(rows.begin(), rows.end(),
-              [](const auto &a, const auto &b) { return a.second.seconds > b.second.seconds; });
-    for (const auto &[name, row] : rows)
-        printf("%-9s %-38s %6.3g %9.3f %6.1f %9s %8.2f\n", name.first.c_str(), name.second.c_str(),
-               row.calls / steps, row.seconds / steps * 1e3, 100 * row.seconds / sum,
-               row.flop > 0 ? format("%.1f", row.flop / row.seconds / 1e9).c_str() : "",
-               row.bytes / row.seconds / 1e9);
-}
-void profile() {
-    const auto step = training_step(replicate(first_devices(options.gpus)), options.batch);
-    const double plain = time_calls(2, options.steps ? 0.05 : 0.5, 3, step);
-    const int steps = options.steps ? options.steps : std::clamp(1 / plain, 3.0, 50.0);
-    Recorder r(true);
-    for (int i = 0; i < steps; i++) step();
-    r.read_times();
-    double begin = INFINITY, end = 0;
-    for (const Op &op : r.ops) begin = std::min(begin, op.begin), end = std::max(end, op.end);
-    const double whole = end - begin;
-    printf("%s: %.3f ms a step (mean of %d; without the profile %.3f ms), in %.1f%% of which no "
-           "device works\n",
-           what_is_trained().c_str(), whole / steps * 1e3, steps, plain * 1e3,
-           100 * (1 - busy(r.ops, 0, options.gpus) / whole));
-    for (int c = 0; c < options.gpus; c++) print_profile(r.ops, c, steps, whole);
-}
-
-// ---------------------------------------------------------------------------------------------
-// 15. Several machines
+// 14. Several machines
 // `make run NODES=2 GPUS=2`: MPI starts this program twice, on one machine or on several. Each
 // process, a node here, takes its part of every minibatch for devices of its own. Nothing in the
 // chapter changes: `exchange` sums inside a node as before, and then between the nodes, in host
@@ -5174,7 +4258,6 @@ static void end_nodes() {}
 void sum_over_nodes(const Grads &) {}
 void sum_over_nodes(double *, int) {}
 void from_node_0(void *, size_t) {}
-static void exercise_nodes() {}
 #else
 static long sent_messages = 0, sent_bytes = 0; // to other nodes
 
@@ -5217,7 +4300,7 @@ void sum_over_nodes(const Grads &grads) {
     float *host = pinned(1, n)[0];
     const Device root = flat[0].device;
     copy_on(root, host, flat[0].ptr(), bytes, cudaMemcpyDeviceToHost);
-    call_on(stream(root), "sum over nodes", 2 * bytes, [=] {
+    call_on(stream(root), [=] {
         options.allreduce == "ring" ? ring_between_nodes(host, n) : mpi_between_nodes(host, n);
     });
     for (const Tensor &t : flat) {
@@ -5234,7 +4317,7 @@ void sum_over_nodes(double *a, int n) {
 }
 void from_node_0(void *a, size_t bytes) { MPI_Bcast(a, bytes, MPI_BYTE, 0, MPI_COMM_WORLD); }
 
-constexpr int patience = 60; // seconds, for the others to come, and for an exercise
+constexpr int patience = 60; // seconds, for the others to come
 static void on_alarm(int) {
     say("mgpu: node %d has waited %d s for the others: does the network let them through, does "
         "each message meet its receive?\n",
@@ -5276,60 +4359,16 @@ static void end_nodes() {
         printf("node 0 sent %ld messages, %ld bytes to other nodes\n", sent_messages, sent_bytes);
     MPI_Finalize();
 }
-
-// make exercise NODES=4: is ring_between_nodes right? Are its bits the same on all nodes?
-static void exercise_nodes() {
-    if (nodes > 16) error("--exercise judges on 1 to 16 nodes, not on %d", nodes);
-    alarm(patience);
-    for (int n : {0, 1, nodes - 1, nodes, nodes + 1, 1000, 107768}) {
-        std::vector<float> a(n), b(n);
-        for (int i = 0; i < n; i++) a[i] = input(i, node, nodes), b[i] = 1.0f / (1 + i + node);
-        sent_messages = sent_bytes = 0;
-        ring_between_nodes(a.data(), n);
-        for (int i = 0; i < n; i++) {
-            if (a[i] == expected(i, nodes)) continue;
-            std::string why = explain(a[i], i, node, nodes, n);
-            for (size_t at; (at = why.find("gpu(")) != why.npos;) why.replace(at, 3, "node");
-            error("%d nodes, %d numbers: index %d is %g, not %g: %s", nodes, n, i, a[i],
-                  expected(i, nodes), why.c_str());
-        }
-        ring_between_nodes(b.data(), n);
-        for (int i = 0; i < n; i++) {
-            double sum = 0;
-            for (int c = 0; c < nodes; c++) sum += 1.0f / (1 + i + c);
-            if (!(std::fabs(b[i] - sum) <= 1e-6 * sum))
-                error("%d nodes, %d numbers that are not whole: index %d is %.9g, not %.9g: is "
-                      "something in it no float?",
-                      nodes, n, i, b[i], sum);
-        }
-        const std::vector<float> own = b;
-        from_node_0(b.data(), n * sizeof(float));
-        if (memcmp(b.data(), own.data(), n * sizeof(float)) != 0)
-            error("%d nodes, %d numbers: the sum has other bits than on node 0: add in one order",
-                  nodes, n);
-    }
-    double sent[] = {double(sent_messages), double(sent_bytes)}; // of two sums
-    sum_over_nodes(sent, 2);
-    alarm(0);
-    if (sent[0] / 2 < 2 * (nodes - 1) || sent[1] / 2 < 2. * (nodes - 1) * 107768 * sizeof(float))
-        error("only %.0f messages, %.0f bytes were counted, which cannot be all: sent_messages and "
-              "sent_bytes are for what a node sends",
-              sent[0] / 2, sent[1] / 2);
-    printf("ring_between_nodes: passed on %d nodes: %.0f messages, %.0f bytes for 107768 numbers; "
-           "the optimum has %d, %d\n",
-           nodes, sent[0] / 2, sent[1] / 2, 2 * (nodes - 1), 2 * (nodes - 1) * 107768 * 4);
-}
 #endif
 
 // What all nodes must have in common: what decides the bits, how long they train, the data, the
 // program. Whoever differs from node 0 ends all.
-static void meet_nodes() {
+static void meet_nodes(bool quiet) {
     if (nodes == 1) return (void)alarm(0);
     auto lines = training_options();
     lines["epochs"] = std::to_string(options.epochs);
     lines["steps"] = std::to_string(options.steps);
     lines["overlap"] = std::to_string(options.overlap);
-    lines["exercise"] = std::to_string(options.exercise);
     lines["replica check"] = std::to_string(options.replica_check); // it sends
     std::ifstream program("/proc/self/exe", std::ios::binary);
     const std::string bytes(std::istreambuf_iterator<char>(program), {});
@@ -5347,13 +4386,13 @@ static void meet_nodes() {
     first_gpu = place * options.gpus;
     const int cores = std::thread::hardware_concurrency() / neighbours / options.gpus;
     if (on_cpu) setenv("CUDA_CPU_CORES", std::to_string(std::max(1, cores)).c_str(), 0);
-    if (!options.exercise)
+    if (!quiet)
         printf("%d nodes with %d device%s each\n", nodes, options.gpus,
                options.gpus > 1 ? "s" : "");
 }
 
 // ---------------------------------------------------------------------------------------------
-// 16. Program
+// 15. Program
 // The command line and main.
 
 Options options;
@@ -5459,7 +4498,7 @@ static void set_allreduce(const char *name, const char *value) {
 }
 
 // clang-format off
-static const std::vector<Flag> flags = {
+static std::vector<Flag> flags = { // the lab adds its own
     {"gpus", "K", "number of devices, 1 to 64; more than there are GPUs share them (1)",
      number(&options.gpus, 1, max_gpus)},
     {"model", "NAME", "lenet, resnet18 or lab_cnn (lenet)",
@@ -5500,17 +4539,6 @@ static const std::vector<Flag> flags = {
     {"resume", nullptr, "go on where the training in --save DIR stands", yes(&options.resume)},
     {"log", "FILE", "a row for each epoch (build/log.csv)", text(&options.log)},
     {"verbose", nullptr, "print the device memory that was used", yes(&options.verbose)},
-    {"exercise", nullptr, "judge the allreduce that --allreduce names (yours, on 1 to 8 devices)",
-     yes(&options.exercise)},
-    {"bench", "[=WHAT]", "time step, allreduce, kernels, or all, in build/bench.csv (all)",
-     one_of(&options.bench, {"all", "step", "allreduce", "kernels"})},
-    {"summary", nullptr, "print the operators: shapes, parameters, FLOPs, memory (of 1 image)",
-     yes(&options.summary)},
-    {"trace", nullptr, "print what three steps enqueue, and when it ran, as CSV (make trace)",
-     yes(&options.trace)},
-    {"profile", nullptr, "print what the kernels and copies of a step take", yes(&options.profile)},
-    {"dry-run", "K", "print what an exchange enqueues on 1 to 1024 devices that are not there",
-     number(&options.dry_run, 1, 1024)},
     {"help", nullptr, "this text", nullptr},
 };
 // clang-format on
@@ -5524,12 +4552,13 @@ static void print_usage() {
     }
 }
 
+// Does the command line name this option?
+static bool given(const char *option) { return options.given.count(option) > 0; }
+
 // Derive the options that were not given; refuse what does not go together.
 static void complete_options() {
     const Model *model = models;
     while (model->name != options.model) model++;
-    if (options.exercise && !given("allreduce")) options.allreduce = "yours";
-    if (options.exercise && !given("gpus")) options.gpus = 8;
     const int k = options.gpus;
     if (!given("batch")) options.batch = model->batch + k * nodes * model->batch_of_each;
     if (!given("lr")) options.lr = model->lr + k * nodes * model->lr_of_each;
@@ -5538,20 +4567,13 @@ static void complete_options() {
     if (given("kvstore") && given("allreduce"))
         error("--kvstore %s and --allreduce %s: one of them is enough", options.kvstore.c_str(),
               options.allreduce.c_str());
-    if (options.model == "lab_cnn" && !given("kvstore") && !given("allreduce") && !options.exercise)
+    if (options.model == "lab_cnn" && !given("kvstore") && !given("allreduce"))
         options.kvstore = "local"; // as in the lab
     if (!options.kvstore.empty())
         options.allreduce = options.kvstore == "local" ? "host" : "by_tensor";
     if (!options.split.empty() && (int)options.split.size() != k)
         error("--split has %zu parts, but there are %d devices: use GPUS=%zu", options.split.size(),
               k, options.split.size());
-    if (options.exercise && k > 16) // its numbers tell no more devices apart
-        error("--exercise judges on 1 to 16 devices, not on %d", k);
-    const char *task = nullptr;
-    for (const char *other : {"exercise", "bench", "summary", "trace", "profile", "dry-run"}) {
-        if (task && given(other)) error("--%s and --%s: one at a time", task, other);
-        if (given(other)) task = other;
-    }
     if (options.precision == "tf32" && given("kernels") && options.kernels != "fast")
         error("--precision tf32 is for the fast kernels: leave --kernels %s out",
               options.kernels.c_str());
@@ -5560,12 +4582,10 @@ static void complete_options() {
         error("--resume goes on with the training that --save DIR names: give both");
     options.first_check = options.first_check && options.replica_check;
     if (options.log.empty()) error("--log: the name of a file is wanted");
-    if (options.exercise || options.dry_run) options.batch = std::max(options.batch, k);
     if (options.batch < k * nodes)
         error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k * nodes,
               k * nodes);
-    for (const char *alone : {"bench", "split", "summary", "trace", "profile", "dry-run"})
-        if (nodes > 1 && given(alone)) error("--%s is for one process: leave NODES out", alone);
+    if (nodes > 1 && given("split")) error("--split is for one process: leave NODES out");
     if (nodes > 1 && options.allreduce == "naive") options.allreduce = "bucket"; // its sums
 }
 
@@ -5593,51 +4613,43 @@ bool parse_options(int argc, char **argv) {
     return true;
 }
 
-static void run_program() {
-    const bool looks = options.summary || options.trace || options.profile || options.dry_run > 0;
-    const bool trains = options.bench.empty() && !options.exercise && !looks;
-    if (trains) {
-        train_set = load_data(options.data, "train");
-        test_set = load_data(options.data, "t10k");
-        std::error_code code; // a link stays one: the file that it names is replaced
-        if (fs::is_symlink(options.log, code) && !fs::is_other(options.log, code))
-            options.log = fs::path(options.log).parent_path() / fs::read_symlink(options.log);
-        if (node == 0) check_writable(options.log);
-        if (!options.save.empty() && node == 0) check_save();
-    }
-    meet_nodes();
-    const bool few = options.bench != "all" && options.bench != "allreduce";
-    const int devices = few || given("gpus") ? options.gpus : 4;
+// The nodes, the devices, the parameters
+static void set_up(int devices, bool quiet) {
+    meet_nodes(quiet);
     // The stand-in shows as many devices as are wanted
     if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
-    use_devices(devices, options.exercise || looks);
+    use_devices(devices, quiet);
     rng.seed(options.seed);
     init_model();
     if (!options.init.empty() && node == 0) load_params(params, options.init);
     if (options.resume && node == 0) resume(options.save);
     for (const Tensor &p : params) from_node_0(p.ptr(), sizeof(float) * size(p));
     from_node_0(&resumed, sizeof resumed); // where it goes on
-    if (trains) experiment();
-    else if (options.exercise) nodes > 1 ? exercise_nodes() : exercise();
-    else if (options.summary) summary();
-    else if (options.trace) trace();
-    else if (options.profile) profile();
-    else if (options.dry_run) print_exchange(options.dry_run);
-    else bench();
+}
+void run_program() {
+    train_set = load_data(options.data, "train");
+    test_set = load_data(options.data, "t10k");
+    std::error_code code; // a link stays one: the file that it names is replaced
+    if (fs::is_symlink(options.log, code) && !fs::is_other(options.log, code))
+        options.log = fs::path(options.log).parent_path() / fs::read_symlink(options.log);
+    if (node == 0) check_writable(options.log);
+    if (!options.save.empty() && node == 0) check_save();
+    set_up(options.gpus, false);
+    experiment();
     params.clear();
     whole_minibatch = {};
-    for (int c = 0; c < devices && options.verbose; c++)
+    for (int c = 0; c < options.gpus && options.verbose; c++)
         printf("%s: %.1f MB of device memory at most\n", str(gpu(c)).c_str(),
                state(gpu(c)).peak_bytes / 1e6);
 }
 
-int mgpu_main(int argc, char **argv) {
+int mgpu_main(int argc, char **argv, void (*run)() = run_program) {
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // a line at a time, into a pipe too
     try {
         start_nodes(&argc, &argv);
         if (parse_options(argc, argv)) {
             catch_signals();
-            run_program();
+            run();
         }
         if (fflush(stdout) || ferror(stdout)) error("what is printed cannot be written to stdout");
         end_nodes();
@@ -5652,6 +4664,6 @@ int mgpu_main(int argc, char **argv) {
     leave(1); // what is enqueued on the devices is dropped
 }
 
-#ifndef MGPU_NO_MAIN // tests.cu has a main of its own
+#ifndef MGPU_NO_MAIN // tests.cu and lab/ have a main of their own
 int main(int argc, char **argv) { return mgpu_main(argc, argv); }
 #endif

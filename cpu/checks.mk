@@ -51,9 +51,13 @@ mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) -DMGPU_MPI -x c++
 ifeq ($(dir),build/gpu)
 build/mpi/mgpu: mgpu.cu build/mpi/flags
 	$(need_mpi)$(mpi_gpu) $< -o $@
+build/mpi/lab: lab/lab.cu $(lab_headers) mgpu.cu build/mpi/flags
+	$(need_mpi)$(mpi_gpu) $< -o $@
 else
 build/mpi/mgpu: build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi/flags
 	$(need_mpi)$(call mpi_cpu) $< -o $@
+build/mpi/lab: lab/lab.cu $(lab_headers) build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi/flags
+	$(need_mpi)$(call mpi_cpu) $< $(call judged,build/cpu/mgpu.cu) -o $@
 endif
 build/mpi_asan/mgpu build/mpi_race/mgpu: build/mpi_%/mgpu: \
     build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi_%/flags
@@ -62,7 +66,7 @@ build/mpi/flags: flags = $(mpi_$(notdir $(dir)))
 build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi_cpu,$(*:mpi_%=%))
 
 .PHONY: nodes nodes_asan nodes_race
-nodes: backend $(dir)/mgpu build/mpi/mgpu $(dataset)  ## tests of NODES on this machine (MPI)
+nodes: backend $(dir)/mgpu build/mpi/mgpu build/mpi/lab $(dataset)  ## tests of NODES on this machine (MPI)
 	@sh cpu/nodes.sh $(dir)/mgpu build/mpi/mgpu $(mpirun)
 # MPI's own leaks and locks are suppressed by name
 nodes_asan: build/mpi_asan/mgpu $(dataset)
@@ -79,7 +83,7 @@ nodes_race: build/mpi_race/mgpu $(dataset)
 # The functions are in cuda_runtime.o, which saves more than a second.
 pch_cpu := -include build/cpu/headers.h
 once_cpu := $(pch_cpu) -x none build/cpu/cuda_runtime.o
-build/cpu/mgpu build/cpu/tests: build/cpu/headers.h.gch build/cpu/cuda_runtime.o
+build/cpu/mgpu build/cpu/lab build/cpu/tests: build/cpu/headers.h.gch build/cpu/cuda_runtime.o
 build/cpu/headers.h.gch: build/cpu/headers.h build/cpu/flags
 	@echo "reading the headers into $@"; \
 	{ $(CXX) $(cpu_flags) -x c++-header $< -o $@.$$$$ && mv $@.$$$$ $@ && \
@@ -110,9 +114,9 @@ tsan = TSAN_OPTIONS="halt_on_error=0 exitcode=66 $$TSAN_OPTIONS" $(setarch)
 setarch = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 # With ALLREDUCE only what is about that one
 race_tests := $(if $(value ALLREDUCE),,build/race/tests build/race/runtime_tests)
-race: $(race_tests) build/race/mgpu $(dataset)  ## tests, exercise, training under ThreadSanitizer
+race: $(race_tests) build/race/mgpu build/race/lab $(dataset)  ## tests, exercise, training under ThreadSanitizer
 	@$(if $(race_tests),$(call run_tests,$(race_tests),$(tsan)))
-	@$(tsan) build/race/mgpu --exercise --gpus 3 $(options)
+	@$(tsan) build/race/lab --exercise --gpus 3 $(options)
 	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 12 --epochs 1 --no-first-check \
 	    --log build/race/log $(options)
 	@echo 'race: none found'

@@ -44,7 +44,7 @@ same 4 1 ring "--allreduce ring"
 training="--model resnet18 --limit 48 --batch 5 --epochs 5 --lr 0.01 --no-first-check"
 same 2 2 tree "--allreduce ring --overlap"
 
-$mpirun -n 3 "$mpi" --exercise >$out/text 2>&1 || fail "exercise"
+$mpirun -n 3 "${mpi%mgpu}lab" --exercise >$out/text 2>&1 || fail "exercise"
 grep -q '^ring_between_nodes: passed on 3 nodes: 12 messages' $out/text || fail "exercise"
 pass "exercise"
 

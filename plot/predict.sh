@@ -7,7 +7,7 @@
 #   scale      a training step on 1 to 1024 devices, from one that is measured on a single device
 #              here: build/scale.csv, build/scale.svg. STEP_MS: as if it took so long there
 #
-# PROGRAM prints what is enqueued (--dry-run) and when it ran (--trace); build/simulate, made of
+# PROGRAM, the lab, prints what is enqueued (--dry-run) and when it ran (--trace); build/simulate, made of
 # plot/simulate.cc and plot/fabric.h, says how long it takes there. Empty words: the usual ones.
 what=$1 fabrics=$2 algorithms=$3 gpus=$4
 shift 4

@@ -27,7 +27,6 @@ struct Error : std::runtime_error {
 struct Row { // of a trace, beside what the simulation needs of it
     int device;
     std::string stream, kind, name;
-    double flop;
 };
 template <class Print> static void write_file(const char *path, Print print) {
     FILE *file = fopen(path, "w");
@@ -43,7 +42,7 @@ struct Recording {
     std::vector<std::vector<int>> gradients; // of each device: the rows that say one is ready
     std::vector<int> updates;
 };
-enum { device, lane, stream, kind, name, begin, end, src, dst, bytes, flop, after, columns };
+enum { device, lane, stream, kind, name, begin, end, src, dst, bytes, after, columns };
 
 static Recording read(FILE *file, bool keep) {
     Recording r;
@@ -86,8 +85,7 @@ static Recording read(FILE *file, bool keep) {
         if (strcmp(column[kind], "update") == 0) r.updates.push_back(r.ops.size());
         r.ops.push_back(op);
         if (keep)
-            r.rows.push_back(
-                {(int)d, column[stream], column[kind], column[name], atof(column[flop])});
+            r.rows.push_back({(int)d, column[stream], column[kind], column[name]});
     }
     if (r.ops.empty()) throw Error("standard input has no operations");
     return r;
@@ -201,9 +199,8 @@ static void write_json(FILE *file, const Recording &r, const std::vector<bool> &
         const double ts = op.begin * 1e6, dur = (op.end - op.begin) * 1e6;
         auto slice = [&](int pid, int tid, const std::string &name) {
             event("\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\","
-                  "\"name\":\"%s\",\"args\":{\"bytes\":%.0f,\"flop\":%.0f,\"critical\":%d}",
-                  pid, tid, ts, dur, row.kind.c_str(), name.c_str(), op.bytes, row.flop,
-                  (int)critical[i]);
+                  "\"name\":\"%s\",\"args\":{\"bytes\":%.0f,\"critical\":%d}",
+                  pid, tid, ts, dur, row.kind.c_str(), name.c_str(), op.bytes, (int)critical[i]);
         };
         threads[{row.device, op.lane}] = row.stream;
         if (row.name == "gradient") continue;
