@@ -9,7 +9,6 @@
 # BATCH          batch size over all devices together; in make sweep, of each device
 # LR             learning rate
 # EPOCHS         passes over the training data
-# GRADE          a student's mgpu.cu, which make grade judges
 # ALLREDUCE      sum by: naive, bucket, host, by_tensor, sharded, ring, tree, rebind, yours
 # OVERLAP        1 exchanges the last layers' gradients while the first layers' are still computed
 # KVSTORE        the lab's words for ALLREDUCE=host and by_tensor: local, device
@@ -29,12 +28,6 @@
 # RESUME         1 goes on where the training in SAVE stands
 # LOG            file for the epoch rows, by default build/log.csv
 # VERBOSE        1 prints the device memory that was used and, with NODES, the messages sent
-# BENCH          what make bench times: step (of training), allreduce, kernels, or all
-# FABRIC         another machine's network: nvlink, pcie, sockets, ethernet100, ethernet10, '10,25'
-# STEP_MS        milliseconds of a step on one device, for make scale; by default it is measured
-# RUNS           logs that make plot draws, such as 'a.csv b.csv', by default LOG
-# SWEEP_GPUS     numbers of devices that make sweep trains on, by default 1 2
-# SWEEP_LR       learning rates that make sweep trains with, by default 0.05 0.1 0.2 0.4
 # ARGS           more words for the program, such as ARGS=--help
 # LANES          orders of warps and lanes for make lanes, by default forwards backwards 1 (a seed)
 # T              words for the tests, such as T='-tc=allreduce*'
@@ -105,70 +98,40 @@ else
 endif
 
 dir := $(if $(filter cpu,$(firstword $(why))),build/cpu,build/gpu)
-tests := $(if $(filter build/cpu,$(dir)),build/cpu/runtime_tests) $(dir)/tests # the stand-in's own
+tests := $(if $(filter build/cpu,$(dir)),build/cpu/runtime_tests) $(dir)/tests
 
 # ----- What you can make -----------------------------------------------------------------------
 
 # The data set that DATA names; a folder of your own is used as it is
 archives := $(sort $(filter %.gz,$(shell cat data/sha256)))
+makefiles := Makefile $(wildcard */*.mk)
 folder := $(patsubst ./%,%,$(patsubst %/,%,$(or $(value DATA),data)))
 dataset := $(if $(filter data data/mnist,$(folder)),build/$(notdir $(folder)).ok)
 
 .DEFAULT_GOAL := all
-include cpu/checks.mk # misspelt variables, several machines, what is compiled once, sanitizers
+# Each folder brings targets of its own; cpu/checks.mk: misspelt variables, several machines, what
+# is compiled once, sanitizers
+-include $(sort $(wildcard */*.mk))
 
-.PHONY: all run test exercise grade bench summary trace profile scale plot sweep data clean help backend
+.PHONY: all run test data clean help backend
 .DELETE_ON_ERROR .SUFFIXES:
 
 # Status 4 says that T matches no test case of a program: an error if it matches none at all
 run_tests = set -f; ran=; failed=; for tests in $1; do $2 $$tests $(value T); \
     case $$? in 0) ran=yes ;; 4) ;; *) failed=yes ;; esac; done; [ "$$ran" ] && [ ! "$$failed" ]
 
-all: $(dir)/mgpu $(dir)/lab $(tests)  ## build the program, the laboratory and the tests
+all: $(dir)/mgpu $(tests)  ## build the program and the tests
 run: backend $(program) $(dataset)  ## train: make run GPUS=2 BATCH=256 LR=0.2 EPOCHS=10
 	@$(start) $(program) $(options)
 test: backend $(tests) $(dataset)  ## run the tests: make test T='-tc=allreduce*'
 	@$(call run_tests,$(tests))
-translated := $(if $(value ALLREDUCE),,KVSTORE) # becomes ALLREDUCE; the program refuses both
-exercise bench scale: with_value := $(filter-out $(translated),$(with_value))
-exercise bench scale: ALLREDUCE := $(or $(value ALLREDUCE),$(patsubst local,host,$(patsubst \
-    device,by_tensor,$(value KVSTORE))))
-exercise: backend $(program:%mgpu=%lab) build/simulate  ## judge your allreduce, or ALLREDUCE=name
-	@$(start) $(program:%mgpu=%lab) --exercise $(options)
-	@$(if $(start),,$(predict) $(dir)/lab $(options))
-grade: backend build/grade/lab  ## judge the allreduce in GRADE=file, a student's mgpu.cu, with lab/
-	@build/grade/lab --exercise $(options)
-bench: backend $(dir)/lab build/simulate  ## time BENCH: build/bench.csv; allreduce on FABRIC: .svg
-	@$(if $(value FABRIC),$(predict) $(dir)/lab $(options),\
-	    $(dir)/lab --bench=$(call quote,$(or $(value BENCH),all)) $(options))
-trace: backend $(dir)/lab build/simulate  ## three steps, what ran when: build/trace.json, .svg
-	@$(dir)/lab --trace $(options) >build/trace.csv
-	@build/simulate trace $(call quote,$(or $(value FABRIC),here)) build/trace.json build/trace.dat \
-	    <build/trace.csv && echo build/trace.json: for https://ui.perfetto.dev or chrome://tracing
-	@sh plot/draw.sh trace build/trace.dat build/trace.svg || true
-profile: backend $(dir)/lab  ## where the time of a step goes: kernels and copies of each device
-	@$(dir)/lab --profile $(options)
-scale: with_value := $(filter-out $(translated) SPLIT GPUS,$(with_value))
-scale: word_if_1 := $(filter-out OVERLAP,$(word_if_1)) # without it and with it
-scale: backend $(dir)/lab build/simulate  ## predict a step on 1 to 1024 devices, on FABRIC
-	@STEP_MS=$(call quote,$(value STEP_MS)) $(predict) $(dir)/lab $(options)
-# What an exchange takes on other machines
-predict = sh plot/predict.sh $@ $(call quote,$(or $(value FABRIC),$(if $(filter scale,$@),pcie))) \
-    $(call quote,$(value ALLREDUCE)) $(call quote,$(value GPUS))
-summary: backend $(dir)/lab  ## the network's operators: shapes, parameters, FLOPs, memory
-	@$(dir)/lab --summary $(options)
-plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or test acc as text
-	@sh plot/plot.sh $(call quote,$(or $(value RUNS),$(value LOG),build/log.csv))
-sweep: backend $(dir)/mgpu $(dataset)  ## test acc by learning rates and devices, BATCH for each
-	@sh plot/sweep.sh $(call quote,$(value SWEEP_GPUS)) $(call quote,$(value SWEEP_LR)) \
-	    $(call quote,$(value BATCH)) $(dir)/mgpu $(options)
 data: build/$(if $(filter %mnist,$(folder)),mnist,data).ok  ## fetch Fashion-MNIST, or DATA=mnist
 clean:  ## remove build/ (data/ stays)
 	rm -rf build
 help:  ## this list
 	@echo 'make TARGET [NAME=value ...]'; echo
-	@sed -nE 's/^([a-z]+):.*  ## (.*)/\1\t\2/p' Makefile cpu/checks.mk | expand -t 15; echo
-	@sed -nE 's/^# ([A-Z_]+  )/\1/p' Makefile cpu/checks.mk
+	@sed -nE 's/^([a-z]+):.*  ## (.*)/\1\t\2/p' $(makefiles) | expand -t 15; echo
+	@sed -nE 's/^# ([A-Z_]+  )/\1/p' $(makefiles)
 backend: ; @echo $(call quote,backend: $(why)) >&2
 
 # ----- Compiling -------------------------------------------------------------------------------
@@ -181,62 +144,34 @@ nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS \
     -gencode arch=compute_$(oldest),code=compute_$(oldest) \
     -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Icpu
-doctest = -I. -isystem $(dir $(DOCTEST)) # -I.: for plot/fabric.h
-lab_headers := $(wildcard lab/*.h)
-judged = -DMGPU='"$(abspath $1)"' # what lab/lab.cu includes
+doctest = -isystem $(dir $(DOCTEST))
 linked = -DDOCTEST_LINKED $(doctest) # doctest's own code is compiled once, as doctest.o
 
 build/gpu/mgpu: mgpu.cu build/gpu/flags
 	$(NVCC) $(nvcc_flags) $< -o $@
-build/gpu/lab: lab/lab.cu $(lab_headers) mgpu.cu build/gpu/flags
-	$(NVCC) $(nvcc_flags) $< -o $@
-build/gpu/tests: tests.cu mgpu.cu plot/fabric.h plot/simulate.cc $(DOCTEST) build/gpu/flags
+build/gpu/tests: tests.cu mgpu.cu $(DOCTEST) build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(doctest) $< -o $@
 
 build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
     build/cpu/mgpu.cu cpu/cuda_runtime.h build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) -x c++ $< -o $@
-build/cpu/lab build/asan/lab build/race/lab: build/%/lab: lab/lab.cu $(lab_headers) \
-    build/cpu/mgpu.cu cpu/cuda_runtime.h build/%/flags
-	$(CXX) $(cpu_flags) $(flags_$*) $(call judged,build/cpu/mgpu.cu) $(once_$*) -x c++ $< -o $@
-build/cpu/lab_tests: build/cpu/lab_tests.cu lab/lab.cu $(lab_headers) build/cpu/mgpu.cu \
-    cpu/cuda_runtime.h build/cpu/headers.h.gch build/cpu/cuda_runtime.o
-	$(CXX) $(cpu_flags) -Ilab $(call judged,build/cpu/mgpu.cu) $(once_cpu) -x c++ $< -o $@
-# A student's mgpu.cu in the lab that lies here
-ifeq ($(dir),build/gpu)
-build/grade/lab: lab/lab.cu $(lab_headers) build/gpu/flags FORCE
-	@mkdir -p $(@D); $(NVCC) $(nvcc_flags) $(call judged,$(GRADE)) $< -o $@
-else
-build/grade/lab: lab/lab.cu $(lab_headers) build/grade/mgpu.cu cpu/cuda_runtime.h build/cpu/lab
-	@$(CXX) $(cpu_flags) $(call judged,build/grade/mgpu.cu) $(once_cpu) -x c++ $< -o $@
-build/grade/mgpu.cu: cpu/to_cpp.sed FORCE
-	@$(if $(value GRADE),,echo 'make grade wants GRADE=the file to be judged' >&2; exit 1)
-	@mkdir -p $(@D); { echo '#line 1 "$(notdir $(GRADE))"'; \
-	    LC_ALL=C sed -zEf $< $(call quote,$(value GRADE)); } >$@
-endif
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
-    build/cpu/tests.cu build/cpu/mgpu.cu lab/lab.cu $(lab_headers) cpu/cuda_runtime.h \
-    plot/fabric.h plot/simulate.cc \
-    build/%/doctest.o build/%/flags
-	$(CXX) $(cpu_flags) $(flags_$*) $(call judged,build/cpu/mgpu.cu) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+    build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h build/%/doctest.o build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
     build/cpu/runtime_tests.cu cpu/cuda_runtime.h build/%/doctest.o build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
 build/%/doctest.o: $(DOCTEST) build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) -O0 -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< -o $@
 
-build/simulate: plot/simulate.cc plot/fabric.h build/cpu/flags
-	$(CXX) -std=c++17 -O2 -Wall -Wextra $(if $(WERROR),-Werror) $< -o $@
-
 # The .cu files in C++
-build/cpu/mgpu.cu build/cpu/tests.cu: build/cpu/%: %
-build/cpu/runtime_tests.cu: cpu/tests.cu
-build/cpu/lab_tests.cu: lab/tests.cu
-build/cpu/%.cu: cpu/to_cpp.sed
-	@mkdir -p $(@D)
-	@{ echo '#line 1 "$(filter %.cu,$^)"'; LC_ALL=C sed -zEf $< $(filter %.cu,$^); } >$@
-	@! sed 1d $@ | grep -nE '<<<|__shared__' || \
-	    { echo '$(filter %.cu,$^): $< does not understand the lines above' >&2; exit 1; }
+build/cpu/mgpu.cu build/cpu/tests.cu: build/cpu/%: % cpu/to_cpp.sed
+	@$(translate)
+build/cpu/runtime_tests.cu: cpu/tests.cu cpu/to_cpp.sed
+	@$(translate)
+translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf cpu/to_cpp.sed $<; } >$@; \
+    ! sed 1d $@ | grep -nE '<<<|__shared__' || \
+    { echo '$<: cpu/to_cpp.sed does not understand the lines above' >&2; exit 1; }
 
 # The flags of the last build, and the processor's name because of -march=native. The file is
 # rewritten only when they change, and what depends on it is then rebuilt.

@@ -854,20 +854,14 @@ static bool meant_for(const std::string &name, int k) {
         if (a.name == name && a.meant_for) return a.meant_for(k);
     return true;
 }
-static char inside[200]; // for error messages, while it runs: "yours, k = 3, 1 tensor, 5 numbers: "
 void run_allreduce(const std::string &name, const Grads &grads) {
-    int n = 0;
-    const int k = grads.size(), P = grads[0].size();
-    for (const Tensor &t : grads[0]) n += size(t);
+    const int k = grads.size();
     if (!meant_for(name, k)) error("%s is not meant for %d devices", name.c_str(), k);
-    snprintf(inside, sizeof inside, "%s, k = %d, %d tensor%s, %d number%s: ", name.c_str(), k, P,
-             P == 1 ? "" : "s", n, n == 1 ? "" : "s");
     const Part sum("sum");
     try {
         for (const Algorithm &a : algorithms)
             if (a.name == name) a.run(grads);
-    } catch (const std::exception &e) { error("%s%s", inside, e.what()); }
-    *inside = 0; // not after an error, which ends the program
+    } catch (const std::exception &e) { error("%s, k = %d: %s", name.c_str(), k, e.what()); }
 }
 
 // --- exchange: all gradients of a step by one of these algorithms, and OVERLAP: "start exchanging
@@ -3310,9 +3304,8 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
     if (code == cudaSuccess) return;
     fflush(stdout);
     const bool late = code == cudaErrorIllegalAddress || code == cudaErrorLaunchFailure;
-    fprintf(stderr, "mgpu: %s%s:%d: %s: %s (%s)%s\n", inside, file, line, call,
-            cudaGetErrorString(code), cudaGetErrorName(code),
-            late ? ": CUDA_LAUNCH_BLOCKING=1 shows the line" : "");
+    fprintf(stderr, "mgpu: %s:%d: %s: %s (%s)%s\n", file, line, call, cudaGetErrorString(code),
+            cudaGetErrorName(code), late ? ": CUDA_LAUNCH_BLOCKING=1 shows the line" : "");
     _exit(1); // what CUDA still has in its streams is worth nothing now
 }
 
@@ -4418,7 +4411,7 @@ static void on_stop(int signal) {
     _exit(128 + signal);
 }
 static void on_crash(int signal) {
-    say("mgpu: %s%s\n", inside,
+    say("mgpu: %s\n",
         signal == SIGSEGV
             ? "segmentation fault: an index beyond its list, a null pointer, endless recursion?"
         : signal == SIGABRT ? "stopped by what stands above (an index beyond a std::vector?)"

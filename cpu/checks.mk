@@ -3,7 +3,7 @@
 # lanes.
 
 # A variable on the command line is one of these, or for CUDA or its stand-in, or misspelt
-variables := $(shell sed -nE 's/^. ([A-Z_]+)  .*/\1/p' Makefile cpu/checks.mk)
+variables := $(shell sed -nE 's/^. ([A-Z_]+)  .*/\1/p' $(makefiles))
 typed := $(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v))
 misspelt := $(firstword $(filter-out $(variables) CUDA_% CC MAKE MAKEFLAGS SHELL,$(typed)))
 ifneq ($(and $(misspelt),$(filter 0,$(MAKELEVEL))),)
@@ -83,7 +83,8 @@ nodes_race: build/mpi_race/mgpu $(dataset)
 # The functions are in cuda_runtime.o, which saves more than a second.
 pch_cpu := -include build/cpu/headers.h
 once_cpu := $(pch_cpu) -x none build/cpu/cuda_runtime.o
-build/cpu/mgpu build/cpu/lab build/cpu/tests: build/cpu/headers.h.gch build/cpu/cuda_runtime.o
+compiled_once := build/cpu/headers.h.gch build/cpu/cuda_runtime.o
+build/cpu/mgpu build/cpu/tests: $(compiled_once)
 build/cpu/headers.h.gch: build/cpu/headers.h build/cpu/flags
 	@echo "reading the headers into $@"; \
 	{ $(CXX) $(cpu_flags) -x c++-header $< -o $@.$$$$ && mv $@.$$$$ $@ && \
@@ -107,16 +108,18 @@ flags_lanes := -DMGPU_LANES
 flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
 
 .PHONY: asan race lanes sanitize FORCE
+asan_tests += build/asan/tests build/asan/runtime_tests
 asan: build/asan/tests build/asan/runtime_tests $(dataset)  ## tests under AddressSanitizer, UBSan
-	@$(call run_tests,build/asan/tests build/asan/runtime_tests)
+	@$(call run_tests,$(asan_tests))
 # The kernel may spread addresses too widely for ThreadSanitizer: setarch -R turns that off
 tsan = TSAN_OPTIONS="halt_on_error=0 exitcode=66 $$TSAN_OPTIONS" $(setarch)
 setarch = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 # With ALLREDUCE only what is about that one
-race_tests := $(if $(value ALLREDUCE),,build/race/tests build/race/runtime_tests)
-race: $(race_tests) build/race/mgpu build/race/lab $(dataset)  ## tests, exercise, training under ThreadSanitizer
+core_race_tests := $(if $(value ALLREDUCE),,build/race/tests build/race/runtime_tests)
+race_tests += $(core_race_tests)
+race: $(core_race_tests) build/race/mgpu $(dataset)  ## tests, a training under ThreadSanitizer
 	@$(if $(race_tests),$(call run_tests,$(race_tests),$(tsan)))
-	@$(tsan) build/race/lab --exercise --gpus 3 $(options)
+	@set -e; $(race_more)
 	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 12 --epochs 1 --no-first-check \
 	    --log build/race/log $(options)
 	@echo 'race: none found'

@@ -2,10 +2,11 @@
 // place of the runtime's that enqueue something, on a GPU and on the stand-in alike. They do what
 // was asked and, while a Recorder lives, write it down: copies, messages, kernels, calls of host
 // functions, and the waits between streams, by which one follows another.
+// defines: LAUNCH, touch, watch::Recorder, watch::show_devices, watch::late_messages, watch::dry
 //
-// Also: a GPU can stand for several devices (show_devices), a message can be late (late_messages),
-// and with `dry` nothing is done at all, on as many devices as one likes. mgpu.cu itself says only
-// what CUDA does not know: the parts of a step (NVTX ranges), and how many numbers a kernel touches.
+// A GPU can stand for several devices (show_devices), a message can be late (late_messages), and
+// with `dry` nothing is done at all, on as many devices as one likes. mgpu.cu itself says only what
+// CUDA does not know: the parts of a step (NVTX ranges), and how many numbers a kernel touches.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,6 +22,7 @@
 #include <deque>
 #include <exception>
 #include <map>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -39,10 +41,11 @@ namespace watch {
 
 // --- devices and streams
 
-inline bool dry = false;           // nothing is done, all is written down
-inline bool late_messages = false; // each waits a millisecond
-inline int shown = 0;              // devices that mgpu.cu is to see; 0: as many as there are
-inline int current = 0;            // of them
+inline bool dry = false;              // nothing is done, all is written down
+inline bool late_messages = false;    // each waits a millisecond
+inline void (*on_record)() = nullptr; // called with each operation that is written down
+inline int shown = 0;                 // devices that mgpu.cu is to see; 0: as many as there are
+inline int current = 0;               // of them
 
 inline int real_count() {
     static int count = 0;
@@ -163,6 +166,7 @@ struct Recorder { // works as long as it lives
         lane.last = i;
         numbers = 0;
         ops.push_back(op);
+        if (on_record) on_record();
         if (timed) {
             marks.push_back(begin ? begin : new_mark(lane));
             marks.push_back(new_mark(lane)); // end() records it again
@@ -210,6 +214,14 @@ inline void pause(StreamHandle stream, intptr_t ms) {
 }
 
 // --- launches
+
+// relu_kernel, from the text of a launch: relu_kernel<<<..., or what cpu/to_cpp.sed makes of it
+inline std::string kernel_name(std::string text) {
+    const size_t quote = text.find('"');
+    if (quote < text.find('<')) text = text.substr(quote + 1);
+    text = text.substr(0, text.find_first_of("<\""));
+    return text.substr(0, text.find_last_not_of(' ') + 1);
+}
 
 struct NotExecuted {}; // thrown out of a launch
 struct Launch;
@@ -380,7 +392,7 @@ inline int pop_range() {
 inline void touch(long numbers) {
     if (watch::recorder) watch::recorder->numbers += numbers;
 }
-#define LAUNCH(...)                                                                          \
+#define LAUNCH(...)                                                                                \
     do {                                                                                           \
         const watch::Launch watched(#__VA_ARGS__);                                                 \
         try {                                                                                      \

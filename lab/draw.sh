@@ -1,5 +1,5 @@
 #!/bin/sh
-# sh plot/draw.sh NAME 'FILE ...' PICTURE [ARGUMENT]: draws the files by plot/NAME.gp, into an .svg
+# sh lab/draw.sh NAME 'FILE ...' PICTURE [ARGUMENT]: draws the files by lab/NAME.gp, into an .svg
 # or a .png
 command -v gnuplot >/dev/null || {
     echo "no picture of $2: gnuplot is missing (apt-get install gnuplot-nox)" >&2
@@ -14,7 +14,7 @@ for file in $2; do
 done
 mkdir -p "$(dirname "$3")" || exit 1
 case $3 in *.png) terminal=pngcairo ;; *) terminal=svg ;; esac
-if gnuplot -c "plot/$1.gp" "${4:-$2}" $terminal >"$3.new"; then
+if gnuplot -c "lab/$1.gp" "${4:-$2}" $terminal >"$3.new"; then
     mv "$3.new" "$3" && echo "$3"
 else
     rm -f "$3.new"

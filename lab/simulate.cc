@@ -239,7 +239,7 @@ struct Boxes {
         list.push_back({op.begin, op.end, low, high});
     }
 };
-// For plot/trace.gp, in milliseconds: the title; `lane y name`; `kind begin end low high`, critical
+// For lab/trace.gp, in milliseconds: the title; `lane y name`; `kind begin end low high`, critical
 // among the kinds. A device's lane is 1 high. Sums of its communication stream have one below it,
 // and so have the messages that it receives, a row for each sender.
 static void write_data(FILE *file, const Recording &r, const std::vector<bool> &critical, int k) {

@@ -1,5 +1,5 @@
 # Test accuracy and train loss over epochs, a line for each run:
-# gnuplot -c plot/accuracy.gp 'build/log.csv other.csv' svg >build/plot.svg
+# gnuplot -c lab/accuracy.gp 'build/log.csv other.csv' svg >build/plot.svg
 size = ARG2 eq 'svg' ? '840,320' : '1680,640 fontscale 2 linewidth 2'
 eval 'set terminal '.ARG2." noenhanced background 'white' size ".size
 set datafile separator comma

@@ -1,5 +1,5 @@
 # Test accuracy over learning rates, a line for each number of devices:
-# gnuplot -c plot/sweep.gp '1 2' >build/sweep.svg, of build/sweep.csv
+# gnuplot -c lab/sweep.gp '1 2' >build/sweep.svg, of build/sweep.csv
 set terminal svg size 420,300 background 'white'
 set datafile separator comma
 set datafile missing NaN # a row of other devices is passed over and leaves no gap

@@ -1,4 +1,4 @@
-# What ran when, a lane for each device: gnuplot -c plot/trace.gp build/trace.dat >build/trace.svg
+# What ran when, a lane for each device: gnuplot -c lab/trace.gp build/trace.dat >build/trace.svg
 data = ARG1
 rows(word) = sprintf("< sed -n 's/^%s //p' %s", word, data)
 number(command) = system(command) + 0

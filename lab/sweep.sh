@@ -1,5 +1,5 @@
 #!/bin/sh
-# sh plot/sweep.sh 'GPUS ...' 'LR ...' BATCH PROGRAM OPTION ...     an empty word: as by default
+# sh lab/sweep.sh 'GPUS ...' 'LR ...' BATCH PROGRAM OPTION ...     an empty word: as by default
 #
 # Trains with every learning rate on every number of devices, BATCH samples for each device. Prints
 # the test accuracies as a table, writes them to build/sweep.csv and draws build/sweep.svg. A run
@@ -36,4 +36,4 @@ for lr in $rates; do
     done
     echo
 done
-sh plot/draw.sh sweep build/sweep.csv build/sweep.svg "$devices" || true  # the table counts
+sh lab/draw.sh sweep build/sweep.csv build/sweep.svg "$devices" || true  # the table counts

@@ -1,15 +1,17 @@
 #!/bin/sh
-# sh plot/predict.sh WHAT FABRICS ALGORITHMS GPUS PROGRAM OPTION ...   an exchange elsewhere
+# What an exchange takes on other machines.
 #
-#   exercise   what the exchange of the gradients takes there, in microseconds
-#   bench      an exchange of 4 KB to 1 GB, of messages in proportion to those of MODEL's gradients,
-#              on 2 to 1024 devices: build/allreduce.csv, build/allreduce.svg
-#   scale      a training step on 1 to 1024 devices, from one that is measured on a single device
-#              here: build/scale.csv, build/scale.svg. STEP_MS: as if it took so long there
+#   predict.sh exercise FABRICS ALGORITHM ROWS               of what the judge has counted (its --rows),
+#              beside naive: microseconds
+#   predict.sh bench FABRIC ALGORITHMS LAB OPTION ...        of 4 KB to 1 GB, of messages in proportion
+#              to those of MODEL's gradients, on 2 to 1024 devices: build/allreduce.csv, .svg
+#   predict.sh scale FABRIC ALGORITHM LAB OPTION ...         a training step on 1 to 1024 devices, from
+#              one that is measured on a single device here: build/scale.csv, .svg. STEP_MS: as if
+#              it took so long there
 #
-# PROGRAM, the lab, prints what is enqueued (--dry-run) and when it ran (--trace); build/simulate, made of
-# plot/simulate.cc and plot/fabric.h, says how long it takes there. Empty words: the usual ones.
-what=$1 fabrics=$2 algorithms=$3 gpus=$4
+# `LAB dry-run` prints what is enqueued, `LAB trace` when it ran; build/simulate, made of simulate.cc
+# and fabric.h, says how long it takes there. Empty words: the usual ones.
+what=$1 fabrics=$2 algorithms=$3 lab=$4
 shift 4
 own=build/predict.$$ # files of this run: another one may be on its way
 rows=$own/dry-run.csv
@@ -23,21 +25,14 @@ exercise)
     fabrics=${fabrics:-nvlink pcie sockets ethernet100 ethernet10}
     printf '%-10s' 'us on'
     for fabric in $fabrics; do printf ' %11s' "$fabric"; done
-    k=${gpus:-8}  # or the most devices below that it is meant for
-    for algorithm in ${algorithms:-yours} naive; do
-        until "$@" --dry-run "$k" --allreduce "$algorithm" >$rows 2>$rows.errors; do
-            if [ "$k" = 1 ] || ! grep -q 'is not meant for' $rows.errors; then
-                echo
-                cat $rows.errors >&2
-                exit 1
-            fi
-            k=$((k - 1))
-        done
+    for algorithm in "${algorithms:-yours}" naive; do
         printf '\n%-10s' "$algorithm"
         # shellcheck disable=SC2086
-        build/simulate total $fabrics <$rows || exit 1
+        build/simulate total $fabrics <"$lab" || exit 1
+        lab=$lab.naive
         [ "$algorithm" != naive ] || break
     done
+    k=$(sed -n '1s/.*, \([0-9]*\) device.*/\1/p' "${lab%%.naive*}")
     echo "   simulated, on $k devices"
     ;;
 bench)
@@ -47,24 +42,24 @@ bench)
             if [ "$algorithm" = optimum ]; then
                 build/simulate optimum "$fabrics" "$k" >$rows.times || exit 1
             else
-                "$@" --dry-run "$k" --allreduce "$algorithm" >$rows || exit 1
+                $lab dry-run --devices "$k" "$@" --allreduce "$algorithm" >$rows || exit 1
                 build/simulate sweep "$fabrics" <$rows >$rows.times || exit 1
             fi
             sed "s/^/$fabrics,$algorithm,$k,/" $rows.times | tee -a build/allreduce.csv
         done
     done
-    sh plot/draw.sh allreduce build/allreduce.csv build/allreduce.svg "$fabrics" || true
+    sh lab/draw.sh allreduce build/allreduce.csv build/allreduce.svg "$fabrics" || true
     ;;
 scale)
     printf '%s\n' "${STEP_MS:-1}" | grep -xE '[0-9]*[.]?[0-9]*' | grep -q '[1-9]' || {
         echo "STEP_MS=$STEP_MS: milliseconds are wanted, such as 16.5" >&2
         exit 1
     }
-    "$@" --trace --steps 1 --gpus 1 >$own/step.csv || exit 1
+    $lab trace "$@" --steps 1 --gpus 1 >$own/step.csv || exit 1
     title=$(sed -n '1s/^# \(.*, batch [0-9]*\),.*/\1/p' $own/step.csv)
     batch=${title##* }
     eighth=$((batch < 8 ? 1 : batch / 8))
-    "$@" --trace --steps 1 --gpus 1 --batch $eighth >$own/eighth.csv || exit 1
+    $lab trace "$@" --steps 1 --gpus 1 --batch $eighth >$own/eighth.csv || exit 1
     algorithm=${algorithms:-naive} one=
     echo "$title, on $fabrics: a step on k devices, from one that is measured here on a single" \
         "device${STEP_MS:+, as if that took $STEP_MS ms}."
@@ -75,7 +70,7 @@ scale)
             "$algorithm${overlap:+ with OVERLAP=1}"
         for k in 1 $devices; do
             # shellcheck disable=SC2086
-            "$@" --dry-run "$k" --allreduce "$algorithm" $overlap >$rows || exit 1
+            $lab dry-run --devices "$k" "$@" --allreduce "$algorithm" $overlap >$rows || exit 1
             # shellcheck disable=SC2086
             times=$(build/simulate scale "$fabrics" "$k" $own/step.csv $own/eighth.csv \
                 $STEP_MS <$rows) || exit 1
@@ -94,6 +89,6 @@ scale)
             fi
         done
     done
-    sh plot/draw.sh scale build/scale.csv build/scale.svg "$title, $algorithm on $fabrics" || true
+    sh lab/draw.sh scale build/scale.csv build/scale.svg "$title, $algorithm on $fabrics" || true
     ;;
 esac

@@ -1,9 +1,9 @@
 #!/bin/sh
-# sh plot/plot.sh 'FILE.csv ...': train loss and test accuracy over epochs, in build/plot.svg and .png;
+# sh lab/plot.sh 'FILE.csv ...': train loss and test accuracy over epochs, in build/plot.svg and .png;
 # where gnuplot is missing, the accuracy as text
 set -f
 if command -v gnuplot >/dev/null; then
-    sh plot/draw.sh accuracy "$1" build/plot.svg && exec sh plot/draw.sh accuracy "$1" build/plot.png
+    sh lab/draw.sh accuracy "$1" build/plot.svg && exec sh lab/draw.sh accuracy "$1" build/plot.png
     exit 1
 fi
 for log in $1; do

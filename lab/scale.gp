@@ -1,4 +1,4 @@
-# Efficiency over devices: gnuplot -c plot/scale.gp TITLE >build/scale.svg, from build/scale.csv
+# Efficiency over devices: gnuplot -c lab/scale.gp TITLE >build/scale.svg, from build/scale.csv
 set terminal svg noenhanced size 640,360 background 'white' font 'Arial,12'
 set datafile separator comma
 set datafile missing 'nan'

@@ -1,5 +1,5 @@
 # What an allreduce takes: over its size on 8 devices, and of 64 MB over the devices.
-# gnuplot -c plot/allreduce.gp FABRIC >build/allreduce.svg, from build/allreduce.csv
+# gnuplot -c lab/allreduce.gp FABRIC >build/allreduce.svg, from build/allreduce.csv
 set terminal svg noenhanced size 860,380 background 'white' font 'Arial,12'
 set datafile separator comma
 set datafile missing NaN

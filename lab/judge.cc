@@ -1,0 +1,606 @@
+// Judges an allreduce: is it right, does it give the same bits everywhere, does the host go on, and
+// what does it cost? The submission runs in other processes, the workers: whatever happens there, a
+// crash, an endless loop, an exit, is a verdict with its case. No line of a submission is in here.
+// defines: main
+//
+//     judge --worker PROGRAM [--gpus K] [--allreduce NAME] [--model NAME]
+//         [--seed N] [--seconds OF_A_CASE] [--rows FILE] [--points]
+#include "limits.h"
+#include "wire.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include <fcntl.h>
+#include <getopt.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+using wire::Answer;
+using wire::Flat;
+using wire::Request;
+
+struct Options {
+    std::string worker, allreduce = "yours", model = "lenet", rows;
+    int gpus = limits::usual_devices;
+    unsigned seed = std::random_device()();
+    bool points = false;
+    double seconds = limits::seconds_of_case;
+};
+static Options options;
+
+__attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...) {
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    std::string text(vsnprintf(nullptr, 0, format, args), 0);
+    va_end(args);
+    vsnprintf(text.data(), text.size() + 1, format, again);
+    va_end(again);
+    return text;
+}
+static std::string gpu(int i) { return i < 0 ? "cpu" : format("gpu(%d)", i); }
+
+// What is wrong with the submission, or with how the judge was called. `late`: it took too long
+struct Verdict : std::runtime_error {
+    bool late;
+    explicit Verdict(const std::string &text, bool late = false)
+        : std::runtime_error(text), late(late) {}
+};
+
+static bool numbers_were_wrong = false; // then the seed is worth knowing
+static Verdict wrong_numbers(const std::string &text) {
+    numbers_were_wrong = true;
+    return Verdict(text);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The worker: a process for a group of cases
+
+static double slow = 1;    // a sanitizer's factor
+static bool quiet = false; // what workers print is not shown: a first one has said it
+static double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+class Worker {
+public:
+    explicit Worker(int devices) {
+        int in[2], out[2], printed[2];
+        if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC) || pipe2(printed, O_CLOEXEC))
+            throw Verdict("no pipe to a worker");
+        const pid_t judge = getpid();
+        fflush(stdout);
+        pid = fork();
+        if (pid < 0) throw Verdict("no process for a worker");
+        if (pid == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (getppid() != judge) _exit(1);
+            // Above 4 first: one of them may be 3 or 4 now
+            const int ends[] = {fcntl(in[0], F_DUPFD, 10), fcntl(out[1], F_DUPFD, 10)};
+            const int null = open("/dev/null", O_RDONLY);
+            dup2(null, 0), dup2(printed[1], 1), dup2(ends[0], 3), dup2(ends[1], 4);
+            if (quiet) dup2(printed[1], 2);
+            close(ends[0]), close(ends[1]);
+            const std::string devices_text = std::to_string(devices);
+            execl(options.worker.c_str(), options.worker.c_str(), devices_text.c_str(), nullptr);
+            _exit(127);
+        }
+        for (int end : {in[0], out[1], printed[1]}) close(end);
+        questions = in[1], answers = out[0], prints = printed[0];
+        fcntl(questions, F_SETFL, O_NONBLOCK);
+    }
+    Worker(const Worker &) = delete;
+    ~Worker() {
+        for (int end : {questions, answers, prints}) close(end);
+        if (!ended) kill(pid, SIGKILL), waitpid(pid, nullptr, 0);
+    }
+    // `where` names the case, for a verdict on a process that does not answer
+    Answer ask(const Request &request, const std::string &where) {
+        const std::string question = wire::packed(request);
+        const double until = now() + slow * options.seconds;
+        std::string got;
+        size_t sent = 0, wanted = sizeof(size_t);
+        while (got.size() < wanted) {
+            pollfd ends[] = {{answers, POLLIN, 0},
+                             {prints, POLLIN, 0},
+                             {sent < question.size() ? questions : -1, POLLOUT, 0}};
+            const int ms = std::max(0.0, 1e3 * (until - now()));
+            if (poll(ends, 3, ms) == 0)
+                throw Verdict(format("%s: no answer within %g s: does a loop never end, or a wait "
+                                     "that waits for itself?",
+                                     where.c_str(), slow * options.seconds),
+                              true);
+            if (ends[2].revents) {
+                const ssize_t n = write(questions, &question[sent], question.size() - sent);
+                if (n < 0 && errno != EAGAIN) sent = question.size(); // it has ended: see below
+                else sent += std::max<ssize_t>(0, n);
+            }
+            if (ends[1].revents && !print_on()) prints = -1;
+            if (printed > limits::bytes_printed)
+                throw Verdict(format("%s: it prints without end, more than %zu bytes",
+                                     where.c_str(), limits::bytes_printed));
+            if (!ends[0].revents) continue;
+            char bytes[1 << 16];
+            const ssize_t n = read(answers, bytes, sizeof bytes);
+            if (n <= 0) throw Verdict(where + ": " + how_it_ended());
+            got.append(bytes, n);
+            if (got.size() >= sizeof(size_t) && wanted == sizeof(size_t)) {
+                memcpy(&wanted, got.data(), sizeof(size_t));
+                wanted = std::min(wanted, limits::bytes_of_memory(options.gpus)) + sizeof(size_t);
+            }
+        }
+        while (print_on(true)) {}
+        try {
+            const Answer answer = wire::unpacked<Answer>(got.substr(sizeof(size_t)));
+            if (answer.error.empty()) return answer;
+            const std::string again = format("%s, k = %d: ", request.algorithm.c_str(), request.k);
+            const bool said = answer.error.compare(0, again.size(), again) == 0;
+            const std::string what = answer.error.substr(said ? again.size() : 0);
+            throw Verdict(where + ": " +
+                          (what == "std::bad_alloc" ? "the host is out of memory" : what));
+        } catch (const Verdict &) { throw; } catch (const std::exception &e) {
+            throw Verdict(where + ": what comes back is no answer (" + e.what() +
+                          "): does the submission write into the judge's pipe?");
+        }
+    }
+
+private:
+    // What the submission prints is shown as its own
+    bool print_on(bool only_if_there = false) {
+        char bytes[4096];
+        pollfd end = {prints, POLLIN, 0};
+        if (prints < 0 || (only_if_there && poll(&end, 1, 0) <= 0)) return false;
+        const ssize_t n = read(prints, bytes, sizeof bytes);
+        for (ssize_t i = 0; i < n && !quiet && printed + i < limits::bytes_shown; i++) {
+            if (line_begins) fputs("| ", stdout);
+            putchar(bytes[i]);
+            line_begins = bytes[i] == '\n';
+        }
+        if (!quiet && printed < limits::bytes_shown && printed + n >= limits::bytes_shown)
+            puts("\n| ... what more it prints is not shown");
+        fflush(stdout);
+        printed += std::max<ssize_t>(0, n);
+        return n > 0;
+    }
+    std::string how_it_ended() {
+        int status = 0;
+        while (print_on()) {}
+        if (!line_begins) putchar('\n');
+        waitpid(pid, &status, 0);
+        ended = true;
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
+            return options.worker + " cannot be started";
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 1) return "it has stopped, see above";
+        if (WIFEXITED(status))
+            return format("the program has ended, with status %d, before it was done: who calls "
+                          "exit?",
+                          WEXITSTATUS(status));
+        switch (WTERMSIG(status)) {
+        case SIGSEGV:
+        case SIGBUS:
+            return "segmentation fault: an index beyond its list, a null pointer, endless "
+                   "recursion?";
+        case SIGABRT: return "stopped by what stands above (an index beyond a std::vector?)";
+        case SIGFPE: return "a division by zero?";
+        case SIGKILL: return "the system has ended it: did it run out of memory?";
+        }
+        return format("ended by signal %d, %s", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    }
+    pid_t pid = 0;
+    int questions = -1, answers = -1, prints = -1;
+    size_t printed = 0;
+    bool line_begins = true, ended = false;
+};
+
+// ---------------------------------------------------------------------------------------------
+// The numbers, and what a wrong one says
+
+// Device c's number i is code(i) * base^c: the digits of sum / code(i) then tell how often each
+// device's number is in the sum. All sums are whole and below 2^24: exact in any order. The seed is
+// secret: no submission can know a sum that it has not computed.
+static int base_bits(int k) { return k <= 8 ? 2 : 1; } // base 4, or 2 where that would be too much
+static int code(long i) { return 1 + (i + options.seed) % 251; }
+static float input(int i, int c, int k) { return (float)code(i) * (1 << base_bits(k) * c); }
+static float expected(int i, int k) { // the sum
+    float sum = 0;
+    for (int c = 0; c < k; c++) sum += input(i, c, k);
+    return sum;
+}
+static bool poisoned(float x) {
+    unsigned bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits == wire::poison_byte * 0x01010101u;
+}
+
+// What may have gone wrong, from a wrong number of device c at index i.
+static std::string explain(float got, int i, int c, int k, int n) {
+    if (std::isnan(got))
+        return "nobody had written it yet: is a message missing, a wait before it is read, or in a "
+               "kernel __syncthreads()?";
+    if (poisoned(got))
+        return "the judge put that there after the allreduce: is a wait missing after a message?";
+    if (got == input(i, c, k))
+        return "it is still " + gpu(c) +
+               "'s own number: does a chunk, a grid or a loop end too early, is unflatten missing, "
+               "or a wait for the sum?";
+    if (std::fabs(got * k - expected(i, k)) < 0.5f)
+        return "it is the mean: the sum is wanted, sgd divides by the batch size";
+    const float times = got / code(i);
+    const double all = ((1 << base_bits(k) * k) - 1.0) / ((1 << base_bits(k)) - 1); // sum of base^c
+    const double other = got / all; // whose code: if it is a sum
+    const bool an_index = other == std::floor(other) && other >= 1 && other <= 251;
+    const int shift = an_index ? ((int)other - code(i) + 251) % 251 : 0;
+    if (an_index && i + shift < n)
+        return format("it is the sum of an index %d further on: are the bounds of a chunk wrong?",
+                      shift);
+    if (times != std::floor(times) || times < 1 || times >= 1 << base_bits(k) * k)
+        return "it is no sum of the devices' numbers at this index";
+    std::string missing, repeated;
+    for (int d = 0, rest = times; d < k; d++, rest >>= base_bits(k)) {
+        const int count = rest & ((1 << base_bits(k)) - 1);
+        if (count == 0) missing += " " + gpu(d);
+        if (count > 1) repeated += " " + gpu(d) + format(" (%d times)", count);
+    }
+    std::string text;
+    if (!missing.empty())
+        text = "without the number of" + missing +
+               ": is it not added, or is a wait missing before the sum is read?";
+    if (!repeated.empty())
+        text += std::string(text.empty() ? "" : " ") + "more than once the number of" + repeated +
+                ": is it added again?";
+    return text;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The parts of the exercise
+
+static int total(const std::vector<int> &sizes) {
+    return std::accumulate(sizes.begin(), sizes.end(), 0);
+}
+static std::string case_of(int k, const std::vector<int> &sizes) {
+    const int n = total(sizes);
+    return format("k = %d, %zu tensor%s, %d number%s", k, sizes.size(), sizes.size() > 1 ? "s" : "",
+                  n, n == 1 ? "" : "s");
+}
+static Answer ask(Worker &worker, const Request &request) {
+    return worker.ask(request, request.algorithm + ", " + case_of(request.k, request.sizes));
+}
+
+// A question with the judge's whole numbers. Wrong sums are a verdict that names the first.
+static Answer judge_sums(Worker &worker, const std::string &name, int k,
+                         const std::vector<int> &sizes, bool contiguous, int straggler,
+                         wire::What what = wire::sums) {
+    const int n = total(sizes);
+    Request r;
+    r.what = what, r.k = k, r.contiguous = contiguous, r.straggler = straggler;
+    r.algorithm = name, r.sizes = sizes;
+    r.numbers.assign(k, Flat(n));
+    Flat sum(n);
+    for (int c = 0; c < k; c++)
+        for (int i = 0; i < n; i++) sum[i] += r.numbers[c][i] = input(i, c, k);
+    const Answer answer = ask(worker, r);
+    if ((int)answer.sums.size() != k) throw Verdict(name + ": what comes back is no answer");
+    for (int c = 0; c < k; c++) {
+        const Flat &got = answer.sums[c];
+        if (got == sum) continue;
+        if (got.size() != sum.size()) throw Verdict(name + ": what comes back is no answer");
+        std::vector<int> wrong;
+        for (int i = 0; i < n; i++)
+            if (got[i] != sum[i]) wrong.push_back(i);
+        const int first = wrong[0];
+        int index = first, i = 0; // in tensor i
+        for (; index >= sizes[i]; i++) index -= sizes[i];
+        const std::string late = straggler < 0    ? ""
+                                 : straggler == k ? ", late: the messages"
+                                                  : ", late: " + gpu(straggler);
+        throw wrong_numbers(
+            format("%s is wrong: %s%s: %s has %.9g at index %d of tensor %d, not %.9g "
+                   "(%zu wrong): %s",
+                   name.c_str(), case_of(k, sizes).c_str(), late.c_str(), gpu(c).c_str(),
+                   std::isnan(got[first]) ? NAN : got[first], index, i, sum[first], wrong.size(),
+                   explain(got[first], first, c, k, n).c_str()));
+    }
+    return answer;
+}
+static void judge_all_sums(Worker &worker, const std::string &name, int k) {
+    for (int n : limits::lengths(k)) {
+        const std::vector<int> list = limits::four_tensors(n);
+        const int last = limits::with_stragglers(n, k) ? k : -1;
+        for (int straggler = -1; straggler <= last; straggler++) {
+            judge_sums(worker, name, k, {n}, false, straggler);
+            judge_sums(worker, name, k, list, true, straggler);
+            if (limits::with_scattered_tensors(n))
+                judge_sums(worker, name, k, list, false, straggler);
+        }
+    }
+    judge_sums(worker, name, k, limits::gradients(options.model), true, -1);
+}
+
+// The same bits on every device, and whichever device is late?
+static size_t first_difference(const Flat &a, const Flat &b) {
+    for (size_t i = 0; i < a.size(); i++)
+        if (memcmp(&a[i], &b[i], sizeof(float)) != 0) return i;
+    return a.size();
+}
+static void judge_bits(Worker &worker, const std::string &name, int k,
+                       const std::vector<int> &sizes) {
+    const int n = total(sizes);
+    Request r;
+    r.what = wire::sums, r.k = k, r.contiguous = true, r.algorithm = name, r.sizes = sizes;
+    r.numbers.assign(k, Flat(n));
+    for (int c = 0; c < k; c++)
+        for (int i = 0; i < n; i++)
+            r.numbers[c][i] =
+                std::sin(1.0f + options.seed % 1000 + i * 7 + c * 1000) * (1 + i % 10);
+    auto sums_of = [&](int straggler) {
+        r.straggler = straggler;
+        Answer answer = ask(worker, r);
+        if ((int)answer.sums.size() != k) throw Verdict(name + ": what comes back is no answer");
+        for (const Flat &sum : answer.sums)
+            if ((int)sum.size() != n) throw Verdict(name + ": what comes back is no answer");
+        return std::move(answer.sums);
+    };
+    const auto first = sums_of(-1);
+    for (int c = 0; c < k; c++)
+        for (int i = 0; i < n; i++) {
+            double sum = 0, largest = 0; // of the numbers, and of their sizes
+            for (const auto &own : r.numbers) sum += own[i], largest += std::fabs(own[i]);
+            if (!(std::fabs(first[c][i] - sum) <= 1e-6 * largest))
+                throw wrong_numbers(format(
+                    "%s is wrong for numbers that are not whole: k = %d, index %d: %s has %.9g, "
+                    "not %.9g: is something in it no float?",
+                    name.c_str(), k, i, gpu(c).c_str(), first[c][i], sum));
+        }
+    for (int straggler = 0; straggler < k; straggler++) {
+        const auto sums = sums_of(straggler);
+        for (int c = 0; c < k; c++) {
+            if (size_t i = first_difference(sums[c], first[c]); i < sums[c].size())
+                throw wrong_numbers(
+                    format("%s is not deterministic: k = %d, index %zu of %s: %.9g, but "
+                           "%.9g when %s is late: the order of additions must not depend "
+                           "on time",
+                           name.c_str(), k, i, gpu(c).c_str(), first[c][i], sums[c][i],
+                           gpu(straggler).c_str()));
+            if (size_t i = first_difference(sums[c], sums[0]); i < sums[c].size())
+                throw wrong_numbers(
+                    format("%s gives the devices different sums: k = %d, index %zu: "
+                           "%.9g on gpu(0), %.9g on %s: add once, then copy, or add in "
+                           "one order everywhere",
+                           name.c_str(), k, i, sums[0][i], sums[c][i], gpu(c).c_str()));
+        }
+    }
+}
+
+static bool waits_on_host(const std::string &name, int k) {
+    Worker worker(k);
+    Request r;
+    r.what = wire::waits, r.k = k, r.algorithm = name, r.sizes = limits::few;
+    return ask(worker, r).waited;
+}
+
+// For lab/simulate.cc: what was counted, as rows of a trace. First all gradients are there.
+static void write_rows(const std::string &name, int k, const std::vector<wire::Row> &rows) {
+    FILE *file = fopen(options.rows.c_str(), "w");
+    if (!file) throw Verdict("cannot write " + options.rows);
+    const std::vector<int> sizes = limits::gradients(options.model);
+    fprintf(file, "# %s, %d device%s, %s, %zu bytes of gradients\n", options.model.c_str(), k,
+            k > 1 ? "s" : "", name.c_str(), total(sizes) * sizeof(float));
+    fprintf(file, "device,lane,stream,kind,name,begin,end,src,dst,bytes,after\n");
+    const char *const kinds[] = {"sum", "message", "wait"};
+    for (const wire::Row &row : rows)
+        fprintf(file, "%d,%d,,%s,%s,0,0,%d,%d,%.0f,%d\n", row.device, row.stream, kinds[row.kind],
+                row.name, row.src, row.dst, row.bytes, row.after);
+    if (ferror(file) | fclose(file)) throw Verdict("cannot write " + options.rows);
+}
+
+// What it costs for the model's gradients, beside naive and the least that is possible. What is
+// counted is judged: the sums of that very call must be right.
+static void judge_costs(const Answer &of, const std::string &name, int k) {
+    const std::vector<int> sizes = limits::gradients(options.model);
+    const long n = sizeof(float) * total(sizes);
+    const long messages = 2 * (k - 1), bytes = messages * n; // what no allreduce does without
+    std::string head, text;
+    std::vector<std::string> names = {name};
+    if (name != "naive") names.push_back("naive");
+    for (const std::string &row : names) {
+        Worker worker(k);
+        const Answer answer = judge_sums(worker, row, k, sizes, true, -1, wire::counts);
+        const wire::Traffic t(answer.rows);
+        if (row == name) {
+            for (int i : answer.called)
+                if (const std::string other = of.names.at(i); other != name)
+                    throw Verdict(format("%s: this is %s: it calls the allreduce_%s of the same "
+                                         "file, and is to be one of its own",
+                                         name.c_str(), other.c_str(), other.c_str()));
+            auto enough = [&](long counted, const char *what, long least) {
+                if (counted < least)
+                    throw Verdict(format("%s: only %ld %s were counted, and no allreduce on %d "
+                                         "devices does with fewer than %ld: send them with copyto "
+                                         "or send, which count",
+                                         name.c_str(), counted, what, k, least));
+            };
+            enough(t.messages, "messages", messages);
+            enough(t.bytes, "bytes", bytes);
+            if (!options.rows.empty()) write_rows(name, k, answer.rows);
+        } else if (!options.rows.empty()) {
+            options.rows += ".naive";
+            write_rows(row, k, answer.rows);
+        }
+        text += format("%-10s %9ld %11ld %15ld %13ld %7ld", row.c_str(), t.messages, t.bytes,
+                       t.busiest(), t.busiest_link(), t.steps);
+        if (!of.on_cpu) {
+            Request r;
+            r.what = wire::seconds, r.k = k, r.algorithm = row, r.sizes = sizes;
+            const double us = 1e6 * ask(worker, r).seconds;
+            text += format(" %9.1f %11.2f", us, n / us * 2 * (k - 1) / k / 1e3);
+        }
+        text += "\n";
+    }
+    printf("%s: passed. What it costs for the %zu gradients of %s, %ld bytes, on %d devices:\n",
+           name.c_str(), sizes.size(), options.model.c_str(), n, k);
+    printf("%-10s %9s %11s %15s %13s %7s%s\n%s", "", "messages", "bytes", "busiest device",
+           "busiest link", "steps", of.on_cpu ? "" : "        us    bus GB/s", text.c_str());
+    printf("%-10s %9ld %11ld %15ld %13ld %7d   the least of each\n", "optimum", messages, bytes,
+           bytes / k, k > 1 ? 2 * n / k : 0, k > 1 ? 1 : 0);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The whole
+
+static int points = 0;
+
+// Each part in processes of its own. A number of devices on which it is wrong does not keep the
+// others from being tried, but the parts that follow.
+static void judge_devices(const std::string &name, const std::vector<int> &ks) {
+    std::vector<int> right, wrong;
+    int late = 0;
+    for (int k : ks) {
+        if (late == 2) break; // it takes as long again on each
+        try {
+            Worker worker(k);
+            judge_all_sums(worker, name, k);
+            right.push_back(k);
+        } catch (const Verdict &v) {
+            if (wrong.empty()) fprintf(stderr, "judge: %s\n", v.what());
+            wrong.push_back(k);
+            late += v.late;
+            quiet = true;
+        }
+    }
+    if (wrong.empty()) return;
+    auto listed = [](const std::vector<int> &ks) {
+        std::string text;
+        for (int k : ks) text += (text.empty() ? "" : ", ") + std::to_string(k);
+        return text.empty() ? "none" : text;
+    };
+    throw Verdict(format("%s is right on these numbers of devices: %s; wrong on: %s%s",
+                         name.c_str(), listed(right).c_str(), listed(wrong).c_str(),
+                         late == 2 ? "; the rest was not tried" : ""));
+}
+static void judge_sums_and_bits(const std::string &name, int most, const std::vector<int> &ks) {
+    printf("%s: sums on 1 to %d devices, each of them late once\n", name.c_str(), most);
+    judge_devices(name, ks);
+    points += limits::points_sums;
+    printf("%s: the same bits everywhere\n", name.c_str());
+    Worker worker(ks.back());
+    for (int k : ks) judge_bits(worker, name, k, limits::few);
+    points += limits::points_bits;
+}
+static Answer greet(int devices) {
+    Worker worker(devices);
+    return worker.ask({}, "the start of " + options.worker);
+}
+static void exercise() {
+    const std::string &name = options.allreduce;
+    const Answer of = greet(options.gpus);
+    slow = of.slow;
+    std::string names;
+    for (const std::string &other : of.names) names += (names.empty() ? "" : ", ") + other;
+    auto meant_for = [&](const std::string &name) { // numbers of devices up to options.gpus
+        const size_t i = std::find(of.names.begin(), of.names.end(), name) - of.names.begin();
+        if (i == of.names.size())
+            throw Verdict("--allreduce " + name + ": unknown, there are " + names);
+        std::vector<int> ks;
+        for (int k = 1; k <= options.gpus; k++)
+            if (of.meant.at(i) >> k & 1) ks.push_back(k);
+        return ks;
+    };
+    const std::vector<int> ks = meant_for(name);
+    if (ks.empty() || (options.gpus > 1 && ks.back() == 1))
+        throw Verdict(format("%s is meant for no number of devices from 2 to %d", name.c_str(),
+                             options.gpus));
+    if (name == "yours") { // the tutorial's own allreduce, which somebody may have edited
+        std::vector<int> few = meant_for("naive");
+        few.resize(std::min<size_t>(few.size(), limits::naive_devices));
+        judge_sums_and_bits("naive", few.size(), few);
+        points = 0;
+    }
+    judge_sums_and_bits(name, options.gpus, ks);
+    const int most = ks.back(),
+              two = std::count(ks.begin(), ks.end(), 2) ? std::min(most, 2) : most;
+    if (slow == 1) { // a sanitizer sees the same waits in shorter lists
+        Worker worker(two);
+        judge_sums(worker, name, two, limits::gradients("resnet18"), true, -1);
+    }
+    // A driver may wait in every staged copy, or was told to in every call: then the tutorial's
+    // algorithm seems to wait, too
+    const bool judged = !of.may_wait || !waits_on_host("naive", most);
+    printf("%s: the host never waits%s\n", name.c_str(),
+           judged ? "" : ": not judged, the driver makes naive wait, too");
+    if (judged && waits_on_host(name, most))
+        throw Verdict(name + " waits on the host for a device: enqueue work and return, wait_for "
+                             "and copyto make the devices wait");
+    judge_costs(of, name, most);
+    points += limits::points_host;
+}
+
+static long whole(const char *option, const char *text, long min, long max) {
+    char *end;
+    errno = 0;
+    const long n = strtol(text, &end, 10);
+    if (end == text || *end || errno || n < min || n > max)
+        throw Verdict(
+            format("--%s %s: a whole number from %ld to %ld is wanted", option, text, min, max));
+    return n;
+}
+static void parse_options(int argc, char **argv) {
+    const option names[] = {
+        {"worker", 1, nullptr, 'w'}, {"gpus", 1, nullptr, 'g'},    {"allreduce", 1, nullptr, 'a'},
+        {"model", 1, nullptr, 'm'},  {"seed", 1, nullptr, 's'},    {"rows", 1, nullptr, 'r'},
+        {"points", 0, nullptr, 'p'}, {"seconds", 1, nullptr, 't'}, {}};
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, ":", names, nullptr)) != -1;) {
+        if (c == 'w') options.worker = optarg;
+        else if (c == 'g') options.gpus = whole("gpus", optarg, 1, limits::most_devices);
+        else if (c == 'a') options.allreduce = optarg;
+        else if (c == 'm') options.model = optarg;
+        else if (c == 's') options.seed = whole("seed", optarg, 0, 4294967295);
+        else if (c == 'r') options.rows = optarg;
+        else if (c == 't') options.seconds = whole("seconds", optarg, 1, 3600);
+        else if (c == 'p') options.points = true;
+        else if (c == ':') throw Verdict(std::string(argv[optind - 1]) + " wants a value");
+        else
+            throw Verdict(std::string("unknown option ") + argv[optind - 1] +
+                          ": there are --worker PROGRAM, --gpus K, --allreduce NAME, --model "
+                          "NAME, --seed N, --seconds N, --rows FILE, --points");
+    }
+    if (optind < argc) throw Verdict(std::string("unknown argument ") + argv[optind]);
+    if (options.worker.empty()) throw Verdict("--worker PROGRAM is wanted: what lab/worker.cu is");
+    if (options.model != "lenet" && options.model != "lab_cnn" && options.model != "resnet18")
+        throw Verdict("--model " + options.model + ": unknown, there are lenet, resnet18, lab_cnn");
+}
+
+int main(int argc, char **argv) {
+    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+    signal(SIGPIPE, SIG_IGN);
+    int status = 0;
+    try {
+        parse_options(argc, argv);
+        exercise();
+    } catch (const std::exception &e) {
+        fflush(stdout);
+        fprintf(stderr, "judge: %s\n", e.what());
+        if (numbers_were_wrong)
+            fprintf(stderr, "judge: SEED=%u gives these numbers again\n", options.seed);
+        status = 1;
+    }
+    if (options.points)
+        printf("Score: %d/%d\n", points,
+               limits::points_sums + limits::points_bits + limits::points_host);
+    return fflush(stdout) || ferror(stdout) ? 1 : status;
+}

@@ -1,0 +1,123 @@
+# The laboratory's targets. The Makefile includes this file where it is there.
+
+# BENCH          what make bench times: step (of training), allreduce, kernels, or all
+# FABRIC         another machine's network: nvlink, pcie, sockets, ethernet100, ethernet10, '10,25'
+# STEP_MS        milliseconds of a step on one device, for make scale; by default it is measured
+# RUNS           logs that make plot draws, such as 'a.csv b.csv', by default LOG
+# SWEEP_GPUS     numbers of devices that make sweep trains on, by default 1 2
+# SWEEP_LR       learning rates that make sweep trains with, by default 0.05 0.1 0.2 0.4
+# SUBMISSION     a mgpu.cu whose allreduce make exercise judges, by default the one here
+
+.PHONY: exercise check bench summary trace profile scale plot sweep
+
+# KVSTORE becomes ALLREDUCE; the program refuses both
+translated := $(if $(value ALLREDUCE),,KVSTORE)
+exercise bench scale race: with_value := $(filter-out $(translated),$(with_value))
+exercise bench scale race: ALLREDUCE := $(or $(value ALLREDUCE),$(patsubst local,host,$(patsubst \
+    device,by_tensor,$(value KVSTORE))))
+judged = $(foreach x,GPUS MODEL ALLREDUCE SEED,$(call valued,$x)) $(value ARGS)
+worker := $(if $(value SUBMISSION),build/submission,$(dir))/worker
+run_lab = $(dir)/lab $@ $(options)
+
+ifeq ($(start),)
+exercise: backend build/cpu/judge $(worker) build/simulate  ## judge your allreduce, or ALLREDUCE=name
+	@$(if $(and $(value KVSTORE),$(filter-out $(translated),KVSTORE)),echo '--kvstore \
+	    and --allreduce: one of them is enough' >&2; exit 1)
+	@build/cpu/judge --worker $(worker) --rows build/exercise.csv $(judged)
+	@$(predict) build/exercise.csv
+else
+exercise: backend build/mpi/lab
+	@$(start) build/mpi/lab exercise $(options)
+endif
+check: backend $(dir)/check $(dataset)  ## what a training gets wrong: k devices against one, slopes
+	@$(dir)/check $(options)
+bench: backend $(dir)/lab build/simulate  ## time BENCH: build/bench.csv; allreduce on FABRIC: .svg
+	@$(if $(value FABRIC),$(predict) $(dir)/lab $(options),\
+	    $(run_lab) --what $(call quote,$(or $(value BENCH),all)))
+trace: backend $(dir)/lab build/simulate  ## three steps, what ran when: build/trace.json, .svg
+	@$(run_lab) >build/trace.csv
+	@build/simulate trace $(call quote,$(or $(value FABRIC),here)) build/trace.json build/trace.dat \
+	    <build/trace.csv && echo build/trace.json: for https://ui.perfetto.dev or chrome://tracing
+	@sh lab/draw.sh trace build/trace.dat build/trace.svg || true
+profile: backend $(dir)/lab  ## where the time of a step goes: kernels and copies of each device
+	@$(run_lab)
+scale: with_value := $(filter-out $(translated) SPLIT GPUS,$(with_value))
+scale: word_if_1 := $(filter-out OVERLAP,$(word_if_1)) # without it and with it
+scale: backend $(dir)/lab build/simulate  ## predict a step on 1 to 1024 devices, on FABRIC
+	@STEP_MS=$(call quote,$(value STEP_MS)) $(predict) $(dir)/lab $(options)
+# What an exchange takes on other machines
+predict = sh lab/predict.sh $@ $(call quote,$(or $(value FABRIC),$(if $(filter scale,$@),pcie))) \
+    $(call quote,$(value ALLREDUCE))
+summary: backend $(dir)/lab  ## the network's operators: shapes, parameters, FLOPs, memory
+	@$(run_lab)
+plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or test acc as text
+	@sh lab/plot.sh $(call quote,$(or $(value RUNS),$(value LOG),build/log.csv))
+sweep: backend $(dir)/mgpu $(dataset)  ## test acc by learning rates and devices, BATCH for each
+	@sh lab/sweep.sh $(call quote,$(value SWEEP_GPUS)) $(call quote,$(value SWEEP_LR)) \
+	    $(call quote,$(value BATCH)) $(dir)/mgpu $(options)
+
+# ----- Compiling -------------------------------------------------------------------------------
+
+all: $(dir)/lab $(dir)/worker $(dir)/check build/cpu/judge build/simulate
+tests += $(dir)/lab_tests
+lab_headers := $(wildcard lab/*.h)
+wrong := $(wildcard lab/wrong/*.cu)
+host_program = $(CXX) -std=c++17 -O2 -Wall -Wextra $(if $(WERROR),-Werror)
+build/cpu/judge: lab/judge.cc lab/limits.h lab/wire.h build/cpu/flags
+	$(host_program) $< -o $@
+build/simulate: lab/simulate.cc lab/fabric.h build/cpu/flags
+	$(host_program) $< -o $@
+
+# What the tests start beside themselves
+$(dir)/lab_tests build/asan/lab_tests build/race/lab_tests: %/lab_tests: | %/wrong build/cpu/judge
+build/gpu/lab build/gpu/worker build/gpu/check: build/gpu/%: lab/%.cu mgpu.cu $(lab_headers) \
+    build/gpu/flags
+	$(NVCC) $(nvcc_flags) $< -o $@
+build/gpu/wrong: lab/worker.cu build/cpu/lab/wrong/all.cu $(wrong) mgpu.cu build/gpu/flags
+	$(NVCC) $(nvcc_flags) -Ilab/wrong -DSUBMISSION='"../build/cpu/lab/wrong/all.cu"' $< -o $@
+build/gpu/lab_tests: lab/tests.cu tests.cu mgpu.cu $(lab_headers) lab/lab.cu lab/check.cu lab/simulate.cc $(DOCTEST) \
+    build/gpu/flags
+	$(NVCC) $(nvcc_flags) $(doctest) $< -o $@
+
+# On the stand-in, and under the sanitizers: first in C++, below build/cpu/lab/
+in_cpp = build/cpu/lab/$1.cu build/cpu/mgpu.cu $(lab_headers) cpu/cuda_runtime.h
+define lab_programs
+build/$1/lab build/$1/worker build/$1/check: build/$1/%: $$(call in_cpp,%) build/$1/flags
+	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(once_$1) -x c++ $$< -o $$@
+build/$1/wrong: $$(call in_cpp,worker) $$(wrong:%=build/cpu/%) build/cpu/lab/wrong/yours.h \
+    build/cpu/lab/wrong/all.cu build/$1/flags
+	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab -DSUBMISSION='"wrong/all.cu"' $$(once_$1) -x c++ $$< -o $$@
+build/$1/lab_tests: $$(call in_cpp,tests) build/cpu/lab/lab.cu build/cpu/lab/check.cu build/cpu/tests.cu lab/simulate.cc \
+    build/$1/doctest.o build/$1/flags
+	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(once_$1) $$(linked) -x c++ $$< \
+	    -x none build/$1/doctest.o -o $$@
+endef
+$(foreach x,cpu asan race,$(eval $(call lab_programs,$x)))
+$(patsubst %,build/cpu/%,lab worker check wrong lab_tests): $(compiled_once)
+build/cpu/lab/%: lab/% cpu/to_cpp.sed
+	@$(translate)
+build/cpu/lab/wrong/all.cu: $(wrong) lab/lab.mk
+	@mkdir -p $(@D); printf '#include "%s"\n' $(notdir $(wrong)) >$@
+
+# A submission from elsewhere: made anew each time, since nobody knows what it includes
+build/submission/worker: lab/worker.cu $(lab_headers) build/submission/mgpu.cu $(dir)/worker FORCE
+ifeq ($(dir),build/gpu)
+	@$(NVCC) $(nvcc_flags) -DSUBMISSION='"$(abspath $(SUBMISSION))"' $< -o $@
+build/submission/mgpu.cu: ;
+else
+	@$(CXX) $(cpu_flags) -Ilab -I. -DSUBMISSION='"$(abspath build/submission/mgpu.cu)"' $(once_cpu) \
+	    -x c++ build/cpu/lab/worker.cu -o $@
+build/submission/mgpu.cu: cpu/to_cpp.sed FORCE
+	@[ -r $(call quote,$(value SUBMISSION)) ] || { echo SUBMISSION=$(call quote,$(value \
+	    SUBMISSION)): no such file >&2; exit 1; }
+	@mkdir -p $(@D); { echo '#line 1 "$(notdir $(SUBMISSION))"'; \
+	    LC_ALL=C sed -zEf $< $(call quote,$(value SUBMISSION)); } >$@
+endif
+
+# ----- With sanitizers -------------------------------------------------------------------------
+
+asan_tests += build/asan/lab_tests
+asan: build/asan/lab_tests
+race_tests += $(if $(value ALLREDUCE),,build/race/lab_tests)
+race: $(if $(value ALLREDUCE),,build/race/lab_tests) build/race/worker build/cpu/judge
+race_more += $(tsan) build/cpu/judge --worker build/race/worker --gpus 3 $(judged);

@@ -1,0 +1,7 @@
+// k = 1 ... it prints without end
+// It prints without end.
+#include "yours.h"
+
+YOURS(babbles) {
+    while (true) printf("still here\n");
+}

@@ -1,0 +1,16 @@
+// is wrong: k = 2 ... gpu(0) has 9 at index 0 of tensor 0, not 5 ... more than once the number of gpu(1) (2 times): is it added again?
+// The last device is added twice.
+#include "yours.h"
+
+YOURS(counted_twice) {
+    const std::vector<Tensor> flat = flatten(grads);
+    const int k = flat.size();
+    for (int c = 1; c < k; c++) {
+        const Tensor part = empty(flat[c].shape, gpu(0));
+        copyto(flat[c], part);
+        add_(flat[0], part);
+        if (c == k - 1) add_(flat[0], part);
+    }
+    for (int c = 1; c < k; c++) copyto(flat[0], flat[c]);
+    unflatten(flat, grads);
+}

@@ -1,0 +1,8 @@
+// k = 1 ... stopped by what stands above
+// An index beyond a list.
+#include "yours.h"
+
+YOURS(index) {
+    std::vector<Tensor> flat = flatten(grads);
+    add_(flat[0], flat[flat.size()]);
+}

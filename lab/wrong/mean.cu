@@ -1,0 +1,14 @@
+// is wrong: k = 2 ... it is the mean
+// The devices get the mean.
+#include "yours.h"
+
+YOURS(mean) {
+    const std::vector<Tensor> flat = flatten(grads);
+    const int k = flat.size();
+    allreduce(flat);
+    for (Tensor t : flat) { // t *= 1 / k
+        t.grad = std::make_shared<Tensor>(t);
+        sgd({t}, 1 - 1.0f / k, 1);
+    }
+    unflatten(flat, grads);
+}

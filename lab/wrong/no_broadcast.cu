@@ -1,0 +1,16 @@
+// is wrong: k = 2 ... it is still gpu(1)'s own number
+// The sums stay on their owners.
+#include "yours.h"
+
+YOURS(no_broadcast) {
+    const size_t k = grads.size(), P = grads[0].size();
+    for (size_t i = 0; i < P; i++) {
+        const size_t owner = i % k;
+        for (size_t c = 0; c < k; c++) {
+            if (c == owner) continue;
+            Tensor received = empty(grads[c][i].shape, grads[owner][i].device);
+            copyto(grads[c][i], received);
+            add_(grads[owner][i], received);
+        }
+    }
+}

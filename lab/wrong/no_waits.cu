@@ -1,0 +1,18 @@
+// is wrong: k = 2
+// Messages without a wait before and after.
+#include "yours.h"
+
+YOURS(no_waits) {
+    const size_t k = grads.size(), P = grads[0].size();
+    for (size_t i = 0; i < P; i++) {
+        const size_t owner = i % k;
+        for (size_t c = 0; c < k; c++) {
+            if (c == owner) continue;
+            Tensor received = empty(grads[c][i].shape, grads[owner][i].device);
+            peer_copy(grads[c][i], received, stream(grads[owner][i].device));
+            add_(grads[owner][i], received);
+        }
+        for (size_t c = 0; c < k; c++)
+            if (c != owner) peer_copy(grads[owner][i], grads[c][i], stream(grads[c][i].device));
+    }
+}

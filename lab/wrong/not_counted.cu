@@ -1,0 +1,17 @@
+// only 0 messages were counted ... fewer than 6
+// The messages go past what counts them, as a kernel that reads a peer's memory would.
+#include "yours.h"
+
+YOURS(not_counted) {
+    watch::Recorder *const recorder = std::exchange(watch::recorder, nullptr);
+    const std::vector<Tensor> flat = flatten(grads);
+    const int k = flat.size();
+    for (int c = 1; c < k; c++) {
+        const Tensor part = empty(flat[c].shape, gpu(0));
+        copyto(flat[c], part);
+        add_(flat[0], part);
+    }
+    for (int c = 1; c < k; c++) copyto(flat[0], flat[c]);
+    unflatten(flat, grads);
+    watch::recorder = recorder;
+}

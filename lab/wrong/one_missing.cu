@@ -1,0 +1,15 @@
+// is wrong: k = 2 ... gpu(0) has 1 at index 0 of tensor 0, not 5 ... gpu(0)'s own number
+// The sum leaves device 1 out.
+#include "yours.h"
+
+YOURS(one_missing) {
+    const std::vector<Tensor> flat = flatten(grads);
+    const int k = flat.size();
+    for (int c = 2; c < k; c++) {
+        const Tensor part = empty(flat[c].shape, gpu(0));
+        copyto(flat[c], part);
+        add_(flat[0], part);
+    }
+    for (int c = 1; c < k; c++) copyto(flat[0], flat[c]);
+    unflatten(flat, grads);
+}

@@ -1,0 +1,13 @@
+// is wrong: k = 2 ... gpu(1) has 10 at index 0 of tensor 0, not 5 ... the sum of an index 1 further on ... bounds
+// The sums come back one place off, as from a part with wrong bounds.
+#include "yours.h"
+
+YOURS(shifted_parts) {
+    const std::vector<Tensor> flat = flatten(grads);
+    const int k = flat.size();
+    const int n = size(flat[0]);
+    allreduce(flat);
+    for (int c = 1; c < k && n > 1; c++)
+        copyto(copyto(rows(flat[0], 1, n), gpu(c)), rows(flat[c], 0, n - 1));
+    unflatten(flat, grads);
+}
