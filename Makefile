@@ -153,21 +153,21 @@ build/gpu/tests: tests.cu mgpu.cu $(DOCTEST) build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(doctest) $< -o $@
 
 build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
-    build/cpu/mgpu.cu cpu/cuda_runtime.h build/%/flags
+    build/cpp/mgpu.cu cpu/cuda_runtime.h build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) -x c++ $< -o $@
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
-    build/cpu/tests.cu build/cpu/mgpu.cu cpu/cuda_runtime.h build/%/doctest.o build/%/flags
+    build/cpp/tests.cu build/cpp/mgpu.cu cpu/cuda_runtime.h build/%/doctest.o build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
-    build/cpu/runtime_tests.cu cpu/cuda_runtime.h build/%/doctest.o build/%/flags
+    build/cpp/runtime_tests.cu cpu/cuda_runtime.h build/%/doctest.o build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
 build/%/doctest.o: $(DOCTEST) build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) -O0 -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< -o $@
 
 # The .cu files in C++
-build/cpu/mgpu.cu build/cpu/tests.cu: build/cpu/%: % cpu/to_cpp.sed
+build/cpp/mgpu.cu build/cpp/tests.cu: build/cpp/%: % cpu/to_cpp.sed
 	@$(translate)
-build/cpu/runtime_tests.cu: cpu/tests.cu cpu/to_cpp.sed
+build/cpp/runtime_tests.cu: cpu/tests.cu cpu/to_cpp.sed
 	@$(translate)
 translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf cpu/to_cpp.sed $<; } >$@; \
     ! sed 1d $@ | grep -nE '<<<|__shared__' || \

@@ -54,13 +54,13 @@ build/mpi/mgpu: mgpu.cu build/mpi/flags
 build/mpi/lab: lab/lab.cu $(lab_headers) mgpu.cu build/mpi/flags
 	$(need_mpi)$(mpi_gpu) $< -o $@
 else
-build/mpi/mgpu: build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi/flags
+build/mpi/mgpu: build/cpp/mgpu.cu cpu/cuda_runtime.h build/mpi/flags
 	$(need_mpi)$(call mpi_cpu) $< -o $@
-build/mpi/lab: lab/lab.cu $(lab_headers) build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi/flags
-	$(need_mpi)$(call mpi_cpu) $< $(call judged,build/cpu/mgpu.cu) -o $@
+build/mpi/lab: lab/lab.cu $(lab_headers) build/cpp/mgpu.cu cpu/cuda_runtime.h build/mpi/flags
+	$(need_mpi)$(call mpi_cpu) $< $(call judged,build/cpp/mgpu.cu) -o $@
 endif
 build/mpi_asan/mgpu build/mpi_race/mgpu: build/mpi_%/mgpu: \
-    build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi_%/flags
+    build/cpp/mgpu.cu cpu/cuda_runtime.h build/mpi_%/flags
 	$(need_mpi)$(call mpi_cpu,$*) $< -o $@
 build/mpi/flags: flags = $(mpi_$(notdir $(dir)))
 build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi_cpu,$(*:mpi_%=%))

@@ -148,8 +148,8 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
     options.precision = precision;
 }
 
-// What train_batch has made of a minibatch and of `params`: ls and device_params. An Error names the
-// first number that is wrong.
+// What train_batch has made of a minibatch and of `params`: ls and device_params. An Error names
+// the first number that is wrong.
 static void check_step(const std::string &where, const Tensor &X, const Tensor &y,
                        const std::vector<Tensor> &ls,
                        const std::vector<std::vector<Tensor>> &device_params, float lr) {
@@ -196,8 +196,8 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
     }
 }
 
-// Some minibatches of a model on the run's devices, from the parameters that a run starts with. Each
-// step is compared with one device's from the same parameters.
+// Some minibatches of a model on the run's devices, from the parameters that a run starts with.
+// Each step is compared with one device's from the same parameters.
 static void check_model(int minibatches) {
     const std::vector<Device> devices = first_devices(options.gpus);
     rng.seed(options.seed);

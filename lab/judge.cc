@@ -103,6 +103,7 @@ public:
         for (int end : {in[0], out[1], printed[1]}) close(end);
         questions = in[1], answers = out[0], prints = printed[0];
         fcntl(questions, F_SETFL, O_NONBLOCK);
+        for (int end : {questions, answers}) fcntl(end, F_SETPIPE_SZ, 1 << 20); // fewer switches
     }
     Worker(const Worker &) = delete;
     ~Worker() {
@@ -112,7 +113,8 @@ public:
     // `where` names the case, for a verdict on a process that does not answer
     Answer ask(const Request &request, const std::string &where) {
         const std::string question = wire::packed(request);
-        const double until = now() + slow * options.seconds;
+        const double limit = slow * (options.seconds + question.size() / limits::bytes_of_second);
+        const double until = now() + limit;
         std::string got;
         size_t sent = 0, wanted = sizeof(size_t);
         while (got.size() < wanted) {
@@ -121,10 +123,11 @@ public:
                              {sent < question.size() ? questions : -1, POLLOUT, 0}};
             const int ms = std::max(0.0, 1e3 * (until - now()));
             if (poll(ends, 3, ms) == 0)
-                throw Verdict(format("%s: no answer within %g s: does a loop never end, or a wait "
-                                     "that waits for itself?",
-                                     where.c_str(), slow * options.seconds),
-                              true);
+                throw Verdict(
+                    format("%s: no answer within %.0f s: does a loop never end, or a wait "
+                           "that waits for itself?",
+                           where.c_str(), limit),
+                    true);
             if (ends[2].revents) {
                 const ssize_t n = write(questions, &question[sent], question.size() - sent);
                 if (n < 0 && errno != EAGAIN) sent = question.size(); // it has ended: see below
@@ -132,10 +135,12 @@ public:
             }
             if (ends[1].revents && !print_on()) prints = -1;
             if (printed > limits::bytes_printed)
-                throw Verdict(format("%s: it prints without end, more than %zu bytes",
-                                     where.c_str(), limits::bytes_printed));
+                throw Verdict(
+                    format("%s: it prints more than %zu bytes: does a loop never end, or is "
+                           "a large tensor printed?",
+                           where.c_str(), limits::bytes_printed));
             if (!ends[0].revents) continue;
-            char bytes[1 << 16];
+            static char bytes[1 << 20];
             const ssize_t n = read(answers, bytes, sizeof bytes);
             if (n <= 0) throw Verdict(where + ": " + how_it_ended());
             got.append(bytes, n);

@@ -20,7 +20,7 @@ worker := $(if $(value SUBMISSION),build/submission,$(dir))/worker
 run_lab = $(dir)/lab $@ $(options)
 
 ifeq ($(start),)
-exercise: backend build/cpu/judge $(worker) build/simulate  ## judge your allreduce, or ALLREDUCE=name
+exercise: backend build/cpu/judge $(worker) build/simulate  ## judge yours, or ALLREDUCE=name
 	@$(if $(and $(value KVSTORE),$(filter-out $(translated),KVSTORE)),echo '--kvstore \
 	    and --allreduce: one of them is enough' >&2; exit 1)
 	@build/cpu/judge --worker $(worker) --rows build/exercise.csv $(judged)
@@ -73,40 +73,43 @@ $(dir)/lab_tests build/asan/lab_tests build/race/lab_tests: %/lab_tests: | %/wro
 build/gpu/lab build/gpu/worker build/gpu/check: build/gpu/%: lab/%.cu mgpu.cu $(lab_headers) \
     build/gpu/flags
 	$(NVCC) $(nvcc_flags) $< -o $@
-build/gpu/wrong: lab/worker.cu build/cpu/lab/wrong/all.cu $(wrong) mgpu.cu build/gpu/flags
-	$(NVCC) $(nvcc_flags) -Ilab/wrong -DSUBMISSION='"../build/cpu/lab/wrong/all.cu"' $< -o $@
-build/gpu/lab_tests: lab/tests.cu tests.cu mgpu.cu $(lab_headers) lab/lab.cu lab/check.cu lab/simulate.cc $(DOCTEST) \
-    build/gpu/flags
+build/gpu/wrong: lab/worker.cu build/gpu/wrong.cu $(wrong) mgpu.cu $(lab_headers) build/gpu/flags
+	$(NVCC) $(nvcc_flags) -DALL_WRONG -DSUBMISSION='"../build/gpu/wrong.cu"' $< -o $@
+build/gpu/wrong.cu: $(wrong) lab/lab.mk
+	@mkdir -p $(@D); printf '#include "../../%s"\n' $(wrong) >$@
+build/gpu/lab_tests: lab/tests.cu tests.cu mgpu.cu $(lab_headers) lab/lab.cu lab/check.cu \
+    lab/simulate.cc $(DOCTEST) build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(doctest) $< -o $@
 
-# On the stand-in, and under the sanitizers: first in C++, below build/cpu/lab/
-in_cpp = build/cpu/lab/$1.cu build/cpu/mgpu.cu $(lab_headers) cpu/cuda_runtime.h
+# On the stand-in, and under the sanitizers: first in C++, below build/cpp/lab/
+in_cpp = build/cpp/lab/$1.cu build/cpp/mgpu.cu $(lab_headers) cpu/cuda_runtime.h
 define lab_programs
 build/$1/lab build/$1/worker build/$1/check: build/$1/%: $$(call in_cpp,%) build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(once_$1) -x c++ $$< -o $$@
-build/$1/wrong: $$(call in_cpp,worker) $$(wrong:%=build/cpu/%) build/cpu/lab/wrong/yours.h \
-    build/cpu/lab/wrong/all.cu build/$1/flags
-	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab -DSUBMISSION='"wrong/all.cu"' $$(once_$1) -x c++ $$< -o $$@
-build/$1/lab_tests: $$(call in_cpp,tests) build/cpu/lab/lab.cu build/cpu/lab/check.cu build/cpu/tests.cu lab/simulate.cc \
-    build/$1/doctest.o build/$1/flags
+build/$1/wrong: $$(call in_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/lab/wrong/yours.h \
+    build/cpp/lab/wrong/all.cu build/$1/flags
+	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab -DALL_WRONG -DSUBMISSION='"wrong/all.cu"' \
+	    $$(once_$1) -x c++ $$< -o $$@
+build/$1/lab_tests: $$(call in_cpp,tests) build/cpp/lab/lab.cu build/cpp/lab/check.cu \
+    build/cpp/tests.cu lab/simulate.cc build/$1/doctest.o build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(once_$1) $$(linked) -x c++ $$< \
 	    -x none build/$1/doctest.o -o $$@
 endef
 $(foreach x,cpu asan race,$(eval $(call lab_programs,$x)))
 $(patsubst %,build/cpu/%,lab worker check wrong lab_tests): $(compiled_once)
-build/cpu/lab/%: lab/% cpu/to_cpp.sed
+build/cpp/lab/%: lab/% cpu/to_cpp.sed
 	@$(translate)
-build/cpu/lab/wrong/all.cu: $(wrong) lab/lab.mk
+build/cpp/lab/wrong/all.cu: $(wrong) lab/lab.mk
 	@mkdir -p $(@D); printf '#include "%s"\n' $(notdir $(wrong)) >$@
 
 # A submission from elsewhere: made anew each time, since nobody knows what it includes
-build/submission/worker: lab/worker.cu $(lab_headers) build/submission/mgpu.cu $(dir)/worker FORCE
+build/submission/worker: build/submission/mgpu.cu $(dir)/worker build/cpp/lab/wrong/yours.h FORCE
 ifeq ($(dir),build/gpu)
-	@$(NVCC) $(nvcc_flags) -DSUBMISSION='"$(abspath $(SUBMISSION))"' $< -o $@
+	@$(NVCC) $(nvcc_flags) -DSUBMISSION='"$(abspath $(SUBMISSION))"' lab/worker.cu -o $@
 build/submission/mgpu.cu: ;
 else
-	@$(CXX) $(cpu_flags) -Ilab -I. -DSUBMISSION='"$(abspath build/submission/mgpu.cu)"' $(once_cpu) \
-	    -x c++ build/cpu/lab/worker.cu -o $@
+	@$(CXX) $(cpu_flags) -Ilab -Ibuild/cpp/lab/wrong -DSUBMISSION='"../../submission/mgpu.cu"' \
+	    $(once_cpu) -x c++ build/cpp/lab/worker.cu -o $@
 build/submission/mgpu.cu: cpu/to_cpp.sed FORCE
 	@[ -r $(call quote,$(value SUBMISSION)) ] || { echo SUBMISSION=$(call quote,$(value \
 	    SUBMISSION)): no such file >&2; exit 1; }
@@ -116,8 +119,10 @@ endif
 
 # ----- With sanitizers -------------------------------------------------------------------------
 
+# `wrong` is a worker, too: its mgpu.cu is the one here
 asan_tests += build/asan/lab_tests
 asan: build/asan/lab_tests
 race_tests += $(if $(value ALLREDUCE),,build/race/lab_tests)
-race: $(if $(value ALLREDUCE),,build/race/lab_tests) build/race/worker build/cpu/judge
-race_more += $(tsan) build/cpu/judge --worker build/race/worker --gpus 3 $(judged);
+race_worker := build/race/$(if $(value ALLREDUCE),worker,wrong)
+race: $(if $(value ALLREDUCE),,build/race/lab_tests) $(race_worker) build/cpu/judge
+race_more += $(tsan) build/cpu/judge --worker $(race_worker) --gpus 3 $(judged);

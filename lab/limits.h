@@ -41,9 +41,10 @@ inline std::vector<int> gradients(const std::string &model) {
 }
 
 // --- how much a submission may take
-constexpr double seconds_of_case = 10;     // from a question to its answer
-constexpr size_t bytes_shown = 2 << 10;    // of what one process prints
-constexpr size_t bytes_printed = 64 << 20; // by one process: then it is stopped
+constexpr double seconds_of_case = 10; // from a question to its answer, and for large ones more:
+constexpr double bytes_of_second = 2e6;
+constexpr size_t bytes_shown = 2 << 10;   // of what one process prints
+constexpr size_t bytes_printed = 1 << 20; // by one process: then it is stopped
 // On the host, where emulated devices have theirs too
 inline size_t bytes_of_memory(int devices) { return (1L << 30) + devices * (400L << 20); }
 constexpr double late_ms = 3;      // a straggler, in ms

@@ -1,6 +1,6 @@
 #!/bin/sh
-# sh lab/plot.sh 'FILE.csv ...': train loss and test accuracy over epochs, in build/plot.svg and .png;
-# where gnuplot is missing, the accuracy as text
+# sh lab/plot.sh 'FILE.csv ...': train loss and test accuracy over epochs, in build/plot.svg and
+# .png; where gnuplot is missing, the accuracy as text
 set -f
 if command -v gnuplot >/dev/null; then
     sh lab/draw.sh accuracy "$1" build/plot.svg && exec sh lab/draw.sh accuracy "$1" build/plot.png

@@ -1,16 +1,16 @@
 #!/bin/sh
 # What an exchange takes on other machines.
 #
-#   predict.sh exercise FABRICS ALGORITHM ROWS               of what the judge has counted (its --rows),
-#              beside naive: microseconds
-#   predict.sh bench FABRIC ALGORITHMS LAB OPTION ...        of 4 KB to 1 GB, of messages in proportion
-#              to those of MODEL's gradients, on 2 to 1024 devices: build/allreduce.csv, .svg
-#   predict.sh scale FABRIC ALGORITHM LAB OPTION ...         a training step on 1 to 1024 devices, from
+#   predict.sh exercise FABRICS ALGORITHM ROWS      what the judge has counted (its --rows), beside
+#              naive: microseconds
+#   predict.sh bench FABRIC ALGORITHMS LAB OPTION ...      4 KB to 1 GB, of messages in proportion to
+#              those of MODEL's gradients, on 2 to 1024 devices: build/allreduce.csv, .svg
+#   predict.sh scale FABRIC ALGORITHM LAB OPTION ...       a training step on 1 to 1024 devices, from
 #              one that is measured on a single device here: build/scale.csv, .svg. STEP_MS: as if
 #              it took so long there
 #
-# `LAB dry-run` prints what is enqueued, `LAB trace` when it ran; build/simulate, made of simulate.cc
-# and fabric.h, says how long it takes there. Empty words: the usual ones.
+# `LAB dry-run` prints what is enqueued, `LAB trace` when it ran; build/simulate, made of
+# simulate.cc and fabric.h, says how long it takes there. Empty words: the usual ones.
 what=$1 fabrics=$2 algorithms=$3 lab=$4
 shift 4
 own=build/predict.$$ # files of this run: another one may be on its way

