@@ -113,7 +113,7 @@ else
 build/submission/mgpu.cu: cpu/to_cpp.sed FORCE
 	@[ -r $(call quote,$(value SUBMISSION)) ] || { echo SUBMISSION=$(call quote,$(value \
 	    SUBMISSION)): no such file >&2; exit 1; }
-	@mkdir -p $(@D); { echo '#line 1 "$(notdir $(SUBMISSION))"'; \
+	@mkdir -p $(@D); { echo '#line 1 "$(lastword $(subst /, ,$(SUBMISSION)))"'; \
 	    LC_ALL=C sed -zEf $< $(call quote,$(value SUBMISSION)); } >$@
 endif
 
