@@ -9,6 +9,21 @@ namespace fast {
 constexpr int bn_warps = warp_size == 1 ? 8 : 32; // of a block, which sums over a channel
 constexpr int bn_threads = bn_warps * warp_size;
 
+// The merged parts of all planes of this block's channel. Each of its warps takes every bn_warps-th
+// plane; thread 0 returns the result.
+template <class Part, class OfPlane>
+__device__ inline Part of_channel(const BatchNormShape &s, OfPlane of_plane) {
+    __shared__ Part parts[bn_warps];
+    const int warp = threadIdx.x / warp_size;
+    Part all = {};
+    for (int n = warp; n < s.N; n += bn_warps)
+        all = merge(all, of_plane((n * s.C + blockIdx.x) * s.size)); // where it begins
+    if (threadIdx.x % warp_size == 0) parts[warp] = all;
+    __syncthreads();
+    for (int i = 1; i < bn_warps && threadIdx.x == 0; i++) all = merge(all, parts[i]);
+    return all;
+}
+
 // The count, the mean and the sum of (x-mean)^2 of some numbers x. merge() joins those of two sets
 // without cancellation (Chan et al. 1979).
 struct Moments {
@@ -21,22 +36,17 @@ __device__ inline Moments merge(Moments a, Moments b) {
             a.squares + b.squares + d * d * (a.count / count * b.count)};
 }
 // mean and var of each channel; running = (1-momentum) * running + momentum * new
-// One block per channel; each of its warps takes every bn_warps-th plane.
+// One block per channel.
 __global__ void __launch_bounds__(bn_threads)
     batch_norm_moments_kernel(BatchNorm a, BatchNormShape s) {
-    __shared__ Moments parts[bn_warps];
-    const int c = blockIdx.x, warp = threadIdx.x / warp_size;
-    Moments all = {0, 0, 0};
-    for (int n = warp; n < s.N; n += bn_warps) {
-        const float *x = a.X + (n * s.C + c) * s.size;
+    const Moments all = of_channel<Moments>(s, [=](int plane) -> Moments {
+        const float *x = a.X + plane;
         const float m = warp_sum(s.size, [=](int i) { return x[i]; }) / s.size;
         const float squares = warp_sum(s.size, [=](int i) { return (x[i] - m) * (x[i] - m); });
-        all = merge(all, {(float)s.size, m, squares});
-    }
-    if (threadIdx.x % warp_size == 0) parts[warp] = all;
-    __syncthreads();
+        return {(float)s.size, m, squares};
+    });
+    const int c = blockIdx.x;
     if (threadIdx.x > 0) return;
-    for (int i = 1; i < bn_warps; i++) all = merge(all, parts[i]);
     a.mean[c] = all.mean;
     a.var[c] = all.squares / all.count;
     const float unbiased = all.squares / (all.count > 1 ? all.count - 1 : 1);
@@ -56,28 +66,26 @@ __global__ void batch_norm_kernel(Store y, BatchNorm a, BatchNormShape s) {
 }
 // sum (C) and product (C) are, for each channel, the sums of dy and of dy * (X - mean);
 // dbeta = or += sum, dgamma = or += product / sqrt(var + eps), where not null
-// One block per channel, as above.
+// One block per channel.
+struct Sums {
+    float dy, product;
+};
+__device__ inline Sums merge(Sums a, Sums b) { return {a.dy + b.dy, a.product + b.product}; }
 __global__ void __launch_bounds__(bn_threads)
     batch_norm_sums_kernel(float *sum, float *product, Store dgamma, Store dbeta, const float *dy,
                            BatchNorm a, BatchNormShape s) {
-    __shared__ float sums[bn_warps];
-    __shared__ float products[bn_warps];
-    const int c = blockIdx.x, warp = threadIdx.x / warp_size;
+    const int c = blockIdx.x;
     const float m = a.mean[c];
-    float dy_sum = 0, dot = 0;
-    for (int n = warp; n < s.N; n += bn_warps) {
-        const float *x = a.X + (n * s.C + c) * s.size, *g = dy + (n * s.C + c) * s.size;
-        dy_sum += warp_sum(s.size, [=](int i) { return g[i]; });
-        dot += warp_sum(s.size, [=](int i) { return g[i] * (x[i] - m); });
-    }
-    if (threadIdx.x % warp_size == 0) sums[warp] = dy_sum, products[warp] = dot;
-    __syncthreads();
+    const Sums all = of_channel<Sums>(s, [=](int plane) -> Sums {
+        const float *x = a.X + plane, *g = dy + plane;
+        return {warp_sum(s.size, [=](int i) { return g[i]; }),
+                warp_sum(s.size, [=](int i) { return g[i] * (x[i] - m); })};
+    });
     if (threadIdx.x > 0) return;
-    for (int i = 1; i < bn_warps; i++) dy_sum += sums[i], dot += products[i];
-    sum[c] = dy_sum;
-    product[c] = dot;
-    if (dgamma.data) dgamma.store(c, dot / sqrtf(a.var[c] + bn_eps));
-    if (dbeta.data) dbeta.store(c, dy_sum);
+    sum[c] = all.dy;
+    product[c] = all.product;
+    if (dgamma.data) dgamma.store(c, all.product / sqrtf(a.var[c] + bn_eps));
+    if (dbeta.data) dbeta.store(c, all.dy);
 }
 // dX = or += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) / (var + eps) * product/M), where
 // M = N*size: mean and var depend on X, too.   One warp per plane.

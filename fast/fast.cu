@@ -33,6 +33,7 @@
 const char *const usual_kernels = warp_size > 1 ? "fast" : "tiled";
 
 namespace fast {
+static std::string edited = EDITED;
 static const Operators simple = operators;
 static Operators operators_of(const std::string &rung) {
     Operators o = {"plain", 1e-3f, conv<shared>, relu, add, pool2d, batch_norm, sgd, flush};
@@ -52,10 +53,10 @@ void use_kernels(const std::string &rung) {
 // Those of this machine, but mgpu.cu's own where they have been edited.
 void use_usual_kernels() {
     use_kernels(usual_kernels);
-    std::vector<std::string> edited;
+    std::vector<std::string> left;
     auto leave = [&](const std::string &op, auto Operators::*entry) {
-        if (std::string(" " EDITED " ").find(" " + op + " ") == std::string::npos) return;
-        edited.push_back(op);
+        if ((" " + fast::edited + " ").find(" " + op + " ") == std::string::npos) return;
+        left.push_back(op);
         operators.*entry = fast::simple.*entry;
     };
     leave("conv", &Operators::conv);
@@ -64,10 +65,10 @@ void use_usual_kernels() {
     leave("pool2d", &Operators::pool2d);
     leave("batch_norm", &Operators::batch_norm);
     leave("sgd", &Operators::sgd);
-    const std::string others = edited.size() < 6 ? "; " + operators.name + " otherwise" : "";
-    if (!edited.empty())
-        operators.name = "your mgpu.cu's " + listed(edited, ", ") + others +
-                         " (KERNELS=" + usual_kernels + " for the tuned ones)";
+    if (left.empty()) return;
+    const std::string some = " " + listed(left, ", ") + "; " + operators.name + " otherwise";
+    operators.name = "your mgpu.cu's" + (left.size() < 6 ? some : "") +
+                     " (KERNELS=" + usual_kernels + " for the tuned ones)";
 }
 
 namespace fast {

@@ -6,46 +6,31 @@
 // defines: pool2d
 
 namespace fast {
-// What mean and maximum differ in, for one window of X (a plane W wide): value() is its y, choose()
-// the index of its maximum, given() the part of its dy = g that flows back to its element `at`.
+// What mean and maximum differ in. Of a window of X, a plane W wide, find() returns the result and
+// says which element is the largest; given() is what of its dy = g flows back to element `at`.
 struct Mean {
-    __device__ static int choose(const float *, int) { return 0; }
-    __device__ static float value(const float *X, int W) {
-        float sum = 0;
-        for (int u = 0; u < 2; u++)
-            for (int v = 0; v < 2; v++) sum += X[u * W + v];
-        return sum / 4;
+    __device__ static float find(const float *X, int W, int *) {
+        return (X[0] + X[1] + X[W] + X[W + 1]) / 4;
     }
     __device__ static float given(float g, int, int) { return g / 4; }
 };
 struct Max { // the first of several largest; NaN counts as larger than any number
     // Without branches, which a CPU would often predict wrongly
-    __device__ static int find(const float *X, int W, float *largest) {
-        int best = 0;
+    __device__ static float find(const float *X, int W, int *best) {
+        float largest = X[0];
         bool nan = false; // was there one?
-        *largest = X[0];
-        for (int u = 0; u < 2; u++)
-            for (int v = 0; v < 2; v++) {
-                const float x = X[u * W + v];
-                const bool larger = ((x > *largest) | (x != x)) & !nan;
-                nan |= x != x;
-                best += (u * 2 + v - best) * larger;
-                *largest = x > *largest ? x : *largest;
-            }
-        *largest = nan ? NAN : *largest;
-        return best;
+        *best = 0;
+        for (int at = 0; at < 4; at++) {
+            const float x = X[at / 2 * W + at % 2];
+            const bool larger = ((x > largest) | (x != x)) & !nan;
+            nan |= x != x;
+            *best += (at - *best) * larger;
+            largest = x > largest ? x : largest;
+        }
+        return nan ? NAN : largest;
     }
-    __device__ static int choose(const float *X, int W) {
-        float largest;
-        return find(X, W, &largest);
-    }
-    __device__ static float value(const float *X, int W) {
-        float largest;
-        find(X, W, &largest);
-        return largest;
-    }
-    __device__ static float given(float g, int chosen, int at) {
-        return __int_as_float(__float_as_int(g) & -(chosen == at)); // g or 0
+    __device__ static float given(float g, int best, int at) {
+        return __int_as_float(__float_as_int(g) & -(best == at)); // g or 0
     }
 };
 // X (P,H,W)   ->   y (P,OH,OW)
@@ -56,8 +41,10 @@ template <class Window> __global__ void pool2d_kernel(float *y, const float *X, 
     X += p * s.H * s.W;
     y += p * s.OH * s.OW;
     for (int i = threadIdx.y; i < s.OH; i += blockDim.y) UNROLL_LANES
-    for (int j = threadIdx.x; j < s.OW; j += blockDim.x)
-        y[i * s.OW + j] = Window::value(X + i * 2 * s.W + j * 2, s.W);
+    for (int j = threadIdx.x; j < s.OW; j += blockDim.x) {
+        int best;
+        y[i * s.OW + j] = Window::find(X + i * 2 * s.W + j * 2, s.W, &best);
+    }
 }
 // dX[h,w] = or += what its window gives it; past the last window, 0
 //   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)
@@ -80,12 +67,13 @@ __global__ void pool2d_backward_kernel(Store dX, const float *dy, const float *X
             UNROLL_LANES
             for (int q = 0; q < count; q++) {
                 const int at = first + q, j = at * own / 2;
-                const int chosen = Window::choose(X + i * 2 * s.W + j * 2, s.W);
                 const float g = dy[i * s.OW + j];
+                int best = 0;
+                Window::find(X + i * 2 * s.W + j * 2, s.W, &best);
                 UNROLL
                 for (int u = 0; u < 2; u++) UNROLL
                 for (int v = 0; v < own; v++)
-                    part[u][q * own + v] = Window::given(g, chosen, u * 2 + (own > 1 ? v : at % 2));
+                    part[u][q * own + v] = Window::given(g, best, u * 2 + (own > 1 ? v : at % 2));
             }
             UNROLL
             for (int u = 0; u < 2; u++) UNROLL_LANES
