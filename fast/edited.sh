@@ -16,10 +16,9 @@ says 'tuned, '
 tuned=$(loss)
 # Comments and spaces do not count
 sed -i 's|^// y = max(X, 0), NaN.*|// mine|; s|if (i < n) y\[i\] = X\[i\] < 0|if (i < n)  y[i] = X[i] < 0|' mgpu.cu
-run "$@" >out || fail "make run fails"
-says 'tuned, '
-# A relu that is 0 everywhere: all that is left is the last bias, the loss stays close to log(10)
-sed -i 's|y\[i\] = X\[i\] < 0 ? 0 : X\[i\];|y[i] = 0 * X[i];|' mgpu.cu
+sh fast/checksum.sh --check || fail 'a comment has made the checksums stale'
+sed -i 's|y\[i\] = X\[i\] < 0 ? 0 : X\[i\];|y[i] = X[i] + 100;|' mgpu.cu
+sh fast/checksum.sh --check 2>/dev/null && fail 'the checksums are stale, and --check says nothing'
 run "$@" >out || fail "make run fails"
 says "your mgpu.cu's relu; tuned, .* otherwise (KERNELS="
 [ "$(loss)" != "$tuned" ] || fail 'the edit of relu does nothing'
@@ -28,5 +27,4 @@ says 'tuned, tiled'
 [ "$(loss)" = "$tuned" ] || fail "KERNELS=tiled does not bring back the tuned relu"
 run KERNELS=plain "$@" >out || fail "make run fails"
 says 'simple'
-sh fast/checksum.sh --check 2>/dev/null && fail 'the checksums are stale, and --check says nothing'
 echo 'fast/edited.sh: an edit of relu acts'
