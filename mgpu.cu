@@ -15,7 +15,7 @@
 //   6. Experiment
 //   7. The allreduce lab
 //   8. Kernels and operators
-//   9. Autograd and fusion
+//   9. Autograd
 //  10. The other two networks
 //  11. Devices and memory
 //  12. Data, timing, output
@@ -86,15 +86,12 @@ struct Tensor {
     std::shared_ptr<float> data;  // size(t) floats in the memory of `device`
     std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
     bool requires_grad = true;    // of a parameter; false: a buffer (a running statistic)
-    float *ptr() const;           // data; a launch that fusion (section 9) has put off goes first
+    float *ptr() const;           // data; called before what uses it is enqueued
 
-    // For autograd (section 9). Of a gradient:
+    // Of a gradient, for autograd (section 9):
     unsigned written = 0; // the number of the backward pass that wrote it last
     std::shared_ptr<struct Event> complete = nullptr; // recorded after that write
-    bool shared = false;                              // another gradient may have the same memory
-    // Of an operator's result:
-    bool masked = false;                         // it is relu(X), and `grad` is the gradient of X
-    std::shared_ptr<struct Launch> by = nullptr; // the launch that writes it, perhaps not yet
+    std::shared_ptr<struct Note> note = nullptr;      // of other operators than section 8's
 };
 int size(const Tensor &t); // the product of the shape
 
@@ -298,7 +295,6 @@ void waitall();                 // npx.waitall: the host waits for all devices
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 Device try_gpu(int i); // gpu(i), or an error if there are fewer devices
 
-extern const char *const usual_kernels; // on this machine (section 8)
 // The command line (section 15). What it does not give has the value of the model's chapter (10).
 struct Options {
     int gpus = 1, batch = 256, epochs = 10; // batch: samples over all devices
@@ -308,9 +304,8 @@ struct Options {
     bool shuffle = true, overlap = false, first_check = true, replica_check = true;
     bool resume = false, verbose = false;
     bool evaluate_all = false; // test accuracy on all devices, not on the first alone
-    std::string model = "lenet", allreduce = "naive", kvstore, kernels = usual_kernels;
-    std::string precision = "fp32"; // of the factors in the fast kernels: fp32 or tf32
-    std::vector<int> split;         // proportions of the devices' shards; empty: equal ones
+    std::string model = "lenet", allreduce = "naive", kvstore;
+    std::vector<int> split; // proportions of the devices' shards; empty: equal ones
     std::string data = "data", init, save, log = "build/log.csv"; // folders, a file
     std::set<std::string> given; // the options that the command line names
 };
@@ -591,7 +586,7 @@ static std::vector<Tensor> flatten(const Grads &grads) {
         all.device = list[0].device;
         all.shape = {0};
         for (const Tensor &t : list) {
-            if (t.by) t.ptr(); // a result that fusion left out (section 9) is computed now
+            if (t.note) t.ptr(); // a launch that was put off goes now
             if (size(all) == 0) all.data = t.data;
             all.shape[0] += size(t);
         }
@@ -625,7 +620,7 @@ static void send(const std::vector<Message> &messages) {
     std::map<const float *, const float *> written; // end -> begin
     for (const auto &[src, dst] : messages) {
         const float *begin = dst.ptr(), *end = begin + size(dst);
-        src.ptr(); // a result that fusion left out is computed now
+        src.ptr(); // a launch that was put off goes now
         if (size(src) != size(dst))
             error("send: %d numbers do not fit a tensor of %d", size(src), size(dst));
         if (size(src) == 0) continue;
@@ -898,27 +893,16 @@ void exchange(const Grads &grads) {
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
 // Each operation stands with its kernels, its forward and its backward, from an elementwise ReLU to
-// batch normalization; the convolution is a ladder of three rungs. A kernel's arguments are its
-// outputs, then its inputs, then sizes. An operator of your own starts as a copy of relu.
+// batch normalization: the simplest kernels that are right, mostly a thread for each number of the
+// result. A kernel's arguments are its outputs, then its inputs, then sizes. An operator of your
+// own starts as a copy of simple_relu.
 
-// Where a kernel stores its result, and its epilogue: += for a gradient that has several parts, and
-// the operators that are fused with the kernel's own (section 9).
+// Where a backward kernel stores a gradient: = for its first part, += for others.
 struct Target {
     float *data;
-    const float *plus = nullptr; // is added to the value: `data` itself for +=
-    const float *mask = nullptr; // where it is not positive, the value counts as 0
-    long relu = 0;               // 1: max(0, sum) is stored
-    float *pooled = nullptr;     // where the means of data's 2x2 windows go, too, if not null
+    const float *plus = nullptr; // the parts so far, mostly in `data` itself; null for =
     __device__ __forceinline__ void store(int i, float value) const {
-        const float least = relu ? 0 : -INFINITY;
-        if (mask || plus) {
-            if (mask) value = mask[i] > 0 ? value : 0;
-            if (plus) value += plus[i];
-        }
-        data[i] = value < least ? least : value; // NaN stays NaN
-    }
-    __host__ __device__ __forceinline__ Target from(int i) const { // the same from element i on
-        return {data + i, plus ? plus + i : plus, mask ? mask + i : mask, relu};
+        data[i] = plus ? plus[i] + value : value;
     }
 };
 // What an operator takes from autograd (section 9): output() allocates y, record() puts the
@@ -927,17 +911,28 @@ Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int
 void record(const Tensor &y, std::function<void()> backward);
 Target grad_of(const Tensor &X); // null data where X wants no gradient
 extern bool recording;           // false under NoGrad
-// What it takes from fusion: launch() enqueues the kernel that writes y, perhaps later, when it is
-// known what follows. join() makes the launch of X, if it still waits, write y = max(0, X), or
-// y = X + *plus, instead.
-bool fused(); // false with KERNELS=plain
-void launch(Tensor &y, std::function<void(Target y)> kernel, bool pools = false);
-bool join(const Tensor &X, Tensor &y, const Tensor *plus = nullptr);
-Tensor fused_relu(const Tensor &X, Tensor y);
-bool share_grad(const Tensor &X, const Tensor &y); // dX = dy: share its memory, if possible
-void parameters_change();                          // sgd says so
 void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
+
+// The table of operators. relu(X) calls operators.relu, and that is simple_relu, as all that the
+// table holds stands in this section; a program that includes this file may put others there. Their
+// arguments have been checked; `op` is what the user called.
+struct Operators {
+    std::string name; // what the first line of a run calls them
+    float rounding;   // a gradient's rounding errors are at most this part of its largest number
+    Tensor (*conv)(const char *op, const Tensor &X, const Tensor &W, const Tensor &b,
+                   const struct ConvShape &s, const std::vector<int> &y_shape);
+    Tensor (*relu)(const Tensor &X);
+    Tensor (*add)(const Tensor &A, const Tensor &B);
+    Tensor (*pool2d)(const char *op, const Tensor &X, const struct PoolShape &s);
+    Tensor (*batch_norm)(const Tensor &X, const Tensor &gamma, const Tensor &beta,
+                         const Tensor &running_mean, const Tensor &running_var);
+    void (*sgd)(const std::vector<Tensor> &params, float lr, int batch_size);
+    // Null, or enqueues the launches that operators have put off: the device's last one, and the one
+    // that writes the tensor with this note.
+    void (*flush)(Device device, const std::shared_ptr<Note> &note);
+};
+extern Operators operators; // the end of this section fills it
 
 // --- relu
 // y = max(X, 0), NaN stays NaN. One thread per element.
@@ -953,10 +948,9 @@ __global__ void relu_backward_kernel(Target dX, const float *dy, const float *X,
     dX.store(i, X[i] > 0 ? g : 0);
 }
 
-Tensor relu(const Tensor &X) {
+Tensor simple_relu(const Tensor &X) {
     Tensor y = output("relu", {X}, X.shape);
     const int n = size(X);
-    if (fused()) return fused_relu(X, y); // an operator of your own leaves this out
     LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
     record(y, [=] {
         LAUNCH(relu_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
@@ -964,6 +958,7 @@ Tensor relu(const Tensor &X) {
     });
     return y;
 }
+Tensor relu(const Tensor &X) { return operators.relu(X); }
 
 // --- addition
 // y = A + B. One thread per element.
@@ -977,22 +972,24 @@ __global__ void add_backward_kernel(Target dA, const float *dy, int n) {
     if (i < n) dA.store(i, dy[i]);
 }
 
-// A + B, of one shape. They may be the same tensor: its gradient is then 2 dy.
-Tensor add(const Tensor &A, const Tensor &B) {
-    check_shape("add", A.shape == B.shape, "two of the same shape", {A, B});
+Tensor simple_add(const Tensor &A, const Tensor &B) {
     Tensor y = output("add", {A, B}, A.shape);
     const int n = size(A);
-    if (!join(A, y, &B) && !join(B, y, &A))
-        LAUNCH(add_forward_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(),
-                                                                           B.ptr(), n));
+    LAUNCH(
+        add_forward_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
     record(y, [=] {
         for (const Tensor &X : {A, B}) {
-            if (!X.grad || share_grad(X, y)) continue;
+            if (!X.grad) continue;
             LAUNCH(add_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(grad_of(X),
                                                                                 y.grad->ptr(), n));
         }
     });
     return y;
+}
+// A + B, of one shape. They may be the same tensor: its gradient is then 2 dy.
+Tensor add(const Tensor &A, const Tensor &B) {
+    check_shape("add", A.shape == B.shape, "two of the same shape", {A, B});
+    return operators.add(A, B);
 }
 
 // --- in place, without gradients
@@ -1013,67 +1010,7 @@ void add_(const Tensor &a, const Tensor &b) {
     LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(sum, x, n));
 }
 
-// --- what differs on a CPU; sums over a warp and over a block
-// On a GPU the 32 threads of a warp take neighbouring elements. On a CPU a warp is one thread, and
-// the compiler vectorises its loop over neighbouring elements: `lanes` of them, or tile_n. With
-// MGPU_LANES a CPU has the GPU's warps, see `make lanes`.
-#ifdef CUDA_CPU
-constexpr bool on_cpu = true;
-#else
-constexpr bool on_cpu = false;
-#endif
-#if defined(__CUDACC__) || defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#define UNROLL_GPU UNROLL
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#define UNROLL_GPU // what keeps arrays in a GPU's registers would only cost g++ time
-#endif
-#if defined(__CUDACC__) || defined(MGPU_LANES)
-#define UNROLL_LANES UNROLL
-constexpr int warp_size = 32, lanes = 1;
-constexpr int tile_m = 8, tile_n = 8, wide = 1; // a thread's tile of sums; floats in a register
-typedef float Wide;
-__device__ inline float warp_reduce_sum(float sum) { // every lane of the warp returns it
-    for (int half = warp_size / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
-    return sum;
-}
-#else
-#define UNROLL_LANES _Pragma("omp simd")
-constexpr int warp_size = 1, lanes = 16; // a block's threads run one after another
-// A tile of sums, a row of B and, by clang++, one number of each row of A fit the registers.
-#if defined(__AVX512F__) && defined(__clang__) // 32 registers of 16 floats
-constexpr int tile_m = 8, tile_n = 32, wide = 16;
-#elif defined(__AVX512F__)
-constexpr int tile_m = 12, tile_n = 32, wide = 16;
-#elif defined(__AVX__) // 16 of 8
-constexpr int tile_m = 6, tile_n = 16, wide = 8;
-#else                  // NEON: 32 of 4
-constexpr int tile_m = 6, tile_n = 16, wide = 4;
-#endif
-// `wide` neighbours in an array as one number: (Wide &)a[0] += b * (const Wide &)c[0]. From a plain
-// loop g++ makes the same code, but clang++ would leave a tile of sums in memory.
-typedef float Wide __attribute__((vector_size(wide * 4), aligned(4), may_alias));
-inline float warp_reduce_sum(float sum) { return sum; }
-#endif
-
-const char *const usual_kernels = warp_size > 1 ? "fast" : "tiled";
-
-// The sum of value(i) over i < n by one warp, in a fixed order; every lane returns it. Each lane
-// keeps tile_n partial sums, so that rounding errors stay small.
-template <class Value> __device__ inline float warp_sum(int n, Value value) {
-    float part[tile_n] = {}, sum = 0;
-    int i = threadIdx.x % warp_size;
-    for (; i + (tile_n - 1) * warp_size < n; i += tile_n * warp_size) {
-        UNROLL_LANES
-        for (int q = 0; q < tile_n; q++) part[q] += value(i + q * warp_size);
-    }
-    for (; i < n; i += warp_size) sum += value(i);
-    UNROLL
-    for (int q = 0; q < tile_n; q++) sum += part[q];
-    return warp_reduce_sum(sum);
-}
-
+// --- sums over a block
 // The sum of value(i) over i < n by one block, in a fixed order: the same bits on every run.
 // `scratch` is shared memory, one float per thread; blockDim.x is a power of two.
 template <class Value> __device__ inline float block_sum(float *scratch, int n, Value value) {
@@ -1115,20 +1052,17 @@ void count_correct(const Tensor &correct, const Tensor &y_hat, const Tensor &y) 
 }
 
 // out[i] = parts[0][i] + parts[1][i] + ... + parts[k-1][i], added in this order; out may be a part.
-// One thread per `lanes` neighbours: 16 on a CPU, 1 on a GPU.
+// One thread per element.
 constexpr int max_gpus = 64;
 struct Parts {
     const float *p[max_gpus];
 };
 __global__ void sum_parts_kernel(float *out, Parts parts, int k, int n) {
-    const int first = (blockIdx.x * blockDim.x + threadIdx.x) * lanes;
-    float sum[lanes] = {};
-    const int count = min(lanes, n - first);
-    for (int c = 0; c < k; c++) {
-        UNROLL_LANES
-        for (int q = 0; q < count; q++) sum[q] += parts.p[c][first + q];
-    }
-    for (int q = 0; q < count; q++) out[first + q] = sum[q];
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    float sum = 0;
+    for (int c = 0; c < k; c++) sum += parts.p[c][i];
+    out[i] = sum;
 }
 void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
     if (parts.size() > max_gpus) { // more than a launch takes: some of them first
@@ -1146,48 +1080,30 @@ void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
     }
     const int n = size(a);
     float *const sum = a.ptr();
-    LAUNCH(sum_parts_kernel<<<blocks(n, threads * lanes), threads, 0, on(a.device)>>>(
-        sum, pointers, parts.size(), n));
+    LAUNCH(
+        sum_parts_kernel<<<blocks(n), threads, 0, on(a.device)>>>(sum, pointers, parts.size(), n));
 }
 
 // --- sgd
-struct SgdList { // many parameters in one launch: that takes longer than the update of a small one
-    static constexpr int most = warp_size > 1 ? 128 : 1; // emulated threads copy their arguments
-    float *param[most];
-    const float *grad[most];
-    int n[most];
-};
-__global__ void sgd_kernel(SgdList list, float lr, float batch_size) {
-    float *param = list.param[blockIdx.y];
-    const float *grad = list.grad[blockIdx.y];
-    const int n = list.n[blockIdx.y], all = gridDim.x * blockDim.x;
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all)
-        param[i] -= lr * grad[i] / batch_size;
+__global__ void sgd_kernel(float *param, const float *grad, int n, float lr, float batch_size) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) param[i] -= lr * grad[i] / batch_size;
 }
 
-int whole_batch(int batch_size); // of all nodes (section 14)
-
 // param -= lr * param.grad / batch_size, for each param that has a gradient
-void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
-    batch_size = whole_batch(batch_size);
-    parameters_change();
-    const Part update("update");
-    for (size_t next = 0; next < params.size();) {
-        SgdList list = {};
-        int count = 0, largest = 0;
-        for (; next < params.size() && count < SgdList::most; next++) {
-            const Tensor &p = params[next];
-            if (!p.grad) continue; // a buffer
-            same_device("sgd", {params[0], p});
-            list.param[count] = p.ptr();
-            list.grad[count] = p.grad->ptr();
-            list.n[count++] = size(p);
-            largest = std::max(largest, size(p));
-        }
-        const dim3 grid(blocks(largest, 4 * threads), count);
-        if (largest > 0)
-            LAUNCH(sgd_kernel<<<grid, threads, 0, on(params[0].device)>>>(list, lr, batch_size));
+void simple_sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
+    for (const Tensor &p : params) {
+        if (!p.grad) continue; // a buffer
+        same_device("sgd", {params[0], p});
+        const int n = size(p);
+        LAUNCH(sgd_kernel<<<blocks(n), threads, 0, on(p.device)>>>(p.ptr(), p.grad->ptr(), n, lr,
+                                                                   batch_size));
     }
+}
+int whole_batch(int batch_size); // of all nodes (section 14)
+void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
+    const Part update("update");
+    operators.sgd(params, lr, whole_batch(batch_size));
 }
 
 // --- softmax cross-entropy
@@ -1247,176 +1163,75 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
 // --- average and max pooling
 // y[n,c,i,j] = the mean, or the largest, of X[n,c,i*S+u,j*S+v] over u < KH, v < KW
 
-// What the two differ in, for one window of X (KH rows, KW columns of a plane W wide): value() is
-// its y, choose() the index of its maximum, given() the part of its dy = g that flows back to
-// element `at` of its n = KH*KW elements.
-struct Mean {
-    __device__ static int choose(const float *, int, int, int) { return 0; }
-    __device__ static float value(const float *X, int W, int KH, int KW) {
-        float sum = 0;
-        for (int u = 0; u < KH; u++)
-            for (int v = 0; v < KW; v++) sum += X[u * W + v];
-        return sum / (KH * KW);
-    }
-    __device__ static float given(float g, int, int, int n) { return g / n; }
-};
-struct Max { // the first of several largest; NaN counts as larger than any number
-    // Without branches, which a CPU would often predict wrongly
-    __device__ static int find(const float *X, int W, int KH, int KW, float *largest) {
-        int best = 0;
-        bool nan = false; // was there one?
-        *largest = X[0];
-        for (int u = 0; u < KH; u++)
-            for (int v = 0; v < KW; v++) {
-                const float x = X[u * W + v];
-                const bool larger = ((x > *largest) | (x != x)) & !nan;
-                nan |= x != x;
-                best += (u * KW + v - best) * larger;
-                *largest = x > *largest ? x : *largest;
-            }
-        *largest = nan ? NAN : *largest;
-        return best;
-    }
-    __device__ static int choose(const float *X, int W, int KH, int KW) {
-        float largest;
-        return find(X, W, KH, KW, &largest);
-    }
-    __device__ static float value(const float *X, int W, int KH, int KW) {
-        float largest;
-        find(X, W, KH, KW, &largest);
-        return largest;
-    }
-    __device__ static float given(float g, int chosen, int at, int) {
-        return __int_as_float(__float_as_int(g) & -(chosen == at)); // g or 0
-    }
-};
-// What the tutorial's pooling takes from fusion (section 9). join_pooling() has the launch of X, if
-// it still waits and `pools`, store y as well. put_off() enqueues the kernel that writes dX only
-// when somebody reads dX. The convolution before asks pooled() for what dX is, and reads that:
-// dX[h,w] = dy[h/2,w/2] / 4 where mask[h,w] > 0, else 0.
-struct Pooled {
-    Tensor dy;
-    const float *mask = nullptr; // null if dX is something else
-};
-bool join_pooling(const Tensor &X, Tensor &y);
-void put_off(const Tensor &X, std::function<void(Target dX)> kernel, const Tensor &dy);
-Pooled pooled(const Tensor &dX);
-
 struct PoolShape {
     int P, H, W, OH, OW, KH, KW, S; // P = N*C planes; OH = (H - KH)/S + 1, rounded down
+    int max;                        // 1: the largest, 0: the mean
 };
-
-// X (P,H,W)   ->   y (P,OH,OW)
-// One thread per output element; threadIdx.z counts planes. `fixed` is KH = KW = S if that is known
-// at compile time, so that the compiler unrolls the loops, else 0.
-template <class Window, int fixed>
-__global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
-    if (fixed) s.KH = s.KW = s.S = fixed;
-    const int p = blockIdx.x * blockDim.z + threadIdx.z;
-    if (p >= s.P) return;
-    X += p * s.H * s.W;
-    y += p * s.OH * s.OW;
-    for (int i = threadIdx.y; i < s.OH; i += blockDim.y) UNROLL_LANES
-    for (int j = threadIdx.x; j < s.OW; j += blockDim.x)
-        y[i * s.OW + j] = Window::value(X + i * s.S * s.W + j * s.S, s.W, s.KH, s.KW);
-}
-// dX[h,w] = or += the sum of what the windows that hold (h,w) give it; past the last window, 0
-//   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)
-// One thread per S x S patch of dX, from (i*S,j*S) on, or per column of it (see `own`). Every
-// element is written, zeros too.
-template <class Window, int fixed>
-__global__ void pool2d_backward_kernel(Target dX, const float *dy, const float *X, PoolShape s) {
-    if (fixed) s.KH = s.KW = s.S = fixed;
-    const int p = blockIdx.x * blockDim.z + threadIdx.z, S = s.S, KW = s.KW, n = s.KH * KW;
-    if (p >= s.P) return;
-    dX = dX.from(p * s.H * s.W);
-    X += p * s.H * s.W;
-    dy += p * s.OH * s.OW;
-    auto window = [=](int i, int j) { return X + i * S * s.W + j * S; };
-    // With `fixed` a patch is a window. A thread takes the columns of `lanes` windows on a CPU, but
-    // one column on a GPU, so that neighbouring threads write neighbours in memory. What flows
-    // back is collected and then stored: compilers vectorise two such loops, but not one.
-    constexpr int side = fixed ? fixed : 1, own = warp_size > 1 ? 1 : side;
-    for (int i = threadIdx.y; i * S < s.H; i += blockDim.y) {
-        const int done = fixed && i < s.OH ? s.OW : 0, end = done * S / own;
-        for (int first = threadIdx.x * lanes; fixed && first < end; first += blockDim.x * lanes) {
-            const int count = lanes > 1 ? min(lanes, end - first) : 1;
-            float part[side][lanes * own];
-            UNROLL_LANES
-            for (int q = 0; q < count; q++) {
-                const int at = first + q, j = at * own / S;
-                const int chosen = Window::choose(window(i, j), s.W, s.KH, KW);
-                const float g = dy[i * s.OW + j];
-                UNROLL
-                for (int u = 0; u < side; u++) UNROLL
-                for (int v = 0; v < own; v++)
-                    part[u][q * own + v] =
-                        Window::given(g, chosen, u * KW + (own > 1 ? v : at % S), n);
-            }
-            UNROLL
-            for (int u = 0; u < side; u++) UNROLL_LANES
-            for (int q = 0; q < count * own; q++)
-                dX.store((i * S + u) * s.W + first * own + q, part[u][q]);
+// Where the largest number of the window at x lies: the first of several; NaN is larger than any
+__device__ inline int largest(const float *x, const PoolShape &s) {
+    int best = 0;
+    for (int u = 0; u < s.KH; u++)
+        for (int v = 0; v < s.KW; v++) {
+            const int at = u * s.W + v;
+            if (x[best] == x[best] && !(x[at] <= x[best])) best = at;
         }
-        for (int j = done + threadIdx.x; j * S < s.W; j += blockDim.x)
-            for (int h = i * S; h < min(i * S + S, s.H); h++)
-                for (int w = j * S; w < min(j * S + S, s.W); w++) {
-                    float sum = 0;
-                    for (int a = min(i, s.OH - 1); !fixed && a >= 0 && a * S + s.KH > h; a--)
-                        for (int b = min(j, s.OW - 1); b >= 0 && b * S + KW > w; b--)
-                            sum += Window::given(dy[a * s.OW + b],
-                                                 Window::choose(window(a, b), s.W, s.KH, KW),
-                                                 (h - a * S) * KW + w - b * S, n);
-                    dX.store(h * s.W + w, sum);
-                }
-    }
+    return best;
+}
+// X (P,H,W)   ->   y (P,OH,OW)
+// One thread per element of y.
+__global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
+    const int at = blockIdx.x * blockDim.x + threadIdx.x;
+    const int j = at % s.OW, i = at / s.OW % s.OH, p = at / s.OW / s.OH;
+    if (p >= s.P) return;
+    const float *x = X + (p * s.H + i * s.S) * s.W + j * s.S;
+    float sum = 0;
+    for (int u = 0; u < s.KH && !s.max; u++)
+        for (int v = 0; v < s.KW; v++) sum += x[u * s.W + v];
+    y[at] = s.max ? x[largest(x, s)] : sum / (s.KH * s.KW);
+}
+// dX[h,w] = or += the sum of what the windows (i,j) that hold (h,w) give it: of each one's dy an
+// equal part, or all to its largest number
+//   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)
+// One thread per element of dX.
+__global__ void pool2d_backward_kernel(Target dX, const float *dy, const float *X, PoolShape s) {
+    const int at = blockIdx.x * blockDim.x + threadIdx.x;
+    const int w = at % s.W, h = at / s.W % s.H, p = at / s.W / s.H;
+    if (p >= s.P) return;
+    float sum = 0;
+    for (int i = min(h / s.S, s.OH - 1); i >= 0 && i * s.S + s.KH > h; i--)
+        for (int j = min(w / s.S, s.OW - 1); j >= 0 && j * s.S + s.KW > w; j--) {
+            const float g = dy[(p * s.OH + i) * s.OW + j];
+            const int corner = (p * s.H + i * s.S) * s.W + j * s.S; // of the window, in X
+            if (!s.max) sum += g / (s.KH * s.KW);
+            else if (largest(X + corner, s) == at - corner) sum += g;
+        }
+    dX.store(at, sum);
 }
 
-template <class Window, int fixed>
-static Tensor pool2d(const char *op, const Tensor &X, int KH, int KW, int S) {
+Tensor simple_pool2d(const char *op, const Tensor &X, const PoolShape &s) {
+    Tensor y = output(op, {X}, {X.shape[0], X.shape[1], s.OH, s.OW});
+    LAUNCH(pool2d_kernel<<<blocks(size(y)), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
+    record(y, [=] {
+        LAUNCH(pool2d_backward_kernel<<<blocks(size(X)), threads, 0, on(X.device)>>>(
+            grad_of(X), y.grad->ptr(), X.ptr(), s));
+    });
+    return y;
+}
+static Tensor pool2d(const char *op, const Tensor &X, int KH, int KW, int S, bool max) {
     bool right =
         X.shape.size() == 4 && S > 0 && KH > 0 && KW > 0 && X.shape[2] >= KH && X.shape[3] >= KW;
     check_shape(op, right, "(N,C,H,W) with kernel_size <= H and W", {X});
-    const int N = X.shape[0], C = X.shape[1], H = X.shape[2], W = X.shape[3];
-    const PoolShape s = {N * C, H, W, (H - KH) / S + 1, (W - KW) / S + 1, KH, KW, S};
-    Tensor y = output(op, {X}, {N, C, s.OH, s.OW});
-    auto block_of = [=](int width) { // columns, rows, planes
-        const int columns = min(width, warp_size), all_rows = blocks(H, S);
-        const int rounds = blocks(all_rows, threads / columns);
-        const int rows = on_cpu ? 1 : blocks(all_rows, rounds);
-        return dim3(columns, rows, min(64, threads / (columns * rows)));
-    };
-    const dim3 block = block_of(blocks(W, S)), block_back = block_of(fixed ? W : blocks(W, S));
-    const bool tutorial = std::is_same<Window, Mean>() && fixed == 2; // and nothing is left over:
-    const bool fuses = tutorial && H == 2 * s.OH && W == 2 * s.OW;
-    if (!fuses || !join_pooling(X, y))
-        LAUNCH(pool2d_kernel<Window, fixed>
-               <<<blocks(s.P, block.z), block, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
-    record(y, [=] {
-        Tensor x = X;
-        x.grad = nullptr; // it may keep the kernel
-        auto kernel = [=, dy = *y.grad](Target dX) {
-            const int grid = blocks(s.P, block_back.z);
-            LAUNCH(pool2d_backward_kernel<Window, fixed>
-                   <<<grid, block_back, 0, on(x.device)>>>(dX, dy.ptr(), x.ptr(), s));
-        };
-        if (fuses) put_off(X, kernel, *y.grad);
-        else kernel(grad_of(X));
-    });
-    return y;
+    const int P = X.shape[0] * X.shape[1], H = X.shape[2], W = X.shape[3];
+    return operators.pool2d(op, X, {P, H, W, (H - KH) / S + 1, (W - KW) / S + 1, KH, KW, S, max});
 }
 
 // X (N,C,H,W)   ->   y (N,C,OH,OW). Same as F.avg_pool2d(X, kernel_size, stride).
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
-    const bool tutorial = kernel_size == 2 && stride == 2;
-    return (tutorial ? pool2d<Mean, 2> : pool2d<Mean, 0>)("avg_pool2d", X, kernel_size, kernel_size,
-                                                          stride);
+    return pool2d("avg_pool2d", X, kernel_size, kernel_size, stride, false);
 }
 // X (N,C,H,W)   ->   y (N,C,OH,OW). Same as F.max_pool2d(X, kernel_size, stride).
 Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
-    const bool lab = kernel_size == 2 && stride == 2;
-    return (lab ? pool2d<Max, 2> : pool2d<Max, 0>)("max_pool2d", X, kernel_size, kernel_size,
-                                                   stride);
+    return pool2d("max_pool2d", X, kernel_size, kernel_size, stride, true);
 }
 // X (N,C,H,W)   ->   y (N,C), the mean of each plane
 // Same as nn.AdaptiveAvgPool2d((1,1)) and nn.Flatten().
@@ -1425,24 +1240,18 @@ Tensor global_avg_pool2d(const Tensor &X) {
                 X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0,
                 "(N,C,H,W)", {X});
     const int H = X.shape[2], W = X.shape[3];
-    return reshape(pool2d<Mean, 0>("global_avg_pool2d", X, H, W, std::max(H, W)),
+    return reshape(pool2d("global_avg_pool2d", X, H, W, std::max(H, W), false),
                    {X.shape[0], X.shape[1]});
 }
 
-// --- convolution and dense layers, plainly (KERNELS=plain)
+// --- convolution and dense layers
 // As in PyTorch, a convolution is a cross-correlation. A dense layer is the convolution of a 1x1
-// image with a 1x1 kernel. Three sums are needed, for y, dX, and dW with db. Here they stand in
-// three ways, a ladder. From the counts of nvcc's code, LeNet's step at batch 256 is estimated to
-// take 12.3 ms on an H200 with the plain kernels, 0.41 ms tiled in registers and 0.20 ms tiled
-// through shared memory. On a CPU core, which has no shared memory, the second rung is the fastest.
-// See make bench BENCH=kernels.
-
-// Element (k,o) of W, k = (c*K + u)*K + v, lies at W[k*W_stride_k + o*W_stride_o]: a convolution's
-// W is (O,C,K,K), a dense layer's (C,O).
+// image with a 1x1 kernel. Three sums are needed, for y, dX, and dW with db.
 struct ConvShape {
     int N, C, H, W, O, K, stride, padding, OH, OW;
+    // Element (k,o) of W, k = (c*K + u)*K + v, lies at W[k*W_stride_k + o*W_stride_o]: a
+    // convolution's W is (O,C,K,K), a dense layer's (C,O)
     int W_stride_k, W_stride_o;
-    int tiled = 0; // 1: in registers, not through shared memory
 };
 __device__ inline float pixel(const float *X, const ConvShape &s, int n, int c, int h, int w) {
     const bool inside = h >= 0 && h < s.H && w >= 0 && w < s.W; // else it is padding
@@ -1452,8 +1261,8 @@ __device__ inline float pixel(const float *X, const ConvShape &s, int n, int c, 
 // y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i*stride+u-padding,j*stride+v-padding] * W[o,c,u,v]
 //   X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW)
 // One thread per output element; neighbours in j read neighbours in X.
-__global__ void conv2d_plain_kernel(float *y, const float *X, const float *W, const float *b,
-                                    ConvShape s) {
+__global__ void conv2d_kernel(float *y, const float *X, const float *W, const float *b,
+                              ConvShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     const int j = at % s.OW, i = at / s.OW % s.OH, o = at / s.OW / s.OH % s.O;
     const int n = at / s.OW / s.OH / s.O;
@@ -1470,8 +1279,8 @@ __global__ void conv2d_plain_kernel(float *y, const float *X, const float *W, co
 // dX[n,c,h,w] = or += sum of dy[n,o,i,j] * W[o,c,u,v] over o and all i,j,u,v with
 //   i*stride+u-padding = h, j*stride+v-padding = w
 // One thread per element of dX.
-__global__ void conv2d_plain_backward_input_kernel(Target dX, const float *dy, const float *W,
-                                                   ConvShape s) {
+__global__ void conv2d_backward_input_kernel(Target dX, const float *dy, const float *W,
+                                             ConvShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     const int w = at % s.W + s.padding, h = at / s.W % s.H + s.padding, c = at / s.W / s.H % s.C;
     const int n = at / s.W / s.H / s.C;
@@ -1490,8 +1299,8 @@ __global__ void conv2d_plain_backward_input_kernel(Target dX, const float *dy, c
 // dW[o,c,u,v] = or += sum over n,i,j of X[n,c,i*stride+u-padding,j*stride+v-padding] * dy[n,o,i,j]
 // db[o] = or += sum over n,i,j of dy[n,o,i,j]: it is dW's row k = C*K*K, for which X counts as 1
 // One thread per element of dW or db.
-__global__ void conv2d_plain_backward_weights_kernel(Target dW, Target db, const float *dy,
-                                                     const float *X, ConvShape s) {
+__global__ void conv2d_backward_weights_kernel(Target dW, Target db, const float *dy,
+                                               const float *X, ConvShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x, terms = s.C * s.K * s.K;
     const int o = at / (terms + 1), k = at % (terms + 1);
     const int c = k / s.K / s.K, u = k / s.K % s.K - s.padding, v = k % s.K - s.padding;
@@ -1506,1055 +1315,26 @@ __global__ void conv2d_plain_backward_weights_kernel(Target dW, Target db, const
     if (k == terms && db.data) db.store(o, sum);
 }
 
-static void plain_forward(const Target &y, const Tensor &X, const Tensor &W, const Tensor &b,
-                          const ConvShape &s) {
-    const int n = s.N * s.O * s.OH * s.OW;
-    LAUNCH(conv2d_plain_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.data, X.ptr(), W.ptr(),
+Tensor simple_conv(const char *op, const Tensor &X, const Tensor &W, const Tensor &b,
+                   const ConvShape &s, const std::vector<int> &y_shape) {
+    Tensor y = output(op, {X, W, b}, y_shape);
+    LAUNCH(conv2d_kernel<<<blocks(size(y)), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), W.ptr(),
                                                                         b.ptr(), s));
-}
-static void plain_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
-                                 const ConvShape &s) {
-    LAUNCH(conv2d_plain_backward_input_kernel<<<blocks(size(X)), threads, 0, on(X.device)>>>(
-        grad_of(X), y.grad->ptr(), W.ptr(), s));
-}
-static void plain_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
-                                   const Tensor &y, const ConvShape &s) {
-    const int n = size(W) + size(b);
-    LAUNCH(conv2d_plain_backward_weights_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
-        grad_of(W), grad_of(b), y.grad->ptr(), X.ptr(), s));
-}
-
-// --- convolution and dense layers, as matrix products
-// The two faster rungs compute each of the three sums as a matrix product C (M,N) = A (M,K) @
-// B (K,N) whose matrices A and B are never stored: an implicit GEMM.
-//                      C    a row of it   a column   a term of the sum   A    B
-//   forward            y    n,i,j         o          c,u,v               X    W
-//   input gradient     dX   n,h,w         c          o,u,v               dy   W
-//   weight gradient    dW   c,u,v         o          n,i,j               X    dy
-// If C is small, several blocks share the terms of its sums, in slices: split-K.
-
-// i / d for 0 <= i < 2^31, as a product and shifts: 3 instructions in place of some 20
-struct Divisor {
-    unsigned d, shift = 0, factor;
-    Divisor(int d) : d(d) {
-        while (1u << shift < this->d) shift++;
-        factor = d ? (1ull << (31 + shift)) / d + 1 : 0;
-    }
-    __device__ __forceinline__ int operator()(unsigned i) const {
-        return __umulhi(2 * i, factor) >> shift;
-    }
-};
-
-// A Map tells where an index of rows, columns or terms, such as (n,i,j), leads to: the offset in
-// memory and the position (h,w) in an image. With row_first its order is (i,n,j): then all windows
-// of a tile leave the image at the same taps, and the terms that a tile can skip are its first ones
-// or its last ones.
-struct Point {
-    int offset, h, w;
-};
-struct Axis {     // of an index:
-    int count;    // how many values it has,
-    int by;       // how far neighbours lie apart in memory,
-    int step = 0; // and in rows or columns of the image
-};
-constexpr Axis none = {1, 0};
-struct Map {
-    Divisor P, Q; // i = (x*P + y)*Q + z
-    int by_x, by_y, by_z, offset, h_by_x, h_by_y, h, w_by_z, w;
-    Map(bool row_first, Axis image, Axis row, Axis column, int offset = 0, int h = 0, int w = 0)
-        : P(row_first ? image.count : row.count), Q(column.count),
-          by_x(row_first ? row.by : image.by), by_y(row_first ? image.by : row.by), by_z(column.by),
-          offset(offset), h_by_x(row_first ? row.step : 0), h_by_y(row_first ? 0 : row.step), h(h),
-          w_by_z(column.step), w(w) {}
-    __device__ Point operator()(int i) const {
-        const int xy = Q(i), z = i - xy * Q.d, x = P(xy), y = xy - x * P.d;
-        return {x * by_x + y * by_y + z * by_z + offset, x * h_by_x + y * h_by_y + h,
-                z * w_by_z + w};
-    }
-    // Of (n,i/2,j/2,i%2,j%2), where the map itself takes (n,i/2,j/2) to a window's first pixel
-    __device__ Point in_window(int i) const {
-        const Point p = (*this)(i / 4);
-        const int down = i / 2 % 2, right = i % 2;
-        return {p.offset + down * (by_y / 2) + right * (by_z / 2), p.h + down * (h_by_y / 2),
-                p.w + right * (w_by_z / 2)};
-    }
-};
-static Map spaced(int n, int stride) { return {false, none, none, {n, stride}}; } // i to i*stride
-enum Pooling { // what of the tutorial's pooling is fused with a product
-    no_pooling,
-    pool_C,  // C's rows are (n,i/2,j/2,i%2,j%2): four neighbours form a window, see Target::pooled
-    unpool_B // B is a Pooled dX, its pointer and maps are dy's
-};
-struct Factors {
-    const float *A, *B, *B_mask; // B_mask: with unpool_B, else null
-};
-// C[C_row(m) + n*C_column] = sum over k < K of A[A_row(m) + A_term(k)] * B[B_term(k) + B_column(n)]
-// Of A's two Points one is the corner of a window, the other a tap (u,v) of it. Outside of the
-// image A is 0. (Aligned, so that a GPU loads two numbers at once.)
-constexpr int most_taps = 15; // the largest K: more taps do not fit a mask
-struct alignas(8) Product {
-    int M, N, K; // of C's rows, its columns, and the terms of a sum
-    Map A_row, A_term;
-    int H, W; // of A's images
-    Map B_term, B_column;
-    Map C_row;
-    int C_column;
-    int taps; // the number of terms that share a tap's u, if a tile may skip them; else 0
-    // 1: a weight gradient. Its rows are taps, its terms windows; and C gets one more row, the sums
-    // of B's columns, as if A had a row of ones
-    int weights;
-    Map C_pooled_row = spaced(1, 0); // with pool_C
-    __host__ __device__ int rows() const { return M + weights; }
-    // A tap's mask has bit u and bit 16+v, a window's mask those of all u and v that lie outside of
-    // the image. A common bit says that A is 0 there; ~0 has one with every mask.
-    __device__ unsigned mask(const Point &p, bool window) const {
-        if (!window) return 1u << p.h | 0x10000u << p.w;
-        return (outside(p.h, H) & 0x7fff) | outside(p.w, W) << 16 | 1u << 31;
-    }
-    __device__ static unsigned outside(int h, int H) { return ~ones(H - h) | ones(-h); }
-    __device__ static unsigned ones(int n) { return (1u << min(max(n, 0), most_taps)) - 1; }
-};
-// Where C goes. `sums` (its additional row) and `bias` have one number per column.
-struct ProductOut {
-    Target C, sums;
-    const float *bias;
-    long sums_by = 1, slices_by = 0; // distances: of neighbours in sums, of slices (see in_slices)
-    // Where row m of this block's slice begins in C, or in sums
-    __device__ int row(const Product &s, int m, Pooling pooling = no_pooling) const {
-        const Point p = pooling == pool_C ? s.C_row.in_window(m) : s.C_row(m);
-        return blockIdx.z * slices_by + (m < s.M ? p.offset : 0);
-    }
-    // Store the sums of row m, which begins at `first`, in the columns n that exist. The same as
-    // Target::store, but all loads are issued before the first of them is used.
-    template <int G>
-    __device__ void store(const Product &s, int m, int first, const int (&n)[G],
-                          float (&sum)[G]) const {
-        const Target to = m < s.M ? C : sums;
-        if (!to.data) return;
-        const float least = to.relu ? 0 : -INFINITY;
-        const int by = m < s.M ? s.C_column : sums_by;
-        int at[G];
-        UNROLL_GPU
-        for (int g = 0; g < G; g++) at[g] = first + min(n[g], s.N - 1) * by;
-        if (to.mask) {
-            UNROLL_GPU
-            for (int g = 0; g < G; g++) sum[g] = to.mask[at[g]] > 0 ? sum[g] : 0;
-        }
-        if (to.plus) { // past the last column that one is read, for nothing: on a CPU it is a race
-            UNROLL_GPU
-            for (int g = 0; g < G; g++)
-                if (!on_cpu || n[g] < s.N) sum[g] += to.plus[at[g]];
-        }
-        UNROLL_GPU
-        for (int g = 0; g < G; g++)
-            if (n[g] < s.N) to.data[at[g]] = sum[g] < least ? least : sum[g];
-    }
-};
-
-struct Range {
-    int begin, end;
-};
-// The terms of rows whose windows begin between `top` and `bottom`: all, or only those of the taps
-// u at which some window meets the image.
-__device__ inline Range terms_inside(const Product &s, int top, int bottom) {
-    if (!s.taps) return {0, s.K};
-    const int begin = max(0, -bottom) * s.taps;
-    return {begin, max(begin, min(s.K, (s.H - top) * s.taps))};
-}
-// This block's slice of a range, a multiple of `step` terms.
-__device__ inline Range slice_of(Range all, int step) {
-    const int steps = (all.end - all.begin + step - 1) / step, slice = blockIdx.z;
-    const int slices = gridDim.z;
-    return {all.begin + int((long long)steps * slice / slices) * step,
-            min(all.end, all.begin + int((long long)steps * (slice + 1) / slices) * step)};
-}
-// C is the sum of its slices, partial[slice][n][m], in a fixed order. blockDim.y threads add one
-// element of C, each every blockDim.y-th slice.
-__global__ void product_sum_kernel(ProductOut out, const float *partial, int slices, Divisor rows,
-                                   Product s) {
-    __shared__ float sums[threads];
-    const int i = blockIdx.x * blockDim.x + threadIdx.x, count = rows.d * s.N;
-    const int n = rows(i), m = i - n * rows.d, part = threadIdx.y, parts = blockDim.y;
-    const float *from = partial + part * count + i;
-    const int step = parts * count;
-    float sum[1] = {part == 0 && out.bias && i < count ? out.bias[n] : 0};
-    int slice = i < count ? part : slices;
-    for (; slice + 15 * parts < slices; slice += 16 * parts, from += 16 * step) {
-        UNROLL
-        for (int q = 0; q < 16; q++) sum[0] += from[q * step]; // 16 loads are in flight
-    }
-    for (; slice < slices; slice += parts, from += step) sum[0] += *from;
-    if (parts > 1) {
-        sums[part * blockDim.x + threadIdx.x] = sum[0];
-        __syncthreads();
-        for (int p = 1; p < parts && part == 0; p++) sum[0] += sums[p * blockDim.x + threadIdx.x];
-    }
-    if (part == 0 && i < count) out.store<1>(s, m, out.row(s, m), {n}, sum);
-}
-static void product_sum(const ProductOut &out, const float *partial, int slices, const Product &s,
-                        Device device) {
-    const int n = s.rows() * s.N, parts = slices < 64 ? 1 : 16;
-    const dim3 block(threads / parts, parts);
-    LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, on(device)>>>(out, partial, slices,
-                                                                            Divisor(s.rows()), s));
-}
-// compute(out, s) launches the kernel that computes C or, if there are several slices, these.
-template <class Compute>
-static void in_slices(int slices, const ProductOut &out, const Product &s, Device device,
-                      Compute compute) {
-    if (slices == 1) return compute(out, s);
-    const Tensor partial = empty({slices, s.N, s.rows()}, device);
-    float *const C = partial.ptr();
-    Product slice = s;
-    slice.C_row = spaced(s.M, 1);
-    slice.C_column = s.rows();
-    compute({{C}, {C + s.M}, nullptr, s.rows(), s.rows() * s.N}, slice);
-    product_sum(out, C, slices, s, device);
-}
-
-// --- convolution and dense layers, tiled in registers (KERNELS=tiled)
-// A plain thread loads two numbers for each product. Here a thread keeps tile_m x tile_n sums in
-// registers, and loads tile_m + tile_n numbers for tile_m * tile_n products. It reads A in place,
-// at offsets from a table, and B from a packed copy in which a term's tile_n numbers are
-// neighbours. A's images have zeros around them, so that no load asks whether it is inside.
-
-// out (P,H+2*above,W+2*beside) = in (P,H,W) with zeros around it. One warp per row of out.
-__global__ void pad_kernel(float *out, const float *in, int P, int H, int W, int above,
-                           int beside) {
-    const int height = H + 2 * above, width = W + 2 * beside;
-    const int row = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, h = row % height - above;
-    if (row >= P * height) return;
-    const bool inside = h >= 0 && h < H;
-    in += inside ? (row / height * H + h) * W : 0;
-    out += row * width;
-    for (int w = threadIdx.x % warp_size; w < beside; w += warp_size)
-        out[w] = out[beside + W + w] = 0;
-    UNROLL_LANES
-    for (int w = threadIdx.x % warp_size; w < W; w += warp_size)
-        out[beside + w] = inside ? in[w] : 0;
-}
-struct Images { // (N,C,H,W), perhaps with zeros around each plane
-    Tensor memory;
-    int first, pitch, plane; // where (0,0,0,0) lies; distances from row to row, plane to plane
-    const float *ptr() const {
-        const float *all = memory.ptr();
-        return all ? all + first : nullptr;
-    }
-};
-static Images pad(const Tensor &X, int H, int W, int above, int beside) {
-    const int height = H + 2 * above, width = W + 2 * beside, planes = size(X) / (H * W);
-    Tensor out = X;
-    if (above > 0 || beside > 0) {
-        out = empty({planes, height, width}, X.device);
-        const long lanes_of_rows = (long)planes * height * warp_size;
-        LAUNCH(pad_kernel<<<blocks(lanes_of_rows), threads, 0, on(X.device)>>>(
-            out.ptr(), X.ptr(), planes, H, W, above, beside));
-    }
-    return {out, above * width + beside, width, height * width};
-}
-
-// packed[tile][k][q] = B's term k of column tile*tile_n + q (past the last one, that one again);
-// A_offsets[k] = the offset of term k in A
-// One thread per `lanes` columns of pack_rows terms.
-constexpr int pack_rows = warp_size > 1 ? 1 : 16;
-__global__ void pack_kernel(float *packed, int *A_offsets, const float *B, Product s) {
-    const int begin = (blockIdx.x * blockDim.y + threadIdx.y) * pack_rows;
-    const int q0 = threadIdx.x * lanes, n0 = blockIdx.y * tile_n + q0;
-    int column[lanes];
-    for (int q = 0; q < lanes; q++) column[q] = s.B_column(min(n0 + q, s.N - 1)).offset;
-    for (int k = begin; k < min(begin + pack_rows, s.K); k++) {
-        const float *from = B + s.B_term(k).offset;
-        float *to = packed + (blockIdx.y * s.K + k) * tile_n + q0;
-        for (int q = 0; q < lanes; q++) to[q] = from[column[q]];
-        if (n0 == 0) A_offsets[k] = s.A_term(k).offset;
-    }
-}
-
-// Store a thread's sums, plus the bias: `first` is its first row, n0 its first column.
-__device__ __forceinline__ void tiled_store(const float (&sum)[tile_m][tile_n], int first, int n0,
-                                            const ProductOut &out, const Product &s) {
-    const int columns = min(tile_n, s.N - n0);
-    float result[tile_m][tile_n]; // a copy: an array that variables index may lie in memory
-    UNROLL
-    for (int m = 0; m < tile_m; m++) {
-        UNROLL
-        for (int q = 0; q < tile_n; q += wide) (Wide &)result[m][q] = (const Wide &)sum[m][q];
-    }
-    UNROLL
-    for (int q = 0; q < tile_n; q++) {
-        const float bias = out.bias && q < columns ? out.bias[n0 + q] : 0;
-        UNROLL
-        for (int m = 0; m < tile_m; m++) result[m][q] += bias;
-    }
-    int at[tile_m]; // where column n0 of each row goes; it grows with the row
-    UNROLL
-    for (int m = 0; m < tile_m; m++)
-        at[m] = n0 * s.C_column + out.row(s, min(first + m * warp_size, s.M - 1));
-    const bool full = first + (tile_m - 1) * warp_size < s.M;
-    if (on_cpu && full && at[tile_m - 1] - at[0] == tile_m - 1) { // neighbours in memory
-        for (int q = 0; q < columns; q++) UNROLL_LANES
-        for (int m = 0; m < tile_m; m++) out.C.store(at[0] + q * s.C_column + m, result[m][q]);
-        return;
-    }
-    UNROLL_GPU
-    for (int q = 0; q < tile_n; q++) {
-        if (q >= columns) break;
-        UNROLL
-        for (int m = 0; m < tile_m; m++)
-            if (first + m * warp_size < s.M) out.C.store(at[m] + q * s.C_column, result[m][q]);
-    }
-}
-// One warp: the sums of B's columns from n0 on.
-__device__ __forceinline__ void sum_columns(const float *b, int n0, const ProductOut &out,
-                                            const Product &s) {
-    const Range range = slice_of({0, s.K}, 1);
-    const int lane = threadIdx.x % warp_size;
-    float sum[tile_n] = {};
-    for (int k = range.begin + lane; k < range.end; k += warp_size) {
-        UNROLL
-        for (int q = 0; q < tile_n; q += wide) (Wide &)sum[q] += (const Wide &)b[k * tile_n + q];
-    }
-    UNROLL_GPU
-    for (int q = 0; q < tile_n; q++) {
-        const float total = warp_reduce_sum(sum[q]);
-        if (lane == 0 && n0 + q < s.N && out.sums.data)
-            out.sums.store(out.row(s, s.M) + (n0 + q) * out.sums_by, total);
-    }
-}
-// Each thread computes tile_m rows of C, one warp's width apart, of tile_n columns. With s.weights
-// the first warp adds up B's columns, too. Blocks of the same rows, `tiles` of them, follow each
-// other: all but the first find A in a cache. ResNet-18 on a CPU: 0.8 to 0.9 of the time.
-__global__ void __launch_bounds__(64)
-    tiled_kernel(ProductOut out, const float *A, const int *A_offsets, const float *packed,
-                 Product s) {
-    const int tiles = (s.N + tile_n - 1) / tile_n, tile = blockIdx.x % tiles, n0 = tile * tile_n;
-    const int thread = blockIdx.x / tiles * blockDim.x + threadIdx.x;
-    const int first = thread / warp_size * warp_size * tile_m + thread % warp_size;
-    const float *b = packed + tile * s.K * tile_n;
-    if (s.weights && thread < warp_size) sum_columns(b, n0, out, s);
-    if (first >= s.M || !out.C.data) return;
-    int offset[tile_m], top = INT_MAX, bottom = -INT_MAX; // where the rows begin in A
-    UNROLL
-    for (int m = 0; m < tile_m; m++) {
-        const Point p = s.A_row(min(first + m * warp_size, s.M - 1));
-        offset[m] = p.offset;
-        top = min(top, p.h);
-        bottom = max(bottom, p.h);
-    }
-    const Range range = slice_of(terms_inside(s, top, bottom), 1);
-    float sum[tile_m][tile_n] = {};
-    b += range.begin * tile_n;
-    for (int k = range.begin; k < range.end; k++, b += tile_n) {
-        const float *a = A + A_offsets[k];
-        UNROLL
-        for (int m = 0; m < tile_m; m++) {
-            const float am = a[offset[m]];
-            UNROLL
-            for (int q = 0; q < tile_n; q += wide) (Wide &)sum[m][q] += am * (const Wide &)b[q];
-        }
-    }
-    tiled_store(sum, first, n0, out, s);
-}
-static void tiled_product(const ProductOut &out, const Images &A, const Tensor &B,
-                          const Product &s) {
-    const Device device = B.device;
-    const int tiles = blocks(s.N, tile_n), width = blocks(s.M, warp_size * tile_m) * warp_size;
-    const Tensor packed = empty({tiles, s.K, tile_n}, device), table = empty({s.K}, device);
-    int *const A_offsets = (int *)table.ptr();
-    const dim3 pack(tile_n / lanes, 16), pack_grid(blocks(s.K, pack.y * pack_rows), tiles);
-    if (s.K > 0)
-        LAUNCH(
-            pack_kernel<<<pack_grid, pack, 0, on(device)>>>(packed.ptr(), A_offsets, B.ptr(), s));
-    // Only as many slices as fill the device with threads, because each is written, read and added;
-    // and enough for a slice of a packed tile to fit the second-level cache of a CPU's core.
-    const int block = warp_size > 1 ? 64 : 8;
-    const int enough = warp_size > 1 ? 1 << 15 : s.weights ? 1 << 8 : 1, most_terms = 1 << 13;
-    const int fill = min(s.K / 64, blocks(enough, width * tiles));
-    const int slices = max(fill, blocks(s.K, most_terms));
-    const float *const a = A.ptr(), *const b = packed.ptr();
-    in_slices(slices, out, s, device, [&](const ProductOut &out, const Product &s) {
-        const dim3 grid(blocks(width, block) * tiles, 1, slices);
-        LAUNCH(tiled_kernel<<<grid, block, 0, on(device)>>>(out, a, A_offsets, b, s));
-    });
-}
-
-// A shallow convolution, of few channels C such as LeNet's conv1, has so few products that to pack
-// dy, and to store a tile whose columns lie a plane apart, takes longer than to multiply. On a CPU
-// its threads then compute neighbours of a row, a register full at a time, and pack nothing. The
-// last register of a row begins earlier, to end with the row: it has some pixels again. LeNet's
-// step: 0.89 of the time.
-static bool is_shallow(const ConvShape &s) {
-    return s.tiled && warp_size == 1 && s.K == 3 && s.C <= 3 && s.stride == 1 && s.OW >= lanes;
-}
-static ConvShape with_zeros(ConvShape s) { // as pad(X) is
-    s.H += 2 * s.padding, s.W += 2 * s.padding;
-    return s;
-}
-// y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i+u,j+v] * W[o,c,u,v]
-//   X (N,C,H,W), zeros included   W (O,C,3,3)   b (O)   ->   y (N,O,OH,OW)
-// One thread per plane (n,o).
-__global__ void shallow_kernel(Target y, const float *X, const float *W, const float *b,
-                               ConvShape s) {
-    const int plane = blockIdx.x * blockDim.x + threadIdx.x, n = plane / s.O, o = plane % s.O;
-    if (n >= s.N) return;
-    for (int i = 0; i < s.OH; i++)
-        for (int begin = 0; begin < s.OW; begin += lanes) {
-            const int j = min(begin, s.OW - lanes);
-            float sum[lanes] = {};
-            for (int c = 0; c < s.C; c++) {
-                const float *x = X + ((n * s.C + c) * s.H + i) * s.W + j;
-                UNROLL
-                for (int k = 0; k < 9; k++) {
-                    const float w = W[(c * 9 + k) * s.W_stride_k + o * s.W_stride_o];
-                    UNROLL
-                    for (int q = 0; q < lanes; q += wide)
-                        (Wide &)sum[q] += w * (const Wide &)x[k / 3 * s.W + k % 3 + q];
-                }
-            }
-            UNROLL_LANES
-            for (int q = 0; q < lanes; q++)
-                y.store((plane * s.OH + i) * s.OW + j + q, sum[q] + b[o]);
-        }
-}
-
-static void shallow_forward(const Target &y, const Images &X, const Tensor &W, const Tensor &b,
-                            const ConvShape &s) {
-    LAUNCH(shallow_kernel<<<blocks(s.N * s.O, 16), 16, 0, on(W.device)>>>(
-        y, X.memory.ptr(), W.ptr(), b.ptr(), with_zeros(s)));
-}
-// partial[slice][o][k] = the sums over the slice's images for dW (k < 9*C) and db (k = 9*C), from
-// dy (N,O,OH,OW) itself. One thread per slice and (o,c); its sum[k][q] are of every `wide`th pixel.
-__global__ void shallow_weight_grad_kernel(float *partial, const float *X, const float *dy,
-                                           ConvShape s) {
-    const int thread = blockIdx.x * blockDim.x + threadIdx.x, o = thread / s.C, c = thread % s.C;
-    const int slice = blockIdx.z, slices = gridDim.z, terms = s.C * 9;
-    if (o >= s.O) return;
-    const int begin = (long long)s.N * slice / slices, end = (long long)s.N * (slice + 1) / slices;
-    float sum[10][wide] = {}; // for 9 weights, then for the bias
-    float fresh[wide];        // 0 where a row's last register has pixels again, else 1
-    for (int q = 0; q < wide; q++) fresh[q] = q + (s.OW - 1) % wide >= wide - 1;
-    for (int n = begin; n < end; n++)
-        for (int i = 0; i < s.OH; i++) {
-            const float *g = dy + ((n * s.O + o) * s.OH + i) * s.OW;
-            const float *x = X + ((n * s.C + c) * s.H + i) * s.W;
-            for (int first = 0; first < s.OW; first += wide) {
-                const int j = min(first, s.OW - wide);
-                Wide gj = (const Wide &)g[j];
-                if (j < first) gj *= (const Wide &)fresh[0];
-                UNROLL
-                for (int k = 0; k < 9; k++)
-                    (Wide &)sum[k][0] += gj * (const Wide &)x[k / 3 * s.W + k % 3 + j];
-                (Wide &)sum[9][0] += gj;
-            }
-        }
-    float *out = partial + (slice * s.O + o) * (terms + 1);
-    UNROLL
-    for (int k = 0; k < 10; k++) {
-        float total = 0;
-        for (int q = 0; q < wide; q++) total += sum[k][q];
-        if (k < 9 || c == 0) out[k < 9 ? c * 9 + k : terms] = total;
-    }
-}
-static void shallow_backward_weights(const ProductOut &out, const Images &X, const Tensor &dy,
-                                     const Product &p, const ConvShape &s) {
-    const int slices = min(s.N, min(32, blocks(1 << 9, s.O * s.C)));
-    const Tensor partial = empty({slices, p.N, p.rows()}, dy.device);
-    const dim3 grid(blocks(s.O * s.C, 8), 1, slices);
-    const float *const g = dy.ptr();
-    if (slices > 0)
-        LAUNCH(shallow_weight_grad_kernel<<<grid, 8, 0, on(dy.device)>>>(
-            partial.ptr(), X.memory.ptr(), g, with_zeros(s)));
-    product_sum(out, partial.ptr(), slices, p, dy.device);
-}
-
-// --- convolution and dense layers, tiled through shared memory (KERNELS=fast)
-// A block loads 8 or 16 terms of its rows and columns into shared memory. While its threads
-// multiply them, it loads the next ones into registers: double buffering.
-
-// A block's tile of TM x TN sums: which of them a thread has, and how TK terms at a time lie in
-// shared memory. Threads of the same slot have the same columns. Here a thread has tm x tn sums;
-// its rows are pairs of neighbours, so that one load brings two, and its columns begin at a
-// multiple of four, so that one load brings four.
-template <int tm, int tn, int tx, int ty, int TK_> struct Fp32Tile {
-    static constexpr int TM = tx * tm, TN = ty * tn, TK = TK_, threads = tx * ty;
-    static constexpr int rows = tm, columns = tn, own = 32 * TK / threads, slots = ty;
-    static constexpr int pitch = (tn + 3) / 4 * 4; // from slot to slot
-    struct alignas(16) Terms { // padded by 4: neighbouring terms begin in different banks
-        float a[TK][TM + 4], b[TK][ty * pitch + 4];
-        __device__ float &A(int k, int m) { return a[k][m]; }
-        __device__ float &B(int k, int n) { return b[k][n + n / tn * (pitch - tn)]; }
-        template <int n> __device__ void set_A(int k, int m, const float (&x)[n]) {
-            UNROLL
-            for (int i = 0; i < n; i++) a[k + i][m] = x[i];
-        }
-    };
-    float sum[rows][columns] = {};
-    __device__ int row(int i) const { return 2 * (threadIdx.x % tx) + i % 2 + i / 2 * 2 * tx; }
-    __device__ int slot() const { return threadIdx.x / tx; }
-    __device__ static int column(int q, int slot) { return slot * tn + q; }
-    __device__ static float round(float x) { return x; }
-    __device__ void add(Terms &terms) {
-        UNROLL
-        for (int k = 0; k < TK; k++) {
-            float x[rows], y[columns];
-            UNROLL
-            for (int i = 0; i < rows; i++) x[i] = terms.A(k, row(i));
-            UNROLL
-            for (int q = 0; q < columns; q++) y[q] = terms.b[k][slot() * pitch + q];
-            UNROLL
-            for (int i = 0; i < rows; i++) {
-                UNROLL
-                for (int q = 0; q < columns; q++) sum[i][q] += x[i] * y[q];
-            }
-        }
-    }
-};
-// PRECISION=tf32: factors are rounded to TF32, with 10 bits of mantissa; sums stay FP32. From SM 80
-// on, tensor cores multiply. A warp has WM x WN sums, in tiles of 16 x 8, four for each thread.
-template <int TM_, int TN_, int WM, int WN, int TK_> struct Tf32Tile {
-    static constexpr int TM = TM_, TN = TN_, TK = TK_, warps = TM / WM * (TN / WN);
-    static constexpr int threads = 32 * warps, rows = WM / 8, columns = WN / 4;
-    static constexpr int own = TK / warps > 4 ? TK / warps : 4, slots = TN / WN * 4;
-    struct alignas(16) Terms { // padded by 4: a load's 8 rows x 4 terms lie in different banks
-        float a[TM][TK + 4], b[TN][TK + 4];
-        __device__ float &A(int k, int m) { return a[m][k]; }
-        __device__ float &B(int k, int n) { return b[n][k]; }
-        template <int n> __device__ void set_A(int k, int m, const float (&x)[n]) {
-            if (n == 1) a[m][k] = round(x[0]);
-            UNROLL
-            for (int i = 0; i < n / 4; i++) // four in one store
-                ((float4 *)a[m])[k / 4 + i] = make_float4(round(x[4 * i]), round(x[4 * i + 1]),
-                                                          round(x[4 * i + 2]), round(x[4 * i + 3]));
-        }
-    };
-    float sum[rows][columns] = {};
-    __device__ int row(int i) const {
-        return threadIdx.x / 32 % (TM / WM) * WM + i * 8 + threadIdx.x % 32 / 4;
-    }
-    __device__ int slot() const { return threadIdx.x / 32 / (TM / WM) * 4 + threadIdx.x % 4; }
-    __device__ static int column(int q, int slot) {
-        return slot / 4 * WN + q / 2 * 8 + slot % 4 * 2 + q % 2;
-    }
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    __device__ static float round(float x) {
-        unsigned bits;
-        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-        return __uint_as_float(bits);
-    }
-    __device__ void add(Terms &terms) {
-        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4; // see PTX on fragments
-        UNROLL
-        for (int k = t; k < TK; k += 8) {
-            unsigned a[rows][2], b[WN / 8][2];
-            UNROLL
-            for (int i = 0; i < rows; i++) {
-                UNROLL
-                for (int j = 0; j < 2; j++) a[i][j] = __float_as_uint(terms.A(k + 4 * j, row(i)));
-            }
-            UNROLL
-            for (int q = 0; q < WN / 8; q++) {
-                UNROLL
-                for (int j = 0; j < 2; j++)
-                    b[q][j] = __float_as_uint(terms.B(k + 4 * j, column(2 * q, slot() - t) + g));
-            }
-            UNROLL
-            for (int i = 0; i < rows; i += 2) {
-                UNROLL
-                for (int q = 0; q < WN / 8; q++)
-                    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-                        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                        : "+f"(sum[i][2 * q]), "+f"(sum[i][2 * q + 1]), "+f"(sum[i + 1][2 * q]),
-                          "+f"(sum[i + 1][2 * q + 1])
-                        : "r"(a[i][0]), "r"(a[i + 1][0]), "r"(a[i][1]), "r"(a[i + 1][1]),
-                          "r"(b[q][0]), "r"(b[q][1]));
-            }
-        }
-    }
-#else
-    __device__ static float round(float x) { // to the nearest, ties away from 0
-        return std::isfinite(x) ? __uint_as_float((__float_as_uint(x) + 0x1000) & ~0x1fffu) : x;
-    }
-    __device__ void add(Terms &terms) {
-        for (int k = 0; k < TK; k++) {
-            UNROLL
-            for (int i = 0; i < rows; i++) {
-                const float x = terms.A(k, row(i));
-                UNROLL
-                for (int q = 0; q < columns; q++) sum[i][q] += x * terms.B(k, column(q, slot()));
-            }
-        }
-    }
-#endif
-};
-
-// With pool_C: store the means of the windows whose sums store_tile has staged.
-template <class Tile>
-__device__ __forceinline__ void store_windows(int q, const float *staged, const ProductOut &out,
-                                              const Product &s) {
-    constexpr int windows = Tile::TM / 4;
-    UNROLL_GPU
-    for (int i = threadIdx.x; i < windows * Tile::slots; i += Tile::threads) {
-        const int slot = i / windows, n = blockIdx.y * Tile::TN + Tile::column(q, slot);
-        const int window = blockIdx.x * windows + i % windows;
-        const float *x = staged + slot * (Tile::TM + 8) + i % windows * 4;
-        float sum = 0;
-        UNROLL
-        for (int j = 0; j < 4; j++) sum += out.C.relu && x[j] < 0 ? 0 : x[j];
-        if (n < s.N && 4 * window < s.M)
-            out.C.pooled[s.C_pooled_row(window).offset + n * (s.C_column / 4)] = sum / 4;
-    }
-}
-// Store the sums. They pass through shared memory, `staged`, a few columns at a time, so that a
-// warp stores neighbours.
-template <Pooling pooling, class Tile>
-__device__ __forceinline__ void store_tile(const Tile &tile, float *staged, const ProductOut &out,
-                                           const Product &s) {
-    constexpr int TM = Tile::TM;
-    constexpr int sweeps = TM > Tile::threads ? TM / Tile::threads : 1;  // over the rows
-    constexpr int at_once = Tile::threads > TM ? Tile::threads / TM : 1; // columns
-    constexpr int own_columns = Tile::slots / at_once;                   // of this thread
-    const int m0 = blockIdx.x * TM, n0 = blockIdx.y * Tile::TN;
-    float bias[Tile::columns] = {};
-    if (out.bias) {
-        UNROLL_GPU
-        for (int q = 0; q < Tile::columns; q++)
-            bias[q] = out.bias[min(n0 + Tile::column(q, tile.slot()), s.N - 1)];
-    }
-    int offset[sweeps];
-    UNROLL_GPU
-    for (int i = 0; i < sweeps; i++) {
-        const int m = m0 + threadIdx.x % TM + i * Tile::threads;
-        offset[i] = out.row(s, m, pooling);
-    }
-    UNROLL_GPU
-    for (int q = 0; q < Tile::columns; q++) {
-        UNROLL_GPU
-        for (int i = 0; i < Tile::rows; i++)
-            staged[tile.slot() * (TM + 8) + tile.row(i)] = tile.sum[i][q] + bias[q];
-        __syncthreads();
-        UNROLL_GPU
-        for (int i = 0; i < sweeps; i++) {
-            const int r = threadIdx.x % TM + i * Tile::threads, m = m0 + r;
-            if (m >= s.rows()) break;
-            int n[own_columns];
-            float sum[own_columns];
-            UNROLL_GPU
-            for (int g = 0; g < own_columns; g++) {
-                const int slot = threadIdx.x / TM + g * at_once;
-                n[g] = n0 + Tile::column(q, slot);
-                sum[g] = staged[slot * (TM + 8) + r];
-            }
-            out.store(s, m, offset[i], n, sum);
-        }
-        if (pooling == pool_C) store_windows<Tile>(q, staged, out, s);
-        __syncthreads();
-    }
-}
-// The offsets in A and masks of a block's rows and terms, and the terms' offsets in B. Terms lie
-// in a ring buffer of 2*found: after every `found` terms, each thread finds one.
-struct alignas(8) Place {
-    int offset;
-    unsigned mask;
-};
-template <class Tile, Pooling pooling> struct Places {
-    static constexpr int found = Tile::threads;
-    Place row[Tile::TM], term[2 * found];
-    int B[2 * found]; // -1: there is no such term
-    int mask[pooling == unpool_B ? 2 * found : 1];
-};
-// What a thread loads. Of A with by_terms: one term, of every A_step-th row from A_first on, so
-// that a warp loads neighbouring terms; else: `own` terms from A_term on, of every 32nd row, so
-// that a warp loads neighbouring rows. Of B: every threads-th element, neighbours being columns
-// with by_columns, else terms.
-template <class Tile, bool by_terms, bool by_columns, Pooling pooling> struct Loader {
-    static constexpr int TK = Tile::TK, TN = Tile::TN, found = Places<Tile, pooling>::found;
-    static constexpr int B_own = (TN * TK + Tile::threads - 1) / Tile::threads;
-    static constexpr int own = by_terms ? 1 : Tile::own, A_step = by_terms ? found / TK : 32;
-    static constexpr int parts = TK / own, rows = Tile::TM * TK / own / Tile::threads;
-    const int warp = threadIdx.x / 32, m0 = blockIdx.x * Tile::TM, n0 = blockIdx.y * TN;
-    const int A_term = by_terms ? threadIdx.x % TK : warp % parts * own;
-    const int A_first = by_terms ? threadIdx.x / TK : warp / parts * 32 * rows + threadIdx.x % 32;
-    const Factors from;
-    const Product &s;
-    const Range range;
-    Places<Tile, pooling> &places;
-    Place row[rows];
-    float outside[rows]; // what A is where the masks meet: 1 in the additional row, else 0
-    int column[B_own];
-    float a[rows][own], b[B_own];
-
-    __device__ __forceinline__ Loader(const Factors &from, const Product &s, Range range,
-                                      Places<Tile, pooling> &places)
-        : from(from), s(s), range(range), places(places) {
-        for (int r = threadIdx.x; r < Tile::TM; r += Tile::threads) {
-            const int m = min(m0 + r, s.M - 1);
-            const Point p = pooling == pool_C ? s.A_row.in_window(m) : s.A_row(m);
-            places.row[r] = {p.offset, m0 + r < s.M ? s.mask(p, !s.weights) : ~0u};
-        }
-        find_terms(range.begin);
-        find_terms(range.begin + found);
-        __syncthreads();
-        UNROLL_GPU
-        for (int r = 0; r < rows; r++) {
-            row[r] = places.row[A_first + A_step * r];
-            outside[r] = m0 + A_first + A_step * r == s.M;
-        }
-        UNROLL_GPU
-        for (int q = 0; q < B_own; q++) // past the last column: that one again, never stored
-            column[q] = s.B_column(min(n0 + B_column(q), s.N - 1)).offset;
-    }
-    __device__ static int B_term(int q) {
-        const int term = (threadIdx.x + q * Tile::threads) / TN; // may lie beyond TK: not stored
-        return by_columns ? min(term, TK - 1) : threadIdx.x % TK;
-    }
-    __device__ static int B_column(int q) {
-        return by_columns ? (threadIdx.x + q * Tile::threads) % TN
-                          : threadIdx.x / TK + q * (Tile::threads / TK);
-    }
-    __device__ __forceinline__ void find_terms(int first) {
-        const int k = first + threadIdx.x, at = (k - range.begin) % (2 * found);
-        const Point p = s.A_term(k);
-        const bool there = k < range.end;
-        places.term[at] = {p.offset, there ? s.mask(p, s.weights) : ~0u};
-        const Point from = s.B_term(there ? k : range.begin);
-        const int width = s.B_term.Q.d, quarter = from.h / 2 * (width / 2) + from.w / 2;
-        places.B[at] = there ? from.offset + (pooling == unpool_B ? quarter : 0) : -1;
-        if (pooling == unpool_B) places.mask[at] = 4 * from.offset + from.h * width + from.w;
-    }
-    __device__ __forceinline__ void load(int first) {
-        const int at = (first - range.begin) % (2 * found);
-        UNROLL_GPU
-        for (int i = 0; i < own; i++) {
-            const Place term = places.term[at + A_term + i];
-            UNROLL_GPU
-            for (int r = 0; r < rows; r++) {
-                const bool inside = !(row[r].mask & term.mask);
-                const unsigned place = inside ? row[r].offset + term.offset : 0; // no branch
-                const float x = from.A[place];
-                a[r][i] = inside ? x : outside[r];
-            }
-        }
-        UNROLL_GPU
-        for (int q = 0; q < B_own; q++) {
-            const int offset = places.B[at + B_term(q)];
-            const unsigned place = max(0, offset) + column[q];
-            const float x = from.B[place];
-            b[q] = offset < 0 ? 0 : x;
-            if (pooling == unpool_B) // a column of the mask is four times as long
-                b[q] = from.B_mask[places.mask[at + B_term(q)] + 4 * column[q]] > 0 ? b[q] / 4 : 0;
-        }
-    }
-    __device__ __forceinline__ void store(typename Tile::Terms &terms) const {
-        UNROLL_GPU
-        for (int r = 0; r < rows; r++) terms.set_A(A_term, A_first + A_step * r, a[r]);
-        UNROLL_GPU
-        for (int q = 0; q < B_own; q++)
-            if (TN * TK % Tile::threads == 0 || threadIdx.x + q * Tile::threads < TN * TK)
-                terms.B(B_term(q), B_column(q)) = Tile::round(b[q]);
-    }
-};
-// A block computes one tile of C, or a slice of its terms (split-K).
-template <class Tile, bool by_terms, bool by_columns, Pooling pooling>
-__global__ void __launch_bounds__(Tile::threads)
-    product_kernel(ProductOut out, Factors from, Product s) {
-    constexpr int TK = Tile::TK, found = Places<Tile, pooling>::found;
-    __shared__ typename Tile::Terms terms[2];
-    __shared__ Places<Tile, pooling> places;
-    const int m0 = blockIdx.x * Tile::TM, last = min(m0 + Tile::TM, s.M) - 1;
-    const Range range =
-        slice_of(terms_inside(s, s.A_row(m0).h, s.A_row(last).h), TK); // row_first: h never falls
-    const int begin = range.begin, end = range.end;
-    Loader<Tile, by_terms, by_columns, pooling> loader(from, s, range, places);
-    Tile tile;
-    if (begin < end) {
-        loader.load(begin);
-        loader.store(terms[0]);
-    }
-    __syncthreads();
-    for (int first = begin, half = 0; first < end; first += TK, half ^= 1) {
-        if (first + TK < end) loader.load(first + TK);
-        tile.add(terms[half]);
-        if (first + TK < end) loader.store(terms[half ^ 1]);
-        if (first > begin && (first - begin) % found == 0) loader.find_terms(first + found);
-        __syncthreads();
-    }
-    store_tile<pooling>(tile, (float *)terms, out, s);
-}
-int multiprocessors(Device device); // of its GPU (section 11)
-
-// The number of slices, of 128 terms or more, with which the GPU is estimated to end first. A
-// multiprocessor takes as long for 256 threads as for fewer, and the one with the most blocks ends
-// last. Writing a slice takes as much time as some 40 terms, the launch that adds them as 130.
-static int product_slices(int tiles, int terms, int threads, int multiprocessors) {
-    const int at_once = 256 / threads; // blocks on each multiprocessor
-    const int most = min(terms / 128, blocks(3 * at_once * multiprocessors, tiles));
-    int slices = 1;
-    double best = INFINITY; // in units of a term
-    for (int i = 1; i <= most; i++) {
-        const double rounds = max(1., 1. * blocks(tiles * i, multiprocessors) / at_once);
-        const double time = rounds * (terms / i + 40) + (i > 1 ? 130 : 0);
-        if (time < best) best = time, slices = i;
-    }
-    return slices;
-}
-template <class Tile, bool by_terms, bool by_columns, Pooling pooling>
-static void product_tiles(const ProductOut &out, const Factors &from, const Product &s,
-                          Device device) {
-    dim3 grid(blocks(s.rows(), Tile::TM), blocks(s.N, Tile::TN));
-    grid.z = product_slices(grid.x * grid.y, s.K, Tile::threads, multiprocessors(device));
-    in_slices(grid.z, out, s, device, [&](const ProductOut &out, const Product &s) {
-        LAUNCH(product_kernel<Tile, by_terms, by_columns, pooling>
-               <<<grid, Tile::threads, 0, on(device)>>>(out, from, s));
-    });
-}
-// Tiles by the number of C's columns, small ones if large ones would not fill a GPU. They were
-// chosen by counts of instructions and of lines of L1 and shared memory. A CPU compiles only one
-// kernel for each precision, for tests.
-#if defined(__CUDACC__) || defined(MGPU_LANES)
-template <class Tile, bool by_terms, bool by_columns = false, Pooling pooling = no_pooling>
-constexpr auto tiles = product_tiles<Tile, by_terms, by_columns, pooling>;
-struct Fp32 {
-    typedef Fp32Tile<2, 5, 8, 4, 16> Small20; // for LeNet's 20 channels
-    typedef Fp32Tile<2, 8, 16, 4, 16> Small;
-    typedef Fp32Tile<8, 5, 16, 4, 16> Columns20;
-    typedef Fp32Tile<8, 8, 16, 4, 16> Columns32;
-    typedef Fp32Tile<8, 13, 32, 4, 8> Columns52;    // for LeNet's 50 channels, and 20 * 5 columns
-    typedef Fp32Tile<8, 13, 16, 4, 8> Columns52Low; // of half the rows: 162 tiles for conv2
-    typedef Fp32Tile<16, 8, 16, 8, 8> Columns64;
-    typedef Fp32Tile<8, 16, 16, 8, 8> Columns128;
-};
-struct Tf32 {
-    typedef Tf32Tile<32, 32, 16, 32, 16> Small20, Small;
-    typedef Tf32Tile<128, 32, 64, 32, 16> Columns20, Columns32;
-    typedef Tf32Tile<256, 64, 64, 64, 8> Columns52, Columns52Low, Columns64;
-    typedef Tf32Tile<256, 128, 64, 64, 8> Columns128;
-};
-#else
-template <class Tile, bool = false, bool = false, Pooling = no_pooling>
-constexpr auto tiles = product_tiles<Tile, false, false, no_pooling>;
-template <class Tile> struct One {
-    typedef Tile Small20, Small, Columns20, Columns32, Columns52, Columns52Low, Columns64,
-        Columns128;
-};
-typedef One<Fp32Tile<8, 8, 16, 4, 16>> Fp32;
-typedef One<Tf32Tile<32, 32, 16, 32, 16>> Tf32;
-#endif
-// by_terms if neighbouring terms are neighbours in A, as the windows of a weight gradient are. (A
-// dense layer's are not: there each window is a sample, and neighbouring rows are neighbours.)
-// by_columns if neighbouring columns are neighbours in B, as a dense layer's are.
-template <class In>
-static void product_in(const ProductOut &out, const Factors &from, const Product &s,
-                       Device device) {
-    const int large = blocks(s.rows(), 128) * blocks(s.N, 64) * max(1, blocks(s.K, 128));
-    auto run = [&](auto launch) { launch(out, from, s, device); };
-    const bool dense = s.H * s.W == 1, small = s.rows() <= 32 || large < multiprocessors(device);
-    const bool fits52 = blocks(s.N, 52) * 52 < blocks(s.N, 64) * 64; // fewer columns stay empty
-    const bool by_columns = s.B_column.by_z == 1;
-    if (from.B_mask) run(tiles<typename In::Small20, true, false, unpool_B>);
-    else if (out.C.pooled) run(tiles<typename In::Columns20, false, false, pool_C>);
-    else if (small && s.N <= 20) run(tiles<typename In::Small20, true>);
-    else if (small && s.weights && dense) run(tiles<typename In::Small, false, true>);
-    else if (small && by_columns) run(tiles<typename In::Small, true, true>);
-    else if (small) run(tiles<typename In::Small, true>);
-    else if (s.N <= 20) run(tiles<typename In::Columns20, false>);
-    else if (s.N <= 32) run(tiles<typename In::Columns32, false>);
-    else if (fits52 && s.weights) run(tiles<typename In::Columns52, true>);
-    else if (fits52 && by_columns) run(tiles<typename In::Columns52, false, true>);
-    else if (fits52) run(tiles<typename In::Columns52Low, false>);
-    else if (s.N <= 64 && s.weights) run(tiles<typename In::Columns64, true>);
-    else if (s.N <= 64) run(tiles<typename In::Columns64, false>);
-    else if (s.weights) run(tiles<typename In::Columns128, true>);
-    else run(tiles<typename In::Columns128, false>);
-}
-static void product(bool tiled, const ProductOut &out, const Images &A, const Tensor &B,
-                    const Product &s, const float *B_mask = nullptr) {
-    if (s.rows() == 0) return;
-    if (tiled) return tiled_product(out, A, B, s);
-    const Factors factors = {A.ptr(), B.ptr(), B_mask};
-    const auto product_in = options.precision == "tf32" ? ::product_in<Tf32> : ::product_in<Fp32>;
-    product_in(out, factors, s, B.device);
-}
-
-// --- convolution and dense layers: the three products
-// Maps. windows: from (n,i,j) to the corner of a window in X; taps: from (c,u,v) to a tap's
-// distance from that corner; pixels: from (n,i,j) to y; weights: from (c,u,v) to W
-static Map windows(const ConvShape &s, const Images &X, bool row_first) {
-    const int S = s.stride, P = s.padding, corner = -P * (X.pitch + 1);
-    return {row_first, {s.N, s.C * X.plane}, {s.OH, S * X.pitch, S}, {s.OW, S, S}, corner, -P, -P};
-}
-static Map taps(const ConvShape &s, const Images &X, bool row_first) {
-    return {row_first, {s.C, X.plane}, {s.K, X.pitch, 1}, {s.K, 1, 1}};
-}
-static Map pixels(const ConvShape &s, bool row_first) {
-    return {row_first, {s.N, s.O * s.OH * s.OW}, {s.OH, s.OW}, {s.OW, 1}};
-}
-static Map weights(const ConvShape &s, bool row_first) {
-    const int K = s.K, sk = s.W_stride_k;
-    return {row_first, {s.C, K * K * sk}, {K, K * sk}, {K, sk}};
-}
-// Skipping terms pays if windows leave the image, but not on tensor cores, which are fast enough.
-static bool skips(bool leave) { return leave && options.precision == "fp32"; }
-
-static void product_forward(const Target &y, const Tensor &X, const Tensor &W, const Tensor &b,
-                            const ConvShape &s) {
-    const int out = s.OH * s.OW, zeros = s.tiled ? s.padding : 0;
-    const Images x = pad(X, s.H, s.W, zeros, zeros);
-    if (is_shallow(s)) return shallow_forward(y, x, W, b, s);
-    const bool skip = skips(s.padding > 0), row_first = skip && !s.tiled;
-    ConvShape half = s; // a pixel for each window of a pooling
-    half.OH /= 2, half.OW /= 2, half.stride *= 2;
-    const Map by_window = {false, {s.N, s.O * out}, {half.OH, 2 * s.OW}, {half.OW, 2}};
-    const Map A_row = y.pooled ? windows(half, x, false) : windows(s, x, row_first);
-    const Map C_row = y.pooled ? by_window : pixels(s, row_first);
-    const Map A_term = taps(s, x, skip), B_term = weights(s, skip);
-    const Map B_column = spaced(s.O, s.W_stride_o), C_pooled_row = pixels(half, false);
-    product(s.tiled, {y, {}, b.ptr()}, x, W,
-            {s.N * out, s.O, s.C * s.K * s.K, A_row, A_term, s.H, s.W, B_term, B_column, C_row, out,
-             skip ? s.C * s.K : 0, 0, C_pooled_row});
-}
-
-// dX is the correlation of dy, with zeros around it, and W, turned by 180 degrees, its C and O
-// exchanged. With a stride, row h of dX has terms only for the taps u with u mod stride =
-// (h+padding) mod stride, each with row (h+padding-u)/stride of dy. The rows (and columns) of dX
-// that are equal modulo stride form a phase, and each of the stride*stride phases is a correlation
-// with stride 1 and taps of its own.
-struct Phase {          // of rows, or of columns
-    int count;          // the number of dX's rows in it
-    int taps, last_tap; // its taps are last_tap, last_tap - stride, ...: `taps` of them
-    int dy_begin;       // the row of dy that its first row and last_tap meet; may be negative
-};
-static Phase phase(int first, int size, const ConvShape &s) {
-    const int S = s.stride, tap = (first + s.padding) % S;
-    const int taps = tap < s.K ? blocks(s.K - tap, S) : 0;
-    return {blocks(size - first, S), taps, tap + (taps - 1) * S,
-            (first + s.padding) / S - (taps - 1)};
-}
-
-static void product_backward_wide_input(const Tensor &X, const Tensor &W, const Tensor &y,
-                                        const ConvShape &s) {
-    const int S = s.stride, K = s.K, sk = s.W_stride_k, so = s.W_stride_o, plane = s.H * s.W;
-    const int zeros = s.tiled ? max(0, (K - 1 - s.padding + S - 1) / S) : 0;
-    const Target dX = grad_of(X);
-    const Images dy = pad(*y.grad, s.OH, s.OW, zeros, zeros);
-    const bool skip = skips(K > 1), row_first = skip && !s.tiled;
-    for (int i = 0; i < min(S, s.H); i++)
-        for (int j = 0; j < min(S, s.W); j++) {
-            const Phase h = phase(i, s.H, s), w = phase(j, s.W, s);
-            const int top = h.dy_begin, left = w.dy_begin, last = h.last_tap * K + w.last_tap;
-            const int corner = top * dy.pitch + left;
-            const Axis rows = {h.count, dy.pitch, 1}, columns = {w.count, 1, 1};
-            const Map A_row = {row_first, {s.N, s.O * dy.plane}, rows, columns, corner, top, left};
-            const Map A_term = {skip, {s.O, dy.plane}, {h.taps, dy.pitch, 1}, {w.taps, 1, 1}};
-            const Axis rows_of_W = {h.taps, -S * K * sk}, columns_of_W = {w.taps, -S * sk};
-            const Map B_term = {skip, {s.O, so}, rows_of_W, columns_of_W, last * sk};
-            const Map B_column = spaced(s.C, K * K * sk);
-            const Axis rows_of_dX = {h.count, S * s.W}, columns_of_dX = {w.count, S};
-            const Map C_row = {
-                row_first, {s.N, s.C * plane}, rows_of_dX, columns_of_dX, i * s.W + j};
-            product(s.tiled, {dX, {}, nullptr}, dy, W,
-                    {s.N * h.count * w.count, s.C, s.O * h.taps * w.taps, A_row, A_term, s.OH, s.OW,
-                     B_term, B_column, C_row, plane, skip ? s.O * w.taps : 0, 0});
-        }
-}
-
-// A dX of few channels c would leave most of a tile's columns empty. Instead, if the stride is 1,
-// each pair (c,v) is a channel of its own:
-//   part[n,c,v,h,j] = sum over o, u of dy[n,o,h+padding-u,j] * W[o,c,u,v]
-// Afterwards the K channels of each c are added, each shifted by v pixels. So an element of dy is
-// loaded once for K taps, and no tap v lies outside of dy. LeNet's conv2 on a CPU: 0.8 of the time.
-
-// dX[n,c,h,w] = or += sum over v of part[n,c,v,h,w+padding-v]
-// In part, neighbours n, v and h are by_n, by_v and by_h apart, neighbours c K*by_v.
-// One thread per `lanes` neighbours of a row of dX.
-__global__ void fold_kernel(Target dX, const float *part, int by_n, int by_v, int by_h,
-                            ConvShape s) {
-    const int at = blockIdx.x * blockDim.x + threadIdx.x, of_row = (s.W + lanes - 1) / lanes;
-    const int row = at / of_row, begin = at % of_row * lanes;
-    const int h = row % s.H, c = row / s.H % s.C, n = row / s.H / s.C;
-    if (n >= s.N) return;
-    float sum[lanes] = {};
-    part += n * by_n + c * s.K * by_v + h * by_h;
-    for (int v = 0; v < s.K; v++, part += by_v) {
-        const int j = begin + s.padding - v;
-        for (int q = 0; q < lanes; q++)
-            if (j + q >= 0 && j + q < s.OW) sum[q] += part[j + q];
-    }
-    for (int q = 0; q < min(lanes, s.W - begin); q++) dX.store(row * s.W + begin + q, sum[q]);
-}
-static void fold(const Target &dX, const Tensor &part, int by_n, int by_v, int by_h,
-                 const ConvShape &s) {
-    const int n = s.N * s.C * s.H * blocks(s.W, lanes);
-    LAUNCH(fold_kernel<<<blocks(n), threads, 0, on(part.device)>>>(dX, part.ptr(), by_n, by_v, by_h,
-                                                                   s));
-}
-// As a product, whose rows are in the order n,h,j for tiled kernels, h,n,j for fast ones:
-//                      C      a row of it   a column   a term of the sum   A    B
-//   input gradient     part   n,h,j         c,v        u,o                 dy   W
-static void product_backward_narrow_input(const Tensor &X, const Tensor &W, const Tensor &y,
-                                          const ConvShape &s) {
-    const int K = s.K, sk = s.W_stride_k, so = s.W_stride_o, M = s.N * s.H * s.OW;
-    const int top = s.padding - (K - 1); // the row of dy that u = K-1 of dX's row 0 meets
-    const Target dX = grad_of(X);
-    const Images dy = pad(*y.grad, s.OH, s.OW, s.tiled ? max(0, -top) : 0, 0);
-    const bool row_first = !s.tiled;
-    const Axis rows = {s.H, dy.pitch, 1};
-    const Map A_row = {row_first, {s.N, s.O * dy.plane}, rows, {s.OW, 1}, top * dy.pitch, top};
-    const Map A_term = {true, {s.O, dy.plane}, {K, dy.pitch, 1}, none};
-    const Map B_term = {true, {s.O, so}, {K, -K * sk}, none, (K - 1) * K * sk};
-    const Map B_column = {false, none, {s.C, K * K * sk}, {K, sk}}, C_row = spaced(M, 1);
-    const Tensor part = empty({s.C * K, M}, X.device);
-    product(s.tiled, {{part.ptr()}, {}, nullptr}, dy, W,
-            {M, s.C * K, s.O * K, A_row, A_term, s.OH, 1, B_term, B_column, C_row, M, s.O, 0});
-    fold(dX, part, row_first ? s.OW : s.H * s.OW, M, row_first ? s.N * s.OW : s.OW, s);
-}
-static void product_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
-                                   const ConvShape &s) {
-    const int wide = blocks(s.C, tile_n) * s.K * s.W, narrow = blocks(s.C * s.K, tile_n) * s.OW;
-    const bool pays = s.tiled ? 4 * narrow < 3 * wide : s.C <= 32;
-    const bool fits = (double)s.N * s.C * s.K * s.H * s.OW <= INT_MAX; // into a Tensor
-    if (pays && fits && s.K > 1 && s.stride == 1) product_backward_narrow_input(X, W, y, s);
-    else product_backward_wide_input(X, W, y, s);
-}
-static void product_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
-                                     const Tensor &y, const ConvShape &s) {
-    const int out = s.OH * s.OW, terms = s.C * s.K * s.K, zeros = s.tiled ? s.padding : 0;
-    const Pooled from = pooled(*y.grad);
-    // Only if nothing else reads dy, and for the one tile whose kernel can
-    const bool unpool =
-        warp_size > 1 && from.mask && !X.grad && !s.tiled && terms < 32 && s.O <= 20;
-    const Images x = pad(X, s.H, s.W, zeros, zeros);
-    const Tensor &dy = unpool ? from.dy : *y.grad;
-    const Map quarters = {false, {s.N, s.O * out / 4}, {s.OH, 0, 1}, {s.OW, 0, 1}};
-    const Map A_row = taps(s, x, false), A_term = windows(s, x, false), C_row = weights(s, false);
-    const Map B_term = unpool ? quarters : pixels(s, false);
-    const Map B_column = spaced(s.O, unpool ? out / 4 : out);
-    const Product p = {terms,  s.O,      s.N * out, A_row,        A_term, s.H, s.W,
-                       B_term, B_column, C_row,     s.W_stride_o, 0,      1};
-    const ProductOut to = {grad_of(W), grad_of(b), nullptr};
-    if (is_shallow(s)) shallow_backward_weights(to, x, dy, p, s);
-    else product(s.tiled, to, x, dy, p, unpool ? from.mask : nullptr);
-}
-
-// --- convolution and dense layers: the operators
-static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tensor &b, ConvShape s,
-                   std::vector<int> shape) {
-    if (W.grad && W.grad == b.grad) error("%s: W and b share a gradient, each wants its own", op);
-    const bool plain = options.kernels == "plain", too_large = s.K > most_taps; // for a mask
-    s.tiled = !plain && (options.kernels == "tiled" || too_large);
-    const auto forward = plain ? plain_forward : product_forward;
-    const auto backward_input = plain ? plain_backward_input : product_backward_input;
-    const auto backward_weights = plain ? plain_backward_weights : product_backward_weights;
-    Tensor y = output(op, {X, W, b}, shape);
-    const bool few = s.O <= 20 && s.C * s.K * s.K < 128; // columns, and terms: one slice of them
-    const bool even = s.OH % 2 == 0 && s.OW % 2 == 0 && s.padding == 0;
-    const bool pools = warp_size > 1 && !plain && !s.tiled && few && even;
-    const auto kernel = [=](Target y) { forward(y, X, W, b, s); };
-    launch(y, kernel, pools);
     record(y, [=] {
-        if (W.grad || b.grad) backward_weights(X, W, b, y, s);
-        if (X.grad) backward_input(X, W, y, s);
+        const int weights = size(W) + size(b), pixels = size(X);
+        if (W.grad || b.grad)
+            LAUNCH(conv2d_backward_weights_kernel<<<blocks(weights), threads, 0, on(X.device)>>>(
+                grad_of(W), grad_of(b), y.grad->ptr(), X.ptr(), s));
+        if (X.grad)
+            LAUNCH(conv2d_backward_input_kernel<<<blocks(pixels), threads, 0, on(X.device)>>>(
+                grad_of(X), y.grad->ptr(), W.ptr(), s));
     });
     return y;
+}
+static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tensor &b,
+                   const ConvShape &s, const std::vector<int> &y_shape) {
+    if (W.grad && W.grad == b.grad) error("%s: W and b share a gradient, each wants its own", op);
+    return operators.conv(op, X, W, b, s, y_shape);
 }
 
 // X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW)
@@ -2588,102 +1368,98 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
 // y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel.
 
 constexpr float bn_eps = 1e-5f, bn_momentum = 0.1f; // momentum: the weight of new statistics
-constexpr int bn_warps = warp_size == 1 ? 8 : 32;   // of a block, which sums over a channel
-constexpr int bn_threads = bn_warps * warp_size;
 struct BatchNormShape {
     int N, C, size; // size = H*W of a plane
+    // Where the i-th number of channel c lies, and the channel of the number at `at`
+    __device__ int in(int c, int i) const { return (i / size * C + c) * size + i % size; }
+    __device__ int channel(int at) const { return at / size % C; }
 };
 struct BatchNorm { // X (N,C,size), all else (C)
     const float *X, *gamma, *beta;
     float *mean, *var, *running_mean, *running_var;
 };
 
-// The count, the mean and the sum of (x-mean)^2 of some numbers x. merge() joins those of two sets
-// without cancellation (Chan et al. 1979).
-struct Moments {
-    float count, mean, squares;
-};
-__device__ inline Moments merge(Moments a, Moments b) {
-    const float count = a.count + b.count, d = b.mean - a.mean;
-    if (b.count == 0) return a;
-    return {count, a.mean + d * (b.count / count),
-            a.squares + b.squares + d * d * (a.count / count * b.count)};
-}
 // mean and var of each channel; running = (1-momentum) * running + momentum * new
-// One block per channel; each of its warps takes every bn_warps-th plane.
-__global__ void __launch_bounds__(bn_threads)
-    batch_norm_moments_kernel(BatchNorm a, BatchNormShape s) {
-    __shared__ Moments parts[bn_warps];
-    const int c = blockIdx.x, warp = threadIdx.x / warp_size;
-    Moments all = {0, 0, 0};
-    for (int n = warp; n < s.N; n += bn_warps) {
-        const float *x = a.X + (n * s.C + c) * s.size;
-        const float m = warp_sum(s.size, [=](int i) { return x[i]; }) / s.size;
-        const float squares = warp_sum(s.size, [=](int i) { return (x[i] - m) * (x[i] - m); });
-        all = merge(all, {(float)s.size, m, squares});
-    }
-    if (threadIdx.x % warp_size == 0) parts[warp] = all;
-    __syncthreads();
+// One block per channel.
+__global__ void batch_norm_moments_kernel(BatchNorm a, BatchNormShape s) {
+    __shared__ float scratch[threads];
+    const int c = blockIdx.x, n = s.N * s.size;
+    const float mean = block_sum(scratch, n, [=](int i) { return a.X[s.in(c, i)]; }) / n;
+    __syncthreads(); // until all have read the sum
+    const float squares = block_sum(scratch, n, [=](int i) {
+        const float d = a.X[s.in(c, i)] - mean;
+        return d * d;
+    });
     if (threadIdx.x > 0) return;
-    for (int i = 1; i < bn_warps; i++) all = merge(all, parts[i]);
-    a.mean[c] = all.mean;
-    a.var[c] = all.squares / all.count;
-    const float unbiased = all.squares / (all.count > 1 ? all.count - 1 : 1);
-    a.running_mean[c] = (1 - bn_momentum) * a.running_mean[c] + bn_momentum * all.mean;
+    a.mean[c] = mean;
+    a.var[c] = squares / n;
+    const float unbiased = squares / (n > 1 ? n - 1 : 1);
+    a.running_mean[c] = (1 - bn_momentum) * a.running_mean[c] + bn_momentum * mean;
     a.running_var[c] = (1 - bn_momentum) * a.running_var[c] + bn_momentum * unbiased;
 }
-// y = (X - mean) * gamma / sqrt(var + eps) + beta   One warp per plane.
-__global__ void batch_norm_kernel(Target y, BatchNorm a, BatchNormShape s) {
-    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
-    if (p >= s.N * s.C) return;
-    const float m = a.mean[c], scale = a.gamma[c] / sqrtf(a.var[c] + bn_eps), shift = a.beta[c];
-    const float *X = a.X + p * s.size;
-    y = y.from(p * s.size);
-    UNROLL_LANES
-    for (int i = threadIdx.x % warp_size; i < s.size; i += warp_size)
-        y.store(i, (X[i] - m) * scale + shift);
+// y = (X - mean) * gamma / sqrt(var + eps) + beta   One thread per element.
+__global__ void batch_norm_kernel(float *y, BatchNorm a, BatchNormShape s) {
+    const int at = blockIdx.x * blockDim.x + threadIdx.x, c = s.channel(at);
+    if (at >= s.N * s.C * s.size) return;
+    y[at] = (a.X[at] - a.mean[c]) * (a.gamma[c] / sqrtf(a.var[c] + bn_eps)) + a.beta[c];
 }
 // sum (C) and product (C) are, for each channel, the sums of dy and of dy * (X - mean);
 // dbeta = or += sum, dgamma = or += product / sqrt(var + eps), where not null
-// One block per channel, as above.
-__global__ void __launch_bounds__(bn_threads)
-    batch_norm_sums_kernel(float *sum, float *product, Target dgamma, Target dbeta, const float *dy,
-                           BatchNorm a, BatchNormShape s) {
-    __shared__ float sums[bn_warps];
-    __shared__ float products[bn_warps];
-    const int c = blockIdx.x, warp = threadIdx.x / warp_size;
+// One block per channel.
+__global__ void batch_norm_sums_kernel(float *sum, float *product, Target dgamma, Target dbeta,
+                                       const float *dy, BatchNorm a, BatchNormShape s) {
+    __shared__ float scratch[threads];
+    const int c = blockIdx.x, n = s.N * s.size;
     const float m = a.mean[c];
-    float dy_sum = 0, dot = 0;
-    for (int n = warp; n < s.N; n += bn_warps) {
-        const float *x = a.X + (n * s.C + c) * s.size, *g = dy + (n * s.C + c) * s.size;
-        dy_sum += warp_sum(s.size, [=](int i) { return g[i]; });
-        dot += warp_sum(s.size, [=](int i) { return g[i] * (x[i] - m); });
-    }
-    if (threadIdx.x % warp_size == 0) sums[warp] = dy_sum, products[warp] = dot;
-    __syncthreads();
+    const float dy_sum = block_sum(scratch, n, [=](int i) { return dy[s.in(c, i)]; });
+    __syncthreads(); // until all have read it
+    const float dot =
+        block_sum(scratch, n, [=](int i) { return dy[s.in(c, i)] * (a.X[s.in(c, i)] - m); });
     if (threadIdx.x > 0) return;
-    for (int i = 1; i < bn_warps; i++) dy_sum += sums[i], dot += products[i];
     sum[c] = dy_sum;
     product[c] = dot;
     if (dgamma.data) dgamma.store(c, dot / sqrtf(a.var[c] + bn_eps));
     if (dbeta.data) dbeta.store(c, dy_sum);
 }
 // dX = or += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) / (var + eps) * product/M), where
-// M = N*size: mean and var depend on X, too.   One warp per plane.
+// M = N*size: mean and var depend on X, too.   One thread per element.
 __global__ void batch_norm_backward_kernel(Target dX, const float *dy, const float *sum,
                                            const float *product, BatchNorm a, BatchNormShape s) {
-    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
-    if (p >= s.N * s.C) return;
-    const float M = (float)s.N * s.size, m = a.mean[c], var = a.var[c] + bn_eps;
-    const float scale = a.gamma[c] / sqrtf(var), dy_mean = sum[c] / M, slope = product[c] / M / var;
-    const float *X = a.X + p * s.size;
-    dy += p * s.size;
-    dX = dX.from(p * s.size);
-    UNROLL_LANES
-    for (int i = threadIdx.x % warp_size; i < s.size; i += warp_size)
-        dX.store(i, scale * (dy[i] - dy_mean - (X[i] - m) * slope));
+    const int at = blockIdx.x * blockDim.x + threadIdx.x, c = s.channel(at);
+    if (at >= s.N * s.C * s.size) return;
+    const float M = (float)s.N * s.size, var = a.var[c] + bn_eps;
+    const float slope = product[c] / M / var;
+    dX.store(at, a.gamma[c] / sqrtf(var) * (dy[at] - sum[c] / M - (a.X[at] - a.mean[c]) * slope));
 }
 
+Tensor simple_batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
+                         const Tensor &running_mean, const Tensor &running_var) {
+    const std::vector<Tensor> inputs = {X, gamma, beta, running_mean, running_var};
+    Tensor y = output("batch_norm", {X, gamma, beta}, X.shape);
+    const int N = X.shape[0], C = X.shape[1];
+    const Tensor mean = recording ? full({C}, 0, X.device) : running_mean;
+    const Tensor var = recording ? full({C}, 0, X.device) : running_var;
+    const BatchNormShape s = {N, C, X.shape[2] * X.shape[3]};
+    const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
+                         var.ptr(), running_mean.ptr(), running_var.ptr()};
+    const int n = size(X);
+    if (recording && N > 0)
+        LAUNCH(batch_norm_moments_kernel<<<C, threads, 0, on(X.device)>>>(a, s));
+    LAUNCH(batch_norm_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), a, s));
+    record(y, [=] {
+        (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
+        const float *dy = y.grad->ptr();
+        const Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
+        // In this order, so that dbeta is added where gamma and beta are the same tensor
+        const Target dgamma = grad_of(gamma), dbeta = grad_of(beta);
+        LAUNCH(batch_norm_sums_kernel<<<C, threads, 0, on(X.device)>>>(sum.ptr(), product.ptr(),
+                                                                       dgamma, dbeta, dy, a, s));
+        if (!X.grad) return;
+        LAUNCH(batch_norm_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
+            grad_of(X), dy, sum.ptr(), product.ptr(), a, s));
+    });
+    return y;
+}
 // X (N,C,H,W)   gamma, beta, running_mean, running_var (C)   ->   y (N,C,H,W)
 // While autograd records, mean and var are those of X, this device's shard, and the running ones
 // move a tenth of the way to them (running_var's divisor is N*H*W-1, or 1 for a single value).
@@ -2698,38 +1474,22 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
     const std::vector<Tensor> inputs = {X, gamma, beta, running_mean, running_var};
     check_shape("batch_norm", right, "(N,C,H,W), (C), (C), (C), (C)", inputs);
     same_device("batch_norm", inputs);
-    Tensor y = output("batch_norm", {X, gamma, beta}, X.shape);
-    const int N = X.shape[0], C = X.shape[1];
-    const Tensor mean = recording ? full({C}, 0, X.device) : running_mean;
-    const Tensor var = recording ? full({C}, 0, X.device) : running_var;
-    const BatchNormShape s = {N, C, X.shape[2] * X.shape[3]};
-    const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
-                         var.ptr(), running_mean.ptr(), running_var.ptr()};
-    if (recording && N > 0) {
-        LAUNCH(batch_norm_moments_kernel<<<C, bn_threads, 0, on(X.device)>>>(a, s));
-    }
-    const int by_plane = blocks((long)N * C * warp_size);
-    launch(y, [=](Target y) {
-        (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
-        LAUNCH(batch_norm_kernel<<<by_plane, threads, 0, on(X.device)>>>(y, a, s));
-    });
-    record(y, [=] {
-        (void)inputs, (void)mean, (void)var;
-        const float *dy = y.grad->ptr();
-        const Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
-        // In this order, so that dbeta is added where gamma and beta are the same tensor
-        const Target dgamma = grad_of(gamma), dbeta = grad_of(beta);
-        LAUNCH(batch_norm_sums_kernel<<<C, bn_threads, 0, on(X.device)>>>(sum.ptr(), product.ptr(),
-                                                                          dgamma, dbeta, dy, a, s));
-        if (!X.grad) return;
-        LAUNCH(batch_norm_backward_kernel<<<by_plane, threads, 0, on(X.device)>>>(
-            grad_of(X), dy, sum.ptr(), product.ptr(), a, s));
-    });
-    return y;
+    return operators.batch_norm(X, gamma, beta, running_mean, running_var);
 }
 
+// --- the table, filled
+Operators operators = {"simple",
+                       1e-3f,
+                       simple_conv,
+                       simple_relu,
+                       simple_add,
+                       simple_pool2d,
+                       simple_batch_norm,
+                       simple_sgd,
+                       /* flush: */ nullptr};
+
 // ---------------------------------------------------------------------------------------------
-// 9. Autograd and fusion
+// 9. Autograd
 // The tutorial's `autograd.record()` and `l.backward()`. Each device has a tape: the backward of
 // every operator that ran on it, in order. backward(l) runs it in reverse.
 
@@ -2758,10 +1518,7 @@ struct Event { // a CUDA event of a device
     }
 };
 
-void attach_grad(Tensor &t) {
-    t.grad = std::make_shared<Tensor>(full(t.shape, 0, t.device));
-    t.masked = false; // the gradient is its own now
-}
+void attach_grad(Tensor &t) { t.grad = std::make_shared<Tensor>(full(t.shape, 0, t.device)); }
 // The gradients of all params with requires_grad are contiguous: an allreduce can take them as one.
 void attach_grad(std::vector<Tensor> &params) {
     if (params.empty()) return;
@@ -2773,7 +1530,6 @@ void attach_grad(std::vector<Tensor> &params) {
         if (!p.requires_grad) continue;
         p.grad = std::make_shared<Tensor>(rows(all, n, n + size(p)));
         p.grad->shape = p.shape;
-        p.masked = false;
         p.grad->complete = std::make_shared<Event>(p.device);
         n += size(p);
     }
@@ -2810,120 +1566,12 @@ Target grad_of(const Tensor &X) {
     if (!X.grad) return {nullptr};
     Tensor &g = *X.grad;
     const float *sum = g.written == pass ? g.ptr() : nullptr; // of the parts so far
-    if (!sum) g.by = nullptr;
-    // New memory if there is none yet, or if another gradient still shares it
-    if (!g.data || (g.shared && g.data.use_count() > 1)) g.data = empty(g.shape, g.device).data;
-    g.shared = false;
+    // New memory if there is none yet, or if an operator with notes lets another gradient share it
+    if (!g.data || (g.note && g.data.use_count() > 1)) g.data = empty(g.shape, g.device).data;
+    g.note = nullptr;
     g.written = pass;
     if (g.complete) completes.push_back(g.complete);
-    return {g.ptr(), sum, X.masked ? X.ptr() : nullptr};
-}
-
-// --- fusion
-// An addition or a ReLU spends its time on reading and writing memory, and on its launch. So each
-// becomes the epilogue of the kernel before it. To make this possible, the last launch on a device
-// waits: an addition or a ReLU that comes next may join it, and anything else that is enqueued on
-// the device sends it off first. So the devices' work keeps the program's order. A tensor that a
-// joined launch leaves out, such as lenet's h1_conv, is computed only if ptr() asks for it, from
-// what its inputs hold then; it is an error to ask after the parameters have changed.
-// lenet's first pooling joins its convolution, too, on a GPU: the kernel stores both results. And
-// the convolution's gradient, four times as large as the pooling's, is then never stored.
-
-struct Launch {
-    std::function<void(Target)> kernel; // null once it is enqueued
-    Target to; // if its tensor is freed, others write to the memory only after this launch
-    int n;     // how many numbers it writes,
-    std::vector<int> shape; // of which tensor
-    int left_out = -1;  // if another launch joined it and took its place: `updates` at that time
-    Tensor pooled;      // if it is put off: dy
-    bool pools = false; // it stores to.pooled, too, if that is not null
-};
-std::shared_ptr<Launch> &waiting(Device device); // the device's last launch, if that waits
-static int updates = 0;                          // of the parameters
-static void send_off_all();                      // the launches that wait, on all devices
-void parameters_change() {
-    send_off_all(); // they may read what was left out
-    updates++;
-}
-bool fused() { return options.kernels != "plain"; }
-
-static void send_off(std::shared_ptr<Launch> launch) {
-    if (!launch || !launch->kernel) return;
-    if (launch->left_out >= 0 && launch->left_out != updates)
-        error("a tensor that was fused with what follows it is read when the parameters have "
-              "changed: read it earlier, or use KERNELS=plain");
-    touch(launch->to.pooled ? launch->n / 4 * 5 : launch->n);
-    std::exchange(launch->kernel, nullptr)(launch->to);
-}
-float *Tensor::ptr() const {
-    if (by && by->kernel) {
-        stream(device); // sends off the launch that waits: it may read this tensor
-        send_off(by);
-    }
-    if (device.id >= 0) touch(size(*this));
-    return data.get();
-}
-void launch(Tensor &y, std::function<void(Target y)> kernel, bool pools) {
-    if (!fused()) return kernel({y.ptr()});
-    on(y.device); // sends off the launch that waits
-    y.by = waiting(y.device) =
-        std::make_shared<Launch>(Launch{kernel, {y.data.get()}, size(y), y.shape, -1, {}, pools});
-}
-bool join(const Tensor &X, Tensor &y, const Tensor *plus) {
-    auto &last = waiting(X.device);
-    // Not if X's launch does not wait, already ends with a ReLU, or writes more than X
-    if (!X.by || X.by != last || last->to.relu || last->to.pooled || last->n != size(X))
-        return false;
-    const float *addend = plus ? plus->ptr() : nullptr; // may send off the last launch
-    if (!last || (plus && last->to.plus)) return false;
-    auto next = std::make_shared<Launch>(*last);
-    next->to.data = y.data.get();
-    if (plus) { // captured, because `addend` points to its memory
-        next->kernel = [run = last->kernel, kept = *plus](Target y) { (void)kept, run(y); };
-        next->to.plus = addend;
-    } else next->to.relu = 1;
-    last->left_out = updates;
-    y.by = last = next;
-    return true;
-}
-bool join_pooling(const Tensor &X, Tensor &y) {
-    const auto &last = waiting(X.device);
-    if (!X.by || X.by != last || !last->pools || last->to.plus || last->to.pooled) return false;
-    if (last->shape != X.shape) return false; // reshaped: other windows
-    last->to.pooled = y.data.get();
-    y.by = last;
-    return true;
-}
-// y and X share X's gradient: the backward of what uses y writes into it, masked by y > 0.
-Tensor fused_relu(const Tensor &X, Tensor y) {
-    const int n = size(X);
-    if (!join(X, y))
-        LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
-    if (!y.grad) return y;
-    y.grad = X.grad;
-    y.masked = true;
-    record(y, [] {}); // nothing is left to do, but backward(y) wants an operator on the tape
-    return y;
-}
-bool share_grad(const Tensor &X, const Tensor &y) {
-    Tensor &g = *X.grad;
-    if (!fused() || X.masked || g.data) return false; // data: a parameter's, or of another part
-    y.grad->ptr();                                    // if that was put off, now
-    g.data = y.grad->data;
-    g.shared = y.grad->shared = true; // another pass may write either
-    g.written = pass;
-    return true;
-}
-
-void put_off(const Tensor &X, std::function<void(Target dX)> kernel, const Tensor &dy) {
-    const Target dX = grad_of(X);
-    const bool reshaped = X.grad->shape != X.shape;
-    if (!fused() || !dX.mask || dX.plus || X.grad->complete || reshaped) return kernel(dX);
-    X.grad->by = std::make_shared<Launch>(Launch{std::move(kernel), dX, size(X), X.shape, -1, dy});
-}
-Pooled pooled(const Tensor &dX) {
-    const bool late = dX.by && dX.by->kernel;
-    return late ? Pooled{dX.by->pooled, dX.by->to.mask} : Pooled{};
+    return {g.ptr(), sum};
 }
 
 static void gradient_is_ready(const Event &complete, Device device) {
@@ -2959,6 +1607,12 @@ const Tensor &gradient(const Tensor &param) {
 }
 void wait_for_gradient(const Tensor &grad) {
     CHECK(cudaStreamWaitEvent(on(grad.device), grad.complete->handle, 0));
+}
+
+float *Tensor::ptr() const {
+    if (note) operators.flush(device, note);
+    if (device.id >= 0) touch(size(*this));
+    return data.get();
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -3226,12 +1880,11 @@ void demos_lab_cnn(int num_gpus) {
 
 static int first_gpu = 0; // CUDA's number of gpu(0): where nodes share a machine
 struct Gpu {              // a logical device
-    int physical, multiprocessors;
+    int physical;
     Stream streams[2];           // of computation, and of communication (CommStreams)
     std::map<int, Stream> links; // for messages from each device
     std::map<size_t, std::vector<float *>> free_blocks[2]; // a free list per (stream, bytes)
     std::vector<TapeEntry> tape;
-    std::shared_ptr<Launch> waiting;
     size_t bytes = 0, peak_bytes = 0; // of device memory taken from CUDA, now and ever
 };
 static std::vector<Gpu> &gpus = *new std::vector<Gpu>; // never destroyed: tensors may outlive main
@@ -3243,10 +1896,7 @@ static Gpu &state(Device device) {
 }
 Device try_gpu(int i) { return state(gpu(i)), gpu(i); }
 int physical(Device device) { return state(device).physical; }
-// A CPU computes as an H200 does, for tests.
-int multiprocessors(Device device) { return on_cpu ? 132 : state(device).multiprocessors; }
 std::vector<TapeEntry> &tape_of(Device device) { return state(device).tape; }
-std::shared_ptr<Launch> &waiting(Device device) { return state(device).waiting; }
 std::string str(Device device) {
     return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
 }
@@ -3311,17 +1961,14 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
 
 // --- streams
 static int comm = 0; // 1 while a CommStreams(true) exists: the index of Gpu::streams
-static void send_off_all() {
-    for (size_t c = 0; c < gpus.size(); c++) stream(gpu(c));
-}
 CommStreams::CommStreams(bool use) {
-    send_off_all(); // what waits belongs to the other
+    for (size_t c = 0; c < gpus.size(); c++) stream(gpu(c)); // what waits belongs to the other
     comm = use;
 }
 CommStreams::~CommStreams() { comm = 0; }
 Stream &stream(Device device) {
     Gpu &g = state(device);
-    if (g.waiting) send_off(std::exchange(g.waiting, nullptr));
+    if (operators.flush) operators.flush(device, nullptr);
     return g.streams[comm];
 }
 cudaStream_t on(Device device) {
@@ -3351,6 +1998,11 @@ void waitall() {
 }
 
 // --- devices
+#ifdef CUDA_CPU
+constexpr bool on_cpu = true; // the stand-in, see cpu/
+#else
+constexpr bool on_cpu = false;
+#endif
 static bool staged = false; // some pair of devices: the host may then wait in a copy
 
 // How i reaches j's memory: "same GPU as", "peer" (access is enabled here) or "staged" (through the
@@ -3407,8 +2059,6 @@ void use_devices(int k, bool quiet = false) {
     for (int i = gpus.size(); i < k; i++) {
         gpus.emplace_back();
         gpus[i].physical = (first_gpu + i) % count;
-        CHECK(cudaDeviceGetAttribute(&gpus[i].multiprocessors, cudaDevAttrMultiProcessorCount,
-                                     gpus[i].physical));
         for (Stream &s : gpus[i].streams) s = new_stream(gpu(i));
     }
     if (k > count && !quiet)
@@ -3450,7 +2100,7 @@ void empty_cache() {
 static float *cuda_malloc(Device device, size_t bytes) {
     float *p = nullptr;
     for (int attempt = 0; attempt < 2; attempt++) {
-        CHECK(cudaSetDevice(physical(device))); // on() would send off what waits to be fused
+        CHECK(cudaSetDevice(physical(device))); // on() would flush
         if (cudaMalloc((void **)&p, bytes) == cudaSuccess) return p;
         cudaGetLastError();
         if (attempt == 0) empty_cache(); // perhaps there are blocks of other sizes
@@ -4049,7 +2699,7 @@ static std::map<std::string, std::string> training_options() {
             {"limit", str(options.limit)},
             {"split", options.split.empty() ? "even" : listed(options.split, ",")},
             {"allreduce", options.allreduce + (by_mpi && options.overlap ? " overlapped" : "")},
-            {"kernels", options.kernels + (options.precision == "fp32" ? "" : " in tf32")}};
+            {"operators", operators.name}};
 }
 
 static fs::path save_folder() { // without links and a / at the end
@@ -4187,7 +2837,7 @@ static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y
 // part_X, part_y: this node's part of the first minibatch; ls, device_params: what train_batch has
 // made of it and of `params`. The devices' gradients must be those of the whole minibatch on gpu(0)
 // (where batch norm sees each device's shard by itself: of the shards one by one), to 1e-3 of a
-// parameter's largest; the update must be lr * gradient / n.
+// parameter's largest (or as the operators say); the update must be lr * gradient / n.
 void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vector<Tensor> &ls,
                       const std::vector<std::vector<Tensor>> &device_params, float lr) {
     if (!options.first_check) return;
@@ -4204,7 +2854,6 @@ void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vec
     const bool alike = trained(params).size() == params.size(); // else there are batch norms
     const auto [want, unit] = gradient_in_shards(X, y, alike ? 1 : k);
     const Flat old = all_to_host(trained(params));
-    const float rounding = options.precision == "tf32" ? 1e-2f : 1e-3f;
     float largest = 0; // difference of the gradients, in units
     for (int c = 0; c < own; c++) {
         const Flat got = all_to_host(gradients(device_params)[c]),
@@ -4215,7 +2864,7 @@ void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vec
         };
         for (size_t j = 0; j < got.size(); j++) {
             const float off = std::fabs(got[j] - want[j]);
-            if (!(off <= rounding * unit[j])) differs("gradient", j, got[j], want[j]);
+            if (!(off <= operators.rounding * unit[j])) differs("gradient", j, got[j], want[j]);
             if (off > 0) largest = std::max(largest, off / unit[j]);
         }
         for (size_t j = 0; j < got.size(); j++) {
@@ -4509,10 +3158,6 @@ static std::vector<Flag> flags = { // the lab adds its own
      one_of(&options.kvstore, {"local", "device"})},
     {"overlap", nullptr, "exchange the last layers' gradients while the first layers' are computed",
      yes(&options.overlap)},
-    {"kernels", "NAME", "of sums of products: fast, tiled, plain (tiled on a CPU, else fast)",
-     one_of(&options.kernels, {"fast", "tiled", "plain"})},
-    {"precision", "NAME", "of what the fast kernels multiply: fp32, or tf32 on tensor cores (fp32)",
-     one_of(&options.precision, {"fp32", "tf32"})},
     {"no-first-check", nullptr, "do not compare the first step with that of one device",
      yes(&options.first_check, false)},
     {"no-replica-check", nullptr, "nor the devices' parameters after each epoch",
@@ -4567,10 +3212,6 @@ static void complete_options() {
     if (!options.split.empty() && (int)options.split.size() != k)
         error("--split has %zu parts, but there are %d devices: use GPUS=%zu", options.split.size(),
               k, options.split.size());
-    if (options.precision == "tf32" && given("kernels") && options.kernels != "fast")
-        error("--precision tf32 is for the fast kernels: leave --kernels %s out",
-              options.kernels.c_str());
-    if (options.precision == "tf32") options.kernels = "fast";
     if (options.resume && options.save.empty())
         error("--resume goes on with the training that --save DIR names: give both");
     options.first_check = options.first_check && options.replica_check;
@@ -4627,6 +3268,7 @@ void run_program() {
         options.log = fs::path(options.log).parent_path() / fs::read_symlink(options.log);
     if (node == 0) check_writable(options.log);
     if (!options.save.empty() && node == 0) check_save();
+    printf("operators: %s\n", operators.name.c_str());
     set_up(options.gpus, false);
     experiment();
     params.clear();

@@ -1,0 +1,138 @@
+// Batch normalization, one warp a plane.
+// y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel. A warp sums over a plane, which
+// is contiguous; mean and variance of a plane are merged into the channel's, so X is read once from
+// memory, the second time from a cache.
+// Gain: @@BN@@
+// defines: batch_norm
+
+namespace fast {
+constexpr int bn_warps = warp_size == 1 ? 8 : 32; // of a block, which sums over a channel
+constexpr int bn_threads = bn_warps * warp_size;
+
+// The merged parts of all planes of this block's channel. Each of its warps takes every bn_warps-th
+// plane; thread 0 returns the result.
+template <class Part, class OfPlane>
+__device__ inline Part of_channel(const BatchNormShape &s, OfPlane of_plane) {
+    __shared__ Part parts[bn_warps];
+    const int warp = threadIdx.x / warp_size;
+    Part all = {};
+    for (int n = warp; n < s.N; n += bn_warps)
+        all = merge(all, of_plane((n * s.C + blockIdx.x) * s.size)); // where it begins
+    if (threadIdx.x % warp_size == 0) parts[warp] = all;
+    __syncthreads();
+    for (int i = 1; i < bn_warps && threadIdx.x == 0; i++) all = merge(all, parts[i]);
+    return all;
+}
+
+// The count, the mean and the sum of (x-mean)^2 of some numbers x. merge() joins those of two sets
+// without cancellation (Chan et al. 1979).
+struct Moments {
+    float count, mean, squares;
+};
+__device__ inline Moments merge(Moments a, Moments b) {
+    const float count = a.count + b.count, d = b.mean - a.mean;
+    if (b.count == 0) return a;
+    return {count, a.mean + d * (b.count / count),
+            a.squares + b.squares + d * d * (a.count / count * b.count)};
+}
+// mean and var of each channel; running = (1-momentum) * running + momentum * new
+// One block per channel.
+__global__ void __launch_bounds__(bn_threads)
+    batch_norm_moments_kernel(BatchNorm a, BatchNormShape s) {
+    const Moments all = of_channel<Moments>(s, [=](int plane) -> Moments {
+        const float *x = a.X + plane;
+        const float m = warp_sum(s.size, [=](int i) { return x[i]; }) / s.size;
+        const float squares = warp_sum(s.size, [=](int i) { return (x[i] - m) * (x[i] - m); });
+        return {(float)s.size, m, squares};
+    });
+    const int c = blockIdx.x;
+    if (threadIdx.x > 0) return;
+    a.mean[c] = all.mean;
+    a.var[c] = all.squares / all.count;
+    const float unbiased = all.squares / (all.count > 1 ? all.count - 1 : 1);
+    a.running_mean[c] = (1 - bn_momentum) * a.running_mean[c] + bn_momentum * all.mean;
+    a.running_var[c] = (1 - bn_momentum) * a.running_var[c] + bn_momentum * unbiased;
+}
+// y = (X - mean) * gamma / sqrt(var + eps) + beta   One warp per plane.
+__global__ void batch_norm_kernel(Store y, BatchNorm a, BatchNormShape s) {
+    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
+    if (p >= s.N * s.C) return;
+    const float m = a.mean[c], scale = a.gamma[c] / sqrtf(a.var[c] + bn_eps), shift = a.beta[c];
+    const float *X = a.X + p * s.size;
+    y = y.from(p * s.size);
+    UNROLL_LANES
+    for (int i = threadIdx.x % warp_size; i < s.size; i += warp_size)
+        y.store(i, (X[i] - m) * scale + shift);
+}
+// sum (C) and product (C) are, for each channel, the sums of dy and of dy * (X - mean);
+// dbeta = or += sum, dgamma = or += product / sqrt(var + eps), where not null
+// One block per channel.
+struct Sums {
+    float dy, product;
+};
+__device__ inline Sums merge(Sums a, Sums b) { return {a.dy + b.dy, a.product + b.product}; }
+__global__ void __launch_bounds__(bn_threads)
+    batch_norm_sums_kernel(float *sum, float *product, Store dgamma, Store dbeta, const float *dy,
+                           BatchNorm a, BatchNormShape s) {
+    const int c = blockIdx.x;
+    const float m = a.mean[c];
+    const Sums all = of_channel<Sums>(s, [=](int plane) -> Sums {
+        const float *x = a.X + plane, *g = dy + plane;
+        return {warp_sum(s.size, [=](int i) { return g[i]; }),
+                warp_sum(s.size, [=](int i) { return g[i] * (x[i] - m); })};
+    });
+    if (threadIdx.x > 0) return;
+    sum[c] = all.dy;
+    product[c] = all.product;
+    if (dgamma.data) dgamma.store(c, all.product / sqrtf(a.var[c] + bn_eps));
+    if (dbeta.data) dbeta.store(c, all.dy);
+}
+// dX = or += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) / (var + eps) * product/M), where
+// M = N*size: mean and var depend on X, too.   One warp per plane.
+__global__ void batch_norm_backward_kernel(Store dX, const float *dy, const float *sum,
+                                           const float *product, BatchNorm a, BatchNormShape s) {
+    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
+    if (p >= s.N * s.C) return;
+    const float M = (float)s.N * s.size, m = a.mean[c], var = a.var[c] + bn_eps;
+    const float scale = a.gamma[c] / sqrtf(var), dy_mean = sum[c] / M, slope = product[c] / M / var;
+    const float *X = a.X + p * s.size;
+    dy += p * s.size;
+    dX = dX.from(p * s.size);
+    UNROLL_LANES
+    for (int i = threadIdx.x % warp_size; i < s.size; i += warp_size)
+        dX.store(i, scale * (dy[i] - dy_mean - (X[i] - m) * slope));
+}
+
+static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
+                         const Tensor &running_mean, const Tensor &running_var) {
+    const std::vector<Tensor> inputs = {X, gamma, beta, running_mean, running_var};
+    Tensor y = output("batch_norm", {X, gamma, beta}, X.shape);
+    const int N = X.shape[0], C = X.shape[1];
+    const Tensor mean = recording ? full({C}, 0, X.device) : running_mean;
+    const Tensor var = recording ? full({C}, 0, X.device) : running_var;
+    const BatchNormShape s = {N, C, X.shape[2] * X.shape[3]};
+    const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
+                         var.ptr(), running_mean.ptr(), running_var.ptr()};
+    if (recording && N > 0) {
+        LAUNCH(fast::batch_norm_moments_kernel<<<C, bn_threads, 0, on(X.device)>>>(a, s));
+    }
+    const int by_plane = blocks((long)N * C * warp_size);
+    launch(y, [=](Store y) {
+        (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
+        LAUNCH(fast::batch_norm_kernel<<<by_plane, threads, 0, on(X.device)>>>(y, a, s));
+    });
+    record(y, [=] {
+        (void)inputs, (void)mean, (void)var;
+        const float *dy = y.grad->ptr();
+        const Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
+        // In this order, so that dbeta is added where gamma and beta are the same tensor
+        const Store dgamma = target_of(gamma), dbeta = target_of(beta);
+        LAUNCH(fast::batch_norm_sums_kernel<<<C, bn_threads, 0, on(X.device)>>>(
+            sum.ptr(), product.ptr(), dgamma, dbeta, dy, a, s));
+        if (!X.grad) return;
+        LAUNCH(fast::batch_norm_backward_kernel<<<by_plane, threads, 0, on(X.device)>>>(
+            target_of(X), dy, sum.ptr(), product.ptr(), a, s));
+    });
+    return y;
+}
+} // namespace fast

@@ -1,0 +1,138 @@
+// Fusion: an addition or a ReLU becomes the epilogue of the kernel before it.
+// By itself it spends its time on reading and writing memory, and on its launch. So the last launch
+// on a device waits: an addition or a ReLU that comes next may join it, and anything else that is
+// enqueued on the device sends it off first. The devices' work keeps the program's order. A tensor
+// that a joined launch leaves out, such as lenet's h1_conv, is computed only if ptr() asks for it,
+// from what its inputs hold then; it is an error to ask after the parameters have changed. Backward,
+// the kernels that write the gradient of a ReLU's result mask it, and the ReLU itself has nothing
+// left to do.
+// Gain: a CPU's step, user time, without it: LeNet 1.20 times, lab_cnn 1.18, ResNet-18 1.02;
+// LeNet at batch 256 on an H200, by the model: 233 us in 31 launches without it, 206 in 25 with it.
+// defines: Note, launch, join, target_of, share_grad, relu, add, flush
+
+// A tensor's note: of an operator's result the launch that writes it; of a gradient how its memory
+// came about. It lives as long as a tensor that has it.
+struct Note {
+    std::function<void(fast::Store)> kernel; // null once it is enqueued
+    fast::Store to;    // if its tensor is freed, others write to the memory only after this launch
+    int n;             // how many numbers it writes
+    int left_out = -1; // if another launch joined it and took its place: `updates` then
+    std::weak_ptr<Tensor> masks = {}; // of a ReLU's result: what goes into this gradient is masked
+    bool masked = false;              // of a gradient: all its parts have been
+};
+
+namespace fast {
+// Each device's last launch, if that waits. (Never destroyed: tensors may outlive main.)
+static auto &waiting = *new std::map<int, std::shared_ptr<Note>>;
+static int updates = 0; // of the parameters
+
+static void send_off(std::shared_ptr<Note> launch) {
+    if (!launch || !launch->kernel) return;
+    if (launch->left_out >= 0 && launch->left_out != updates)
+        error("a tensor that was fused with what follows it is read when the parameters have "
+              "changed: read it earlier, or use KERNELS=plain");
+    touch(launch->n);
+    std::exchange(launch->kernel, nullptr)(launch->to);
+}
+// What waits on the device goes, then what is still to write the tensor that has this note.
+static void flush(Device device, const std::shared_ptr<Note> &note) {
+    if (note && !note->kernel) return;
+    send_off(std::exchange(waiting[device.id], nullptr));
+    send_off(note);
+}
+static void flush_all() {
+    for (const auto &[device, launch] : waiting) flush({device}, nullptr);
+}
+
+// Enqueue the kernel that writes y, perhaps later, when it is known what follows.
+static void launch(Tensor &y, std::function<void(Store y)> kernel) {
+    on(y.device); // sends off the launch that waits
+    y.note = waiting[y.device.id] =
+        std::make_shared<Note>(Note{std::move(kernel), {y.data.get()}, size(y)});
+}
+// Make the launch of X, if it still waits, write y = max(0, X), or y = X + *plus, instead.
+static bool join(const Tensor &X, Tensor &y, const Tensor *plus = nullptr) {
+    auto &last = waiting[X.device.id];
+    // Not if X's launch does not wait, already ends with a ReLU, or writes more than X
+    if (!X.note || X.note != last || last->to.relu || last->n != size(X)) return false;
+    const float *addend = plus ? plus->ptr() : nullptr; // may send off the last launch
+    if (!last || (plus && last->to.plus)) return false;
+    auto next = std::make_shared<Note>(*last);
+    next->to.data = y.data.get();
+    if (plus) { // captured, because `addend` points to its memory
+        next->kernel = [run = last->kernel, kept = *plus](Store y) { (void)kept, run(y); };
+        next->to.plus = addend;
+    } else next->to.relu = 1;
+    last->left_out = updates;
+    y.note = last = next;
+    return true;
+}
+
+static bool is_masked(const Tensor &X) { return X.note && X.note->masks.lock() == X.grad; }
+// Where a backward kernel puts dX: as grad_of says, and masked by X if that is a ReLU's result.
+static Store target_of(const Tensor &X) {
+    if (!X.grad) return {nullptr};
+    Tensor &g = *X.grad;
+    const auto note = g.note;
+    const bool first = g.written != pass, masks = is_masked(X);
+    const auto to = grad_of(X);
+    if (masks && (first || (note && note->masked))) {
+        g.note = std::make_shared<Note>();
+        g.note->masked = true;
+    }
+    return {to.data, to.plus, masks ? X.ptr() : nullptr};
+}
+// dX = dy: share its memory, if nothing else goes there. dX = 0 where X is not positive, if X is a
+// ReLU's result, so it is not dy then.
+static bool share_grad(const Tensor &X, const Tensor &y) {
+    Tensor &g = *X.grad;
+    if (g.data || is_masked(X)) return false; // data: a parameter's, or of another part
+    if (!y.grad->note) y.grad->note = std::make_shared<Note>(); // grad_of: not written in place
+    g.data = y.grad->data;
+    g.note = y.grad->note;
+    g.written = pass;
+    return true;
+}
+// dX = or += dy
+__global__ void pass_kernel(Store dX, const float *dy, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) dX.store(i, dy[i]);
+}
+
+// --- relu
+// dX is dy, the same memory, if all that was written there has been masked.
+static Tensor relu(const Tensor &X) {
+    Tensor y = output("relu", {X}, X.shape);
+    const int n = size(X);
+    if (!join(X, y)) {
+        LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
+        y.note = std::make_shared<Note>();
+    }
+    y.note->masks = y.grad;
+    record(y, [=] {
+        if (y.grad->note && y.grad->note->masked && share_grad(X, y)) return;
+        const float *dy = y.grad->ptr();
+        Store dX = target_of(X);
+        dX.mask = y.ptr(); // if X is itself a ReLU's, it is positive at the same places
+        LAUNCH(pass_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, dy, n));
+    });
+    return y;
+}
+
+// --- addition
+static Tensor add(const Tensor &A, const Tensor &B) {
+    Tensor y = output("add", {A, B}, A.shape);
+    const int n = size(A);
+    if (!join(A, y, &B) && !join(B, y, &A))
+        LAUNCH(add_forward_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(),
+                                                                           B.ptr(), n));
+    record(y, [=] {
+        for (const Tensor &X : {A, B}) {
+            if (!X.grad || share_grad(X, y)) continue;
+            const float *dy = y.grad->ptr();
+            LAUNCH(pass_kernel<<<blocks(n), threads, 0, on(X.device)>>>(target_of(X), dy, n));
+        }
+    });
+    return y;
+}
+} // namespace fast

@@ -1,0 +1,132 @@
+// A convolution is a matrix product whose matrices are never stored: an implicit GEMM.
+// Each of its three sums is C (M,N) = A (M,K) @ B (K,N):
+//                      C    a row of it   a column   a term of the sum   A    B
+//   forward            y    n,i,j         o          c,u,v               X    W
+//   input gradient     dX   n,h,w         c          o,u,v               dy   W
+//   weight gradient    dW   c,u,v         o          n,i,j               X    dy
+// A dense layer is the convolution of a 1x1 image. So one product kernel a rung serves all: what
+// differs is where an index of rows, columns or terms leads to in memory.
+// Gain: X is not copied K*K times, as im2col does: at batch 256 LeNet's conv2 alone would write 41
+// MB. Terms that meet only zeros around an image are skipped.
+// defines: Rung, ConvShape, Divisor, Map, Product, ProductOut, terms_inside
+
+namespace fast {
+
+// The rung of the ladder that computes a product
+enum Rung { tiled, shared, tf32 };
+struct ConvShape : ::ConvShape {
+    Rung rung;
+};
+
+// i / d for 0 <= i < 2^31, as a product and shifts: 3 instructions in place of some 20
+struct Divisor {
+    unsigned d, shift = 0, factor;
+    Divisor(int d) : d(d) {
+        while (1u << shift < this->d) shift++;
+        factor = d ? (1ull << (31 + shift)) / d + 1 : 0;
+    }
+    __device__ __forceinline__ int operator()(unsigned i) const {
+        return __umulhi(2 * i, factor) >> shift;
+    }
+};
+
+// A Map tells where an index of rows, columns or terms, such as (n,i,j), leads to: the offset in
+// memory and the position (h,w) in an image. With row_first its order is (i,n,j): then all windows
+// of a tile leave the image at the same taps, and the terms that a tile can skip are its first ones
+// or its last ones.
+struct Point {
+    int offset, h, w;
+};
+struct Axis {     // of an index:
+    int count;    // how many values it has,
+    int by;       // how far neighbours lie apart in memory,
+    int step = 0; // and in rows or columns of the image
+};
+constexpr Axis none = {1, 0};
+struct Map {
+    Divisor P, Q; // i = (x*P + y)*Q + z
+    int by_x, by_y, by_z, offset, h_by_x, h_by_y, h, w_by_z, w;
+    Map(bool row_first, Axis image, Axis row, Axis column, int offset = 0, int h = 0, int w = 0)
+        : P(row_first ? image.count : row.count), Q(column.count),
+          by_x(row_first ? row.by : image.by), by_y(row_first ? image.by : row.by), by_z(column.by),
+          offset(offset), h_by_x(row_first ? row.step : 0), h_by_y(row_first ? 0 : row.step), h(h),
+          w_by_z(column.step), w(w) {}
+    __device__ Point operator()(int i) const {
+        const int xy = Q(i), z = i - xy * Q.d, x = P(xy), y = xy - x * P.d;
+        return {x * by_x + y * by_y + z * by_z + offset, x * h_by_x + y * h_by_y + h,
+                z * w_by_z + w};
+    }
+};
+static Map spaced(int n, int stride) { return {false, none, none, {n, stride}}; } // i to i*stride
+// C[C_row(m) + n*C_column] = sum over k < K of A[A_row(m) + A_term(k)] * B[B_term(k) + B_column(n)]
+// Of A's two Points one is the corner of a window, the other a tap (u,v) of it. Outside of the
+// image A is 0. (Aligned, so that a GPU loads two numbers at once.)
+constexpr int most_taps = 15; // the largest K: more taps do not fit a mask
+struct alignas(8) Product {
+    int M, N, K; // of C's rows, its columns, and the terms of a sum
+    Map A_row, A_term;
+    int H, W; // of A's images
+    Map B_term, B_column;
+    Map C_row;
+    int C_column;
+    int taps; // the number of terms that share a tap's u, if a tile may skip them; else 0
+    // 1: a weight gradient. Its rows are taps, its terms windows; and C gets one more row, the sums
+    // of B's columns, as if A had a row of ones
+    int weights;
+    __host__ __device__ int rows() const { return M + weights; }
+    // A tap's mask has bit u and bit 16+v, a window's mask those of all u and v that lie outside of
+    // the image. A common bit says that A is 0 there; ~0 has one with every mask.
+    __device__ unsigned mask(const Point &p, bool window) const {
+        if (!window) return 1u << p.h | 0x10000u << p.w;
+        return (outside(p.h, H) & 0x7fff) | outside(p.w, W) << 16 | 1u << 31;
+    }
+    __device__ static unsigned outside(int h, int H) { return ~ones(H - h) | ones(-h); }
+    __device__ static unsigned ones(int n) { return (1u << min(max(n, 0), most_taps)) - 1; }
+};
+// Where C goes. `sums` (its additional row) and `bias` have one number per column.
+struct ProductOut {
+    Store C, sums;
+    const float *bias;
+    long sums_by = 1, slices_by = 0; // distances: of neighbours in sums, of slices (see in_slices)
+    // Where row m of this block's slice begins in C, or in sums
+    __device__ int row(const Product &s, int m) const {
+        return blockIdx.z * slices_by + (m < s.M ? s.C_row(m).offset : 0);
+    }
+    // Store the sums of row m, which begins at `first`, in the columns n that exist. The same as
+    // Store::store, but all loads are issued before the first of them is used.
+    template <int G>
+    __device__ void store(const Product &s, int m, int first, const int (&n)[G],
+                          float (&sum)[G]) const {
+        const Store to = m < s.M ? C : sums;
+        if (!to.data) return;
+        const float least = to.relu ? 0 : -INFINITY;
+        const int by = m < s.M ? s.C_column : sums_by;
+        int at[G];
+        UNROLL_GPU
+        for (int g = 0; g < G; g++) at[g] = first + min(n[g], s.N - 1) * by;
+        if (to.mask) {
+            UNROLL_GPU
+            for (int g = 0; g < G; g++) sum[g] = to.mask[at[g]] > 0 ? sum[g] : 0;
+        }
+        if (to.plus) { // past the last column that one is read, for nothing: on a CPU it is a race
+            UNROLL_GPU
+            for (int g = 0; g < G; g++)
+                if (!on_cpu || n[g] < s.N) sum[g] += to.plus[at[g]];
+        }
+        UNROLL_GPU
+        for (int g = 0; g < G; g++)
+            if (n[g] < s.N) to.data[at[g]] = sum[g] < least ? least : sum[g];
+    }
+};
+
+struct Range {
+    int begin, end;
+};
+// The terms of rows whose windows begin between `top` and `bottom`: all, or only those of the taps
+// u at which some window meets the image.
+__device__ inline Range terms_inside(const Product &s, int top, int bottom) {
+    if (!s.taps) return {0, s.K};
+    const int begin = max(0, -bottom) * s.taps;
+    return {begin, max(begin, min(s.K, (s.H - top) * s.taps))};
+}
+} // namespace fast

@@ -1,0 +1,42 @@
+// SGD of all parameters in one launch.
+// A launch takes longer than the update of a small parameter, and a network has many small ones.
+// Gain: 1 launch in place of 8 for LeNet, of 62 for ResNet-18: by the model some 2 us each, between
+// launches. On a CPU it is one launch for each parameter, because emulated threads copy their
+// arguments.
+// defines: sgd
+
+namespace fast {
+struct SgdList {
+    static constexpr int most = warp_size > 1 ? 128 : 1;
+    float *param[most];
+    const float *grad[most];
+    int n[most];
+};
+__global__ void sgd_kernel(SgdList list, float lr, float batch_size) {
+    float *param = list.param[blockIdx.y];
+    const float *grad = list.grad[blockIdx.y];
+    const int n = list.n[blockIdx.y], all = gridDim.x * blockDim.x;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all)
+        param[i] -= lr * grad[i] / batch_size;
+}
+static void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
+    flush_all(); // what waits may read what was left out
+    updates++;
+    for (size_t next = 0; next < params.size();) {
+        SgdList list = {};
+        int count = 0, largest = 0;
+        for (; next < params.size() && count < SgdList::most; next++) {
+            const Tensor &p = params[next];
+            if (!p.grad) continue; // a buffer
+            same_device("sgd", {params[0], p});
+            list.param[count] = p.ptr();
+            list.grad[count] = p.grad->ptr();
+            list.n[count++] = size(p);
+            largest = std::max(largest, size(p));
+        }
+        const dim3 grid(blocks(largest, 4 * threads), count);
+        if (largest > 0)
+            LAUNCH(sgd_kernel<<<grid, threads, 0, on(params[0].device)>>>(list, lr, batch_size));
+    }
+}
+} // namespace fast

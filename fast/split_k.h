@@ -1,0 +1,59 @@
+// Split-K: if C is small, several blocks share the terms of its sums, in slices.
+// A weight gradient has few sums of very many terms: LeNet's conv2 has 50 x 501 sums of 20,736 terms
+// at batch 256, 10 tiles or fewer for a GPU of 132 multiprocessors. Each slice is stored, then the
+// slices are added in a fixed order: the same bits on every run, as atomics would not give.
+// Gain: @@SPLIT@@
+// defines: slice_of, product_sum, in_slices
+
+namespace fast {
+// This block's slice of a range, a multiple of `step` terms.
+__device__ inline Range slice_of(Range all, int step) {
+    const int steps = (all.end - all.begin + step - 1) / step, slice = blockIdx.z;
+    const int slices = gridDim.z;
+    return {all.begin + int((long long)steps * slice / slices) * step,
+            min(all.end, all.begin + int((long long)steps * (slice + 1) / slices) * step)};
+}
+// C is the sum of its slices, partial[slice][n][m], in a fixed order. blockDim.y threads add one
+// element of C, each every blockDim.y-th slice.
+__global__ void product_sum_kernel(ProductOut out, const float *partial, int slices, Divisor rows,
+                                   Product s) {
+    __shared__ float sums[threads];
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, count = rows.d * s.N;
+    const int n = rows(i), m = i - n * rows.d, part = threadIdx.y, parts = blockDim.y;
+    const float *from = partial + part * count + i;
+    const int step = parts * count;
+    float sum[1] = {part == 0 && out.bias && i < count ? out.bias[n] : 0};
+    int slice = i < count ? part : slices;
+    for (; slice + 15 * parts < slices; slice += 16 * parts, from += 16 * step) {
+        UNROLL
+        for (int q = 0; q < 16; q++) sum[0] += from[q * step]; // 16 loads are in flight
+    }
+    for (; slice < slices; slice += parts, from += step) sum[0] += *from;
+    if (parts > 1) {
+        sums[part * blockDim.x + threadIdx.x] = sum[0];
+        __syncthreads();
+        for (int p = 1; p < parts && part == 0; p++) sum[0] += sums[p * blockDim.x + threadIdx.x];
+    }
+    if (part == 0 && i < count) out.store<1>(s, m, out.row(s, m), {n}, sum);
+}
+static void product_sum(const ProductOut &out, const float *partial, int slices, const Product &s,
+                        Device device) {
+    const int n = s.rows() * s.N, parts = slices < 64 ? 1 : 16;
+    const dim3 block(threads / parts, parts);
+    LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, on(device)>>>(out, partial, slices,
+                                                                            Divisor(s.rows()), s));
+}
+// compute(out, s) launches the kernel that computes C or, if there are several slices, these.
+template <class Compute>
+static void in_slices(int slices, const ProductOut &out, const Product &s, Device device,
+                      Compute compute) {
+    if (slices == 1) return compute(out, s);
+    const Tensor partial = empty({slices, s.N, s.rows()}, device);
+    float *const C = partial.ptr();
+    Product slice = s;
+    slice.C_row = spaced(s.M, 1);
+    slice.C_column = s.rows();
+    compute({{C}, {C + s.M}, nullptr, s.rows(), s.rows() * s.N}, slice);
+    product_sum(out, C, slices, s, device);
+}
+} // namespace fast

@@ -1,0 +1,79 @@
+// What differs between a GPU and a CPU, and where a kernel stores its result.
+// On a GPU the 32 threads of a warp take neighbouring elements. On a CPU a warp is one thread, and
+// the compiler vectorises its loop over neighbouring elements: `lanes` of them, or tile_n. With
+// MGPU_LANES a CPU has the GPU's warps, see `make lanes`.
+// Gain: the same kernels serve both. What vector registers are worth to a CPU: see tiled.h.
+// defines: warp_size, lanes, tile_m, tile_n, wide, Wide, UNROLL, UNROLL_GPU, UNROLL_LANES,
+// warp_reduce_sum, warp_sum, Store
+
+#if defined(__CUDACC__) || defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#define UNROLL_GPU UNROLL
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_GPU // what keeps arrays in a GPU's registers would only cost g++ time
+#endif
+#if defined(__CUDACC__) || defined(MGPU_LANES)
+#define UNROLL_LANES UNROLL
+constexpr int warp_size = 32, lanes = 1;
+constexpr int tile_m = 8, tile_n = 8, wide = 1; // a thread's tile of sums; floats in a register
+typedef float Wide;
+__device__ inline float warp_reduce_sum(float sum) { // every lane of the warp returns it
+    for (int half = warp_size / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
+    return sum;
+}
+#else
+#define UNROLL_LANES _Pragma("omp simd")
+constexpr int warp_size = 1, lanes = 16; // a block's threads run one after another
+// A tile of sums, a row of B and, by clang++, one number of each row of A fit the registers.
+#if defined(__AVX512F__) && defined(__clang__) // 32 registers of 16 floats
+constexpr int tile_m = 8, tile_n = 32, wide = 16;
+#elif defined(__AVX512F__)
+constexpr int tile_m = 12, tile_n = 32, wide = 16;
+#elif defined(__AVX__) // 16 of 8
+constexpr int tile_m = 6, tile_n = 16, wide = 8;
+#else                  // NEON: 32 of 4
+constexpr int tile_m = 6, tile_n = 16, wide = 4;
+#endif
+// `wide` neighbours in an array as one number: (Wide &)a[0] += b * (const Wide &)c[0]. From a plain
+// loop g++ makes the same code, but clang++ would leave a tile of sums in memory.
+typedef float Wide __attribute__((vector_size(wide * 4), aligned(4), may_alias));
+inline float warp_reduce_sum(float sum) { return sum; }
+#endif
+
+namespace fast {
+// The sum of value(i) over i < n by one warp, in a fixed order; every lane returns it. Each lane
+// keeps tile_n partial sums, so that rounding errors stay small.
+template <class Value> __device__ inline float warp_sum(int n, Value value) {
+    float part[tile_n] = {}, sum = 0;
+    int i = threadIdx.x % warp_size;
+    for (; i + (tile_n - 1) * warp_size < n; i += tile_n * warp_size) {
+        UNROLL_LANES
+        for (int q = 0; q < tile_n; q++) part[q] += value(i + q * warp_size);
+    }
+    for (; i < n; i += warp_size) sum += value(i);
+    UNROLL
+    for (int q = 0; q < tile_n; q++) sum += part[q];
+    return warp_reduce_sum(sum);
+}
+
+// Where a kernel stores its result, and its epilogue: the operators that are fused with the
+// kernel's own.
+struct Store {
+    float *data;
+    const float *plus = nullptr; // is added to the value: `data` itself for +=
+    const float *mask = nullptr; // where it is not positive, the value counts as 0
+    long relu = 0;               // 1: max(0, sum) is stored
+    __device__ __forceinline__ void store(int i, float value) const {
+        const float least = relu ? 0 : -INFINITY;
+        if (mask || plus) {
+            if (mask) value = mask[i] > 0 ? value : 0;
+            if (plus) value += plus[i];
+        }
+        data[i] = value < least ? least : value; // NaN stays NaN
+    }
+    __host__ __device__ __forceinline__ Store from(int i) const { // the same from element i on
+        return {data + i, plus ? plus + i : plus, mask ? mask + i : mask, relu};
+    }
+};
+} // namespace fast
