@@ -3,8 +3,6 @@
 # ----- Options of the program: passed on when set, otherwise the program takes its own ---------
 
 # GPUS           number of devices
-# NODES          processes, started by MPI, each with GPUS devices of its own
-# HOSTS          file with the names of their machines, for mpirun; by default all run here
 # MODEL          network: lenet, resnet18, lab_cnn
 # BATCH          batch size over all devices together; in make sweep, of each device
 # LR             learning rate
@@ -28,7 +26,7 @@
 # SAVE           folder for the parameters after each epoch, as .npy files
 # RESUME         1 goes on where the training in SAVE stands
 # LOG            file for the epoch rows, by default build/log.csv
-# VERBOSE        1 prints the device memory that was used and, with NODES, the messages sent
+# VERBOSE        1 prints the device memory that was used
 # BENCH          what make bench times: step (of training), allreduce, kernels, or all
 # FABRIC         another machine's network: nvlink, pcie, sockets, ethernet100, ethernet10, '10,25'
 # STEP_MS        milliseconds of a step on one device, for make scale; by default it is measured
@@ -78,8 +76,6 @@ wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 
 CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra \
     $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed -fstack-clash-protection,\
     -Og --param ggc-min-heapsize=1000000)
-# MPICXX         MPI's compiler, for NODES
-MPICXX ?= mpicxx
 # WERROR         1 turns warnings into errors
 # DOCTEST        doctest's header: the system's, or the one that make brings
 DOCTEST ?= $(firstword $(wildcard /usr/include/doctest/doctest.h \
@@ -115,7 +111,11 @@ folder := $(patsubst ./%,%,$(patsubst %/,%,$(or $(value DATA),data)))
 dataset := $(if $(filter data data/mnist,$(folder)),build/$(notdir $(folder)).ok)
 
 .DEFAULT_GOAL := all
-include cpu/checks.mk # misspelt variables, several machines, what is compiled once, sanitizers
+# What make run and make exercise start, and how
+program := $(dir)/mgpu
+judge := $(dir)/lab
+start :=
+-include */*.mk # each folder's own targets; cpu/checks.mk has sanitizers, what is compiled once
 
 .PHONY: all run test exercise grade bench summary trace profile scale plot sweep data clean help backend
 .DELETE_ON_ERROR .SUFFIXES:
@@ -133,8 +133,8 @@ translated := $(if $(value ALLREDUCE),,KVSTORE) # becomes ALLREDUCE; the program
 exercise bench scale: with_value := $(filter-out $(translated),$(with_value))
 exercise bench scale: ALLREDUCE := $(or $(value ALLREDUCE),$(patsubst local,host,$(patsubst \
     device,by_tensor,$(value KVSTORE))))
-exercise: backend $(program:%mgpu=%lab) build/simulate  ## judge your allreduce, or ALLREDUCE=name
-	@$(start) $(program:%mgpu=%lab) --exercise $(options)
+exercise: backend $(judge) build/simulate  ## judge your allreduce, or ALLREDUCE=name
+	@$(start) $(judge) --exercise $(options)
 	@$(if $(start),,$(predict) $(dir)/lab $(options))
 grade: backend build/grade/lab  ## judge the allreduce in GRADE=file, a student's mgpu.cu, with lab/
 	@build/grade/lab --exercise $(options)
@@ -167,8 +167,8 @@ clean:  ## remove build/ (data/ stays)
 	rm -rf build
 help:  ## this list
 	@echo 'make TARGET [NAME=value ...]'; echo
-	@sed -nE 's/^([a-z]+):.*  ## (.*)/\1\t\2/p' Makefile cpu/checks.mk | expand -t 15; echo
-	@sed -nE 's/^# ([A-Z_]+  )/\1/p' Makefile cpu/checks.mk
+	@sed -nE 's/^([a-z]+):.*  ## (.*)/\1\t\2/p' Makefile */*.mk | expand -t 15; echo
+	@sed -nE 's/^# ([A-Z_]+  )/\1/p' Makefile */*.mk
 backend: ; @echo $(call quote,backend: $(why)) >&2
 
 # ----- Compiling -------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
-# What a first reading of the Makefile, which includes it, leaves out: misspelt variables, several
-# machines (NODES), what is compiled once, the tests under sanitizers and in a GPU's order of
-# lanes.
+# What a first reading of the Makefile, which includes it, leaves out: misspelt variables, what is
+# compiled once, the tests under sanitizers and in a GPU's order of lanes.
 
 # A variable on the command line is one of these, or for CUDA or its stand-in, or misspelt
-variables := $(shell sed -nE 's/^. ([A-Z_]+)  .*/\1/p' Makefile cpu/checks.mk)
+variables := $(shell sed -nE 's/^. ([A-Z_]+)  .*/\1/p' Makefile */*.mk)
 typed := $(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v))
 misspelt := $(firstword $(filter-out $(variables) CUDA_% CC MAKE MAKEFLAGS SHELL,$(typed)))
 ifneq ($(and $(misspelt),$(filter 0,$(MAKELEVEL))),)
@@ -18,63 +17,6 @@ endif
 ifneq ($(and $(filter command,$(origin T)),$(filter-out -%,$(firstword $(value T)))),)
   $(error T=$(value T) is no option of the tests: try T='-tc=$(value T)*', or T=--help)
 endif
-
-# ----- Several machines -----------------------------------------------------------------------
-
-# With NODES: how MPI starts the program. More processes than cores are allowed, and root.
-no_mpi = $(foreach x,mpirun $(MPICXX),$(if $(shell command -v $x),,no $x: NODES wants MPI, in \
-    Debian openmpi-bin and libopenmpi-dev))
-need_mpi = $(if $(strip $(no_mpi)),$(error $(strip $(no_mpi))))
-mpirun = mpirun $(if $(shell mpirun --version | grep 'Open MPI'),-q --oversubscribe --bind-to none \
-    $(if $(filter 0,$(shell id -u)),--allow-run-as-root))
-start :=
-program := $(dir)/mgpu
-ifneq ($(value NODES)$(value HOSTS),)
-  $(need_mpi)
-  $(if $(findstring <$(or $(value NODES),1)>,$(patsubst %,<%>,$(shell seq 1024))),,\
-    $(error NODES=$(value NODES): a number of processes, 1 to 1024, is wanted))
-  $(foreach x,$(filter bench summary trace profile scale sweep plot test race asan lanes sanitize,\
-    $(MAKECMDGOALS)),$(error make $x is for one process: leave NODES and HOSTS out))
-  $(if $(value HOSTS),$(if $(shell grep '^ *[^ \#]' $(call quote,$(value HOSTS))),,\
-    $(error HOSTS=$(value HOSTS): a file with a machine in each line is wanted)))
-  start := $(mpirun) $(if $(value NODES),-n $(value NODES)) \
-      $(if $(value HOSTS),--hostfile $(call quote,$(value HOSTS)))
-  program := build/mpi/mgpu
-  why += with $(if $(value NODES),$(value NODES) processes) on \
-      $(or $(value HOSTS),$(shell nproc) cores)
-endif
-# Of NODES, on the backend: nvcc's host compiler is MPI's, which calls g++
-export OMPI_CXX = $(CXX)
-export MPICH_CXX = $(CXX)
-mpi_gpu = $(NVCC) $(nvcc_flags) -ccbin $(MPICXX) -DMGPU_MPI
-mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) -DMGPU_MPI -x c++
-ifeq ($(dir),build/gpu)
-build/mpi/mgpu: mgpu.cu build/mpi/flags
-	$(need_mpi)$(mpi_gpu) $< -o $@
-build/mpi/lab: lab/lab.cu $(lab_headers) mgpu.cu build/mpi/flags
-	$(need_mpi)$(mpi_gpu) $< -o $@
-else
-build/mpi/mgpu: build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi/flags
-	$(need_mpi)$(call mpi_cpu) $< -o $@
-build/mpi/lab: lab/lab.cu $(lab_headers) build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi/flags
-	$(need_mpi)$(call mpi_cpu) $< $(call judged,build/cpu/mgpu.cu) -o $@
-endif
-build/mpi_asan/mgpu build/mpi_race/mgpu: build/mpi_%/mgpu: \
-    build/cpu/mgpu.cu cpu/cuda_runtime.h build/mpi_%/flags
-	$(need_mpi)$(call mpi_cpu,$*) $< -o $@
-build/mpi/flags: flags = $(mpi_$(notdir $(dir)))
-build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi_cpu,$(*:mpi_%=%))
-
-.PHONY: nodes nodes_asan nodes_race
-nodes: backend $(dir)/mgpu build/mpi/mgpu build/mpi/lab $(dataset)  ## tests of NODES on this machine (MPI)
-	@sh cpu/nodes.sh $(dir)/mgpu build/mpi/mgpu $(mpirun)
-# MPI's own leaks and locks are suppressed by name
-nodes_asan: build/mpi_asan/mgpu $(dataset)
-	@ASAN_OPTIONS=fast_unwind_on_malloc=0 LSAN_OPTIONS=suppressions=cpu/mpi.lsan:print_suppressions=0 \
-	    $(mpirun) -n 2 $< --gpus 2 --limit 90 --batch 40 --epochs 1 --overlap --log build/nodes_log
-nodes_race: build/mpi_race/mgpu $(dataset)
-	@TSAN_OPTIONS="exitcode=66 suppressions=cpu/mpi.tsan" $(mpirun) -n 2 $(setarch) $< --gpus 2 \
-	    --limit 6 --batch 4 --epochs 1 --no-first-check --overlap --log build/nodes_log
 
 # ----- What an edit does not change is compiled once --------------------------------------------
 
@@ -91,7 +33,7 @@ build/cpu/headers.h.gch: build/cpu/headers.h build/cpu/flags
 split = { echo '\#line 1 "cpu/cuda_runtime.h"'; \
     LC_ALL=C awk -f cpu/split.awk $1 cpu/cuda_runtime.h; }
 build/cpu/headers.h: mgpu.cu cpu/cuda_runtime.h cpu/split.awk
-	@mkdir -p $(@D); { $(split); grep '^#include <' $< | grep -v mpi.h; } >$@.$$$$; \
+	@mkdir -p $(@D); { $(split); grep '^#include <' $<; } >$@.$$$$; \
 	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
 build/cpu/functions.h: cpu/cuda_runtime.h cpu/split.awk
 	@mkdir -p $(@D); $(call split,-v bodies=1) >$@.$$$$ && mv $@.$$$$ $@
