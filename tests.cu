@@ -173,10 +173,11 @@ static void write_text(const std::string &path, const std::string &bytes) {
     REQUIRE(read_text(path) == bytes);
 }
 
-// Options that a test changes are put back.
+// Options that a test changes are put back, and the exchange that it sets.
 struct OptionsKept {
     Options kept = options;
-    ~OptionsKept() { options = kept; }
+    Exchange kept_exchange = exchange;
+    ~OptionsKept() { options = kept, exchange = kept_exchange; }
 };
 
 // The same with the model.
@@ -716,8 +717,7 @@ static void int_sums(const Tensors &flat) {
     const int n = size(flat[0]);
     for (size_t c = 1; c < flat.size(); c++) {
         const Tensor part = copyto(flat[c], gpu(0));
-        LAUNCH(
-            add_int_kernel<<<blocks(n), threads, 0, on(gpu(0))>>>(flat[0].ptr(), part.ptr(), n));
+        LAUNCH(add_int_kernel<<<blocks(n), threads, 0, on(gpu(0))>>>(flat[0].ptr(), part.ptr(), n));
     }
     for (size_t c = 1; c < flat.size(); c++) copyto(flat[0], flat[c]);
 }
@@ -886,8 +886,7 @@ TEST_CASE("exercise: what is right passes, with its costs beside naive's and the
 // backward does not record, so that with OVERLAP it waits for nothing.
 static Floats train_small(int k, const std::string &algorithm, bool overlap, bool planted = false) {
     OptionsKept kept;
-    options.allreduce = algorithm;
-    options.overlap = overlap;
+    exchange = exchange_by(algorithm, overlap);
     bucket_bytes = 1;
     const std::vector<Ints> shapes = {{6, 7}, {7}, {7, 5}, {5}, {5, 3}, {3}};
     Tensors start;
@@ -956,8 +955,7 @@ static void probed(const Grads &grads) {
 TEST_CASE(
     "exchange: with OVERLAP a bucket waits for its own gradients alone, the last ones first") {
     OptionsKept kept;
-    options.overlap = true;
-    options.allreduce = "probed";
+    exchange = exchange_by("probed", true);
     algorithms.push_back({"probed", probed});
     bucket_bytes = 1;
     const int k = 2;
@@ -1004,12 +1002,11 @@ TEST_CASE("allreduce: is the tutorial's, whatever ALLREDUCE says") {
 
 TEST_CASE("exchange: of two devices, then of three") {
     OptionsKept kept;
-    options.overlap = true;
     const auto p = Training(3, {arange(3), arange(2)}).device_params;
     for (const std::string &name : right_algorithms)
         for (int k : {2, 3, 2}) {
             INFO(name, ", k ", k);
-            options.allreduce = name;
+            exchange = exchange_by(name, true);
             for (int c = 0; c < k; c++)
                 for (const Tensor &t : p[c]) {
                     copyto(full(t.shape, c + 1, gpu(c)), *t.grad);
@@ -1068,8 +1065,7 @@ TEST_CASE("train_batch: every algorithm gives the steps of the tutorial's allred
         // After one step the gradients, after three the parameters, of the first device
         auto train = [&](const std::string &name, bool overlap = false) {
             OptionsKept kept;
-            options.allreduce = name;
-            options.overlap = overlap;
+            exchange = exchange_by(name, overlap);
             INFO(name, ", k ", k, overlap ? ", OVERLAP" : "");
             Training training(k, start);
             std::vector<Floats> numbers;
@@ -1120,7 +1116,7 @@ static void backward_from(const Tensors &ys, const std::vector<Floats> &dys) {
             const Tensor dy = on_device(dys[i], ys[i].shape);
             const int n = size(dy);
             LAUNCH(add_backward_kernel<<<blocks(n), threads, 0, on(gpu(0))>>>(grad_of(ys[i]),
-                                                                                    dy.ptr(), n));
+                                                                              dy.ptr(), n));
         }
     });
     backward(l);
@@ -3329,8 +3325,8 @@ TEST_CASE("check_first_step: a right step passes, for each model, seed and numbe
     for (const std::string &name : right_algorithms) {
         if (small_only && name != "ring") continue;
         OptionsKept kept;
-        options.allreduce = name;
-        options.overlap = true; // which changes no bit: "train_batch: every algorithm ..."
+        exchange =
+            exchange_by(name, true); // OVERLAP changes no bit: "train_batch: every algorithm ..."
         CAPTURE(name);
         CHECK(first_step(3, 4) == "");
     }
@@ -3479,8 +3475,7 @@ TEST_CASE("Recorder: streams in order, waits end after what they are for, every 
     const int k = 3, steps = 2;
     for (const char *allreduce : {"naive", "ring", "host"})
         for (bool overlap : {false, true}) {
-            options.allreduce = allreduce;
-            options.overlap = overlap;
+            exchange = exchange_by(allreduce, overlap);
             INFO(std::string(allreduce), ", overlap ", overlap);
             const Recorded recorded(k, 6, steps);
             std::vector<double> until(recorded.r.count), sum(recorded.r.count);
@@ -3514,7 +3509,7 @@ TEST_CASE("Recorder: streams in order, waits end after what they are for, every 
 }
 TEST_CASE("Recorder: what it records stays as it was") {
     ModelKept kept;
-    options.overlap = true;
+    exchange = exchange_by("naive", true);
     const Floats want = Recorded(2, 4, 2, false, false).after;
     for (bool timed : {false, true}) CHECK(same_bits(Recorded(2, 4, 2, timed).after, want));
 }
@@ -3828,8 +3823,7 @@ TEST_CASE("critical_path: what the last operation has waited for") {
 TEST_CASE("write_json: slices nest, arrows meet their slices, the times are those of the rows") {
     ModelKept kept;
     TestFolder folder;
-    options.allreduce = "ring";
-    options.overlap = true;
+    exchange = exchange_by("ring", true);
     const int k = 3;
     const Recorded recorded(k, 6, 1);
     const drawing::Recording r = drawn(printed([&] { print_ops(recorded.r); }));

@@ -79,7 +79,7 @@ pass "the last line names the devices"
 
 # unreadable TEXT LINE: a file with this line, in which mpirun would find no machine
 unreadable() {
-    printf "$2" >$out/hosts # shellcheck disable=SC2059
+    printf "%b" "$2" >$out/hosts
     if ${MAKE:-make} -n run HOSTS=$out/hosts >$out/text 2>&1; then fail "accepted: $2"; fi
     grep -qF "HOSTS=$out/hosts: $1" $out/text || fail "not said: $1"
     pass "HOSTS is refused: $1"
