@@ -394,8 +394,8 @@ std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y,
     for (size_t c = 0; c < devices.size(); c++)
         ls.push_back(loss(net(X_shards[c], device_params[c]), y_shards[c]));
     for (const Tensor &l : ls) backward(l); // Back Propagation is performed separately on each GPU
-    exchange(gradients(device_params)); // 3. and 4. Sum all gradients from each GPU and broadcast
-                                        // them to all GPUs
+    // 3. and 4. Sum all gradients from each GPU and broadcast them to all GPUs
+    exchange(gradients(device_params));
     // 5. The model parameters are updated separately on each GPU
     for (const auto &param : device_params)
         sgd(param, lr, X.shape[0]); // Here, we use a full-size batch

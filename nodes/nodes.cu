@@ -200,10 +200,10 @@ static void train_on_nodes(Position begin, float lr) {
         animator.add(epoch + 1, sums[0] / sums[1], acc, timer.times.back());
         save_checkpoint(device_params[0], {epoch, train_iter.begin, steps}, options_of_nodes());
     }
-    printf("test acc: %.2f, %.1f sec/epoch on", acc, timer.avg());
+    std::string where;
     for (int i = 0; i < nodes; i++)
-        printf("%s %s of node %d", i ? "," : "", str(devices).c_str(), i);
-    printf("\n");
+        where += (i ? ", " : "") + str(devices) + (nodes > 1 ? " of node " + str(i) : "");
+    printf("test acc: %.2f, %.1f sec/epoch on %s\n", acc, timer.avg(), where.c_str());
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -40,7 +40,8 @@ endif
 # Of NODES, on the backend: nvcc's host compiler is MPI's, which calls g++
 export OMPI_CXX = $(CXX)
 export MPICH_CXX = $(CXX)
-included := $(if $(filter build/cpu,$(dir)),build/cpu/)mgpu.cu # what nodes.cu includes
+# (included: by nodes.cu, as PROGRAM)
+included := $(if $(filter build/cpu,$(dir)),build/cpu/)mgpu.cu
 mpi_gpu = $(NVCC) $(nvcc_flags) -ccbin $(MPICXX)
 mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) -x c++
 mpi = $(if $(filter build/cpu,$(dir)),$(mpi_cpu),$(mpi_gpu)) -DPROGRAM='"$(abspath $(included))"'
