@@ -27,10 +27,10 @@ static std::string explain(float got, float sum, int i, int n) {
         if (rest % base == 0) missing += name(c);
         if (rest % base > 1) repeated += name(c) + format(" (%d times)", rest % base);
     }
-    if (!missing.empty()) missing = "without the number of" + missing + ": is it not added? ";
+    if (!missing.empty()) missing = "without the number of" + missing + ": is it not added?";
     if (!repeated.empty())
         repeated = "more than once the number of" + repeated + ": is it added again?";
-    return missing + repeated;
+    return missing + (missing.empty() || repeated.empty() ? "" : " ") + repeated;
 }
 
 static void exercise_nodes() {
