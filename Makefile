@@ -3,8 +3,6 @@
 # ----- Options of the program: passed on when set, otherwise the program takes its own ---------
 
 # GPUS           number of devices
-# NODES          processes, started by MPI, each with GPUS devices of its own
-# HOSTS          file with the names of their machines, for mpirun; by default all run here
 # MODEL          network: lenet, resnet18, lab_cnn
 # BATCH          batch size over all devices together; in make sweep, of each device
 # LR             learning rate
@@ -12,8 +10,6 @@
 # ALLREDUCE      sum by: naive, bucket, host, by_tensor, sharded, ring, tree, rebind, yours
 # OVERLAP        1 exchanges the last layers' gradients while the first layers' are still computed
 # KVSTORE        the lab's words for ALLREDUCE=host and by_tensor: local, device
-# KERNELS        of convolutions and dense layers: plain, which fuses nothing; tiled; fast, on a GPU
-# PRECISION      of what the fast kernels multiply: fp32; tf32, on tensor cores
 # SPLIT          parts of a minibatch in this proportion, such as 3,1, for devices of unequal speed
 # EVALUATE_ALL   1 computes test accuracy on all devices instead of gpu(0) alone
 # SEED           seed of the parameters and of the order of the samples
@@ -27,13 +23,13 @@
 # SAVE           folder for the parameters after each epoch, as .npy files
 # RESUME         1 goes on where the training in SAVE stands
 # LOG            file for the epoch rows, by default build/log.csv
-# VERBOSE        1 prints the device memory that was used and, with NODES, the messages sent
+# VERBOSE        1 prints the device memory that was used
 # ARGS           more words for the program, such as ARGS=--help
 # LANES          orders of warps and lanes for make lanes, by default forwards backwards 1 (a seed)
 # T              words for the tests, such as T='-tc=allreduce*'
 
 # GPUS=2 is passed on as --gpus '2', in quotes as typed: the program judges it, not the shell
-with_value := GPUS MODEL BATCH LR EPOCHS ALLREDUCE KVSTORE KERNELS PRECISION SPLIT SEED \
+with_value := GPUS MODEL BATCH LR EPOCHS ALLREDUCE KVSTORE SPLIT SEED \
     STEPS LIMIT DATA INIT SAVE LOG
 # OVERLAP=1 is passed on as --overlap, SHUFFLE=0 as --no-shuffle
 word_if_1 := OVERLAP EVALUATE_ALL RESUME VERBOSE
@@ -71,8 +67,6 @@ wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 
 CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra \
     $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed -fstack-clash-protection,\
     -Og --param ggc-min-heapsize=1000000)
-# MPICXX         MPI's compiler, for NODES
-MPICXX ?= mpicxx
 # WERROR         1 turns warnings into errors
 # DOCTEST        doctest's header: the system's, or the one that make brings
 DOCTEST ?= $(firstword $(wildcard /usr/include/doctest/doctest.h \
@@ -109,8 +103,12 @@ folder := $(patsubst ./%,%,$(patsubst %/,%,$(or $(value DATA),data)))
 dataset := $(if $(filter data data/mnist,$(folder)),build/$(notdir $(folder)).ok)
 
 .DEFAULT_GOAL := all
-# Each folder brings targets of its own; cpu/checks.mk: misspelt variables, several machines, what
-# is compiled once, sanitizers
+# What make run starts, and how; the source that other programs include
+program := $(dir)/mgpu
+start :=
+source := mgpu.cu
+# Each folder brings targets of its own; cpu/checks.mk: misspelt variables, what is compiled once,
+# sanitizers
 -include $(sort $(wildcard */*.mk))
 
 .PHONY: all run test data clean help backend

@@ -5,7 +5,7 @@
 //
 // A first reading starts at section 2 and ends with section 6, the tutorial beside it: same titles,
 // same names, same order. Section 7 is its exercise, with slots for an allreduce and for kernels of
-// your own. Sections 8 to 15 build what the tutorial takes for granted, the simplest kernels first.
+// your own. Sections 8 to 14 build what the tutorial takes for granted, the simplest kernels first.
 //
 //   1. The vocabulary
 //   2. A toy network
@@ -20,8 +20,7 @@
 //  11. Devices and memory
 //  12. Data, timing, output
 //  13. The first minibatch
-//  14. Several machines
-//  15. Program
+//  14. Program
 //
 // Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K side of
 // a convolution kernel, k devices. All numbers are 32-bit floats. A gradient is called dX, dW, db.
@@ -58,12 +57,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-#ifdef MGPU_MPI
-#define OMPI_SKIP_MPICXX
-#define MPICH_SKIP_MPICXX
-#include <mpi.h>
-#endif
 
 #include <fcntl.h>
 #include <getopt.h>
@@ -295,7 +288,7 @@ void waitall();                 // npx.waitall: the host waits for all devices
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 Device try_gpu(int i); // gpu(i), or an error if there are fewer devices
 
-// The command line (section 15). What it does not give has the value of the model's chapter (10).
+// The command line (section 14). What it does not give has the value of the model's chapter (10).
 struct Options {
     int gpus = 1, batch = 256, epochs = 10; // batch: samples over all devices
     int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
@@ -373,7 +366,12 @@ std::vector<Tensor> column(const Grads &grads, size_t i) {
     for (const auto &list : grads) data.push_back(list[i]);
     return data;
 }
-void exchange(const Grads &grads); // allreduces them all, as ALLREDUCE and OVERLAP say: section 7
+// Sums them over the devices: the tutorial's loop. Where ALLREDUCE or OVERLAP ask for another way,
+// main puts that in its place (section 7).
+typedef std::function<void(const Grads &)> Exchange;
+Exchange exchange = [](const Grads &grads) {
+    for (size_t i = 0; i < grads[0].size(); i++) allreduce(column(grads, i));
+};
 
 // One step of data parallelism, on k devices:
 //   1. Split the minibatch into k shards, one on each device.
@@ -391,12 +389,8 @@ std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y,
     for (size_t c = 0; c < devices.size(); c++)
         ls.push_back(loss(net(X_shards[c], device_params[c]), y_shards[c]));
     for (const Tensor &l : ls) backward(l); // Back Propagation is performed separately on each GPU
-    // 3. and 4. Sum all gradients from each GPU and broadcast them to all GPUs: the tutorial's
-    // loop, or another algorithm, or one that overlaps with backward (section 7)
-    const Grads grads = gradients(device_params);
-    if (options.allreduce == "naive" && !options.overlap)
-        for (size_t i = 0; i < grads[0].size(); i++) allreduce(column(grads, i));
-    else exchange(grads);
+    // 3. and 4. Sum all gradients from each GPU and broadcast them to all GPUs
+    exchange(gradients(device_params));
     // 5. The model parameters are updated separately on each GPU
     for (const auto &param : device_params)
         sgd(param, lr, X.shape[0]); // Here, we use a full-size batch
@@ -505,8 +499,8 @@ void experiment() {
 // ---------------------------------------------------------------------------------------------
 // 7. The allreduce lab                                           tutorial: "Exercises", the third
 // A ladder of algorithms, from the tutorial's up; ALLREDUCE=name trains with one of them. At the
-// end stand the student's slot, `allreduce_yours`, and `exchange`, which train_batch calls for all
-// but the tutorial's: it can overlap the allreduce with the backward pass, in buckets.
+// end stand the student's slot, `allreduce_yours`, and what makes an `exchange` of each: it can
+// overlap the allreduce with the backward pass, in buckets.
 //
 // Contract. grads[c][i] lies on device c and has the same size on every device. Afterwards each of
 // them holds the sum over all c, with the same bits on every device. Asynchronous: enqueue and
@@ -531,13 +525,6 @@ struct CommStreams {
     ~CommStreams();
 };
 void join_comm_streams(int k); // later work on the first k devices waits for those streams
-
-// Several machines (section 14): MPI has started this program as process `node` of `nodes`, each
-// with devices of its own. Without MPI it is 0 of 1.
-extern int nodes, node;
-void sum_over_nodes(const Grads &grads); // from the sums of each node to those over all nodes
-void sum_over_nodes(double *a, int n);   // the same on the host, which waits
-void from_node_0(void *a, size_t bytes); // a[:] = node 0's
 
 // Launches a kernel and checks the launch. A program that includes this file may have defined it.
 #ifndef LAUNCH
@@ -867,27 +854,30 @@ void run_allreduce(const std::string &name, const Grads &grads) {
 // bucket of gradients, the last layers first, because backward writes their gradients first.
 static size_t bucket_bytes = 256 * 1024; // at least; the last bucket may be smaller
 
-void exchange(const Grads &grads) {
-    // The order in which a ring adds depends on where its chunks begin. So that OVERLAP changes no
-    // bit, the ring gets the same buckets without it.
-    if (!options.overlap && options.allreduce != "ring") {
-        run_allreduce(options.allreduce, grads);
-        return sum_over_nodes(grads);
-    }
-    for (size_t end = grads[0].size(), begin = end, bytes = 0; begin > 0;) {
-        bytes += size(grads[0][--begin]) * sizeof(float);
-        if (bytes < bucket_bytes && begin > 0) continue;
-        Grads bucket;
-        for (const auto &list : grads) bucket.push_back({list.begin() + begin, list.begin() + end});
-        CommStreams guard(options.overlap);
-        for (const auto &list : bucket)
-            for (const Tensor &grad : list) wait_for_gradient(grad);
-        run_allreduce(options.allreduce, bucket);
-        sum_over_nodes(bucket);
-        end = begin;
-        bytes = 0;
-    }
-    if (options.overlap) join_comm_streams(grads.size()); // before sgd reads the sums
+// The exchange that calls `sum` for one bucket after another
+static Exchange in_buckets(const Exchange &sum, bool overlap) {
+    return [=](const Grads &grads) {
+        for (size_t end = grads[0].size(), begin = end, bytes = 0; begin > 0;) {
+            bytes += size(grads[0][--begin]) * sizeof(float);
+            if (bytes < bucket_bytes && begin > 0) continue;
+            Grads bucket;
+            for (const auto &list : grads)
+                bucket.push_back({list.begin() + begin, list.begin() + end});
+            CommStreams guard(overlap);
+            for (const auto &list : bucket)
+                for (const Tensor &grad : list) wait_for_gradient(grad);
+            sum(bucket);
+            end = begin;
+            bytes = 0;
+        }
+        if (overlap) join_comm_streams(grads.size()); // before sgd reads the sums
+    };
+}
+// The order in which a ring adds depends on where its chunks begin. So that OVERLAP changes no bit,
+// the ring gets the same buckets without it.
+Exchange exchange_by(const std::string &name, bool overlap) {
+    const Exchange sum = [=](const Grads &grads) { run_allreduce(name, grads); };
+    return overlap || name == "ring" ? in_buckets(sum, overlap) : sum;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1100,10 +1090,9 @@ void simple_sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
                                                                    batch_size));
     }
 }
-int whole_batch(int batch_size); // of all nodes (section 14)
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
     const Part update("update");
-    operators.sgd(params, lr, whole_batch(batch_size));
+    operators.sgd(params, lr, batch_size);
 }
 
 // --- softmax cross-entropy
@@ -1785,7 +1774,7 @@ void init_model() {
 }
 
 // The test accuracy, computed on all devices: each sample counts once. All use the running
-// statistics of batch norm of node 0's device 0, so that the result is that of this device alone.
+// statistics of batch norm of device 0, so that the result is that of this device alone.
 float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tensor>> &device_params,
                              DataIter &test_iter, const std::vector<Device> &devices) {
     NoGrad guard;
@@ -1793,7 +1782,6 @@ float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tenso
     for (size_t i = 0; i < params[0].size(); i++) {
         if (params[0][i].requires_grad) continue;
         const Tensor host = copyto(params[0][i], cpu());
-        from_node_0(host.ptr(), sizeof(float) * size(host));
         for (size_t c = 0; c < devices.size(); c++) params[c][i] = copyto(host, devices[c]);
     }
     std::vector<Tensor> corrects;
@@ -1808,7 +1796,6 @@ float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tenso
     }
     double correct = 0;
     for (const Tensor &t : corrects) correct += to_host(t)[0];
-    sum_over_nodes(&correct, 1);
     return correct / test_iter.X.shape[0];
 }
 
@@ -1859,7 +1846,7 @@ void demos_lab_cnn(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     const auto device_params = replicate(devices);
     Tensor X, y;
-    load_data_fashion_mnist(2 * num_gpus * nodes).first.next(X, y); // in the file's order
+    load_data_fashion_mnist(2 * num_gpus).first.next(X, y); // in the file's order
     auto [data, label] = split_batch(X, y, devices);
     print_outputs(data, device_params);
     for (size_t c = 0; c < devices.size(); c++)
@@ -1878,8 +1865,7 @@ void demos_lab_cnn(int num_gpus) {
 // k logical devices on the GPUs there are, their streams, the memory of tensors, and what is said
 // when CUDA fails.
 
-static int first_gpu = 0; // CUDA's number of gpu(0): where nodes share a machine
-struct Gpu {              // a logical device
+struct Gpu { // a logical device
     int physical;
     Stream streams[2];           // of computation, and of communication (CommStreams)
     std::map<int, Stream> links; // for messages from each device
@@ -2049,8 +2035,8 @@ static void check_copy(Device i, Device j) {
 }
 
 // Make logical devices gpu(0) ... gpu(k-1), round-robin on the GPUs there are, and print how each
-// pair exchanges data.
-void use_devices(int k, bool quiet = false) {
+// pair exchanges data. `first`: CUDA's number of gpu(0), where several programs share the GPUs.
+void use_devices(int k, bool quiet = false, int first = 0) {
     int count = 0;
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // hardware queues: else 8 for all streams
     cudaError_t code = cudaGetDeviceCount(&count);
@@ -2058,7 +2044,7 @@ void use_devices(int k, bool quiet = false) {
         error("no GPU (%s): `make run BACKEND=cpu` emulates devices", cudaGetErrorString(code));
     for (int i = gpus.size(); i < k; i++) {
         gpus.emplace_back();
-        gpus[i].physical = (first_gpu + i) % count;
+        gpus[i].physical = (first + i) % count;
         for (Stream &s : gpus[i].streams) s = new_stream(gpu(i));
     }
     if (k > count && !quiet)
@@ -2252,18 +2238,12 @@ static size_t first_difference(const std::vector<float> &a, const std::vector<fl
     while (j < a.size() && memcmp(&a[j], &b[j], sizeof(float)) == 0) j++;
     return j;
 }
-// Every device, on every node, must hold the same bits, in every epoch.
+// Every device must hold the same bits, in every epoch.
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
     if (!options.replica_check) return;
     const std::vector<float> first = all_to_host(trained(device_params[0]));
-    std::vector<float> other = first;
-    from_node_0(other.data(), sizeof(float) * other.size());
-    if (size_t j = first_difference(first, other); j < first.size())
-        error("the replicas differ: %s is %.9g here, but %.9g on node 0: does each node get the "
-              "same sum?",
-              name_of(j).c_str(), first[j], other[j]);
     for (size_t c = 1; c < device_params.size(); c++) {
-        other = all_to_host(trained(device_params[c]));
+        const std::vector<float> other = all_to_host(trained(device_params[c]));
         if (size_t j = first_difference(first, other); j < first.size())
             error("the replicas differ: %s is %.9g on gpu(0) but %.9g on gpu(%zu): does allreduce "
                   "leave the same sum on every device, and does each update its copy with it?",
@@ -2313,9 +2293,8 @@ struct DataSet {
     int count = 0;
     std::vector<uint8_t> images, labels;
 };
-static DataSet train_set, test_set;               // main reads them before anything starts
-Position resumed;                                 // set by resume()
-static std::pair<Tensor, Tensor> whole_minibatch; // the last one: X, y for all nodes
+static DataSet train_set, test_set; // main reads them before anything starts
+Position resumed;                   // set by resume()
 
 // Unpack a .gz file in the IDX format of http://yann.lecun.com/exdb/mnist: two zeros, 8 for bytes,
 // the number of dimensions; their sizes (big-endian, 4 bytes each); the bytes, and no more.
@@ -2412,14 +2391,6 @@ std::vector<int> shard_sizes(int n, int k) {
     return sizes;
 }
 
-// The samples [first, last) of n that this node takes: its devices' shards, among all devices'.
-static std::pair<int, int> part_of_node(int n) {
-    const std::vector<int> sizes = shard_sizes(n, nodes * options.gpus);
-    const auto own = sizes.begin() + node * options.gpus;
-    const int first = std::accumulate(sizes.begin(), own, 0);
-    return {first, std::accumulate(own, own + options.gpus, first)};
-}
-
 // Call only when the devices have finished the epoch: this overwrites what they copy from.
 void DataIter::reset() {
     begin = 0;
@@ -2450,10 +2421,8 @@ bool DataIter::next(Tensor &X, Tensor &y) {
         asked = std::min(filled + 8 * batch_size, set->count); // while the host enqueues
         if (filled < asked) ahead = std::async(std::launch::async, fill, filled, asked);
     }
-    whole_minibatch = {rows(this->X, begin, end), rows(this->y, begin, end)};
-    const auto [first, last] = part_of_node(end - begin);
-    X = rows(whole_minibatch.first, first, last);
-    y = rows(whole_minibatch.second, first, last);
+    X = rows(this->X, begin, end);
+    y = rows(this->y, begin, end);
     begin = end;
     return true;
 }
@@ -2486,8 +2455,8 @@ struct Progress {
     std::vector<int> samples;   // of each step that has been enqueued
     std::deque<Event> running;  // behind each step that may not be done, where its largest shard is
     std::string log = "epoch,loss,test_acc,seconds\n";
-    bool bar = isatty(STDOUT_FILENO) && nodes == 1; // mpirun gives even a pipe a terminal
-    Tensor shown = empty({steps}, cpu());           // that shard's losses, copied behind it
+    bool bar = isatty(STDOUT_FILENO);
+    Tensor shown = empty({steps}, cpu()); // that shard's losses, copied behind it
     std::vector<int> shown_samples = {};
     double start = 0, drawn = 0;
     void draw(int done) { // at most ten times a second
@@ -2513,7 +2482,7 @@ static std::string last_row; // of the log, but for its time; RESUME finds it in
 Animator::Animator(const std::vector<Device> &devices, int steps)
     : progress(new Progress{steps, {}, {}, {}}) {
     for (Device d : devices) progress->losses.push_back(full({steps}, 0, d));
-    if (resumed.steps == 0 || node > 0) return;
+    if (resumed.steps == 0) return;
     std::ifstream file(options.log);
     std::string row, log = progress->log;
     bool own = false; // is it the log of the training that goes on?
@@ -2560,9 +2529,7 @@ double Animator::finish(int epoch) {
         const std::vector<float> host = to_host(l);
         for (size_t s = 0; s < sums.size(); s++) sums[s] += host[s];
     }
-    double count = total(p.samples);
-    sum_over_nodes(sums.data(), sums.size());
-    sum_over_nodes(&count, 1);
+    const double count = total(p.samples);
     for (size_t s = 0; s < sums.size(); s++)
         if (!std::isfinite(sums[s]))
             error(s + epoch == 0
@@ -2628,7 +2595,7 @@ void Animator::add(int epoch, double loss, float acc, double seconds) {
     }
     last_row = format("%d,%.6f,%.4f,", epoch, loss, acc);
     progress->log += last_row + format("%.4f\n", seconds);
-    if (node == 0) write_file(options.log, progress->log);
+    write_file(options.log, progress->log);
 }
 
 // The start of NumPy's .npy, version 1.0, for little-endian 32-bit floats in C order: a magic
@@ -2685,20 +2652,19 @@ template <class T> static size_t hash(const T &bytes) {
     return std::hash<std::string_view>()({(const char *)bytes.data(), bytes.size()});
 }
 // What decides the bits of a training
-static std::map<std::string, std::string> training_options() {
-    // MPI adds more than two nodes' numbers in an order that depends on the size of a bucket
-    const bool by_mpi = nodes > 2 && options.allreduce != "ring";
+typedef std::map<std::string, std::string> Lines;
+static Lines training_options() {
     return {{"model", options.model},
             {"data", format("%zu %zu %zu %zu", hash(train_set.images), hash(train_set.labels),
                             hash(test_set.images), hash(test_set.labels))},
-            {"gpus", str(options.gpus) + (nodes > 1 ? " on each of " + str(nodes) + " nodes" : "")},
+            {"gpus", str(options.gpus)},
             {"batch", str(options.batch)},
             {"lr", format("%.6g", options.lr)},
             {"seed", std::to_string(options.seed)},
             {"shuffle", options.shuffle ? "yes" : "no"},
             {"limit", str(options.limit)},
             {"split", options.split.empty() ? "even" : listed(options.split, ",")},
-            {"allreduce", options.allreduce + (by_mpi && options.overlap ? " overlapped" : "")},
+            {"allreduce", options.allreduce},
             {"operators", operators.name}};
 }
 
@@ -2708,10 +2674,10 @@ static fs::path save_folder() { // without links and a / at the end
 }
 // SAVE: put a folder with these parameters in the place of options.save, in one step. Whoever looks
 // there, whenever this may have been stopped, finds all of the old files or all of the new ones.
-// Files of another kind are kept.
-void save_checkpoint(const std::vector<Tensor> &params, const Position &position) {
-    if (options.save.empty() || node > 0) return;
-    std::map<std::string, std::string> lines = training_options();
+// Files of another kind are kept. `lines`: what RESUME must find unchanged.
+static void save_checkpoint(const std::vector<Tensor> &params, const Position &position,
+                            Lines lines) {
+    if (options.save.empty()) return;
     lines["checksum"] = checksum(params);
     lines["row"] = last_row;
     lines["epoch"] = std::to_string(position.epoch);
@@ -2743,6 +2709,9 @@ void save_checkpoint(const std::vector<Tensor> &params, const Position &position
     }
     fs::remove_all(part, code); // what was there before
 }
+void save_checkpoint(const std::vector<Tensor> &params, const Position &position) {
+    save_checkpoint(params, position, training_options());
+}
 // Fail now if that cannot be done later.
 static void check_save() {
     const fs::path path = save_folder();
@@ -2767,8 +2736,7 @@ static void check_save() {
 }
 
 // INIT: read the parameters in `folder`.   ->   what its training.txt says; empty if there is none
-static std::map<std::string, std::string> load_params(const std::vector<Tensor> &params,
-                                                      const std::string &folder) {
+static Lines load_params(const std::vector<Tensor> &params, const std::string &folder) {
     for (size_t i = 0; i < params.size(); i++) {
         const std::string path = folder + "/" + param_names[i] + ".npy";
         load_npy(path, params[i]);
@@ -2776,7 +2744,7 @@ static std::map<std::string, std::string> load_params(const std::vector<Tensor> 
             if (!std::isfinite(x))
                 error("%s: it holds %s", path.c_str(), std::isnan(x) ? "nan" : "inf");
     }
-    std::map<std::string, std::string> lines;
+    Lines lines;
     std::ifstream file(folder + "/training.txt");
     for (std::string name, value; file >> name && std::getline(file >> std::ws, value);)
         lines[name] = value;
@@ -2786,12 +2754,12 @@ static std::map<std::string, std::string> load_params(const std::vector<Tensor> 
     return lines;
 }
 // RESUME: go on where the training in `folder` stands; at its beginning if nothing is saved yet.
-static void resume(const std::string &folder) {
+static void resume(const std::string &folder, const Lines &wanted) {
     std::error_code code;
     if (!fs::exists(folder + "/training.txt", code))
         return (void)printf("%s: nothing is saved there yet: it begins\n", folder.c_str());
     auto saved = load_params(params, folder);
-    for (const auto &[name, value] : training_options())
+    for (const auto &[name, value] : wanted)
         if (saved[name] != value)
             error("%s was trained with %s %s, not with %s: RESUME goes on with the same",
                   folder.c_str(), name.c_str(), saved[name].c_str(), value.c_str());
@@ -2811,6 +2779,7 @@ static void resume(const std::string &folder) {
 // The chapter's promise, checked once a run, outside the timer: k devices do what one does. What
 // is wrong is named with both numbers; `make check` says what it looks like, and why.
 
+static const char *const see = ": make check looks for the cause";
 typedef std::vector<float> Flat; // the numbers of all trained parameters, one after another
 static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
     const std::vector<std::vector<Tensor>> one = {get_params(params, gpu(0))};
@@ -2834,28 +2803,18 @@ static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y
     }
     return {sum, unit};
 }
-// part_X, part_y: this node's part of the first minibatch; ls, device_params: what train_batch has
-// made of it and of `params`. The devices' gradients must be those of the whole minibatch on gpu(0)
-// (where batch norm sees each device's shard by itself: of the shards one by one), to 1e-3 of a
-// parameter's largest (or as the operators say); the update must be lr * gradient / n.
-void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vector<Tensor> &ls,
-                      const std::vector<std::vector<Tensor>> &device_params, float lr) {
-    if (!options.first_check) return;
-    const auto [X, y] = nodes > 1 ? whole_minibatch : std::make_pair(part_X, part_y);
-    const int n = X.shape[0], own = device_params.size(), k = nodes * own;
-    const char *const see = ": make check looks for the cause";
-    if (const int losses = total(sizes_of(ls)); losses != part_X.shape[0])
-        error("the first minibatch has %d samples, the devices' shards together have %d%s",
-              part_X.shape[0], losses, see);
-    for (const Tensor &l : ls)
-        if (!std::isfinite(total(to_host(l))))
-            error("the first minibatch's loss on %s is not finite, before any update%s",
-                  str(l.device).c_str(), see);
+// X, y: the first minibatch; device_params: what a step on k devices has made of `params`. The
+// devices' gradients must be those of the whole minibatch on gpu(0) (where batch norm sees each
+// device's shard by itself: of the k shards one by one), to 1e-3 of a parameter's largest (or as
+// the operators say); the update must be lr * gradient / n.
+static void check_gradients(const Tensor &X, const Tensor &y, int k,
+                            const std::vector<std::vector<Tensor>> &device_params, float lr) {
+    const int n = X.shape[0];
     const bool alike = trained(params).size() == params.size(); // else there are batch norms
     const auto [want, unit] = gradient_in_shards(X, y, alike ? 1 : k);
     const Flat old = all_to_host(trained(params));
     float largest = 0; // difference of the gradients, in units
-    for (int c = 0; c < own; c++) {
+    for (size_t c = 0; c < device_params.size(); c++) {
         const Flat got = all_to_host(gradients(device_params)[c]),
                    now = all_to_host(trained(device_params[c]));
         auto differs = [&](const char *what, int j, float is, float should_be) {
@@ -2880,161 +2839,21 @@ void check_first_step(const Tensor &part_X, const Tensor &part_y, const std::vec
     else printf("first minibatch: the update is right\n");
     if (k > 1) empty_cache(); // one device has needed what it will not need again
 }
-
-// ---------------------------------------------------------------------------------------------
-// 14. Several machines
-// `make run NODES=2 GPUS=2`: MPI starts this program twice, on one machine or on several. Each
-// process, a node here, takes its part of every minibatch for devices of its own. Nothing in the
-// chapter changes: `exchange` sums inside a node as before, and then between the nodes, in host
-// memory. Without MPI (MGPU_MPI is not defined) there is one node.
-
-int nodes = 1, node = 0;
-static int neighbours = 1, place = 0; // nodes on this machine, and which of them this is
-int whole_batch(int batch_size) { return nodes > 1 ? whole_minibatch.first.shape[0] : batch_size; }
-static std::string this_node() { return node ? "node " + std::to_string(node) + ": " : ""; }
-
-#ifndef MGPU_MPI
-static void start_nodes(int *, char ***) {}
-static void end_nodes() {}
-[[noreturn]] static void leave(int status) { _exit(status); }
-void sum_over_nodes(const Grads &) {}
-void sum_over_nodes(double *, int) {}
-void from_node_0(void *, size_t) {}
-#else
-static long sent_messages = 0, sent_bytes = 0; // to other nodes
-
-// a[i] = the sum of all nodes' a[i], i < n, in host memory: a ring. In each step a node sends one
-// of `nodes` chunks to its right neighbour; it adds what it receives for nodes-1 steps, and in as
-// many more the sums go around. Each chunk is summed once: all nodes get the same bits. Yours to
-// rewrite: make exercise NODES=4.   A node sends 2(nodes-1) messages of n/nodes numbers.
-static void ring_between_nodes(float *a, int n) {
-    const int right = (node + 1) % nodes, left = (node + nodes - 1) % nodes;
-    auto begin = [=](int chunk) { return int((long long)n * chunk / nodes); };
-    std::vector<float> received(n / nodes + 1);
-    for (int step = 0; step < 2 * (nodes - 1); step++) {
-        const int out = (node - step + 2 * nodes) % nodes, in = (out + nodes - 1) % nodes;
-        const int n_out = begin(out + 1) - begin(out), n_in = begin(in + 1) - begin(in);
-        MPI_Sendrecv(a + begin(out), n_out, MPI_FLOAT, right, 0, received.data(), n_in, MPI_FLOAT,
-                     left, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-        sent_messages++;
-        sent_bytes += n_out * sizeof(float);
-        float *sum = a + begin(in);
-        for (int i = 0; i < n_in; i++)
-            sum[i] = step < nodes - 1 ? sum[i] + received[i] : received[i];
-    }
-}
-// The same by MPI. The standard does not promise that MPI_Allreduce gives all nodes the same bits,
-// so one node gets the sum and sends it.
-static void mpi_between_nodes(float *a, int n) {
-    MPI_Reduce(node == 0 ? MPI_IN_PLACE : a, a, n, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
-    MPI_Bcast(a, n, MPI_FLOAT, 0, MPI_COMM_WORLD);
-    sent_messages++; // at least: MPI decides
-    sent_bytes += n * sizeof(float);
-}
-
-// MPI is called by a function on device 0's stream: the host goes on, and with OVERLAP the devices
-// compute meanwhile.
-void sum_over_nodes(const Grads &grads) {
-    const std::vector<Tensor> flat = flatten(grads);
-    const int n = size(flat[0]);
-    const size_t bytes = n * sizeof(float);
-    if (nodes == 1 || n == 0) return;
-    float *host = pinned(1, n)[0];
-    const Device root = flat[0].device;
-    copy_on(root, host, flat[0].ptr(), bytes, cudaMemcpyDeviceToHost);
-    call_on(stream(root), [=] {
-        options.allreduce == "ring" ? ring_between_nodes(host, n) : mpi_between_nodes(host, n);
-    });
-    for (const Tensor &t : flat) {
-        if (t.device.id != root.id) wait_for(t.device, root);
-        copy_on(t.device, t.ptr(), host, bytes, cudaMemcpyHostToDevice);
-        if (t.device.id != root.id) wait_for(root, t.device); // it writes to `host` again
-    }
-    unflatten(flat, grads);
-}
-
-// The host's own calls. By then no stream has one left.
-void sum_over_nodes(double *a, int n) {
-    MPI_Allreduce(MPI_IN_PLACE, a, n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-}
-void from_node_0(void *a, size_t bytes) { MPI_Bcast(a, bytes, MPI_BYTE, 0, MPI_COMM_WORLD); }
-
-constexpr int patience = 60; // seconds, for the others to come
-static void on_alarm(int) {
-    say("mgpu: node %d has waited %d s for the others: does the network let them through, does "
-        "each message meet its receive?\n",
-        node, patience);
-    _exit(1); // mpirun ends the others
-}
-[[noreturn]] static void leave(int status) {
-    MPI_Abort(MPI_COMM_WORLD, status);
-    _exit(status);
-}
-// mpirun -q would hide what MPI itself says
-static void on_mpi_error(MPI_Comm *, int *code, ...) {
-    char text[MPI_MAX_ERROR_STRING];
-    int length;
-    MPI_Error_string(*code, text, &length);
-    say("mgpu: node %d: %s: do the counts and the ranks of the messages fit?\n", node, text);
-    leave(1);
-}
-static void start_nodes(int *argc, char ***argv) {
-    int level;
-    MPI_Errhandler handler;
-    MPI_Comm machine;
-    signal(SIGALRM, on_alarm);
-    alarm(patience); // until meet_nodes
-    MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &level);
-    MPI_Comm_create_errhandler(on_mpi_error, &handler);
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
-    MPI_Comm_size(MPI_COMM_WORLD, &nodes);
-    MPI_Comm_rank(MPI_COMM_WORLD, &node);
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
-    MPI_Comm_size(machine, &neighbours);
-    MPI_Comm_rank(machine, &place);
-    MPI_Comm_free(&machine);
-    if (level < MPI_THREAD_SERIALIZED) error("this MPI does not let another thread call it");
-    if (node > 0 && !freopen("/dev/null", "w", stdout)) leave(1); // node 0 prints
-}
-static void end_nodes() {
-    if (options.verbose && nodes > 1)
-        printf("node 0 sent %ld messages, %ld bytes to other nodes\n", sent_messages, sent_bytes);
-    MPI_Finalize();
-}
-#endif
-
-// What all nodes must have in common: what decides the bits, how long they train, the data, the
-// program. Whoever differs from node 0 ends all.
-static void meet_nodes(bool quiet) {
-    if (nodes == 1) return (void)alarm(0);
-    auto lines = training_options();
-    lines["epochs"] = std::to_string(options.epochs);
-    lines["steps"] = std::to_string(options.steps);
-    lines["overlap"] = std::to_string(options.overlap);
-    lines["replica check"] = std::to_string(options.replica_check); // it sends
-    std::ifstream program("/proc/self/exe", std::ios::binary);
-    const std::string bytes(std::istreambuf_iterator<char>(program), {});
-    lines["program"] = std::to_string(hash(bytes));
-    for (const auto &[name, value] : lines) {
-        size_t wanted = hash(value);
-        from_node_0(&wanted, sizeof wanted);
-        if (hash(value) != wanted)
-            error("its %s (%s) is not node 0's: all nodes want the same", name.c_str(),
-                  value.c_str());
-    }
-    double all = 1;
-    sum_over_nodes(&all, 1); // all agree
-    alarm(0);
-    first_gpu = place * options.gpus;
-    const int cores = std::thread::hardware_concurrency() / neighbours / options.gpus;
-    if (on_cpu) setenv("CUDA_CPU_CORES", std::to_string(std::max(1, cores)).c_str(), 0);
-    if (!quiet)
-        printf("%d nodes with %d device%s each\n", nodes, options.gpus,
-               options.gpus > 1 ? "s" : "");
+void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
+                      const std::vector<std::vector<Tensor>> &device_params, float lr) {
+    if (!options.first_check) return;
+    if (const int losses = total(sizes_of(ls)); losses != X.shape[0])
+        error("the first minibatch has %d samples, the devices' shards together have %d%s",
+              X.shape[0], losses, see);
+    for (const Tensor &l : ls)
+        if (!std::isfinite(total(to_host(l))))
+            error("the first minibatch's loss on %s is not finite, before any update%s",
+                  str(l.device).c_str(), see);
+    check_gradients(X, y, device_params.size(), device_params, lr);
 }
 
 // ---------------------------------------------------------------------------------------------
-// 15. Program
+// 14. Program
 // The command line and main.
 
 Options options;
@@ -3053,10 +2872,7 @@ static void on_stop(int signal) {
         interrupted = 1;
         return;
     }
-    if (node <= 1) // of several, these two are enough
-        say("mgpu: %s\n", signal == SIGINT ? "interrupted"
-                          : nodes == 1     ? "terminated"
-                                           : "mpirun ends this node: another one has stopped");
+    say("mgpu: %s\n", signal == SIGINT ? "interrupted" : "terminated");
     _exit(128 + signal);
 }
 static void on_crash(int signal) {
@@ -3198,8 +3014,8 @@ static void complete_options() {
     const Model *model = models;
     while (model->name != options.model) model++;
     const int k = options.gpus;
-    if (!given("batch")) options.batch = model->batch + k * nodes * model->batch_of_each;
-    if (!given("lr")) options.lr = model->lr + k * nodes * model->lr_of_each;
+    if (!given("batch")) options.batch = model->batch + k * model->batch_of_each;
+    if (!given("lr")) options.lr = model->lr + k * model->lr_of_each;
     if (!given("epochs")) options.epochs = model->epochs;
     if (options.model != "lenet") options.evaluate_all = true;
     if (given("kvstore") && given("allreduce"))
@@ -3216,11 +3032,8 @@ static void complete_options() {
         error("--resume goes on with the training that --save DIR names: give both");
     options.first_check = options.first_check && options.replica_check;
     if (options.log.empty()) error("--log: the name of a file is wanted");
-    if (options.batch < k * nodes)
-        error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k * nodes,
-              k * nodes);
-    if (nodes > 1 && given("split")) error("--split is for one process: leave NODES out");
-    if (nodes > 1 && options.allreduce == "naive") options.allreduce = "bucket"; // its sums
+    if (options.batch < k)
+        error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k, k);
 }
 
 // Read the command line into `options`; false if --help was asked for.
@@ -3247,56 +3060,58 @@ bool parse_options(int argc, char **argv) {
     return true;
 }
 
-// The nodes, the devices, the parameters
-static void set_up(int devices, bool quiet) {
-    meet_nodes(quiet);
-    // The stand-in shows as many devices as are wanted
-    if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
-    use_devices(devices, quiet);
-    rng.seed(options.seed);
-    init_model();
-    if (!options.init.empty() && node == 0) load_params(params, options.init);
-    if (options.resume && node == 0) resume(options.save);
-    for (const Tensor &p : params) from_node_0(p.ptr(), sizeof(float) * size(p));
-    from_node_0(&resumed, sizeof resumed); // where it goes on
-}
-void run_program() {
+// The data; and what is to be written later, if it cannot be, fails now.
+static void read_data() {
     train_set = load_data(options.data, "train");
     test_set = load_data(options.data, "t10k");
     std::error_code code; // a link stays one: the file that it names is replaced
     if (fs::is_symlink(options.log, code) && !fs::is_other(options.log, code))
         options.log = fs::path(options.log).parent_path() / fs::read_symlink(options.log);
-    if (node == 0) check_writable(options.log);
-    if (!options.save.empty() && node == 0) check_save();
+    check_writable(options.log);
+    if (!options.save.empty()) check_save();
+}
+// The devices, the parameters. `first`: CUDA's number of gpu(0)
+static void set_up(int devices, bool quiet, int first = 0) {
+    // The stand-in shows as many devices as are wanted
+    if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
+    use_devices(devices, quiet, first);
+    rng.seed(options.seed);
+    init_model();
+    if (!options.init.empty()) load_params(params, options.init);
+    if (options.resume) resume(options.save, training_options());
+}
+static void print_memory() {
+    for (int c = 0; c < options.gpus && options.verbose; c++)
+        printf("%s: %.1f MB of device memory at most\n", str(gpu(c)).c_str(),
+               state(gpu(c)).peak_bytes / 1e6);
+}
+void run_program() {
+    read_data();
     printf("operators: %s\n", operators.name.c_str());
     set_up(options.gpus, false);
     experiment();
     params.clear();
-    whole_minibatch = {};
-    for (int c = 0; c < options.gpus && options.verbose; c++)
-        printf("%s: %.1f MB of device memory at most\n", str(gpu(c)).c_str(),
-               state(gpu(c)).peak_bytes / 1e6);
+    print_memory();
 }
 
 int mgpu_main(int argc, char **argv, void (*run)() = run_program) {
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // a line at a time, into a pipe too
     try {
-        start_nodes(&argc, &argv);
         if (parse_options(argc, argv)) {
+            if (options.allreduce != "naive" || options.overlap)
+                exchange = exchange_by(options.allreduce, options.overlap);
             catch_signals();
             run();
         }
         if (fflush(stdout) || ferror(stdout)) error("what is printed cannot be written to stdout");
-        end_nodes();
         return 0;
     } catch (const std::bad_alloc &) {
-        fprintf(stderr, "mgpu: %sthe host is out of memory\n", this_node().c_str());
+        fprintf(stderr, "mgpu: the host is out of memory\n");
     } catch (const std::exception &e) {
         fflush(stdout);
-        usleep(node * 100000); // what all nodes find wrong, node 0 says, and ends them
-        fprintf(stderr, "mgpu: %s%s\n", this_node().c_str(), e.what());
+        fprintf(stderr, "mgpu: %s\n", e.what());
     }
-    leave(1); // what is enqueued on the devices is dropped
+    _exit(1); // what is enqueued on the devices is dropped
 }
 
 #ifndef MGPU_NO_MAIN // tests.cu and lab/ have a main of their own

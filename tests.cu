@@ -10,6 +10,11 @@
 #ifndef TESTS_SHARED
 #define MGPU_NO_MAIN
 #include "mgpu.cu"
+#else
+#pragma GCC diagnostic ignored "-Wunused-function"
+#ifdef __NVCC__
+#pragma nv_diag_suppress 177
+#endif
 #endif
 
 #ifndef DOCTEST_LINKED
@@ -112,7 +117,7 @@ static Tensor on_host(const Floats &numbers, Ints shape) {
 static Tensor on_device(const Floats &numbers, Ints shape, Device device = gpu(0)) {
     return copyto(on_host(numbers, std::move(shape)), device);
 }
-[[maybe_unused]] static Floats grad(const Tensor &t) { return to_host(*t.grad); }
+static Floats grad(const Tensor &t) { return to_host(*t.grad); }
 
 constexpr int most_devices = 8; // the logical devices that the tests use: gpu(0) ... gpu(7)
 
@@ -143,7 +148,7 @@ static bool same_bits(const Floats &a, const Floats &b) {
 
 // A sum of n floats is off by about sqrt(n) * 2^-24 of its size, in whatever order it is added: 16
 // times that, for the largest error of many sums, and for a last sum that happens to be small.
-[[maybe_unused]] static double rounding(int n) { return 1e-6 * std::sqrt(std::max(n, 1)); }
+static double rounding(int n) { return 1e-6 * std::sqrt(std::max(n, 1)); }
 
 // A fresh folder, removed at the end with all that is in it. Its name wants quoting in a shell.
 struct TestFolder {
@@ -167,16 +172,17 @@ static std::string read_text(const std::string &path) {
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
-[[maybe_unused]] static void write_text(const std::string &path, const std::string &bytes) {
+static void write_text(const std::string &path, const std::string &bytes) {
     std::filesystem::create_directories(std::filesystem::path(path).parent_path());
     std::ofstream(path, std::ios::binary) << bytes;
     REQUIRE(read_text(path) == bytes);
 }
 
-// Options that a test changes are put back.
+// Options that a test changes are put back, and the exchange that it sets.
 struct OptionsKept {
     Options kept = options;
-    ~OptionsKept() { options = kept; }
+    Exchange kept_exchange = exchange;
+    ~OptionsKept() { options = kept, exchange = kept_exchange; }
 };
 
 // The same with the model.
@@ -207,7 +213,7 @@ static std::string printed(const std::function<void()> &call) {
     return read_text(folder.file("out"));
 }
 
-[[maybe_unused]] static Doubles doubles(const Tensor &t) {
+static Doubles doubles(const Tensor &t) {
     const Floats numbers = to_host(t);
     return Doubles(numbers.begin(), numbers.end());
 }
@@ -258,6 +264,70 @@ static std::string shell_quoted(const std::string &text) {
     for (char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
     return quoted + "'";
 }
+static void write_gz(const std::string &path, const std::string &bytes) {
+    const std::string unpacked = path + ".unpacked";
+    write_text(unpacked, bytes);
+    std::string command = "gzip -nc < " + shell_quoted(unpacked) + " > " + shell_quoted(path);
+    REQUIRE(system(command.c_str()) == 0);
+    std::filesystem::remove(unpacked);
+}
+
+// An IDX file: the numbers, big-endian, and the bytes.
+static std::string idx(const std::vector<uint32_t> &numbers, const std::string &bytes) {
+    std::string text;
+    for (uint32_t n : numbers) text += {char(n >> 24), char(n >> 16), char(n >> 8), char(n)};
+    return text + bytes;
+}
+static std::string random_bytes(size_t n, unsigned seed, int below) {
+    std::mt19937 random(seed);
+    std::string bytes;
+    for (size_t i = 0; i < n; i++) bytes += char(random() % below);
+    return bytes;
+}
+static std::string idx_images(uint32_t n) {
+    return idx({2051, n, 28, 28}, random_bytes(n * 784, n, 256));
+}
+static std::string idx_labels(uint32_t n) { return idx({2049, n}, random_bytes(n, n, 10)); }
+
+const std::string train_images = "/train-images-idx3-ubyte.gz";
+const std::string train_labels = "/train-labels-idx1-ubyte.gz";
+// A data set small enough to train on in a moment.
+static void write_data(const std::string &folder, int train, int test) {
+    write_gz(folder + train_images, idx_images(train));
+    write_gz(folder + train_labels, idx_labels(train));
+    write_gz(folder + "/t10k-images-idx3-ubyte.gz", idx_images(test));
+    write_gz(folder + "/t10k-labels-idx1-ubyte.gz", idx_labels(test));
+}
+
+struct DataFolder : TestFolder { // with such a data set in data/
+    DataFolder(int train, int test) { write_data(file("data"), train, test); }
+};
+
+// LeNet's parameters with numbers from N(0, 0.1^2), biases too. With those of init_params all
+// logits are nearly 0 and no bias matters: much could be wrong unseen.
+static Tensors lively_params() {
+    init_params();
+    Tensors lively;
+    for (const Tensor &p : params)
+        lively.push_back(on_host(random_floats(size(p), 10 + lively.size(), 0.1f), p.shape));
+    return lively;
+}
+
+// The same with biases of +-1, which keep the inputs of ReLUs away from 0: half of the channels are
+// always on, the others off. Where an input lies within rounding of 0, two trainings can take
+// different sides; its gradient then differs by all of it, and they part ways though neither is
+// wrong.
+static Tensors steady_params() {
+    const float scales[8] = {0.1f, 1, 0.03f, 1, 0.03f, 1, 0.1f, 1};
+    Tensors steady = lively_params();
+    for (int i = 0; i < 8; i++)
+        for (int j = 0; j < size(steady[i]); j++) {
+            float &p = steady[i].ptr()[j];
+            p = i % 2 ? std::copysign(scales[i], p) : p / 0.1f * scales[i];
+        }
+    return steady;
+}
+
 struct Run {
     int status;
     std::string out, err;
@@ -291,9 +361,8 @@ static std::string output_of(const TestFolder &folder, const std::string &argume
 // Those that must be right: all but `rebind`.
 static const std::vector<std::string> right_algorithms = {"naive",   "bucket", "host", "by_tensor",
                                                           "sharded", "ring",   "tree", "yours"};
-#ifndef TESTS_SHARED // the lab has it
 // Tensors of these sizes on k devices, side by side in memory or not.
-static Grads make_grads(int k, const Ints &sizes, bool contiguous) {
+static Grads new_grads(int k, const Ints &sizes, bool contiguous) {
     Grads grads(k);
     for (int c = 0; c < k; c++) {
         for (int n : sizes)
@@ -303,7 +372,6 @@ static Grads make_grads(int k, const Ints &sizes, bool contiguous) {
     }
     return grads;
 }
-#endif
 // What each device holds after the algorithm, if these were its numbers.
 static std::vector<Floats> sums_of(const std::string &name, const Grads &grads,
                                    const std::vector<Floats> &numbers) {
@@ -328,7 +396,7 @@ static void check_exact_sums(const std::string &name, int k, const Ints &sizes, 
     Floats want(n);
     for (int c = 0; c < k; c++)
         for (int i = 0; i < n; i++) want[i] += numbers[c][i] = i + 1000 * c * c;
-    const auto sums = sums_of(name, make_grads(k, sizes, flat), numbers);
+    const auto sums = sums_of(name, new_grads(k, sizes, flat), numbers);
     for (int c = 0; c < k; c++) {
         INFO(name, ", k ", k, ", gpu ", c);
         CHECK(sums[c] == want);
@@ -393,31 +461,6 @@ TEST_CASE("init_params: shapes, zero biases, weights of standard deviation 0.01"
     CHECK(numbers == 129068);
     CHECK(to_host(normal(0, {3})) == Floats(3)); // what if all weights begin with 0?
     REFUSED(normal(-0.01f, {3}), "normal: the scale must be at least 0, not -0.01");
-}
-
-// LeNet's parameters with numbers from N(0, 0.1^2), biases too. With those of init_params all
-// logits are nearly 0 and no bias matters: much could be wrong unseen.
-static Tensors lively_params() {
-    init_params();
-    Tensors lively;
-    for (const Tensor &p : params)
-        lively.push_back(on_host(random_floats(size(p), 10 + lively.size(), 0.1f), p.shape));
-    return lively;
-}
-
-// The same with biases of +-1, which keep the inputs of ReLUs away from 0: half of the channels are
-// always on, the others off. Where an input lies within rounding of 0, two trainings can take
-// different sides; its gradient then differs by all of it, and they part ways though neither is
-// wrong.
-static Tensors steady_params() {
-    const float scales[8] = {0.1f, 1, 0.03f, 1, 0.03f, 1, 0.1f, 1};
-    Tensors steady = lively_params();
-    for (int i = 0; i < 8; i++)
-        for (int j = 0; j < size(steady[i]); j++) {
-            float &p = steady[i].ptr()[j];
-            p = i % 2 ? std::copysign(scales[i], p) : p / 0.1f * scales[i];
-        }
-    return steady;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -564,44 +607,6 @@ TEST_CASE("train_batch: k devices learn what one device learns") {
     if (!small_only) CHECK(last < 0.8 * first); // else the comparison says little
 }
 
-TEST_CASE("train_batch: KERNELS=plain and fast train as the tiled kernels do") {
-    OptionsKept kept;
-    const int k = small_only ? 1 : 2;
-    for (const char *kernels : {"plain", "fast"}) {
-        CAPTURE(std::string(kernels));
-        Training tiled(k, steady_params()), other(k, steady_params());
-        for (int s = 0; s < (small_only ? 1 : 5); s++) {
-            CAPTURE(s);
-            const auto batch = minibatch(small_only ? 2 : 7, s);
-            options.kernels = "tiled";
-            const Floats losses = tiled.step(batch);
-            options.kernels = kernels;
-            check_close(other.step(batch), losses, 1e-6 * (1 + s)); // they drift apart by rounding
-            const Floats got = other.numbers(0, true), want = tiled.numbers(0, true);
-            check_close(got, want, 5e-6 * (1 + s));
-            CHECK_FALSE(same_bits(got, want)); // or the kernels are the same
-        }
-    }
-}
-
-TEST_CASE("train_batch: PRECISION=tf32 trains as FP32 does, to two digits") {
-    OptionsKept kept;
-    const auto batch = minibatch(small_only ? 2 : 7, 3);
-    auto step = [&](const char *kernels) { // the losses, then the parameters
-        options.precision = kernels;
-        options.kernels = "fast";
-        Training training(small_only ? 1 : 2, lively_params());
-        Floats numbers = training.step(batch);
-        const Floats updated = training.numbers(0, true);
-        numbers.insert(numbers.end(), updated.begin(), updated.end());
-        return numbers;
-    };
-    const Floats want = step("fp32"), got = step("tf32");
-    check_close(got, want, 1e-2);
-    CHECK_FALSE(same_bits(got, want));
-    CHECK(same_bits(step("tf32"), got));
-}
-
 // ---------------------------------------------------------------------------------------------
 // 7. The allreduce lab
 
@@ -632,7 +637,7 @@ TEST_CASE("allreduce_*: the sums are the same bits each time, and naive's to rou
     std::map<std::string, Floats> sums;
     for (const std::string &name : right_algorithms)
         for (int run = 0; run < 3; run++) {
-            const auto got = sums_of(name, make_grads(k, {n, 77}, true), numbers);
+            const auto got = sums_of(name, new_grads(k, {n, 77}, true), numbers);
             CAPTURE(name);
             for (int c = 1; c < k; c++) CHECK(same_bits(got[c], got[0]));
             if (run > 0) CHECK(same_bits(got[0], sums[name]));
@@ -697,8 +702,7 @@ TEST_CASE("chunk: one of k, or several") {
 // backward does not record, so that with OVERLAP it waits for nothing.
 static Floats train_small(int k, const std::string &algorithm, bool overlap, bool planted = false) {
     OptionsKept kept;
-    options.allreduce = algorithm;
-    options.overlap = overlap;
+    exchange = exchange_by(algorithm, overlap);
     bucket_bytes = 1;
     const std::vector<Ints> shapes = {{6, 7}, {7}, {7, 5}, {5}, {5, 3}, {3}};
     Tensors start;
@@ -767,8 +771,7 @@ static void probed(const Grads &grads) {
 TEST_CASE(
     "exchange: with OVERLAP a bucket waits for its own gradients alone, the last ones first") {
     OptionsKept kept;
-    options.overlap = true;
-    options.allreduce = "probed";
+    exchange = exchange_by("probed", true);
     algorithms.push_back({"probed", probed});
     bucket_bytes = 1;
     const int k = 2;
@@ -815,12 +818,11 @@ TEST_CASE("allreduce: is the tutorial's, whatever ALLREDUCE says") {
 
 TEST_CASE("exchange: of two devices, then of three") {
     OptionsKept kept;
-    options.overlap = true;
     const auto p = Training(3, {arange(3), arange(2)}).device_params;
     for (const std::string &name : right_algorithms)
         for (int k : {2, 3, 2}) {
             INFO(name, ", k ", k);
-            options.allreduce = name;
+            exchange = exchange_by(name, true);
             for (int c = 0; c < k; c++)
                 for (const Tensor &t : p[c]) {
                     copyto(full(t.shape, c + 1, gpu(c)), *t.grad);
@@ -879,8 +881,7 @@ TEST_CASE("train_batch: every algorithm gives the steps of the tutorial's allred
         // After one step the gradients, after three the parameters, of the first device
         auto train = [&](const std::string &name, bool overlap = false) {
             OptionsKept kept;
-            options.allreduce = name;
-            options.overlap = overlap;
+            exchange = exchange_by(name, overlap);
             INFO(name, ", k ", k, overlap ? ", OVERLAP" : "");
             Training training(k, start);
             std::vector<Floats> numbers;
@@ -956,19 +957,6 @@ static Doubles quotients(Doubles &x, double h, const Doubles &dy,
     return slopes;
 }
 
-// The nearest number of 10 bits of mantissa, ties away from 0
-static float to_tf32(float x) {
-    int exponent;
-    const double mantissa = std::frexp((double)x, &exponent);
-    return std::isfinite(x) ? std::ldexp(std::round(std::ldexp(mantissa, 11)), exponent - 11) : x;
-}
-// With PRECISION=tf32 such numbers: their products are exact, as in the reference
-static Floats factors(Floats numbers) {
-    if (options.precision == "tf32")
-        for (float &x : numbers) x = to_tf32(x);
-    return numbers;
-}
-
 // An operator's result and gradients against a reference in double; for few numbers the gradients
 // of that against its finite differences. The operator is used once, and then twice on the same
 // inputs: then the gradients are the sum of both uses', and hold nothing of the first time. Each
@@ -983,7 +971,7 @@ check_operator(std::vector<Input> inputs, const std::function<Tensor(const Tenso
     Arrays exact;
     size_t numbers = 0;
     for (Input &input : inputs) {
-        input.numbers = factors(input.numbers);
+        input.numbers = (input.numbers);
         in.push_back(with_grad(input));
         exact.push_back(Doubles(input.numbers.begin(), input.numbers.end()));
         numbers += input.numbers.size();
@@ -998,7 +986,7 @@ check_operator(std::vector<Input> inputs, const std::function<Tensor(const Tenso
         for (int use = 0; use < uses; use++) {
             ys.push_back(op(in));
             check_close(to_host(ys[use]), y, rel[0]);
-            dys.push_back(factors(random_floats(y.size(), 10 * uses + use)));
+            dys.push_back((random_floats(y.size(), 10 * uses + use)));
             for (size_t i = 0; i < y.size(); i++) dy[i] += dys[use][i];
         }
         backward_from(ys, dys);
@@ -1024,7 +1012,7 @@ check_operator(std::vector<Input> inputs, const std::function<Tensor(const Tenso
         }
         const Tensor result = op(some);
         CHECK(same_bits(to_host(result), once[0]));
-        if (wanted) backward_from({result}, {factors(random_floats(y.size(), 10))});
+        if (wanted) backward_from({result}, {(random_floats(y.size(), 10))});
         for (size_t i = 0; i < in.size(); i++)
             if (some[i].grad) CHECK(same_bits(grad(some[i]), once[i + 1]));
     }
@@ -1081,39 +1069,16 @@ static Arrays conv2d_gradients(const Doubles &X, const Doubles &W, const Doubles
     return {dX, dW, db};
 }
 
-// The kernels of each rung against the same reference.
-static const std::string every_kernels[] = {"fast", "tiled", "plain", "tf32"};
-static void use_kernels(const std::string &name) {
-    options.precision = name == "tf32" ? name : "fp32";
-    options.kernels = name == "tf32" ? "fast" : name;
-}
-static void check_conv2d(const ConvSizes &s, bool plain = true) {
-    OptionsKept kept;
+static void check_conv2d(const ConvSizes &s) {
     INFO("NCHWOKSP: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.O, " ", s.K, " ", s.S, " ", s.P);
     const int taps = s.K * s.K, pixels = s.N * s.OH() * s.OW();
-    std::map<Arrays, Arrays> known; // references by what they are of: those of FP32 have the same
-    auto once = [&](const Arrays &of, const std::function<Arrays()> &compute) {
-        const auto at = known.find(of);
-        return at != known.end() ? at->second : known[of] = compute();
-    };
-    for (const std::string &kernels : every_kernels) {
-        if (kernels == "plain" && !plain) continue;
-        CAPTURE(kernels);
-        use_kernels(kernels);
-        check_operator(
-            {random_input({s.N, s.C, s.H, s.W}, 1), random_input({s.O, s.C, s.K, s.K}, 2),
-             random_input({s.O}, 3)},
-            [=](auto &in) { return conv2d(in[0], in[1], in[2], s.S, s.P); },
-            [&](auto &in) {
-                return once(in,
-                            [&] { return Arrays{conv2d_reference(in[0], in[1], in[2], s)}; })[0];
-            },
-            [&](auto &in, auto &dy) {
-                return once({in[0], in[1], dy, {}},
-                            [&] { return conv2d_gradients(in[0], in[1], dy, s); });
-            },
-            {rounding(s.C * taps), rounding(s.O * taps), rounding(pixels), rounding(pixels)});
-    }
+    check_operator(
+        {random_input({s.N, s.C, s.H, s.W}, 1), random_input({s.O, s.C, s.K, s.K}, 2),
+         random_input({s.O}, 3)},
+        [=](auto &in) { return conv2d(in[0], in[1], in[2], s.S, s.P); },
+        [=](auto &in) { return conv2d_reference(in[0], in[1], in[2], s); },
+        [=](auto &in, auto &dy) { return conv2d_gradients(in[0], in[1], dy, s); },
+        {rounding(s.C * taps), rounding(s.O * taps), rounding(pixels), rounding(pixels)});
 }
 
 TEST_CASE("conv2d: result and gradients") {
@@ -1129,8 +1094,7 @@ TEST_CASE("conv2d: result and gradients") {
              {3, 17, 5, 9, 16, 3},
              {2, 50, 4, 3, 3, 1},                    // K = 1
              {1, 2, 7, 7, 50, 7},                    // K = 7, weights of more than one block
-             {2, 2, 16, 17, 3, 15},                  // the widest for the fast kernels
-             {2, 2, 17, 16, 3, 16},                  // one more
+             {2, 2, 17, 16, 3, 16},                  // a large K
              {0, 3, 5, 5, 4, 3},                     // no images
              {small_only ? 1 : 28, 1, 30, 30, 2, 3}, // sums of so many terms that slices are many
              {small_only ? 1 : 2, 1, 28, 28, 20, 3}, // LeNet's
@@ -1163,20 +1127,13 @@ TEST_CASE("conv2d: strides and padding") {
         {3, 33, 8, 9, 3, 5, 3, 2}, // of so many channels that a stride of 1, too, has no column
         {3, 33, 8, 9, 3, 5, 1, 2}, // for each (c,v) in the sums for dX
     };
-    const size_t small = sizes.size();
     const ConvSizes large[] = {// like ResNet-18's: a plane of fewer pixels than a tile, too
                                {2, 1, 28, 28, 40, 3, 1, 1},  {2, 40, 13, 14, 40, 3, 1, 1},
                                {2, 40, 14, 14, 72, 3, 2, 1}, {2, 40, 14, 14, 72, 1, 2, 0},
                                {2, 256, 7, 7, 48, 3, 2, 1},  {5, 128, 2, 2, 72, 3, 1, 1},
                                {40, 3, 3, 33, 33, 3, 1, 1}};
-    const ConvSizes tiles[] = {// the fast kernels' large tiles, which a CPU has not
-                               {1, 256, 32, 32, 20, 3, 1, 1}, {1, 256, 32, 32, 28, 3, 1, 1},
-                               {1, 256, 32, 32, 50, 3, 1, 1}, {1, 256, 32, 32, 64, 3, 1, 1},
-                               {1, 20, 32, 32, 256, 5, 1, 2}, {1, 256, 23, 23, 120, 3, 1, 1}};
     if (!small_only) sizes.insert(sizes.end(), std::begin(large), std::end(large));
-    if (!small_only && warp_size > 1) sizes.insert(sizes.end(), std::begin(tiles), std::end(tiles));
-    // The plain kernels tell no tiles apart: one of the larger sizes is enough for them
-    for (size_t i = 0; i < sizes.size(); i++) check_conv2d(sizes[i], i <= small);
+    for (const ConvSizes &s : sizes) check_conv2d(s);
     CHECK(conv2d(full({2, 3, 5, 8}, 0, gpu(0)), full({4, 3, 3, 3}, 0, gpu(0)), full({4}, 0, gpu(0)),
                  2, 1)
               .shape == Ints{2, 4, 3, 4});
@@ -1207,38 +1164,14 @@ TEST_CASE("linear: result and gradients") {
     std::vector<LinearSizes> sizes = {{1, 1, 1},    {2, 3, 1},   {3, 5, 7},  {0, 5, 3},
                                       {33, 17, 50}, {65, 1, 16}, {2, 50, 17}};
     if (!small_only) sizes.insert(sizes.end(), {{2, 800, 128}, {300, 128, 10}, {2, 1, 70000}});
-    OptionsKept kept;
-    for (size_t i = 0; i < 4 * sizes.size(); i++) {
-        const LinearSizes s = sizes[i / 4];
-        use_kernels(every_kernels[i % 4]);
-        INFO(every_kernels[i % 4], ", N C O: ", s.N, " ", s.C, " ", s.O);
+    for (const LinearSizes &s : sizes) {
+        INFO("N C O: ", s.N, " ", s.C, " ", s.O);
         check_operator(
             {random_input({s.N, s.C}, 1), random_input({s.C, s.O}, 2), random_input({s.O}, 3)},
             [](auto &in) { return linear(in[0], in[1], in[2]); },
             [=](auto &in) { return linear_reference(in[0], in[1], in[2], s); },
             [=](auto &in, auto &dy) { return linear_gradients(in[0], in[1], dy, s); },
             {rounding(s.C), rounding(s.O), rounding(s.N), rounding(s.N)});
-    }
-}
-
-TEST_CASE("PRECISION=tf32: factors are rounded to 10 bits, sums are not") {
-    OptionsKept kept;
-    use_kernels("tf32");
-    Floats x = random_floats(500, 1);
-    for (float one : {1.0f, -1.0f, 1024.0f, 3e-30f}) // ties, what lies next to them, carries
-        for (int ulps : {0, 1, 4095, 4096, 4097, 8191, 8192, 12288})
-            x.push_back(one * (1 + ulps * 0x1p-23f));
-    x.insert(x.end(), {0, 2 - 0x1p-23f, INFINITY, -INFINITY, NAN});
-    const int n = x.size();
-    const Tensor one = on_device({1}, {1, 1}), b = on_device({0x1p-20f}, {1});
-    const Floats X = to_host(linear(on_device(x, {n, 1}), one, b));
-    const Floats W = to_host(linear(one, on_device(x, {1, n}), full({n}, 0, gpu(0))));
-    for (int i = 0; i < n; i++) {
-        CAPTURE(x[i]);
-        const float want = to_tf32(x[i]);
-        CHECK((X[i] == want + 0x1p-20f || std::isnan(x[i])));
-        CHECK((W[i] == want || std::isnan(x[i])));
-        CHECK((!std::isnan(x[i]) || (std::isnan(X[i]) && std::isnan(W[i]))));
     }
 }
 
@@ -1257,27 +1190,22 @@ static Doubles relu_gradient(const Doubles &X, Doubles dy) {
 }
 
 TEST_CASE("relu: result and gradient") {
-    OptionsKept kept;
-    for (const char *kernels : {usual_kernels, "plain"}) {
-        options.kernels = kernels;
-        CAPTURE(options.kernels);
-        for (const Ints &shape : any_shapes) {
-            Input X = random_input(shape, 1);
-            for (float &x : X.numbers)
-                x += x < 0 ? -0.01f : 0.01f; // finite differences must not step over 0
-            check_operator(
-                {X}, [](auto &in) { return relu(in[0]); },
-                [](auto &in) { return relu_reference(in[0]); },
-                [](auto &in, auto &dy) { return Arrays{relu_gradient(in[0], dy)}; },
-                {0, 1e-7}); // nothing is rounded but the sum of two gradients
-        }
-        Tensor X = with_grad({{6}, {NAN, 0.0f, -0.0f, INFINITY, -INFINITY, 1e-45f}}), y = relu(X);
-        backward(y);
-        const Floats got = to_host(y), dX = grad(X);
-        CHECK(std::isnan(got[0])); // or a broken network would look sound
-        CHECK(Floats(got.begin() + 1, got.end()) == Floats{0, 0, INFINITY, 0, 1e-45f});
-        CHECK(Floats(dX.begin() + 1, dX.end()) == Floats{0, 0, 1, 0, 1});
+    for (const Ints &shape : any_shapes) {
+        Input X = random_input(shape, 1);
+        for (float &x : X.numbers)
+            x += x < 0 ? -0.01f : 0.01f; // finite differences must not step over 0
+        check_operator(
+            {X}, [](auto &in) { return relu(in[0]); },
+            [](auto &in) { return relu_reference(in[0]); },
+            [](auto &in, auto &dy) { return Arrays{relu_gradient(in[0], dy)}; },
+            {0, 1e-7}); // nothing is rounded but the sum of two gradients
     }
+    Tensor X = with_grad({{6}, {NAN, 0.0f, -0.0f, INFINITY, -INFINITY, 1e-45f}}), y = relu(X);
+    backward(y);
+    const Floats got = to_host(y), dX = grad(X);
+    CHECK(std::isnan(got[0])); // or a broken network would look sound
+    CHECK(Floats(got.begin() + 1, got.end()) == Floats{0, 0, INFINITY, 0, 1e-45f});
+    CHECK(Floats(dX.begin() + 1, dX.end()) == Floats{0, 0, 1, 0, 1});
 }
 
 // --- avg_pool2d, max_pool2d, global_avg_pool2d
@@ -1731,7 +1659,7 @@ TEST_CASE("conv2d, linear, relu, pools, batch_norm, softmax_cross_entropy, add: 
 }
 
 // ---------------------------------------------------------------------------------------------
-// 9. Autograd and fusion
+// 9. Autograd
 
 TEST_CASE("backward: the gradient of the sum, only for what the result depends on") {
     Tensor X = with_grad({{2}, {1, -1}}), other = on_device({1, 1}, {2});
@@ -1755,18 +1683,13 @@ TEST_CASE("backward: one tensor in two places of an operator, and through a chai
 }
 
 TEST_CASE("backward: two operators that share a weight alone, and a bias alone") {
-    OptionsKept kept;
     const Tensor x = full({1, 1}, 5, gpu(0));
-    for (const std::string &kernels : every_kernels) {
-        CAPTURE(kernels);
-        use_kernels(kernels);
-        Tensor V = with_grad({{1, 1}, {2}}), W = with_grad({{1, 1}, {3}});
-        Tensor b = with_grad({{1}, {0}}), c = with_grad({{1}, {0}});
-        backward(add(linear(x, V, b), linear(x, W, b)));
-        CHECK(all_to_host({*V.grad, *W.grad, *b.grad}) == Floats{5, 5, 2});
-        backward(add(linear(x, W, b), linear(x, W, c)));
-        CHECK(all_to_host({*W.grad, *b.grad, *c.grad}) == Floats{10, 1, 1});
-    }
+    Tensor V = with_grad({{1, 1}, {2}}), W = with_grad({{1, 1}, {3}});
+    Tensor b = with_grad({{1}, {0}}), c = with_grad({{1}, {0}});
+    backward(add(linear(x, V, b), linear(x, W, b)));
+    CHECK(all_to_host({*V.grad, *W.grad, *b.grad}) == Floats{5, 5, 2});
+    backward(add(linear(x, W, b), linear(x, W, c)));
+    CHECK(all_to_host({*W.grad, *b.grad, *c.grad}) == Floats{10, 1, 1});
 }
 
 TEST_CASE("backward: a gradient's event stands behind its last write") {
@@ -1782,264 +1705,9 @@ TEST_CASE("backward: a gradient's event stands behind its last write") {
     CHECK(cudaEventQuery(p[0].grad->complete->handle) == cudaSuccess);
 }
 
-// --- fusion
-
-// relu(add(batch_norm(conv2d(h0)), h0)), pools and an addition: the result and the gradients.
-// `look(t)` is called for each tensor that it makes.
-static std::vector<Floats> block_of(const std::function<void(const Tensor &)> &look) {
-    const Tensor X = with_grad(random_input({3, 2, 6, 6}, 1));
-    const Tensor W = with_grad(random_input({2, 2, 3, 3}, 2)), b = with_grad({{2}, {0.5f, -0.5f}});
-    const Tensor gamma = with_grad({{2}, {1, 2}}), beta = with_grad({{2}, {0.1f, -0.1f}});
-    const Tensor mean = full({2}, 0, gpu(0)), var = full({2}, 1, gpu(0));
-    Tensor h0 = relu(conv2d(X, W, b, 1, 1)), h1 = conv2d(h0, W, b, 1, 1);
-    look(h1);
-    Tensor h2 = batch_norm(h1, gamma, beta, mean, var);
-    look(h2);
-    Tensor h3 = add(h2, h0);
-    look(h3);
-    Tensor h4 = relu(h3);
-    look(h4);
-    const Tensor V = with_grad(random_input({2, 2, 1, 1}, 3)); // for a dX that fold does not write
-    Tensor h5 = relu(conv2d(h4, W, b)), h6 = conv2d(h5, V, b);
-    Tensor y = add(max_pool2d(h6, 2, 2), avg_pool2d(h4, 3, 3));
-    backward(y);
-    return {to_host(y), grad(X), grad(W), grad(b), grad(gamma), grad(beta), grad(V)};
-}
-
-TEST_CASE("fusion: the same bits as each kernel alone, and what KERNELS=plain computes") {
-    OptionsKept kept;
-    const std::vector<Floats> fused = block_of([](const Tensor &) {});
-    const std::vector<Floats> alone = block_of([](const Tensor &t) { t.ptr(); });
-    options.kernels = "plain";
-    const std::vector<Floats> plain = block_of([](const Tensor &) {});
-    for (size_t i = 0; i < fused.size(); i++) {
-        CAPTURE(i);
-        CHECK(same_bits(fused[i], alone[i]));
-        check_close(fused[i], Doubles(plain[i].begin(), plain[i].end()), 1e-5);
-    }
-}
-
-TEST_CASE("fusion: a launch waits for an addition and a relu, and for nothing else") {
-    OptionsKept kept;
-    const Tensor x = on_device({-1, 2}, {1, 2}), W = on_device({1, 0, 0, 1}, {2, 2});
-    const Tensor b = full({2}, 0, gpu(0)), four = full({1, 2}, 4, gpu(0));
-    for (const std::string &kernels : every_kernels) {
-        CAPTURE(kernels);
-        use_kernels(kernels);
-        const bool joins = kernels != "plain";
-        auto waits = [](const Tensor &t) { return t.by && t.by->kernel && t.by->left_out < 0; };
-        auto left_out = [](const Tensor &t) { return t.by && t.by->kernel && t.by->left_out >= 0; };
-        Tensor y = linear(x, W, b);
-        CHECK(waits(y) == joins);
-        Tensor sum = add(four, y), z = relu(sum); // either operand may be the one that waits
-        CHECK((left_out(y) == joins && left_out(sum) == joins && waits(z) == joins));
-        CHECK(to_host(z) == Floats{3, 6});
-        CHECK_FALSE(waits(z));
-        Tensor twice = add(z, z); // z has been sent off
-        CHECK((!left_out(z) && to_host(twice) == Floats{6, 12}));
-        y = linear(x, W, b);
-        Tensor r = relu(y), s = add(r, four), t = relu(relu(linear(x, W, b)));
-        CHECK(to_host(s) == Floats{4, 6}); // nothing is added to a relu's result
-        CHECK(to_host(t) == Floats{0, 2});
-        CHECK(to_host(add(add(linear(x, W, b), four), four)) ==
-              Floats{7, 10}); // one addition joins
-        CHECK(std::isnan(to_host(relu(linear(x, W, full({2}, NAN, gpu(0)))))[0]));
-        for (int i = 0; i < 2; i++) { // rows of what waits: to join would compute all of it
-            const Tensor h = linear(on_device({-1, 2, 3, -4}, {2, 2}), W, b);
-            CHECK(to_host(relu(rows(h, 1, 2))) == Floats{3, 0});
-            CHECK(to_host(add(rows(h, 1, 2), four)) == Floats{7, 0});
-        }
-        { // what is left out keeps what was to be added to it
-            NoGrad guard;
-            Tensor addend = full({1, 2}, 4, gpu(0)), u = add(linear(x, W, b), addend);
-            addend = Tensor();
-            const Tensor v = relu(u), other = full({1, 2}, 5, gpu(0));
-            CHECK(to_host(u) == Floats{3, 6});
-        }
-        // What goes elsewhere sends off what waits: another stream, the other device, the host
-        y = linear(x, W, b);
-        { CommStreams guard(true); }
-        CHECK_FALSE(waits(y));
-        y = linear(x, W, b);
-        stream(gpu(1));
-        CHECK(waits(y) == joins);
-        wait_for(gpu(1), gpu(0));
-        CHECK_FALSE(waits(y));
-        y = linear(x, W, b);
-        waitall();
-        CHECK_FALSE(waits(y));
-        y = linear(x, W, b);
-        linear(x, W, b); // dropped: its memory may be another's when its kernel runs
-        CHECK(to_host(add(y, four)) == Floats{3, 6});
-    }
-}
-
-TEST_CASE("fusion: what was left out is computed when somebody asks, with the old parameters") {
-    Tensor W = on_device({1, 0, 0, 1}, {2, 2}), b = full({2}, 0, gpu(0));
-    std::vector<Tensor> params = {W, b};
-    attach_grad(params);
-    const Tensor x = on_device({-1, 2}, {1, 2});
-    const Tensor h = linear(x, params[0], params[1]), y = relu(h);
-    CHECK(to_host(y) == Floats{0, 2});
-    CHECK(all_to_host({h, copyto(h, gpu(1))}) == Floats{-1, 2, -1, 2});
-    const Tensor later = linear(x, params[0], params[1]), z = relu(later);
-    backward(z);
-    CHECK(all_to_host({gradient(params[0]), gradient(params[1])}) == Floats{0, -1, 0, 2, 0, 1});
-    sgd(params, 1, 1);
-    CHECK(all_to_host({z, h}) == Floats{0, 2, -1, 2});
-    REFUSED(to_host(later), "KERNELS=plain");
-}
-
-struct PooledSizes {
-    int N, C, H, W, O, K;
-    bool with_relu, wants_dX;
-    int uses; // of the convolution's result: 1 is the pooling's
-};
-// Average pooling of [relu of] a convolution: what each makes, and the gradients. With `alone`,
-// each result is read before the next is made.
-static std::vector<Floats> pooled_layer(const PooledSizes &s, bool alone) {
-    const Input x = random_input({s.N, s.C, s.H, s.W}, 1);
-    const Tensor X = s.wants_dX ? with_grad(x) : on_device(x.numbers, x.shape);
-    const Tensor W = with_grad(random_input({s.O, s.C, s.K, s.K}, 2));
-    const Tensor b = with_grad(random_input({s.O}, 3));
-    const Tensor h = conv2d(X, W, b);
-    if (alone) h.ptr();
-    const Tensor r = s.with_relu ? relu(h) : h;
-    if (alone) r.ptr();
-    Tensor y = avg_pool2d(r, 2, 2);
-    if (s.uses > 1) y = add(y, s.uses == 2 ? max_pool2d(r, 2, 2) : avg_pool2d(r, 2, 2));
-    backward_from({y}, {random_floats(size(y), 4)});
-    // Only who reads h's gradient has it computed
-    const bool even = (s.H - s.K) % 2 == 1 && (s.W - s.K) % 2 == 1;
-    const bool few = s.O <= 20 && s.C * s.K * s.K < 32;
-    const bool wanted = options.kernels != "fast" || warp_size == 1 || s.wants_dX || !few;
-    const bool late = h.grad->by && h.grad->by->kernel;
-    CHECK(late == (!wanted && even && s.with_relu && s.uses == 1 && s.N > 0));
-    std::vector<Floats> all = {to_host(y), grad(W), grad(b), grad(h), to_host(r), to_host(h)};
-    if (s.wants_dX) all.push_back(grad(X));
-    return all;
-}
-
-TEST_CASE("fusion: average pooling joins a convolution, and its gradient is not stored") {
-    OptionsKept kept;
-    for (const PooledSizes &s : std::vector<PooledSizes>{{2, 1, 28, 28, 20, 3, true, false, 1},
-                                                         {3, 2, 9, 7, 5, 2, true, false, 1},
-                                                         {37, 1, 6, 8, 20, 3, true, false, 1},
-                                                         {1, 3, 5, 6, 1, 4, true, false, 1},
-                                                         {2, 1, 8, 8, 3, 5, false, false, 1},
-                                                         {2, 1, 7, 8, 3, 3, true, false, 1},
-                                                         {2, 1, 8, 7, 3, 3, true, false, 1},
-                                                         {2, 1, 8, 8, 21, 3, true, false, 1},
-                                                         {2, 4, 8, 8, 20, 3, true, true, 1},
-                                                         {2, 1, 8, 8, 3, 3, true, false, 2},
-                                                         {2, 1, 8, 8, 3, 3, true, false, 3},
-                                                         {0, 1, 8, 8, 3, 3, true, false, 1}}) {
-        INFO("NCHWOK: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.O, " ", s.K);
-        INFO("uses ", s.uses, " relu ", s.with_relu, " dX ", s.wants_dX);
-        use_kernels("plain");
-        const std::vector<Floats> plain = pooled_layer(s, true);
-        for (const std::string &kernels : every_kernels) {
-            CAPTURE(kernels);
-            use_kernels(kernels);
-            const std::vector<Floats> fused = pooled_layer(s, false), alone = pooled_layer(s, true);
-            for (size_t i = 0; i < fused.size(); i++) {
-                CAPTURE(i);
-                CHECK(same_bits(fused[i], alone[i]));
-                if (options.precision == "tf32") continue;
-                check_close(fused[i], Doubles(plain[i].begin(), plain[i].end()), 1e-5);
-            }
-        }
-    }
-}
-
-TEST_CASE("fusion: a convolution, or its gradient, in another shape is pooled in that shape") {
-    OptionsKept kept;
-    const Input image = random_input({1, 1, 6, 8}, 1); // conv2d's result is (1,4,4,6)
-    const Input weights = random_input({4, 1, 3, 3}, 2), bias = random_input({4}, 3);
-    for (const Ints &shape : std::vector<Ints>{{1, 6, 4, 4}, {1, 1, 8, 12}, {2, 2, 4, 6}})
-        for (bool before : {false, true}) { // the relu
-            std::vector<Floats> results;
-            for (const std::string &kernels : every_kernels) {
-                INFO(kernels, " ", str(shape), " ", before);
-                use_kernels(kernels);
-                if (options.precision == "tf32") continue;
-                const Tensor W = with_grad(weights), b = with_grad(bias);
-                Tensor h = conv2d(on_device(image.numbers, image.shape), W, b);
-                h = before ? reshape(relu(h), shape) : relu(reshape(h, shape));
-                const Tensor y = avg_pool2d(h, 2, 2);
-                backward_from({y}, {random_floats(size(y), 4)});
-                const Floats all = all_to_host({y, *W.grad, *b.grad});
-                results.push_back(all);
-                check_close(all, Doubles(results[0].begin(), results[0].end()), 1e-5);
-            }
-        }
-}
-
 static Tensor times(const Tensor &X, float a) { // X (1,1)
     return linear(X, full({1, 1}, a, gpu(0)), full({1}, 0, gpu(0)));
 }
-TEST_CASE("fusion: gradients that share memory part when one is added to") {
-    // y = A + B, of which A = 2x is used again and B = 3x, too
-    const Tensor x = with_grad({{1, 1}, {5}});
-    const Tensor A = times(x, 2), B = times(x, 3), C = times(A, 7), D = times(B, 11);
-    const Tensor y = add(A, B);
-    backward(add(add(y, C), add(D, y)));
-    CHECK(grad(x) == Floats{2 * (2 + 7) + 3 * (2 + 11)});
-    CHECK((grad(A) == Floats{9} && grad(B) == Floats{13} && grad(C) == Floats{1}));
-}
-
-// Free memory: an allocation of a device does not become one of CUDA's.
-static void fill_cache() {
-    Tensors kept;
-    for (int n : {1, 2, 4, 32, 64, 96, 128})
-        for (int i = 0; i < 20; i++) kept.push_back(full({n}, 55, gpu(0)));
-}
-
-TEST_CASE("fusion: what is left out is computed before what waits and reads it") {
-    fill_cache();
-    const Tensor x = on_device({-1, 2}, {1, 2}), W = on_device({1, 0, 0, 1}, {2, 2});
-    const Tensor b = full({2}, 0, gpu(0));
-    Tensor h = linear(x, W, b), y = relu(h), z = linear(h, W, b);
-    CHECK(all_to_host({h, z, y}) == Floats{-1, 2, -1, 2, 0, 2});
-    // An update comes after what waits, too
-    std::vector<Tensor> params = {on_device({1, 0, 0, 1}, {2, 2}), full({2}, 0, gpu(0))};
-    attach_grad(params);
-    h = linear(x, params[0], params[1]);
-    y = relu(h);
-    backward(y);
-    z = linear(h, W, b);
-    sgd(params, 1, 1);
-    CHECK(to_host(z) == Floats{-1, 2});
-}
-
-TEST_CASE("fusion: an allreduce of what was left out") {
-    const int n = 1000; // rows: a message that goes too early shows
-    for (const std::string &name : right_algorithms) {
-        CAPTURE(name);
-        fill_cache();
-        Grads grads;
-        Tensors results;
-        Floats sums;
-        for (int c = 0; c < 2; c++) {
-            const Tensor x = on_device(random_floats(n * 2, 1), {n, 2}, gpu(c));
-            const Tensor I = on_device({1, 0, 0, 1}, {2, 2}, gpu(c)), b = full({2}, 0, gpu(c));
-            Tensor h = linear(x, I, b);
-            results.push_back(relu(h));
-            grads.push_back({h});
-            for (float number : to_host(x)) sums.push_back(2 * number);
-        }
-        run_allreduce(name, grads);
-        CHECK(all_to_host({grads[0][0], grads[1][0]}) == sums);
-    }
-}
-
-TEST_CASE("fusion: whether launches are joined does not depend on what CUDA has to allocate") {
-    empty_cache();
-    const Tensor x = full({1, 777}, 1, gpu(0)), W = full({777, 777}, 0, gpu(0));
-    Tensor h = linear(x, W, full({777}, 2, gpu(0))), y = relu(h);
-    CHECK((h.by && h.by->kernel && h.by->left_out >= 0));
-}
-
 TEST_CASE("attach_grad: of a relu's result, the gradient is its own") {
     const Tensor X = with_grad({{2}, {-1, 2}});
     Tensor h = relu(X), part = rows(h, 0, 1);
@@ -2448,45 +2116,6 @@ TEST_CASE("to_string: as NumPy prints") {
 // 12. Data, timing, output
 
 // --- The data set
-
-static void write_gz(const std::string &path, const std::string &bytes) {
-    const std::string unpacked = path + ".unpacked";
-    write_text(unpacked, bytes);
-    std::string command = "gzip -nc < " + shell_quoted(unpacked) + " > " + shell_quoted(path);
-    REQUIRE(system(command.c_str()) == 0);
-    std::filesystem::remove(unpacked);
-}
-
-// An IDX file: the numbers, big-endian, and the bytes.
-static std::string idx(const std::vector<uint32_t> &numbers, const std::string &bytes) {
-    std::string text;
-    for (uint32_t n : numbers) text += {char(n >> 24), char(n >> 16), char(n >> 8), char(n)};
-    return text + bytes;
-}
-static std::string random_bytes(size_t n, unsigned seed, int below) {
-    std::mt19937 random(seed);
-    std::string bytes;
-    for (size_t i = 0; i < n; i++) bytes += char(random() % below);
-    return bytes;
-}
-static std::string idx_images(uint32_t n) {
-    return idx({2051, n, 28, 28}, random_bytes(n * 784, n, 256));
-}
-static std::string idx_labels(uint32_t n) { return idx({2049, n}, random_bytes(n, n, 10)); }
-
-const std::string train_images = "/train-images-idx3-ubyte.gz";
-const std::string train_labels = "/train-labels-idx1-ubyte.gz";
-// A data set small enough to train on in a moment.
-static void write_data(const std::string &folder, int train, int test) {
-    write_gz(folder + train_images, idx_images(train));
-    write_gz(folder + train_labels, idx_labels(train));
-    write_gz(folder + "/t10k-images-idx3-ubyte.gz", idx_images(test));
-    write_gz(folder + "/t10k-labels-idx1-ubyte.gz", idx_labels(test));
-}
-
-struct DataFolder : TestFolder { // with such a data set in data/
-    DataFolder(int train, int test) { write_data(file("data"), train, test); }
-};
 
 TEST_CASE("load_data gives the files' bytes") {
     TestFolder folder;
@@ -3125,16 +2754,13 @@ TEST_CASE("check_first_step: a right step passes, for each model, seed and numbe
     for (const std::string &name : right_algorithms) {
         if (small_only && name != "ring") continue;
         OptionsKept kept;
-        options.allreduce = name;
-        options.overlap = true; // which changes no bit: "train_batch: every algorithm ..."
+        exchange =
+            exchange_by(name, true); // OVERLAP changes no bit: "train_batch: every algorithm ..."
         CAPTURE(name);
         CHECK(first_step(3, 4) == "");
     }
     options.split = {3, 1};
     CHECK(first_step(2, 7) == "");
-    use_kernels("tf32");
-    CHECK((first_step(2, 7) == "" && options.precision == "tf32"));
-    use_kernels("tiled");
     // Equal weights: equal logits, large ones, and gradients that are 0, perhaps but for rounding
     for (float c : {0.1f, 1.0f, 10.0f, 0.0f}) {
         CAPTURE(c);
@@ -3259,11 +2885,7 @@ TEST_CASE("parse_options: every option sets what it names") {
     CHECK((o.split == Ints{3, 1, 12} && o.shuffle && !parsed("--no-shuffle").options.shuffle));
     CHECK(!parsed("--no-replica-check").options.replica_check);
     CHECK((parsed("--overlap").options.overlap && parsed("--evaluate-all").options.evaluate_all));
-    CHECK((parsed("--verbose").options.verbose && parsed("").options.kernels == usual_kernels));
-    CHECK(parsed("--kernels plain").options.kernels == "plain");
-    CHECK(parsed("").options.precision == "fp32");
-    CHECK((parsed("--precision tf32").options.precision == "tf32" &&
-           parsed("--precision tf32").options.kernels == "fast"));
+    CHECK(parsed("--verbose").options.verbose);
 }
 
 TEST_CASE("parse_options: a wrong value is refused, and what is wanted is said") {
@@ -3287,9 +2909,6 @@ TEST_CASE("parse_options: a wrong value is refused, and what is wanted is said")
     } cases[] = {{"--gpus 65", "--gpus 65: a whole number from 1 to 64 is wanted"},
                  {"--gpus 2 --batch 1", "batch 1 cannot be split over 2 devices: use BATCH >= 2"},
                  {"--batch 7 --gpus 8", "use BATCH >= 8"},
-                 {"--kernels slow", "--kernels slow: unknown, there are fast, tiled, plain"},
-                 {"--precision fp16", "--precision fp16: unknown, there are fp32, tf32"},
-                 {"--precision tf32 --kernels tiled", "leave --kernels tiled out"},
                  {"--model vgg", "--model vgg: unknown, there are lenet, resnet18, lab_cnn"},
                  {"--kvstore cpu", "--kvstore cpu: unknown, there are local, device"},
                  {"--kvstore local --allreduce ring", "one of them is enough"},
@@ -3313,8 +2932,8 @@ TEST_CASE("parse_options: the help names every option and its default") {
     const std::string help = printed([&] { p = parsed("--help"); });
     CHECK((p.error == "" && !p.run));
     for (const Flag &flag : flags) CHECK(contains(help, "\n  --" + std::string(flag.name)));
-    for (std::string text : {"(1)", "(256;", "(0.2;", "(10;", "(0)", "(lenet)", "(naive)",
-                             "(tiled on a CPU, else fast)", "(data)", "(build/log.csv)", "yours"})
+    for (std::string text : {"(1)", "(256;", "(0.2;", "(10;", "(0)", "(lenet)", "(naive)", "(data)",
+                             "(build/log.csv)", "yours"})
         CHECK(contains(help, text));
     std::istringstream lines(help);
     for (std::string line; std::getline(lines, line);) CHECK(line.size() <= 100);
@@ -3487,8 +3106,6 @@ TEST_CASE("program: --resume reaches the bits of an uninterrupted run" *
     check_line(train("--epochs 9 --save t --resume", 1).err, "t: 9 epochs, 27 steps are trained");
     check_line(train("--epochs 99 --save t --resume --lr 0.3", 1).err,
                "t was trained with lr 0.2, not with 0.3");
-    check_line(train("--epochs 99 --save t --resume --precision tf32", 1).err,
-               ", not with fast in tf32");
     write_data(folder.file("data"), 65, 16);
     check_line(train("--epochs 99 --save t --resume", 1).err, "t was trained with data ");
     write_data(folder.file("data"), 64, 16);
@@ -3731,47 +3348,6 @@ TEST_CASE("program: devices that share one give the same bits" * doctest::skip(n
     const std::string own = train_in(folder, "--steps 2 --save own", "CUDA_CPU_DEVICES=2");
     CHECK((shared.compare(0, notice.size(), notice) == 0 && !contains(own, "notice")));
     CHECK((saved(folder, "shared") == saved(folder, "own")));
-}
-#endif
-
-#ifdef MGPU_LANES
-// A GPU of 132 multiprocessors holds 2112 warps of these kernels. A launch of a training step that
-// leaves more than nine tenths of it empty needs a reason.
-TEST_CASE("launches: 23 a step; those that leave a GPU nearly empty, each with its reason") {
-    const std::map<std::string, std::string> reasons = {
-        {"sum_kernel", "one block, so that the order of additions is fixed"},
-        {"count_correct_kernel", "one block"},
-        {"fill_kernel", "of a loss for each sample"},
-        {"softmax_cross_entropy_kernel", "a thread a sample: 256"},
-        {"softmax_cross_entropy_backward_kernel", "a thread a sample: 256"},
-        {"product_kernel", "dense layers: few products, and they wait for memory"},
-        {"product_sum_kernel", "a thread a weight"}};
-    DataFolder folder(512, 256);
-    auto launched = [&](const std::string &steps) {
-        return run_in_shell(folder, "CUDA_CPU_LAUNCHES=1",
-                            "--epochs 1 --no-replica-check --log l --steps " + steps)
-            .err;
-    };
-    const std::string one = launched("1"), two = launched("2");
-    const int launches = std::count(one.begin(), one.end(), '\n');
-    CHECK(launches > 30);
-    CHECK(std::count(two.begin(), two.end(), '\n') - launches == 23); // as README.md says
-    std::istringstream lines(one);
-    std::set<std::string> empty;
-    for (std::string line; std::getline(lines, line);) {
-        const size_t name = line.find(' ') + 1, end = line.find_first_of("< ", name),
-                     warps = line.find(" warps ");
-        REQUIRE((end != std::string::npos && warps != std::string::npos));
-        if (atoi(line.c_str() + warps + 7) < 2112 / 10) empty.insert(line.substr(name, end - name));
-    }
-    for (const std::string &kernel : empty) {
-        CAPTURE(kernel);
-        CHECK(reasons.count(kernel) == 1);
-    }
-    for (const auto &reason : reasons) { // one that is no longer needed goes
-        CAPTURE(reason.first);
-        CHECK(empty.count(reason.first) == 1);
-    }
 }
 #endif
 

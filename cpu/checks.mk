@@ -1,6 +1,5 @@
-# What a first reading of the Makefile, which includes it, leaves out: misspelt variables, several
-# machines (NODES), what is compiled once, the tests under sanitizers and in a GPU's order of
-# lanes.
+# What a first reading of the Makefile, which includes it, leaves out: misspelt variables, what is
+# compiled once, the tests under sanitizers and in a GPU's order of lanes.
 
 # A variable on the command line is one of these, or for CUDA or its stand-in, or misspelt
 variables := $(shell sed -nE 's/^. ([A-Z_]+)  .*/\1/p' $(makefiles))
@@ -19,63 +18,6 @@ ifneq ($(and $(filter command,$(origin T)),$(filter-out -%,$(firstword $(value T
   $(error T=$(value T) is no option of the tests: try T='-tc=$(value T)*', or T=--help)
 endif
 
-# ----- Several machines -----------------------------------------------------------------------
-
-# With NODES: how MPI starts the program. More processes than cores are allowed, and root.
-no_mpi = $(foreach x,mpirun $(MPICXX),$(if $(shell command -v $x),,no $x: NODES wants MPI, in \
-    Debian openmpi-bin and libopenmpi-dev))
-need_mpi = $(if $(strip $(no_mpi)),$(error $(strip $(no_mpi))))
-mpirun = mpirun $(if $(shell mpirun --version | grep 'Open MPI'),-q --oversubscribe --bind-to none \
-    $(if $(filter 0,$(shell id -u)),--allow-run-as-root))
-start :=
-program := $(dir)/mgpu
-ifneq ($(value NODES)$(value HOSTS),)
-  $(need_mpi)
-  $(if $(findstring <$(or $(value NODES),1)>,$(patsubst %,<%>,$(shell seq 1024))),,\
-    $(error NODES=$(value NODES): a number of processes, 1 to 1024, is wanted))
-  $(foreach x,$(filter bench summary trace profile scale sweep plot test race asan lanes sanitize,\
-    $(MAKECMDGOALS)),$(error make $x is for one process: leave NODES and HOSTS out))
-  $(if $(value HOSTS),$(if $(shell grep '^ *[^ \#]' $(call quote,$(value HOSTS))),,\
-    $(error HOSTS=$(value HOSTS): a file with a machine in each line is wanted)))
-  start := $(mpirun) $(if $(value NODES),-n $(value NODES)) \
-      $(if $(value HOSTS),--hostfile $(call quote,$(value HOSTS)))
-  program := build/mpi/mgpu
-  why += with $(if $(value NODES),$(value NODES) processes) on \
-      $(or $(value HOSTS),$(shell nproc) cores)
-endif
-# Of NODES, on the backend: nvcc's host compiler is MPI's, which calls g++
-export OMPI_CXX = $(CXX)
-export MPICH_CXX = $(CXX)
-mpi_gpu = $(NVCC) $(nvcc_flags) -ccbin $(MPICXX) -DMGPU_MPI
-mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) -DMGPU_MPI -x c++
-ifeq ($(dir),build/gpu)
-build/mpi/mgpu: mgpu.cu build/mpi/flags
-	$(need_mpi)$(mpi_gpu) $< -o $@
-build/mpi/lab: lab/lab.cu $(lab_headers) mgpu.cu build/mpi/flags
-	$(need_mpi)$(mpi_gpu) $< -o $@
-else
-build/mpi/mgpu: build/cpp/mgpu.cu cpu/cuda_runtime.h build/mpi/flags
-	$(need_mpi)$(call mpi_cpu) $< -o $@
-build/mpi/lab: lab/lab.cu $(lab_headers) build/cpp/mgpu.cu cpu/cuda_runtime.h build/mpi/flags
-	$(need_mpi)$(call mpi_cpu) $< $(call judged,build/cpp/mgpu.cu) -o $@
-endif
-build/mpi_asan/mgpu build/mpi_race/mgpu: build/mpi_%/mgpu: \
-    build/cpp/mgpu.cu cpu/cuda_runtime.h build/mpi_%/flags
-	$(need_mpi)$(call mpi_cpu,$*) $< -o $@
-build/mpi/flags: flags = $(mpi_$(notdir $(dir)))
-build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi_cpu,$(*:mpi_%=%))
-
-.PHONY: nodes nodes_asan nodes_race
-nodes: backend $(dir)/mgpu build/mpi/mgpu build/mpi/lab $(dataset)  ## tests of NODES on this machine (MPI)
-	@sh cpu/nodes.sh $(dir)/mgpu build/mpi/mgpu $(mpirun)
-# MPI's own leaks and locks are suppressed by name
-nodes_asan: build/mpi_asan/mgpu $(dataset)
-	@ASAN_OPTIONS=fast_unwind_on_malloc=0 LSAN_OPTIONS=suppressions=cpu/mpi.lsan:print_suppressions=0 \
-	    $(mpirun) -n 2 $< --gpus 2 --limit 90 --batch 40 --epochs 1 --overlap --log build/nodes_log
-nodes_race: build/mpi_race/mgpu $(dataset)
-	@TSAN_OPTIONS="exitcode=66 suppressions=cpu/mpi.tsan" $(mpirun) -n 2 $(setarch) $< --gpus 2 \
-	    --limit 6 --batch 4 --epochs 1 --no-first-check --overlap --log build/nodes_log
-
 # ----- What an edit does not change is compiled once --------------------------------------------
 
 # headers.h has what mgpu.cu includes, with the stand-in's functions declared: g++ takes a second to
@@ -92,7 +34,7 @@ build/cpu/headers.h.gch: build/cpu/headers.h build/cpu/flags
 split = { echo '\#line 1 "cpu/cuda_runtime.h"'; \
     LC_ALL=C awk -f cpu/split.awk $1 cpu/cuda_runtime.h; }
 build/cpu/headers.h: mgpu.cu cpu/cuda_runtime.h cpu/split.awk
-	@mkdir -p $(@D); { $(split); grep '^#include <' $< | grep -v mpi.h; } >$@.$$$$; \
+	@mkdir -p $(@D); { $(split); grep '^#include <' $<; } >$@.$$$$; \
 	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
 build/cpu/functions.h: cpu/cuda_runtime.h cpu/split.awk
 	@mkdir -p $(@D); $(call split,-v bodies=1) >$@.$$$$ && mv $@.$$$$ $@
@@ -129,13 +71,14 @@ race: $(core_race_tests) build/race/mgpu $(dataset)  ## tests, a training under 
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
 lanes_asan_T := $(if $(filter command,$(origin T)),$(value T), \
     -tc='conv*,linear*,*pool*,relu*,add*,batch_norm*,softmax*,allreduce*,train_batch: the same*')
+lanes_tests += build/lanes/tests build/cpu/runtime_tests
+lanes_asan_tests += build/lanes_asan/tests
 lanes: build/lanes_asan/tests
 lanes: build/lanes/tests build/cpu/runtime_tests $(dataset)  ## tests in a GPU's shape, lane by lane
 	@for order in $(or $(LANES),forwards backwards 1); do echo "CUDA_CPU_LANES=$$order" >&2; \
-	    ($(call run_tests,build/lanes/tests build/cpu/runtime_tests,env CUDA_CPU_LANES=$$order)) || \
-	    exit 1; done
-	@set -f; echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2; \
-	    CUDA_CPU_LANES=2 build/lanes_asan/tests $(lanes_asan_T) || [ $$? = 4 ]
+	    ($(call run_tests,$(lanes_tests),env CUDA_CPU_LANES=$$order)) || exit 1; done
+	@set -f; echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2; for tests in $(lanes_asan_tests); do \
+	    CUDA_CPU_LANES=2 $$tests $(lanes_asan_T) || [ $$? = 4 ] || exit 1; done
 
 checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \
     /usr/local/cuda/bin/compute-sanitizer))

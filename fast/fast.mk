@@ -4,39 +4,41 @@
 # PRECISION      of what the fast kernels multiply: fp32; tf32, on tensor cores
 with_value += KERNELS PRECISION
 
+program := $(dir)/fast
+source := fast/fast.cu
 fast_headers := $(wildcard fast/*.h)
 # Operators that mgpu.cu no longer has as fast/ knows them: yours run in their place
-edited = -DEDITED='"$(shell sh fast/checksum.sh)"'
+source_flags = -DEDITED='"$(shell sh fast/checksum.sh)"'
+source_needs := $(fast_headers) fast/checksums
+source_needs_cpp := $(fast_headers:%=build/cpp/%) fast/checksums
+all: $(dir)/fast
+tests += $(dir)/fast_tests
 
-ifeq ($(program),$(dir)/mgpu) # not with NODES
-  program := $(dir)/fast/mgpu
-endif
-tests += $(dir)/fast/tests
-all: $(dir)/fast/mgpu
-
-build/gpu/fast/mgpu: fast/fast.cu $(fast_headers) mgpu.cu fast/checksums build/gpu/flags
-	@mkdir -p $(@D)
-	$(NVCC) $(nvcc_flags) $(edited) $< -o $@
-build/gpu/fast/tests: fast/tests.cu fast/fast.cu $(fast_headers) mgpu.cu $(DOCTEST) build/gpu/flags
-	@mkdir -p $(@D)
+build/gpu/fast: fast/fast.cu $(source_needs) mgpu.cu build/gpu/flags
+	$(NVCC) $(nvcc_flags) $(source_flags) $< -o $@
+build/gpu/fast_tests: fast/tests.cu fast/fast.cu $(source_needs) tests.cu mgpu.cu $(DOCTEST) \
+    build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(doctest) $< -o $@
 
 # On a CPU each header passes through to_cpp.sed, too
-fast_cpu := $(fast_headers:%=build/cpu/%) build/cpu/mgpu.cu cpu/cuda_runtime.h
-$(fast_headers:%=build/cpu/%): build/cpu/%.h: %.h cpu/to_cpp.sed
-	@mkdir -p $(@D)
-	@{ echo '#line 1 "$<"'; LC_ALL=C sed -zEf cpu/to_cpp.sed $<; } >$@
-build/cpu/fast/fast.cu: fast/fast.cu
-build/cpu/fast/tests.cu: fast/tests.cu
-build/cpu/fast/mgpu build/asan/fast/mgpu build/race/fast/mgpu: build/%/fast/mgpu: \
-    build/cpu/fast/fast.cu $(fast_cpu) fast/checksums build/%/flags
-	@mkdir -p $(@D)
-	$(CXX) $(cpu_flags) $(flags_$*) $(edited) $(once_$*) -x c++ $< -o $@
-$(patsubst %,build/%/fast/tests,cpu asan race lanes lanes_asan): build/%/fast/tests: \
-    build/cpu/fast/tests.cu build/cpu/fast/fast.cu $(fast_cpu) build/%/doctest.o build/%/flags
-	@mkdir -p $(@D)
+build/cpp/fast/%: fast/% cpu/to_cpp.sed
+	@$(translate)
+build/cpu/fast build/asan/fast build/race/fast: build/%/fast: build/cpp/fast/fast.cu \
+    $(source_needs_cpp) build/cpp/mgpu.cu cpu/cuda_runtime.h build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) $(source_flags) $(once_$*) -x c++ $< -o $@
+$(patsubst %,build/%/fast_tests,cpu asan race lanes lanes_asan): build/%/fast_tests: \
+    build/cpp/fast/tests.cu build/cpp/fast/fast.cu $(source_needs_cpp) \
+    build/cpp/tests.cu build/cpp/mgpu.cu cpu/cuda_runtime.h build/%/doctest.o build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
-build/cpu/fast/mgpu build/cpu/fast/tests: build/cpu/headers.h.gch build/cpu/cuda_runtime.o
+build/cpu/fast build/cpu/fast_tests: $(compiled_once)
+
+asan_tests += build/asan/fast_tests
+asan: build/asan/fast_tests
+race_tests += $(if $(value ALLREDUCE),,build/race/fast_tests)
+race: $(if $(value ALLREDUCE),,build/race/fast_tests)
+lanes_tests += build/lanes/fast_tests
+lanes_asan_tests += build/lanes_asan/fast_tests
+lanes: build/lanes/fast_tests build/lanes_asan/fast_tests
 
 .PHONY: checksum
 checksum:  ## do the tuned operators know mgpu.cu's as they are?

@@ -6,27 +6,8 @@
 #define MGPU_NO_MAIN
 #include "fast.cu"
 
-#ifndef DOCTEST_LINKED
-#define DOCTEST_CONFIG_IMPLEMENT
-#endif
-#include "doctest.h"
-
-#include <sstream>
-
-// Under a sanitizer, or lane by lane, large shapes take too long.
-#if defined(CUDA_CPU_TSAN) || defined(CUDA_CPU_ASAN)
-constexpr bool small_only = true;
-#else
-constexpr bool small_only = false;
-#if defined(CUDA_CPU) && !defined(MGPU_LANES) && !defined(__clang__)
-#pragma GCC optimize("O0") // the tests' time goes to the operators
-#endif
-#endif
-
-typedef std::vector<float> Floats;
-typedef std::vector<double> Doubles;
-typedef std::vector<int> Ints;
-typedef std::vector<Tensor> Tensors;
+#define TESTS_SHARED
+#include "../tests.cu"
 
 static const std::string rungs[] = {"plain", "tiled", "fast", "tf32"};
 struct Usual { // restores the table at the end of a test
@@ -119,40 +100,12 @@ template <class Call> static void for_shapes(Call call) {
 // ---------------------------------------------------------------------------------------------
 // What the tests share
 
-// Passes only if max|got - want| <= rel * max|want|; NaN fails. Prints the worst element.
-template <class T> static void check_close(const Floats &got, const T &want, double rel) {
-    REQUIRE(got.size() == want.size());
-    double largest = 0, worst = -1;
-    size_t at = 0;
-    for (size_t i = 0; i < want.size(); i++) {
-        largest = std::max(largest, std::fabs((double)want[i]));
-        const double difference = std::fabs(got[i] - (double)want[i]);
-        if (!(difference <= worst)) worst = difference, at = i;
-        if (std::isnan(difference)) break;
-    }
-    if (want.empty()) return;
-    INFO("at ", at, " ", got[at], ", not ", want[at]);
-    CHECK(worst <= rel * largest);
-}
-static bool same_bits(const Floats &a, const Floats &b) {
-    return a.size() == b.size() && (a.empty() || !memcmp(&a[0], &b[0], a.size() * sizeof(float)));
-}
-// A sum of n floats is off by about sqrt(n) * 2^-24 of its size, in whatever order it is added: 16
-// times as much is allowed.
-static double rounding(int n) { return 16 * std::sqrt(n + 1.0) * 0x1p-24; }
 // The nearest number of 10 bits of mantissa, ties away from 0
 static float to_tf32(float x) {
     int exponent;
     const double mantissa = std::frexp((double)x, &exponent);
     return std::isfinite(x) ? std::ldexp(std::round(std::ldexp(mantissa, 11)), exponent - 11) : x;
 }
-static std::string error_of(const std::function<void()> &call) {
-    try {
-        call();
-    } catch (const Error &e) { return e.what(); }
-    return "";
-}
-
 // Numbers from N(0, 1), the same for the same seed; few bits of each, so that they are TF32, too
 static Floats numbers(size_t n, unsigned seed) {
     std::mt19937 random(seed);
@@ -164,18 +117,12 @@ static Floats numbers(size_t n, unsigned seed) {
 static int count(const Ints &shape) {
     return std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<int>());
 }
-static Tensor on_device(const Floats &numbers, const Ints &shape, Device device = gpu(0)) {
-    Tensor t = empty(shape, cpu());
-    std::copy(numbers.begin(), numbers.end(), t.ptr());
-    return copyto(t, device);
-}
 // Its gradient holds NaN for now: a backward must write every number of it.
 static Tensor with_grad(const Floats &numbers, const Ints &shape) {
     Tensor t = on_device(numbers, shape);
     t.grad = std::make_shared<Tensor>(full(shape, NAN, t.device));
     return t;
 }
-static Floats grad(const Tensor &t) { return to_host(*t.grad); }
 static Doubles doubles(const Floats &a) { return Doubles(a.begin(), a.end()); }
 static Floats together(const Tensors &list) { return all_to_host(list); }
 
@@ -777,26 +724,106 @@ TEST_CASE("ladder" * doctest::skip()) {
     });
 }
 
-int main(int argc, char **argv) {
-#ifdef CUDA_CPU
-    setenv("CUDA_CPU_DEVICES", "2", 0);
-#endif
-    try {
-        use_devices(2, true);
-    } catch (const Error &e) {
-        fprintf(stderr, "tests: %s\n", e.what());
-        return 1;
+// ---------------------------------------------------------------------------------------------
+// Training
+
+TEST_CASE("train_batch: each rung trains as the simple operators do") {
+    Usual usual;
+    const int k = small_only ? 1 : 2;
+    for (const std::string rung : {"tiled", "fast"}) {
+        CAPTURE(rung);
+        Training simple(k, steady_params()), tuned(k, steady_params());
+        for (int s = 0; s < (small_only ? 1 : 5); s++) {
+            CAPTURE(s);
+            const auto batch = minibatch(small_only ? 2 : 7, s);
+            use_kernels("plain");
+            const Floats losses = simple.step(batch);
+            use_kernels(rung);
+            check_close(tuned.step(batch), losses, 1e-6 * (1 + s)); // they drift apart by rounding
+            const Floats got = tuned.numbers(0, true), want = simple.numbers(0, true);
+            check_close(got, want, 5e-6 * (1 + s));
+            CHECK_FALSE(same_bits(got, want)); // or the operators are the same
+        }
     }
-    doctest::Context tests;
-    tests.setOption("abort-after", 20); // one mistake can fail hundreds of checks
-    tests.applyCommandLine(argc, argv);
-    const int status = tests.run();
-    if (tests.shouldExit()) return status; // --help, --list-test-cases and the like
-    std::vector<const char *> words(argv, argv + argc);
-    words.insert(words.end(), {"--count", "--reporters=console"});
-    std::ostringstream counted;
-    doctest::Context query(words.size(), words.data());
-    query.setCout(&counted);
-    query.run();
-    return counted.str().find(" filters: 0\n") == std::string::npos ? status : 4; // none matches
+}
+
+TEST_CASE("train_batch: PRECISION=tf32 trains as FP32 does, to two digits") {
+    Usual usual;
+    const auto batch = minibatch(small_only ? 2 : 7, 3);
+    auto step = [&](const char *rung) { // the losses, then the gradients
+        use_kernels(rung);
+        Training training(small_only ? 1 : 2, lively_params());
+        Floats numbers = training.step(batch);
+        const Floats gradients = training.numbers(0, true);
+        numbers.insert(numbers.end(), gradients.begin(), gradients.end());
+        return numbers;
+    };
+    const Floats want = step("fast"), got = step("tf32");
+    check_close(got, want, 1e-2);
+    CHECK_FALSE(same_bits(got, want));
+    CHECK(same_bits(step("tf32"), got));
+}
+
+TEST_CASE("check_first_step: a right step passes with each rung" * doctest::skip(no_training)) {
+    ModelKept kept;
+    Usual usual;
+    set_model("lenet", 0);
+    for (const std::string &rung : rungs) {
+        CAPTURE(rung);
+        use_kernels(rung);
+        const auto batch = minibatch(7, 3);
+        Training training(2, params);
+        const Tensors ls = train_batch(batch.first, batch.second, training.device_params,
+                                       training.devices, options.lr);
+        CHECK(error_of([&] {
+                  check_first_step(batch.first, batch.second, ls, training.device_params,
+                                   options.lr);
+              }) == "");
+    }
+}
+
+#ifdef MGPU_LANES
+// A GPU of 132 multiprocessors holds 2112 warps of these kernels. A launch of a training step that
+// leaves more than nine tenths of it empty needs a reason.
+TEST_CASE("launches: 25 a step; those that leave a GPU nearly empty, each with its reason") {
+    const std::map<std::string, std::string> reasons = {
+        {"sum_kernel", "one block, so that the order of additions is fixed"},
+        {"count_correct_kernel", "one block"},
+        {"fill_kernel", "of a loss for each sample"},
+        {"softmax_cross_entropy_kernel", "a thread a sample: 256"},
+        {"softmax_cross_entropy_backward_kernel", "a thread a sample: 256"},
+        {"product_kernel", "dense layers: few products, and they wait for memory"},
+        {"product_sum_kernel", "a thread a weight"}};
+    DataFolder folder(512, 256);
+    auto launched = [&](const std::string &steps) {
+        return run_in_shell(folder, "CUDA_CPU_LAUNCHES=1",
+                            "--epochs 1 --no-replica-check --log l --steps " + steps)
+            .err;
+    };
+    const std::string one = launched("1"), two = launched("2");
+    const int launches = std::count(one.begin(), one.end(), '\n');
+    CHECK(launches > 30);
+    CHECK(std::count(two.begin(), two.end(), '\n') - launches == 25); // as README.md says
+    std::istringstream lines(one);
+    std::set<std::string> empty;
+    for (std::string line; std::getline(lines, line);) {
+        const size_t name = line.find(' ') + 1, end = line.find_first_of("< ", name),
+                     warps = line.find(" warps ");
+        REQUIRE((end != std::string::npos && warps != std::string::npos));
+        if (atoi(line.c_str() + warps + 7) < 2112 / 10) empty.insert(line.substr(name, end - name));
+    }
+    for (const std::string &kernel : empty) {
+        CAPTURE(kernel);
+        CHECK(reasons.count(kernel) == 1);
+    }
+    for (const auto &reason : reasons) { // one that is no longer needed goes
+        CAPTURE(reason.first);
+        CHECK(empty.count(reason.first) == 1);
+    }
+}
+#endif
+
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "--program") == 0) return mgpu_main(argc - 1, argv + 1);
+    return tests_main(argc, argv);
 }

@@ -4,7 +4,10 @@
 #ifndef MGPU_NO_MAIN // the tests have included mgpu.cu, and have a main
 #define MGPU_NO_MAIN
 #define CHECK_MAIN
-#include "../mgpu.cu"
+#ifndef PROGRAM
+#define PROGRAM "../mgpu.cu"
+#endif
+#include PROGRAM
 #endif
 
 // --- what a wrong gradient, or update, looks like
@@ -114,12 +117,12 @@ static void check_losses(const std::string &where, const std::vector<Tensor> &ls
 // of 2: ReLUs may switch on the way, and rounding hides changes below a millionth of the loss or of
 // the logits.)
 static void check_slopes(const std::string &where, const Tensor &X, const Tensor &y) {
+    if (operators.rounding > 1e-3f) return; // tf32 rounds the steps off
     const int n = std::min(16, X.shape[0]);
     const Tensor x = copyto(rows(X, 0, n), gpu(0)), labels = copyto(rows(y, 0, n), gpu(0));
     const std::vector<Tensor> p = get_params(params, gpu(0));
     backward(loss(net(x, p), labels));
     NoGrad guard;
-    const std::string precision = std::exchange(options.precision, "fp32"); // tf32 rounds steps off
     auto mean_loss = [&] { return total(to_host(loss(net(x, p), labels))) / n; };
     const double whole = std::fabs(mean_loss());
     double largest = whole; // of the numbers that are rounded on the way to it
@@ -145,7 +148,6 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
                   "not by %.2g: is a backward kernel wrong, or a sign?",
                   where.c_str(), param_names[i].c_str(), change, want);
     }
-    options.precision = precision;
 }
 
 // What train_batch has made of a minibatch and of `params`: ls and device_params. An Error names
@@ -166,7 +168,6 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         }
     const Flat old = all_to_host(trained(params));
     const Grads grads = gradients(device_params);
-    const float rounding = options.precision == "tf32" ? 1e-2f : 1e-3f;
     for (int c = 0; c < k; c++) {
         const Flat got = all_to_host(grads[c]), now = all_to_host(trained(device_params[c]));
         std::vector<int> wrong, wrong_update;
@@ -174,7 +175,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         for (size_t j = 0; j < got.size(); j++) {
             update[j] = old[j] - now[j];
             right[j] = lr * got[j] / n;
-            if (!(std::fabs(got[j] - want[j]) <= rounding * unit[j])) wrong.push_back(j);
+            if (!(std::fabs(got[j] - want[j]) <= operators.rounding * unit[j])) wrong.push_back(j);
             if (update[j] != right[j] && // both infinite: the loss will tell
                 !(std::fabs(update[j] - right[j]) <=
                   1e-5f * std::fabs(right[j]) + 1e-6f * std::fabs(old[j])))
@@ -203,6 +204,7 @@ static void check_model(int minibatches) {
     rng.seed(options.seed);
     init_model();
     if (!options.init.empty()) load_params(params, options.init);
+    exchange = exchange_by(options.allreduce, options.overlap);
     auto device_params = replicate(devices);
     DataIter train_iter = load_data_fashion_mnist(options.batch).first;
     Tensor X, y;

@@ -19,15 +19,12 @@ judged = $(foreach x,GPUS MODEL ALLREDUCE SEED,$(call valued,$x)) $(value ARGS)
 worker := $(if $(value SUBMISSION),build/submission,$(dir))/worker
 run_lab = $(dir)/lab $@ $(options)
 
-ifeq ($(start),)
+ifeq ($(value NODES)$(value HOSTS),)
 exercise: backend build/cpu/judge $(worker) build/simulate  ## judge yours, or ALLREDUCE=name
 	@$(if $(and $(value KVSTORE),$(filter-out $(translated),KVSTORE)),echo '--kvstore \
 	    and --allreduce: one of them is enough' >&2; exit 1)
 	@build/cpu/judge --worker $(worker) --rows build/exercise.csv $(judged)
 	@$(predict) build/exercise.csv
-else
-exercise: backend build/mpi/lab
-	@$(start) build/mpi/lab exercise $(options)
 endif
 check: backend $(dir)/check $(dataset)  ## what a training gets wrong: k devices against one, slopes
 	@$(dir)/check $(options)
@@ -52,9 +49,9 @@ summary: backend $(dir)/lab  ## the network's operators: shapes, parameters, FLO
 	@$(run_lab)
 plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or test acc as text
 	@sh lab/plot.sh $(call quote,$(or $(value RUNS),$(value LOG),build/log.csv))
-sweep: backend $(dir)/mgpu $(dataset)  ## test acc by learning rates and devices, BATCH for each
+sweep: backend $(program) $(dataset)  ## test acc by learning rates and devices, BATCH for each
 	@sh lab/sweep.sh $(call quote,$(value SWEEP_GPUS)) $(call quote,$(value SWEEP_LR)) \
-	    $(call quote,$(value BATCH)) $(dir)/mgpu $(options)
+	    $(call quote,$(value BATCH)) $(program) $(options)
 
 # ----- Compiling -------------------------------------------------------------------------------
 
@@ -68,31 +65,39 @@ build/cpu/judge: lab/judge.cc lab/limits.h lab/wire.h build/cpu/flags
 build/simulate: lab/simulate.cc lab/fabric.h build/cpu/flags
 	$(host_program) $< -o $@
 
-# What the tests start beside themselves
+# lab, check and the tests include the program's source, with the tuned operators where they are
+# there; a worker includes the submission alone
+included = $(source_flags) -DPROGRAM='"../$(source)"'
 $(dir)/lab_tests build/asan/lab_tests build/race/lab_tests: %/lab_tests: | %/wrong build/cpu/judge
-build/gpu/lab build/gpu/worker build/gpu/check: build/gpu/%: lab/%.cu mgpu.cu $(lab_headers) \
-    build/gpu/flags
+build/gpu/lab build/gpu/check: build/gpu/%: lab/%.cu mgpu.cu $(source) $(source_needs) \
+    $(lab_headers) build/gpu/flags
+	$(NVCC) $(nvcc_flags) $(included) $< -o $@
+build/gpu/worker: lab/worker.cu mgpu.cu $(lab_headers) build/gpu/flags
 	$(NVCC) $(nvcc_flags) $< -o $@
 build/gpu/wrong: lab/worker.cu build/gpu/wrong.cu $(wrong) mgpu.cu $(lab_headers) build/gpu/flags
 	$(NVCC) $(nvcc_flags) -DALL_WRONG -DSUBMISSION='"../build/gpu/wrong.cu"' $< -o $@
 build/gpu/wrong.cu: $(wrong) lab/lab.mk
 	@mkdir -p $(@D); printf '#include "../../%s"\n' $(wrong) >$@
-build/gpu/lab_tests: lab/tests.cu tests.cu mgpu.cu $(lab_headers) lab/lab.cu lab/check.cu \
-    lab/simulate.cc $(DOCTEST) build/gpu/flags
-	$(NVCC) $(nvcc_flags) $(doctest) $< -o $@
+build/gpu/lab_tests: lab/tests.cu tests.cu mgpu.cu $(source) $(source_needs) $(lab_headers) \
+    lab/lab.cu lab/check.cu lab/simulate.cc $(DOCTEST) build/gpu/flags
+	$(NVCC) $(nvcc_flags) $(included) $(doctest) $< -o $@
 
-# On the stand-in, and under the sanitizers: first in C++, below build/cpp/lab/
+# On the stand-in, and under the sanitizers: first in C++, below build/cpp/
 in_cpp = build/cpp/lab/$1.cu build/cpp/mgpu.cu $(lab_headers) cpu/cuda_runtime.h
 define lab_programs
-build/$1/lab build/$1/worker build/$1/check: build/$1/%: $$(call in_cpp,%) build/$1/flags
+build/$1/lab build/$1/check: build/$1/%: $$(call in_cpp,%) build/cpp/$$(source) \
+    $$(source_needs_cpp) build/$1/flags
+	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(included) $$(once_$1) -x c++ $$< -o $$@
+build/$1/worker: $$(call in_cpp,worker) build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(once_$1) -x c++ $$< -o $$@
 build/$1/wrong: $$(call in_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/lab/wrong/yours.h \
     build/cpp/lab/wrong/all.cu build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab -DALL_WRONG -DSUBMISSION='"wrong/all.cu"' \
 	    $$(once_$1) -x c++ $$< -o $$@
-build/$1/lab_tests: $$(call in_cpp,tests) build/cpp/lab/lab.cu build/cpp/lab/check.cu \
-    build/cpp/tests.cu lab/simulate.cc build/$1/doctest.o build/$1/flags
-	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(once_$1) $$(linked) -x c++ $$< \
+build/$1/lab_tests: $$(call in_cpp,tests) build/cpp/$$(source) $$(source_needs_cpp) \
+    build/cpp/lab/lab.cu build/cpp/lab/check.cu build/cpp/tests.cu lab/simulate.cc \
+    build/$1/doctest.o build/$1/flags
+	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(included) $$(once_$1) $$(linked) -x c++ $$< \
 	    -x none build/$1/doctest.o -o $$@
 endef
 $(foreach x,cpu asan race,$(eval $(call lab_programs,$x)))

@@ -1,7 +1,7 @@
 #!/bin/sh
 # What several nodes must do, tried on this machine: learn what one process with as many devices
 # learns, judge their ring, notice what differs between them, end together.
-#   nodes.sh ONE MPI MPIRUN...   the program without MPI, the one with it, mpirun and its options
+#   test.sh ONE MPI MPIRUN...   the program without MPI, the one with it, mpirun and its options
 # shellcheck disable=SC2086 # $training and $mpirun are several words
 set -eu
 one=$1 mpi=$2
@@ -44,7 +44,7 @@ same 4 1 ring "--allreduce ring"
 training="--model resnet18 --limit 48 --batch 5 --epochs 5 --lr 0.01 --no-first-check"
 same 2 2 tree "--allreduce ring --overlap"
 
-$mpirun -n 3 "${mpi%mgpu}lab" --exercise >$out/text 2>&1 || fail "exercise"
+$mpirun -n 3 "$mpi" --exercise >$out/text 2>&1 || fail "exercise"
 grep -q '^ring_between_nodes: passed on 3 nodes: 12 messages' $out/text || fail "exercise"
 pass "exercise"
 
@@ -70,6 +70,27 @@ differs 'its overlap (1) is not' --overlap
 differs 'its replica check (0) is not' --no-replica-check
 differs 'its data (.*) is not' --data $out/data
 differs 'no-such-folder' --data no-such-folder
+
+# The last line names every node's devices
+$mpirun -n 2 "$mpi" --gpus 2 --limit 100 --epochs 1 --log $out/log >$out/text 2>&1 || fail "two nodes"
+grep -q '^test acc: .* sec/epoch on \[gpu(0), gpu(1)\] of node 0, \[gpu(0), gpu(1)\] of node 1$' \
+    $out/text || fail "the last line"
+pass "the last line names the devices"
+
+# unreadable TEXT LINE: a file with this line, in which mpirun would find no machine
+unreadable() {
+    printf "%b" "$2" >$out/hosts
+    if ${MAKE:-make} -n run HOSTS=$out/hosts >$out/text 2>&1; then fail "accepted: $2"; fi
+    grep -qF "HOSTS=$out/hosts: $1" $out/text || fail "not said: $1"
+    pass "HOSTS is refused: $1"
+}
+unreadable 'a file with a machine in each line' '\n# pc01\n'
+unreadable 'its lines end as those of Windows do' 'localhost slots=2\r\n'
+unreadable 'line 2, localhost slots=two: pc01, say' '# two\nlocalhost slots=two\n'
+unreadable 'line 1, localhost; slots=2:' 'localhost; slots=2\n'
+printf ' localhost slots=2 max_slots=4 # this one\n\n# pc01\n' >$out/hosts
+${MAKE:-make} -n run HOSTS=$out/hosts >$out/text 2>&1 || fail "HOSTS with comments"
+pass "HOSTS with comments"
 
 # The order in which MPI adds the numbers of four nodes changes with OVERLAP
 few="--limit 40 --batch 20 --epochs 2 --log $out/log --save $out/save"

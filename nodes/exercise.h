@@ -1,0 +1,73 @@
+// make exercise NODES=4: is ring_between_nodes right? Are its bits the same on all nodes?
+// defines: exercise_nodes
+#pragma once
+
+// Node c's number i is code(i) * 2^(b c), b = 2 or, of more than 8 nodes, 1: the digits of
+// sum / code(i) tell how often each node's number is in it. Sums are whole and below 2^24: exact.
+inline int code(int i) { return 1 + i % 251; }
+static float input(int i, int c) { return (float)code(i) * (1 << (nodes <= 8 ? 2 : 1) * c); }
+
+// What may have gone wrong, from a wrong number at index i of n.
+static std::string explain(float got, float sum, int i, int n) {
+    const int base = nodes <= 8 ? 4 : 2, digits = got >= 1 && got < 1 << 24 ? got / code(i) : 0;
+    const auto name = [](int c) { return " node(" + str(c) + ")"; };
+    if (got == input(i, node))
+        return "it is still" + name(node) + "'s own number: does a chunk or a loop end too early?";
+    if (std::fabs(got * nodes - sum) < 0.5f)
+        return "it is the mean: the sum is wanted, sgd divides by the batch size";
+    for (int j = 0; j < n && j <= 250; j++) // code(j) are all there are
+        if (got == sum / code(i) * code(j) && i + (j - i % 251 + 251) % 251 < n)
+            return format(
+                "it is the sum of an index %d further on: are the bounds of a chunk wrong?",
+                (j - i % 251 + 251) % 251);
+    if (digits == 0 || digits * code(i) != got)
+        return "it is no sum of the nodes' numbers at this index";
+    std::string missing, repeated;
+    for (int c = 0, rest = digits; c < nodes; c++, rest /= base) {
+        if (rest % base == 0) missing += name(c);
+        if (rest % base > 1) repeated += name(c) + format(" (%d times)", rest % base);
+    }
+    if (!missing.empty()) missing = "without the number of" + missing + ": is it not added?";
+    if (!repeated.empty())
+        repeated = "more than once the number of" + repeated + ": is it added again?";
+    return missing + (missing.empty() || repeated.empty() ? "" : " ") + repeated;
+}
+
+static void exercise_nodes() {
+    if (nodes < 2 || nodes > 16) error("--exercise judges on 2 to 16 nodes, not on %d", nodes);
+    alarm(patience);
+    for (int n : {0, 1, nodes - 1, nodes, nodes + 1, 1000, 107768}) {
+        std::vector<float> a(n), b(n);
+        for (int i = 0; i < n; i++) a[i] = input(i, node), b[i] = 1.0f / (1 + i + node);
+        sent_messages = sent_bytes = 0;
+        ring_between_nodes(a.data(), n);
+        ring_between_nodes(b.data(), n);
+        for (int i = 0; i < n; i++) {
+            float want = 0;
+            double sum = 0;
+            for (int c = 0; c < nodes; c++) want += input(i, c), sum += 1.0f / (1 + i + c);
+            if (a[i] != want)
+                error("%d nodes, %d numbers: index %d is %g, not %g: %s", nodes, n, i, a[i], want,
+                      explain(a[i], want, i, n).c_str());
+            if (!(std::fabs(b[i] - sum) <= 1e-6 * sum))
+                error("%d nodes, %d numbers that are not whole: index %d is %.9g, not %.9g: is "
+                      "something in it no float?",
+                      nodes, n, i, b[i], sum);
+        }
+        const std::vector<float> own = b;
+        from_node_0(b.data(), n * sizeof(float));
+        if (first_difference(b, own) < own.size())
+            error("%d nodes, %d numbers: the sum has other bits than on node 0: add in one order",
+                  nodes, n);
+    }
+    double sent[] = {double(sent_messages), double(sent_bytes)}; // of two sums
+    sum_over_nodes(sent, 2);
+    alarm(0);
+    if (sent[0] / 2 < 2 * (nodes - 1) || sent[1] / 2 < 2. * (nodes - 1) * 107768 * sizeof(float))
+        error("only %.0f messages, %.0f bytes were counted, which cannot be all: sent_messages and "
+              "sent_bytes are for what a node sends",
+              sent[0] / 2, sent[1] / 2);
+    printf("ring_between_nodes: passed on %d nodes: %.0f messages, %.0f bytes for 107768 numbers; "
+           "the optimum has %d, %d\n",
+           nodes, sent[0] / 2, sent[1] / 2, 2 * (nodes - 1), 2 * (nodes - 1) * 107768 * 4);
+}
