@@ -171,6 +171,11 @@ translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf cpu/to_cpp
     ! sed 1d $@ | grep -nE '<<<|__shared__' || \
     { echo '$<: cpu/to_cpp.sed does not understand the lines above' >&2; exit 1; }
 
+# What the programs of other folders include: rewritten only when that changes
+build/source: FORCE
+	@mkdir -p $(@D); echo $(call quote,$(source) $(source_flags)) >$@.$$$$; \
+	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+
 # The flags of the last build, and the processor's name because of -march=native. The file is
 # rewritten only when they change, and what depends on it is then rebuilt.
 build/%/flags: flags = $(if $(filter gpu,$*),$(NVCC) $(nvcc_flags),$(CXX) $(cpu_flags) $(flags_$*))

@@ -1,7 +1,8 @@
 // The three products of conv2d and linear.
 // Each is a description of where its rows, columns and terms lie. With a stride, dX falls into
 // phases, each a correlation with stride 1 and taps of its own.
-// Gain: a stride-2 gradient by phases multiplies a quarter of what a dy with zeros in it would take.
+// Gain: a stride-2 gradient by phases multiplies a quarter of what a dy with zeros in it would
+// take.
 // defines: product_forward, product_backward_input, product_backward_weights, conv
 
 namespace fast {

@@ -3,7 +3,7 @@
 # operators run. It builds in build/edited, from copies.
 cd "$(dirname "$0")/.." || exit 1
 data=$(pwd)/data
-rm -rf build/edited && mkdir -p build/edited && cp -r Makefile mgpu.cu cpu plot fast build/edited &&
+rm -rf build/edited && mkdir -p build/edited && cp -r Makefile mgpu.cu cpu fast build/edited &&
     mkdir build/edited/data && cp data/*sha256 data/fetch.sh build/edited/data && cd build/edited || exit 1
 mkdir -p build && touch build/data.ok # the data lie elsewhere
 run() { make -s run "$@" DATA="$data" GPUS=1 BATCH=32 STEPS=2 LIMIT=64 FIRST_CHECK=0 2>make.err; }

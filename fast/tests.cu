@@ -1,7 +1,7 @@
 // Tests of the tuned operators: against the simple ones, and against plain loops in double.
 //
 //     make test T='-tc=tuned*'                      the operators, on the shapes below
-//     build/cpu/fast/tests --no-skip -tc=ladder     what each rung takes for each of these shapes
+//     build/cpu/fast_tests --no-skip -tc=ladder     what each rung takes for each of these shapes
 
 #define MGPU_NO_MAIN
 #include "fast.cu"

@@ -70,7 +70,7 @@ build/simulate: lab/simulate.cc lab/fabric.h build/cpu/flags
 included = $(source_flags) -DPROGRAM='"../$(source)"'
 $(dir)/lab_tests build/asan/lab_tests build/race/lab_tests: %/lab_tests: | %/wrong build/cpu/judge
 build/gpu/lab build/gpu/check: build/gpu/%: lab/%.cu mgpu.cu $(source) $(source_needs) \
-    $(lab_headers) build/gpu/flags
+    $(lab_headers) build/source build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(included) $< -o $@
 build/gpu/worker: lab/worker.cu mgpu.cu $(lab_headers) build/gpu/flags
 	$(NVCC) $(nvcc_flags) $< -o $@
@@ -79,14 +79,14 @@ build/gpu/wrong: lab/worker.cu build/gpu/wrong.cu $(wrong) mgpu.cu $(lab_headers
 build/gpu/wrong.cu: $(wrong) lab/lab.mk
 	@mkdir -p $(@D); printf '#include "../../%s"\n' $(wrong) >$@
 build/gpu/lab_tests: lab/tests.cu tests.cu mgpu.cu $(source) $(source_needs) $(lab_headers) \
-    lab/lab.cu lab/check.cu lab/simulate.cc $(DOCTEST) build/gpu/flags
+    lab/lab.cu lab/check.cu lab/simulate.cc $(DOCTEST) build/source build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(included) $(doctest) $< -o $@
 
 # On the stand-in, and under the sanitizers: first in C++, below build/cpp/
 in_cpp = build/cpp/lab/$1.cu build/cpp/mgpu.cu $(lab_headers) cpu/cuda_runtime.h
 define lab_programs
 build/$1/lab build/$1/check: build/$1/%: $$(call in_cpp,%) build/cpp/$$(source) \
-    $$(source_needs_cpp) build/$1/flags
+    $$(source_needs_cpp) build/source build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(included) $$(once_$1) -x c++ $$< -o $$@
 build/$1/worker: $$(call in_cpp,worker) build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(once_$1) -x c++ $$< -o $$@
@@ -96,7 +96,7 @@ build/$1/wrong: $$(call in_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/lab/wro
 	    $$(once_$1) -x c++ $$< -o $$@
 build/$1/lab_tests: $$(call in_cpp,tests) build/cpp/$$(source) $$(source_needs_cpp) \
     build/cpp/lab/lab.cu build/cpp/lab/check.cu build/cpp/tests.cu lab/simulate.cc \
-    build/$1/doctest.o build/$1/flags
+    build/$1/doctest.o build/source build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(included) $$(once_$1) $$(linked) -x c++ $$< \
 	    -x none build/$1/doctest.o -o $$@
 endef

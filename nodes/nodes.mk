@@ -46,7 +46,7 @@ in_dir := $(if $(filter build/cpu,$(dir)),build/cpp/)
 mpi = $(if $(in_dir),$(mpi_cpu),$(mpi_gpu)) $(source_flags) -DPROGRAM='"$(abspath $(in_dir)$(source))"'
 build/mpi/nodes build/mpi_asan/nodes build/mpi_race/nodes: build/mpi%/nodes: nodes/nodes.cu \
     nodes/exercise.h $(in_dir)$(source) $(in_dir)mgpu.cu \
-    $(if $(in_dir),$(source_needs_cpp) cpu/cuda_runtime.h,$(source_needs)) build/mpi%/flags
+    $(if $(in_dir),$(source_needs_cpp) cpu/cuda_runtime.h,$(source_needs)) build/source build/mpi%/flags
 	$(need_mpi)$(call mpi,$(*:_%=%)) $< -o $@
 build/mpi/flags build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi,$(*:mpi_%=%))
 
