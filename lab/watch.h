@@ -220,6 +220,7 @@ inline std::string kernel_name(std::string text) {
     const size_t quote = text.find('"');
     if (quote < text.find('<')) text = text.substr(quote + 1);
     text = text.substr(0, text.find_first_of("<\""));
+    text = text.substr(text.rfind(':') + 1); // without its namespace
     return text.substr(0, text.find_last_not_of(' ') + 1);
 }
 
