@@ -785,12 +785,13 @@ static void allreduce_rebind(const Grads &grads) {
     }
 }
 
-// --- launching a kernel: its threads and blocks, and the check of the launch
+// --- launching a kernel: its threads and blocks
 constexpr int threads = 256;                         // of a block, where nothing else decides
 inline int blocks(long n, int per_block = threads) { // at least one: an empty grid is an error
     if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
     return n > 0 ? (n + per_block - 1) / per_block : 1;
 }
+
 // --- yours: the student's slot. It starts as the tutorial's algorithm; the contract is at the top
 // of this section. The tools:
 //   send       copyto(src, dst), one message, or send({{src, dst}, ...}), a round of them
@@ -918,8 +919,8 @@ struct Operators {
     Tensor (*batch_norm)(const Tensor &X, const Tensor &gamma, const Tensor &beta,
                          const Tensor &running_mean, const Tensor &running_var);
     void (*sgd)(const std::vector<Tensor> &params, float lr, int batch_size);
-    // Null, or enqueues the launches that operators have put off: the device's last one, and the one
-    // that writes the tensor with this note.
+    // Null, or enqueues the launches that operators have put off: the device's last one, and the
+    // one that writes the tensor with this note.
     void (*flush)(Device device, const std::shared_ptr<Note> &note);
 };
 extern Operators operators; // the end of this section fills it
@@ -1864,6 +1865,14 @@ void demos_lab_cnn(int num_gpus) {
 // 11. Devices and memory
 // k logical devices on the GPUs there are, their streams, the memory of tensors, and what is said
 // when CUDA fails.
+//
+// A program may include this file, as its tests do. These seams are meant for that, and no others:
+//   MGPU_NO_MAIN   defined before, leaves main out
+//   LAUNCH, touch  may be defined before (section 7); a Part is an NVTX range: forward is what
+//                  stands before "backward", "sum" and "update"
+//   operators      the table of kernels (section 8); Tensor::note is for who fills it
+//   exchange       what train_batch does with the gradients (section 5)
+//   flags          the table of options (section 14)
 
 struct Gpu { // a logical device
     int physical;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Which operators of ../mgpu.cu, section 8, have been edited since fast/ was fitted to them? Comments
-# and spaces do not count.
+# Which operators of ../mgpu.cu, section 8, have been edited since fast/ was fitted to them?
+# Comments and spaces do not count.
 #     sh fast/checksum.sh           their names in Operators, such as "relu pool2d"
 #     sh fast/checksum.sh --check   fails and says them, if there are any
 #     sh fast/checksum.sh --write   they are as they should be: fast/checksums has their sums

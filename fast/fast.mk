@@ -1,6 +1,6 @@
 # The tuned operators: where this folder is, make run runs fast/fast.cu, which includes mgpu.cu.
 
-# KERNELS        operators: plain, mgpu.cu's; tiled; fast, on a GPU; by default your edits of mgpu.cu
+# KERNELS        operators: plain, mgpu.cu's; tiled; fast, on a GPU; by default your own edits
 # PRECISION      of what the fast kernels multiply: fp32; tf32, on tensor cores
 with_value += KERNELS PRECISION
 

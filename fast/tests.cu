@@ -140,8 +140,9 @@ static void backward_from(const Tensors &ys, const std::vector<Floats> &dys) {
     backward(l);
 }
 
-// What an operator makes of inputs of these shapes: its result, then the gradients. `uses`: how often
-// it is used, so that gradients are sums. masked: X is a ReLU's result, whose gradient is masked.
+// What an operator makes of inputs of these shapes: its result, then the gradients. `uses`: how
+// often it is used, so that gradients are sums. masked: X is a ReLU's result, whose gradient is
+// masked.
 typedef std::function<Tensor(const Tensors &)> Operator;
 static std::vector<Floats> results(const Operator &op, const std::vector<Ints> &inputs, int uses,
                                    bool masked, int wanted = ~0) {

@@ -83,18 +83,18 @@ build/gpu/lab_tests: lab/tests.cu tests.cu mgpu.cu $(source) $(source_needs) $(l
 	$(NVCC) $(nvcc_flags) $(included) $(doctest) $< -o $@
 
 # On the stand-in, and under the sanitizers: first in C++, below build/cpp/
-in_cpp = build/cpp/lab/$1.cu build/cpp/mgpu.cu $(lab_headers) cpu/cuda_runtime.h
+lab_cpp = build/cpp/lab/$1.cu build/cpp/mgpu.cu $(lab_headers) cpu/cuda_runtime.h
 define lab_programs
-build/$1/lab build/$1/check: build/$1/%: $$(call in_cpp,%) build/cpp/$$(source) \
+build/$1/lab build/$1/check: build/$1/%: $$(call lab_cpp,%) build/cpp/$$(source) \
     $$(source_needs_cpp) build/source build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(included) $$(once_$1) -x c++ $$< -o $$@
-build/$1/worker: $$(call in_cpp,worker) build/$1/flags
+build/$1/worker: $$(call lab_cpp,worker) build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(once_$1) -x c++ $$< -o $$@
-build/$1/wrong: $$(call in_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/lab/wrong/yours.h \
+build/$1/wrong: $$(call lab_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/lab/wrong/yours.h \
     build/cpp/lab/wrong/all.cu build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab -DALL_WRONG -DSUBMISSION='"wrong/all.cu"' \
 	    $$(once_$1) -x c++ $$< -o $$@
-build/$1/lab_tests: $$(call in_cpp,tests) build/cpp/$$(source) $$(source_needs_cpp) \
+build/$1/lab_tests: $$(call lab_cpp,tests) build/cpp/$$(source) $$(source_needs_cpp) \
     build/cpp/lab/lab.cu build/cpp/lab/check.cu build/cpp/tests.cu lab/simulate.cc \
     build/$1/doctest.o build/source build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(included) $$(once_$1) $$(linked) -x c++ $$< \

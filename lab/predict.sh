@@ -1,13 +1,13 @@
 #!/bin/sh
 # What an exchange takes on other machines.
 #
-#   predict.sh exercise FABRICS ALGORITHM ROWS      what the judge has counted (its --rows), beside
-#              naive: microseconds
-#   predict.sh bench FABRIC ALGORITHMS LAB OPTION ...      4 KB to 1 GB, of messages in proportion to
+#   predict.sh exercise FABRICS ALGORITHM ROWS         what the judge has counted (its --rows),
+#              beside naive: microseconds
+#   predict.sh bench FABRIC ALGORITHMS LAB OPTION ...  4 KB to 1 GB, of messages in proportion to
 #              those of MODEL's gradients, on 2 to 1024 devices: build/allreduce.csv, .svg
-#   predict.sh scale FABRIC ALGORITHM LAB OPTION ...       a training step on 1 to 1024 devices, from
-#              one that is measured on a single device here: build/scale.csv, .svg. STEP_MS: as if
-#              it took so long there
+#   predict.sh scale FABRIC ALGORITHM LAB OPTION ...   a training step on 1 to 1024 devices, from
+#              one that is measured on a single device here: build/scale.csv, .svg. STEP_MS: as
+#              if it took so long there
 #
 # `LAB dry-run` prints what is enqueued, `LAB trace` when it ran; build/simulate, made of
 # simulate.cc and fabric.h, says how long it takes there. Empty words: the usual ones.

@@ -295,6 +295,7 @@ static void run_on_nodes() {
     options.resume = false; // node 0 reads, logs and saves
     if (node > 0) options.init = options.save = "", options.log = "/dev/null";
     read_data();
+    printf("operators: %s\n", operators.name.c_str());
     meet_nodes();
     const int cores = std::thread::hardware_concurrency() / neighbours / options.gpus;
     if (on_cpu) setenv("CUDA_CPU_CORES", str(std::max(1, cores)).c_str(), 0);

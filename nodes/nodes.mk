@@ -42,12 +42,15 @@ export MPICH_CXX = $(CXX)
 # nodes.cu includes the program's source, in C++ for the stand-in
 mpi_gpu = $(NVCC) $(nvcc_flags) -ccbin $(MPICXX)
 mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) -x c++
-in_dir := $(if $(filter build/cpu,$(dir)),build/cpp/)
-mpi = $(if $(in_dir),$(mpi_cpu),$(mpi_gpu)) $(source_flags) -DPROGRAM='"$(abspath $(in_dir)$(source))"'
-build/mpi/nodes build/mpi_asan/nodes build/mpi_race/nodes: build/mpi%/nodes: nodes/nodes.cu \
-    nodes/exercise.h $(in_dir)$(source) $(in_dir)mgpu.cu \
-    $(if $(in_dir),$(source_needs_cpp) cpu/cuda_runtime.h,$(source_needs)) build/source build/mpi%/flags
+in_cpp := $(if $(filter build/cpu,$(dir)),build/cpp/)
+mpi = $(if $(in_cpp),$(mpi_cpu),$(mpi_gpu)) $(source_flags) -DPROGRAM='"../$(source)"'
+build/mpi/nodes build/mpi_asan/nodes build/mpi_race/nodes: build/mpi%/nodes: \
+    $(in_cpp)nodes/nodes.cu $(in_cpp)nodes/exercise.h $(in_cpp)$(source) $(in_cpp)mgpu.cu \
+    $(if $(in_cpp),$(source_needs_cpp) cpu/cuda_runtime.h,$(source_needs)) build/source \
+    build/mpi%/flags
 	$(need_mpi)$(call mpi,$(*:_%=%)) $< -o $@
+build/cpp/nodes/%: nodes/% cpu/to_cpp.sed
+	@$(translate)
 build/mpi/flags build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi,$(*:mpi_%=%))
 
 ifneq ($(start),)
@@ -56,11 +59,12 @@ exercise: backend $(program)
 endif
 
 .PHONY: nodes nodes_asan nodes_race
-nodes: backend $(dir)/mgpu build/mpi/nodes $(dataset)  ## tests of NODES on this machine (MPI)
-	@sh nodes/test.sh $(dir)/mgpu build/mpi/nodes $(mpirun)
+nodes: backend $(program) build/mpi/nodes $(dataset)  ## tests of NODES on this machine (MPI)
+	@sh nodes/test.sh $(program) build/mpi/nodes $(mpirun)
 # MPI's own leaks and locks are suppressed by name
 nodes_asan: build/mpi_asan/nodes $(dataset)
-	@ASAN_OPTIONS=fast_unwind_on_malloc=0 LSAN_OPTIONS=suppressions=nodes/mpi.lsan:print_suppressions=0 \
+	@ASAN_OPTIONS=fast_unwind_on_malloc=0 \
+	    LSAN_OPTIONS=suppressions=nodes/mpi.lsan:print_suppressions=0 \
 	    $(mpirun) -n 2 $< --gpus 2 --limit 90 --batch 40 --epochs 1 --overlap --log build/nodes_log
 nodes_race: build/mpi_race/nodes $(dataset)
 	@TSAN_OPTIONS="exitcode=66 suppressions=nodes/mpi.tsan" $(mpirun) -n 2 $(setarch) $< --gpus 2 \
