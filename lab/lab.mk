@@ -87,17 +87,17 @@ lab_cpp = build/cpp/lab/$1.cu build/cpp/mgpu.cu $(lab_headers) cpu/cuda_runtime.
 define lab_programs
 build/$1/lab build/$1/check: build/$1/%: $$(call lab_cpp,%) build/cpp/$$(source) \
     $$(source_needs_cpp) build/source build/$1/flags
-	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(included) $$(once_$1) -x c++ $$< -o $$@
+	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote lab $$(included) $$(once_$1) -x c++ $$< -o $$@
 build/$1/worker: $$(call lab_cpp,worker) build/$1/flags
-	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(once_$1) -x c++ $$< -o $$@
+	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote lab $$(once_$1) -x c++ $$< -o $$@
 build/$1/wrong: $$(call lab_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/lab/wrong/yours.h \
     build/cpp/lab/wrong/all.cu build/$1/flags
-	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab -DALL_WRONG -DSUBMISSION='"wrong/all.cu"' \
+	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote lab -DALL_WRONG -DSUBMISSION='"wrong/all.cu"' \
 	    $$(once_$1) -x c++ $$< -o $$@
 build/$1/lab_tests: $$(call lab_cpp,tests) build/cpp/$$(source) $$(source_needs_cpp) \
     build/cpp/lab/lab.cu build/cpp/lab/check.cu build/cpp/tests.cu lab/simulate.cc \
     build/$1/doctest.o build/source build/$1/flags
-	$$(CXX) $$(cpu_flags) $$(flags_$1) -Ilab $$(included) $$(once_$1) $$(linked) -x c++ $$< \
+	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote lab $$(included) $$(once_$1) $$(linked) -x c++ $$< \
 	    -x none build/$1/doctest.o -o $$@
 endef
 $(foreach x,cpu asan race,$(eval $(call lab_programs,$x)))
@@ -113,8 +113,8 @@ ifeq ($(dir),build/gpu)
 	@$(NVCC) $(nvcc_flags) -DSUBMISSION='"$(abspath $(SUBMISSION))"' lab/worker.cu -o $@
 build/submission/mgpu.cu: ;
 else
-	@$(CXX) $(cpu_flags) -Ilab -Ibuild/cpp/lab/wrong -DSUBMISSION='"../../submission/mgpu.cu"' \
-	    $(once_cpu) -x c++ build/cpp/lab/worker.cu -o $@
+	@$(CXX) $(cpu_flags) -iquote lab -iquote build/cpp/lab/wrong $(once_cpu) \
+	    -DSUBMISSION='"../../submission/mgpu.cu"'  -x c++ build/cpp/lab/worker.cu -o $@
 build/submission/mgpu.cu: cpu/to_cpp.sed FORCE
 	@[ -r $(call quote,$(value SUBMISSION)) ] || { echo SUBMISSION=$(call quote,$(value \
 	    SUBMISSION)): no such file >&2; exit 1; }
