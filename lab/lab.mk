@@ -114,7 +114,7 @@ ifeq ($(dir),build/gpu)
 build/submission/mgpu.cu: ;
 else
 	@$(CXX) $(cpu_flags) -iquote lab -iquote build/cpp/lab/wrong $(once_cpu) \
-	    -DSUBMISSION='"../../submission/mgpu.cu"'  -x c++ build/cpp/lab/worker.cu -o $@
+	    -DSUBMISSION='"../../submission/mgpu.cu"' -x c++ build/cpp/lab/worker.cu -o $@
 build/submission/mgpu.cu: cpu/to_cpp.sed FORCE
 	@[ -r $(call quote,$(value SUBMISSION)) ] || { echo SUBMISSION=$(call quote,$(value \
 	    SUBMISSION)): no such file >&2; exit 1; }
