@@ -786,6 +786,11 @@ static void allreduce_rebind(const Grads &grads) {
 }
 
 // --- launching a kernel: its threads and blocks
+#ifdef CUDA_CPU
+constexpr bool on_cpu = true; // the stand-in, see cpu/
+#else
+constexpr bool on_cpu = false;
+#endif
 constexpr int threads = 256;                         // of a block, where nothing else decides
 inline int blocks(long n, int per_block = threads) { // at least one: an empty grid is an error
     if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
@@ -1043,17 +1048,18 @@ void count_correct(const Tensor &correct, const Tensor &y_hat, const Tensor &y) 
 }
 
 // out[i] = parts[0][i] + parts[1][i] + ... + parts[k-1][i], added in this order; out may be a part.
-// One thread per element.
-constexpr int max_gpus = 64;
+// One thread per element; of emulated devices one for 16 neighbours, which a core adds at once.
+constexpr int max_gpus = 64, neighbours_added = on_cpu ? 16 : 1;
 struct Parts {
     const float *p[max_gpus];
 };
 __global__ void sum_parts_kernel(float *out, Parts parts, int k, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    float sum = 0;
-    for (int c = 0; c < k; c++) sum += parts.p[c][i];
-    out[i] = sum;
+    const int first = (blockIdx.x * blockDim.x + threadIdx.x) * neighbours_added;
+    const int count = min(neighbours_added, n - first);
+    float sum[neighbours_added] = {};
+    for (int c = 0; c < k; c++)
+        for (int q = 0; q < count; q++) sum[q] += parts.p[c][first + q];
+    for (int q = 0; q < count; q++) out[first + q] = sum[q];
 }
 void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
     if (parts.size() > max_gpus) { // more than a launch takes: some of them first
@@ -1071,8 +1077,8 @@ void sum_(const Tensor &a, const std::vector<Tensor> &parts) {
     }
     const int n = size(a);
     float *const sum = a.ptr();
-    LAUNCH(
-        sum_parts_kernel<<<blocks(n), threads, 0, on(a.device)>>>(sum, pointers, parts.size(), n));
+    LAUNCH(sum_parts_kernel<<<blocks(n, threads * neighbours_added), threads, 0, on(a.device)>>>(
+        sum, pointers, parts.size(), n));
 }
 
 // --- sgd
@@ -1993,11 +1999,6 @@ void waitall() {
 }
 
 // --- devices
-#ifdef CUDA_CPU
-constexpr bool on_cpu = true; // the stand-in, see cpu/
-#else
-constexpr bool on_cpu = false;
-#endif
 static bool staged = false; // some pair of devices: the host may then wait in a copy
 
 // How i reaches j's memory: "same GPU as", "peer" (access is enabled here) or "staged" (through the
