@@ -104,7 +104,7 @@ struct Reader { // from a string that somebody else has written: it may say anyt
     size_t at = 0;
     void copy(void *to, size_t n) {
         if (n > bytes.size() - at) throw std::runtime_error("too few bytes");
-        memcpy(to, bytes.data() + at, n);
+        if (n > 0) memcpy(to, bytes.data() + at, n); // an empty vector has no address
         at += n;
     }
     template <class T> void operator()(T &x) { copy(&x, sizeof x); }
