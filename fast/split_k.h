@@ -1,7 +1,8 @@
 // Split-K: if C is small, several blocks share the terms of its sums, in slices.
 // A weight gradient has few sums of very many terms: LeNet's conv2 has 501 x 50 sums of 20,736
 // terms at batch 256, two tiles of 256 x 52 for a GPU of 132 multiprocessors. Each slice is stored,
-// then the slices are added in a fixed order: the same bits on every run, as atomics would not give.
+// then the slices are added in a fixed order: the same bits on every run, which atomics would not
+// give.
 // Gain: all multiprocessors work on such a product, not two. On a CPU a slice of a packed tile fits
 // the second-level cache. Not priced alone.
 // defines: slice_of, product_sum, in_slices
