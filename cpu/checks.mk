@@ -1,5 +1,5 @@
-# What a first reading of the Makefile, which includes it, leaves out: misspelt variables, what is
-# compiled once, the tests under sanitizers and in a GPU's order of lanes.
+# What a first reading of the Makefile, which includes it, leaves out: misspelt variables, the CPU
+# stand-in, the tests under sanitizers and in a GPU's order of lanes, the sizes of the parts.
 
 # A variable on the command line is one of these, or for CUDA or its stand-in, or misspelt
 variables := $(shell sed -nE 's/^. ([A-Z_]+)  .*/\1/p' $(makefiles))
@@ -17,6 +17,49 @@ endif
 ifneq ($(and $(filter command,$(origin T)),$(filter-out -%,$(firstword $(value T)))),)
   $(error T=$(value T) is no option of the tests: try T='-tc=$(value T)*', or T=--help)
 endif
+
+# ----- The stand-in ---------------------------------------------------------------------------
+
+CXX := $(if $(filter default,$(origin CXX)),$(notdir \
+    $(shell command -v g++ || command -v clang++ || echo g++)),$(CXX))
+# MARCH          processor of the stand-in; empty where the compiler does not know -march=native
+MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && echo -march=native)
+# CPUFLAGS       compiler flags of the stand-in
+# (wide: AVX-512 where there is one, which compilers avoid on some processors that have it)
+wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 2>&1 && \
+    echo -mprefer-vector-width=512)
+# (g++: -Og, and garbage of up to a GB, compile quickly; kernels get -O3 in cpu/cuda_runtime.h)
+CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra \
+    $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed -fstack-clash-protection,\
+    -Og --param ggc-min-heapsize=1000000)
+cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Icpu
+# DOCTEST        doctest's header: the system's, or the one that make brings
+DOCTEST ?= $(firstword $(wildcard /usr/include/doctest/doctest.h \
+    /usr/local/include/doctest/doctest.h) build/doctest/doctest.h)
+doctest = -isystem $(dir $(DOCTEST))
+linked = -DDOCTEST_LINKED $(doctest) # doctest's own code is compiled once, as doctest.o
+build/doctest/doctest.h: ; @sh data/fetch.sh doctest
+
+build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
+    build/cpp/mgpu.cu cpu/cuda_runtime.h build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) -x c++ $< -o $@
+$(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
+    build/cpp/tests.cu build/cpp/mgpu.cu cpu/cuda_runtime.h build/%/doctest.o build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
+    build/cpp/runtime_tests.cu cpu/cuda_runtime.h build/%/doctest.o build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+build/%/doctest.o: $(DOCTEST) build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) -O0 -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< -o $@
+
+# The .cu files in C++
+build/cpp/mgpu.cu build/cpp/tests.cu: build/cpp/%: % cpu/to_cpp.sed
+	@$(translate)
+build/cpp/runtime_tests.cu: cpu/tests.cu cpu/to_cpp.sed
+	@$(translate)
+translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf cpu/to_cpp.sed $<; } >$@; \
+    ! sed 1d $@ | grep -nE '<<<|__shared__' || \
+    { echo '$<: cpu/to_cpp.sed does not understand the lines above' >&2; exit 1; }
 
 # ----- What an edit does not change is compiled once --------------------------------------------
 
@@ -59,10 +102,12 @@ setarch = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(un
 # With ALLREDUCE only what is about that one
 core_race_tests := $(if $(value ALLREDUCE),,build/race/tests build/race/runtime_tests)
 race_tests += $(core_race_tests)
-race: $(core_race_tests) build/race/mgpu $(dataset)  ## tests, a training under ThreadSanitizer
+race_program ?= build/race/mgpu
+race: $(core_race_tests) $(dataset)  ## tests, a training under ThreadSanitizer
+	@$(MAKE) --no-print-directory $(race_program)
 	@$(if $(race_tests),$(call run_tests,$(race_tests),$(tsan)))
 	@set -e; $(race_more)
-	@$(tsan) build/race/mgpu --gpus 2 --batch 8 --limit 12 --epochs 1 --no-first-check \
+	@$(tsan) $(race_program) --gpus 2 --batch 8 --limit 12 --epochs 1 --no-first-check \
 	    --log build/race/log $(options)
 	@echo 'race: none found'
 
@@ -70,7 +115,7 @@ race: $(core_race_tests) build/race/mgpu $(dataset)  ## tests, a training under 
 # about kernels alone under AddressSanitizer too
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
 lanes_asan_T := $(if $(filter command,$(origin T)),$(value T), \
-    -tc='conv*,linear*,*pool*,relu*,add*,batch_norm*,softmax*,allreduce*,train_batch: the same*')
+    -tc='conv*,linear*,*pool*,relu*,add*,*norm*,softmax*,allreduce*,train_batch: the same*,tuned*')
 lanes_tests += build/lanes/tests build/cpu/runtime_tests
 lanes_asan_tests += build/lanes_asan/tests
 lanes: build/lanes_asan/tests
@@ -94,3 +139,14 @@ sanitize:  ## tests (but whole trainings), a short training under compute-saniti
 	    $(sanitizer) --tool $$tool build/gpu/mgpu --gpus 2 --batch 64 --limit 160 \
 	        --epochs 1 --log build/gpu/log.csv $(options); done
 
+# What the programs of other folders include: rewritten only when that changes
+build/source: FORCE
+	@mkdir -p $(@D); echo $(call quote,$(source) $(source_flags)) >$@.$$$$; \
+	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+
+# ----- Sizes ----------------------------------------------------------------------------------
+
+# Each part's most lines, and of mgpu.cu its most lines of code
+.PHONY: size
+size:  ## lines of each part, and of code among them, against its limit
+	@sh cpu/size.sh
