@@ -2,7 +2,7 @@
 // y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel. A warp sums over a plane,
 // which is contiguous; mean and variance of a plane are merged into the channel's, so X is read
 // once from memory, the second time from a cache.
-// Gain: on a CPU ResNet-18 takes 1.66 times as much user time with simple_batch_norm in its place
+// Gain: on a CPU ResNet-18 takes 1.66 times as much user time with mgpu.cu's in its place
 // (4 steps of 16, the whole program, median of 3 pairs).
 // defines: batch_norm
 
@@ -13,12 +13,12 @@ constexpr int bn_threads = bn_warps * warp_size;
 // The merged parts of all planes of this block's channel. Each of its warps takes every bn_warps-th
 // plane; thread 0 returns the result.
 template <class Part, class OfPlane>
-__device__ inline Part of_channel(const BatchNormShape &s, OfPlane of_plane) {
+__device__ inline Part of_channel(const Planes &s, OfPlane of_plane) {
     __shared__ Part parts[bn_warps];
     const int warp = threadIdx.x / warp_size;
     Part all = {};
     for (int n = warp; n < s.N; n += bn_warps)
-        all = merge(all, of_plane((n * s.C + blockIdx.x) * s.size)); // where it begins
+        all = merge(all, of_plane((n * s.C + blockIdx.x) * s.plane)); // where it begins
     if (threadIdx.x % warp_size == 0) parts[warp] = all;
     __syncthreads();
     for (int i = 1; i < bn_warps && threadIdx.x == 0; i++) all = merge(all, parts[i]);
@@ -38,13 +38,12 @@ __device__ inline Moments merge(Moments a, Moments b) {
 }
 // mean and var of each channel; running = (1-momentum) * running + momentum * new
 // One block per channel.
-__global__ void __launch_bounds__(bn_threads)
-    batch_norm_moments_kernel(BatchNorm a, BatchNormShape s) {
+__global__ void __launch_bounds__(bn_threads) batch_norm_moments_kernel(BatchNorm a, Planes s) {
     const Moments all = of_channel<Moments>(s, [=](int plane) -> Moments {
         const float *x = a.X + plane;
-        const float m = warp_sum(s.size, [=](int i) { return x[i]; }) / s.size;
-        const float squares = warp_sum(s.size, [=](int i) { return (x[i] - m) * (x[i] - m); });
-        return {(float)s.size, m, squares};
+        const float m = warp_sum(s.plane, [=](int i) { return x[i]; }) / s.plane;
+        const float squares = warp_sum(s.plane, [=](int i) { return (x[i] - m) * (x[i] - m); });
+        return {(float)s.plane, m, squares};
     });
     const int c = blockIdx.x;
     if (threadIdx.x > 0) return;
@@ -55,14 +54,14 @@ __global__ void __launch_bounds__(bn_threads)
     a.running_var[c] = (1 - bn_momentum) * a.running_var[c] + bn_momentum * unbiased;
 }
 // y = (X - mean) * gamma / sqrt(var + eps) + beta   One warp per plane.
-__global__ void batch_norm_kernel(Store y, BatchNorm a, BatchNormShape s) {
+__global__ void batch_norm_kernel(Store y, BatchNorm a, Planes s) {
     const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
     if (p >= s.N * s.C) return;
     const float m = a.mean[c], scale = a.gamma[c] / sqrtf(a.var[c] + bn_eps), shift = a.beta[c];
-    const float *X = a.X + p * s.size;
-    y = y.from(p * s.size);
+    const float *X = a.X + p * s.plane;
+    y = y.from(p * s.plane);
     UNROLL_LANES
-    for (int i = threadIdx.x % warp_size; i < s.size; i += warp_size)
+    for (int i = threadIdx.x % warp_size; i < s.plane; i += warp_size)
         y.store(i, (X[i] - m) * scale + shift);
 }
 // sum (C) and product (C) are, for each channel, the sums of dy and of dy * (X - mean);
@@ -74,13 +73,13 @@ struct Sums {
 __device__ inline Sums merge(Sums a, Sums b) { return {a.dy + b.dy, a.product + b.product}; }
 __global__ void __launch_bounds__(bn_threads)
     batch_norm_sums_kernel(float *sum, float *product, Store dgamma, Store dbeta, const float *dy,
-                           BatchNorm a, BatchNormShape s) {
+                           BatchNorm a, Planes s) {
     const int c = blockIdx.x;
     const float m = a.mean[c];
     const Sums all = of_channel<Sums>(s, [=](int plane) -> Sums {
         const float *x = a.X + plane, *g = dy + plane;
-        return {warp_sum(s.size, [=](int i) { return g[i]; }),
-                warp_sum(s.size, [=](int i) { return g[i] * (x[i] - m); })};
+        return {warp_sum(s.plane, [=](int i) { return g[i]; }),
+                warp_sum(s.plane, [=](int i) { return g[i] * (x[i] - m); })};
     });
     if (threadIdx.x > 0) return;
     sum[c] = all.dy;
@@ -89,18 +88,18 @@ __global__ void __launch_bounds__(bn_threads)
     if (dbeta.data) dbeta.store(c, all.dy);
 }
 // dX = or += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) / (var + eps) * product/M), where
-// M = N*size: mean and var depend on X, too.   One warp per plane.
+// M = N*plane: mean and var depend on X, too.   One warp per plane.
 __global__ void batch_norm_backward_kernel(Store dX, const float *dy, const float *sum,
-                                           const float *product, BatchNorm a, BatchNormShape s) {
+                                           const float *product, BatchNorm a, Planes s) {
     const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
     if (p >= s.N * s.C) return;
-    const float M = (float)s.N * s.size, m = a.mean[c], var = a.var[c] + bn_eps;
+    const float M = (float)s.N * s.plane, m = a.mean[c], var = a.var[c] + bn_eps;
     const float scale = a.gamma[c] / sqrtf(var), dy_mean = sum[c] / M, slope = product[c] / M / var;
-    const float *X = a.X + p * s.size;
-    dy += p * s.size;
-    dX = dX.from(p * s.size);
+    const float *X = a.X + p * s.plane;
+    dy += p * s.plane;
+    dX = dX.from(p * s.plane);
     UNROLL_LANES
-    for (int i = threadIdx.x % warp_size; i < s.size; i += warp_size)
+    for (int i = threadIdx.x % warp_size; i < s.plane; i += warp_size)
         dX.store(i, scale * (dy[i] - dy_mean - (X[i] - m) * slope));
 }
 
@@ -111,9 +110,9 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
     const int N = X.shape[0], C = X.shape[1];
     const Tensor mean = recording ? full({C}, 0, X.device) : running_mean;
     const Tensor var = recording ? full({C}, 0, X.device) : running_var;
-    const BatchNormShape s = {N, C, X.shape[2] * X.shape[3]};
     const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
                          var.ptr(), running_mean.ptr(), running_var.ptr()};
+    const Planes s = planes_of(X);
     if (recording && N > 0) {
         LAUNCH(fast::batch_norm_moments_kernel<<<C, bn_threads, 0, on(X.device)>>>(a, s));
     }
@@ -124,7 +123,7 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
     });
     record(y, [=] {
         (void)inputs, (void)mean, (void)var;
-        const float *dy = y.grad->ptr();
+        const float *dy = dy_of(y).ptr();
         const Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
         // In this order, so that dbeta is added where gamma and beta are the same tensor
         const Store dgamma = target_of(gamma), dbeta = target_of(beta);

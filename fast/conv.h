@@ -3,7 +3,7 @@
 // phases, each a correlation with stride 1 and taps of its own.
 // Gain: a stride-2 gradient by phases multiplies a quarter of what a dy with zeros in it would
 // take.
-// defines: product_forward, product_backward_input, product_backward_weights, conv
+// defines: product_forward, product_backward_input, product_backward_weights, conv2d, linear
 
 namespace fast {
 // Maps. windows: from (n,i,j) to the corner of a window in X; taps: from (c,u,v) to a tap's
@@ -60,7 +60,7 @@ static void product_backward_wide_input(const Tensor &X, const Tensor &W, const 
     const int S = s.stride, K = s.K, sk = s.W_stride_k, so = s.W_stride_o, plane = s.H * s.W;
     const int zeros = s.rung == tiled ? max(0, (K - 1 - s.padding + S - 1) / S) : 0;
     const Store dX = target_of(X);
-    const Images dy = pad(*y.grad, s.OH, s.OW, zeros, zeros);
+    const Images dy = pad(dy_of(y), s.OH, s.OW, zeros, zeros);
     const bool skip = skips(s, K > 1), row_first = skip && s.rung != tiled;
     for (int i = 0; i < min(S, s.H); i++)
         for (int j = 0; j < min(S, s.W); j++) {
@@ -94,7 +94,7 @@ static void product_backward_weights(const Tensor &X, const Tensor &W, const Ten
                                      const Tensor &y, const ConvShape &s) {
     const int out = s.OH * s.OW, terms = s.C * s.K * s.K, zeros = s.rung == tiled ? s.padding : 0;
     const Images x = pad(X, s.H, s.W, zeros, zeros);
-    const Tensor &dy = *y.grad;
+    const Tensor dy = dy_of(y);
     const Map A_row = taps(s, x, false), A_term = windows(s, x, false), C_row = weights(s, false);
     const Map B_term = pixels(s, false), B_column = spaced(s.O, out);
     const Product p = {terms,  s.O,      s.N * out, A_row,        A_term, s.H, s.W,
@@ -104,12 +104,10 @@ static void product_backward_weights(const Tensor &X, const Tensor &W, const Ten
     else product(s.rung, to, x, dy, p);
 }
 
-// Of conv2d and linear
 template <Rung wanted>
 static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tensor &b,
-                   const ::ConvShape &shape, const std::vector<int> &y_shape) {
-    const bool too_large = shape.K > most_taps; // for a mask
-    const ConvShape s = {shape, too_large ? tiled : wanted};
+                   const std::vector<int> &y_shape, ConvShape s) {
+    s.rung = s.K > most_taps ? tiled : wanted; // too many for a mask
     Tensor y = output(op, {X, W, b}, y_shape);
     launch(y, [=](Store y) { product_forward(y, X, W, b, s); });
     record(y, [=] {
@@ -117,5 +115,13 @@ static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tenso
         if (X.grad) product_backward_input(X, W, y, s);
     });
     return y;
+}
+template <Rung rung>
+static Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, const ::ConvShape &s) {
+    return conv<rung>("conv2d", X, W, b, {s.N, s.O, s.OH, s.OW}, {s, rung, 1, s.C * s.K * s.K});
+}
+template <Rung rung> static Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
+    const int N = X.shape[0], C = X.shape[1], O = W.shape[1];
+    return conv<rung>("linear", X, W, b, {N, O}, {{N, C, 1, 1, O, 1, 1, 0, 1, 1}, rung, O, 1});
 }
 } // namespace fast

@@ -25,7 +25,7 @@
 #include "conv.h"
 
 // The operators of mgpu.cu that have been edited since fast/ was fitted to them, as fast.mk finds
-// out: theirs run, not the tuned ones. Words of conv, relu, add, pool2d, batch_norm, sgd, or all.
+// out: theirs run, not the tuned ones. Words of conv2d, linear, relu, add, pool2d, batch_norm, sgd.
 #ifndef EDITED
 #define EDITED ""
 #endif
@@ -34,14 +34,17 @@ const char *const usual_kernels = warp_size > 1 ? "fast" : "tiled";
 
 namespace fast {
 static std::string edited = EDITED;
-static const Operators simple = operators;
+template <Rung rung> static Operators tuned(const std::string &name, float rounding = 1e-3f) {
+    return {"tuned, " + name, rounding,   conv2d<rung>, linear<rung>, relu, add,
+            pool2d,           batch_norm, sgd,          flush};
+}
 static Operators operators_of(const std::string &rung) {
-    Operators o = {"plain", 1e-3f, conv<shared>, relu, add, pool2d, batch_norm, sgd, flush};
-    if (rung == "plain") return o = simple, o.flush = flush, o; // tensors with notes may be left
-    o.name = "tuned, " + (rung == "tf32" ? "fast in tf32" : rung);
-    if (rung == "tiled") o.conv = conv<tiled>;
-    if (rung == "tf32") o.conv = conv<tf32>, o.rounding = 1e-2f;
-    return o;
+    if (rung == "tiled") return tuned<tiled>("tiled");
+    if (rung == "fast") return tuned<shared>("fast");
+    if (rung == "tf32") return tuned<tf32>("fast in tf32", 1e-2f);
+    Operators plain = {}; // mgpu.cu's
+    plain.flush = flush;  // there may be tensors with notes
+    return plain;
 }
 } // namespace fast
 
@@ -53,45 +56,48 @@ void use_kernels(const std::string &rung) {
 // Those of this machine, but mgpu.cu's own where they have been edited.
 void use_usual_kernels() {
     use_kernels(usual_kernels);
-    std::vector<std::string> left;
+    std::string left;
+    size_t count = 0;
     auto leave = [&](const std::string &op, auto Operators::*entry) {
         if ((" " + fast::edited + " ").find(" " + op + " ") == std::string::npos) return;
-        left.push_back(op);
-        operators.*entry = fast::simple.*entry;
+        left += (count++ ? ", " : " ") + op;
+        operators.*entry = nullptr;
     };
-    leave("conv", &Operators::conv);
+    leave("conv2d", &Operators::conv2d);
+    leave("linear", &Operators::linear);
     leave("relu", &Operators::relu);
     leave("add", &Operators::add);
     leave("pool2d", &Operators::pool2d);
     leave("batch_norm", &Operators::batch_norm);
     leave("sgd", &Operators::sgd);
-    if (left.empty()) return;
-    const std::string some = " " + listed(left, ", ") + "; " + operators.name + " otherwise";
-    operators.name = "your mgpu.cu's" + (left.size() < 6 ? some : "") +
+    if (count == 0) return;
+    operators.name = "your mgpu.cu's" +
+                     (count < 7 ? left + "; " + operators.name + " otherwise" : "") +
                      " (KERNELS=" + usual_kernels + " for the tuned ones)";
 }
 
 namespace fast {
 static std::string kernels, precision; // as the command line has them
-static void choose() {
+static void choose(const char *value) {
     const bool tf32 = precision == "tf32";
     if (tf32 && !kernels.empty() && kernels != "fast")
-        error("--precision tf32 is for the fast kernels: leave --kernels %s out", kernels.c_str());
+        error("%s: tf32 is for the fast kernels alone: leave --kernels out", value);
     if (tf32 || !kernels.empty()) use_kernels(tf32 ? "tf32" : kernels);
 }
-static Setter chosen(std::string *field, const std::vector<std::string> &names) {
-    return
-        [=](const char *name, const char *value) { one_of(field, names)(name, value), choose(); };
+static Setter chosen(std::string *field, const std::string &names) { // "a, b, c"
+    return [=](const char *value) {
+        if ((", " + names + ", ").find(", " + std::string(value) + ", ") == std::string::npos)
+            error("%s: unknown, there are %s", value, names.c_str());
+        *field = value;
+        choose(value);
+    };
 }
 static const bool ready = [] {
-    const Flag more[] = {
-        {"kernels", "NAME",
-         "of operators: fast, tiled, or plain, mgpu.cu's (tiled on a CPU, else fast)",
-         chosen(&kernels, {"fast", "tiled", "plain"})},
-        {"precision", "NAME",
-         "of what the fast kernels multiply: fp32, or tf32 on tensor cores (fp32)",
-         chosen(&precision, {"fp32", "tf32"})}};
-    flags.insert(flags.end() - 1, std::begin(more), std::end(more)); // help stays the last
+    flags.insert(flags.end(),
+                 {{"kernels", "NAME", chosen(&kernels, "fast, tiled, plain"),
+                   "of operators: fast, tiled, or plain, mgpu.cu's (tiled on a CPU, else fast)"},
+                  {"precision", "NAME", chosen(&precision, "fp32, tf32"),
+                   "of what the fast kernels multiply: fp32, or tf32 on tensor cores (fp32)"}});
     use_usual_kernels();
     return true;
 }();

@@ -26,7 +26,7 @@ build/cpp/fast/%: fast/% cpu/to_cpp.sed
 build/cpu/fast build/asan/fast build/race/fast: build/%/fast: build/cpp/fast/fast.cu \
     $(source_needs_cpp) build/cpp/mgpu.cu cpu/cuda_runtime.h build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) $(source_flags) $(once_$*) -x c++ $< -o $@
-$(patsubst %,build/%/fast_tests,cpu asan race lanes lanes_asan): build/%/fast_tests: \
+$(patsubst %,build/%/fast_tests,cpu asan lanes lanes_asan): build/%/fast_tests: \
     build/cpp/fast/tests.cu build/cpp/fast/fast.cu $(source_needs_cpp) \
     build/cpp/tests.cu build/cpp/mgpu.cu cpu/cuda_runtime.h build/%/doctest.o build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
@@ -34,8 +34,7 @@ build/cpu/fast build/cpu/fast_tests: $(compiled_once)
 
 asan_tests += build/asan/fast_tests
 asan: build/asan/fast_tests
-race_tests += $(if $(value ALLREDUCE),,build/race/fast_tests)
-race: $(if $(value ALLREDUCE),,build/race/fast_tests)
+race_program := build/race/fast
 lanes_tests += build/lanes/fast_tests
 lanes_asan_tests += build/lanes_asan/fast_tests
 lanes: build/lanes/fast_tests build/lanes_asan/fast_tests

@@ -40,7 +40,7 @@ static void product_backward_narrow_input(const Tensor &X, const Tensor &W, cons
     const int K = s.K, sk = s.W_stride_k, so = s.W_stride_o, M = s.N * s.H * s.OW;
     const int top = s.padding - (K - 1); // the row of dy that u = K-1 of dX's row 0 meets
     const Store dX = target_of(X);
-    const Images dy = pad(*y.grad, s.OH, s.OW, s.rung == tiled ? max(0, -top) : 0, 0);
+    const Images dy = pad(dy_of(y), s.OH, s.OW, s.rung == tiled ? max(0, -top) : 0, 0);
     const bool row_first = s.rung != tiled;
     const Axis rows = {s.H, dy.pitch, 1};
     const Map A_row = {row_first, {s.N, s.O * dy.plane}, rows, {s.OW, 1}, top * dy.pitch, top};

@@ -16,6 +16,8 @@ namespace fast {
 enum Rung { tiled, shared, tf32 };
 struct ConvShape : ::ConvShape {
     Rung rung;
+    int W_stride_k,
+        W_stride_o; // W's element k = (c,u,v) of output o is W[k*W_stride_k + o*W_stride_o]
 };
 
 // i / d for 0 <= i < 2^31, as a product and shifts: 3 instructions in place of some 20
