@@ -4,6 +4,7 @@
 // share a link fairly, each direction by itself: none could go faster without slowing down one that
 // is no faster (max-min fairness). Kernels take the time that was recorded, or, where none was,
 // that of their bytes in the device's memory; the host takes none to enqueue.
+// defines: namespace fabric: Fabric, fabrics, find_fabric, Op, simulate
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -10,19 +10,13 @@
 
 .PHONY: exercise check bench summary trace profile scale plot sweep
 
-# KVSTORE becomes ALLREDUCE; the program refuses both
-translated := $(if $(value ALLREDUCE),,KVSTORE)
-exercise bench scale race: with_value := $(filter-out $(translated),$(with_value))
-exercise bench scale race: ALLREDUCE := $(or $(value ALLREDUCE),$(patsubst local,host,$(patsubst \
-    device,by_tensor,$(value KVSTORE))))
-judged = $(foreach x,GPUS MODEL ALLREDUCE SEED,$(call valued,$x)) $(value ARGS)
+judged = $(foreach x,GPUS MODEL ALLREDUCE SEED,$(call valued,$x)) \
+    $(call valued,KVSTORE,allreduce) $(value ARGS)
 worker := $(if $(value SUBMISSION),build/submission,$(dir))/worker
 run_lab = $(dir)/lab $@ $(options)
 
 ifeq ($(value NODES)$(value HOSTS),)
 exercise: backend build/cpu/judge $(worker) build/simulate  ## judge yours, or ALLREDUCE=name
-	@$(if $(and $(value KVSTORE),$(filter-out $(translated),KVSTORE)),echo '--kvstore \
-	    and --allreduce: one of them is enough' >&2; exit 1)
 	@build/cpu/judge --worker $(worker) --rows build/exercise.csv $(judged)
 	@$(predict) build/exercise.csv
 endif
@@ -38,13 +32,13 @@ trace: backend $(dir)/lab build/simulate  ## three steps, what ran when: build/t
 	@sh lab/draw.sh trace build/trace.dat build/trace.svg || true
 profile: backend $(dir)/lab  ## where the time of a step goes: kernels and copies of each device
 	@$(run_lab)
-scale: with_value := $(filter-out $(translated) SPLIT GPUS,$(with_value))
+scale: with_value := $(filter-out SPLIT GPUS,$(with_value))
 scale: word_if_1 := $(filter-out OVERLAP,$(word_if_1)) # without it and with it
 scale: backend $(dir)/lab build/simulate  ## predict a step on 1 to 1024 devices, on FABRIC
 	@STEP_MS=$(call quote,$(value STEP_MS)) $(predict) $(dir)/lab $(options)
 # What an exchange takes on other machines
 predict = sh lab/predict.sh $@ $(call quote,$(or $(value FABRIC),$(if $(filter scale,$@),pcie))) \
-    $(call quote,$(value ALLREDUCE))
+    $(call quote,$(or $(value ALLREDUCE),$(value KVSTORE)))
 summary: backend $(dir)/lab  ## the network's operators: shapes, parameters, FLOPs, memory
 	@$(run_lab)
 plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or test acc as text
@@ -68,6 +62,9 @@ build/simulate: lab/simulate.cc lab/fabric.h build/cpu/flags
 # lab, check and the tests include the program's source, with the tuned operators where they are
 # there; a worker includes the submission alone
 included = $(source_flags) -DPROGRAM='"../$(source)"'
+# (under a sanitizer tuned operators would take a minute to compile)
+included_asan := -DPROGRAM='"../mgpu.cu"'
+included_race := $(included_asan)
 $(dir)/lab_tests build/asan/lab_tests build/race/lab_tests: %/lab_tests: | %/wrong build/cpu/judge
 build/gpu/lab build/gpu/check: build/gpu/%: lab/%.cu mgpu.cu $(source) $(source_needs) \
     $(lab_headers) build/source build/gpu/flags
@@ -97,7 +94,7 @@ build/$1/wrong: $$(call lab_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/lab/wr
 build/$1/lab_tests: $$(call lab_cpp,tests) build/cpp/$$(source) $$(source_needs_cpp) \
     build/cpp/lab/lab.cu build/cpp/lab/check.cu build/cpp/tests.cu lab/simulate.cc \
     build/$1/doctest.o build/source build/$1/flags
-	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote lab $$(included) $$(once_$1) $$(linked) -x c++ $$< \
+	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote lab $$(or $$(included_$1),$$(included)) $$(once_$1) $$(linked) -x c++ $$< \
 	    -x none build/$1/doctest.o -o $$@
 endef
 $(foreach x,cpu asan race,$(eval $(call lab_programs,$x)))

@@ -14,7 +14,6 @@ constexpr int naive_devices = 3; // the tutorial's own allreduce comes first, on
 // Sums of so many numbers on k devices. At some of them each device is late once.
 inline std::vector<int> lengths(int k) { return {0, 1, k - 1, k, k + 1, 1000, 100003}; }
 inline bool with_stragglers(int n, int k) { return n == k + 1 || n == 1000; }
-inline bool with_scattered_tensors(int n) { return n <= 1000; }
 // One list of tensors of n numbers in all; one is empty
 inline std::vector<int> four_tensors(int n) { return {n / 3, 0, n - n / 3 - n / 4, n / 4}; }
 const std::vector<int> few = {1000, 3, 77}; // for the same bits, for whether the host waits
@@ -39,6 +38,16 @@ inline std::vector<int> gradients(const std::string &model) {
     sizes.insert(sizes.end(), {512 * 10, 10});
     return sizes;
 }
+
+// As many tensors as ResNet-18 has, with an eighth of its numbers: more than LeNet's
+inline std::vector<int> many_tensors() {
+    std::vector<int> sizes = gradients("resnet18");
+    for (int &n : sizes) n = n / 8 + 1;
+    return sizes;
+}
+
+// The host adds in `host`, which local is another name of: only there it may wait
+inline bool may_wait(const std::string &name) { return name == "host" || name == "local"; }
 
 // --- how much a submission may take
 constexpr double seconds_of_case = 10; // from a question to its answer, and for large ones more:

@@ -1,4 +1,4 @@
-// What the operations that `mgpu --trace` or `mgpu --dry-run` prints would take on another machine:
+// What the operations that `lab trace` or `lab dry-run` prints would take on another machine:
 //
 //   simulate trace FABRIC|here JSON DATA   a trace there, or as it was, for browsers and gnuplot
 //   simulate total FABRIC ...              microseconds of an exchange, on each of them
@@ -10,6 +10,7 @@
 // Rows come from standard input. STEP and EIGHTH are traces of one step on one device, with the
 // whole minibatch and with an eighth of it: what each gradient and the update take; if the whole
 // step took MS milliseconds, all in proportion. fabric.h has the machines and the simulation.
+// defines: main
 #include "fabric.h"
 
 #include <cstdio>
@@ -84,8 +85,7 @@ static Recording read(FILE *file, bool keep) {
         if (strcmp(column[name], "gradient") == 0) r.gradients[d].push_back(r.ops.size());
         if (strcmp(column[kind], "update") == 0) r.updates.push_back(r.ops.size());
         r.ops.push_back(op);
-        if (keep)
-            r.rows.push_back({(int)d, column[stream], column[kind], column[name]});
+        if (keep) r.rows.push_back({(int)d, column[stream], column[kind], column[name]});
     }
     if (r.ops.empty()) throw Error("standard input has no operations");
     return r;

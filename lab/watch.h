@@ -2,7 +2,8 @@
 // place of the runtime's that enqueue something, on a GPU and on the stand-in alike. They do what
 // was asked and, while a Recorder lives, write it down: copies, messages, kernels, calls of host
 // functions, and the waits between streams, by which one follows another.
-// defines: LAUNCH, touch, watch::Recorder, watch::show_devices, watch::late_messages, watch::dry
+// defines: LAUNCH, touch, watch::Recorder, watch::show_devices, watch::late_messages, watch::dry,
+// watch::taken_bytes
 //
 // A GPU can stand for several devices (show_devices), a message can be late (late_messages), and
 // with `dry` nothing is done at all, on as many devices as one likes. mgpu.cu itself says only what
@@ -43,6 +44,7 @@ namespace watch {
 
 inline bool dry = false;              // nothing is done, all is written down
 inline bool late_messages = false;    // each waits a millisecond
+inline bool no_waits = false;         // of streams for events: what a missing one looks like
 inline void (*on_record)() = nullptr; // called with each operation that is written down
 inline int shown = 0;                 // devices that mgpu.cu is to see; 0: as many as there are
 inline int current = 0;               // of them
@@ -63,6 +65,8 @@ struct Lane { // what is known of a stream
     ::cudaStream_t handle;
     int device;
     int number = -1, last = -1; // in a recording; its last operation
+    int waited = -1;            // that operation, when the host last waited for it
+    size_t known = 0;           // so many of the host's waits it comes after
 };
 inline std::deque<Lane> lanes; // of all streams that ever were
 // What mgpu.cu has for a cudaStream_t. It becomes one again where it configures a launch, which
@@ -87,6 +91,12 @@ struct Op {
     double begin, end;       // seconds
     bool works() const { return strcmp(kind, "wait") != 0; }
 };
+inline Op operation(const char *kind, const char *name, double bytes) {
+    return {kind, name, 0, 0, -2, -2, -1, 0, bytes, 0, 0};
+}
+inline Op message(int src, int dst, double bytes) {
+    return {"message", "message", 0, 0, src, dst, -1, 0, bytes, 0, 0};
+}
 inline const char *part = "forward"; // of a step
 inline bool in_part(const char *name) { return strcmp(part, name) == 0; }
 
@@ -121,13 +131,15 @@ struct Recorder { // works as long as it lives
     std::vector<cudaEvent_t> marks = {};                       // these events
     std::map<int, std::pair<cudaEvent_t, double>> starts = {}; // an event of each device; its time
     std::unordered_map<cudaEvent_t, int> records =
-        {};             // the operation before an event's last record
-    int count = 0;      // of the streams that have operations
-    int host_steps = 0; // the longest chain of messages whose end the host has waited for
-    double numbers = 0; // that the next kernel touches
+        {};                       // the operation before an event's last record
+    int count = 0;                // of the streams that have operations
+    std::vector<int> waited = {}; // the operations that the host has waited for, one after another
+    size_t needed = 0;            // those before this one are known from the later ones
+    int enqueued = 0;             // operations that were there at the host's last wait
+    double numbers = 0;           // that the next kernel touches
 
     explicit Recorder(bool timed) : timed(timed) {
-        for (Lane &lane : lanes) lane.number = lane.last = -1;
+        for (Lane &lane : lanes) lane = {lane.handle, lane.device};
         if (timed) start_clocks();
         recorder = this;
     }
@@ -155,11 +167,11 @@ struct Recorder { // works as long as it lives
         }
     }
     int add(Op op, Lane &lane, cudaEvent_t begin = nullptr) {
+        wait_as_the_host(lane);
         const int i = ops.size();
         if (lane.number < 0) lane.number = count++;
         op.device = lane.device;
         op.lane = lane.number;
-        op.steps = host_steps;
         for (int before : {lane.last, op.after})
             if (before >= 0) op.steps = std::max(op.steps, ops[before].steps);
         op.steps += op.src != -2;
@@ -176,8 +188,21 @@ struct Recorder { // works as long as it lives
     void end(int i, const Lane &lane) {
         if (timed) check(cudaEventRecord(marks[2 * i + 1], lane.handle), "cudaEventRecord");
     }
-    void host_waits(const Lane *lane) {
-        if (lane && lane->last >= 0) host_steps = std::max(host_steps, ops[lane->last].steps);
+    void host_waits(Lane *lane) {
+        if (!lane || lane->last <= std::exchange(lane->waited, lane->last)) return;
+        if (lane->last >= enqueued) needed = waited.size(); // it came after the waits before this
+        waited.push_back(lane->last);
+        enqueued = ops.size();
+    }
+    // What the host enqueues comes after what it has waited for, as if the stream waited for that.
+    void wait_as_the_host(Lane &lane) {
+        for (size_t i = std::max(lane.known, needed); i < waited.size(); i++) {
+            lane.known = waited.size();
+            if (waited[i] == lane.last) continue;
+            Op wait = operation("wait", "host", 0);
+            wait.after = waited[i];
+            end(add(wait, lane), lane);
+        }
     }
     void read_times() {
         std::vector<double> until(count); // rounding aside, a lane's operations follow each other
@@ -200,12 +225,6 @@ template <class Call> cudaError_t enqueue(const Op &op, StreamHandle stream, Cal
     const cudaError_t code = dry ? cudaSuccess : call();
     recorder->end(i, *stream.lane);
     return code;
-}
-inline Op operation(const char *kind, const char *name, double bytes) {
-    return {kind, name, 0, 0, -2, -2, -1, 0, bytes, 0, 0};
-}
-inline Op message(int src, int dst, double bytes) {
-    return {"message", "message", 0, 0, src, dst, -1, 0, bytes, 0, 0};
 }
 // What is enqueued later on the stream is late
 inline void pause(StreamHandle stream, intptr_t ms) {
@@ -313,6 +332,7 @@ inline cudaError_t record_event(cudaEvent_t event, StreamHandle stream WATCH_WHE
 }
 inline cudaError_t wait_event(StreamHandle stream, cudaEvent_t event, unsigned flags WATCH_WHERE) {
     Op wait = operation("wait", "wait", 0);
+    if (no_waits) return cudaSuccess;
     if (recorder)
         if (auto found = recorder->records.find(event); found != recorder->records.end())
             wait.after = found->second;
@@ -360,18 +380,18 @@ inline cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind
     });
 }
 inline cudaError_t launch_host(StreamHandle stream, void (*f)(void *), void *data WATCH_WHERE) {
-    static auto &kept = *new std::vector<void *>; // of a dry run: what f would have freed
     const double bytes = recorder ? sizeof(float) * recorder->numbers : 0;
-    if (dry) kept.push_back(data);
     return enqueue(operation(part, "host function", bytes), stream,
                    [&] { return cudaLaunchHostFunc(stream.handle(), f, data WATCH_THERE); });
 }
-template <class T> cudaError_t allocate(T **pointer, size_t bytes WATCH_WHERE) {
-    return dry         ? fake(pointer, bytes),
-           cudaSuccess : cudaMalloc((void **)pointer, bytes WATCH_THERE);
+inline size_t taken_bytes = 0; // of the devices' memory, by all calls so far
+template <class T> cudaError_t allocate(T **pointer, size_t n WATCH_WHERE) {
+    if (dry) return fake(pointer, n), cudaSuccess;
+    taken_bytes += n;
+    return cudaMalloc((void **)pointer, n WATCH_THERE);
 }
-template <class T> cudaError_t allocate_on_host(T **pointer, size_t bytes) {
-    return dry ? fake(pointer, bytes), cudaSuccess : cudaMallocHost((void **)pointer, bytes);
+template <class T> cudaError_t allocate_on_host(T **pointer, size_t n) {
+    return dry ? fake(pointer, n), cudaSuccess : cudaMallocHost((void **)pointer, n);
 }
 inline cudaError_t free_on_host(void *pointer WATCH_WHERE) {
     return dry ? cudaSuccess : cudaFreeHost(pointer WATCH_THERE);

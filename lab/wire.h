@@ -18,7 +18,6 @@ constexpr int poison_byte = 0xf1; // each byte of what takes the place of a sum 
 enum What { hello, sums, counts, waits, seconds };
 struct Request {
     int what = hello, k = 0;
-    int contiguous = 0; // each device's tensors lie side by side in memory
     int straggler = -1; // a device that is late; k: each message is; -1: nobody
     std::string algorithm;
     std::vector<int> sizes;    // numbers of each tensor
@@ -76,7 +75,7 @@ struct Traffic { // what an exchange sends
 // Both ends go through the members in one order: transfer(to or from, member).
 template <class Wire, class R>
 std::enable_if_t<std::is_same_v<std::remove_const_t<R>, Request>> each_member(Wire &&w, R &r) {
-    w(r.what), w(r.k), w(r.contiguous), w(r.straggler), w(r.algorithm), w(r.sizes), w(r.numbers);
+    w(r.what), w(r.k), w(r.straggler), w(r.algorithm), w(r.sizes), w(r.numbers);
 }
 template <class Wire, class A>
 std::enable_if_t<std::is_same_v<std::remove_const_t<A>, Answer>> each_member(Wire &&w, A &a) {

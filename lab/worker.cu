@@ -56,7 +56,7 @@ static std::vector<wire::Row> rows_of(const watch::Recorder &r) {
 // their memory. All by CUDA alone: the functions of the submission are what is judged.
 static void sums(const wire::Request &r, wire::Answer &answer) {
     const int n = r.numbers[0].size();
-    const Grads grads = make_grads(r.k, r.sizes, r.contiguous);
+    const Grads grads = make_grads(r.k, r.sizes);
     auto fill = [](const std::vector<Tensor> &list, int byte) {
         for (const Tensor &t : list)
             CHECK(cudaMemsetAsync(t.ptr(), byte, size(t) * sizeof(float), on(t.device)));
@@ -107,7 +107,7 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
 // Does it not return while the devices cannot go on? They stand still until it has, or half a
 // second. (A driver takes 1024 operations a stream before its host waits: few and small tensors.)
 static bool waits_on_host(const wire::Request &r) {
-    const Grads grads = make_grads(r.k, r.sizes, true);
+    const Grads grads = make_grads(r.k, r.sizes);
     run_allreduce(r.algorithm, grads); // what memory it needs is there from now on
     watch::wait_for_all();
     struct Gate {
@@ -129,6 +129,15 @@ static bool waits_on_host(const wire::Request &r) {
     return waited;
 }
 
+// Does a message pass through the host, in whose memory the driver may then wait?
+static bool staged() {
+    int can = 1;
+    for (const Gpu &a : gpus)
+        for (const Gpu &b : gpus)
+            if (can && a.physical != b.physical)
+                CHECK(cudaDeviceCanAccessPeer(&can, a.physical, b.physical));
+    return !can;
+}
 static void hello(wire::Answer &answer) {
     for (const Algorithm &a : algorithms) {
         int meant = 0;
@@ -138,7 +147,7 @@ static void hello(wire::Answer &answer) {
         answer.meant.push_back(meant);
     }
     answer.on_cpu = on_cpu;
-    answer.may_wait = staged || getenv("CUDA_LAUNCH_BLOCKING");
+    answer.may_wait = staged() || getenv("CUDA_LAUNCH_BLOCKING");
 #if defined(CUDA_CPU_TSAN) || defined(CUDA_CPU_ASAN)
     answer.slow = 30;
 #endif
@@ -148,7 +157,7 @@ static wire::Answer answer_to(const wire::Request &r) {
     if (r.what == wire::hello) hello(answer);
     else if (r.what == wire::waits) answer.waited = waits_on_host(r);
     else if (r.what == wire::seconds)
-        answer.seconds = time_allreduce(r.algorithm, make_grads(r.k, r.sizes, true));
+        answer.seconds = time_allreduce(r.algorithm, make_grads(r.k, r.sizes));
     else sums(r, answer);
     return answer;
 }

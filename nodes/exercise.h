@@ -56,7 +56,7 @@ static void exercise_nodes() {
         }
         const std::vector<float> own = b;
         from_node_0(b.data(), n * sizeof(float));
-        if (first_difference(b, own) < own.size())
+        if (n > 0 && memcmp(b.data(), own.data(), n * sizeof(float)) != 0)
             error("%d nodes, %d numbers: the sum has other bits than on node 0: add in one order",
                   nodes, n);
     }

@@ -11,13 +11,15 @@
 #ifndef PROGRAM
 #define PROGRAM "../mgpu.cu"
 #endif
+static int nodes = 1, node = 0; // this is node `node` of `nodes`
+#include <unistd.h>
+#define isatty(file) (nodes == 1 && isatty(file)) // mpirun gives even a pipe a terminal
 #include PROGRAM
 
 #define OMPI_SKIP_MPICXX
 #define MPICH_SKIP_MPICXX
 #include <mpi.h>
 
-static int nodes = 1, node = 0;       // this is node `node` of `nodes`
 static int neighbours = 1, place = 0; // nodes on this machine, and which of them this is
 constexpr int patience = 60;          // seconds, for the others to come
 
@@ -55,29 +57,24 @@ static void mpi_between_nodes(float *a, int n) {
     sent_bytes += n * sizeof(float);
 }
 
-// grads, which hold the sums over this node's devices, become those over all nodes' devices. MPI is
-// called by a function on device 0's stream: the host goes on, and with OVERLAP the devices compute
-// meanwhile.
+// grads, which hold the sums over this node's devices, become those over all nodes' devices. The
+// host waits for them; with OVERLAP the devices compute meanwhile.
 static void sum_over_nodes(const Grads &grads) {
+    static Tensor memory = empty({1}, cpu()); // kept: to free it is to wait for all streams
     const std::vector<Tensor> flat = flatten(grads);
-    const int n = size(flat[0]);
-    const size_t bytes = n * sizeof(float);
-    if (nodes == 1 || n == 0) return;
-    float *host = pinned(1, n)[0];
     const Device root = flat[0].device;
-    copy_on(root, host, flat[0].ptr(), bytes, cudaMemcpyDeviceToHost);
-    call_on(stream(root), [=] {
-        options.allreduce == "ring" ? ring_between_nodes(host, n) : mpi_between_nodes(host, n);
-    });
+    const int n = size(flat[0]);
+    if (nodes == 1 || n == 0) return;
+    if (size(memory) < n) memory = empty({n}, cpu());
+    const Tensor host = rows(memory, 0, n);
+    copyto(flat[0], host);
+    options.allreduce == "ring" ? ring_between_nodes(host.ptr(), n)
+                                : mpi_between_nodes(host.ptr(), n);
     for (const Tensor &t : flat) {
-        if (t.device.id != root.id) wait_for(t.device, root);
-        copy_on(t.device, t.ptr(), host, bytes, cudaMemcpyHostToDevice);
-        if (t.device.id != root.id) wait_for(root, t.device); // it writes to `host` again
+        copyto(host, t);
+        if (t.device.id != root.id) wait_for(root, t.device); // root writes to `host` again
     }
-    unflatten(flat, grads);
 }
-
-// The host's own calls. By then no stream has one left.
 static void sum_over_nodes(double *a, int n) {
     MPI_Allreduce(MPI_IN_PLACE, a, n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
 }
@@ -113,92 +110,85 @@ static std::vector<Tensor> train_batch_on_nodes(const Tensor &X, const Tensor &y
     return ls;
 }
 
-// Every node counts the right answers in its parts of the test minibatches. All devices use the
-// running statistics of batch norm of node 0's device 0.
-static float accuracy_on_nodes(std::vector<std::vector<Tensor>> params, DataIter &test_iter,
-                               const std::vector<Device> &devices) {
+// The chapter's evaluate_accuracy_gpus: every node counts the right answers in its parts of the
+// test minibatches.
+static float accuracy_on_nodes(const std::vector<std::vector<Tensor>> &device_params,
+                               DataIter &test_iter, const std::vector<Device> &devices) {
     NoGrad guard;
-    for (size_t i = 0; i < params[0].size(); i++) {
-        if (params[0][i].requires_grad) continue;
-        const Tensor host = copyto(params[0][i], cpu());
-        from_node_0(host.ptr(), sizeof(float) * size(host));
-        for (size_t c = 0; c < devices.size(); c++) params[c][i] = copyto(host, devices[c]);
-    }
-    std::vector<Tensor> corrects;
-    for (Device d : devices) corrects.push_back(full({1}, 0, d));
     Tensor X, y;
+    double correct = 0;
     test_iter.reset();
     while (test_iter.next(X, y)) {
-        stop_requested();
         auto [X_shards, y_shards] = split_over_nodes(X, y, devices);
+        std::vector<Tensor> y_hats;
         for (size_t c = 0; c < devices.size(); c++)
-            count_correct(corrects[c], net(X_shards[c], params[c]), y_shards[c]);
+            y_hats.push_back(net(X_shards[c], device_params[c]));
+        for (size_t c = 0; c < devices.size(); c++)
+            correct += count_correct(y_hats[c], y_shards[c]);
     }
-    double correct = 0;
-    for (const Tensor &t : corrects) correct += to_host(t)[0];
     sum_over_nodes(&correct, 1);
     return correct / test_iter.X.shape[0];
+}
+
+// check_first_step, with this node's devices in the places of all nodes', and as many losses
+static void check_first_on_nodes(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
+                                 const std::vector<std::vector<Tensor>> &device_params, float lr) {
+    std::vector<std::vector<Tensor>> all;
+    for (int i = 0; i < nodes; i++)
+        all.insert(all.end(), device_params.begin(), device_params.end());
+    double samples = 0;
+    for (const Tensor &l : ls) samples += size(l);
+    sum_over_nodes(&samples, 1);
+    check_first_step(X, y, {full({(int)samples}, 0, cpu())}, all, lr);
 }
 
 // check_replicas, and every node must hold the bits of node 0.
 static void check_nodes(const std::vector<std::vector<Tensor>> &device_params) {
     if (!options.replica_check) return;
     check_replicas(device_params);
-    const std::vector<float> own = all_to_host(trained(device_params[0]));
-    std::vector<float> other = own;
+    const Flat own = all_to_host(device_params[0]);
+    Flat other = own;
     from_node_0(other.data(), sizeof(float) * other.size());
-    if (size_t j = first_difference(own, other); j < own.size())
-        error("the replicas differ: %s is %.9g here, but %.9g on node 0: does each node get the "
-              "same sum?",
-              name_of(j).c_str(), own[j], other[j]);
+    for (size_t j = 0; j < own.size(); j++)
+        if (memcmp(&own[j], &other[j], sizeof(float)) != 0)
+            error("the replicas differ: %s is %.9g here, but %.9g on node 0: does each node get "
+                  "the same sum?",
+                  name_of(j).c_str(), own[j], other[j]);
 }
 
-// What decides the bits of a training: MPI adds more than two nodes' numbers in an order that
-// depends on the size of a bucket.
-static Lines options_of_nodes() {
-    Lines lines = training_options();
-    if (nodes > 1) lines["gpus"] += " on each of " + str(nodes) + " nodes";
-    if (nodes > 2 && options.allreduce != "ring" && options.overlap)
-        lines["allreduce"] += " overlapped";
-    return lines;
-}
-
-// The chapter's train, from `begin` on. All nodes go through the epoch in the same order.
-static void train_on_nodes(Position begin, float lr) {
+// The chapter's train. All nodes go through the epoch in the same order.
+static void train_on_nodes(float lr) {
     auto [train_iter, test_iter] = load_data_fashion_mnist(options.batch);
     const std::vector<Device> devices = first_devices(options.gpus);
     auto device_params = replicate(devices);
-    Animator animator(devices, (train_iter.X.shape[0] + options.batch - 1) / options.batch);
-    if (nodes > 1) animator.progress->bar = false; // mpirun gives even a pipe a terminal
+    Animator animator((train_iter.X.shape[0] + options.batch - 1) / options.batch);
     Timer timer;
     Tensor X, y;
     float acc = 0;
-    int epoch = 0, steps = begin.steps;
+    int steps = 0;
     bool more = true;
-    for (; epoch < begin.epoch; epoch++) train_iter.reset();
-    for (; epoch < options.epochs && more; epoch++) {
-        double samples = 0; // of this node
+    for (int epoch = 0; epoch < first_epoch; epoch++) train_iter.reset();
+    for (int epoch = first_epoch; epoch < options.epochs && more; epoch++) {
         timer.start();
         train_iter.reset();
-        if (epoch == begin.epoch) train_iter.begin = begin.samples;
         while (more && train_iter.next(X, y)) {
             const auto ls = train_batch_on_nodes(X, y, device_params, devices, lr);
-            if (steps == begin.steps && options.first_check)
-                timer.exclude(
-                    [&] { check_gradients(X, y, nodes * options.gpus, device_params, lr); });
+            if (steps++ == 0 && options.first_check)
+                timer.exclude([&] { check_first_on_nodes(X, y, ls, device_params, lr); });
             animator.step(ls);
-            samples += total(sizes_of(ls));
-            more = ++steps != options.steps;
+            more = steps != options.steps;
         }
-        const double mean = animator.finish(epoch); // of no samples: not a number
-        double sums[] = {samples > 0 ? mean * samples : 0, samples};
+        animator.count(); // the last minibatch; then over all nodes
+        double sums[] = {animator.loss, double(animator.samples)};
         sum_over_nodes(sums, 2);
+        animator.loss = sums[0], animator.samples = sums[1];
+        waitall();
         timer.stop();
         check_nodes(device_params);
         acc = accuracy_on_nodes(device_params, test_iter,
                                 first_devices(options.evaluate_all ? options.gpus : 1));
-        animator.add(epoch + 1, sums[0] / sums[1], acc, timer.times.back());
-        save_checkpoint(device_params[0], {epoch, train_iter.begin, steps}, options_of_nodes());
+        animator.add(epoch + 1, acc, timer.times.back());
+        save_checkpoint(device_params[0], epoch, train_iter.begin);
     }
     std::string where;
     for (int i = 0; i < nodes; i++)
@@ -209,6 +199,15 @@ static void train_on_nodes(Position begin, float lr) {
 // ---------------------------------------------------------------------------------------------
 // 3. Program: how nodes start, meet and end
 
+// For a signal's handler, which may have interrupted malloc
+__attribute__((format(printf, 1, 2))) static void say(const char *format, ...) {
+    char text[1000];
+    va_list args;
+    va_start(args, format);
+    const int n = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (write(STDERR_FILENO, text, n) < n) return; // the program ends in any case
+}
 static void on_alarm(int) {
     say("mgpu: node %d has waited %d s for the others: does the network let them through, does "
         "each message meet its receive?\n",
@@ -229,12 +228,11 @@ static void on_mpi_error(MPI_Comm *, int *code, ...) {
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 static void start_nodes(int *argc, char ***argv) {
-    int level;
     MPI_Errhandler handler;
     MPI_Comm machine;
     signal(SIGALRM, on_alarm);
     alarm(patience); // until meet_nodes
-    MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &level);
+    MPI_Init(argc, argv);
     MPI_Comm_create_errhandler(on_mpi_error, &handler);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
     MPI_Comm_size(MPI_COMM_WORLD, &nodes);
@@ -243,28 +241,32 @@ static void start_nodes(int *argc, char ***argv) {
     MPI_Comm_size(machine, &neighbours);
     MPI_Comm_rank(machine, &place);
     MPI_Comm_free(&machine);
-    if (level < MPI_THREAD_SERIALIZED) error("this MPI does not let another thread call it");
     if (node > 0 && !freopen("/dev/null", "w", stdout)) error("/dev/null cannot be written to");
 }
 
 // What all nodes must have in common: what decides the bits, how long they train, the data, the
-// program. Whoever differs from node 0 ends all.
+// program. Whoever differs from node 0 ends all, and names the first word that is another one.
+static size_t hash_of(const std::string &bytes) { return std::hash<std::string>()(bytes); }
 static void meet_nodes() {
-    Lines lines = options_of_nodes();
-    lines["epochs"] = str(options.epochs);
-    lines["steps"] = str(options.steps);
-    lines["overlap"] = str(options.overlap);
-    lines["replica check"] = str(options.replica_check); // it sends
+    size_t data = 0;
+    for (const DataSet *set : {&train_set, &test_set})
+        for (const auto *bytes : {&set->images, &set->labels})
+            data = 31 * data + hash_of({bytes->begin(), bytes->end()});
     std::ifstream program("/proc/self/exe", std::ios::binary);
-    const std::string bytes(std::istreambuf_iterator<char>(program), {});
-    lines["program"] = std::to_string(hash(bytes));
-    for (const auto &[name, value] : lines) {
-        size_t wanted = hash(value);
-        from_node_0(&wanted, sizeof wanted);
-        if (hash(value) != wanted)
-            error("its %s (%s) is not node 0's: all nodes want the same", name.c_str(),
-                  value.c_str());
-    }
+    const std::string text =
+        training() + format(" EPOCHS=%d STEPS=%d REPLICA_CHECK=%d FIRST_CHECK=%d data=%zx "
+                            "program=%zx",
+                            options.epochs, options.steps, options.replica_check,
+                            options.first_check, data,
+                            hash_of({std::istreambuf_iterator<char>(program), {}}));
+    char bytes[2000] = {};
+    text.copy(bytes, sizeof bytes - 1);
+    from_node_0(bytes, sizeof bytes);
+    std::istringstream here(text), there(bytes);
+    for (std::string own, other; here >> own;)
+        if (!(there >> other) || own != other)
+            error("its %s is not %s as on node 0: all nodes want the same", own.c_str(),
+                  other.c_str());
     MPI_Barrier(MPI_COMM_WORLD); // all agree
     alarm(0);
 }
@@ -272,16 +274,15 @@ static void meet_nodes() {
 static bool exercise = false;
 // The options, as mgpu.cu would complete them for the devices of all nodes together.
 static bool parse_options_of_nodes(int argc, char **argv) {
-    flags.insert(flags.end() - 1,
-                 {"exercise", nullptr, "judge ring_between_nodes", yes(&exercise)});
+    flags.push_back({"exercise", nullptr, &exercise, "judge ring_between_nodes"});
     for (Flag &f : flags) {
         if (!strcmp(f.name, "gpus"))
-            f.set = [set = f.set](const char *name, const char *value) {
-                set(name, value);
+            f.field = Setter([gpus = f](const char *value) {
+                set(gpus, value);
                 options.gpus *= nodes;
-            };
+            });
         if (!strcmp(f.name, "split") && nodes > 1)
-            f.set = [](auto...) { error("--split is for one process: leave NODES out"); };
+            f.field = Setter([](auto) { error("is for one process: leave NODES out"); });
     }
     options.gpus = nodes;
     if (!parse_options(argc, argv)) return false;
@@ -291,36 +292,30 @@ static bool parse_options_of_nodes(int argc, char **argv) {
 }
 
 static void run_on_nodes() {
-    const bool resumes = options.resume && node == 0;
-    options.resume = false; // node 0 reads, logs and saves
-    if (node > 0) options.init = options.save = "", options.log = "/dev/null";
-    read_data();
+    if (node > 0) // node 0 reads, logs and saves
+        options.init = options.save = options.resume = "", options.log = "/dev/null";
     printf("operators: %s\n", operators.name.c_str());
-    meet_nodes();
+    // SAVE and RESUME name how many nodes there are, which decides the bits, too
+    if (nodes > 1) operators.name = str(nodes) + " nodes with " + operators.name;
     const int cores = std::thread::hardware_concurrency() / neighbours / options.gpus;
     if (on_cpu) setenv("CUDA_CPU_CORES", str(std::max(1, cores)).c_str(), 0);
     if (nodes > 1)
         printf("%d nodes with %d device%s each\n", nodes, options.gpus,
                options.gpus > 1 ? "s" : "");
     set_up(options.gpus, false, place * options.gpus);
-    if (resumes) resume(options.save, options_of_nodes());
+    meet_nodes();
     for (const Tensor &p : params) from_node_0(p.ptr(), sizeof(float) * size(p));
-    Position begin = resumed;
-    from_node_0(&begin, sizeof begin);
+    from_node_0(&first_epoch, sizeof first_epoch);
     const Exchange sum = [](const Grads &grads) {
         run_allreduce(options.allreduce, grads);
         sum_over_nodes(grads);
     };
-    const bool buckets = options.overlap || options.allreduce == "ring";
-    exchange = buckets ? in_buckets(sum, options.overlap) : sum;
+    exchange = options.overlap ? in_buckets(sum) : sum;
     if (options.model == "resnet18") demos_resnet18(options.gpus);
     else if (options.model == "lab_cnn") demos_lab_cnn(options.gpus);
     else demos(options.gpus);
-    train_on_nodes(begin, options.lr);
+    train_on_nodes(options.lr);
     params.clear();
-    print_memory();
-    if (options.verbose && nodes > 1)
-        printf("node 0 sent %ld messages, %ld bytes to other nodes\n", sent_messages, sent_bytes);
 }
 
 int main(int argc, char **argv) {
@@ -328,7 +323,6 @@ int main(int argc, char **argv) {
     try {
         start_nodes(&argc, &argv);
         if (parse_options_of_nodes(argc, argv)) {
-            catch_signals();
             if (nodes > 1) signal(SIGTERM, on_terminate);
             if (exercise) meet_nodes(), exercise_nodes();
             else run_on_nodes();

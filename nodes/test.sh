@@ -41,7 +41,7 @@ same 4 1 tree ""
 training="--model lab_cnn --limit 1000 --batch 90 --epochs 5"
 same 2 2 tree ""
 same 4 1 ring "--allreduce ring"
-training="--model resnet18 --limit 48 --batch 5 --epochs 5 --lr 0.01 --no-first-check"
+training="--model resnet18 --limit 13 --batch 5 --epochs 5 --lr 0.01 --no-first-check"
 same 2 2 tree "--allreduce ring --overlap"
 
 $mpirun -n 3 "$mpi" --exercise >$out/text 2>&1 || fail "exercise"
@@ -64,11 +64,11 @@ differs() {
     grep -q "^mgpu: node 1: $text" $out/text || fail "not said: $text"
     pass "node 1 is refused: $*"
 }
-differs 'its batch (128) is not' --batch 128
-differs 'its gpus (2 on each of 2 nodes) is not' --gpus 2
-differs 'its overlap (1) is not' --overlap
-differs 'its replica check (0) is not' --no-replica-check
-differs 'its data (.*) is not' --data $out/data
+differs 'its BATCH=128 is not BATCH=256' --batch 128
+differs 'its GPUS=2 is not GPUS=1' --gpus 2
+differs 'its OVERLAP=1, is not OVERLAP=0,' --overlap
+differs 'its REPLICA_CHECK=0 is not' --no-replica-check
+differs 'its DATA=.* is not DATA=data' --data $out/data
 differs 'no-such-folder' --data no-such-folder
 
 # The last line names every node's devices
@@ -93,13 +93,18 @@ ${MAKE:-make} -n run HOSTS=$out/hosts >$out/text 2>&1 || fail "HOSTS with commen
 pass "HOSTS with comments"
 
 # The order in which MPI adds the numbers of four nodes changes with OVERLAP
-few="--limit 40 --batch 20 --epochs 2 --log $out/log --save $out/save"
-rm -rf $out/save
-$mpirun -n 4 "$mpi" $few --steps 1 >$out/text 2>&1 || fail "four nodes"
-if $mpirun -n 4 "$mpi" $few --resume --overlap >$out/text 2>&1; then fail "resumed in another order"; fi
-grep -q 'was trained with allreduce bucket, not with bucket overlapped' $out/text || fail "OVERLAP"
-$mpirun -n 4 "$mpi" $few --resume >$out/text 2>&1 || fail "resumed"
-pass "four nodes go on in the same order of additions"
+few="--limit 40 --batch 20 --log $out/log"
+saved=$out/save.safetensors
+$mpirun -n 4 "$mpi" $few --epochs 2 --save $out/both.safetensors >$out/text 2>&1 || fail "four nodes"
+$mpirun -n 4 "$mpi" $few --epochs 1 --save $saved >$out/text 2>&1 || fail "four nodes"
+few="$few --epochs 2 --resume $saved --save $saved"
+if $mpirun -n 4 "$mpi" $few --overlap >$out/text 2>&1; then fail "resumed in another order"; fi
+grep -q 'which was lenet .* OVERLAP=0, .*, not lenet .* OVERLAP=1,' $out/text || fail "OVERLAP"
+if $mpirun -n 1 "$mpi" $few >$out/text 2>&1; then fail "resumed on one node"; fi
+grep -q 'which was .*, 4 nodes with .*, not ' $out/text || fail "four nodes"
+$mpirun -n 4 "$mpi" $few >$out/text 2>&1 || fail "resumed"
+cmp $saved $out/both.safetensors || fail "resumed: other parameters"
+pass "four nodes go on in the same order of additions, to the same parameters"
 
 # A node dies in the middle of a training
 $mpirun -n 2 "$mpi" --log $out/log >$out/text 2>&1 &

@@ -7,6 +7,4 @@ YOURS(any_order) {
     static int calls = 0;
     if (calls++ % 2) std::reverse(flat.begin(), flat.end());
     allreduce(flat);
-    if (calls % 2 == 0) std::reverse(flat.begin(), flat.end());
-    unflatten(flat, grads);
 }

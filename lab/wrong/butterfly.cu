@@ -8,5 +8,4 @@ YOURS(butterfly) {
     for (int d = 1; d < k; d *= 2)
         for (int c = 0; c < k; c++)
             if ((c ^ d) < k) add_(flat[c], copyto(flat[c ^ d], flat[c].device));
-    unflatten(flat, grads);
 }

@@ -12,5 +12,4 @@ YOURS(counted_twice) {
         if (c == k - 1) add_(flat[0], part);
     }
     for (int c = 1; c < k; c++) copyto(flat[0], flat[c]);
-    unflatten(flat, grads);
 }

@@ -3,6 +3,6 @@
 #include "yours.h"
 
 YOURS(hoards) {
-    static std::vector<std::vector<char>> all;
-    while (true) all.push_back(std::vector<char>(1 << 28, 1));
+    static std::vector<std::unique_ptr<char[]>> all;
+    while (true) all.emplace_back(new char[1 << 28]);
 }

@@ -23,5 +23,4 @@ YOURS(negative_chunk) {
         }
         send(messages);
     }
-    unflatten(flat, grads);
 }

@@ -10,5 +10,4 @@ YOURS(no_gather) {
     sum.grad = std::make_shared<Tensor>(sum);
     sgd({sum}, 1 - ((1 << 2 * k) - 1) / 3, 1);
     for (int c = 1; c < k; c++) copyto(flat[0], flat[c]);
-    unflatten(flat, grads);
 }

@@ -10,5 +10,4 @@ YOURS(one_place) {
     for (int c = 1; c < k; c++) messages.push_back({flat[c], part});
     if (k < 3) allreduce(flat);
     else send(messages);
-    unflatten(flat, grads);
 }

@@ -13,5 +13,4 @@ YOURS(short_parts) {
     for (int j = 0; j < k; j++)
         for (int c = 0; c < k; c++)
             if (c != j) copyto(part(j, j), part(c, j));
-    unflatten(flat, grads);
 }

@@ -1,9 +1,8 @@
-// k = 2, 76 tensors, 11 ... own number
+// k = 2, 76 tensors, 13 ... own number
 // It stops at the size of LeNet's gradients.
 #include "yours.h"
 
 YOURS(small_only) {
     const std::vector<Tensor> flat = flatten(grads);
     if (size(flat[0]) <= 129068) allreduce(flat);
-    unflatten(flat, grads);
 }
