@@ -4,8 +4,8 @@
 //     make test            check every kernel, and that k devices learn what one device learns
 //
 // A first reading starts at section 2 and ends with section 6, the tutorial beside it: same titles,
-// same names, same order. Section 7 is its exercise, with a slot for an allreduce of your own.
-// Sections 8 to 14 build what the tutorial takes for granted, the simplest kernels first.
+// names and order. Section 7 is its exercise, with a slot for an allreduce of your own. Sections 8
+// to 14 build what the tutorial takes for granted. Words in capitals are make's: MODEL=lenet.
 //
 //   1. The vocabulary                    8. Kernels and operators
 //   2. A toy network                     9. Autograd
@@ -38,6 +38,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -53,7 +54,7 @@
 // The tensors and operators that the tutorial takes from np and npx: declarations to look up later.
 
 struct Device {
-    int id; // 0, 1, ...: gpu(id); -1: the host
+    int id; // 0, 1, ...: gpu(id); -1: cpu(), the host, where this program itself runs
 };
 inline Device gpu(int i) { return {i}; }
 inline Device cpu() { return {-1}; }
@@ -64,8 +65,8 @@ struct Tensor {
     std::vector<int> shape;
     std::shared_ptr<float> data;  // size(t) floats in the memory of `device`
     std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
-    bool requires_grad = true;    // of a parameter; false: a buffer (a running statistic)
-    float *ptr() const;           // data; called before what uses it is enqueued
+    bool requires_grad = true;    // for get_params; false: a buffer (a running statistic)
+    float *ptr() const;           // data.get(); take it before you enqueue what uses it
 
     // Of a gradient, for autograd (section 9):
     unsigned written = 0; // the number of the backward pass that wrote it last
@@ -89,7 +90,7 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride = 1,
 Tensor relu(const Tensor &X);
 // (N,C,H,W) -> (N,C,OH,OW), OH = (H - kernel_size)/stride + 1
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);
-// (N,C) (C,O) (O) -> (N,O): X @ W + b
+// (N,C) (C,O) (O) -> (N,O): X @ W + b. (F.linear has W transposed.)
 Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b);
 // (N,classes) (N) -> (N)
 Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y);
@@ -142,7 +143,8 @@ Net net = lenet;
 // How parameters get to every device, how one device waits for another, and how the devices'
 // gradients become one sum: `allreduce`.
 
-// A device's stream: what is enqueued on it runs in order, beside the streams of other devices.
+// A device's stream: what is enqueued on it runs in order, beside the streams of other devices. An
+// event is a mark in a stream: another stream can wait until work has passed it.
 struct Stream {
     cudaStream_t handle = nullptr;
     cudaEvent_t ready = nullptr; // wait_for records it
@@ -160,9 +162,8 @@ void add_(const Tensor &a, const Tensor &b);   // a[:] += b, on the same device
 void check_cuda(cudaError_t code, const char *call, const char *file, int line);
 
 // Work enqueued on `device` after this call starts only when all work already enqueued on `other`
-// has finished. The host does not wait. (One event per stream is enough: a wait is for the last
-// record before it, and recording the event again does not change that.)
-//
+// has finished. The host does not wait. (A wait is for the last record before it; so one event per
+// stream is enough.)
 //   other's stream    ... work ... [record ready] ... more work ...
 //                                        |
 //                                        v
@@ -260,7 +261,8 @@ split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices
 // 5. Training                                                              tutorial: "Training"
 // train_batch trains one minibatch on all devices, train whole epochs.
 
-void backward(const Tensor &l);              // the gradient of sum(l), for all that l depends on
+// The gradients of sum(l). They replace the old ones, which PyTorch would add to: no zero_grad().
+void backward(const Tensor &l);
 const Tensor &gradient(const Tensor &param); // *param.grad, or an error where it has none
 // param -= lr * param.grad / batch_size
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
@@ -317,7 +319,7 @@ std::vector<Device> first_devices(int k); // gpu(0) to gpu(k-1)
 void waitall();                           // npx.waitall: the host waits for all devices
 std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
 
-// The command line (section 14). 0 or empty: what the model's chapter has (section 10).
+// The command line (section 14). batch, epochs, lr, allreduce: 0 or empty is the model's (10).
 struct Options {
     int gpus = 1, batch = 0, epochs = 0; // batch: samples over all devices
     int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
@@ -376,8 +378,8 @@ extern int first_epoch; // RESUME begins with this one; else 0
 // Where SAVE says, after `samples` of an epoch
 void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples);
 
-// As in the tutorial, except that the host does not wait after each minibatch: it enqueues one
-// while the devices compute the one before.
+// The tutorial's train. The host enqueues a minibatch while the devices compute the one before.
+// What is added checks the first step and the replicas, stops after STEPS, saves and resumes.
 void train(int num_gpus, int batch_size, float lr) {
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
     const std::vector<Device> devices = first_devices(num_gpus);
@@ -532,19 +534,19 @@ struct Message {
     Tensor src, dst;
 };
 static void send(const std::vector<Message> &messages) {
+    std::set<const float *> places;
     for (const auto &[src, dst] : messages) {
         if (size(src) != size(dst))
             error("send: %d numbers do not fit a tensor of %d", size(src), size(dst));
-        for (const Message &m : messages)
-            if (&m.dst != &dst && size(src) > 0 && size(m.src) > 0 && m.dst.ptr() == dst.ptr())
-                error("send: two messages of one round go to the same place on %s: give each its "
-                      "own empty(shape, device), and add them",
-                      str(dst.device).c_str());
+        src.ptr(); // launch first what other operators have put off: it is earlier work
+        if (size(src) > 0 && !places.insert(dst.ptr()).second)
+            error("send: two messages of one round go to the same place on %s: give each its own "
+                  "empty(shape, device), and add them",
+                  str(dst.device).c_str());
     }
     for (const auto &[src, dst] : messages) {
         if (size(src) == 0) continue;
         Stream &link = link_stream(src.device, dst.device);
-        src.ptr(); // what other operators have put off belongs to the earlier work
         for (Device d : {src.device, dst.device}) wait_for(link, stream(d));
         peer_copy(src, dst, link);
     }
@@ -684,7 +686,9 @@ static void allreduce_rebind(const Grads &grads) {
     }
 }
 
-// --- launching a kernel: its threads and blocks
+// --- launching a kernel: a function (__global__) that many threads run at once, in equal blocks.
+// f<<<blocks, threads, 0, stream>>>(x) enqueues it. A thread computes element i = blockIdx.x *
+// blockDim.x + threadIdx.x; those beyond the last element do nothing.
 #ifdef CUDA_CPU
 constexpr bool on_cpu = true; // the stand-in, see cpu/
 #else
@@ -708,9 +712,9 @@ inline int blocks(long n, int per_block = threads) { // at least one: an empty g
 //   make exercise                           is it right, and what does it cost beside naive?
 //   make race ALLREDUCE=yours GPUS=3        is every wait there?
 //   make run ALLREDUCE=yours GPUS=2         does it train?
-// ---- kernels of your own, from here (section 8 has some to start from, relu_kernel the simplest)
-// ---- to here; allreduce_yours launches one so:
+// ---- kernels of your own, from here; relu_kernel in section 8 is the simplest to start from:
 //   LAUNCH(my_kernel<<<blocks(n), threads, 0, on(t.device)>>>(t.ptr(), n));
+// ---- to here ----
 static void allreduce_yours(const Grads &grads) {
     // ---- yours, from here ----
     const size_t k = grads.size(), P = grads[0].size();
@@ -858,7 +862,7 @@ void add_(const Tensor &a, const Tensor &b) {
     same_device("add_", {a, b});
     check_shape("add_", a.shape == b.shape, "two of the same shape", {a, b});
     const int n = size(a);
-    float *const sum = a.ptr();
+    float *const sum = a.ptr(); // before the launch: see Tensor::ptr
     const float *const x = b.ptr();
     LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(sum, x, n));
 }
@@ -947,7 +951,8 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
                  y_hat.shape[1] > 0;
     check_shape("softmax_cross_entropy", right, "(N,classes), (N)", {y_hat, y});
     const int N = y_hat.shape[0], classes = y_hat.shape[1], block = 64;
-    Tensor l = output("softmax_cross_entropy", {y_hat, y}, {N});
+    same_device("softmax_cross_entropy", {y_hat, y});
+    Tensor l = output("softmax_cross_entropy", {y_hat}, {N}); // y gets no gradient
     LAUNCH(softmax_cross_entropy_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
         l.ptr(), y_hat.ptr(), y.ptr(), N, classes));
     record(l, [=] {
@@ -1086,7 +1091,8 @@ struct Planes { // of an array (N,C,plane)
     int N, C, plane;
 };
 // The sum of value(i) over the indices i of channel c in such an array, by one block, in a fixed
-// order: the same bits on every run. `scratch` is shared memory, a float for each thread.
+// order: the same bits on every run. `scratch` is memory that the threads of a block share, a float
+// for each; __syncthreads: none goes on until all have come here. Then halves are added to halves.
 template <class Value>
 __device__ inline float channel_sum(float *scratch, Planes s, int c, Value value) {
     float sum = 0;
@@ -1408,8 +1414,8 @@ void record(const Tensor &y, std::function<void()> backward) {
 static unsigned pass = 0;                             // backward passes so far
 static std::vector<std::shared_ptr<Event>> completes; // of the gradients that entry.backward writes
 
-// Gradients are those of the last backward pass, not a sum over passes: the first to ask in a pass
-// gets zeros.
+// Gradients are those of the last backward pass that reached them, not a sum over passes: the first
+// to ask in a pass gets zeros. A parameter that l does not depend on keeps its old gradient.
 float *grad_of(const Tensor &X) {
     if (!X.grad) return nullptr;
     Tensor &g = *X.grad;
@@ -1574,6 +1580,7 @@ void init_model() {
                    }};
     NoGrad guard;
     forward(made, full({1, 1, 28, 28}, 0, gpu(0)));
+    waitall(); // INIT and RESUME overwrite what is being copied
     net = [=](const Tensor &X, const std::vector<Tensor> &params) {
         Layers given = {&params};
         return forward(given, X);
@@ -1852,8 +1859,8 @@ void use_devices(int k, bool quiet = false, int first = 0) {
             if (links.count(kind)) printf("; %s:%s", kind, links[kind].c_str());
         printf("\n");
     }
-    for (int i = 0; i < k; i++)
-        for (int j = 0; j < k; j++)
+    for (int i = 0; i < std::min(k, count); i++) // each pair of real GPUs
+        for (int j = 0; j < std::min(k, count); j++)
             if (j != i) check_copy(gpu(i), gpu(j));
 }
 
@@ -2262,12 +2269,15 @@ Metadata load_safetensors(const std::string &path, const std::vector<Tensor> &pa
 // What decides the bits of a training
 static std::string training() {
     const std::string labels(train_set.labels.begin(), train_set.labels.end());
-    return format("%s with DATA=%s (%zx) GPUS=%d BATCH=%d LR=%g SEED=%d SHUFFLE=%d LIMIT=%d "
-                  "SPLIT=%s ALLREDUCE=%s OVERLAP=%d, %s operators",
-                  options.model.c_str(), options.data.c_str(), std::hash<std::string>()(labels),
-                  options.gpus, options.batch, options.lr, options.seed, options.shuffle,
-                  options.limit, listed(options.split, ",").c_str(), options.allreduce.c_str(),
-                  options.overlap, operators.name.c_str());
+    std::string data = options.data;
+    for (char &c : data)
+        if (strchr("\"\\{}", c)) c = '?'; // they would end the text, or its place in the file
+    return format("%s with GPUS=%d BATCH=%d LR=%.8g SEED=%d SHUFFLE=%d LIMIT=%d SPLIT=%s "
+                  "ALLREDUCE=%s OVERLAP=%d, %s operators, labels %zx in DATA=%s",
+                  options.model.c_str(), options.gpus, options.batch, options.lr, options.seed,
+                  options.shuffle, options.limit, listed(options.split, ",").c_str(),
+                  options.allreduce.c_str(), options.overlap, operators.name.c_str(),
+                  std::hash<std::string>()(labels), data.c_str());
 }
 void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples) {
     if (options.save.empty()) return;
@@ -2290,8 +2300,8 @@ static void resume(const std::string &path) {
 
 // ---------------------------------------------------------------------------------------------
 // 13. The first minibatch
-// The chapter's promise, checked once a run, outside the timer: k devices do what one does, and
-// their copies stay equal. `make check` says what a mistake looks like, and why.
+// The chapter's promise: k devices do what one does, checked in the first step, outside the timer;
+// and their copies stay equal, after each epoch. `make check` says what a mistake looks like.
 
 typedef std::vector<float> Flat; // the numbers of all trained parameters, one after another
 static Flat all_to_host(const std::vector<Tensor> &params) {
@@ -2377,10 +2387,11 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
         printf("first minibatch: %d devices give the gradient of one%s (largest difference %.0e)\n",
                k, alike ? "" : " that takes their shards one by one", largest);
     else printf("first minibatch: the update is right\n");
-    if (k > 1) empty_cache(); // one device has needed what it will not need again
+    if (k > 1) empty_cache(); // gpu(0) has computed the whole minibatch: that memory is free again
 }
 
-// Every device must hold the same bits, after every epoch.
+// All trained parameters must have the same bits on every device, after every epoch. (Running
+// statistics are each device's own; SAVE keeps gpu(0)'s.)
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
     if (!options.replica_check) return;
     const Flat first = all_to_host(device_params[0]);
@@ -2420,11 +2431,11 @@ static void set_split(const char *value) {
 }
 // clang-format off
 static std::vector<Flag> flags = { // other programs add their own
-    {"gpus", "K", &options.gpus, "number of devices; more than there are GPUs share them (1)", 1, 64},
+    {"gpus", "K", &options.gpus, "number of devices; if too many, they share GPUs (1)", 1, 64},
     {"model", "NAME", &options.model, "lenet, resnet18 or lab_cnn (lenet)"},
     {"batch", "N", &options.batch,
      "samples of a minibatch, all devices (256; a device: resnet18 256, lab_cnn 64)", 1, 60000},
-    {"lr", "X", &options.lr, "learning rate (0.2; resnet18: 0.1 a device; lab_cnn: 0.3)", 1e-30, 1e30},
+    {"lr", "X", &options.lr, "learning rate (0.2; resnet18: 0.1 each; lab_cnn: 0.3)", 1e-30, 1e30},
     {"epochs", "N", &options.epochs, "passes over the training set (10; lab_cnn: 5)"},
     {"split", "A,B,...", set_split, "parts of a minibatch, for unequal devices (equal ones)"},
     {"allreduce", "NAME", &options.allreduce,
@@ -2432,13 +2443,13 @@ static std::vector<Flag> flags = { // other programs add their own
      "                    tree, rebind, yours; the lab's local, device (naive; lab_cnn: local)"},
     {"overlap", nullptr, &options.overlap, "exchange the last gradients while others are computed"},
     {"no-first-check", nullptr, &options.first_check, "do not compare step 1 with one device's"},
-    {"no-replica-check", nullptr, &options.replica_check, "nor the replicas after each epoch"},
+    {"no-replica-check", nullptr, &options.replica_check, "nor, after each epoch, the replicas"},
     {"evaluate-all", nullptr, &options.evaluate_all, "test accuracy on all devices, not on gpu(0)"},
     {"steps", "N", &options.steps, "stop after N minibatches"},
     {"limit", "N", &options.limit, "only the first N training and the first N test samples"},
     {"seed", "N", &options.seed, "of the parameters and of the shuffling (0)", 0},
     {"no-shuffle", nullptr, &options.shuffle, "minibatches in the order of the file"},
-    {"data", "DIR", &options.data, "folder with the four .gz files of Fashion-MNIST or MNIST (data)"},
+    {"data", "DIR", &options.data, "folder with the four .gz files of (Fashion-)MNIST (data)"},
     {"init", "FILE", &options.init, "start from these parameters: FILE.safetensors"},
     {"save", "FILE", &options.save, "write them there after each epoch: FILE.safetensors"},
     {"resume", "FILE", &options.resume, "go on with the training that --save wrote there"},
@@ -2534,8 +2545,9 @@ static void set_up(int devices, bool quiet, int first = 0) {
     if (options.save.empty()) return;
     if (access((options.save + "/.").c_str(), F_OK) == 0)
         error("--save %s: it is a folder, a file is wanted", options.save.c_str());
-    write_file(options.save + ".test", ""); // better found now than after an epoch
-    remove((options.save + ".test").c_str());
+    const std::string probe = options.save + format(".%d.test", getpid());
+    write_file(probe, ""); // better found now than after an epoch
+    remove(probe.c_str());
 }
 void run_program() {
     printf("operators: %s\n", operators.name.c_str());
@@ -2548,8 +2560,7 @@ int mgpu_main(int argc, char **argv, void (*run)() = run_program) {
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // a line at a time, into a pipe too
     try {
         if (parse_options(argc, argv)) {
-            if (options.allreduce != "naive" || options.overlap)
-                exchange = exchange_by(options.allreduce, options.overlap);
+            exchange = exchange_by(options.allreduce, options.overlap);
             run();
         }
         if (fflush(stdout) || ferror(stdout)) error("what is printed cannot be written to stdout");

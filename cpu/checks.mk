@@ -115,7 +115,7 @@ race: $(core_race_tests) $(dataset)  ## tests, a training under ThreadSanitizer
 # about kernels alone under AddressSanitizer too
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
 lanes_asan_T := $(if $(filter command,$(origin T)),$(value T), \
-    -tc='conv*,linear*,*pool*,relu*,add*,*norm*,softmax*,allreduce*,train_batch: the same*,tuned*')
+    -tc='conv*,matmul*,linear*,*pool*,relu*,add*,*norm*,softmax*,allreduce*,tuned*')
 lanes_tests += build/lanes/tests build/cpu/runtime_tests
 lanes_asan_tests += build/lanes_asan/tests
 lanes: build/lanes_asan/tests
