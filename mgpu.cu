@@ -2273,11 +2273,11 @@ static std::string training() {
     for (char &c : data)
         if (strchr("\"\\{}", c)) c = '?'; // they would end the text, or its place in the file
     return format("%s with GPUS=%d BATCH=%d LR=%.8g SEED=%d SHUFFLE=%d LIMIT=%d SPLIT=%s "
-                  "ALLREDUCE=%s OVERLAP=%d, %s operators, labels %zx in DATA=%s",
+                  "ALLREDUCE=%s OVERLAP=%d, %s operators, DATA=%s (%zx)",
                   options.model.c_str(), options.gpus, options.batch, options.lr, options.seed,
                   options.shuffle, options.limit, listed(options.split, ",").c_str(),
                   options.allreduce.c_str(), options.overlap, operators.name.c_str(),
-                  std::hash<std::string>()(labels), data.c_str());
+                  data.c_str(), std::hash<std::string>()(labels));
 }
 void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples) {
     if (options.save.empty()) return;
