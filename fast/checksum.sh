@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.." || exit 1
 all='conv2d linear relu add pool2d batch_norm sgd'
 sums() {
     for op in $all; do
-        awk -v op=$op -v all="$all" '
+        awk -v op="$op" -v all="$all" '
             /^\/\/ 8\. /  { uses = all } # whose text this is
             /^\/\/ 9\. /  { uses = "" }
             /^\/\/ --- /  { uses = uses ? "none" : "" }
