@@ -99,9 +99,10 @@ usage:
 run_tests = set -f; ran=; failed=; for tests in $1; do $2 $$tests $(value T); \
     case $$? in 0) ran=yes ;; 4) ;; *) failed=yes ;; esac; done; [ "$$ran" ] && [ ! "$$failed" ]
 # What a crash is most often, in a line. 128 + the signal: SIGABRT, SIGFPE, SIGSEGV
-crash = case $$? in 134) echo 'mgpu: stopped by what stands above (an index beyond a std::vector?)' ;; \
+crash = case $$? in 134) echo 'mgpu: stopped by what stands above (an index beyond its list?)' ;; \
     136) echo 'mgpu: a division by zero?' ;; \
-    139) echo 'mgpu: an index beyond its list, a null pointer, endless recursion?' ;; esac >&2; exit 1
+    139) echo 'mgpu: an index beyond its list, a null pointer, endless recursion?' ;; \
+    esac >&2; exit 1
 
 all: $(dir)/mgpu $(tests)  ## build the program and the tests
 run: backend $(program) $(dataset)  ## train: make run GPUS=2 BATCH=256 LR=0.2 EPOCHS=10

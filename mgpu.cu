@@ -291,8 +291,7 @@ Exchange exchange = [](const Grads &grads) {
 
 // One step of data parallelism, on k devices:
 //   1. Split the minibatch into k shards, one on each device.
-//   2. Each device computes the loss and the gradients of its shard, with its copy of the
-//      parameters.
+//   2. Each device computes loss and gradients of its shard, with its copy of the parameters.
 //   3. Sum the k gradients of each parameter, and
 //   4. broadcast the sum to all devices: allreduce does both.
 //   5. Each device updates its copy with the same sum, so that the copies stay equal.
@@ -744,11 +743,13 @@ static std::vector<Algorithm> algorithms = {
 void run_allreduce(const std::string &name, const Grads &grads) {
     const int k = grads.size();
     const Part sum("sum");
-    for (const Algorithm &a : algorithms)
-        if (a.name == name) try {
-                if (a.meant_for && !a.meant_for(k)) error("it is not meant for so many devices");
-                a.run(grads);
-            } catch (const std::exception &e) { error("%s, k = %d: %s", a.name, k, e.what()); }
+    auto named = [&](const Algorithm &a) { return a.name == name; };
+    const auto a = std::find_if(algorithms.begin(), algorithms.end(), named);
+    if (a == algorithms.end()) error("there is no allreduce %s", name.c_str());
+    try {
+        if (a->meant_for && !a->meant_for(k)) error("it is not meant for so many devices");
+        a->run(grads);
+    } catch (const std::exception &e) { error("%s, k = %d: %s", a->name, k, e.what()); }
 }
 
 // --- exchange: all gradients of a step by one of these algorithms, and OVERLAP: "start exchanging
@@ -2276,8 +2277,8 @@ static std::string training() {
                   "ALLREDUCE=%s OVERLAP=%d, %s operators, DATA=%s (%zx)",
                   options.model.c_str(), options.gpus, options.batch, options.lr, options.seed,
                   options.shuffle, options.limit, listed(options.split, ",").c_str(),
-                  options.allreduce.c_str(), options.overlap, operators.name.c_str(),
-                  data.c_str(), std::hash<std::string>()(labels));
+                  options.allreduce.c_str(), options.overlap, operators.name.c_str(), data.c_str(),
+                  std::hash<std::string>()(labels));
 }
 void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples) {
     if (options.save.empty()) return;

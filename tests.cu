@@ -35,8 +35,8 @@
 #include <sys/wait.h>
 #include <termios.h>
 
-// Under a sanitizer, up to 300 times slower, cases are smaller. Under ThreadSanitizer, or lane by lane
-// under AddressSanitizer, a training would take longest; `make race` runs one anyway.
+// Under a sanitizer, up to 300 times slower, cases are smaller. Under ThreadSanitizer, or lane by
+// lane under AddressSanitizer, a training would take longest; `make race` runs one anyway.
 #if defined(CUDA_CPU_TSAN) || (defined(CUDA_CPU_ASAN) && defined(MGPU_LANES))
 constexpr bool small_only = true, no_training = true;
 #elif defined(CUDA_CPU_ASAN)
@@ -349,8 +349,8 @@ static Grads new_grads(int k, const Ints &sizes, bool contiguous = true) {
     }
     return grads;
 }
-// Of tensors of these sizes on each of k devices. Their numbers are whole, and others on each device
-// and at each index; all sums are below 2^24, so exact in any order of addition.
+// Of tensors of these sizes on each of k devices. Their numbers are whole, and others on each
+// device and at each index; all sums are below 2^24, so exact in any order of addition.
 static void check_exact_sums(const std::string &name, int k, const Ints &sizes,
                              bool contiguous = true) {
     const Grads grads = new_grads(k, sizes, contiguous);
@@ -1050,12 +1050,12 @@ static Doubles conv2d_reference(const Doubles &X, const Doubles &W, const Double
 TEST_CASE("conv2d: result and gradients, strides and padding") {
     // clang-format off
     std::vector<ConvSizes> sizes = {
-        // N C H W O K: one number, one output pixel, K even, H != W, many images, K = 1, K = 7, none
+        // N C H W O K: one number, one output pixel, K even, H != W, many images, K = 1, 7, none
         {1, 1, 1, 1, 1, 1}, {2, 1, 3, 3, 2, 3}, {2, 3, 4, 9, 3, 4}, {1, 3, 5, 7, 4, 3},
         {33, 1, 4, 6, 3, 2}, {3, 17, 5, 9, 33, 3}, {2, 50, 4, 3, 3, 1}, {1, 2, 7, 7, 50, 7},
         {0, 3, 5, 5, 4, 3},
-        // S P: one pixel among zeros, as large as before, half as large, what is left over, pixels in
-        // no window, more zeros than the kernel reaches over, gaps, windows in the zeros alone, none
+        // S P: one pixel among zeros, as large as before, half as large, what is left over, pixels
+        // in no window, more zeros than the kernel reaches over, gaps, windows of zeros alone, none
         {1, 1, 1, 1, 1, 3, 1, 1}, {2, 3, 5, 7, 4, 3, 1, 1}, {2, 3, 6, 9, 4, 3, 2, 1},
         {2, 3, 9, 6, 4, 3, 2, 0}, {2, 5, 8, 7, 17, 1, 2, 0}, {2, 3, 7, 5, 3, 1, 1, 2},
         {1, 2, 5, 6, 3, 2, 5, 1}, {3, 2, 11, 9, 3, 5, 3, 2}, {2, 2, 4, 5, 3, 4, 2, 3},
