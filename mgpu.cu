@@ -282,12 +282,13 @@ std::vector<Tensor> column(const Grads &grads, size_t i) {
     for (const auto &list : grads) data.push_back(list[i]);
     return data;
 }
-// Sums them over the devices: the tutorial's loop. Where ALLREDUCE or OVERLAP ask for another way,
-// main puts that in its place (section 7).
-typedef std::function<void(const Grads &)> Exchange;
-Exchange exchange = [](const Grads &grads) {
+// Sums them over the devices: the tutorial's loop.
+void allreduce_naive(const Grads &grads) {
     for (size_t i = 0; i < grads[0].size(); i++) allreduce(column(grads, i));
-};
+}
+// Where ALLREDUCE or OVERLAP ask for another way, main puts that in its place (section 7).
+typedef std::function<void(const Grads &)> Exchange;
+Exchange exchange = allreduce_naive;
 
 // One step of data parallelism, on k devices:
 //   1. Split the minibatch into k shards, one on each device.
@@ -554,11 +555,8 @@ static void send(const std::vector<Message> &messages) {
             if (size(src) > 0) wait_for(stream(d), link_stream(src.device, dst.device));
 }
 
-// --- naive: the tutorial's, tensor by tensor, device 0 the root of all
+// --- naive: allreduce_naive of section 5, tensor by tensor, device 0 the root of all
 //   messages 2(k-1)P   busiest (k-1)n   steps 2(k-1)P
-static void allreduce_naive(const Grads &grads) {
-    for (size_t i = 0; i < grads[0].size(); i++) allreduce(column(grads, i));
-}
 
 // --- bucket: the same with all tensors as one, so that latency is paid once and not P times
 //   messages 2(k-1)   busiest (k-1)n   steps 2(k-1)
@@ -1803,6 +1801,7 @@ void waitall() {
 
 // --- devices
 static const char *const see = ": make check looks for the cause";
+static const char *const meant = "; if that is meant, FIRST_CHECK=0";
 // How i reaches j's memory: "same GPU as", "peer" (access is enabled here) or "staged" (through the
 // host).
 static const char *connect(Device i, Device j) {
@@ -2375,12 +2374,12 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
             const float off = std::fabs(got[j] - want[j]), update = old[j] - now[j];
             const float right = lr * got[j] / n;
             if (!(off <= operators.rounding * unit[j]))
-                error("the first minibatch: the gradient of %s on %s is %.6g, not %.6g%s",
-                      name_of(j).c_str(), str(gpu(c)).c_str(), got[j], want[j], see);
+                error("the first minibatch: the gradient of %s on %s is %.6g, not %.6g%s%s",
+                      name_of(j).c_str(), str(gpu(c)).c_str(), got[j], want[j], see, meant);
             if (!(std::fabs(update - right) <=
                   1e-5f * std::fabs(right) + 1e-6f * std::fabs(old[j]) + 1e-37f))
-                error("the first minibatch: the update of %s on %s is %.6g, not %.6g%s",
-                      name_of(j).c_str(), str(gpu(c)).c_str(), update, right, see);
+                error("the first minibatch: the update of %s on %s is %.6g, not %.6g%s%s",
+                      name_of(j).c_str(), str(gpu(c)).c_str(), update, right, see, meant);
             if (off > 0) largest = std::max(largest, off / unit[j]);
         }
     }

@@ -1,6 +1,8 @@
-// make check: k devices against one, parameter by parameter, for several minibatches, and gradients
-// against slopes of the loss. What is wrong is named by what it looks like.
-// defines: check_copies, check_step, check_slopes, check, main
+// make check: what a training consists of, from the bottom up, each part against something that was
+// not made by it: copies, operators (reference.h), data, replicas, allreduce, the network, steps,
+// accuracy, epochs. The first thing that is wrong is named by what it looks like (explain.h).
+// defines: check_copies, check_data, check_replicated, check_exchange, check_slopes, check_step,
+// check_accuracy, check_train, check, main
 #ifndef MGPU_NO_MAIN // the tests have included mgpu.cu, and have a main
 #define MGPU_NO_MAIN
 #define CHECK_MAIN
@@ -9,7 +11,10 @@
 #endif
 #include PROGRAM
 #endif
-#include "common.h"
+#include <fcntl.h>
+
+#include "explain.h"
+#include "reference.h"
 
 // --- does copyto move what it is to move, and wait for it?
 
@@ -49,130 +54,265 @@ static void check_copies() { // between all devices that are there
             if (j != i) check_copy_while_late(gpu(i), gpu(j));
 }
 
-// --- what a wrong gradient, or update, looks like
-
-static std::vector<Flat> gradients_of_shards(const Tensor &X, const Tensor &y, int k) {
-    std::vector<Flat> shards;
-    int begin = 0;
-    for (int n : shard_sizes(X.shape[0], k)) {
-        shards.push_back(gradient_on_one(rows(X, begin, begin + n), rows(y, begin, begin + n)));
-        begin += n;
-    }
-    return shards;
-}
-static double dot(const Flat &a, const Flat &b, const std::vector<int> &indices) {
-    double sum = 0;
-    for (int j : indices) sum += (double)a[j] * b[j];
-    return sum;
-}
-static bool near(double a, double b) { // up to 2%, or 0.01
-    return std::fabs(a - b) <= std::max(0.01, 0.02 * std::fabs(b));
+static int notices = 0;
+__attribute__((format(printf, 1, 2))) static void notice(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    printf("notice: %s\n", vformat(format, args).c_str());
+    va_end(args);
+    notices++;
 }
 
-// What a gradient on device c looks like where it is wrong: the factors a for which sum a[d] *
-// shards[d] comes nearest to it (least squares) say which shards are in it and how often.
-static std::string explain_gradient(const Flat &got, const std::vector<int> &wrong,
-                                    const std::vector<Flat> &shards, int c) {
-    const int k = shards.size();
-    std::vector<std::vector<double>> row(k, std::vector<double>(k + 1)); // the normal equations
-    for (int d = 0; d < k; d++)
-        for (int e = 0; e <= k; e++) row[d][e] = dot(shards[d], e < k ? shards[e] : got, wrong);
-    for (int p = 0; p < k; p++) // Gauss-Jordan elimination; an empty shard's row is 0
-        for (int d = 0; d < k && row[p][p] > 0; d++)
-            for (int e = k; e >= p && d != p; e--) row[d][e] -= row[d][p] / row[p][p] * row[p][e];
-    const double squares = dot(got, got, wrong);
-    double left = squares; // of them what the factors do not explain
-    std::vector<double> a(k, 1);
-    for (int p = 0; p < k; p++) {
-        if (row[p][p] > 0) a[p] = row[p][k] / row[p][p];
-        left -= a[p] * dot(shards[p], got, wrong);
-    }
-    auto all = [&](double x) {
-        return std::all_of(a.begin(), a.end(), [=](double factor) { return near(factor, x); });
-    };
-    if (std::isnan(left)) return "nobody has written it: is a wait or a barrier missing?";
-    if (left > 0.02 * squares)
-        return "it is no sum of the shards' gradients: are wrong numbers added, is a wait missing?";
-    if (all(0)) return "it is 0: does backward run for this device?";
-    if (all(-1)) return "it has the wrong sign";
-    if (k > 1 && all(1.0 / k))
-        return "it is the mean: allreduce is to sum, sgd divides by the batch size";
-    if (k > 1 && all(k)) return format("it is %d times the sum: added again?", k);
-    std::string text;
-    bool own = k > 1; // alone
-    for (int d = 0; d < k; d++) {
-        own = own && near(a[d], d == c);
-        if (near(a[d], 1)) continue;
-        text += (text.empty() ? "it is " : ", ") +
-                format(near(a[d], 0) ? "without %s's shard" : "%s's shard %.2g times",
-                       str(gpu(d)).c_str(), a[d]);
-    }
-    if (own)
-        return "it is that of the device's own shard: does backward run on every device, does "
-               "allreduce get each gradient and send the sum?";
-    if (text.empty())
-        return "it is nearly right: are numbers rounded to fewer bits on their way, or a few lost?";
-    return text + ": is it the shards (split_and_load), backward on each device, or allreduce?";
+// --- the data: minibatches against the bytes of the files
+
+// Which pixels are not background tells images apart, in whatever way pixels are scaled
+template <class Pixel> static size_t outline(const Pixel *image, Pixel background) {
+    std::string pixels;
+    for (int p = 0; p < 28 * 28; p++) pixels += image[p] != background;
+    return std::hash<std::string>()(pixels);
 }
-// What an update looks like that is `ratio` times the right one.
-static std::string explain_update(double ratio, double batch, double shard, double lr) {
-    const std::pair<double, const char *> mistakes[] = {
-        {-1, "it goes the wrong way, param -= lr * grad / batch_size"},
-        {batch, "it is not divided by the batch size"},
-        {1 / batch, "it is divided by the batch size twice"},
-        {batch / shard, "it is divided by the size of the shard, not of the minibatch"},
-        {lr, "it is multiplied by the learning rate twice"},
-        {1 / lr, "it is not multiplied by the learning rate"}};
-    for (const auto &[x, text] : mistakes)
-        if (std::fabs(ratio - x) < 0.02 * std::fabs(x)) return text;
-    return std::fabs(ratio) < 1e-3 ? "the parameter is what it was"
-                                   : format("it is %f times the right one", ratio);
+static void check_epochs(const std::string &who, DataIter iter, const DataSet &set) {
+    std::map<size_t, std::multiset<int>> file; // the labels of images with this outline
+    for (int i = 0; i < set.count; i++)
+        file[outline<uint8_t>(&set.images[i * 28 * 28], 0)].insert(set.labels[i]);
+    std::vector<size_t> orders[2];
+    float background = 0;
+    for (auto &order : orders) {
+        auto left = file;
+        Tensor X, y;
+        iter.reset();
+        while (iter.next(X, y)) {
+            if (order.empty()) { // look at the first minibatch's pixels
+                const std::set<float> pixels(X.ptr(), X.ptr() + size(X));
+                background = *pixels.begin();
+                const float brightest = *pixels.rbegin();
+                if (pixels.size() <= 2)
+                    error("%s: pixels are only %g and %g: is byte / 255 computed in whole numbers? "
+                          "Look at DataIter::next",
+                          who.c_str(), background, brightest);
+                if (brightest > 20)
+                    notice("%s: pixels go up to %g: are they divided by 255? Look at "
+                           "DataIter::next",
+                           who.c_str(), brightest);
+            }
+            for (int i = 0; i < X.shape[0]; i++) {
+                const int sample = order.size();
+                order.push_back(outline(X.ptr() + i * 28 * 28, background));
+                auto found = left.find(order.back());
+                if (!file.count(order.back()))
+                    error("%s: image %d of an epoch is none of the file's: look at DataIter::next",
+                          who.c_str(), sample);
+                if (found == left.end())
+                    error("%s: image %d of an epoch has been there before: look at `order`, "
+                          "DataIter::next and reset",
+                          who.c_str(), sample);
+                auto label = found->second.find(y.ptr()[i]);
+                if (label == found->second.end())
+                    error("%s: image %d of an epoch comes with label %g, in the file it has %d: "
+                          "are images and labels taken in the same order? Look at DataIter::next",
+                          who.c_str(), sample, y.ptr()[i], *found->second.begin());
+                found->second.erase(label);
+                if (found->second.empty()) left.erase(found);
+            }
+        }
+        if (!left.empty())
+            error("%s: an epoch has %zu samples, the data set %d: does DataIter::next leave out "
+                  "the last, smaller minibatch?",
+                  who.c_str(), order.size(), set.count);
+    }
+    if ((orders[0] == orders[1]) == iter.shuffle && set.count > 10)
+        error("%s: two epochs have the samples in %s order: look at DataIter::reset", who.c_str(),
+              iter.shuffle ? "the same" : "another");
+}
+static void check_data() {
+    if (memcmp(&train_set.images[0], &test_set.images[0], 28 * 28) == 0)
+        error("the first test image is the first training image: look at load_data's files");
+    auto [train_iter, test_iter] = load_data_fashion_mnist(97); // the last one is smaller
+    check_epochs("training data", std::move(train_iter), train_set);
+    check_epochs("test data", std::move(test_iter), test_set);
+    for (int n : {97, 10, 1}) { // samples on k devices
+        const Tensor X = reshape(arange(6 * n), {n, 2, 3});
+        const std::vector<Device> devices = first_devices(options.gpus);
+        const auto shards = split_batch(X, arange(n), devices);
+        Flat all[2];
+        for (const auto &[list, numbers] : {std::pair(shards.first, all), {shards.second, all + 1}})
+            for (size_t c = 0; c < list.size(); c++) {
+                const Flat part = to_host(list[c]);
+                numbers->insert(numbers->end(), part.begin(), part.end());
+                if (list[c].device.id != (int)c)
+                    error("split_and_load: shard %zu lies on %s", c, str(list[c].device).c_str());
+            }
+        if (all[0] != to_host(X) || all[1] != to_host(arange(n)))
+            error("split_batch: the shards of %d samples on %zu devices, one after another, are "
+                  "not the minibatch: look at split_and_load and shard_sizes",
+                  n, devices.size());
+        const std::vector<int> sizes = shard_sizes(n, options.gpus);
+        if (options.split.empty() &&
+            (sizes.front() - sizes.back() > 1 || sizes.back() > sizes.front()))
+            error("shard_sizes: of %d samples the first device gets %d, the last one %d", n,
+                  sizes.front(), sizes.back());
+    }
 }
 
-// --- a minibatch
+// --- replicas, before a step
+
+static void check_replicated(const std::vector<std::vector<Tensor>> &device_params) {
+    for (size_t c = 0; c < device_params.size(); c++) {
+        if (device_params[c].size() != params.size())
+            error("get_params: %zu parameters for %zu", device_params[c].size(), params.size());
+        for (size_t i = 0; i < params.size(); i++) {
+            const Tensor &p = device_params[c][i];
+            const std::string who = param_names[i] + " of " + str(gpu(c));
+            if (p.device.id != (int)c)
+                error("get_params: %s lies on %s", who.c_str(), str(p.device).c_str());
+            if (p.shape != params[i].shape || p.requires_grad != params[i].requires_grad)
+                error("get_params: %s has another shape or use than the host's", who.c_str());
+            const Numbers want = all_in_double({params[i]})[0];
+            compare("before the first step: ", who, p.shape, to_host(p), want, 0,
+                    "it is to be the host's: look at get_params");
+            if (!p.requires_grad) continue;
+            const Tensor &g = gradient(p);
+            if (g.device.id != (int)c || g.shape != p.shape)
+                error("attach_grad: the gradient of %s has shape %s, on %s", who.c_str(),
+                      str(g.shape).c_str(), str(g.device).c_str());
+            compare("before the first step: ", "the gradient of " + who, p.shape, to_host(g),
+                    Numbers(size(p), 0), 0, "look at attach_grad");
+        }
+    }
+    flatten(gradients(device_params)); // or an error: they are not contiguous
+}
+
+// --- allreduce, with numbers that tell whose they are: 8^c from device c
+
+static void check_exchange_while(const Grads &grads, const std::string &who, int late) {
+    const int k = grads.size();
+    auto number = [](int c, int j) { return (float)((1 + j % 3) * (1 << 3 * c)); };
+    std::vector<std::vector<Tensor>> host(k);
+    for (int c = 0; c < k; c++)
+        for (const Tensor &g : grads[c]) {
+            copyto(full(g.shape, 0, cpu()), g);
+            Tensor t = empty(g.shape, cpu());
+            for (int j = 0; j < size(t); j++) t.ptr()[j] = number(c, j);
+            host[c].push_back(t);
+        }
+    waitall();
+    if (late >= 0)
+        CHECK(cudaLaunchHostFunc(
+            on(gpu(late)), [](void *) { usleep(3000); }, nullptr));
+    for (int c = 0; c < k; c++)
+        for (size_t i = 0; i < grads[c].size(); i++) {
+            copyto(host[c][i], grads[c][i]);
+            CHECK(cudaEventRecord(grads[c][i].complete->handle, on(gpu(c))));
+        }
+    exchange(grads);
+    for (int c = 0; c < k; c++)
+        for (size_t i = 0; i < grads[c].size(); i++) {
+            const Flat got = to_host(grads[c][i]);
+            for (size_t j = 0; j < got.size(); j++) {
+                std::vector<double> times(k); // so often device d's number is in it
+                double want = 0, sum = 0;
+                int left = std::isfinite(got[j]) ? got[j] : -1;
+                for (int d = 0; d < k; d++) want += number(d, j);
+                if (got[j] == want) continue;
+                for (int d = k - 1; d >= 0; d--) {
+                    times[d] = left / (1 << 3 * d) / (1. + j % 3);
+                    left %= 1 << 3 * d;
+                    sum += times[d] * number(d, j);
+                }
+                const bool whole = sum == got[j] && got[j] >= 0;
+                if (near(got[j], want / k)) times.assign(k, 1. / k);
+                const std::string what =
+                    whole || near(got[j], want / k)
+                        ? explain_sum(times, c, true)
+                        : "it is no sum of the devices' numbers: is a wait missing?";
+                error("%s%s: the sum of tensor %zu, number %zu, on gpu(%d) is %g, not %g: %s%s",
+                      who.c_str(), late < 0 ? "" : format(", gpu(%d) late", late).c_str(), i, j, c,
+                      got[j], want, what.c_str(),
+                      late < 0 ? ""
+                               : " It is right when no device is late: is a wait_for missing, or "
+                                 "the wrong way round?");
+            }
+        }
+}
+static void check_exchange() {
+    const int k = options.gpus;
+    if (k > 7) return; // 24 bits have place for seven
+    const std::string who = format("allreduce %s, k = %d%s", options.allreduce.c_str(), k,
+                                   options.overlap ? ", OVERLAP" : "");
+    const Grads grads = make_grads(k, trained_sizes());
+    for (int late = -1; late < k; late++) check_exchange_while(grads, who, late);
+}
+
+// --- the network: is its gradient the slope of its loss?
 
 static double sum_of(const Tensor &t) {
     const Flat numbers = to_host(t);
     return std::accumulate(numbers.begin(), numbers.end(), 0.0);
 }
-// The losses: one for each sample, all of them numbers.
-static void check_losses(const std::string &where, const std::vector<Tensor> &ls, int n) {
-    int losses = 0;
-    for (const Tensor &l : ls) {
-        losses += size(l);
-        const double sum = sum_of(l);
-        if (!std::isfinite(sum))
-            error("%sthe loss on %s is %s: is memory read "
-                  "that nobody has written, or a barrier (__syncthreads) or a wait missing?",
-                  where.c_str(), str(l.device).c_str(), std::isnan(sum) ? "nan" : "infinite");
-    }
-    if (losses != n)
-        error("%sit has %d samples, the devices' shards together have %d: what "
-              "does split_and_load lose or repeat?",
-              where.c_str(), n, losses);
+// Where there are buffers, batch norm sees each device's shard by itself
+static bool has_batch_norm() {
+    return std::any_of(params.begin(), params.end(), [](auto &p) { return !p.requires_grad; });
 }
-// Are they gradients at all? A small step of one parameter along its gradient must raise the mean
-// loss of some samples by step * |gradient|^2, one against it lower it by as much. (Up to a factor
-// of 2: ReLUs may switch on the way, and rounding hides changes below a millionth of the loss or of
-// the logits.)
+// Parameters at which a loss can be measured: weights of N(0, 2 / fan_in), so that every layer
+// counts; biases away from 0, where the background of an image would lie on ReLU's kink.
+static std::vector<Tensor> well_scaled() {
+    std::vector<Tensor> scaled;
+    dice.seed(2);
+    for (const Tensor &p : params) {
+        Tensor t = copyto(p, cpu());
+        const int dims = p.shape.size(), fan_in = dims > 2 ? size(p) / p.shape[0] : p.shape[0];
+        std::normal_distribution<float> normal(0, std::sqrt(2.0f / fan_in));
+        for (int j = 0; j < size(p) && p.requires_grad; j++)
+            if (dims > 1) t.ptr()[j] = normal(dice);
+            else t.ptr()[j] += 0.1f * std::sin(j + 1.0f);
+        scaled.push_back(t);
+    }
+    return scaled;
+}
+// A small step of one parameter along its gradient must raise the mean loss by step * |gradient|^2,
+// one against it lower it by as much, to 5% (10% with batch norm): ReLUs switch on the way.
 static void check_slopes(const std::string &where, const Tensor &X, const Tensor &y) {
     if (operators.rounding > 1e-3f) return; // tf32 rounds the steps off
-    const int n = std::min(16, X.shape[0]);
+    const bool bn = has_batch_norm();
+    const int n = std::min(bn ? 4 : 16, X.shape[0]);
     const Tensor x = copyto(rows(X, 0, n), gpu(0)), labels = copyto(rows(y, 0, n), gpu(0));
-    const std::vector<Tensor> p = get_params(params, gpu(0));
+    const std::vector<Tensor> start = well_scaled(), p = get_params(start, gpu(0));
+    check_network(where, rows(x, 0, bn ? 1 : std::min(n, 2)), get_params(start, gpu(0)));
+    auto mean_loss = [&] { // recording, so that batch norm is in training, too
+        const double sum = sum_of(loss(net(x, p), labels));
+        tapes[0].clear();
+        return sum / n;
+    };
     backward(loss(net(x, p), labels));
-    NoGrad guard;
-    auto mean_loss = [&] { return sum_of(loss(net(x, p), labels)) / n; };
+    const Flat first = all_to_host(gradients({p})[0]);
+    backward(loss(net(x, p), labels));
+    const Flat second = all_to_host(gradients({p})[0]);
+    for (size_t j = 0; j < first.size(); j++)
+        if (first[j] != second[j])
+            error("%sa second backward of the same minibatch makes the gradient of %s %.6g, the "
+                  "first %.6g: is the old one cleared (grad_of)?",
+                  where.c_str(), name_of(j).c_str(), second[j], first[j]);
+    const Flat logits = to_host(net(x, p));
+    tapes[0].clear();
+    if (*std::min_element(logits.begin(), logits.end()) >= 0)
+        notice("%sno output of the network is below 0: is there a relu after the last layer?",
+               where.c_str());
     const double whole = std::fabs(mean_loss());
     double largest = whole; // of the numbers that are rounded on the way to it
-    for (double z : to_host(net(x, p))) largest = std::max(largest, std::fabs(z));
-    for (size_t i = 0; i < p.size(); i++) {
-        const Flat g = to_host(gradient(p[i])), old = to_host(params[i]);
+    for (double z : logits) largest = std::max(largest, std::fabs(z));
+    const size_t every = 1 + p.size() / 32; // parameter
+    for (size_t i = 0; i < p.size(); i += every) {
+        if (!p[i].requires_grad) continue;
+        const Flat g = to_host(gradient(p[i])), old = to_host(start[i]);
         double slope = 0, squares = 0; // |gradient of the mean loss|^2, |parameter|^2
         for (double a : g) slope += a / n * a / n;
         for (double a : old) squares += a * a;
+        if (slope == 0)
+            error("%sthe gradient of %s is 0 everywhere: does the network use it, does every "
+                  "operator between it and the loss record its backward, with all its inputs?",
+                  where.c_str(), param_names[i].c_str());
         const double step =
-            std::min(1e-5 * whole / slope, 1e-3 * (0.1 + std::sqrt(squares)) / std::sqrt(slope));
+            std::min(1e-3 * whole / slope, 1e-2 * (0.1 + std::sqrt(squares)) / std::sqrt(slope));
         double change = 0;
         for (int way : {1, -1}) {
             const Tensor moved = empty(p[i].shape, cpu());
@@ -180,33 +320,70 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
             copyto(moved, p[i]);
             change += way * mean_loss();
         }
-        copyto(params[i], p[i]);
-        const double want = 2 * step * slope;
-        if (want > 1e-6 * largest && !(change > want / 2 && change < want * 2))
-            error("%sa step of %s along its gradient changes the loss by %.2g, "
-                  "not by %.2g: is a backward kernel wrong, or a sign?",
+        copyto(start[i], p[i]);
+        const double want = 2 * step * slope, tolerance = bn ? 0.1 : 0.05;
+        if (want > 1e-5 * largest && !(std::fabs(change - want) <= tolerance * want))
+            error("%sa step of %s along its gradient changes the loss by %.3g, not by %.3g, though "
+                  "every operator alone is right: look at the network, backward, record, reshape",
                   where.c_str(), param_names[i].c_str(), change, want);
     }
 }
 
-// Where there are buffers, batch norm sees each device's shard by itself
-static bool has_batch_norm() {
-    return std::any_of(params.begin(), params.end(), [](auto &p) { return !p.requires_grad; });
+// --- a step
+
+// The losses: one for each sample, those that one device gives.
+static void check_losses(const std::string &where, const std::vector<Tensor> &ls, const Tensor &X,
+                         const Tensor &y) {
+    const int n = X.shape[0];
+    Flat losses;
+    for (const Tensor &l : ls) {
+        const Flat part = to_host(l);
+        losses.insert(losses.end(), part.begin(), part.end());
+        const double sum = sum_of(l);
+        if (!std::isfinite(sum))
+            error("%sthe loss on %s is %s: is memory read "
+                  "that nobody has written, or a barrier (__syncthreads) or a wait missing?",
+                  where.c_str(), str(l.device).c_str(), std::isnan(sum) ? "nan" : "infinite");
+    }
+    if ((int)losses.size() != n)
+        error("%sit has %d samples, the devices' losses together are %zu: one a sample (loss, "
+              "softmax_cross_entropy)? What does split_and_load lose or repeat?",
+              where.c_str(), n, losses.size());
+    if (has_batch_norm()) return;
+    NoGrad guard;
+    const std::vector<Tensor> p = get_params(params, gpu(0));
+    const Flat one = to_host(loss(net(copyto(X, gpu(0)), p), copyto(y, gpu(0))));
+    for (int i = 0, c = 0, first = 0; i < n; i++) {
+        while (i - first == size(ls[c])) first += size(ls[c++]);
+        if (!(std::fabs(losses[i] - one[i]) <= 1e-3f * std::max(1.0f, std::fabs(one[i]))))
+            error("%sthe loss of sample %d, on %s, is %.6g, on one device %.6g: does a shard of X "
+                  "meet the same shard of y, and the parameters of its device? Look at train_batch "
+                  "and split_batch",
+                  where.c_str(), i, str(gpu(c)).c_str(), losses[i], one[i]);
+    }
 }
+
 // What train_batch has made of a minibatch and of `params`: ls and device_params. An error names
 // the first number that is wrong.
 static void check_step(const std::string &where, const Tensor &X, const Tensor &y,
                        const std::vector<Tensor> &ls,
                        const std::vector<std::vector<Tensor>> &device_params, float lr) {
     const int n = X.shape[0], k = device_params.size();
-    check_losses(where, ls, n);
+    for (int c = 0; c < k; c++)
+        if (!tapes[c].empty())
+            error("%safter train_batch %zu operators are still on the tape of %s: does backward "
+                  "run for every device's loss?",
+                  where.c_str(), tapes[c].size(), str(gpu(c)).c_str());
+    check_losses(where, ls, X, y);
     const auto [want, unit] = gradient_in_shards(X, y, has_batch_norm() ? k : 1);
+    std::vector<std::string> zeros;
     for (size_t j = 0; j < unit.size(); j++)
         if (unit[j] == 0 && name_of(j).find("[0]") != std::string::npos) {
             const std::string name = name_of(j);
-            printf("notice: %sthe gradient of %s is 0 everywhere\n", where.c_str(),
-                   name.substr(0, name.size() - 3).c_str());
+            zeros.push_back(name.substr(0, name.size() - 3));
         }
+    for (const std::string &name : zeros)
+        notice("%sthe gradient of %s is 0 everywhere", where.c_str(), name.c_str());
     const Flat old = all_to_host(params);
     const Grads grads = gradients(device_params);
     for (int c = 0; c < k; c++) {
@@ -223,20 +400,155 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
                 wrong_update.push_back(j);
         }
         auto at = [&](int j) { return name_of(j) + " on " + str(gpu(c)); };
+        std::vector<Flat> shards;
+        if (!wrong.empty() || !wrong_update.empty()) shards = gradients_of_shards(X, y, k);
         if (!wrong.empty())
-            error(
-                "%sthe gradient of %s is %.6g, on one device %.6g (%zu of %zu numbers are wrong): "
-                "%s",
-                where.c_str(), at(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]], wrong.size(),
-                got.size(), explain_gradient(got, wrong, gradients_of_shards(X, y, k), c).c_str());
-        if (!wrong_update.empty())
-            error("%sthe update of %s is %.6g, not %.6g: %s", where.c_str(),
-                  at(wrong_update[0]).c_str(), update[wrong_update[0]], right[wrong_update[0]],
-                  explain_update(dot(update, right, wrong_update) / dot(right, right, wrong_update),
-                                 n, size(ls[c]), lr)
-                      .c_str());
+            error("%sthe gradient of %s is %.6g, on one device %.6g (%zu of %zu numbers are "
+                  "wrong): %s%s",
+                  where.c_str(), at(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]], wrong.size(),
+                  got.size(), explain_gradient(got, want, wrong, shards, c).c_str(), meant);
+        if (wrong_update.empty()) continue;
+        double off = 0, squares = 0; // from what the device's own gradient would have made
+        for (int j : wrong_update) {
+            off += std::pow(update[j] - lr * shards[c][j] / n, 2);
+            squares += std::pow(update[j], 2);
+        }
+        error(
+            "%sthe update of %s is %.6g, not %.6g: %s%s", where.c_str(),
+            at(wrong_update[0]).c_str(), update[wrong_update[0]], right[wrong_update[0]],
+            k > 1 && off < 1e-4 * squares
+                ? "it is made of the device's own gradient: does sgd run before allreduce?"
+                : explain_update(dot(update, right, wrong_update) / dot(right, right, wrong_update),
+                                 n, size(ls[c]), lr, options.batch)
+                      .c_str(),
+            meant);
     }
 }
+
+// --- test accuracy, and whole epochs
+
+static void no_tape(const char *who) {
+    for (const auto &[d, tape] : tapes)
+        if (!tape.empty())
+            error("%s leaves %zu operators on the tape of gpu(%d): is there a NoGrad?", who,
+                  tape.size(), d);
+}
+// Counted on the host
+static double accuracy_of(DataIter iter, const std::vector<Tensor> &p) {
+    NoGrad guard;
+    Tensor X, y;
+    int correct = 0, count = 0;
+    for (iter.reset(); iter.next(X, y); count += X.shape[0]) {
+        const Flat z = to_host(net(copyto(X, gpu(0)), p));
+        const int classes = z.size() / X.shape[0];
+        for (int i = 0; i < X.shape[0]; i++) {
+            int best = 0;
+            for (int j = 1; j < classes; j++)
+                if (z[i * classes + j] > z[i * classes + best]) best = j;
+            correct += best == y.ptr()[i];
+        }
+    }
+    return (double)correct / count;
+}
+static void check_accuracy(const std::string &where) {
+    const std::vector<Device> devices = first_devices(options.gpus);
+    std::vector<std::vector<Tensor>> p;
+    for (Device d : devices) p.push_back(get_params(well_scaled(), d));
+    DataIter test_iter = load_data_fashion_mnist(97).second;
+    const double want = accuracy_of(load_data_fashion_mnist(97).second, p[0]);
+    auto on_one = [&](const Tensor &x) { return net(x, p[0]); };
+    const double one = evaluate_accuracy_gpu(on_one, test_iter, devices[0]);
+    no_tape("evaluate_accuracy_gpu");
+    const double all = evaluate_accuracy_gpus(net, p, test_iter, devices);
+    no_tape("evaluate_accuracy_gpus");
+    for (const auto &[name, got] :
+         {std::pair("evaluate_accuracy_gpu", one), {"evaluate_accuracy_gpus", all}})
+        if (std::fabs(got - want) > 1e-5)
+            error(
+                "%s%s says %.5f of %d test samples, counted here %.5f are right: look there and at "
+                "count_correct (the largest of 10 logits, at the label; all samples, each once)",
+                where.c_str(), name, got, test_set.count, want);
+}
+
+struct Row { // of an epoch
+    double loss, acc;
+};
+// Two epochs of `train`, what it wrote to the log; it prints nothing
+static std::vector<Row> rows_of_train(const std::string &log) {
+    const Options as_given = options;
+    options.log = log;
+    options.epochs = 2;
+    options.first_check = false;
+    options.save.clear();
+    fflush(stdout);
+    const int out = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY);
+    dup2(null, STDOUT_FILENO);
+    std::string said;
+    try {
+        train(options.gpus, options.batch, options.lr);
+    } catch (const std::exception &e) { said = e.what(); }
+    fflush(stdout);
+    dup2(out, STDOUT_FILENO);
+    close(out), close(null);
+    options = as_given;
+    if (!said.empty()) error("train, of %d samples: %s", train_set.count, said.c_str());
+    std::vector<Row> rows;
+    std::ifstream file(log);
+    std::string line;
+    for (std::getline(file, line); std::getline(file, line);) {
+        Row row;
+        if (sscanf(line.c_str(), "%*d,%lf,%lf", &row.loss, &row.acc) == 2) rows.push_back(row);
+    }
+    return rows;
+}
+// The same epochs by train_batch alone, with the order of samples that `train` has had
+static void check_train(const std::string &where) {
+    const int train_count = train_set.count;
+    train_set.count = std::min(train_count, 5 * options.batch / 2);
+    const auto before = rng;
+    const std::string log = "build/check.csv";
+    const std::vector<Row> rows = rows_of_train(log);
+    remove(log.c_str());
+    rng = before;
+    const std::vector<Device> devices = first_devices(options.gpus);
+    auto device_params = replicate(devices);
+    auto [train_iter, test_iter] = load_data_fashion_mnist(options.batch);
+    for (size_t epoch = 0; epoch < 2; epoch++) {
+        Tensor X, y;
+        double sum = 0;
+        int n = 0;
+        for (train_iter.reset(); train_iter.next(X, y); n += X.shape[0])
+            for (const Tensor &l : train_batch(X, y, device_params, devices, options.lr))
+                sum += sum_of(l);
+        waitall();
+        if (epoch >= rows.size())
+            error("%strain stops after %zu of 2 epochs", where.c_str(), rows.size());
+        const auto [loss, acc] = rows[epoch];
+        if (!(std::fabs(loss - sum / n) <= 1e-4 * std::fabs(sum / n)))
+            error("%strain's loss of epoch %zu is %.6g, its minibatches one after another give "
+                  "%.6g: %s%s",
+                  where.c_str(), epoch + 1, loss, sum / n,
+                  std::isfinite(loss)
+                      ? "does it take every minibatch, in a new order each epoch "
+                        "(train_iter.reset()), with the same lr, and count each loss?"
+                      : "has it no minibatch: where is train_iter.reset()?",
+                  meant);
+        const double want = accuracy_of(load_data_fashion_mnist(97).second, device_params[0]);
+        if (std::fabs(acc - want) > 1e-3)
+            error("%strain's accuracy after epoch %zu is %.4f, counted here it is %.4f%s: look at "
+                  "what "
+                  "train gives evaluate_accuracy",
+                  where.c_str(), epoch + 1, acc, want,
+                  std::fabs(acc -
+                            accuracy_of(load_data_fashion_mnist(97).first, device_params[0])) < 1e-3
+                      ? " (on the training samples it is as much)"
+                      : "");
+    }
+    check_replicas(device_params);
+    train_set.count = train_count;
+}
+
+// --- a model
 
 // Some minibatches of a model on the run's devices, from the parameters that a run starts with.
 // Each step is compared with one device's from the same parameters.
@@ -246,39 +558,59 @@ static void check_model(int minibatches) {
     init_model();
     if (!options.init.empty()) load_safetensors(options.init, params);
     exchange = exchange_by(options.allreduce, options.overlap);
+    const std::string who = format("%s, %d device%s, batch %d", options.model.c_str(), options.gpus,
+                                   options.gpus > 1 ? "s" : "", options.batch);
     auto device_params = replicate(devices);
+    check_replicated(device_params);
+    check_exchange();
     DataIter train_iter = load_data_fashion_mnist(options.batch).first;
     Tensor X, y;
     train_iter.reset();
+    train_iter.next(X, y);
+    check_slopes(who + ": ", X, y);
     int step = 0;
-    const std::string who = format("%s, %d device%s, batch %d", options.model.c_str(), options.gpus,
-                                   options.gpus > 1 ? "s" : "", options.batch);
-    for (; step < minibatches && train_iter.next(X, y); step++) {
+    do {
         const std::string where = format("%s, minibatch %d: ", who.c_str(), step + 1);
+        if (step == 1) { // a smaller one, as the last of an epoch
+            const int n = std::max(options.gpus, X.shape[0] * 2 / 3);
+            X = rows(X, 0, n), y = rows(y, 0, n);
+        }
         for (size_t i = 0; i < params.size(); i++) copyto(device_params[0][i], params[i]);
         const auto ls = train_batch(X, y, device_params, devices, options.lr);
-        check_step(where, X, y, ls, device_params, options.lr);
-        if (step == 0 && !has_batch_norm()) check_slopes(where, X, y);
+        if (options.first_check) check_step(where, X, y, ls, device_params, options.lr);
+        double mean = 0;
+        for (const Tensor &l : ls) mean += sum_of(l) / X.shape[0];
+        if (step == 0 && mean > 10)
+            notice("%sthe mean loss is %.3g, log(10) = 2.3 is usual: how large are the first "
+                   "parameters (init_params, normal), and the pixels?",
+                   where.c_str(), mean);
         check_replicas(device_params);
-    }
+    } while (++step < minibatches && train_iter.next(X, y));
+    check_accuracy(who + ": ");
+    if (options.first_check) check_train(who + ": ");
     printf("%s: %d minibatch%s right\n", who.c_str(), step, step > 1 ? "es are" : " is");
 }
 static int minibatches = 3;
 // MODEL alone, or lenet and lab_cnn (resnet18 takes minutes on a CPU: ask for it).
 void check() {
+    check_operators();
+    check_data();
     for (const std::string model : {"lenet", "lab_cnn", "resnet18"}) {
         if (given("model") ? model != options.model : model == "resnet18") continue;
         const Options as_given = options;
         options.model = model;
-        if (!given("batch")) options.batch = 0; // what this model's chapter has
-        if (!given("lr")) options.lr = 0;
+        options.batch = given("batch")        ? options.batch
+                        : model == "resnet18" ? 4 * options.gpus
+                                              : 60;
+        if (!given("lr")) options.lr = 0; // what this model's chapter has
         if (!given("allreduce")) options.allreduce.clear();
         complete_options();
-        if (model == "resnet18" && !given("batch")) options.batch = 4 * options.gpus;
+        test_set.count = std::min(test_set.count, model == "resnet18" ? 20 : 200);
         check_model(model == "resnet18" ? 1 : minibatches);
         options = as_given;
     }
-    printf("check: nothing wrong was found\n");
+    if (notices) printf("check: %d notice%s above\n", notices, notices > 1 ? "s" : "");
+    else printf("check: nothing wrong was found\n");
     params.clear();
 }
 

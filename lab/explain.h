@@ -1,0 +1,114 @@
+// make check: what a wrong gradient, sum or update looks like.
+// defines: explain_sum, explain_gradient, explain_update
+#pragma once
+#include "common.h"
+
+static bool near(double a, double b) { // up to 2%, or 0.01
+    return std::fabs(a - b) <= std::max(0.01, 0.02 * std::fabs(b));
+}
+// What a sum on device c looks like that holds device d's part a[d] times. If `exact`, not even
+// rounding has changed the factors.
+static std::string explain_sum(const std::vector<double> &a, int c, bool exact) {
+    const int k = a.size();
+    auto all = [&](double x) {
+        return std::all_of(a.begin(), a.end(), [=](double factor) { return near(factor, x); });
+    };
+    if (all(0)) return "it is 0: does backward run for this device?";
+    if (all(-1)) return "it has the wrong sign";
+    if (k > 1 && all(1.0 / k))
+        return "it is the mean: allreduce is to sum, sgd divides by the batch size";
+    if (k > 1 && all(k)) return format("it is %d times the sum: added again?", k);
+    std::string text;
+    bool own = k > 1; // alone
+    for (int d = 0; d < k; d++) {
+        own = own && near(a[d], d == c);
+        if (std::fabs(a[d] - 1) < 1e-3) continue;
+        text +=
+            (text.empty() ? "it is " : ", ") +
+            format(near(a[d], 0) ? "without %s's" : "%s's %.4g times", str(gpu(d)).c_str(), a[d]);
+    }
+    if (own)
+        return "it is still the device's own alone: does backward run on every device, does "
+               "allreduce get each gradient, and copy the sum back into it (copyto(data[0], "
+               "data[c]), not a new tensor in a list)?";
+    if (text.empty())
+        return exact ? "" : "it is nearly right: are numbers rounded to fewer bits on their way?";
+    return text + (exact ? ": is it not added, added twice, or a wait missing?"
+                         : ": is it the shards (split_and_load), backward on each device, or "
+                           "allreduce?");
+}
+
+static std::vector<Flat> gradients_of_shards(const Tensor &X, const Tensor &y, int k) {
+    std::vector<Flat> shards;
+    int begin = 0;
+    for (int n : shard_sizes(X.shape[0], k)) {
+        shards.push_back(gradient_on_one(rows(X, begin, begin + n), rows(y, begin, begin + n)));
+        begin += n;
+    }
+    return shards;
+}
+static double dot(const Flat &a, const Flat &b, const std::vector<int> &indices) {
+    double sum = 0;
+    for (int j : indices) sum += (double)a[j] * b[j];
+    return sum;
+}
+
+// What a gradient on device c looks like where it is wrong: the factors a for which sum a[d] *
+// shards[d] comes nearest to it (least squares) say which shards are in it and how often.
+static std::string explain_gradient(const Flat &got, const Flat &want,
+                                    const std::vector<int> &wrong, const std::vector<Flat> &shards,
+                                    int c) {
+    const int k = shards.size();
+    for (int j : wrong)
+        if (std::isnan(got[j])) return "nobody has written it: is a wait or a barrier missing?";
+    // A fit of k factors wants more than k numbers
+    if (wrong.size() < 4 * (size_t)k && got.size() > 100)
+        return format("only %zu numbers are wrong, from %s to %s: does a chunk, a grid or a loop "
+                      "end too early?",
+                      wrong.size(), name_of(wrong[0]).c_str(), name_of(wrong.back()).c_str());
+    Flat together(got.size());
+    for (const Flat &shard : shards)
+        for (size_t j = 0; j < got.size(); j++) together[j] += shard[j];
+    const double whole = dot(want, want, wrong), ratio = dot(together, want, wrong) / whole;
+    if (whole > 0 && std::fabs(ratio - 1) > 0.02)
+        return format("the shards' gradients together are %.3g times the minibatch's: does the "
+                      "loss, or a backward, divide by the number of samples (only sgd is to), or "
+                      "leave some of them out?",
+                      ratio);
+    std::vector<std::vector<double>> row(k, std::vector<double>(k + 1)); // the normal equations
+    for (int d = 0; d < k; d++)
+        for (int e = 0; e <= k; e++) row[d][e] = dot(shards[d], e < k ? shards[e] : got, wrong);
+    for (int p = 0; p < k; p++) // Gauss-Jordan elimination; an empty shard's row is 0
+        for (int d = 0; d < k && row[p][p] > 0; d++)
+            for (int e = k; e >= p && d != p; e--) row[d][e] -= row[d][p] / row[p][p] * row[p][e];
+    const double squares = dot(got, got, wrong);
+    double left = squares; // of them what the factors do not explain
+    std::vector<double> a(k, 1);
+    for (int p = 0; p < k; p++) {
+        if (row[p][p] > 0) a[p] = row[p][k] / row[p][p];
+        left -= a[p] * dot(shards[p], got, wrong);
+    }
+    if (left > 0.02 * squares)
+        return "it is no sum of the shards' gradients: are wrong numbers added, is a wait missing, "
+               "does a device compute with other parameters or another's labels?";
+    return explain_sum(a, c, false);
+}
+
+// What an update looks like that is `ratio` times the right one. batch: that of the options
+static std::string explain_update(double ratio, double n, double shard, double lr, double batch) {
+    const std::pair<double, const char *> mistakes[] = {
+        {-1, "it goes the wrong way, param -= lr * grad / batch_size"},
+        {n, "it is not divided by the batch size"},
+        {1 / n, "it is divided by the batch size twice"},
+        {n * n, "it is multiplied by the batch size, not divided"},
+        {n / shard, "it is divided by the size of the shard, not of the minibatch, or lr is "
+                    "multiplied by the number of devices"},
+        {n / batch, "it is divided by BATCH, not by the samples of this minibatch: X.shape[0]"},
+        {shard / batch, "it is divided by BATCH, not by the samples of this minibatch"},
+        {lr, "it is multiplied by the learning rate twice"},
+        {1 / lr, "it is not multiplied by the learning rate"}};
+    for (const auto &[x, text] : mistakes)
+        if (x != 1 && std::fabs(ratio - x) < 0.01 * std::fabs(x)) return text;
+    return std::fabs(ratio) < 1e-3 ? "the parameter is what it was: does sgd run on every device?"
+                                   : format("it is %f times the right one", ratio);
+}

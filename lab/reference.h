@@ -1,0 +1,414 @@
+// make check, its first part: every operator alone, forward and backward, against the same in
+// double. A gradient is compared with the slopes of that reference, so nothing is derived twice.
+// defines: Numbers, compare, Case, reference, check_operators, check_network
+#pragma once
+#include "calls.h"
+
+typedef std::vector<double> Numbers;
+typedef std::vector<std::vector<int>> Shapes;
+static std::mt19937 dice; // of inputs: main's rng is the training's
+
+// --- what wrong numbers look like
+
+// The smallest part that holds all these elements, as NumPy would cut it out: [1:3,:,0]
+static std::string part_of(const std::vector<int> &shape, const std::vector<int> &elements) {
+    std::string text;
+    int stride = std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<int>());
+    for (int length : shape) {
+        int first = length, last = 0;
+        stride /= length;
+        for (int e : elements) {
+            first = std::min(first, e / stride % length);
+            last = std::max(last, e / stride % length);
+        }
+        text += text.empty() ? "[" : ",";
+        if (first == last) text += std::to_string(first);
+        else if (first == 0 && last == length - 1) text += ":";
+        else text += format("%d:%d", first, last + 1);
+    }
+    return text + "]";
+}
+// What all wrong numbers have in common: ", all of them 0", or nothing
+static std::string in_common(const Flat &got, const Numbers &want, const std::vector<int> &wrong) {
+    auto all = [&](auto property) { return std::all_of(wrong.begin(), wrong.end(), property); };
+    if (all([&](int i) { return std::isnan(got[i]); }))
+        return ", nan, as memory is that nobody has written";
+    if (all([&](int i) { return got[i] == 0; })) return ", all of them 0";
+    double product = 0, squares = 0;
+    for (int i : wrong) product += got[i] * want[i], squares += want[i] * want[i];
+    const double ratio = product / squares;
+    if (wrong.size() > 1 &&
+        all([&](int i) { return std::fabs(got[i] - ratio * want[i]) <= 1e-3 * std::fabs(got[i]); }))
+        return format(", all of them %.4g times the right ones", ratio);
+    return "";
+}
+// An error where `got`, a tensor of that name and shape, is not `want`. Differences are measured by
+// the largest number that is wanted.
+static void compare(const std::string &where, const std::string &name,
+                    const std::vector<int> &shape, const Flat &got, const Numbers &want,
+                    double tolerance, const std::string &look) {
+    std::vector<int> wrong;
+    double largest = 0;
+    for (double w : want) largest = std::max(largest, std::fabs(w));
+    for (size_t i = 0; i < want.size(); i++)
+        if (!(std::fabs(got[i] - want[i]) <= tolerance * largest)) wrong.push_back(i);
+    if (wrong.empty()) return;
+    const int i = wrong[0];
+    error("%s%s%s is %.6g, not %.6g (%zu of %zu numbers are wrong, they lie in %s%s%s): %s",
+          where.c_str(), name.c_str(), part_of(shape, {i}).c_str(), got[i], want[i], wrong.size(),
+          want.size(), name.c_str(), part_of(shape, wrong).c_str(),
+          in_common(got, want, wrong).c_str(), look.c_str());
+}
+
+// --- the operators in double
+
+struct Case {
+    std::string op;
+    std::vector<int> how; // as in Call
+    Shapes shapes;        // of the arguments
+    double scale = 1;     // of the first one's numbers
+};
+static Numbers linear_in_double(const Case &c, const std::vector<Numbers> &in) {
+    const int N = c.shapes[0][0], C = c.shapes[0][1], O = c.shapes[1][1];
+    Numbers y;
+    for (int n = 0; n < N; n++)
+        for (int o = 0; o < O; o++) {
+            y.push_back(in[2][o]);
+            for (int i = 0; i < C; i++) y.back() += in[0][n * C + i] * in[1][i * O + o];
+        }
+    return y;
+}
+static Numbers conv2d_in_double(const Case &c, const std::vector<Numbers> &in) {
+    const std::vector<int> &X = c.shapes[0];
+    const int C = X[1], H = X[2], W = X[3], O = c.shapes[1][0], K = c.shapes[1][2];
+    const int stride = c.how[0], padding = c.how[1];
+    Numbers y;
+    for (int n = 0; n < X[0]; n++)
+        for (int o = 0; o < O; o++)
+            for (int top = -padding; top + K <= H + padding; top += stride)
+                for (int left = -padding; left + K <= W + padding; left += stride) {
+                    double sum = in[2][o];
+                    for (int t = 0; t < C * K * K; t++) {
+                        const int h = top + t / K % K, w = left + t % K;
+                        if (h >= 0 && h < H && w >= 0 && w < W)
+                            sum += in[0][((n * C + t / K / K) * H + h) * W + w] *
+                                   in[1][o * C * K * K + t];
+                    }
+                    y.push_back(sum);
+                }
+    return y;
+}
+static Numbers pool_in_double(const Case &c, const std::vector<Numbers> &in) {
+    const std::vector<int> &X = c.shapes[0];
+    const int H = X[2], W = X[3], KH = c.how[0], KW = c.how[1], stride = c.how[2];
+    Numbers y;
+    for (int plane = 0; plane < X[0] * X[1]; plane++)
+        for (int top = 0; top + KH <= H; top += stride)
+            for (int left = 0; left + KW <= W; left += stride) {
+                double sum = 0, largest = -INFINITY;
+                for (int t = 0; t < KH * KW; t++) {
+                    const double x = in[0][(plane * H + top + t / KW) * W + left + t % KW];
+                    sum += x;
+                    largest = std::max(largest, x);
+                }
+                y.push_back(c.how[3] ? largest : sum / (KH * KW));
+            }
+    return y;
+}
+static Numbers losses_in_double(const Case &c, const std::vector<Numbers> &in) {
+    const int classes = c.shapes[0][1];
+    Numbers l;
+    for (int n = 0; n < c.shapes[0][0]; n++) {
+        const double *z = &in[0][n * classes], largest = *std::max_element(z, z + classes);
+        double sum = 0;
+        for (int j = 0; j < classes; j++) sum += std::exp(z[j] - largest);
+        l.push_back(std::log(sum) + largest - z[(int)in[1][n]]);
+    }
+    return l;
+}
+// mean and variance of each channel
+static std::pair<Numbers, Numbers> moments(const std::vector<int> &X, const Numbers &x) {
+    const int C = X[1], plane = X[2] * X[3], n = X[0] * plane;
+    Numbers mean(C), var(C);
+    auto channel = [&](size_t i) { return i / plane % C; };
+    for (size_t i = 0; i < x.size(); i++) mean[channel(i)] += x[i] / n;
+    for (size_t i = 0; i < x.size(); i++)
+        var[channel(i)] += std::pow(x[i] - mean[channel(i)], 2) / n;
+    return {mean, var};
+}
+static Numbers batch_norm_in_double(const Case &c, const std::vector<Numbers> &in) {
+    const auto [mean, var] = recording ? moments(c.shapes[0], in[0]) : std::pair(in[3], in[4]);
+    const int C = c.shapes[0][1], plane = c.shapes[0][2] * c.shapes[0][3];
+    Numbers y;
+    for (size_t i = 0; i < in[0].size(); i++) {
+        const int ch = i / plane % C;
+        y.push_back((in[0][i] - mean[ch]) / std::sqrt(var[ch] + 1e-5) * in[1][ch] + in[2][ch]);
+    }
+    return y;
+}
+static Numbers in_double(const Case &c, const std::vector<Numbers> &in) {
+    if (c.op == "linear") return linear_in_double(c, in);
+    if (c.op == "conv2d") return conv2d_in_double(c, in);
+    if (c.op == "softmax_cross_entropy") return losses_in_double(c, in);
+    if (c.op == "batch_norm") return batch_norm_in_double(c, in);
+    if (c.op != "relu" && c.op != "add") return pool_in_double(c, in);
+    Numbers y = in[0];
+    for (size_t i = 0; i < y.size(); i++)
+        y[i] = c.op == "add" ? y[i] + in[1][i] : std::max(y[i], 0.0);
+    return y;
+}
+
+// --- what they are called, and where their code is
+
+static Tensor call(const Case &c, const std::vector<Tensor> &in) {
+    if (c.op == "linear") return linear(in[0], in[1], in[2]);
+    if (c.op == "conv2d") return conv2d(in[0], in[1], in[2], c.how[0], c.how[1]);
+    if (c.op == "softmax_cross_entropy") return softmax_cross_entropy(in[0], in[1]);
+    if (c.op == "batch_norm") return batch_norm(in[0], in[1], in[2], in[3], in[4]);
+    if (c.op == "relu") return relu(in[0]);
+    if (c.op == "add") return add(in[0], in[1]);
+    if (c.op == "avg_pool2d") return avg_pool2d(in[0], c.how[0], c.how[2]);
+    if (c.op == "max_pool2d") return max_pool2d(in[0], c.how[0], c.how[2]);
+    return global_avg_pool2d(in[0]);
+}
+static std::vector<std::string> arguments(const Case &c) {
+    if (c.op == "batch_norm") return {"X", "gamma", "beta", "running_mean", "running_var"};
+    if (c.op == "softmax_cross_entropy") return {"y_hat", "y"};
+    if (c.op == "add") return {"A", "B"};
+    return c.shapes.size() == 1 ? std::vector<std::string>{"X"}
+                                : std::vector<std::string>{"X", "W", "b"};
+}
+static std::string in_words(const Case &c) { // conv2d(X (3,2,6,5), W (4,2,3,3), b (4), 1, 0):
+    std::string text;
+    for (size_t i = 0; i < c.shapes.size(); i++)
+        text += (i ? ", " : "") + arguments(c)[i] + " " + str(c.shapes[i]);
+    if (!c.how.empty() && c.op == "conv2d")
+        text += format(", stride %d, padding %d", c.how[0], c.how[1]);
+    else if (c.op == "avg_pool2d" || c.op == "max_pool2d")
+        text += format(", %d, %d", c.how[0], c.how[2]);
+    return c.op + "(" + text + "): ";
+}
+// `result`: y, or a gradient
+static std::string where_to_look(const Case &c, const std::string &result) {
+    if (operators.name != "simple") return "the operators are " + operators.name;
+    const bool forward = result == "y";
+    std::string at = c.op;
+    if (c.op == "relu") at = forward ? "relu_kernel" : "relu_backward_kernel";
+    else if (c.op == "add") at = forward ? "add_forward_kernel" : "what add records: each gets dy";
+    else if (c.op == "softmax_cross_entropy")
+        at +=
+            forward ? "_kernel" : "_backward_kernel, and backward, which sums l (only sgd divides)";
+    else if (c.op == "batch_norm")
+        at = forward          ? "batch_norm_moments_kernel and batch_norm_kernel"
+             : result == "dX" ? "batch_norm_backward_kernel"
+                              : "batch_norm_sums_kernel";
+    else if (c.op == "linear" || c.op == "conv2d") {
+        if (result == "db") at = "bias_backward_kernel";
+        else if (c.op == "linear")
+            at = (forward ? "bias_kernel, " : "") +
+                 std::string("matmul_kernel, and the sizes and "
+                             "strides that linear gives it for ") +
+                 result;
+        else
+            at = (result == "dX" ? "col2im_kernel" : "im2col_kernel") +
+                 std::string(", and the sizes "
+                             "and strides that conv2d gives matmul for ") +
+                 result +
+                 " (linear, with the same "
+                 "matmul_kernel, is right)";
+    } else at = forward ? "pool2d_kernel" : "pool2d_backward_kernel";
+    return "look at " + at;
+}
+
+// --- one at a time
+
+static std::vector<Tensor> inputs_of(const Case &c) { // on the host
+    std::vector<Tensor> in;
+    for (size_t a = 0; a < c.shapes.size(); a++) {
+        Tensor t = empty(c.shapes[a], cpu());
+        const std::string name = arguments(c)[a];
+        t.requires_grad = name != "y" && name.compare(0, 7, "running") != 0;
+        for (int i = 0; i < size(t); i++)
+            t.ptr()[i] = name == "y" ? dice() % c.shapes[0][1]
+                         : name == "running_var" || name == "gamma"
+                             ? std::uniform_real_distribution<float>(0.5f, 2)(dice)
+                             : (a ? 1 : c.scale) * std::normal_distribution<float>()(dice);
+        in.push_back(t);
+    }
+    return in;
+}
+static std::vector<Numbers> all_in_double(const std::vector<Tensor> &in) {
+    std::vector<Numbers> numbers;
+    for (const Tensor &t : in) {
+        const Flat f = to_host(t);
+        numbers.emplace_back(f.begin(), f.end());
+    }
+    return numbers;
+}
+// The slopes of sum(weight * y) along each number of argument a
+static Numbers slopes_of(const Case &c, std::vector<Numbers> in, const Numbers &weight, size_t a) {
+    Numbers slopes;
+    for (double &x : in[a]) {
+        const double old = x, step = 1e-6 * std::max(1.0, std::fabs(x));
+        double change = 0;
+        for (int way : {1, -1}) {
+            x = old + way * step;
+            const Numbers y = in_double(c, in);
+            for (size_t i = 0; i < y.size(); i++) change += way * weight[i] * y[i];
+        }
+        x = old;
+        slopes.push_back(change / (2 * step));
+    }
+    return slopes;
+}
+constexpr double float_error = 1e-4;
+
+static void check_case(const Case &c) {
+    const std::string where = in_words(c);
+    const std::vector<Tensor> host = inputs_of(c);
+    const std::vector<Numbers> in = all_in_double(host);
+    const std::vector<Tensor> p = get_params(host, gpu(0));
+    const Numbers want = in_double(c, in);
+    auto &tape = tapes[0];
+    tape.clear();
+    Tensor y = call(c, p);
+    if (size(y) != (int)want.size())
+        error("%sthe result has shape %s, %zu numbers are wanted", where.c_str(),
+              str(y.shape).c_str(), want.size());
+    compare(where, "y", y.shape, to_host(y), want, float_error, where_to_look(c, "y"));
+    if (c.op == "batch_norm" && recording) {
+        const auto [mean, var] = moments(c.shapes[0], in[0]);
+        const double n = in[0].size() / mean.size();
+        Numbers right[2];
+        for (size_t i = 0; i < mean.size(); i++) {
+            right[0].push_back(0.9 * in[3][i] + 0.1 * mean[i]);
+            right[1].push_back(0.9 * in[4][i] + 0.1 * var[i] * n / (n - 1));
+        }
+        for (int i : {0, 1})
+            compare(where, arguments(c)[3 + i], p[3].shape, to_host(p[3 + i]), right[i],
+                    float_error,
+                    "it is to be 0.9 of the old and 0.1 of the new one: look at "
+                    "batch_norm_moments_kernel");
+    }
+    if (!recording) {
+        if (!tape.empty())
+            error("%sit is on the tape, though NoGrad: look at output", where.c_str());
+        return;
+    }
+    if (!y.grad || tape.empty())
+        error("%sits backward is not on the tape: look at output and record", where.c_str());
+    // Backward with weights for dy; then a second pass, where y is used twice: both add
+    Numbers weight;
+    Tensor w = empty(y.shape, cpu());
+    for (int i = 0; i < size(w); i++) {
+        w.ptr()[i] = std::normal_distribution<float>()(dice);
+        weight.push_back(w.ptr()[i]);
+    }
+    w = copyto(w, gpu(0));
+    std::vector<Numbers> slopes(p.size());
+    for (size_t a = 0; a < p.size(); a++)
+        if (host[a].requires_grad) slopes[a] = slopes_of(c, in, weight, a);
+    for (int uses : {1, 2}) {
+        const Tensor other = uses == 2 ? call(c, p) : y;
+        if (uses == 2) y = call(c, p);
+        const Tensor l = output("make check", {y, other}, {1});
+        record(l, [=] {
+            for (const Tensor &t : {y, other}) {
+                grad_of(t);
+                copyto(w, *t.grad);
+            }
+        });
+        backward(l);
+        for (size_t a = 0; a < p.size(); a++) {
+            if (!host[a].requires_grad) continue;
+            const std::string name = "d" + arguments(c)[a];
+            for (double &s : slopes[a]) s *= uses;
+            compare(where + (uses == 1 ? "" : "used twice, in a second pass: "), name, c.shapes[a],
+                    to_host(gradient(p[a])), slopes[a], float_error,
+                    uses == 1 ? where_to_look(c, name)
+                              : "a backward adds to a gradient, +=, which grad_of clears at the "
+                                "first use in a pass: look at " +
+                                    c.op + "'s backward and grad_of");
+        }
+    }
+}
+
+// Elementwise work in place: the last block has threads beyond the end
+static void check_in_place() {
+    const int n = 700;
+    Numbers want;
+    Tensor a = empty({n}, cpu()), b = empty({n}, cpu());
+    for (int i = 0; i < n; i++) {
+        a.ptr()[i] = dice() % 1000;
+        b.ptr()[i] = dice() % 1000;
+        want.push_back(a.ptr()[i] + b.ptr()[i]);
+    }
+    const Tensor sum = copyto(a, gpu(0));
+    add_(sum, copyto(b, gpu(0)));
+    compare("add_: ", "a", {n}, to_host(sum), want, 0, "look at add_kernel and its launch");
+    compare("full: ", "t", {n}, to_host(full({n}, 3, gpu(0))), Numbers(n, 3), 0,
+            "look at fill_kernel and its launch");
+    // Of a list of parameters, one without a gradient
+    Tensor buffer = copyto(b, cpu());
+    buffer.requires_grad = false;
+    const std::vector<Tensor> p = get_params({a, buffer, b}, gpu(0));
+    for (int i : {0, 2}) copyto(i ? a : b, gradient(p[i])); // each is the other's gradient
+    sgd(p, 0.5f, 8);
+    Numbers right[3] = {all_in_double({a})[0], all_in_double({b})[0], all_in_double({b})[0]};
+    for (int i = 0; i < n; i++)
+        right[0][i] -= 0.5 * b.ptr()[i] / 8, right[2][i] -= 0.5 * a.ptr()[i] / 8;
+    for (int i = 0; i < 3; i++) {
+        Numbers moved, got;
+        const Flat now = to_host(p[i]);
+        const Flat old = to_host(i ? b : a);
+        Flat update;
+        for (int j = 0; j < n; j++)
+            update.push_back(now[j] - old[j]), moved.push_back(right[i][j] - old[j]);
+        compare(i == 1 ? "sgd, of a buffer: " : "sgd with lr 0.5, batch size 8: ", "update", {n},
+                update, moved, 1e-3,
+                std::string("param -= lr * grad / batch_size: look at sgd and sgd_kernel") + meant);
+    }
+}
+
+static const std::vector<Case> cases = {
+    {"relu", {}, {{700}}},
+    {"add", {}, {{3, 7, 25}, {3, 7, 25}}},
+    {"softmax_cross_entropy", {}, {{5, 10}, {5}}},
+    {"softmax_cross_entropy", {}, {{70, 3}, {70}}}, // more than one block
+    {"softmax_cross_entropy", {}, {{5, 10}, {5}}, 1e4},
+    {"avg_pool2d", {2, 2, 2, 0}, {{2, 3, 9, 12}}}, // a row is left over
+    {"avg_pool2d", {3, 3, 2, 0}, {{3, 5, 8, 9}}},  // windows overlap
+    {"max_pool2d", {2, 2, 2, 1}, {{2, 3, 9, 12}}},
+    {"max_pool2d", {3, 3, 2, 1}, {{3, 5, 8, 9}}},
+    {"global_avg_pool2d", {5, 7, 7, 0}, {{3, 4, 5, 7}}},
+    {"linear", {}, {{5, 3}, {3, 2}, {2}}},
+    {"linear", {}, {{35, 11}, {11, 41}, {41}}},
+    {"conv2d", {1, 0}, {{3, 2, 6, 5}, {4, 2, 3, 3}, {4}}},
+    {"conv2d", {1, 0}, {{2, 3, 9, 8}, {35, 3, 2, 2}, {35}}},
+    {"conv2d", {1, 1}, {{2, 2, 6, 7}, {3, 2, 3, 3}, {3}}},
+    {"conv2d", {2, 1}, {{2, 2, 7, 6}, {3, 2, 3, 3}, {3}}},
+    {"conv2d", {2, 0}, {{2, 3, 7, 5}, {2, 3, 1, 1}, {2}}},
+    {"batch_norm", {}, {{3, 2, 4, 5}, {2}, {2}, {2}, {2}}},
+    {"batch_norm", {}, {{3, 3, 11, 9}, {3}, {3}, {3}, {3}}, 0.01}, // eps counts
+};
+void check_operators() {
+    dice.seed(1);
+    check_in_place();
+    for (const Case &c : cases) check_case(c);
+    NoGrad guard;
+    for (const Case &c : cases) check_case(c);
+}
+
+// Each operator of the network at its own size, its inputs those that it got
+static void check_network(const std::string &who, const Tensor &X,
+                          const std::vector<Tensor> &params) {
+    int number = 0;
+    for (const Call &made : calls_of([&] { net(X, params); })) {
+        Case c = {made.op, made.how, {}};
+        for (const Tensor &t : made.inputs) c.shapes.push_back(t.shape);
+        compare(format("%soperator %d of the network, ", who.c_str(), ++number) + in_words(c), "y",
+                made.y.shape, to_host(made.y), in_double(c, all_in_double(made.inputs)),
+                10 * float_error, where_to_look(c, "y"));
+    }
+    tapes[0].clear();
+}
