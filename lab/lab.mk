@@ -7,8 +7,9 @@
 # SWEEP_GPUS     numbers of devices that make sweep trains on, by default 1 2
 # SWEEP_LR       learning rates that make sweep trains with, by default 0.05 0.1 0.2 0.4
 # SUBMISSION     a mgpu.cu whose allreduce make exercise judges, by default the one here
+# NAMES          mistakes that make plant tries: parts of their names; by default all
 
-.PHONY: exercise check bench summary trace profile scale plot sweep
+.PHONY: exercise check bench summary trace profile scale plot sweep plant
 
 judged = $(foreach x,GPUS MODEL ALLREDUCE SEED,$(call valued,$x)) \
     $(call valued,KVSTORE,allreduce) $(value ARGS)
@@ -46,6 +47,8 @@ plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or test ac
 sweep: backend $(program) $(dataset)  ## test acc by learning rates and devices, BATCH for each
 	@sh lab/sweep.sh $(call quote,$(value SWEEP_GPUS)) $(call quote,$(value SWEEP_LR)) \
 	    $(call quote,$(value BATCH)) $(program) $(options)
+plant:  ## plant the mistakes of lab/mistakes.txt: do make run and make check explain them?
+	@python3 lab/plant.py try $(value NAMES)
 
 # ----- Compiling -------------------------------------------------------------------------------
 
@@ -103,6 +106,16 @@ build/cpp/lab/%: lab/% cpu/to_cpp.sed
 	@$(translate)
 build/cpp/lab/wrong/all.cu: $(wrong) lab/lab.mk
 	@mkdir -p $(@D); printf '#include "%s"\n' $(notdir $(wrong)) >$@
+
+# Copies of mgpu.cu with planted mistakes
+.PRECIOUS: build/cpp/lab/% build/cpp/build/plant/%/mgpu.cu
+build/plant/%/check: build/cpp/build/plant/%/mgpu.cu $(call lab_cpp,plant) build/cpp/lab/check.cu \
+    build/cpu/flags $(compiled_once)
+	@echo $@
+	@$(CXX) $(cpu_flags) -w -iquote lab $(once_cpu) -DPROGRAM='"../build/plant/$*/mgpu.cu"' \
+	    -x c++ build/cpp/lab/plant.cu -o $@
+build/cpp/build/plant/%/mgpu.cu: build/plant/%/mgpu.cu cpu/to_cpp.sed
+	@$(translate)
 
 # A submission from elsewhere: made anew each time, since nobody knows what it includes
 build/submission/worker: build/submission/mgpu.cu $(dir)/worker build/cpp/lab/wrong/yours.h FORCE
