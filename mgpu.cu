@@ -157,6 +157,7 @@ void add_(const Tensor &a, const Tensor &b);   // a[:] += b, on the same device
 
 // A user's mistake: main prints it in one line and ends with status 1.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
+__attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...);
 // Checks a CUDA call: one that fails ends the program with its line and CUDA's own words.
 #define CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
 void check_cuda(cudaError_t code, const char *call, const char *file, int line);
@@ -466,9 +467,8 @@ void experiment() {
 
 // ---------------------------------------------------------------------------------------------
 // 7. The allreduce lab                                           tutorial: "Exercises", the third
-// A ladder of algorithms, from the tutorial's up; ALLREDUCE=name trains with one of them. At the
-// end stand the student's slot, `allreduce_yours`, and what makes an `exchange` of each: it can
-// overlap the allreduce with the backward pass, in buckets.
+// A ladder of algorithms, from the tutorial's up; ALLREDUCE=name trains with one of them. Last come
+// the student's slot, `allreduce_yours`, and what lets each overlap with the backward pass.
 //
 // Contract. grads[c][i] lies on device c and has the same size on every device; a device's tensors
 // lie one behind the other in memory, as attach_grad allocates them. Afterwards each of them holds
@@ -478,9 +478,8 @@ void experiment() {
 //
 // Cost, for k devices and P tensors of n bytes together: messages; bytes into the busiest device
 // (as many leave it); steps, the length of the longest chain of messages that follow one another,
-// by a wait or on one stream.
-// The alpha-beta model: time = steps * alpha + bytes * beta, alpha the latency of a message, 1/beta
-// the bandwidth.
+// by a wait or on one stream. The alpha-beta model: time = steps * alpha + bytes * beta, alpha the
+// latency of a message, 1/beta the bandwidth.
 
 Stream &link_stream(Device src, Device dst); // the stream of messages from src to dst
 void wait_for_gradient(const Tensor &grad);  // later work on its device waits until it is written
@@ -520,16 +519,18 @@ static std::vector<Tensor> flatten(const Grads &grads) {
     }
     return flat;
 }
-// Chunk j of k of a tensor's numbers, or `count` of them from j on, the same memory. The chunks'
-// sizes differ by at most one.
+// Chunk j of k, or `count` of them from j on: the same memory. Their sizes differ by at most one.
 static Tensor chunk(const Tensor &t, int j, int k, int count = 1) {
+    if (j < 0 || j + count > k)
+        error("chunk %d of %d: there are 0 to %d%s", j < 0 ? j : j + count - 1, k, k - 1,
+              j < 0 ? " (% of a negative number?)" : "");
     const long n = size(t);
     return rows(reshape(t, {(int)n}), n * j / k, n * (j + count) / k);
 }
 
 // One round of messages, each dst[:] = src. A message runs on its pair's own stream, after all
 // earlier work of both devices, and the later work of both waits for it. Messages between different
-// pairs travel at the same time; so no two may write to the same place.
+// pairs travel at the same time; so none may write what another one writes or reads.
 struct Message {
     Tensor src, dst;
 };
@@ -540,12 +541,14 @@ static void send(const std::vector<Message> &messages) {
             error("send: %d numbers do not fit a tensor of %d", size(src), size(dst));
         src.ptr(); // launch first what other operators have put off: it is earlier work
         if (size(src) > 0 && !places.insert(dst.ptr()).second)
-            error("send: two messages of one round go to the same place on %s: give each its own "
-                  "empty(shape, device), and add them",
+            error("send: two messages of a round go to the same place on %s: empty() for each",
                   str(dst.device).c_str());
     }
     for (const auto &[src, dst] : messages) {
         if (size(src) == 0) continue;
+        if (places.count(src.ptr()))
+            error("send: on %s a message writes what another of its round reads: use an empty()",
+                  str(src.device).c_str());
         Stream &link = link_stream(src.device, dst.device);
         for (Device d : {src.device, dst.device}) wait_for(link, stream(d));
         peer_copy(src, dst, link);
@@ -703,8 +706,8 @@ inline int blocks(long n, int per_block = threads) { // at least one: an empty g
 //   add        add_(a, b): a += b
 //   allocate   empty(shape, device); its last handle frees it, which is safe in stream order
 //   cut        chunk(t, j, k) or chunk(t, j, k, count), flatten(grads)
-// If it works for some numbers of devices only, say so in `algorithms` below: {"yours",
-// allreduce_yours, powers_of_two}.
+//   look       printf("%s\n", to_string(t).c_str()), which waits: make run ALLREDUCE=yours STEPS=1
+// For powers of two only? Say so in `algorithms` below: {"yours", allreduce_yours, powers_of_two}.
 // The commands:
 //   make exercise                           is it right, and what does it cost beside naive?
 //   make race ALLREDUCE=yours GPUS=3        is every wait there?
@@ -744,6 +747,9 @@ void run_allreduce(const std::string &name, const Grads &grads) {
     auto named = [&](const Algorithm &a) { return a.name == name; };
     const auto a = std::find_if(algorithms.begin(), algorithms.end(), named);
     if (a == algorithms.end()) error("there is no allreduce %s", name.c_str());
+    size_t P = grads[0].size(), n = 0;
+    for (const Tensor &t : grads[0]) n += size(t);
+    nvtxMarkA(format("%s, k = %d, tensors: %zu, numbers: %zu", a->name, k, P, n).c_str());
     try {
         if (a->meant_for && !a->meant_for(k)) error("it is not meant for so many devices");
         a->run(grads);
@@ -772,8 +778,7 @@ static Exchange in_buckets(const Exchange &sum) {
                 for (const Tensor &grad : list) wait_for_gradient(grad);
             sum(bucket);
             use_comm_streams(false);
-            end = begin;
-            bytes = 0;
+            end = begin, bytes = 0;
         }
         join_comm_streams(grads.size()); // before sgd reads the sums
     };

@@ -582,11 +582,13 @@ TEST_CASE("flatten: one tensor of neighbours in memory; chunk: one of k, or seve
     CHECK(to_host(chunk(reshape(flat, {5, 2}), 1, 4)) == Floats{2, 3, 4});
     CHECK(to_host(chunk(flat, 1, 4, 2)) == Floats{2, 3, 4, 5, 6});
     CHECK((size(chunk(flat, 0, 4, 4)) == 10 && size(chunk(arange(2), 0, 3)) == 0));
-    REFUSED(chunk(flat, 3, 4, 2), "rows: from 7 to 12, of a tensor of 10");
+    REFUSED(chunk(flat, 3, 4, 2), "chunk 4 of 4: there are 0 to 3");
+    REFUSED(chunk(flat, -1, 3), "chunk -1 of 3: there are 0 to 2 (% of a negative number?)");
     const Tensor a = full({4}, 1, gpu(0)), b = full({4}, 2, gpu(1)), c = full({4}, 3, gpu(2));
     REFUSED(send({{full({2}, 0, gpu(0)), full({3}, 0, gpu(1))}}), "send ... 2 ... 3");
     REFUSED(send({{a, b}, {c, b}}), "two messages ... same place on gpu(1)");
     REFUSED(send({{a, b}, {rows(c, 0, 1), rows(b, 0, 1)}}), "two messages");
+    REFUSED(send({{a, b}, {b, c}}), "on gpu(1) a message writes what another ... reads");
     send({{rows(a, 0, 2), rows(b, 0, 2)}, {rows(c, 2, 4), rows(b, 2, 4)}, {none, rows(b, 2, 2)}});
     CHECK(to_host(b) == Floats{1, 1, 3, 3});
 }

@@ -15,7 +15,8 @@
 //   CUDA_CPU_MEMORY    memory of each device, in MiB  (default: the machine's, divided among them)
 //   CUDA_CPU_PEERS     0: no device can access another's memory. Copies between devices then go
 //                      through the host, which waits in the call, as it may on a real machine
-//   CUDA_CPU_WATCHDOG  seconds after which a block that has not ended is reported (default: 10)
+//   CUDA_CPU_WATCHDOG  seconds after which a block that has not ended is reported, and the host
+//                      that is still in what nvtxMarkA has named; 0: never (default: 10)
 //   CUDA_CPU_LANES     forwards, backwards or a seed: every block runs warp by warp, its warps and
 //                      lanes in this order, or shuffled; a right kernel does not depend on it
 //                      (default: forwards, and only kernels that call a warp function)
@@ -86,9 +87,20 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 #ifdef CUDA_CPU_TSAN
+#include <sanitizer/common_interface_defs.h>
 #include <sanitizer/tsan_interface.h>
+#include <unwind.h>
 extern "C" void __tsan_func_entry(void *pc);
 extern "C" void __tsan_func_exit();
+extern "C" void __tsan_on_report(void *report); // called when one is printed
+extern "C" int __tsan_get_report_data(void *report, const char **description, int *count,
+                                      int *stack_count, int *mop_count, int *loc_count,
+                                      int *mutex_count, int *thread_count, int *unique_tid_count,
+                                      void **sleep_trace, unsigned long trace_size);
+extern "C" int __tsan_get_report_mop(void *report, unsigned long i, int *tid, void **address,
+                                     int *size, int *write, int *atomic, void **trace,
+                                     unsigned long trace_size);
+extern "C" void __sanitizer_symbolize_pc(void *pc, const char *format, char *text, size_t size);
 extern "C" void AnnotateIgnoreReadsBegin(const char *file, int line);
 extern "C" void AnnotateIgnoreReadsEnd(const char *file, int line);
 extern "C" void AnnotateIgnoreWritesBegin(const char *file, int line);
@@ -275,6 +287,8 @@ __attribute__((always_inline)) inline void *here() {
     void *pc = nullptr;
 #if defined(CUDA_CPU_TSAN) && defined(__x86_64__)
     asm volatile("leaq 0(%%rip), %0" : "=r"(pc));
+#elif defined(CUDA_CPU_TSAN) && defined(__aarch64__)
+    asm volatile("adr %0, ." : "=r"(pc));
 #endif
     return pc;
 }
@@ -538,13 +552,52 @@ struct Running {
     const char *name;
     Where where;
     int device;
+#ifdef CUDA_CPU_TSAN
+    void *callers[8] = {}; // of the function that has enqueued it
+#endif
 };
 inline __thread Running running = {nullptr, {nullptr, 0, nullptr}, -1};
+inline char host_is_in[200]; // what nvtxMarkA has named, until the range ends: an allreduce
+
+// Under ThreadSanitizer a stack goes on, from an operation on a device, to the call that has
+// enqueued it, here(), and to that one's callers. enter_callers() begins what leave_callers() ends;
+// both would be functions of that stack if they were not hidden.
+#ifdef CUDA_CPU_TSAN
+inline void note_callers(Running &r) {
+    Hidden hidden;
+    void *frames[32], *const function = _Unwind_FindEnclosingFunction(r.where.pc);
+    const int n = backtrace(frames, 32);
+    int first = 0;
+    while (first < n && _Unwind_FindEnclosingFunction((char *)frames[first] - 1) != function)
+        first++;
+    for (int i = 0; i < 8 && first + 1 + i < n; i++) r.callers[i] = frames[first + 1 + i];
+}
+__attribute__((noinline, no_sanitize("thread"))) inline void enter_callers() {
+    if (!running.where.pc) return;
+    for (int i = 7; i >= 0; i--)
+        if (running.callers[i]) __tsan_func_entry(running.callers[i]);
+    __tsan_func_entry(running.where.pc);
+}
+__attribute__((noinline, no_sanitize("thread"))) inline void leave_callers() {
+    if (!running.where.pc) return;
+    __tsan_func_exit();
+    for (void *caller : running.callers)
+        if (caller) __tsan_func_exit();
+}
+#else
+inline void note_callers(Running &) {}
+inline void enter_callers() {}
+inline void leave_callers() {}
+#endif
 
 // The line of the program's at which a signal has interrupted this thread, for the signal's
-// handler: "FILE:LINE". Functions of libraries are passed over, up to who called them, if they are
-// not inlined. Empty where addr2line is not installed, or the program has no line numbers (-g1).
+// handler: "FILE:LINE". Functions of libraries are passed over, up to who called them. Where an
+// allreduce runs, its own line comes first, then, behind ", in ", that of the tool that it called.
+// Empty where addr2line is not installed, or the program has no line numbers (-g1).
 extern "C" char __executable_start;
+inline bool is_own(const char *file) { // the program's, not a library's
+    return strncmp(file, "/usr/", 5) && !strstr(file, "cuda_runtime.h") && !strstr(file, "watch.h");
+}
 inline std::string interrupted_line(void *context) {
     void *frames[64], *interrupted = nullptr;
 #if defined(__x86_64__)
@@ -553,7 +606,7 @@ inline std::string interrupted_line(void *context) {
     interrupted = (void *)((ucontext_t *)context)->uc_mcontext.pc;
 #endif
     const int n = backtrace(frames, 64);
-    std::string command = "addr2line -e /proc/" + std::to_string(getpid()) + "/exe";
+    std::string command = "addr2line -f -i -e /proc/" + std::to_string(getpid()) + "/exe";
     bool found = false;
     for (int i = 0; i < n; i++) {
         found = found || frames[i] == interrupted;
@@ -569,17 +622,26 @@ inline std::string interrupted_line(void *context) {
     }
     FILE *lines = found ? popen((command + " 2>/dev/null").c_str(), "r") : nullptr;
     if (!lines) return "";
-    char line[1000], folder[1000];
-    std::string first; // of the program's; else the first one of all
+    char function[4000], line[1000], folder[1000];
+    std::string library, first, last; // first, last: of the program's own
+    bool in_allreduce = false;
     const size_t inside = getcwd(folder, sizeof folder) ? strlen(folder) : 0;
-    for (bool own = false; !own && fgets(line, sizeof line, lines);) {
-        line[strcspn(line, " \n")] = 0;
-        own = *line != '?' && strncmp(line, "/usr/", 5) && !strstr(line, "cuda_runtime.h:");
+    while (fgets(function, sizeof function, lines) && fgets(line, sizeof line, lines)) {
+        line[strcspn(line, "\n")] = 0;
+        if (char *rest = strstr(line, " (discriminator")) *rest = 0; // a path may have a space
+        if (*line == '?' || strstr(line, "/worker.cu:")) continue;   // of lab/: nobody's mistake
         const bool here = inside && !strncmp(line, folder, inside) && line[inside] == '/';
-        if (own || (first.empty() && *line != '?')) first = line + (here ? inside + 1 : 0);
+        const std::string where = line + (here ? inside + 1 : 0);
+        if (!is_own(line) && library.empty()) library = where;
+        if (!is_own(line)) continue;
+        if ((in_allreduce = strstr(function, "run_allreduce"))) break;
+        if (first.empty()) first = where;
+        last = where;
+        if (!*host_is_in) break;
     }
     pclose(lines);
-    return first;
+    if (first.empty()) return library;
+    return in_allreduce && last != first ? last + ", in " + first : first;
 }
 
 inline bool in_dynamic_shared(const void *pointer, ptrdiff_t &offset, size_t &bytes);
@@ -641,6 +703,20 @@ inline void fault_words(char (&what)[600], const void *p, const Place &at, const
     }
 }
 
+// The host crashes, or stops itself: say in which line, if it can be found.
+inline void say_where_host_stopped(int signal, const void *p, void *context) {
+    char what[300];
+    alarm(10); // the heap may be in any state: no message is better than one that never comes
+    const std::string line = interrupted_line(context);
+    if (signal == SIGABRT)
+        snprintf(what, sizeof what, "stops itself: an index beyond the end of its list?");
+    else if (signal == SIGFPE) snprintf(what, sizeof what, "divides by zero");
+    else
+        snprintf(what, sizeof what, "accesses %s: an index beyond its list, a null pointer, %s?",
+                 p ? "memory that is not there" : "address 0", "endless recursion");
+    if (!line.empty()) fprintf(stderr, "%s: the host %s\n", line.c_str(), what);
+}
+
 // SIGSEGV or SIGBUS: where the address belongs to a device, say whose memory was missed by whom.
 // Any other fault is left to the handler that was installed before this one, but those of a kernel
 // by a null pointer, its stack or a division (SIGFPE): the access is tried again on return, and
@@ -651,7 +727,7 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
     const bool again = without_line;
     if (again) info = without_line;
     const bool division = signal == SIGFPE;
-    const void *p = division ? nullptr : info->si_addr;
+    const void *p = division || signal == SIGABRT ? nullptr : info->si_addr;
     // Other threads may be changing the tables, such as one that starts and finds its variables.
     // Should this thread itself have been, nobody unlocks them.
     bool locked = machine().lock.try_lock();
@@ -670,7 +746,11 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
     const bool stack = running.name && below_stack(p);
     if (!at.device && !symbol && !shared && !stack &&
         !(running.name && (null || odd || division))) {
+        without_line = info;
+        if (!again && !running.name) say_where_host_stopped(signal, p, context);
+        without_line = nullptr;
         sigaction(signal, &before_fault[signal], nullptr);
+        if (signal == SIGABRT) raise(signal);
         return;
     }
     if (!again) say_alone();
@@ -689,6 +769,85 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
     fprintf(stderr, "%s %s [%s]\n", who, what, cudaGetErrorName(error));
     _exit(1);
 }
+
+// ThreadSanitizer has printed a report, of many lines; this says it in one: whose memory it is, the
+// two operations, and the lines that have enqueued them. A pair of lines is reported once.
+#ifdef CUDA_CPU_TSAN
+struct Frame {
+    std::string function, line;
+};
+// The program's own frames of a stack, innermost first: of what runs, and of who has enqueued it.
+// An operation that is no kernel is named in `what`.
+inline void own_frames(void **stack, int n, std::vector<Frame> (&frames)[2], std::string &what) {
+    char folder[1000], text[4000];
+    const size_t length = getcwd(folder, sizeof folder) ? strlen(folder) : 0;
+    int enqueued = 0;
+    for (int i = 0; i < n && stack[i]; i++) {
+        if (i > 0 && stack[i] == stack[i - 1]) continue; // once for each function inlined there
+        __sanitizer_symbolize_pc(stack[i], "%f\n%s:%l", text, sizeof text);
+        for (const char *frame = text; *frame; frame += strlen(frame) + 1) {
+            const char *line = strchr(frame, '\n');
+            if (!line) continue;
+            std::string function(frame, line++);
+            if (!enqueued && what.empty())
+                what = function.find("cudaMemcpyPeer") == 0        ? "a message"
+                       : function.find("cuda_cpu::Copy::") == 0    ? "a copy"
+                       : function.find("cuda_cpu::set_async") == 0 ? "a memset"
+                                                                   : "";
+            if (function.find("cuda_cpu::here") == 0) enqueued = 1;
+            if (length && !strncmp(line, folder, length) && line[length] == '/') line += length + 1;
+            if (strchr("<?", *line) || !is_own(line) || strstr(line, "sanitizer")) continue;
+            frames[enqueued].push_back({function.substr(0, function.find_first_of("(<")), line});
+        }
+    }
+}
+// "add_ enqueued at mgpu.cu:860": in an allreduce where there is one, not in the tool that it calls
+inline std::string raced(void **stack, int n, std::string &inside) {
+    std::vector<Frame> frames[2];
+    std::string what;
+    own_frames(stack, n, frames, what);
+    const std::vector<Frame> &inner = frames[0], &outer = frames[1];
+    if (!inner.empty()) what = inner[0].function, inside = inner[0].line; // a kernel, or the host
+    if (outer.empty())
+        return inner.empty() ? "the host" : "the host's " + what + " at " + inner[0].line;
+    size_t at = 0;
+    while (at < outer.size() && outer[at].function != "run_allreduce") at++;
+    at = at == 0 || at == outer.size() ? 0 : at - 1; // who was called by it
+    const std::string by = at > 0 ? outer[at - 1].function : "";
+    if (what.empty()) what = "an operation";
+    if (!by.empty() && !inner.empty()) what = by;
+    else if (inner.empty()) what += " (" + (by.empty() ? outer[at].function : by) + ")";
+    return what + " enqueued at " + outer[at].line;
+}
+} // namespace cuda_cpu
+extern "C" void __tsan_on_report(void *report) {
+    using namespace cuda_cpu;
+    const char *description;
+    void *sleep[1], *stack[64], *address = nullptr;
+    int stacks, mops, more[6], size, write, atomic;
+    __tsan_get_report_data(report, &description, &more[0], &stacks, &mops, &more[1], &more[2],
+                           &more[3], &more[4], sleep, 1);
+    Hidden hidden;
+    std::string two[2], inside[2];
+    for (int i = 0; i < mops && i < 2; i++) {
+        memset(stack, 0, sizeof stack);
+        __tsan_get_report_mop(report, i, &more[5], &address, &size, &write, &atomic, stack, 64);
+        two[i] = raced(stack, 64, inside[i]);
+    }
+    static std::set<std::string> said;
+    const bool swapped = two[0] < two[1];
+    if (mops < 2 || !said.insert(two[swapped] + two[!swapped]).second) return;
+    const Device *owner = owner_of(address);
+    const std::string where = owner ? "gpu(" + std::to_string(owner->id) + ")" : "the host";
+    if (two[0] == two[1] && !inside[0].empty())
+        fprintf(stderr, "race on %s: %s, its lines %s and %s: is __syncthreads() missing?\n",
+                where.c_str(), two[0].c_str(), inside[1].c_str(), inside[0].c_str());
+    else
+        fprintf(stderr, "race on %s: %s and %s: is a wait missing?\n", where.c_str(),
+                two[1].c_str(), two[0].c_str());
+}
+namespace cuda_cpu {
+#endif
 
 // ---------------------------------------------------------------------------------------------
 // 4. Streams
@@ -788,6 +947,7 @@ inline void Stream::push(Running running, std::function<void()> run) {
              kernel.name, kernel.device);
         _exit(1);
     }
+    if (running.where.pc) note_callers(running);
     Task *task = new Task{std::move(run), running};
     published(task);
     Hidden hidden;
@@ -821,13 +981,9 @@ inline void Stream::work() {
         }
         observed(task);
         running = task->running;
-#ifdef CUDA_CPU_TSAN // a report's stack then goes on to the line that queued the task
-        if (running.where.pc) __tsan_func_entry(running.where.pc);
+        enter_callers();
         task->run();
-        if (running.where.pc) __tsan_func_exit();
-#else
-        task->run();
-#endif
+        leave_callers();
         running.name = nullptr;
         Hidden hidden;
         delete task;
@@ -1162,9 +1318,11 @@ __attribute__((no_sanitize("thread"))) inline void fiber_main() {
     observed(&w.begin);
     const int t = w.current;
     threadIdx = thread_index(t);
+    enter_callers();
     try {
         w.run(w.kernel, false);
     } catch (...) { uncaught(); }
+    leave_callers();
     published(&w.end);
     Fiber *next = &w.scheduler;
     if (w.mode == by_lanes) {
@@ -1318,9 +1476,22 @@ inline bool in_dynamic_shared(const void *pointer, ptrdiff_t &offset, size_t &by
     return true;
 }
 
+// The host, in what nvtxMarkA has named: it has taken too long, or somebody else asks where it is.
+inline void say_where_host_is(siginfo_t *info, void *context) {
+    if (!*host_is_in) return;
+    const bool asked = info->si_code == SI_USER;
+    alarm(10);
+    const std::string line = interrupted_line(context);
+    fprintf(stderr, "%s%sthe host is in %s", line.c_str(), line.empty() ? "" : ": ", host_is_in);
+    if (!asked) fprintf(stderr, " for more than %d s", machine().watchdog);
+    fprintf(stderr, ": does a loop never end?\n");
+    _exit(1);
+}
+
 // A block that runs on and on is reported once. Each worker has a timer of its own processor time,
 // whose signal comes to itself: it can say where it is. Not under sanitizers, which are slow.
-inline void on_watchdog(int, siginfo_t *, void *context) {
+inline void on_watchdog(int, siginfo_t *info, void *context) {
+    if (!worker) return say_where_host_is(info, context);
     static std::atomic<bool> said{false};
     static __thread unsigned long long last = 0;
     Worker &w = *worker;
@@ -1338,10 +1509,16 @@ inline void on_watchdog(int, siginfo_t *, void *context) {
         blockIdx.y, blockIdx.z, machine().watchdog, thread.x, thread.y, thread.z,
         line.empty() ? "" : ", in ", line.c_str(), machine().devices[running.device]->cores);
 }
-inline void start_watchdog() {
+inline void set_watchdog(int timer, int seconds) { // 0: never
+    itimerspec every = {};
+    every.it_value.tv_sec = every.it_interval.tv_sec = seconds;
+    syscall(SYS_timer_settime, timer, 0, &every, nullptr);
+}
+inline int start_watchdog() { // of the calling thread; -1: it has none
+    int timer = -1;
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
     const int seconds = machine().watchdog;
-    if (seconds == 0) return;
+    if (seconds == 0) return -1;
     struct sigaction action = {};
     action.sa_sigaction = on_watchdog;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
@@ -1350,12 +1527,18 @@ inline void start_watchdog() {
     event.sigev_notify = SIGEV_THREAD_ID;
     event.sigev_signo = SIGVTALRM;
     event._sigev_un._tid = syscall(SYS_gettid);
-    itimerspec every = {};
-    every.it_value.tv_sec = every.it_interval.tv_sec = seconds;
-    if (syscall(SYS_timer_create, CLOCK_THREAD_CPUTIME_ID, &event, &worker->timer) == 0)
-        syscall(SYS_timer_settime, worker->timer, 0, &every, nullptr);
-    else worker->timer = -1;
+    if (syscall(SYS_timer_create, CLOCK_THREAD_CPUTIME_ID, &event, &timer)) return -1;
+    set_watchdog(timer, seconds);
 #endif
+    return timer;
+}
+// The host is in this from now on, until it is in nothing, "".
+inline __thread int host_timer = -1;
+inline void host_enters(const char *what) {
+    if (!*what && !*host_is_in) return;
+    snprintf(host_is_in, sizeof host_is_in, "%s", what);
+    if (host_timer < 0) host_timer = start_watchdog();
+    if (host_timer >= 0) set_watchdog(host_timer, *what ? machine().watchdog : 0);
 }
 
 // What a thread of the operating system needs to run blocks, or to be told what it did wrong.
@@ -1384,7 +1567,7 @@ inline void start_worker() {
     stack.ss_sp = malloc(stack.ss_size);
     sigaltstack(&stack, nullptr);
 #endif
-    start_watchdog();
+    worker->timer = start_watchdog();
 }
 
 // What start_worker() and grow_fibers() took goes back.
@@ -1916,8 +2099,8 @@ struct Launch {
     size_t shared;
     Stream *stream;
     Launch(const char *name, const char *file, int line, dim3 grid, dim3 block, size_t shared = 0,
-           Stream *stream = nullptr)
-        : name(name), where{file, line, nullptr}, grid(grid), block(block), shared(shared),
+           Stream *stream = nullptr, void *pc = here())
+        : name(name), where{file, line, pc}, grid(grid), block(block), shared(shared),
           stream(stream) {}
 };
 
@@ -2358,7 +2541,14 @@ inline Machine::Machine() {
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-    for (int signal : {SIGSEGV, SIGBUS, SIGFPE}) sigaction(signal, &action, &before_fault[signal]);
+    for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT})
+        sigaction(signal, &action, &before_fault[signal]);
+    static char memory[64 << 10]; // the host's stack may be what overflows
+    stack_t stack = {}, before = {};
+    stack.ss_sp = memory;
+    stack.ss_size = sizeof memory;
+    if (!sigaltstack(nullptr, &before) && before.ss_flags & SS_DISABLE)
+        sigaltstack(&stack, nullptr);
 #endif
 #ifdef CUDA_CPU_TSAN
     cores_each = max(2, cores_each); // two blocks of a grid never share all of their order

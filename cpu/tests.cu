@@ -1489,16 +1489,32 @@ static void fault_with_handlers(bool before) {
     if (!before) install_handler(true);
     FAULTS_HERE(p[2] = 1);
 }
-static void fault_without_handler() {
+// The host's own mistakes end it as ever, by this signal, but the line is named.
+static void host_ends_by(int wanted, void (*program)()) {
     if (const pid_t child = fork()) {
         int status = 0;
         waitpid(child, &status, 0);
-        return expect(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV, "status", status);
+        expect(WIFSIGNALED(status) && WTERMSIG(status) == wanted, "status", status);
+        _exit(1);
     }
     const rlimit no_core = {0, 0};
     setrlimit(RLIMIT_CORE, &no_core);
     memory(0, 1);
-    access_nothing();
+    program();
+}
+static void fault_without_handler() {
+    host_ends_by(SIGSEGV, [] { WRONG_HERE(*(volatile uintptr_t *)sizeof(uintptr_t) = 1); });
+}
+static void index_beyond_list() {
+    static const std::vector<int> list(3);
+    host_ends_by(SIGABRT, [] { WRONG_HERE((void)*(volatile const int *)&list[list.size()]); });
+}
+static void host_without_end() {
+    setenv("CUDA_CPU_WATCHDOG", "1", 1);
+    memory(0, 1);
+    static volatile bool more = true;
+    cuda_cpu::host_enters("f, k = 2");
+    WRONG_HERE((void)0); while (more) {}
 }
 #elif defined(CUDA_CPU_ASAN)
 static const char *const poison = "AddressSanitizer: use-after-poison";
@@ -1676,7 +1692,6 @@ static const Program right_programs[] = {
     {"lanes shuffled", [] { lanes_in_order("1"); }},
     {"lanes shuffled by a seed", lanes_are_shuffled},
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
-    {"fault without a handler", fault_without_handler},
     {"few addresses", [] { few_addresses("64"); }},
 #endif
 };
@@ -1818,6 +1833,12 @@ static const Program wrong_programs[] = {
     WRONG("access, by the host, in a function of a library",
           read_by_library(memory(1, 10)),
           "the host accesses memory of device 1, byte 0 of the 40 bytes that cpu/tests.cu:"),
+    WRONG("fault without a handler", fault_without_handler(),
+          "the host accesses memory that is not there: an index beyond its list, a null pointer"),
+    WRONG("host, an index beyond a list", index_beyond_list(),
+          "the host stops itself: an index beyond the end of its list?"),
+    WRONG("host without an end", host_without_end(),
+          "the host is in f, k = 2 for more than 1 s: does a loop never end?"),
     WRONG("spinning on what nobody can set", spin(),
           "spin_kernel on device 0: block (1,0,0) has been running for 1 seconds and is at ",
           "thread (3,0,0), in cpu/tests.cu:", "Does it wait for what another thread is to set?"),
@@ -1857,7 +1878,8 @@ static std::string output_of_shell(const std::string &command, int &status) {
 // report what these programs do not free: neither is tested here.
 static std::string output_of(const std::string &name, int &status) {
     const std::string command =
-        "CUDA_CPU_DEVICES=2 TSAN_OPTIONS=\"$TSAN_OPTIONS atexit_sleep_ms=0 exitcode=66\" "
+        "CUDA_CPU_DEVICES=2 TSAN_OPTIONS=\"$TSAN_OPTIONS log_path=stderr atexit_sleep_ms=0 "
+        "exitcode=66\" "
         "ASAN_OPTIONS=\"$ASAN_OPTIONS detect_leaks=0\" /proc/" +
         std::to_string(getpid()) + "/exe --wrong '" + name + "' 2>&1 </dev/null";
     return output_of_shell(command, status);

@@ -122,12 +122,14 @@ public:
                              {prints, POLLIN, 0},
                              {sent < question.size() ? questions : -1, POLLOUT, 0}};
             const int ms = std::max(0.0, 1e3 * (until - now()));
-            if (poll(ends, 3, ms) == 0)
+            if (poll(ends, 3, ms) == 0) {
+                say_where_it_is();
                 throw Verdict(
                     format("%s: no answer within %.0f s: does a loop never end, or a wait "
                            "that waits for itself?",
                            where.c_str(), limit),
                     true);
+            }
             if (ends[2].revents) {
                 const ssize_t n = write(questions, &question[sent], question.size() - sent);
                 if (n < 0 && errno != EAGAIN) sent = question.size(); // it has ended: see below
@@ -137,7 +139,8 @@ public:
             if (printed > limits::bytes_printed)
                 throw Verdict(
                     format("%s: it prints more than %zu bytes: does a loop never end, or is "
-                           "a large tensor printed?",
+                           "a large tensor printed? (make run ALLREDUCE=yours STEPS=1 has a "
+                           "small one)",
                            where.c_str(), limits::bytes_printed));
             if (!ends[0].revents) continue;
             static char bytes[1 << 20];
@@ -165,6 +168,12 @@ public:
     }
 
 private:
+    void say_where_it_is() { // the stand-in does, on this signal, and ends
+        kill(pid, SIGVTALRM);
+        for (int i = 0; i < 100 && !ended; i++)
+            ended = waitpid(pid, nullptr, WNOHANG) || usleep(20000);
+        while (print_on(true)) {}
+    }
     // What the submission prints is shown as its own
     bool print_on(bool only_if_there = false) {
         char bytes[4096];
@@ -200,7 +209,7 @@ private:
         case SIGBUS:
             return "segmentation fault: an index beyond its list, a null pointer, endless "
                    "recursion?";
-        case SIGABRT: return "stopped by what stands above (an index beyond a std::vector?)";
+        case SIGABRT: return "stopped by what stands above: an index beyond the end of a list?";
         case SIGFPE: return "a division by zero?";
         case SIGKILL: return "the system has ended it: did it run out of memory?";
         }
@@ -232,17 +241,35 @@ static bool poisoned(float x) {
     return bits == wire::poison_byte * 0x01010101u;
 }
 
+static bool right_before = false; // sums of other lists on as many devices
+
+// Device c still has its own number at index i, of n. Is the sum somewhere else?
+static std::string explain_own(const std::vector<Flat> &sums, int i, int c, int k, int n) {
+    const std::string own = "it is still " + gpu(c) + "'s own number, ";
+    for (int d = 0; d < k; d++)
+        if (sums[d][i] == expected(i, k))
+            return own + "but " + gpu(d) +
+                   " has the sum: is it sent back into the tensor: copyto(sum, grads[c][i])? "
+                   "data[c] = ... puts it into a list alone. Or is a wait for it missing, or does "
+                   "a chunk, a grid or a loop end too early?";
+    bool all = !right_before;
+    for (int j = 0; j < n; j++) all = all && sums[c][j] == input(j, c, k);
+    if (all)
+        return own + "as all of its numbers are, and no device has the sum: is it put into the "
+                     "tensor, with add_ and copyto(sum, grads[c][i]), or into a list alone "
+                     "(data[c] = ...)? Or does a loop end too early, or is a wait missing?";
+    return own + "and no device has the sum: does a chunk, a grid or a loop end too early, or is a "
+                 "wait for the sum missing?";
+}
 // What may have gone wrong, from a wrong number of device c at index i.
-static std::string explain(float got, int i, int c, int k, int n) {
+static std::string explain(const std::vector<Flat> &sums, int i, int c, int k, int n) {
+    const float got = sums[c][i];
     if (std::isnan(got))
         return "nobody had written it yet: is a message missing, a wait before it is read, or in a "
                "kernel __syncthreads()?";
     if (poisoned(got))
         return "the judge put that there after the allreduce: is a wait missing after a message?";
-    if (got == input(i, c, k))
-        return "it is still " + gpu(c) +
-               "'s own number: does a chunk, a grid or a loop end too early, or is a wait for the "
-               "sum missing?";
+    if (got == input(i, c, k)) return explain_own(sums, i, c, k, n);
     if (std::fabs(got * k - expected(i, k)) < 0.5f)
         return "it is the mean: the sum is wanted, sgd divides by the batch size";
     const float times = got / code(i);
@@ -286,6 +313,11 @@ static Answer ask(Worker &worker, const Request &request) {
     return worker.ask(request, request.algorithm + ", " + case_of(request.k, request.sizes));
 }
 
+static void check_sums(const Answer &answer, const std::string &name, int k, int n) {
+    bool there = (int)answer.sums.size() == k;
+    for (const Flat &sum : answer.sums) there = there && (int)sum.size() == n;
+    if (!there) throw Verdict(name + ": what comes back is no answer");
+}
 // A question with the judge's whole numbers. Wrong sums are a verdict that names the first.
 static Answer judge_sums(Worker &worker, const std::string &name, int k,
                          const std::vector<int> &sizes, int straggler,
@@ -299,11 +331,10 @@ static Answer judge_sums(Worker &worker, const std::string &name, int k,
     for (int c = 0; c < k; c++)
         for (int i = 0; i < n; i++) sum[i] += r.numbers[c][i] = input(i, c, k);
     const Answer answer = ask(worker, r);
-    if ((int)answer.sums.size() != k) throw Verdict(name + ": what comes back is no answer");
+    check_sums(answer, name, k, n);
     for (int c = 0; c < k; c++) {
         const Flat &got = answer.sums[c];
         if (got == sum) continue;
-        if (got.size() != sum.size()) throw Verdict(name + ": what comes back is no answer");
         std::vector<int> wrong;
         for (int i = 0; i < n; i++)
             if (got[i] != sum[i]) wrong.push_back(i);
@@ -315,23 +346,27 @@ static Answer judge_sums(Worker &worker, const std::string &name, int k,
                                                   : ", late: " + gpu(straggler);
         throw wrong_numbers(
             format("%s is wrong: %s%s: %s has %.9g at index %d of tensor %d, not %.9g "
-                   "(%zu wrong): %s",
+                   "(%zu of %d wrong): %s",
                    name.c_str(), case_of(k, sizes).c_str(), late.c_str(), gpu(c).c_str(),
-                   std::isnan(got[first]) ? NAN : got[first], index, i, sum[first], wrong.size(),
-                   explain(got[first], first, c, k, n).c_str()));
+                   std::isnan(got[first]) ? NAN : got[first], index, i, sum[first], wrong.size(), n,
+                   explain(answer.sums, first, c, k, n).c_str()));
     }
     return answer;
 }
 static void judge_all_sums(Worker &worker, const std::string &name, int k) {
+    right_before = false;
     for (int n : limits::lengths(k)) {
+        if (slow > 1 && n > limits::most_when_slow)
+            continue; // it sees the same waits in short lists
         const std::vector<int> list = limits::four_tensors(n);
         const int last = limits::with_stragglers(n, k) ? k : -1;
         for (int straggler = -1; straggler <= last; straggler++) {
             judge_sums(worker, name, k, {n}, straggler);
             judge_sums(worker, name, k, list, straggler);
+            right_before = right_before || n > 0;
         }
     }
-    judge_sums(worker, name, k, limits::gradients(options.model), -1);
+    if (slow == 1) judge_sums(worker, name, k, limits::gradients(options.model), -1);
 }
 
 // The same bits on every device, and whichever device is late?
@@ -353,9 +388,7 @@ static void judge_bits(Worker &worker, const std::string &name, int k,
     auto sums_of = [&](int straggler) {
         r.straggler = straggler;
         Answer answer = ask(worker, r);
-        if ((int)answer.sums.size() != k) throw Verdict(name + ": what comes back is no answer");
-        for (const Flat &sum : answer.sums)
-            if ((int)sum.size() != n) throw Verdict(name + ": what comes back is no answer");
+        check_sums(answer, name, k, n);
         return std::move(answer.sums);
     };
     const auto first = sums_of(-1);
@@ -411,13 +444,47 @@ static void write_rows(const std::string &name, int k, const std::vector<wire::R
     if (ferror(file) | fclose(file)) throw Verdict("cannot write " + options.rows);
 }
 
+// What keeps it from being faster, in a sentence or two.
+static std::string what_binds(const wire::Traffic &t, int k) {
+    int who = 0;
+    const double part = (double)t.busiest(&who) / t.bytes;
+    std::string text;
+    if (part * k > 1.25)
+        text =
+            format("%s moves %.0f%% of the bytes, %.0f%% would be its share: let every device sum "
+                   "as much.",
+                   gpu(who).c_str(), 100 * part, 100.0 / k);
+    if (2 * t.steps > t.messages && t.messages > 2)
+        text += format("%s%ld of %ld messages follow one another: send lets them travel together.",
+                       text.empty() ? "" : " ", t.steps, t.messages);
+    if (text.empty())
+        text =
+            format("No device moves more than its share. %ld messages follow one another: that is "
+                   "what short lists wait for.",
+                   t.steps);
+    return text + "\n";
+}
+// Does it send the same in the same order?
+static bool like(const Answer &a, const Answer &b) {
+    auto sent = [](const Answer &answer) {
+        std::string text;
+        for (const wire::Row &row : answer.rows)
+            if (row.kind == 1)
+                text += format("%d %d %.0f %d,", row.src, row.dst, row.bytes, row.steps);
+        return text;
+    };
+    return !sent(a).empty() && sent(a) == sent(b);
+}
+
 // What it costs for the model's gradients, beside naive and the least that is possible. What is
 // counted is judged: the sums of that very call must be right.
 static void judge_costs(const Answer &of, const std::string &name, int k) {
     const std::vector<int> sizes = limits::gradients(options.model);
     const long n = sizeof(float) * total(sizes);
     const long messages = 2 * (k - 1), bytes = messages * n; // what no allreduce does without
-    std::string head, text;
+    std::string text, binds;
+    Answer own;
+    bool tutorial = false;
     std::vector<std::string> names = {name};
     if (name != "naive") names.push_back("naive");
     for (const std::string &row : names) {
@@ -425,6 +492,8 @@ static void judge_costs(const Answer &of, const std::string &name, int k) {
         const Answer answer = judge_sums(worker, row, k, sizes, -1, wire::counts);
         const wire::Traffic t(answer.rows);
         if (row == name) {
+            own = answer;
+            if (k > 1) binds = what_binds(t, k);
             for (int i : answer.called)
                 if (const std::string other = of.names.at(i); other != name)
                     throw Verdict(format("%s: this is %s: it calls the allreduce_%s of the same "
@@ -440,9 +509,12 @@ static void judge_costs(const Answer &of, const std::string &name, int k) {
             enough(t.messages, "messages", messages);
             enough(t.bytes, "bytes", bytes);
             if (!options.rows.empty()) write_rows(name, k, answer.rows);
-        } else if (!options.rows.empty()) {
-            options.rows += ".naive";
-            write_rows(row, k, answer.rows);
+        } else {
+            tutorial = like(own, answer);
+            if (!options.rows.empty()) {
+                options.rows += ".naive";
+                write_rows(row, k, answer.rows);
+            }
         }
         text += format("%-10s %9ld %11ld %15ld %13ld %7ld", row.c_str(), t.messages, t.bytes,
                        t.busiest(), t.busiest_link(), t.steps);
@@ -454,12 +526,14 @@ static void judge_costs(const Answer &of, const std::string &name, int k) {
         }
         text += "\n";
     }
-    printf("%s: passed. What it costs for the %zu gradients of %s, %ld bytes, on %d devices:\n",
-           name.c_str(), sizes.size(), options.model.c_str(), n, k);
+    printf("%s: passed%s. What it costs for the %zu gradients of %s, %ld bytes, on %d devices:\n",
+           name.c_str(), tutorial ? ", and is still the tutorial's algorithm" : "", sizes.size(),
+           options.model.c_str(), n, k);
     printf("%-10s %9s %11s %15s %13s %7s%s\n%s", "", "messages", "bytes", "busiest device",
            "busiest link", "steps", of.on_cpu ? "" : "        us    bus GB/s", text.c_str());
     printf("%-10s %9ld %11ld %15ld %13ld %7d   the least of each\n", "optimum", messages, bytes,
            bytes / k, k > 1 ? 2 * n / k : 0, k > 1 ? 1 : 0);
+    printf("%s", binds.c_str());
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -467,8 +541,20 @@ static void judge_costs(const Answer &of, const std::string &name, int k) {
 
 static int points = 0;
 
-// Each part in processes of its own. A number of devices on which it is wrong does not keep the
-// others from being tried, but the parts that follow.
+static std::string listed(const std::vector<int> &ks) { // 1 to 8; or 1, 2, 4, 8
+    std::string text;
+    for (int k : ks) text += (text.empty() ? "" : ", ") + std::to_string(k);
+    if (ks.size() > 2 && ks.back() - ks[0] + 1 == (int)ks.size())
+        text = format("%d to %d", ks[0], ks.back());
+    return text.empty() ? "none" : text;
+}
+static std::string devices(const std::vector<int> &ks) {
+    return listed(ks) + (ks == std::vector<int>{1} ? " device" : " devices");
+}
+static bool is_power_of_two(int k) { return (k & (k - 1)) == 0; }
+
+// Each in a process of its own. A number of devices on which it is wrong does not keep the others
+// from being tried, but the parts that follow.
 static void judge_devices(const std::string &name, const std::vector<int> &ks) {
     std::vector<int> right, wrong;
     int late = 0;
@@ -486,23 +572,15 @@ static void judge_devices(const std::string &name, const std::vector<int> &ks) {
         }
     }
     if (wrong.empty()) return;
-    auto listed = [](const std::vector<int> &ks) {
-        std::string text;
-        for (int k : ks) text += (text.empty() ? "" : ", ") + std::to_string(k);
-        return text.empty() ? "none" : text;
-    };
-    throw Verdict(format("%s is right on these numbers of devices: %s; wrong on: %s%s",
-                         name.c_str(), listed(right).c_str(), listed(wrong).c_str(),
-                         late == 2 ? "; the rest was not tried" : ""));
-}
-static void judge_sums_and_bits(const std::string &name, int most, const std::vector<int> &ks) {
-    printf("%s: sums on 1 to %d devices, each of them late once\n", name.c_str(), most);
-    judge_devices(name, ks);
-    points += limits::points_sums;
-    printf("%s: the same bits everywhere\n", name.c_str());
-    Worker worker(ks.back());
-    for (int k : ks) judge_bits(worker, name, k, limits::few);
-    points += limits::points_bits;
+    const bool powers = std::count(right.begin(), right.end(), 2) &&
+                        std::all_of(right.begin(), right.end(), is_power_of_two) &&
+                        std::none_of(wrong.begin(), wrong.end(), is_power_of_two);
+    throw Verdict(format(
+        "%s is right on these numbers of devices: %s; wrong on: %s%s%s", name.c_str(),
+        listed(right).c_str(), listed(wrong).c_str(), late == 2 ? "; the rest was not tried" : "",
+        powers ? ". Does it work for powers of two only? Say so in algorithms: {\"yours\", "
+                 "allreduce_yours, powers_of_two}"
+               : ""));
 }
 static Answer greet(int devices) {
     Worker worker(devices);
@@ -514,41 +592,63 @@ static void exercise() {
     slow = of.slow;
     std::string names;
     for (const std::string &other : of.names) names += (names.empty() ? "" : ", ") + other;
-    auto meant_for = [&](const std::string &name) { // numbers of devices up to options.gpus
+    // Numbers of devices up to options.gpus
+    auto meant_for = [&](const std::string &name, std::vector<int> *not_meant = nullptr) {
         const size_t i = std::find(of.names.begin(), of.names.end(), name) - of.names.begin();
         if (i == of.names.size())
             throw Verdict("--allreduce " + name + ": unknown, there are " + names);
-        std::vector<int> ks;
+        std::vector<int> ks, others;
         for (int k = 1; k <= options.gpus; k++)
-            if (of.meant.at(i) >> k & 1) ks.push_back(k);
+            (of.meant.at(i) >> k & 1 ? ks : others).push_back(k);
+        if (not_meant) *not_meant = others;
         return ks;
     };
-    const std::vector<int> ks = meant_for(name);
+    std::vector<int> others;
+    const std::vector<int> ks = meant_for(name, &others);
     if (ks.empty() || (options.gpus > 1 && ks.back() == 1))
         throw Verdict(format("%s is meant for no number of devices from 2 to %d", name.c_str(),
                              options.gpus));
-    if (name == "yours") { // the tutorial's own allreduce, which somebody may have edited
-        std::vector<int> few = meant_for("naive");
-        few.resize(std::min<size_t>(few.size(), limits::naive_devices));
-        judge_sums_and_bits("naive", few.size(), few);
-        points = 0;
-    }
-    judge_sums_and_bits(name, options.gpus, ks);
     const int most = ks.back(),
               two = std::count(ks.begin(), ks.end(), 2) ? std::min(most, 2) : most;
-    if (slow == 1) { // a sanitizer sees the same waits in shorter lists
+    if (name != "naive") { // what the tutorial's own cannot do here, no other is to blame for
+        std::vector<int> few = meant_for("naive");
+        few.resize(std::min<size_t>(few.size(), limits::naive_devices));
+        try {
+            judge_devices("naive", few);
+        } catch (const Verdict &v) {
+            throw Verdict(std::string(v.what()) +
+                          ". It is the tutorial's own: an edit outside of " + name +
+                          ", or this machine, is to blame. " + name + " is not judged");
+        }
+    }
+    judge_devices(name, ks);
+    points += limits::points_sums;
+    printf("%s: right sums on %s, each of them late once%s\n", name.c_str(), devices(ks).c_str(),
+           others.empty() ? "" : (" (" + listed(others) + ": not meant for)").c_str());
+    {
+        Worker worker(most);
+        for (int k : ks) judge_bits(worker, name, k, limits::few);
+    }
+    points += limits::points_bits;
+    printf("%s: the same bits on all devices, whichever is late\n", name.c_str());
+    if (slow > 1) { // a sanitizer's: what it says of the waits is what is wanted
+        printf("%s: passed. make exercise judges the rest\n", name.c_str());
+        return;
+    }
+    {
         Worker worker(two);
         judge_sums(worker, name, two, limits::many_tensors(), -1);
     }
-    // A driver may wait in every staged copy, or was told to in every call: then the tutorial's
-    // algorithm seems to wait, too
-    const bool may = limits::may_wait(name);
-    const bool judged = !may && (!of.may_wait || !waits_on_host("naive", most));
-    printf("%s: the host %s%s\n", name.c_str(), may ? "may wait: it adds" : "never waits",
-           judged || may ? "" : ": not judged, the driver makes naive wait, too");
-    if (judged && waits_on_host(name, most))
-        throw Verdict(name + " waits on the host for a device: enqueue work and return, wait_for "
-                             "and copyto make the devices wait");
+    // The host may wait in every staged copy, or in every call: then the tutorial's own waits, too
+    const bool may = limits::may_wait(name), judged = !may && !waits_on_host("naive", most);
+    if (judged && name != "naive" && waits_on_host(name, most))
+        throw Verdict(name +
+                      " waits on the host for a device: enqueue work and return, wait_for "
+                      "and copyto make the devices wait (and to_string and to_host the host)");
+    printf("%s: the host %s\n", name.c_str(),
+           may      ? "may wait: it adds"
+           : judged ? "never waits"
+                    : "waits in the tutorial's naive, too: on this machine that is not judged");
     judge_costs(of, name, most);
     points += limits::points_host;
 }

@@ -140,4 +140,6 @@ asan: build/asan/lab_tests
 race_tests += $(if $(value ALLREDUCE),,build/race/lab_tests)
 race_worker := build/race/$(if $(value ALLREDUCE),worker,wrong)
 race: $(if $(value ALLREDUCE),,build/race/lab_tests) $(race_worker) build/cpu/judge
+# (a training shows of one allreduce no more than the judge does, but with OVERLAP)
+race_trains := $(if $(value ALLREDUCE),$(filter 1,$(value OVERLAP)),yes)
 race_more += $(tsan) build/cpu/judge --worker $(race_worker) --gpus 3 $(judged);

@@ -42,7 +42,7 @@ struct Answer {
     // hello
     std::vector<std::string> names; // of the algorithms
     std::vector<int> meant;         // for each: bit k is set if it is meant for k devices
-    int on_cpu = 0, may_wait = 0;   // emulated devices; a driver that waits on the host
+    int on_cpu = 0;                 // emulated devices
     int slow = 1;                   // so many times as slow as usual: a sanitizer
 };
 
@@ -58,11 +58,18 @@ struct Traffic { // what an exchange sends
             links[{row.src, row.dst}] += row.bytes;
         }
     }
-    long busiest() const { // bytes into or out of the device, or the host, that moves most
+    // Bytes into or out of the device, or the host, that moves most: `who`
+    long busiest(int *who = nullptr) const {
         std::map<int, long> in, out;
         long most = 0;
-        for (const auto &[link, bytes] : links)
-            most = std::max({most, out[link.first] += bytes, in[link.second] += bytes});
+        auto count = [&](int device, long sum) {
+            if (sum > most && who) *who = device;
+            most = std::max(most, sum);
+        };
+        for (const auto &[link, bytes] : links) {
+            count(link.second, in[link.second] += bytes);
+            count(link.first, out[link.first] += bytes);
+        }
         return most;
     }
     long busiest_link() const {
@@ -80,7 +87,7 @@ std::enable_if_t<std::is_same_v<std::remove_const_t<R>, Request>> each_member(Wi
 template <class Wire, class A>
 std::enable_if_t<std::is_same_v<std::remove_const_t<A>, Answer>> each_member(Wire &&w, A &a) {
     w(a.error), w(a.sums), w(a.rows), w(a.called), w(a.waited), w(a.seconds);
-    w(a.names), w(a.meant), w(a.on_cpu), w(a.may_wait), w(a.slow);
+    w(a.names), w(a.meant), w(a.on_cpu), w(a.slow);
 }
 
 struct Writer { // to a string

@@ -17,6 +17,17 @@
 #include <sys/resource.h>
 #include <unwind.h>
 
+// In place of libstdc++'s, which say where it stands in libstdc++: whoever handles the signal, as the
+// stand-in does, says where that is in the submission.
+namespace std {
+[[noreturn]] void __glibcxx_assert_fail(const char *, int, const char *,
+                                        const char *what) noexcept {
+    if (!on_cpu) fprintf(stderr, "%s: does not hold\n", what);
+    abort();
+}
+[[noreturn]] void __throw_out_of_range_fmt(const char *, ...) { abort(); }
+} // namespace std
+
 namespace worker {
 
 // Which of `algorithms`, beside the one that is judged, stand in the chain of calls that has
@@ -51,27 +62,35 @@ static std::vector<wire::Row> rows_of(const watch::Recorder &r) {
     return rows;
 }
 
+// On each tensor's device, after all that it has been given. Reports of races have these names.
+static void overwrite_sums(const std::vector<Tensor> &list, int byte) {
+    for (const Tensor &t : list)
+        CHECK(cudaMemsetAsync(t.ptr(), byte, size(t) * sizeof(float), on(t.device)));
+}
+static void write_gradients(const std::vector<Tensor> &list, const float *host) {
+    for (const Tensor &t : list) {
+        CHECK(cudaMemcpyAsync(t.ptr(), host, size(t) * sizeof(float), cudaMemcpyHostToDevice,
+                              on(t.device)));
+        host += size(t);
+    }
+}
+static void read_sums(const std::vector<Tensor> &list, float *host) {
+    for (const Tensor &t : list) {
+        CHECK(cudaMemcpyAsync(host, t.ptr(), size(t) * sizeof(float), cudaMemcpyDeviceToHost,
+                              on(t.device)));
+        host += size(t);
+    }
+}
+
 // Call the algorithm with the numbers on the devices, one tensor after another, while one device
 // is late, or each message. Then do at once what the contract allows: copy the sums, overwrite
 // their memory. All by CUDA alone: the functions of the submission are what is judged.
 static void sums(const wire::Request &r, wire::Answer &answer) {
     const int n = r.numbers[0].size();
     const Grads grads = make_grads(r.k, r.sizes);
-    auto fill = [](const std::vector<Tensor> &list, int byte) {
-        for (const Tensor &t : list)
-            CHECK(cudaMemsetAsync(t.ptr(), byte, size(t) * sizeof(float), on(t.device)));
-    };
-    auto copy_all = [](const std::vector<Tensor> &list, float *host, cudaMemcpyKind kind) {
-        for (const Tensor &t : list) {
-            const bool in = kind == cudaMemcpyHostToDevice;
-            CHECK(cudaMemcpyAsync(in ? t.ptr() : host, in ? host : t.ptr(), size(t) * sizeof(float),
-                                  kind, on(t.device)));
-            host += size(t);
-        }
-    };
     std::vector<Tensor> inputs, results; // of each device, on the host
     for (int c = 0; c < r.k; c++) {
-        fill(grads[c], 0xff); // NaN
+        overwrite_sums(grads[c], 0xff); // NaN
         inputs.push_back(empty({n}, cpu()));
         results.push_back(empty({n}, cpu()));
         std::copy(r.numbers[c].begin(), r.numbers[c].end(), inputs[c].ptr());
@@ -79,7 +98,7 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
     watch::wait_for_all();
     for (int c = 0; c < r.k; c++) {
         if (c == r.straggler) watch::pause(stream(gpu(c)).handle, limits::late_ms);
-        copy_all(grads[c], inputs[c].ptr(), cudaMemcpyHostToDevice);
+        write_gradients(grads[c], inputs[c].ptr());
     }
     watch::late_messages = r.straggler == r.k;
     if (r.what == wire::counts) {
@@ -97,8 +116,8 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
     }
     watch::late_messages = false;
     for (int c = 0; c < r.k; c++) {
-        copy_all(grads[c], results[c].ptr(), cudaMemcpyDeviceToHost);
-        fill(grads[c], wire::poison_byte);
+        read_sums(grads[c], results[c].ptr());
+        overwrite_sums(grads[c], wire::poison_byte);
     }
     watch::wait_for_all();
     for (const Tensor &t : results) answer.sums.push_back(wire::Flat(t.ptr(), t.ptr() + n));
@@ -129,15 +148,6 @@ static bool waits_on_host(const wire::Request &r) {
     return waited;
 }
 
-// Does a message pass through the host, in whose memory the driver may then wait?
-static bool staged() {
-    int can = 1;
-    for (const Gpu &a : gpus)
-        for (const Gpu &b : gpus)
-            if (can && a.physical != b.physical)
-                CHECK(cudaDeviceCanAccessPeer(&can, a.physical, b.physical));
-    return !can;
-}
 static void hello(wire::Answer &answer) {
     for (const Algorithm &a : algorithms) {
         int meant = 0;
@@ -147,7 +157,6 @@ static void hello(wire::Answer &answer) {
         answer.meant.push_back(meant);
     }
     answer.on_cpu = on_cpu;
-    answer.may_wait = staged() || getenv("CUDA_LAUNCH_BLOCKING");
 #if defined(CUDA_CPU_TSAN) || defined(CUDA_CPU_ASAN)
     answer.slow = 30;
 #endif

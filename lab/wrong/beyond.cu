@@ -1,4 +1,4 @@
-// k = 1, 1 tensor, 0 numbers: vector
+// beyond.cu:8: the host stops itself ... k = 1, 1 tensor, 1000 numbers: stopped by what stands
 // It reaches beyond the list of devices.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... own number: does a chunk, a grid or a loop end too early
+// k = 2, 1 tensor, 1 number ... and no device has the sum: does a chunk, a grid or a loop end
 // Parts of n/k, rounded down.
 #include "yours.h"
 

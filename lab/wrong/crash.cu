@@ -1,4 +1,4 @@
-// k = 3, 1 tensor, 0 numbers: segmentation fault ... devices: 1, 2, 4; wrong on: 3
+// crash.cu:6: the host accesses ... k = 3 ... wrong on: 3. Does it work for powers of two only?
 // A null pointer, on three devices.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// k = 2, 1 tensor, 0 numbers: no answer within ... does a loop never end
+// forever.cu:11, in ... the host is in ... k = 2, 1 tensor, 1000 numbers: no answer within
 // d is never doubled: the loop does not end.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// k = 1 ... stopped by what stands above
+// index.cu:7: the host stops itself: an index beyond ... k = 1 ... stopped by what stands above
 // An index beyond a list.
 #include "yours.h"
 

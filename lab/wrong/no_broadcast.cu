@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... it is still gpu(1)'s own number
+// k = 2 ... gpu(1)'s own ... but gpu(0) has the sum: is it sent back ... copyto(sum, grads[c][i])?
 // The sums stay on their owners.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// k = 3, 1 tensor, 1 number: send: two messages
+// k = 3, 1 tensor, 1000 numbers: send: two messages
 // Two messages of a round go to one place.
 #include "yours.h"
 

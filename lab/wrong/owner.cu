@@ -1,4 +1,4 @@
-// passed
+// passed ... gpu(0) moves 43% of the bytes, 25% would be ... 45 of 48 messages follow one another
 // Right: tensor i is summed on device i mod k.
 #include "yours.h"
 

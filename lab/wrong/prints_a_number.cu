@@ -1,4 +1,4 @@
-// k = 1, 1 tensor, 0 numbers: segmentation fault ... a null pointer
+// prints_a_number.cu:11: the host accesses memory of device 0 ... k = 1 ... it has stopped
 // The host reads a number in a device's memory.
 #include "yours.h"
 

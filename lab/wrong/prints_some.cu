@@ -1,4 +1,4 @@
-// k = 1, 1 tensor, 1 number: 
+// k = 1, 1 tensor, 1000 numbers: it has stopped, see above
 // The same where there are numbers.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... it is still gpu(1)'s own number
+// k = 2 ... gpu(0) has the sum: is it sent back ... = ... puts it into a list alone
 // data[c] = ... puts the sum into the list, not into the gradient.
 #include "yours.h"
 

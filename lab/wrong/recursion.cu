@@ -1,4 +1,4 @@
-// k = 1, 1 tensor, 0 numbers: segmentation fault ... endless recursion
+// recursion.cu:7 ... k = 1, 1 tensor, 1000 numbers: segmentation fault ... endless recursion
 // It calls itself without end.
 #include "yours.h"
 

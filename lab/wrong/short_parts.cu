@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... own number: does a chunk, a grid or a loop
+// is wrong: k = 2 ... own number, and no device has the sum: does a chunk, a grid or a loop
 // Parts of n/k, rounded down: the last n%k numbers belong to nobody.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// k = 2 ... stopped by what stands above (an index beyond a std::vector?)
+// swapped_indices.cu:11: the host stops itself ... k = 2 ... stopped by what stands above
 // Device and tensor change places in grads[i][c].
 #include "yours.h"
 

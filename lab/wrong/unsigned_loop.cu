@@ -1,4 +1,4 @@
-// k = 1 ... stopped by what stands above (an index beyond a std::vector?)
+// lab/wrong/unsigned_loop.cu:10: the host stops itself ... k = 1 ... stopped by what stands above
 // An unsigned number is never below 0: the loop does not end.
 #include "yours.h"
 

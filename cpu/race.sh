@@ -1,0 +1,16 @@
+#!/bin/sh
+# race.sh PROGRAM ...: runs it under ThreadSanitizer. The stand-in says each race in one line, which
+# is shown once, whichever processes and devices find it; the reports themselves, of a hundred lines
+# each, go to build/race/report. Status: the program's, or 66 if there was a race.
+report=build/race/report
+rm -f "$report" "$report".*
+export TSAN_OPTIONS="halt_on_error=0 exitcode=66 log_path=$PWD/$report $TSAN_OPTIONS"
+{ "$@" 2>&1; echo $? >"$report.status"; } | awk '
+    /^race on / { pair = $0; sub(/^race on [^:]*/, "", pair); if (seen[pair]++) next }
+    { print; fflush() }'
+status=$(cat "$report.status")
+rm "$report.status"
+cat "$report".* >"$report" 2>/dev/null && rm "$report".*
+[ -s "$report" ] || { rm -f "$report"; exit "$status"; }
+echo "race: ThreadSanitizer's own words, with every stack: $report" >&2
+exit 66
