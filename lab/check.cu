@@ -67,9 +67,9 @@ __attribute__((format(printf, 1, 2))) static void notice(const char *format, ...
 
 // Which pixels are not background tells images apart, in whatever way pixels are scaled
 template <class Pixel> static size_t outline(const Pixel *image, Pixel background) {
-    std::string pixels;
-    for (int p = 0; p < 28 * 28; p++) pixels += image[p] != background;
-    return std::hash<std::string>()(pixels);
+    size_t hash = 0;
+    for (int p = 0; p < 28 * 28; p++) hash = (hash ^ (image[p] != background)) * 0x100000001b3 + p;
+    return hash;
 }
 static void check_epochs(const std::string &who, DataIter iter, const DataSet &set) {
     std::map<size_t, std::multiset<int>> file; // the labels of images with this outline
@@ -127,9 +127,12 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
 static void check_data() {
     if (memcmp(&train_set.images[0], &test_set.images[0], 28 * 28) == 0)
         error("the first test image is the first training image: look at load_data's files");
+    const int train_count = train_set.count;
+    train_set.count = std::min(train_count, 5000);
     auto [train_iter, test_iter] = load_data_fashion_mnist(97); // the last one is smaller
     check_epochs("training data", std::move(train_iter), train_set);
     check_epochs("test data", std::move(test_iter), test_set);
+    train_set.count = train_count;
     for (int n : {97, 10, 1}) { // samples on k devices
         const Tensor X = reshape(arange(6 * n), {n, 2, 3});
         const std::vector<Device> devices = first_devices(options.gpus);
@@ -274,7 +277,7 @@ static std::vector<Tensor> well_scaled() {
 static void check_slopes(const std::string &where, const Tensor &X, const Tensor &y) {
     if (operators.rounding > 1e-3f) return; // tf32 rounds the steps off
     const bool bn = has_batch_norm();
-    const int n = std::min(bn ? 4 : 16, X.shape[0]);
+    const int n = std::min(bn ? 4 : 8, X.shape[0]);
     const Tensor x = copyto(rows(X, 0, n), gpu(0)), labels = copyto(rows(y, 0, n), gpu(0));
     const std::vector<Tensor> start = well_scaled(), p = get_params(start, gpu(0));
     check_network(where, rows(x, 0, bn ? 1 : std::min(n, 2)), get_params(start, gpu(0)));
@@ -503,7 +506,8 @@ static std::vector<Row> rows_of_train(const std::string &log) {
 }
 // The same epochs by train_batch alone, with the order of samples that `train` has had
 static void check_train(const std::string &where) {
-    const int train_count = train_set.count;
+    const int train_count = train_set.count, batch = options.batch;
+    options.batch = std::max(options.gpus, std::min(batch, 16));
     train_set.count = std::min(train_count, 5 * options.batch / 2);
     const auto before = rng;
     const std::string log = "build/check.csv";
@@ -546,6 +550,7 @@ static void check_train(const std::string &where) {
     }
     check_replicas(device_params);
     train_set.count = train_count;
+    options.batch = batch;
 }
 
 // --- a model
@@ -601,11 +606,11 @@ void check() {
         options.model = model;
         options.batch = given("batch")        ? options.batch
                         : model == "resnet18" ? 4 * options.gpus
-                                              : 60;
+                                              : 30;
         if (!given("lr")) options.lr = 0; // what this model's chapter has
         if (!given("allreduce")) options.allreduce.clear();
         complete_options();
-        test_set.count = std::min(test_set.count, model == "resnet18" ? 20 : 200);
+        test_set.count = std::min(test_set.count, model == "resnet18" ? 10 : 50);
         check_model(model == "resnet18" ? 1 : minibatches);
         options = as_given;
     }

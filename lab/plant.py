@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 LIST, SOURCE, FOLDER = "lab/mistakes.txt", "mgpu.cu", "build/plant"
 # Less than the program takes by itself: a third, smaller minibatch shall be the last
-OPTIONS = {"run": "run --gpus 2 --epochs 1 --batch 64 --limit 150", "check": "--batch 64"}
+OPTIONS = {"run": "run --gpus 2 --epochs 1 --batch 64 --limit 150", "check": "--model lenet"}
 WIDTH = 300  # of what is printed of the words
 SECONDS = {"run": 60, "check": 120}
 MEANT = "if that is meant, FIRST_CHECK=0"
@@ -110,7 +110,7 @@ def build(entries, name=""):
 
 def start(program, number, what, options):
     """-> was something noticed, the words, seconds"""
-    words = [*OPTIONS[what].split(), "--log", "/dev/null", *options]
+    words = [*OPTIONS[what].split(), "--log", "/dev/null", *options]  # the last of two counts
     begin = time.time()
     try:
         p = subprocess.run([program, *words], capture_output=True, text=True,
