@@ -1702,7 +1702,8 @@ static std::vector<Gpu> &gpus = *new std::vector<Gpu>; // never destroyed: tenso
 static int comm = 0;                                   // the index in Gpu::streams of stream(d)
 
 static Gpu &state(Device device) {
-    if (device.id < 0 || device.id >= (int)gpus.size())
+    if (device.id < 0) error("a tensor lies on the host, a device is wanted: get_params, copyto");
+    if (device.id >= (int)gpus.size())
         error("there is no %s: the program runs on %zu devices", str(device).c_str(), gpus.size());
     return gpus[device.id];
 }

@@ -11,6 +11,7 @@
 #endif
 #include PROGRAM
 #endif
+#include <atomic>
 #include <fcntl.h>
 
 #include "explain.h"
@@ -137,18 +138,33 @@ static void check_data() {
         const Tensor X = reshape(arange(6 * n), {n, 2, 3});
         const std::vector<Device> devices = first_devices(options.gpus);
         const auto shards = split_batch(X, arange(n), devices);
-        Flat all[2];
-        for (const auto &[list, numbers] : {std::pair(shards.first, all), {shards.second, all + 1}})
-            for (size_t c = 0; c < list.size(); c++) {
-                const Flat part = to_host(list[c]);
-                numbers->insert(numbers->end(), part.begin(), part.end());
-                if (list[c].device.id != (int)c)
-                    error("split_and_load: shard %zu lies on %s", c, str(list[c].device).c_str());
+        if (shards.first.size() != devices.size() || shards.second.size() != devices.size())
+            error("split_batch: %zu shards of X, %zu of its labels y, for %zu devices",
+                  shards.first.size(), shards.second.size(), devices.size());
+        std::set<float> seen; // sample i has the numbers from 6 * i on, and label i
+        for (size_t s = 0; s < devices.size(); s++) {
+            const Tensor &x = shards.first.at(s), &label = shards.second.at(s);
+            if (x.device.id != (int)s || label.device.id != (int)s)
+                error("split_and_load: shard %zu lies on %s", s, str(x.device).c_str());
+            const Flat numbers = to_host(x), labels = to_host(label);
+            if (numbers.size() != 6 * labels.size())
+                error("split_batch: shard %zu has %zu samples but %zu labels", s,
+                      numbers.size() / 6, labels.size());
+            for (size_t i = 0; i < labels.size(); i++) {
+                if (numbers[6 * i] != 6 * labels[i] || numbers[6 * i + 5] != 6 * labels[i] + 5)
+                    error("split_batch: sample %zu of shard %zu is not that of its label: do X and "
+                          "y go to the devices alike? Look at split_and_load",
+                          i, s);
+                if (!seen.insert(labels[i]).second)
+                    error("split_batch: two shards hold the same sample, %g of %d: look at "
+                          "split_and_load (begin) and shard_sizes",
+                          labels[i], n);
             }
-        if (all[0] != to_host(X) || all[1] != to_host(arange(n)))
-            error("split_batch: the shards of %d samples on %zu devices, one after another, are "
-                  "not the minibatch: look at split_and_load and shard_sizes",
-                  n, devices.size());
+        }
+        if ((int)seen.size() != n)
+            error("split_batch: the shards on %zu devices hold %zu of %d samples: look at "
+                  "split_and_load and shard_sizes",
+                  devices.size(), seen.size(), n);
         const std::vector<int> sizes = shard_sizes(n, options.gpus);
         if (options.split.empty() &&
             (sizes.front() - sizes.back() > 1 || sizes.back() > sizes.front()))
@@ -182,11 +198,32 @@ static void check_replicated(const std::vector<std::vector<Tensor>> &device_para
                     Numbers(size(p), 0), 0, "look at attach_grad");
         }
     }
-    flatten(gradients(device_params)); // or an error: they are not contiguous
+    const Grads grads = gradients(device_params);
+    flatten(grads); // or an error: they are not contiguous
+    for (size_t c = 0; c < device_params.size(); c++)
+        for (size_t i = 0, g = 0; i < params.size(); i++) {
+            if (!params[i].requires_grad) continue;
+            if (g >= grads[c].size() || grads[c][g].ptr() != gradient(device_params[c][i]).ptr())
+                error("gradients: the %zu. of gpu(%zu) is not that of its %s", g + 1, c,
+                      param_names[i].c_str());
+            if (column(grads, g)[c].ptr() != grads[c][g].ptr())
+                error("column %zu: its element %zu is not grads[%zu][%zu]", g, c, c, g);
+            g++;
+        }
 }
 
 // --- allreduce, with numbers that tell whose they are: 8^c from device c
 
+// The late device waits until the host has come back from the exchange, or a while
+static std::atomic<bool> came_back, was_waited_for;
+static void be_late(void *) {
+    for (int ms = 0; ms < 3 || !came_back; ms++) {
+        usleep(1000);
+        if (ms < 500) continue;
+        was_waited_for = true;
+        return;
+    }
+}
 static void check_exchange_while(const Grads &grads, const std::string &who, int late) {
     const int k = grads.size();
     auto number = [](int c, int j) { return (float)((1 + j % 3) * (1 << 3 * c)); };
@@ -199,47 +236,68 @@ static void check_exchange_while(const Grads &grads, const std::string &who, int
             host[c].push_back(t);
         }
     waitall();
-    if (late >= 0)
-        CHECK(cudaLaunchHostFunc(
-            on(gpu(late)), [](void *) { usleep(3000); }, nullptr));
+    came_back = was_waited_for = false;
+    if (late >= 0) CHECK(cudaLaunchHostFunc(on(gpu(late)), be_late, nullptr));
     for (int c = 0; c < k; c++)
         for (size_t i = 0; i < grads[c].size(); i++) {
             copyto(host[c][i], grads[c][i]);
             CHECK(cudaEventRecord(grads[c][i].complete->handle, on(gpu(c))));
         }
     exchange(grads);
-    for (int c = 0; c < k; c++)
+    came_back = true;
+    if (was_waited_for && options.allreduce != "host" && options.allreduce != "local")
+        error("%s: the host waits for gpu(%d), where only its stream is to wait: look at wait_for "
+              "(cudaStreamWaitEvent) and copyto, which blocks only for a copy to the host",
+              who.c_str(), late);
+    for (int c = 0; c < k; c++) {
+        long wrong = 0, numbers = 0;
+        size_t at = 0, last = 0; // the tensors of the first wrong number and of the last one
+        int first = 0;
+        float value = 0;
         for (size_t i = 0; i < grads[c].size(); i++) {
             const Flat got = to_host(grads[c][i]);
-            for (size_t j = 0; j < got.size(); j++) {
-                std::vector<double> times(k); // so often device d's number is in it
-                double want = 0, sum = 0;
-                int left = std::isfinite(got[j]) ? got[j] : -1;
+            for (int j = 0; j < (int)got.size(); j++, numbers++) {
+                float want = 0;
                 for (int d = 0; d < k; d++) want += number(d, j);
                 if (got[j] == want) continue;
-                for (int d = k - 1; d >= 0; d--) {
-                    times[d] = left / (1 << 3 * d) / (1. + j % 3);
-                    left %= 1 << 3 * d;
-                    sum += times[d] * number(d, j);
-                }
-                const bool whole = sum == got[j] && got[j] >= 0;
-                if (near(got[j], want / k)) times.assign(k, 1. / k);
-                const std::string what =
-                    whole || near(got[j], want / k)
-                        ? explain_sum(times, c, true)
-                        : "it is no sum of the devices' numbers: is a wait missing?";
-                error("%s%s: the sum of tensor %zu, number %zu, on gpu(%d) is %g, not %g: %s%s",
-                      who.c_str(), late < 0 ? "" : format(", gpu(%d) late", late).c_str(), i, j, c,
-                      got[j], want, what.c_str(),
-                      late < 0 ? ""
-                               : " It is right when no device is late: is a wait_for missing, or "
-                                 "the wrong way round?");
+                if (wrong++ == 0) at = i, first = j, value = got[j];
+                last = i;
             }
         }
+        if (wrong == 0) continue;
+        std::vector<double> times(k); // so often device d's number is in it
+        double want = 0, sum = 0;
+        int left = std::isfinite(value) ? value : -1;
+        for (int d = k - 1; d >= 0; d--) {
+            times[d] = left / (1 << 3 * d) / (1. + first % 3);
+            left %= 1 << 3 * d;
+            want += number(d, first);
+            sum += times[d] * number(d, first);
+        }
+        const bool mean = near(value, want / k);
+        if (mean) times.assign(k, 1. / k);
+        const std::string what =
+            mean || (sum == value && value >= 0)
+                ? explain_sum(times, c, true)
+                : "it is no sum of the devices' numbers: is a wait missing, or "
+                  "something added that nobody has written?";
+        const std::string part =
+            wrong == numbers ? "all numbers are wrong"
+                             : format("%ld of %ld numbers are wrong, tensor %zu to %zu, all others "
+                                      "are right: does a loop, a chunk or a grid leave them out",
+                                      wrong, numbers, at, last);
+        error("%s%s: the sum of tensor %zu, number %d, on gpu(%d) is %g, not %g (%s): %s%s",
+              who.c_str(), late < 0 ? "" : format(", gpu(%d) late", late).c_str(), at, first, c,
+              value, want, part.c_str(), what.c_str(),
+              mean        ? meant
+              : late >= 0 ? " It is right when no device is late: is a wait_for missing, or the "
+                            "wrong way round?"
+                          : "");
+    }
 }
 static void check_exchange() {
     const int k = options.gpus;
-    if (k > 7) return; // 24 bits have place for seven
+    if (k > 7 || !options.first_check) return; // 24 bits have place for seven
     const std::string who = format("allreduce %s, k = %d%s", options.allreduce.c_str(), k,
                                    options.overlap ? ", OVERLAP" : "");
     const Grads grads = make_grads(k, trained_sizes());
@@ -356,12 +414,20 @@ static void check_losses(const std::string &where, const std::vector<Tensor> &ls
     NoGrad guard;
     const std::vector<Tensor> p = get_params(params, gpu(0));
     const Flat one = to_host(loss(net(copyto(X, gpu(0)), p), copyto(y, gpu(0))));
-    for (int i = 0, c = 0, first = 0; i < n; i++) {
+    auto other = [](float a, float b) {
+        return !(std::fabs(a - b) <= 1e-3f * std::max(1.0f, std::fabs(b)));
+    };
+    Flat in_order = losses, one_in_order = one; // samples may go to other devices than here
+    std::sort(in_order.begin(), in_order.end());
+    std::sort(one_in_order.begin(), one_in_order.end());
+    int wrong = 0;
+    for (int i = 0; i < n; i++) wrong += other(in_order[i], one_in_order[i]);
+    for (int i = 0, c = 0, first = 0; i < n && wrong; i++) {
         while (i - first == size(ls[c])) first += size(ls[c++]);
-        if (!(std::fabs(losses[i] - one[i]) <= 1e-3f * std::max(1.0f, std::fabs(one[i]))))
+        if (other(losses[i], one[i]))
             error("%sthe loss of sample %d, on %s, is %.6g, on one device %.6g: does a shard of X "
-                  "meet the same shard of y, and the parameters of its device? Look at train_batch "
-                  "and split_batch",
+                  "meet the same shard of its labels y, and the parameters of its device? Look at "
+                  "train_batch and split_batch",
                   where.c_str(), i, str(gpu(c)).c_str(), losses[i], one[i]);
     }
 }
@@ -422,7 +488,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
             k > 1 && off < 1e-4 * squares
                 ? "it is made of the device's own gradient: does sgd run before allreduce?"
                 : explain_update(dot(update, right, wrong_update) / dot(right, right, wrong_update),
-                                 n, size(ls[c]), lr, options.batch)
+                                 n, size(ls[c]), lr, options.batch, k)
                       .c_str(),
             meant);
     }
@@ -510,7 +576,7 @@ static void check_train(const std::string &where) {
     options.batch = std::max(options.gpus, std::min(batch, 16));
     train_set.count = std::min(train_count, 5 * options.batch / 2);
     const auto before = rng;
-    const std::string log = "build/check.csv";
+    const std::string log = format("build/check.%d.csv", getpid());
     const std::vector<Row> rows = rows_of_train(log);
     remove(log.c_str());
     rng = before;
@@ -534,7 +600,8 @@ static void check_train(const std::string &where) {
                   where.c_str(), epoch + 1, loss, sum / n,
                   std::isfinite(loss)
                       ? "does it take every minibatch, in a new order each epoch "
-                        "(train_iter.reset()), with the same lr, and count each loss?"
+                        "(train_iter.reset()), train the same device_params throughout, with "
+                        "the same lr, and count each loss?"
                       : "has it no minibatch: where is train_iter.reset()?",
                   meant);
         const double want = accuracy_of(load_data_fashion_mnist(97).second, device_params[0]);
@@ -598,7 +665,7 @@ static void check_model(int minibatches) {
 static int minibatches = 3;
 // MODEL alone, or lenet and lab_cnn (resnet18 takes minutes on a CPU: ask for it).
 void check() {
-    check_operators();
+    if (options.first_check) check_operators();
     check_data();
     for (const std::string model : {"lenet", "lab_cnn", "resnet18"}) {
         if (given("model") ? model != options.model : model == "resnet18") continue;
@@ -606,7 +673,7 @@ void check() {
         options.model = model;
         options.batch = given("batch")        ? options.batch
                         : model == "resnet18" ? 4 * options.gpus
-                                              : 30;
+                                              : 31;
         if (!given("lr")) options.lr = 0; // what this model's chapter has
         if (!given("allreduce")) options.allreduce.clear();
         complete_options();

@@ -19,18 +19,26 @@ static std::string explain_sum(const std::vector<double> &a, int c, bool exact) 
         return "it is the mean: allreduce is to sum, sgd divides by the batch size";
     if (k > 1 && all(k)) return format("it is %d times the sum: added again?", k);
     std::string text;
-    bool own = k > 1; // alone
+    int only = -1; // the one device whose part it is, once
     for (int d = 0; d < k; d++) {
-        own = own && near(a[d], d == c);
+        bool alone = k > 1 && near(a[d], 1);
+        for (int e = 0; e < k; e++) alone = alone && (e == d || near(a[e], 0));
+        if (alone) only = d;
         if (std::fabs(a[d] - 1) < 1e-3) continue;
         text +=
             (text.empty() ? "it is " : ", ") +
             format(near(a[d], 0) ? "without %s's" : "%s's %.4g times", str(gpu(d)).c_str(), a[d]);
     }
-    if (own)
-        return "it is still the device's own alone: does backward run on every device, does "
-               "allreduce get each gradient, and copy the sum back into it (copyto(data[0], "
-               "data[c]), not a new tensor in a list)?";
+    if (only == c)
+        return c == 0 ? "it is still its own alone: are the others' not added (add_), or too "
+                        "late (is a wait missing), does allreduce get each gradient?"
+                      : "it is still its own alone, though gpu(0) has the sum: is the sum not "
+                        "sent back (broadcast) into the tensor, copyto(data[0], data[i])? "
+                        "data[i] = ... only puts another one into the list";
+    if (only >= 0)
+        return format("it is %s's alone: is the sum sent back (broadcast) the wrong way round, or "
+                      "before everything is added?",
+                      str(gpu(only)).c_str());
     if (text.empty())
         return exact ? "" : "it is nearly right: are numbers rounded to fewer bits on their way?";
     return text + (exact ? ": is it not added, added twice, or a wait missing?"
@@ -95,14 +103,16 @@ static std::string explain_gradient(const Flat &got, const Flat &want,
 }
 
 // What an update looks like that is `ratio` times the right one. batch: that of the options
-static std::string explain_update(double ratio, double n, double shard, double lr, double batch) {
+static std::string explain_update(double ratio, double n, double shard, double lr, double batch,
+                                  double k) {
     const std::pair<double, const char *> mistakes[] = {
         {-1, "it goes the wrong way, param -= lr * grad / batch_size"},
         {n, "it is not divided by the batch size"},
         {1 / n, "it is divided by the batch size twice"},
         {n * n, "it is multiplied by the batch size, not divided"},
-        {n / shard, "it is divided by the size of the shard, not of the minibatch, or lr is "
-                    "multiplied by the number of devices"},
+        {n / shard, "it is divided by the size of the shard, not of the minibatch"},
+        {k, "is lr multiplied by the number of devices, or does sgd run for each of them?"},
+        {2, "it is made twice: does sgd run once on each device?"},
         {n / batch, "it is divided by BATCH, not by the samples of this minibatch: X.shape[0]"},
         {shard / batch, "it is divided by BATCH, not by the samples of this minibatch"},
         {lr, "it is multiplied by the learning rate twice"},

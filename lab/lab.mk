@@ -9,7 +9,7 @@
 # SUBMISSION     a mgpu.cu whose allreduce make exercise judges, by default the one here
 # NAMES          mistakes that make plant tries: parts of their names; by default all
 
-.PHONY: exercise check bench summary trace profile scale plot sweep plant
+.PHONY: edited exercise check bench summary trace profile scale plot sweep plant
 
 judged = $(foreach x,GPUS MODEL ALLREDUCE SEED,$(call valued,$x)) \
     $(call valued,KVSTORE,allreduce) $(value ARGS)
@@ -23,6 +23,11 @@ exercise: backend build/cpu/judge $(worker) build/simulate  ## judge yours, or A
 endif
 check: backend $(dir)/check $(dataset)  ## what a training gets wrong: k devices against one, slopes
 	@$(dir)/check $(options)
+# Operators that were edited: make check knows more than a training
+run: edited
+edited:
+	@$(if $(wildcard fast/checksum.sh),[ -z "$$(sh fast/checksum.sh)" ] || \
+	    echo 'operators were edited: make check compares them with the same in double' >&2)
 bench: backend $(dir)/lab build/simulate  ## time BENCH: build/bench.csv; allreduce on FABRIC: .svg
 	@$(if $(value FABRIC),$(predict) $(dir)/lab $(options),\
 	    $(run_lab) --what $(call quote,$(or $(value BENCH),all)))
@@ -97,8 +102,8 @@ build/$1/wrong: $$(call lab_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/lab/wr
 build/$1/lab_tests: $$(call lab_cpp,tests) build/cpp/$$(source) $$(source_needs_cpp) \
     build/cpp/lab/lab.cu build/cpp/lab/check.cu build/cpp/tests.cu lab/simulate.cc \
     build/$1/doctest.o build/source build/$1/flags
-	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote lab $$(or $$(included_$1),$$(included)) $$(once_$1) $$(linked) -x c++ $$< \
-	    -x none build/$1/doctest.o -o $$@
+	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote lab $$(or $$(included_$1),$$(included)) \
+	    $$(once_$1) $$(linked) -x c++ $$< -x none build/$1/doctest.o -o $$@
 endef
 $(foreach x,cpu asan race,$(eval $(call lab_programs,$x)))
 $(patsubst %,build/cpu/%,lab worker check wrong lab_tests): $(compiled_once)

@@ -3,6 +3,7 @@
 // defines: Numbers, compare, Case, reference, check_operators, check_network
 #pragma once
 #include "calls.h"
+#include "explain.h"
 
 typedef std::vector<double> Numbers;
 typedef std::vector<std::vector<int>> Shapes;
@@ -54,10 +55,10 @@ static void compare(const std::string &where, const std::string &name,
         if (!(std::fabs(got[i] - want[i]) <= tolerance * largest)) wrong.push_back(i);
     if (wrong.empty()) return;
     const int i = wrong[0];
-    error("%s%s%s is %.6g, not %.6g (%zu of %zu numbers are wrong, they lie in %s%s%s): %s",
+    error("%s%s%s is %.6g, not %.6g (%zu of %zu numbers are wrong, they lie in %s%s%s): %s%s",
           where.c_str(), name.c_str(), part_of(shape, {i}).c_str(), got[i], want[i], wrong.size(),
           want.size(), name.c_str(), part_of(shape, wrong).c_str(),
-          in_common(got, want, wrong).c_str(), look.c_str());
+          in_common(got, want, wrong).c_str(), look.c_str(), meant);
 }
 
 // --- the operators in double
@@ -222,6 +223,14 @@ static std::string where_to_look(const Case &c, const std::string &result) {
 
 // --- one at a time
 
+// Where they run: what is launched on gpu(0) whatever the device is found
+static Device last() { return gpu(options.gpus - 1); }
+// The device's stream stands still for a while: a kernel on another one, or before a wait, is early
+static void pause_stream(Device d) {
+    CHECK(cudaLaunchHostFunc(
+        on(d), [](void *) { usleep(1000); }, nullptr));
+}
+
 static std::vector<Tensor> inputs_of(const Case &c) { // on the host
     std::vector<Tensor> in;
     for (size_t a = 0; a < c.shapes.size(); a++) {
@@ -267,9 +276,10 @@ static void check_case(const Case &c) {
     const std::string where = in_words(c);
     const std::vector<Tensor> host = inputs_of(c);
     const std::vector<Numbers> in = all_in_double(host);
-    const std::vector<Tensor> p = get_params(host, gpu(0));
+    pause_stream(last());
+    const std::vector<Tensor> p = get_params(host, last());
     const Numbers want = in_double(c, in);
-    auto &tape = tapes[0];
+    auto &tape = tapes[last().id];
     tape.clear();
     Tensor y = call(c, p);
     if (size(y) != (int)want.size())
@@ -304,7 +314,7 @@ static void check_case(const Case &c) {
         w.ptr()[i] = std::normal_distribution<float>()(dice);
         weight.push_back(w.ptr()[i]);
     }
-    w = copyto(w, gpu(0));
+    w = copyto(w, last());
     std::vector<Numbers> slopes(p.size());
     for (size_t a = 0; a < p.size(); a++)
         if (host[a].requires_grad) slopes[a] = slopes_of(c, in, weight, a);
@@ -318,6 +328,7 @@ static void check_case(const Case &c) {
                 copyto(w, *t.grad);
             }
         });
+        pause_stream(last());
         backward(l);
         for (size_t a = 0; a < p.size(); a++) {
             if (!host[a].requires_grad) continue;
@@ -343,31 +354,45 @@ static void check_in_place() {
         b.ptr()[i] = dice() % 1000;
         want.push_back(a.ptr()[i] + b.ptr()[i]);
     }
-    const Tensor sum = copyto(a, gpu(0));
-    add_(sum, copyto(b, gpu(0)));
-    compare("add_: ", "a", {n}, to_host(sum), want, 0, "look at add_kernel and its launch");
-    compare("full: ", "t", {n}, to_host(full({n}, 3, gpu(0))), Numbers(n, 3), 0,
-            "look at fill_kernel and its launch");
-    // Of a list of parameters, one without a gradient
+    pause_stream(last());
+    const Tensor sum = copyto(a, last());
+    add_(sum, copyto(b, last()));
+    compare("add_: ", "a", {n}, to_host(sum), want, 0,
+            "look at add_kernel and its launch (blocks)");
+    compare("full: ", "t", {n}, to_host(full({n}, 3, last())), Numbers(n, 3), 0,
+            "look at fill_kernel and its launch (blocks)");
+    // Three parameters, the second one without a gradient
+    const float lr = 0.3f;
+    const int batch = 7;
     Tensor buffer = copyto(b, cpu());
     buffer.requires_grad = false;
-    const std::vector<Tensor> p = get_params({a, buffer, b}, gpu(0));
-    for (int i : {0, 2}) copyto(i ? a : b, gradient(p[i])); // each is the other's gradient
-    sgd(p, 0.5f, 8);
-    Numbers right[3] = {all_in_double({a})[0], all_in_double({b})[0], all_in_double({b})[0]};
-    for (int i = 0; i < n; i++)
-        right[0][i] -= 0.5 * b.ptr()[i] / 8, right[2][i] -= 0.5 * a.ptr()[i] / 8;
+    const std::vector<Tensor> p = get_params({a, buffer, b}, last());
+    copyto(b, gradient(p[0])); // each is the other's gradient
+    copyto(a, gradient(p[2]));
+    sgd(p, lr, batch);
     for (int i = 0; i < 3; i++) {
-        Numbers moved, got;
-        const Flat now = to_host(p[i]);
-        const Flat old = to_host(i ? b : a);
+        const Flat old = to_host(i ? b : a), now = to_host(p[i]), grad = to_host(i ? a : b);
         Flat update;
-        for (int j = 0; j < n; j++)
-            update.push_back(now[j] - old[j]), moved.push_back(right[i][j] - old[j]);
-        compare(i == 1 ? "sgd, of a buffer: " : "sgd with lr 0.5, batch size 8: ", "update", {n},
-                update, moved, 1e-3,
-                std::string("param -= lr * grad / batch_size: look at sgd and sgd_kernel") + meant);
+        Numbers right;
+        double product = 0, squares = 0;
+        for (int j = 0; j < n; j++) {
+            update.push_back(old[j] - now[j]);
+            right.push_back(i == 1 ? 0 : (double)lr * grad[j] / batch);
+            product += update[j] * right[j], squares += right[j] * right[j];
+        }
+        compare(format("sgd(params, lr %g, batch size %d), the %s: ", lr, batch,
+                       i == 1 ? "second parameter, which has no gradient"
+                       : i    ? "third"
+                              : "first"),
+                "update", {n}, update, right, 1e-3,
+                (i == 1 ? "" : explain_update(product / squares, batch, batch, lr, batch, 1)) +
+                    ": look at sgd and sgd_kernel: param -= lr * grad / batch_size");
     }
+    // Of several largest numbers the first gets the gradient
+    const Tensor X = get_params({full({1, 1, 2, 2}, 1, cpu())}, last())[0];
+    backward(reshape(max_pool2d(X, 2, 2), {1}));
+    compare("max_pool2d, four equal numbers: ", "dX", X.shape, to_host(gradient(X)), {1, 0, 0, 0},
+            0, "the first of the largest gets it all: look at largest and pool2d_backward_kernel");
 }
 
 static const std::vector<Case> cases = {

@@ -17,7 +17,7 @@
 #include <sys/resource.h>
 #include <unwind.h>
 
-// In place of libstdc++'s, which say where it stands in libstdc++: whoever handles the signal, as the
+// In place of libstdc++'s, which name a line of libstdc++: whoever handles the signal, as the
 // stand-in does, says where that is in the submission.
 namespace std {
 [[noreturn]] void __glibcxx_assert_fail(const char *, int, const char *,
