@@ -1,5 +1,6 @@
-// make check, its first part: every operator alone, forward and backward, against the same in
-// double. A gradient is compared with the slopes of that reference, so nothing is derived twice.
+// make check, its first part: autograd with an operator of its own; then every operator alone,
+// forward and backward, against the same in double. A gradient is compared with the slopes of that
+// reference, so nothing is derived twice.
 // defines: Numbers, compare, Case, reference, check_operators, check_network
 #pragma once
 #include "calls.h"
@@ -361,6 +362,101 @@ static void check_in_place() {
             "look at add_kernel and its launch (blocks)");
     compare("full: ", "t", {n}, to_host(full({n}, 3, last())), Numbers(n, 3), 0,
             "look at fill_kernel and its launch (blocks)");
+}
+static void check_normal() {
+    const Flat a = to_host(normal(0.5f, {40000})), b = to_host(normal(0.5f, {40000}));
+    double mean = 0, square = 0;
+    for (float x : a) mean += x / a.size(), square += x * x / a.size();
+    if (std::fabs(mean) > 0.02 || std::fabs(std::sqrt(square) - 0.5) > 0.02)
+        error("normal(0.5, ...): the numbers have mean %.3f and standard deviation %.3f, not 0.5",
+              mean, std::sqrt(square));
+    if (a == b || a[0] == a[1])
+        error("normal: %s: look at random, whose rng goes on from number to number",
+              a == b ? "two calls give the same numbers" : "two numbers are the same");
+}
+// The gradients of a list lie one behind the other, each its own, 0 at first
+static void check_attach_grad(const std::vector<Tensor> &p) {
+    for (const Tensor &t : p) {
+        if (!t.requires_grad && !t.grad) continue;
+        if (!t.requires_grad || !t.grad)
+            error("attach_grad: a parameter that wants %s gradient has %s", t.grad ? "no" : "a",
+                  t.grad ? "one" : "none: does get_params call attach_grad?");
+        const Tensor &g = *t.grad;
+        if (g.device.id != t.device.id || g.shape != t.shape)
+            error("attach_grad: the gradient of %s on %s has shape %s, on %s", str(t.shape).c_str(),
+                  str(t.device).c_str(), str(g.shape).c_str(), str(g.device).c_str());
+        for (float x : to_host(g))
+            if (x != 0) error("attach_grad: a gradient is %g at first, not 0", x);
+    }
+    const float *next = nullptr;
+    for (const Tensor &t : p) {
+        if (!t.grad) continue;
+        if (next && t.grad->ptr() != next)
+            error("attach_grad: the gradients do not lie one behind the other: at which number of "
+                  "`all` does each begin (n += size(p))?");
+        next = t.grad->ptr() + size(t);
+    }
+}
+// An operator of our own, y = factor * X, whose backward adds dy so many times
+static Tensor times(int factor, const Tensor &X) {
+    const Tensor y = output("times", {X}, X.shape);
+    if (y.device.id != X.device.id || y.shape != X.shape)
+        error("output: the result of %s on %s has shape %s, on %s", str(X.shape).c_str(),
+              str(X.device).c_str(), str(y.shape).c_str(), str(y.device).c_str());
+    record(y, [=] {
+        grad_of(X);
+        for (int i = 0; i < factor; i++) add_(*X.grad, *y.grad);
+    });
+    return y;
+}
+static void check_autograd() {
+    const int n = 300;
+    Tensor buffer = arange(5);
+    buffer.requires_grad = false;
+    const std::vector<Tensor> p = get_params({arange(n), buffer, arange(n), arange(7)}, last());
+    check_attach_grad(p);
+    const Tensor &X = p[2];
+    auto &tape = tapes[last().id];
+    auto gradient_is = [&](float want, const Tensor &l, const char *how, const char *look) {
+        backward(l);
+        compare(format("autograd, %s: ", how), "dX", {n}, to_host(gradient(X)), Numbers(n, want), 0,
+                look);
+        if (!tape.empty())
+            error("backward leaves %zu entries on the tape: it is to take each off", tape.size());
+    };
+    gradient_is(2, times(2, X), "y = 2X, backward(y)",
+                "backward starts with dl = 1 for each number of l (it is a sum, only sgd divides), "
+                "and runs the entry once: look at backward, record, grad_of");
+    gradient_is(6, times(3, times(2, X)), "y = 3(2X)",
+                "backward runs every entry of the tape once, the last one first: look at backward");
+    gradient_is(6, times(3, times(2, X)), "y = 3(2X), in a later pass",
+                "the gradient of the pass before is to be cleared at the first use, not added to: "
+                "look at grad_of (written, pass) and backward (pass++)");
+    auto both = [&](const Tensor &a, const Tensor &b) { // a + b
+        const Tensor y = output("both", {a, b}, a.shape);
+        record(y, [=] {
+            for (const Tensor &t : {a, b}) grad_of(t), add_(*t.grad, *y.grad);
+        });
+        return y;
+    };
+    gradient_is(5, both(times(2, X), times(3, X)), "y = 2X + 3X",
+                "both uses add to dX in a pass, which clears it once: look at grad_of");
+    times(4, X); // does not count
+    gradient_is(2, times(2, X), "y = 2X, after a 4X on which y does not depend",
+                "an entry whose gradient nobody has written in this pass is not to run: look at "
+                "backward (written == pass)");
+    {
+        NoGrad guard;
+        if (times(2, X).grad || !tape.empty())
+            error("NoGrad: an operator's result wants a gradient, or is on the tape: look at "
+                  "NoGrad, output (recording) and record");
+    }
+    if (!recording) error("NoGrad: recording is still off after it: look at ~NoGrad");
+}
+static void check_sgd() {
+    const int n = 700;
+    Tensor a = empty({n}, cpu()), b = empty({n}, cpu());
+    for (int i = 0; i < n; i++) a.ptr()[i] = dice() % 1000, b.ptr()[i] = dice() % 1000;
     // Three parameters, the second one without a gradient
     const float lr = 0.3f;
     const int batch = 7;
@@ -388,6 +484,8 @@ static void check_in_place() {
                 (i == 1 ? "" : explain_update(product / squares, batch, batch, lr, batch, 1)) +
                     ": look at sgd and sgd_kernel: param -= lr * grad / batch_size");
     }
+}
+static void check_equal_numbers() {
     // Of several largest numbers the first gets the gradient
     const Tensor X = get_params({full({1, 1, 2, 2}, 1, cpu())}, last())[0];
     backward(reshape(max_pool2d(X, 2, 2), {1}));
@@ -418,8 +516,12 @@ static const std::vector<Case> cases = {
 };
 void check_operators() {
     dice.seed(1);
+    check_normal();
     check_in_place();
+    check_autograd();
+    check_sgd();
     for (const Case &c : cases) check_case(c);
+    check_equal_numbers();
     NoGrad guard;
     for (const Case &c : cases) check_case(c);
 }
