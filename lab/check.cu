@@ -226,6 +226,9 @@ static void be_late(void *) {
 }
 static void check_exchange_while(const Grads &grads, const std::string &who, int late) {
     const int k = grads.size();
+    std::vector<std::string> names;
+    for (size_t i = 0; i < params.size(); i++)
+        if (params[i].requires_grad) names.push_back(param_names[i]);
     auto number = [](int c, int j) { return (float)((1 + j % 3) * (1 << 3 * c)); };
     std::vector<std::vector<Tensor>> host(k);
     for (int c = 0; c < k; c++)
@@ -247,8 +250,8 @@ static void check_exchange_while(const Grads &grads, const std::string &who, int
     came_back = true;
     if (was_waited_for && options.allreduce != "host" && options.allreduce != "local")
         error("%s: the host waits for gpu(%d), where only its stream is to wait: look at wait_for "
-              "(cudaStreamWaitEvent) and copyto, which blocks only for a copy to the host",
-              who.c_str(), late);
+              "(cudaStreamWaitEvent) and copyto, which blocks only for a copy to the host%s",
+              who.c_str(), late, meant);
     for (int c = 0; c < k; c++) {
         long wrong = 0, numbers = 0;
         size_t at = 0, last = 0; // the tensors of the first wrong number and of the last one
@@ -283,11 +286,11 @@ static void check_exchange_while(const Grads &grads, const std::string &who, int
                   "something added that nobody has written?";
         const std::string part =
             wrong == numbers ? "all numbers are wrong"
-                             : format("%ld of %ld numbers are wrong, tensor %zu to %zu, all others "
-                                      "are right: does a loop, a chunk or a grid leave them out",
-                                      wrong, numbers, at, last);
-        error("%s%s: the sum of tensor %zu, number %d, on gpu(%d) is %g, not %g (%s): %s%s",
-              who.c_str(), late < 0 ? "" : format(", gpu(%d) late", late).c_str(), at, first, c,
+                             : format("%ld of %ld numbers are wrong, in %s to %s, all others are "
+                                      "right: does a loop, a chunk or a grid leave them out",
+                                      wrong, numbers, names[at].c_str(), names[last].c_str());
+        error("%s%s: the sum of %s, number %d, on gpu(%d) is %g, not %g (%s): %s%s", who.c_str(),
+              late < 0 ? "" : format(", gpu(%d) late", late).c_str(), names[at].c_str(), first, c,
               value, want, part.c_str(), what.c_str(),
               mean        ? meant
               : late >= 0 ? " It is right when no device is late: is a wait_for missing, or the "
@@ -553,6 +556,12 @@ static std::vector<Row> rows_of_train(const std::string &log) {
     const int out = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY);
     dup2(null, STDOUT_FILENO);
     std::string said;
+    size_t used = 0; // devices
+    const Exchange as_it_was = exchange;
+    exchange = [&](const Grads &grads) {
+        used = grads.size();
+        as_it_was(grads);
+    };
     try {
         train(options.gpus, options.batch, options.lr);
     } catch (const std::exception &e) { said = e.what(); }
@@ -560,6 +569,11 @@ static std::vector<Row> rows_of_train(const std::string &log) {
     dup2(out, STDOUT_FILENO);
     close(out), close(null);
     options = as_given;
+    exchange = as_it_was;
+    if (used && (int)used != options.gpus)
+        error("train: %zu devices exchange gradients, GPUS is %d: look at first_devices(num_gpus) "
+              "and device_params",
+              used, options.gpus);
     if (!said.empty()) error("train, of %d samples: %s", train_set.count, said.c_str());
     std::vector<Row> rows;
     std::ifstream file(log);
@@ -677,7 +691,7 @@ void check() {
         if (!given("lr")) options.lr = 0; // what this model's chapter has
         if (!given("allreduce")) options.allreduce.clear();
         complete_options();
-        test_set.count = std::min(test_set.count, model == "resnet18" ? 10 : 50);
+        test_set.count = std::min(test_set.count, model == "resnet18" ? 7 : 47);
         check_model(model == "resnet18" ? 1 : minibatches);
         options = as_given;
     }

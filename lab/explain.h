@@ -35,6 +35,10 @@ static std::string explain_sum(const std::vector<double> &a, int c, bool exact) 
                       : "it is still its own alone, though gpu(0) has the sum: is the sum not "
                         "sent back (broadcast) into the tensor, copyto(data[0], data[i])? "
                         "data[i] = ... only puts another one into the list";
+    for (double x : a)
+        if (x > k && exact)
+            return "the same tensor is summed again and again: does the loop take the i-th of each "
+                   "device (column)?";
     if (only >= 0)
         return format("it is %s's alone: is the sum sent back (broadcast) the wrong way round, or "
                       "before everything is added?",
