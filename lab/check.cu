@@ -134,6 +134,17 @@ static void check_data() {
     check_epochs("training data", std::move(train_iter), train_set);
     check_epochs("test data", std::move(test_iter), test_set);
     train_set.count = train_count;
+    const std::vector<int> split = options.split;
+    for (std::vector<int> parts : {std::vector<int>{1, 1, 1}, {5, 2, 1}}) {
+        options.split = parts;
+        const int whole = std::accumulate(parts.begin(), parts.end(), 0);
+        const std::vector<int> sizes = shard_sizes(97, 3);
+        for (int i = 0; i < 3; i++)
+            if (std::fabs(sizes.at(i) - 97. * parts[i] / whole) > 2)
+                error("shard_sizes: SPLIT=%s of 97 samples gives the devices %s",
+                      listed(parts, ",").c_str(), listed(sizes, ", ").c_str());
+    }
+    options.split = split;
     for (int n : {97, 10, 1}) { // samples on k devices
         const Tensor X = reshape(arange(6 * n), {n, 2, 3});
         const std::vector<Device> devices = first_devices(options.gpus);
@@ -165,11 +176,6 @@ static void check_data() {
             error("split_batch: the shards on %zu devices hold %zu of %d samples: look at "
                   "split_and_load and shard_sizes",
                   devices.size(), seen.size(), n);
-        const std::vector<int> sizes = shard_sizes(n, options.gpus);
-        if (options.split.empty() &&
-            (sizes.front() - sizes.back() > 1 || sizes.back() > sizes.front()))
-            error("shard_sizes: of %d samples the first device gets %d, the last one %d", n,
-                  sizes.front(), sizes.back());
     }
 }
 
