@@ -157,7 +157,6 @@ void add_(const Tensor &a, const Tensor &b);   // a[:] += b, on the same device
 
 // A user's mistake: main prints it in one line and ends with status 1.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
-__attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...);
 // Checks a CUDA call: one that fails ends the program with its line and CUDA's own words.
 #define CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
 void check_cuda(cudaError_t code, const char *call, const char *file, int line);
@@ -486,6 +485,7 @@ void wait_for_gradient(const Tensor &grad);  // later work on its device waits u
 void use_comm_streams(bool use); // stream(d) is now d's second stream, for communication, or not
 void join_comm_streams(int k);   // later work on the first k devices waits for those streams
 std::string str(Device device);  // gpu(0)
+__attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...);
 
 // Launches a kernel and checks the launch. A program that includes this file may have defined it.
 #ifndef LAUNCH
@@ -747,7 +747,7 @@ void run_allreduce(const std::string &name, const Grads &grads) {
     auto named = [&](const Algorithm &a) { return a.name == name; };
     const auto a = std::find_if(algorithms.begin(), algorithms.end(), named);
     if (a == algorithms.end()) error("there is no allreduce %s", name.c_str());
-    size_t P = grads[0].size(), n = 0;
+    size_t P = grads[0].size(), n = 0; // for a mark: nsys shows it, the stand-in if this hangs
     for (const Tensor &t : grads[0]) n += size(t);
     nvtxMarkA(format("%s, k = %d, tensors: %zu, numbers: %zu", a->name, k, P, n).c_str());
     try {
@@ -1722,7 +1722,7 @@ static std::string vformat(const char *format, va_list args) {
     vsnprintf(text, sizeof text, format, args);
     return text;
 }
-__attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...) {
+static std::string format(const char *format, ...) {
     va_list args;
     va_start(args, format);
     std::string text = vformat(format, args);
