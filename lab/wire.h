@@ -44,6 +44,7 @@ struct Answer {
     std::vector<int> meant;         // for each: bit k is set if it is meant for k devices
     int on_cpu = 0;                 // emulated devices
     int slow = 1;                   // so many times as slow as usual: a sanitizer
+    bool races = false;             // it looks for these: less of the rest is judged
 };
 
 struct Traffic { // what an exchange sends
@@ -87,7 +88,7 @@ std::enable_if_t<std::is_same_v<std::remove_const_t<R>, Request>> each_member(Wi
 template <class Wire, class A>
 std::enable_if_t<std::is_same_v<std::remove_const_t<A>, Answer>> each_member(Wire &&w, A &a) {
     w(a.error), w(a.sums), w(a.rows), w(a.called), w(a.waited), w(a.seconds);
-    w(a.names), w(a.meant), w(a.on_cpu), w(a.slow);
+    w(a.names), w(a.meant), w(a.on_cpu), w(a.slow), w(a.races);
 }
 
 struct Writer { // to a string

@@ -160,6 +160,9 @@ static void hello(wire::Answer &answer) {
 #if defined(CUDA_CPU_TSAN) || defined(CUDA_CPU_ASAN)
     answer.slow = 30;
 #endif
+#ifdef CUDA_CPU_TSAN
+    answer.races = true;
+#endif
 }
 static wire::Answer answer_to(const wire::Request &r) {
     wire::Answer answer;
