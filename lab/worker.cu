@@ -20,8 +20,8 @@
 // In place of libstdc++'s, which name a line of libstdc++: whoever handles the signal, as the
 // stand-in does, says where that is in the submission.
 namespace std {
-[[noreturn]] void __glibcxx_assert_fail(const char *, int, const char *,
-                                        const char *what) noexcept {
+__attribute__((noreturn)) void __glibcxx_assert_fail(const char *, int, const char *,
+                                                     const char *what) noexcept {
     if (!on_cpu) fprintf(stderr, "%s: does not hold\n", what);
     abort();
 }
