@@ -652,6 +652,13 @@ static void check_model(int minibatches) {
     exchange = exchange_by(options.allreduce, options.overlap);
     const std::string who = format("%s, %d device%s, batch %d", options.model.c_str(), options.gpus,
                                    options.gpus > 1 ? "s" : "", options.batch);
+    for (size_t i = 0; i < params.size(); i++) {
+        const Flat numbers = to_host(params[i]);
+        if (params[i].shape.size() > 1 &&
+            std::count(numbers.begin(), numbers.end(), 0) > size(params[i]) / 2)
+            notice("%s: the weight %s is 0 at first: no gradient passes it (init_params)",
+                   who.c_str(), param_names[i].c_str());
+    }
     auto device_params = replicate(devices);
     check_replicated(device_params);
     check_exchange();

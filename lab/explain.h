@@ -40,8 +40,8 @@ static std::string explain_sum(const std::vector<double> &a, int c, bool exact) 
             return "the same tensor is summed again and again: does the loop take the i-th of each "
                    "device (column)?";
     if (only >= 0)
-        return format("it is %s's alone: is the sum sent back (broadcast) the wrong way round, or "
-                      "before everything is added?",
+        return format("it is %s's alone: is the sum sent back (broadcast) the wrong way round, "
+                      "before everything is added, or is a wait missing?",
                       str(gpu(only)).c_str());
     if (text.empty())
         return exact ? "" : "it is nearly right: are numbers rounded to fewer bits on their way?";
@@ -115,6 +115,7 @@ static std::string explain_update(double ratio, double n, double shard, double l
         {1 / n, "it is divided by the batch size twice"},
         {n * n, "it is multiplied by the batch size, not divided"},
         {n / shard, "it is divided by the size of the shard, not of the minibatch"},
+        {n / (int)(n / k), "it is divided by the size of a shard, not of the minibatch"},
         {k, "is lr multiplied by the number of devices, or does sgd run for each of them?"},
         {2, "it is made twice: does sgd run once on each device?"},
         {n / batch, "it is divided by BATCH, not by the samples of this minibatch: X.shape[0]"},

@@ -375,7 +375,10 @@ static void check_normal() {
               a == b ? "two calls give the same numbers" : "two numbers are the same");
 }
 // The gradients of a list lie one behind the other, each its own, 0 at first
-static void check_attach_grad(const std::vector<Tensor> &p) {
+static void check_attach_grad(const std::vector<Tensor> &host, const std::vector<Tensor> &p) {
+    for (size_t i = 0; i < host.size(); i++)
+        compare(format("get_params, number %zu: ", i), "p", p.at(i).shape, to_host(p[i]),
+                all_in_double({host[i]})[0], 0, "it is to be a copy: look at get_params, copyto");
     for (const Tensor &t : p) {
         if (!t.requires_grad && !t.grad) continue;
         if (!t.requires_grad || !t.grad)
@@ -416,8 +419,9 @@ static void check_autograd() {
     const int n = 300;
     Tensor buffer = arange(5);
     buffer.requires_grad = false;
-    const std::vector<Tensor> p = get_params({arange(n), buffer, arange(n), arange(7)}, last());
-    check_attach_grad(p);
+    const std::vector<Tensor> host = {arange(n), buffer, arange(n), arange(7)};
+    const std::vector<Tensor> p = get_params(host, last());
+    check_attach_grad(host, p);
     const Tensor &X = p[2];
     auto &tape = tapes[last().id];
     auto gradient_is = [&](float want, const Tensor &l, const char *how, const char *look) {
