@@ -101,8 +101,9 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
                 order.push_back(outline(X.ptr() + i * 28 * 28, background));
                 auto found = left.find(order.back());
                 if (!file.count(order.back()))
-                    error("%s: image %d of an epoch is none of the file's: look at DataIter::next",
-                          who.c_str(), sample);
+                    error(
+                        "%s: image %d of an epoch is none of the file's: look at DataIter::next%s",
+                        who.c_str(), sample, meant);
                 if (found == left.end())
                     error("%s: image %d of an epoch has been there before: look at `order`, "
                           "DataIter::next and reset",
@@ -197,7 +198,7 @@ static void check_replicated(const std::vector<std::vector<Tensor>> &device_para
                     "it is to be the host's: look at get_params");
             if (!p.requires_grad) continue;
             const Tensor &g = gradient(p);
-            if (g.device.id != (int)c || g.shape != p.shape)
+            if (g.device.id != (int)c || size(g) != size(p))
                 error("attach_grad: the gradient of %s has shape %s, on %s", who.c_str(),
                       str(g.shape).c_str(), str(g.device).c_str());
             compare("before the first step: ", "the gradient of " + who, p.shape, to_host(g),
@@ -693,7 +694,7 @@ static int minibatches = 3;
 // MODEL alone, or lenet and lab_cnn (resnet18 takes minutes on a CPU: ask for it).
 void check() {
     if (options.first_check) check_operators();
-    check_data();
+    if (options.first_check) check_data();
     for (const std::string model : {"lenet", "lab_cnn", "resnet18"}) {
         if (given("model") ? model != options.model : model == "resnet18") continue;
         const Options as_given = options;

@@ -115,7 +115,7 @@ static std::string explain_update(double ratio, double n, double shard, double l
         {1 / n, "it is divided by the batch size twice"},
         {n * n, "it is multiplied by the batch size, not divided"},
         {n / shard, "it is divided by the size of the shard, not of the minibatch"},
-        {n / (int)(n / k), "it is divided by the size of a shard, not of the minibatch"},
+        {n / (int)(n / k), "it is divided by the size of the shard, not of the minibatch"},
         {k, "is lr multiplied by the number of devices, or does sgd run for each of them?"},
         {2, "it is made twice: does sgd run once on each device?"},
         {n / batch, "it is divided by BATCH, not by the samples of this minibatch: X.shape[0]"},

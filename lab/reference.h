@@ -385,7 +385,7 @@ static void check_attach_grad(const std::vector<Tensor> &host, const std::vector
             error("attach_grad: a parameter that wants %s gradient has %s", t.grad ? "no" : "a",
                   t.grad ? "one" : "none: does get_params call attach_grad?");
         const Tensor &g = *t.grad;
-        if (g.device.id != t.device.id || g.shape != t.shape)
+        if (g.device.id != t.device.id || size(g) != size(t))
             error("attach_grad: the gradient of %s on %s has shape %s, on %s", str(t.shape).c_str(),
                   str(t.device).c_str(), str(g.shape).c_str(), str(g.device).c_str());
         for (float x : to_host(g))
