@@ -70,7 +70,7 @@ pch_cpu := -include build/cpu/headers.h
 once_cpu := $(pch_cpu) -x none build/cpu/cuda_runtime.o
 compiled_once := build/cpu/headers.h.gch build/cpu/cuda_runtime.o
 build/cpu/mgpu build/cpu/tests: $(compiled_once)
-build/cpu/headers.h.gch: build/cpu/headers.h build/cpu/flags
+build/cpu/headers.h.gch: build/cpu/headers.h $(wildcard cpu/*.h cpu/*/*.h) build/cpu/flags
 	@echo "reading the headers into $@"; \
 	{ $(CXX) $(cpu_flags) -x c++-header $< -o $@.$$$$ && mv $@.$$$$ $@ && \
 	    echo | $(CXX) $(cpu_flags) $(pch_cpu) -fsyntax-only -x c++ -; } 2>/dev/null || : >$@

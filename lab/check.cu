@@ -22,20 +22,16 @@
 // A pattern is copied over and compared, its source overwritten at once, while i is late and while
 // j is.
 static void check_copy_while_late(Device i, Device j) {
-    auto pause = [](Device d) {
-        auto sleep = [](void *) { usleep(1000); };
-        CHECK(cudaLaunchHostFunc(on(d), sleep, nullptr));
-    };
     const Tensor zeros = full({1 << 14}, 0, cpu());
     const Tensor pattern = random(zeros.shape, std::uniform_real_distribution<float>(1, 2 + j.id));
     for (Device late : {i, j}) {
         const Tensor src = copyto(zeros, i), dst = empty(pattern.shape, j);
         waitall();
-        pause(late);
+        pause_stream(late);
         copyto(pattern, src);
         copyto(src, dst);
         copyto(zeros, src);
-        pause(j); // the host is to wait too
+        pause_stream(j); // the host is to wait too
         const Tensor back = copyto(dst, cpu());
         const Flat got(back.ptr(), back.ptr() + size(back)), want = to_host(pattern);
         const int wrong = std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin();
@@ -183,30 +179,9 @@ static void check_data() {
 // --- replicas, before a step
 
 static void check_replicated(const std::vector<std::vector<Tensor>> &device_params) {
-    for (size_t c = 0; c < device_params.size(); c++) {
-        if (device_params[c].size() != params.size())
-            error("get_params: %zu parameters for %zu", device_params[c].size(), params.size());
-        for (size_t i = 0; i < params.size(); i++) {
-            const Tensor &p = device_params[c][i];
-            const std::string who = param_names[i] + " of " + str(gpu(c));
-            if (p.device.id != (int)c)
-                error("get_params: %s lies on %s", who.c_str(), str(p.device).c_str());
-            if (p.shape != params[i].shape || p.requires_grad != params[i].requires_grad)
-                error("get_params: %s has another shape or use than the host's", who.c_str());
-            const Numbers want = all_in_double({params[i]})[0];
-            compare("before the first step: ", who, p.shape, to_host(p), want, 0,
-                    "it is to be the host's: look at get_params");
-            if (!p.requires_grad) continue;
-            const Tensor &g = gradient(p);
-            if (g.device.id != (int)c || size(g) != size(p))
-                error("attach_grad: the gradient of %s has shape %s, on %s", who.c_str(),
-                      str(g.shape).c_str(), str(g.device).c_str());
-            compare("before the first step: ", "the gradient of " + who, p.shape, to_host(g),
-                    Numbers(size(p), 0), 0, "look at attach_grad");
-        }
-    }
+    for (size_t c = 0; c < device_params.size(); c++)
+        check_replica(params, param_names, device_params[c], gpu(c));
     const Grads grads = gradients(device_params);
-    flatten(grads); // or an error: they are not contiguous
     for (size_t c = 0; c < device_params.size(); c++)
         for (size_t i = 0, g = 0; i < params.size(); i++) {
             if (!params[i].requires_grad) continue;
@@ -221,12 +196,22 @@ static void check_replicated(const std::vector<std::vector<Tensor>> &device_para
 
 // --- allreduce, with numbers that tell whose they are: 8^c from device c
 
+// Copies that are staged through the host may wait there
+static bool all_are_peers(int k) {
+    for (int i = 0; i < k; i++)
+        for (int j = 0; j < k; j++) {
+            int can = physical(gpu(i)) == physical(gpu(j));
+            if (!can) CHECK(cudaDeviceCanAccessPeer(&can, physical(gpu(i)), physical(gpu(j))));
+            if (!can) return false;
+        }
+    return true;
+}
 // The late device waits until the host has come back from the exchange, or a while
 static std::atomic<bool> came_back, was_waited_for;
 static void be_late(void *) {
     for (int ms = 0; ms < 3 || !came_back; ms++) {
         usleep(1000);
-        if (ms < 500) continue;
+        if (ms < 2000) continue;
         was_waited_for = true;
         return;
     }
@@ -255,7 +240,8 @@ static void check_exchange_while(const Grads &grads, const std::string &who, int
         }
     exchange(grads);
     came_back = true;
-    if (was_waited_for && options.allreduce != "host" && options.allreduce != "local")
+    if (was_waited_for && all_are_peers(k) && options.allreduce != "host" &&
+        options.allreduce != "local")
         error("%s: the host waits for gpu(%d), where only its stream is to wait: look at wait_for "
               "(cudaStreamWaitEvent) and copyto, which blocks only for a copy to the host%s",
               who.c_str(), late, meant);
@@ -455,14 +441,10 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
                   where.c_str(), tapes[c].size(), str(gpu(c)).c_str());
     check_losses(where, ls, X, y);
     const auto [want, unit] = gradient_in_shards(X, y, has_batch_norm() ? k : 1);
-    std::vector<std::string> zeros;
     for (size_t j = 0; j < unit.size(); j++)
-        if (unit[j] == 0 && name_of(j).find("[0]") != std::string::npos) {
-            const std::string name = name_of(j);
-            zeros.push_back(name.substr(0, name.size() - 3));
-        }
-    for (const std::string &name : zeros)
-        notice("%sthe gradient of %s is 0 everywhere", where.c_str(), name.c_str());
+        if (unit[j] == 0 && name_of(j).find("[0]") != std::string::npos)
+            notice("%sthe gradient of %s is 0 everywhere", where.c_str(),
+                   name_of(j).substr(0, name_of(j).size() - 3).c_str());
     const Flat old = all_to_host(params);
     const Grads grads = gradients(device_params);
     for (int c = 0; c < k; c++) {

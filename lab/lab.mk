@@ -21,7 +21,7 @@ exercise: backend build/cpu/judge $(worker) build/simulate  ## judge yours, or A
 	@build/cpu/judge --worker $(worker) --rows build/exercise.csv $(judged)
 	@$(predict) build/exercise.csv
 endif
-check: backend $(dir)/check $(dataset)  ## what a training gets wrong: k devices against one, slopes
+check: backend $(dir)/check $(dataset)  ## what is wrong? each part, from copies to epochs
 	@$(dir)/check $(options)
 # Operators that were edited: make check knows more than a training
 run: edited

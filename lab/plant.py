@@ -110,7 +110,7 @@ def build(entries, name=""):
 
 def start(program, number, what, options):
     """-> was something noticed, the words, seconds"""
-    words = [*OPTIONS[what].split(), "--log", "/dev/null", *options]  # the last of two counts
+    words = [*OPTIONS[what].split(), "--log", "/dev/null", *options]  # an option given twice: the last one counts
     begin = time.time()
     try:
         p = subprocess.run([program, *words], capture_output=True, text=True,

@@ -194,32 +194,27 @@ static std::string in_words(const Case &c) { // conv2d(X (3,2,6,5), W (4,2,3,3),
 static std::string where_to_look(const Case &c, const std::string &result) {
     if (operators.name != "simple") return "the operators are " + operators.name;
     const bool forward = result == "y";
-    std::string at = c.op;
-    if (c.op == "relu") at = forward ? "relu_kernel" : "relu_backward_kernel";
-    else if (c.op == "add") at = forward ? "add_forward_kernel" : "what add records: each gets dy";
-    else if (c.op == "softmax_cross_entropy")
-        at +=
-            forward ? "_kernel" : "_backward_kernel, and backward, which sums l (only sgd divides)";
-    else if (c.op == "batch_norm")
-        at = forward          ? "batch_norm_moments_kernel and batch_norm_kernel"
-             : result == "dX" ? "batch_norm_backward_kernel"
-                              : "batch_norm_sums_kernel";
-    else if (c.op == "linear" || c.op == "conv2d") {
-        if (result == "db") at = "bias_backward_kernel";
-        else if (c.op == "linear")
-            at = (forward ? "bias_kernel, " : "") +
-                 std::string("matmul_kernel, and the sizes and "
-                             "strides that linear gives it for ") +
-                 result;
-        else
-            at = (result == "dX" ? "col2im_kernel" : "im2col_kernel") +
-                 std::string(", and the sizes "
-                             "and strides that conv2d gives matmul for ") +
-                 result +
-                 " (linear, with the same "
-                 "matmul_kernel, is right)";
-    } else at = forward ? "pool2d_kernel" : "pool2d_backward_kernel";
-    return "look at " + at;
+    if (c.op == "relu") return forward ? "look at relu_kernel" : "look at relu_backward_kernel";
+    if (c.op == "add")
+        return forward ? "look at add_forward_kernel" : "look at what add records: each gets dy";
+    if (c.op == "softmax_cross_entropy")
+        return forward ? "look at softmax_cross_entropy_kernel"
+                       : "look at softmax_cross_entropy_backward_kernel: the losses are summed, "
+                         "only sgd divides";
+    if (c.op == "batch_norm")
+        return forward          ? "look at batch_norm_moments_kernel and batch_norm_kernel"
+               : result == "dX" ? "look at batch_norm_backward_kernel"
+                                : "look at batch_norm_sums_kernel";
+    if (c.op != "linear" && c.op != "conv2d")
+        return forward ? "look at pool2d_kernel" : "look at pool2d_backward_kernel";
+    if (result == "db") return "look at bias_backward_kernel";
+    if (c.op == "linear")
+        return format("look at %smatmul_kernel, and the sizes and strides that linear gives it "
+                      "for %s",
+                      forward ? "bias_kernel, " : "", result.c_str());
+    return format("look at %s, and the sizes and strides that conv2d gives matmul for %s (linear, "
+                  "with the same matmul_kernel, is right)",
+                  result == "dX" ? "col2im_kernel" : "im2col_kernel", result.c_str());
 }
 
 // --- one at a time
@@ -283,9 +278,9 @@ static void check_case(const Case &c) {
     auto &tape = tapes[last().id];
     tape.clear();
     Tensor y = call(c, p);
-    if (size(y) != (int)want.size())
-        error("%sthe result has shape %s, %zu numbers are wanted", where.c_str(),
-              str(y.shape).c_str(), want.size());
+    if (size(y) != (int)want.size() || y.shape[0] != c.shapes[0][0])
+        error("%sthe result has shape %s, %zu numbers of %d samples are wanted", where.c_str(),
+              str(y.shape).c_str(), want.size(), c.shapes[0][0]);
     compare(where, "y", y.shape, to_host(y), want, float_error, where_to_look(c, "y"));
     if (c.op == "batch_norm" && recording) {
         const auto [mean, var] = moments(c.shapes[0], in[0]);
@@ -374,30 +369,35 @@ static void check_normal() {
         error("normal: %s: look at random, whose rng goes on from number to number",
               a == b ? "two calls give the same numbers" : "two numbers are the same");
 }
-// The gradients of a list lie one behind the other, each its own, 0 at first
-static void check_attach_grad(const std::vector<Tensor> &host, const std::vector<Tensor> &p) {
-    for (size_t i = 0; i < host.size(); i++)
-        compare(format("get_params, number %zu: ", i), "p", p.at(i).shape, to_host(p[i]),
-                all_in_double({host[i]})[0], 0, "it is to be a copy: look at get_params, copyto");
-    for (const Tensor &t : p) {
-        if (!t.requires_grad && !t.grad) continue;
-        if (!t.requires_grad || !t.grad)
-            error("attach_grad: a parameter that wants %s gradient has %s", t.grad ? "no" : "a",
-                  t.grad ? "one" : "none: does get_params call attach_grad?");
-        const Tensor &g = *t.grad;
-        if (g.device.id != t.device.id || size(g) != size(t))
-            error("attach_grad: the gradient of %s on %s has shape %s, on %s", str(t.shape).c_str(),
-                  str(t.device).c_str(), str(g.shape).c_str(), str(g.device).c_str());
-        for (float x : to_host(g))
-            if (x != 0) error("attach_grad: a gradient is %g at first, not 0", x);
-    }
-    const float *next = nullptr;
-    for (const Tensor &t : p) {
-        if (!t.grad) continue;
-        if (next && t.grad->ptr() != next)
+// What get_params makes of parameters on the host: copies on d; the gradients of those that want
+// one are 0 at first and lie one behind the other
+static void check_replica(const std::vector<Tensor> &host, const std::vector<std::string> &names,
+                          const std::vector<Tensor> &p, Device d) {
+    if (p.size() != host.size()) error("get_params: %zu parameters for %zu", p.size(), host.size());
+    const float *next = nullptr; // behind the last gradient
+    for (size_t i = 0; i < p.size(); i++) {
+        const std::string who = names[i] + " of " + str(d);
+        if (p[i].device.id != d.id)
+            error("get_params: %s lies on %s", who.c_str(), str(p[i].device).c_str());
+        if (p[i].shape != host[i].shape || p[i].requires_grad != host[i].requires_grad)
+            error("get_params: %s has another shape or use than the host's", who.c_str());
+        compare("get_params: ", who, p[i].shape, to_host(p[i]), all_in_double({host[i]})[0], 0,
+                "it is to be a copy of the host's: look at get_params, copyto");
+        if (p[i].requires_grad != (p[i].grad != nullptr))
+            error("attach_grad: %s has %s gradient: does get_params call attach_grad?", who.c_str(),
+                  p[i].grad ? "a" : "no");
+        if (!p[i].grad) continue;
+        const Tensor &g = *p[i].grad;
+        if (g.device.id != d.id || size(g) != size(p[i]))
+            error("attach_grad: the gradient of %s has shape %s, on %s", who.c_str(),
+                  str(g.shape).c_str(), str(g.device).c_str());
+        compare("attach_grad: ", "the gradient of " + who, g.shape, to_host(g), Numbers(size(g), 0),
+                0, "it is to be 0 at first");
+        if (next && g.ptr() != next)
             error("attach_grad: the gradients do not lie one behind the other: at which number of "
-                  "`all` does each begin (n += size(p))?");
-        next = t.grad->ptr() + size(t);
+                  "`all` does that of %s begin (n += size(p))?",
+                  who.c_str());
+        next = g.ptr() + size(g);
     }
 }
 // An operator of our own, y = factor * X, whose backward adds dy so many times
@@ -421,7 +421,7 @@ static void check_autograd() {
     buffer.requires_grad = false;
     const std::vector<Tensor> host = {arange(n), buffer, arange(n), arange(7)};
     const std::vector<Tensor> p = get_params(host, last());
-    check_attach_grad(host, p);
+    check_replica(host, {"W", "a buffer", "X", "b"}, p, last());
     const Tensor &X = p[2];
     auto &tape = tapes[last().id];
     auto gradient_is = [&](float want, const Tensor &l, const char *how, const char *look) {
