@@ -4,7 +4,7 @@
 // defines: main
 //
 //     judge --worker PROGRAM [--gpus K] [--allreduce NAME] [--model NAME]
-//         [--seed N] [--seconds OF_A_CASE] [--rows FILE] [--points]
+//         [--seed N] [--seconds OF_A_CASE] [--rows FILE] [--points] [--result FD]
 #include "limits.h"
 #include "wire.h"
 
@@ -18,12 +18,14 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <set>
 
 #include <fcntl.h>
 #include <getopt.h>
+#include <linux/capability.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -38,6 +40,7 @@ struct Options {
     int gpus = limits::usual_devices;
     unsigned seed = std::random_device()();
     bool points = false;
+    int result = -1; // an open file for what lab/grade.py reads
     double seconds = limits::seconds_of_case;
 };
 static Options options;
@@ -54,11 +57,12 @@ __attribute__((format(printf, 1, 2))) static std::string format(const char *form
 }
 static std::string gpu(int i) { return i < 0 ? "cpu" : format("gpu(%d)", i); }
 
-// What is wrong with the submission, or with how the judge was called. `late`: it took too long
+// What is wrong with the submission, or with how the judge was called.
+enum Kind { wrong, crash, timeout };
 struct Verdict : std::runtime_error {
-    bool late;
-    explicit Verdict(const std::string &text, bool late = false)
-        : std::runtime_error(text), late(late) {}
+    Kind kind;
+    explicit Verdict(const std::string &text, Kind kind = wrong)
+        : std::runtime_error(text), kind(kind) {}
 };
 
 static bool numbers_were_wrong = false; // then the seed is worth knowing
@@ -72,6 +76,7 @@ static Verdict wrong_numbers(const std::string &text) {
 
 static double slow = 1;    // a sanitizer's factor
 static bool races = false; // ThreadSanitizer: what it says of the waits is what is wanted
+static int cases = -1;     // sums that this worker was asked for before
 static bool quiet = false; // what workers print is not shown: a first one has said it
 static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
@@ -91,6 +96,7 @@ public:
         if (pid == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             if (getppid() != judge) _exit(1);
+            prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE); // even root's worker: see main
             // Above 4 first: one of them may be 3 or 4 now
             const int ends[] = {fcntl(in[0], F_DUPFD, 10), fcntl(out[1], F_DUPFD, 10)};
             const int null = open("/dev/null", O_RDONLY);
@@ -102,7 +108,7 @@ public:
             _exit(127);
         }
         for (int end : {in[0], out[1], printed[1]}) close(end);
-        questions = in[1], answers = out[0], prints = printed[0];
+        questions = in[1], answers = out[0], prints = printed[0], cases = -1;
         fcntl(questions, F_SETFL, O_NONBLOCK);
         for (int end : {questions, answers}) fcntl(end, F_SETPIPE_SZ, 1 << 20); // fewer switches
     }
@@ -129,7 +135,7 @@ public:
                     format("%s: no answer within %.0f s: does a loop never end, or a wait "
                            "that waits for itself?",
                            where.c_str(), limit),
-                    true);
+                    timeout);
             }
             if (ends[2].revents) {
                 const ssize_t n = write(questions, &question[sent], question.size() - sent);
@@ -146,7 +152,7 @@ public:
             if (!ends[0].revents) continue;
             static char bytes[1 << 20];
             const ssize_t n = read(answers, bytes, sizeof bytes);
-            if (n <= 0) throw Verdict(where + ": " + how_it_ended());
+            if (n <= 0) throw Verdict(where + ": " + how_it_ended(), crash);
             got.append(bytes, n);
             if (got.size() >= sizeof(size_t) && wanted == sizeof(size_t)) {
                 memcpy(&wanted, got.data(), sizeof(size_t));
@@ -227,9 +233,9 @@ private:
 
 // Device c's number i is code(i) * base^c: the digits of sum / code(i) then tell how often each
 // device's number is in the sum. All sums are whole and below 2^24: exact in any order. The seed is
-// secret: no submission can know a sum that it has not computed.
+// secret, and each case of a worker has other numbers: no submission can know a sum that it has not computed.
 static int base_bits(int k) { return k <= 8 ? 2 : 1; } // base 4, or 2 where that would be too much
-static int code(long i) { return 1 + (i + options.seed) % 251; }
+static int code(long i) { return 1 + (i + options.seed % 251 + 97L * cases) % 251; }
 static float input(int i, int c, int k) { return (float)code(i) * (1 << base_bits(k) * c); }
 static float expected(int i, int k) { // the sum
     float sum = 0;
@@ -273,6 +279,11 @@ static std::string explain(const std::vector<Flat> &sums, int i, int c, int k, i
     if (got == input(i, c, k)) return explain_own(sums, i, c, k, n);
     if (std::fabs(got * k - expected(i, k)) < 0.5f)
         return "it is the mean: the sum is wanted, sgd divides by the batch size";
+    for (int ago = 1; ago <= cases && ago < 251 && n > 1; ago++) {
+        bool all = true; // of the sums that were right then
+        for (int j = 0; j < n && all; j++) all = sums[c][j] == expected(j - 97 * ago, k);
+        if (all) return "it is the sum of an earlier call: is something kept from call to call?";
+    }
     const float times = got / code(i);
     const double all = ((1 << base_bits(k) * k) - 1.0) / ((1 << base_bits(k)) - 1); // sum of base^c
     const double other = got / all; // whose code: if it is a sum
@@ -302,6 +313,21 @@ static std::string explain(const std::vector<Flat> &sums, int i, int c, int k, i
 // ---------------------------------------------------------------------------------------------
 // The parts of the exercise
 
+// What lab/grade.py reads
+static int points_sums = 0, points_bits = 0, points_host = 0;
+static std::unique_ptr<Verdict> first_verdict; // null: all is right
+static std::unique_ptr<wire::Traffic> counted;
+// For a submission that has not done what its sums show
+static Verdict no_points(const std::string &text) {
+    points_sums = points_bits = 0;
+    return Verdict(text);
+}
+static void say_wrong(const Verdict &v, const char *what) {
+    fflush(stdout);
+    fprintf(stderr, "judge: %s\n", what);
+    if (!first_verdict) first_verdict.reset(new Verdict(v));
+}
+
 static int total(const std::vector<int> &sizes) {
     return std::accumulate(sizes.begin(), sizes.end(), 0);
 }
@@ -324,6 +350,7 @@ static Answer judge_sums(Worker &worker, const std::string &name, int k,
                          const std::vector<int> &sizes, int straggler,
                          wire::What what = wire::sums) {
     const int n = total(sizes);
+    cases++;
     Request r;
     r.what = what, r.k = k, r.straggler = straggler;
     r.algorithm = name, r.sizes = sizes;
@@ -493,18 +520,20 @@ static void judge_costs(const Answer &of, const std::string &name, int k) {
         const wire::Traffic t(answer.rows);
         if (row == name) {
             own = answer;
+            counted.reset(new wire::Traffic(t));
             if (k > 1) binds = what_binds(t, k);
             for (int i : answer.called)
                 if (const std::string other = of.names.at(i); other != name)
-                    throw Verdict(format("%s: this is %s: it calls the allreduce_%s of the same "
-                                         "file, and is to be one of its own",
-                                         name.c_str(), other.c_str(), other.c_str()));
+                    throw no_points(format("%s: this is %s: it calls the allreduce_%s of the same "
+                                           "file, and is to be one of its own",
+                                           name.c_str(), other.c_str(), other.c_str()));
             auto enough = [&](long counted, const char *what, long least) {
                 if (counted < least)
-                    throw Verdict(format("%s: only %ld %s were counted, and no allreduce on %d "
-                                         "devices does with fewer than %ld: send them with copyto "
-                                         "or send, which count",
-                                         name.c_str(), counted, what, k, least));
+                    throw no_points(
+                        format("%s: only %ld %s were counted, and no allreduce on %d "
+                               "devices does with fewer than %ld: send them with copyto "
+                               "or send, which count",
+                               name.c_str(), counted, what, k, least));
             };
             enough(t.messages, "messages", messages);
             enough(t.bytes, "bytes", bytes);
@@ -539,8 +568,6 @@ static void judge_costs(const Answer &of, const std::string &name, int k) {
 // ---------------------------------------------------------------------------------------------
 // The whole
 
-static int points = 0;
-
 static std::string listed(const std::vector<int> &ks) { // 1 to 8; or 1, 2, 4, 8
     std::string text;
     for (int k : ks) text += (text.empty() ? "" : ", ") + std::to_string(k);
@@ -565,9 +592,9 @@ static void judge_devices(const std::string &name, const std::vector<int> &ks) {
             judge_all_sums(worker, name, k);
             right.push_back(k);
         } catch (const Verdict &v) {
-            if (wrong.empty()) fprintf(stderr, "judge: %s\n", v.what());
+            if (wrong.empty()) say_wrong(v, v.what());
             wrong.push_back(k);
-            late += v.late;
+            late += v.kind == timeout;
             quiet = true;
         }
     }
@@ -623,14 +650,14 @@ static void exercise() {
         }
     }
     judge_devices(name, ks);
-    points += limits::points_sums;
+    points_sums = limits::points_sums;
     printf("%s: right sums on %s, each of them late once%s\n", name.c_str(), devices(ks).c_str(),
            others.empty() ? "" : (" (" + listed(others) + ": not meant for)").c_str());
     {
         Worker worker(most);
         for (int k : ks) judge_bits(worker, name, k, limits::few);
     }
-    points += limits::points_bits;
+    points_bits = limits::points_bits;
     printf("%s: the same bits on all devices, whichever is late\n", name.c_str());
     if (races) {
         printf("%s: passed. make exercise judges the rest\n", name.c_str());
@@ -651,7 +678,7 @@ static void exercise() {
            : judged ? "never waits"
                     : "waits in the tutorial's naive, too: on this machine that is not judged");
     judge_costs(of, name, most);
-    points += limits::points_host;
+    points_host = limits::points_host;
 }
 
 static long whole(const char *option, const char *text, long min, long max) {
@@ -664,10 +691,11 @@ static long whole(const char *option, const char *text, long min, long max) {
     return n;
 }
 static void parse_options(int argc, char **argv) {
-    const option names[] = {
-        {"worker", 1, nullptr, 'w'}, {"gpus", 1, nullptr, 'g'},    {"allreduce", 1, nullptr, 'a'},
-        {"model", 1, nullptr, 'm'},  {"seed", 1, nullptr, 's'},    {"rows", 1, nullptr, 'r'},
-        {"points", 0, nullptr, 'p'}, {"seconds", 1, nullptr, 't'}, {}};
+    const option names[] = {{"worker", 1, nullptr, 'w'},    {"gpus", 1, nullptr, 'g'},
+                            {"allreduce", 1, nullptr, 'a'}, {"model", 1, nullptr, 'm'},
+                            {"seed", 1, nullptr, 's'},      {"rows", 1, nullptr, 'r'},
+                            {"points", 0, nullptr, 'p'},    {"seconds", 1, nullptr, 't'},
+                            {"result", 1, nullptr, 'o'},    {}};
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, ":", names, nullptr)) != -1;) {
         if (c == 'w') options.worker = optarg;
@@ -677,12 +705,13 @@ static void parse_options(int argc, char **argv) {
         else if (c == 's') options.seed = whole("seed", optarg, 0, 4294967295);
         else if (c == 'r') options.rows = optarg;
         else if (c == 't') options.seconds = whole("seconds", optarg, 1, 3600);
+        else if (c == 'o') options.result = whole("result", optarg, 3, 1 << 20);
         else if (c == 'p') options.points = true;
         else if (c == ':') throw Verdict(std::string(argv[optind - 1]) + " wants a value");
         else
             throw Verdict(std::string("unknown option ") + argv[optind - 1] +
                           ": there are --worker PROGRAM, --gpus K, --allreduce NAME, --model "
-                          "NAME, --seed N, --seconds N, --rows FILE, --points");
+                          "NAME, --seed N, --seconds N, --rows FILE, --points, --result FD");
     }
     if (optind < argc) throw Verdict(std::string("unknown argument ") + argv[optind]);
     if (options.worker.empty()) throw Verdict("--worker PROGRAM is wanted: what lab/worker.cu is");
@@ -690,22 +719,38 @@ static void parse_options(int argc, char **argv) {
         throw Verdict("--model " + options.model + ": unknown, there are lenet, resnet18, lab_cnn");
 }
 
+// Lines of a name and a value
+static void write_result() {
+    static const char *const statuses[] = {"wrong", "crash", "timeout"};
+    fcntl(options.result, F_SETFD, 0);
+    FILE *file = fdopen(options.result, "w");
+    if (!file) throw Verdict("--result: no open file has this number");
+    fprintf(file, "status %s\n", first_verdict ? statuses[first_verdict->kind] : "passed");
+    fprintf(file, "sums %d\nbits %d\nhost %d\n", points_sums, points_bits, points_host);
+    if (counted)
+        fprintf(file, "messages %ld\nbytes %ld\nbusiest %ld\nsteps %ld\n", counted->messages,
+                counted->bytes, counted->busiest(), counted->steps);
+    if (first_verdict) fprintf(file, "error %s\n", first_verdict->what());
+    fclose(file);
+}
+
 int main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     signal(SIGPIPE, SIG_IGN);
-    int status = 0;
+    prctl(PR_SET_DUMPABLE, 0); // no worker can read the sums that are expected in this memory
     try {
         parse_options(argc, argv);
+        if (options.result >= 0)
+            fcntl(options.result, F_SETFD, FD_CLOEXEC); // it is the judge's own
         exercise();
-    } catch (const std::exception &e) {
-        fflush(stdout);
-        fprintf(stderr, "judge: %s\n", e.what());
-        if (numbers_were_wrong)
-            fprintf(stderr, "judge: SEED=%u gives these numbers again\n", options.seed);
-        status = 1;
+    } catch (const Verdict &v) { say_wrong(v, v.what()); } catch (const std::exception &e) {
+        say_wrong(Verdict(e.what()), e.what());
     }
+    if (numbers_were_wrong)
+        fprintf(stderr, "judge: SEED=%u gives these numbers again\n", options.seed);
     if (options.points)
-        printf("Score: %d/%d\n", points,
+        printf("Score: %d/%d\n", points_sums + points_bits + points_host,
                limits::points_sums + limits::points_bits + limits::points_host);
-    return fflush(stdout) || ferror(stdout) ? 1 : status;
+    if (options.result >= 0) write_result();
+    return fflush(stdout) || ferror(stdout) || first_verdict ? 1 : 0;
 }

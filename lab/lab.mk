@@ -7,9 +7,8 @@
 # SWEEP_GPUS     numbers of devices that make sweep trains on, by default 1 2
 # SWEEP_LR       learning rates that make sweep trains with, by default 0.05 0.1 0.2 0.4
 # SUBMISSION     a mgpu.cu whose allreduce make exercise judges, by default the one here
-# NAMES          mistakes that make plant tries: parts of their names; by default all
 
-.PHONY: edited exercise check bench summary trace profile scale plot sweep plant
+.PHONY: edited exercise check bench summary trace profile scale plot sweep
 
 judged = $(foreach x,GPUS MODEL ALLREDUCE SEED,$(call valued,$x)) \
     $(call valued,KVSTORE,allreduce) $(value ARGS)
@@ -52,13 +51,12 @@ plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or test ac
 sweep: backend $(program) $(dataset)  ## test acc by learning rates and devices, BATCH for each
 	@sh lab/sweep.sh $(call quote,$(value SWEEP_GPUS)) $(call quote,$(value SWEEP_LR)) \
 	    $(call quote,$(value BATCH)) $(program) $(options)
-plant:  ## plant the mistakes of lab/mistakes.txt: do make run and make check explain them?
-	@python3 lab/plant.py try $(value NAMES)
 
 # ----- Compiling -------------------------------------------------------------------------------
 
 all: $(dir)/lab $(dir)/worker $(dir)/check build/cpu/judge build/simulate
-tests += $(dir)/lab_tests
+lab_tests := $(if $(wildcard lab/tests.cu),lab_tests) # a handout has none
+tests += $(addprefix $(dir)/,$(lab_tests))
 lab_headers := $(wildcard lab/*.h)
 wrong := $(wildcard lab/wrong/*.cu)
 host_program = $(CXX) -std=c++17 -O2 -Wall -Wextra $(if $(WERROR),-Werror)
@@ -94,7 +92,7 @@ build/$1/lab build/$1/check: build/$1/%: $$(call lab_cpp,%) build/cpp/$$(source)
     $$(source_needs_cpp) build/source build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote lab $$(included) $$(once_$1) -x c++ $$< -o $$@
 build/$1/worker: $$(call lab_cpp,worker) build/$1/flags
-	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote lab $$(once_$1) -x c++ $$< -o $$@
+	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(if $$(filter cpu,$1),$$(whole)) -iquote lab $$(once_$1) -x c++ $$< -o $$@
 build/$1/wrong: $$(call lab_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/lab/wrong/yours.h \
     build/cpp/lab/wrong/all.cu build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote lab -DALL_WRONG -DSUBMISSION='"wrong/all.cu"' \
@@ -107,20 +105,15 @@ build/$1/lab_tests: $$(call lab_cpp,tests) build/cpp/$$(source) $$(source_needs_
 endef
 $(foreach x,cpu asan race,$(eval $(call lab_programs,$x)))
 $(patsubst %,build/cpu/%,lab worker check wrong lab_tests): $(compiled_once)
+.PRECIOUS: build/cpp/lab/%
 build/cpp/lab/%: lab/% cpu/to_cpp.sed
 	@$(translate)
 build/cpp/lab/wrong/all.cu: $(wrong) lab/lab.mk
 	@mkdir -p $(@D); printf '#include "%s"\n' $(notdir $(wrong)) >$@
 
-# Copies of mgpu.cu with planted mistakes
-.PRECIOUS: build/cpp/lab/% build/cpp/build/plant/%/mgpu.cu
-build/plant/%/check: build/cpp/build/plant/%/mgpu.cu $(call lab_cpp,plant) build/cpp/lab/check.cu \
-    build/cpu/flags $(compiled_once)
-	@echo $@
-	@$(CXX) $(cpu_flags) -w -iquote lab $(once_cpu) -DPROGRAM='"../build/plant/$*/mgpu.cu"' \
-	    -x c++ build/cpp/lab/plant.cu -o $@
-build/cpp/build/plant/%/mgpu.cu: build/plant/%/mgpu.cu cpu/to_cpp.sed
-	@$(translate)
+# A worker needs little of what it includes: the rest is not compiled
+whole := $(if $(findstring clang,$(CXX)),,-fwhole-program)
+compile_worker = $(CXX) $(cpu_flags) $(whole) -iquote lab -iquote build/cpp/lab/wrong $(once_cpu)
 
 # A submission from elsewhere: made anew each time, since nobody knows what it includes
 build/submission/worker: build/submission/mgpu.cu $(dir)/worker build/cpp/lab/wrong/yours.h FORCE
@@ -128,8 +121,7 @@ ifeq ($(dir),build/gpu)
 	@$(NVCC) $(nvcc_flags) -DSUBMISSION='"$(abspath $(SUBMISSION))"' lab/worker.cu -o $@
 build/submission/mgpu.cu: ;
 else
-	@$(CXX) $(cpu_flags) -iquote lab -iquote build/cpp/lab/wrong $(once_cpu) \
-	    -DSUBMISSION='"../../submission/mgpu.cu"' -x c++ build/cpp/lab/worker.cu -o $@
+	@$(compile_worker) -DSUBMISSION='"../../submission/mgpu.cu"' -x c++ build/cpp/lab/worker.cu -o $@
 build/submission/mgpu.cu: cpu/to_cpp.sed FORCE
 	@[ -r $(call quote,$(value SUBMISSION)) ] || { echo SUBMISSION=$(call quote,$(value \
 	    SUBMISSION)): no such file >&2; exit 1; }
@@ -140,11 +132,12 @@ endif
 # ----- With sanitizers -------------------------------------------------------------------------
 
 # `wrong` is a worker, too: its mgpu.cu is the one here
-asan_tests += build/asan/lab_tests
-asan: build/asan/lab_tests
-race_tests += $(if $(value ALLREDUCE),,build/race/lab_tests)
+asan_tests += $(addprefix build/asan/,$(lab_tests))
+asan: $(addprefix build/asan/,$(lab_tests))
+race_tests += $(if $(value ALLREDUCE),,$(addprefix build/race/,$(lab_tests)))
 race_worker := build/race/$(if $(value ALLREDUCE),worker,wrong)
-race: $(if $(value ALLREDUCE),,build/race/lab_tests) $(race_worker) build/cpu/judge
+race: $(if $(value ALLREDUCE),,$(addprefix build/race/,$(lab_tests))) $(race_worker) \
+    build/cpu/judge
 # (a training shows of one allreduce no more than the judge does, but with OVERLAP)
 race_trains := $(if $(value ALLREDUCE),$(filter 1,$(value OVERLAP)),yes)
 race_more += $(tsan) build/cpu/judge --worker $(race_worker) --gpus 3 $(judged);

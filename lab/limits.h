@@ -1,4 +1,5 @@
-// What the judge asks for: sizes, limits and points, all of them on this page.
+// What the judge asks for: sizes, limits and points, all of them on this page. lab/grade.py reads
+// them here, too.
 // defines: namespace limits
 #pragma once
 
@@ -60,7 +61,16 @@ inline size_t bytes_of_memory(int devices) { return (1L << 30) + devices * (400L
 constexpr double late_ms = 3;      // a straggler, in ms
 constexpr int standstill_ms = 500; // of the devices, while the host should return
 
+// --- how much a submission may take in make grade, besides
+constexpr int seconds_of_compile = 60;
+constexpr int seconds_of_submission = 180; // in the judge
+constexpr int megabytes_of_compile = 1000; // of memory: mgpu.cu takes 400
+constexpr int megabytes_of_file = 64;      // that it writes, or the compiler for it
+constexpr int bytes_of_report = 64 << 10;  // of what it prints and the judge says
+
 // --- what it is worth
-constexpr int points_sums = 60, points_bits = 20, points_host = 20;
+constexpr int points_sums = 60; // right sums on every number of devices
+constexpr int points_bits = 20; // the same bits, whichever device is late
+constexpr int points_host = 20; // the host never waits; it sends at least what nobody does without
 
 } // namespace limits

@@ -1,0 +1,7 @@
+// does not compile 0: misspelt.cu:6:42: error
+// A word is wrong.
+#include "yours.h"
+
+YOURS(misspelt) {
+    for (size_t i = 0; i < grads.front().sise(); i++) allreduce(column(grads, i));
+}

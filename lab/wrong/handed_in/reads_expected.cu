@@ -1,0 +1,8 @@
+// wrong 0: is wrong ... own number
+// It looks for the sums in the judge's memory, and is right if it gets in there.
+#include "yours.h"
+
+YOURS(reads_expected) {
+    const std::string memory = format("/proc/%d/mem", getppid());
+    if (std::ifstream(memory).is_open()) allreduce_naive(grads);
+}
