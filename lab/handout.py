@@ -55,7 +55,7 @@ def without_algorithms(source, hidden):
 
 def without_names(text, hidden):
     """Commands name yours instead; the brackets, rows, items and paragraphs that name one go"""
-    words = "|".join(f"`{n}`|ALLREDUCE={n}" + ("" if n == "host" else rf"|\b{n}\b") for n in hidden)
+    words = "|".join(f"`(allreduce_)?{n}`|ALLREDUCE={n}" + ("" if n == "host" else rf"|\b{n}\b") for n in hidden)
     names = "|".join(hidden)
     text = re.sub(rf"(?m)^(    .*(?:ALLREDUCE=|--allreduce ))(?:{names})\b", r"\1yours", text)
     text = re.sub(rf"\s*\([^()]*(?:{words})[^()]*\)(?!\w)", "", text)
