@@ -1,7 +1,6 @@
 # make run GPUS=2     trains; make help lists everything else.
 
 # ----- Options of the program: passed on when set, otherwise the program takes its own ---------
-
 # GPUS           number of devices
 # MODEL          network: lenet, resnet18, lab_cnn
 # BATCH          batch size over all devices together; in make sweep, of each device
@@ -24,9 +23,13 @@
 # RESUME         file that SAVE wrote: the training goes on after its last epoch
 # LOG            file for the epoch rows, by default build/log.csv
 # ARGS           more words for the program, such as ARGS=--help
-# LANES          orders of warps and lanes for make lanes, by default forwards backwards 1 (a seed)
 # T              words for the tests, such as T='-tc=allreduce*'
+# BUILD          folder to build in, where this one cannot be written
 
+ifneq ($(BUILD),)
+  $(or $(MAKECMDGOALS),usage): ; @sh cpu/elsewhere.sh '$(BUILD)' && \
+    MAKELEVEL=0 $(MAKE) --no-print-directory -C '$(BUILD)' BUILD= $@
+else
 # GPUS=2 is passed on as --gpus '2', in quotes as typed: the program judges it, not the shell
 with_value := GPUS MODEL BATCH LR EPOCHS ALLREDUCE SPLIT SEED STEPS LIMIT DATA INIT SAVE RESUME LOG
 # OVERLAP=1 is passed on as --overlap, SHUFFLE=0 as --no-shuffle
@@ -44,7 +47,6 @@ options = $(foreach x,$(with_value),$(call valued,$x)) $(call valued,KVSTORE,all
 $(if $(and $(KVSTORE),$(ALLREDUCE)),$(error KVSTORE and ALLREDUCE: one of them is enough))
 
 # ----- How to build ----------------------------------------------------------------------------
-
 # BACKEND        where to run: cuda, cpu (the stand-in), auto: cuda where nvcc and a GPU are found
 BACKEND ?= auto
 # NVCC           CUDA compiler
@@ -57,7 +59,6 @@ SM := $(or $(SM),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheade
 # WERROR         1 turns warnings into errors
 
 # ----- Which backend, and why ------------------------------------------------------------------
-
 has_nvcc = $(shell command -v $(firstword $(NVCC)) 2>/dev/null)
 has_gpu = $(shell nvidia-smi -L 2>/dev/null | grep '^GPU')
 none = $(if $(has_nvcc),$(if $(has_gpu),,no GPU found; BACKEND=cuda to force),\
@@ -76,7 +77,6 @@ dir := $(if $(filter cpu,$(firstword $(why))),build/cpu,build/gpu)
 tests := $(if $(filter build/cpu,$(dir)),build/cpu/runtime_tests) $(dir)/tests
 
 # ----- What you can make -----------------------------------------------------------------------
-
 # The data set that DATA names; a folder of your own is used as it is
 archives := $(sort $(filter %.gz,$(shell cat data/sha256)))
 folder := $(patsubst ./%,%,$(patsubst %/,%,$(or $(value DATA),data)))
@@ -119,7 +119,6 @@ help:  ## this list
 backend: ; @echo $(call quote,backend: $(why)) >&2
 
 # ----- Compiling -------------------------------------------------------------------------------
-
 # (ASSERTIONS: an index beyond the end of a std::vector ends the program and is named)
 # Code for each SM, and PTX for whatever else is there
 oldest = $(shell printf '%s\n' $(SM) | sort -n | sed q)
@@ -141,10 +140,10 @@ build/%/flags: FORCE
 	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
 
 # ----- What a build needs and the machine may lack: data/fetch.sh brings it --------------------
-
 build/data.ok: data/sha256 $(archives:%=data/%)
 build/mnist.ok: data/mnist.sha256 $(archives:%=data/mnist/%)
 build/data.ok build/mnist.ok:
 	@sh data/fetch.sh $(basename $(@F)) && mkdir -p build && touch $@
 # An archive that is not there is no error yet: the rule above brings it
 data/%.gz: ;
+endif

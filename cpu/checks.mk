@@ -86,6 +86,7 @@ build/cpu/cuda_runtime.o: build/cpu/functions.h build/cpu/flags
 
 # ----- Sanitizers and orders of lanes ---------------------------------------------------------
 
+# LANES          orders of warps and lanes for make lanes, by default forwards backwards 1 (a seed)
 # What make asan, make race and make lanes add to them
 flags_asan := -Og -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 flags_race := -O1 -fsanitize=thread
