@@ -25,7 +25,6 @@
 # ARGS           more words for the program, such as ARGS=--help
 # T              words for the tests, such as T='-tc=allreduce*'
 # BUILD          folder to build in, where this one cannot be written
-
 ifneq ($(BUILD),)
   $(or $(MAKECMDGOALS),usage): ; @sh cpu/elsewhere.sh '$(BUILD)' && \
     MAKELEVEL=0 $(MAKE) --no-print-directory -C '$(BUILD)' BUILD= $@
@@ -132,11 +131,13 @@ build/gpu/mgpu: mgpu.cu build/gpu/flags
 build/gpu/tests: tests.cu mgpu.cu $(DOCTEST) build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(doctest) $< -o $@
 
-# The flags of the last build, and the processor's name because of -march=native. The file is
-# rewritten only when they change, and what depends on it is then rebuilt.
+# The flags of the last build, and the processor's name because of -march=native: rewritten only
+# when they change, and what depends on it is then rebuilt
 build/%/flags: flags = $(if $(filter gpu,$*),$(NVCC) $(nvcc_flags),$(CXX) $(cpu_flags) $(flags_$*))
 build/%/flags: FORCE
-	@mkdir -p $(@D); { echo $(call quote,$(flags)); grep -m1 '^model name' /proc/cpuinfo; } >$@.$$$$; \
+	@mkdir -p $(@D) 2>/dev/null && [ -w $(@D) ] || \
+	    { echo 'build/ cannot be written: try make BUILD=folder' >&2; exit 1; }; \
+	{ echo $(call quote,$(flags)); grep -m1 '^model name' /proc/cpuinfo; } >$@.$$$$; \
 	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
 
 # ----- What a build needs and the machine may lack: data/fetch.sh brings it --------------------
