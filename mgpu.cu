@@ -330,8 +330,7 @@ struct Options {
     std::string model = "lenet", allreduce;
     std::vector<int> split; // proportions of the devices' shards; empty: equal ones
     std::string data = "data", init, save, resume, log = "build/log.csv"; // a folder, files
-};
-extern Options options;
+} options;
 
 // Minibatches of a data set, in pinned host memory: X (N,1,28,28) in [0,1], y (N) the class.
 struct DataIter {
@@ -374,7 +373,7 @@ struct Animator {
 void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
                       const std::vector<std::vector<Tensor>> &device_params, float lr);
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params);
-extern int first_epoch; // RESUME begins with this one; else 0
+int first_epoch = 0; // RESUME begins with a later one
 // Where SAVE says, after `samples` of an epoch
 void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples);
 
@@ -801,7 +800,7 @@ Exchange exchange_by(const std::string &name, bool overlap) {
 Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape);
 void record(const Tensor &y, std::function<void()> backward);
 float *grad_of(const Tensor &X); // null where X wants no gradient
-extern bool recording;           // false under NoGrad
+bool recording = true;           // false under NoGrad
 void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
 
@@ -858,9 +857,12 @@ void fill(const Tensor &a, float value) { // a[:] = value
     const int n = size(a);
     LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(a.device)>>>(a.ptr(), value, n));
 }
-__global__ void add_kernel(float *a, const float *b, int n) {
+
+// --- addition
+// y = A + B, where y may be A. One thread per element.
+__global__ void add_kernel(float *y, const float *A, const float *B, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) a[i] += b[i];
+    if (i < n) y[i] = A[i] + B[i];
 }
 void add_(const Tensor &a, const Tensor &b) {
     same_device("add_", {a, b});
@@ -868,14 +870,7 @@ void add_(const Tensor &a, const Tensor &b) {
     const int n = size(a);
     float *const sum = a.ptr(); // before the launch: see Tensor::ptr
     const float *const x = b.ptr();
-    LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(sum, x, n));
-}
-
-// --- addition
-// y = A + B. One thread per element.
-__global__ void add_forward_kernel(float *y, const float *A, const float *B, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = A[i] + B[i];
+    LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(sum, sum, x, n));
 }
 // A + B, of one shape. They may be the same tensor: its gradient is then 2 dy.
 Tensor add(const Tensor &A, const Tensor &B) {
@@ -883,12 +878,12 @@ Tensor add(const Tensor &A, const Tensor &B) {
     if (operators.add) return operators.add(A, B);
     Tensor y = output("add", {A, B}, A.shape);
     const int n = size(A);
-    LAUNCH(
-        add_forward_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
+    LAUNCH(add_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
     record(y, [=] {
+        const float *dy = y.grad->ptr();
         for (const Tensor &X : {A, B}) // dX += dy
             if (float *dX = grad_of(X))
-                LAUNCH(add_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, y.grad->ptr(), n));
+                LAUNCH(add_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, dX, dy, n));
     });
     return y;
 }
@@ -1359,7 +1354,6 @@ struct TapeEntry {
 };
 static auto &tapes = *new std::map<int, std::vector<TapeEntry>>; // of each device
 
-bool recording = true;
 struct NoGrad { // while one exists, nothing goes on the tape
     bool before = recording;
     NoGrad() { recording = false; }
@@ -1373,9 +1367,7 @@ struct Event { // a CUDA event of a device
         CHECK(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming));
     }
     Event(const Event &) = delete;
-    ~Event() {
-        if (handle) cudaEventDestroy(handle);
-    }
+    ~Event() { cudaEventDestroy(handle); }
 };
 
 // The gradients of all params with requires_grad lie one behind the other: an allreduce can take
@@ -1557,18 +1549,6 @@ Tensor lab_cnn(Layers &l, Tensor X) {
     X = relu(Linear(l, reshape(X, {X.shape[0], -1}), 128));
     return Linear(l, X, 10);
 }
-
-// What the chapters train with; on k devices, batch + k * batch_of_each samples, and lr likewise.
-struct Model {
-    const char *name;
-    int batch, batch_of_each;
-    float lr, lr_of_each;
-    int epochs;
-    const char *allreduce;
-};
-static const Model models[] = {{"lenet", 256, 0, 0.2f, 0, 10, "naive"},
-                               {"resnet18", 0, 256, 0, 0.1f, 10, "naive"},
-                               {"lab_cnn", 0, 64, 0.3f, 0, 5, "local"}};
 
 // MODEL's network, its parameters on the host (a seed always gives the same ones) and their names.
 void init_model() {
@@ -1816,7 +1796,7 @@ static const char *connect(Device i, Device j) {
     CHECK(cudaDeviceCanAccessPeer(&can, physical(i), physical(j)));
     if (!can) return "staged";
     on(i);
-    const cudaError_t code = cudaDeviceEnablePeerAccess(physical(j), 0);
+    const auto code = cudaDeviceEnablePeerAccess(physical(j), 0);
     cudaGetLastError();                                 // no error of a later call
     if (code == cudaErrorTooManyPeers) return "staged"; // more than the hardware takes
     if (code != cudaErrorPeerAccessAlreadyEnabled) CHECK(code);
@@ -1883,14 +1863,13 @@ void empty_cache() {
 }
 static float *cuda_malloc(Device device, size_t bytes) {
     float *p = nullptr;
-    CHECK(cudaSetDevice(physical(device))); // on() would flush
-    if (cudaMalloc((void **)&p, bytes) == cudaSuccess) return p;
-    cudaGetLastError();
-    empty_cache(); // perhaps there are blocks of other sizes
-    CHECK(cudaSetDevice(physical(device)));
-    if (cudaMalloc((void **)&p, bytes) == cudaSuccess) return p;
-    cudaGetLastError();
     size_t free = 0, total = 0;
+    for (bool again : {true, false}) {
+        CHECK(cudaSetDevice(physical(device))); // on() would flush
+        if (cudaMalloc((void **)&p, bytes) == cudaSuccess) return p;
+        cudaGetLastError();
+        if (again) empty_cache(); // perhaps there are blocks of other sizes
+    }
     CHECK(cudaMemGetInfo(&free, &total));
     error("%s is out of memory: %.1f MB more are needed, %.1f of its %.1f MB are free: use a "
           "smaller BATCH",
@@ -2019,7 +1998,6 @@ struct DataSet {
     std::vector<uint8_t> images, labels;
 };
 static DataSet train_set, test_set; // main reads them before anything starts
-int first_epoch = 0;                // RESUME sets it
 
 // Unpack a .gz file in the IDX format of http://yann.lecun.com/exdb/mnist: two zeros, 8 for bytes,
 // the number of dimensions; their sizes (big-endian, 4 bytes each); the bytes, and no more.
@@ -2028,24 +2006,22 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims) {
     if (access(path.c_str(), R_OK) != 0)
         error("%s: %s%s", path.c_str(), strerror(errno),
               errno == ENOENT ? ": `make data` brings it to data/" : "");
-    std::string quoted; // for the shell
-    for (char c : path) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
     signal(SIGCHLD, SIG_DFL); // this program's parent may ignore it: gzip's status would be lost
-    FILE *pipe = popen(("gzip -dc < '" + quoted + "'").c_str(), "r");
+    setenv("IDX", path.c_str(), 1);
+    FILE *pipe = popen("gzip -dc <\"$IDX\"", "r");
     if (!pipe) error("%s: cannot start gzip: %s", path.c_str(), strerror(errno));
     std::vector<uint8_t> bytes;
     uint8_t buffer[1 << 16];
     while (size_t n = fread(buffer, 1, sizeof buffer, pipe))
         bytes.insert(bytes.end(), buffer, buffer + n);
     const bool unpacked = pclose(pipe) == 0;
-    const size_t header = 4 + 4 * dims, sample = dims == 3 ? 28 * 28 : 1;
-    auto number = [&](size_t i) { // the header's
-        const uint8_t *b = &bytes[4 * i];
-        return size_t(b[0]) << 24 | b[1] << 16 | b[2] << 8 | b[3];
-    };
-    if (!unpacked || bytes.size() <= header || number(0) != size_t(0x800 + dims) ||
-        (dims == 3 && (number(2) != 28 || number(3) != 28)) ||
-        bytes.size() != header + number(1) * sample)
+    const size_t size = bytes.size(), header = 4 + 4 * dims, sample = dims == 3 ? 28 * 28 : 1;
+    const uint32_t n = size > header ? (size - header) / sample : 0;
+    std::vector<uint8_t> right = {0, 0, 8, uint8_t(dims)};
+    for (uint32_t number : {n, 28u, 28u})
+        for (int shift : {24, 16, 8, 0}) right.push_back(number >> shift);
+    if (!unpacked || n == 0 || size != header + n * sample ||
+        !std::equal(right.begin(), right.begin() + header, bytes.begin()))
         error("%s: this is no .gz file of %s: remove it, `make data` brings the right one",
               path.c_str(), dims == 3 ? "28x28 images" : "labels");
     return {bytes.begin() + header, bytes.end()};
@@ -2066,10 +2042,10 @@ DataSet load_data(const std::string &folder, const std::string &which) { // trai
 }
 
 static DataIter make_iter(const DataSet &set, int batch_size, bool shuffle) {
-    std::vector<int> order(set.count);
+    const int n = set.count;
+    std::vector<int> order(n);
     std::iota(order.begin(), order.end(), 0);
-    const Tensor X = empty({set.count, 1, 28, 28}, cpu()), y = empty({set.count}, cpu());
-    return {&set, batch_size, shuffle, X, y, order};
+    return {&set, batch_size, shuffle, empty({n, 1, 28, 28}, cpu()), empty({n}, cpu()), order};
 }
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
     return {make_iter(train_set, batch_size, options.shuffle),
@@ -2416,8 +2392,6 @@ void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
 // 14. Program
 // The command line and main.
 
-Options options;
-
 // The table of options, of which the usage text and getopt's array are made
 typedef std::function<void(const char *value)> Setter; // or says what is wrong with the value
 struct Flag {
@@ -2483,23 +2457,23 @@ static void set(const Flag &f, const char *value) {
     }
 }
 
-// Derive the options that were not given; refuse what does not go together.
+// The options that were not given are what the chapters train with; refuse what does not go
+// together.
 static void complete_options() {
     const int k = options.gpus;
-    const Model *model = models;
-    while (model->name != options.model)
-        if (++model == std::end(models))
-            error("--model %s: unknown, there are lenet, resnet18, lab_cnn", options.model.c_str());
-    if (!options.batch) options.batch = model->batch + k * model->batch_of_each;
-    if (!options.lr) options.lr = model->lr + k * model->lr_of_each;
-    if (!options.epochs) options.epochs = model->epochs;
-    if (options.allreduce.empty()) options.allreduce = model->allreduce;
+    const bool resnet = options.model == "resnet18", lab = options.model == "lab_cnn";
+    if (!resnet && !lab && options.model != "lenet")
+        error("--model %s: unknown, there are lenet, resnet18, lab_cnn", options.model.c_str());
+    if (!options.batch) options.batch = resnet ? 256 * k : lab ? 64 * k : 256;
+    if (!options.lr) options.lr = resnet ? 0.1f * k : lab ? 0.3f : 0.2f;
+    if (!options.epochs) options.epochs = lab ? 5 : 10;
+    if (options.allreduce.empty()) options.allreduce = lab ? "local" : "naive";
     std::vector<std::string> names;
     for (const Algorithm &a : algorithms) names.push_back(a.name);
     if (std::find(names.begin(), names.end(), options.allreduce) == names.end())
         error("--allreduce %s: unknown, there are %s", options.allreduce.c_str(),
               listed(names, ", ").c_str());
-    if (options.model != "lenet") options.evaluate_all = true;
+    if (resnet || lab) options.evaluate_all = true;
     if (!options.split.empty() && (int)options.split.size() != k)
         error("--split has %zu parts, but there are %d devices: use GPUS=%zu", options.split.size(),
               k, options.split.size());
