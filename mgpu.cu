@@ -631,25 +631,20 @@ static void allreduce_sharded(const Grads &grads) {
 static void allreduce_ring(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
-    // The reduce-scatter phase: partial sums go round; device (j + step) mod k sends chunk j's.
-    for (int step = 0; step < k - 1; step++) {
+    // In each step device c sends chunk c - step mod k: for k-1 steps a partial sum, to which its
+    // neighbour adds (reduce-scatter), for k-1 more the whole sum, which goes round (all-gather).
+    for (int step = 0; step < 2 * (k - 1); step++) {
+        const bool reduce = step < k - 1;
         std::vector<Message> messages;
+        std::vector<Tensor> theirs; // the neighbours' chunks of the same numbers
         for (int c = 0; c < k; c++) {
-            const Tensor part = chunk(flat[c], (c - step + k) % k, k);
-            messages.push_back({part, empty(part.shape, flat[(c + 1) % k].device)});
+            const int j = (c - step + 2 * k) % k;
+            const Tensor part = chunk(flat[c], j, k);
+            theirs.push_back(chunk(flat[(c + 1) % k], j, k));
+            messages.push_back({part, reduce ? empty(part.shape, theirs[c].device) : theirs[c]});
         }
         send(messages);
-        for (int c = 0; c < k; c++)
-            add_(chunk(flat[(c + 1) % k], (c - step + k) % k, k), messages[c].dst);
-    }
-    // The all-gather phase: the sums go round; device j - 1 + step sends that of chunk j.
-    for (int step = 0; step < k - 1; step++) {
-        std::vector<Message> messages;
-        for (int c = 0; c < k; c++) {
-            const int j = (c + 1 - step + k) % k;
-            messages.push_back({chunk(flat[c], j, k), chunk(flat[(c + 1) % k], j, k)});
-        }
-        send(messages);
+        for (int c = 0; c < k && reduce; c++) add_(theirs[c], messages[c].dst);
     }
 }
 
@@ -801,7 +796,7 @@ Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int
 void record(const Tensor &y, std::function<void()> backward);
 float *grad_of(const Tensor &X); // null where X wants no gradient
 bool recording = true;           // false under NoGrad
-void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
+void check_shape(const char *op, bool right, const char *wants, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
 
 // The table of operators. An entry that is null, as all are here, leaves the work to this section;
@@ -819,8 +814,7 @@ struct Operators {
     Tensor (*batch_norm)(const Tensor &X, const Tensor &gamma, const Tensor &beta,
                          const Tensor &running_mean, const Tensor &running_var);
     void (*sgd)(const std::vector<Tensor> &params, float lr, int batch_size);
-    // Enqueues the launches that operators have put off: the device's last one, and the one that
-    // writes the tensor with this note.
+    // Enqueues what operators have put off: the device's last launch, and that of the noted tensor
     void (*flush)(Device device, const std::shared_ptr<Note> &note);
 } operators;
 
@@ -919,8 +913,8 @@ __device__ inline float exp_sum(const float *z, int classes, float *largest) {
 // l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit subtracted from both
 //   y_hat (N,classes)   y (N) class numbers   ->   l (N)
 // One thread per sample.
-__global__ void softmax_cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N,
-                                             int classes) {
+__global__ void cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N,
+                                     int classes) {
     int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const float *z = y_hat + n * classes;
@@ -929,9 +923,8 @@ __global__ void softmax_cross_entropy_kernel(float *l, const float *y_hat, const
     l[n] = logf(sum) - (z[(int)y[n]] - largest);
 }
 // dy_hat[n,j] += dl[n] * (softmax(y_hat[n])[j] - [j == y[n]])
-__global__ void softmax_cross_entropy_backward_kernel(float *dy_hat, const float *dl,
-                                                      const float *y_hat, const float *y, int N,
-                                                      int classes) {
+__global__ void cross_entropy_backward_kernel(float *dy_hat, const float *dl, const float *y_hat,
+                                              const float *y, int N, int classes) {
     int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const float *z = y_hat + n * classes;
@@ -952,12 +945,11 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
     const int N = y_hat.shape[0], classes = y_hat.shape[1], block = 64;
     same_device("softmax_cross_entropy", {y_hat, y});
     Tensor l = output("softmax_cross_entropy", {y_hat}, {N}); // y gets no gradient
-    LAUNCH(softmax_cross_entropy_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
+    LAUNCH(cross_entropy_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
         l.ptr(), y_hat.ptr(), y.ptr(), N, classes));
     record(l, [=] {
-        LAUNCH(
-            softmax_cross_entropy_backward_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
-                grad_of(y_hat), l.grad->ptr(), y_hat.ptr(), y.ptr(), N, classes));
+        LAUNCH(cross_entropy_backward_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
+            grad_of(y_hat), l.grad->ptr(), y_hat.ptr(), y.ptr(), N, classes));
     });
     return l;
 }
@@ -1041,13 +1033,12 @@ Tensor global_avg_pool2d(const Tensor &X) {
                 X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0,
                 "(N,C,H,W)", {X});
     const int H = X.shape[2], W = X.shape[3];
-    return reshape(pool2d("global_avg_pool2d", X, H, W, std::max(H, W), false),
-                   {X.shape[0], X.shape[1]});
+    return reshape(pool2d("global_avg_pool2d", X, H, W, std::max(H, W), false), {X.shape[0], -1});
 }
 
 // --- matrix product
-// How far apart neighbours of `batch` matrices are; a transposed one has the last two exchanged. 0:
-// all matrices are the same one.
+// How far apart neighbours of `batch` matrices are, 0 if all are the same one; a transposed one has
+// the last two exchanged
 struct Strides {
     int batch, row, column;
 };
@@ -1117,18 +1108,17 @@ __global__ void bias_backward_kernel(float *db, const float *dy, Planes s) {
     const float sum = channel_sum(scratch, s, blockIdx.x, [=](int i) { return dy[i]; });
     if (threadIdx.x == 0) db[blockIdx.x] += sum;
 }
-static Planes planes_of(const Tensor &y) {
+static Planes planes(const Tensor &y) {
     const int N = y.shape[0], C = y.shape[1];
     return {N, C, size(y) / std::max(1, N * C)};
 }
 static void bias(const Tensor &y, const Tensor &b) {
-    LAUNCH(
-        bias_kernel<<<blocks(size(y)), threads, 0, on(y.device)>>>(y.ptr(), b.ptr(), planes_of(y)));
+    LAUNCH(bias_kernel<<<blocks(size(y)), threads, 0, on(y.device)>>>(y.ptr(), b.ptr(), planes(y)));
 }
 static void bias_backward(const Tensor &y, const Tensor &b) {
     if (float *db = grad_of(b))
         LAUNCH(bias_backward_kernel<<<size(b), threads, 0, on(y.device)>>>(db, y.grad->ptr(),
-                                                                           planes_of(y)));
+                                                                           planes(y)));
 }
 
 // --- dense layer
@@ -1216,27 +1206,25 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int
     const int O = W.shape[0], K = W.shape[2];
     const int OH = (H + 2 * padding - K) / stride + 1, OW = (width + 2 * padding - K) / stride + 1;
     const int P = OH * OW, T = C * K * K;
+    const Device d = X.device;
     const ConvShape s = {N, C, H, width, O, K, stride, padding, OH, OW};
     if (operators.conv2d) return operators.conv2d(X, W, b, s);
     Tensor y = output("conv2d", {X, W, b}, {N, O, OH, OW});
     bias(y, b); // y[n] = b + W @ columns[n]
     const Tensor columns = im2col(X, s, P, 1);
-    matmul(y.ptr(), {O * P, P, 1}, W.ptr(), {0, T, 1}, columns.ptr(), {T * P, P, 1}, N, O, P, T,
-           X.device);
+    matmul(y.ptr(), {O * P, P, 1}, W.ptr(), {0, T, 1}, columns.ptr(), {T * P, P, 1}, N, O, P, T, d);
     record(y, [=] {
         float *dy = y.grad->ptr();
         bias_backward(y, b);
         if (float *dW = grad_of(W)) {                  // += the sum over n of dy[n] @ columns[n]^T
             const Tensor columns = im2col(X, s, 1, T); // in the order in which they are read
-            matmul(dW, {0, T, 1}, dy, {O * P, P, 1}, columns.ptr(), {T * P, T, 1}, N, O, T, P,
-                   X.device);
+            matmul(dW, {0, T, 1}, dy, {O * P, P, 1}, columns.ptr(), {T * P, T, 1}, N, O, T, P, d);
         }
         if (float *dX = grad_of(X)) { // dcolumns[n] = W^T @ dy[n]
-            const Tensor dcolumns = full({N, T, P}, 0, X.device);
+            const Tensor dcolumns = full({N, T, P}, 0, d);
             matmul(dcolumns.ptr(), {T * P, P, 1}, W.ptr(), {0, 1, T}, dy, {O * P, P, 1}, N, T, P, O,
-                   X.device);
-            LAUNCH(col2im_kernel<<<blocks(size(X)), threads, 0, on(X.device)>>>(dX, dcolumns.ptr(),
-                                                                                s));
+                   d);
+            LAUNCH(col2im_kernel<<<blocks(size(X)), threads, 0, on(d)>>>(dX, dcolumns.ptr(), s));
         }
     });
     return y;
@@ -1274,31 +1262,24 @@ __global__ void batch_norm_kernel(float *y, BatchNorm a, Planes s) {
     const int c = i / s.plane % s.C;
     y[i] = (a.X[i] - a.mean[c]) * (a.gamma[c] / sqrtf(a.var[c] + bn_eps)) + a.beta[c];
 }
-// sum (C) and product (C) are, for each channel, the sums of dy and of dy * (X - mean);
-// dbeta += sum, dgamma += product / sqrt(var + eps), where not null
+// Of sum and product, the sums of dy and of dy * (X - mean) over a channel, and M = N*plane:
+// dbeta += sum, dgamma += product / sqrt(var + eps), dX += gamma / sqrt(var + eps) * (dy - sum/M -
+// (X - mean) / (var + eps) * product/M), since mean and var depend on X, too; where not null
 // One block per channel.
-__global__ void batch_norm_sums_kernel(float *sum, float *product, float *dgamma, float *dbeta,
-                                       const float *dy, BatchNorm a, Planes s) {
+__global__ void batch_norm_backward_kernel(float *dX, float *dgamma, float *dbeta, const float *dy,
+                                           BatchNorm a, Planes s) {
     __shared__ float scratch[threads];
-    const int c = blockIdx.x;
-    const float *X = a.X, mean = a.mean[c];
-    const float dy_sum = channel_sum(scratch, s, c, [=](int i) { return dy[i]; });
-    const float dot = channel_sum(scratch, s, c, [=](int i) { return dy[i] * (X[i] - mean); });
-    if (threadIdx.x > 0) return;
-    sum[c] = dy_sum;
-    product[c] = dot;
-    if (dgamma) dgamma[c] += dot / sqrtf(a.var[c] + bn_eps);
-    if (dbeta) dbeta[c] += dy_sum;
-}
-// dX += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) / (var + eps) * product/M), where
-// M = N*plane: mean and var depend on X, too.   One thread per element.
-__global__ void batch_norm_backward_kernel(float *dX, const float *dy, const float *sum,
-                                           const float *product, BatchNorm a, Planes s) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= s.N * s.C * s.plane) return;
-    const int c = i / s.plane % s.C;
-    const float M = (float)s.N * s.plane, var = a.var[c] + bn_eps, slope = product[c] / M / var;
-    dX[i] += a.gamma[c] / sqrtf(var) * (dy[i] - sum[c] / M - (a.X[i] - a.mean[c]) * slope);
+    const int c = blockIdx.x, M = s.N * s.plane;
+    const float *X = a.X, mean = a.mean[c], var = a.var[c] + bn_eps;
+    const float sum = channel_sum(scratch, s, c, [=](int i) { return dy[i]; });
+    const float product = channel_sum(scratch, s, c, [=](int i) { return dy[i] * (X[i] - mean); });
+    if (threadIdx.x == 0 && dgamma) dgamma[c] += product / sqrtf(var);
+    if (threadIdx.x == 0 && dbeta) dbeta[c] += sum;
+    const float scale = a.gamma[c] / sqrtf(var), slope = product / M / var;
+    for (int m = threadIdx.x; dX && m < M; m += threads) {
+        const int i = (m / s.plane * s.C + c) * s.plane + m % s.plane; // as in channel_sum
+        dX[i] += scale * (dy[i] - sum / M - (X[i] - mean) * slope);
+    }
 }
 
 // X (N,C,H,W)   gamma, beta, running_mean, running_var (C)   ->   y (N,C,H,W)
@@ -1323,22 +1304,16 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
     const Tensor var = recording ? full({C}, 0, X.device) : running_var;
     const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
                          var.ptr(), running_mean.ptr(), running_var.ptr()};
-    const Planes s = planes_of(X);
+    const Planes s = planes(X);
     if (recording && N > 0)
         LAUNCH(batch_norm_moments_kernel<<<C, threads, 0, on(X.device)>>>(a, s));
     LAUNCH(batch_norm_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), a, s));
-    const std::vector<Tensor> kept = {X, gamma, beta, mean, var, running_mean, running_var};
     record(y, [=] {
-        (void)kept; // captured, because `a` points to their memory
-        const float *dy = y.grad->ptr();
-        const Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
+        (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
         // In this order, so that dbeta is added where gamma and beta are the same tensor
         float *const dgamma = grad_of(gamma), *const dbeta = grad_of(beta);
-        LAUNCH(batch_norm_sums_kernel<<<C, threads, 0, on(X.device)>>>(sum.ptr(), product.ptr(),
-                                                                       dgamma, dbeta, dy, a, s));
-        if (float *dX = grad_of(X))
-            LAUNCH(batch_norm_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
-                dX, dy, sum.ptr(), product.ptr(), a, s));
+        LAUNCH(batch_norm_backward_kernel<<<C, threads, 0, on(X.device)>>>(
+            grad_of(X), dgamma, dbeta, y.grad->ptr(), a, s));
     });
     return y;
 }
@@ -1370,8 +1345,7 @@ struct Event { // a CUDA event of a device
     ~Event() { cudaEventDestroy(handle); }
 };
 
-// The gradients of all params with requires_grad lie one behind the other: an allreduce can take
-// them as one.
+// The gradients lie one behind the other: an allreduce can take them as one.
 void attach_grad(std::vector<Tensor> &params) {
     if (params.empty()) return;
     int n = 0;
@@ -1429,10 +1403,9 @@ void backward(const Tensor &l) {
     auto &tape = tapes[l.device.id];
     auto made_l = [&](const TapeEntry &entry) { return entry.grad == l.grad; };
     if (!l.grad || std::none_of(tape.begin(), tape.end(), made_l))
-        error(
-            "backward: no operator on %s was recorded that made it, or a backward pass since then "
-            "used it up",
-            str(l.device).c_str());
+        error("backward: no operator on %s was recorded that made it, or a backward pass since "
+              "then used it up",
+              str(l.device).c_str());
     const Part part("backward");
     pass++;
     grad_of(l);
@@ -1729,8 +1702,7 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
 std::string str(Device d) { return d.id < 0 ? "cpu" : format("gpu(%d)", d.id); }
 static std::string str(int n) { return std::to_string(n); }
 inline std::string str(const std::string &s) { return s; }
-template <class T>
-static std::string listed(const std::vector<T> &list, const char *separator) { // 2, 3
+template <class T> static std::string listed(const std::vector<T> &list, const char *separator) {
     std::string s;
     for (const T &x : list) s += (s.empty() ? "" : separator) + str(x);
     return s;
@@ -1744,9 +1716,8 @@ void same_device(const char *op, const std::vector<Tensor> &inputs) {
             error("%s: its arguments lie on %s and %s, they must be on one device", op,
                   str(inputs[0].device).c_str(), str(X.device).c_str());
 }
-void check_shape(const char *op, bool right, const char *wanted,
-                 const std::vector<Tensor> &inputs) {
-    if (!right) error("%s: wants %s, got %s", op, wanted, listed(inputs, ", ").c_str());
+void check_shape(const char *op, bool right, const char *wants, const std::vector<Tensor> &inputs) {
+    if (!right) error("%s: wants %s, got %s", op, wants, listed(inputs, ", ").c_str());
 }
 
 // --- streams
@@ -1788,8 +1759,7 @@ void waitall() {
 // --- devices
 static const char *const see = ": make check looks for the cause";
 static const char *const meant = "; if that is meant, FIRST_CHECK=0";
-// How i reaches j's memory: "same GPU as", "peer" (access is enabled here) or "staged" (through the
-// host).
+// How i reaches j's memory: "same GPU as", "peer" (access is enabled here), "staged" (by the host)
 static const char *connect(Device i, Device j) {
     int can = 0;
     if (physical(i) == physical(j)) return "same GPU as";
@@ -2079,8 +2049,7 @@ bool DataIter::next(Tensor &X, Tensor &y) {
     return true;
 }
 
-// SPLIT=3,1 gives the first device three quarters. What rounding leaves over goes to the first
-// devices, a sample each.
+// What rounding leaves over goes to the first devices, a sample each.
 std::vector<int> shard_sizes(int n, int k) {
     const bool equal = options.split.empty() || k == 1;
     const std::vector<int> weights = equal ? std::vector<int>(k, 1) : options.split;
@@ -2263,9 +2232,8 @@ static std::string training() {
 }
 void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples) {
     if (options.save.empty()) return;
-    const char *part = samples < train_set.count ? ", not whole" : "";
-    save_safetensors(options.save, params,
-                     {{"epoch", str(epoch + 1) + part}, {"training", training()}});
+    const std::string done = str(epoch + 1) + (samples < train_set.count ? ", not whole" : "");
+    save_safetensors(options.save, params, {{"epoch", done}, {"training", training()}});
 }
 // RESUME: start with the parameters, and at the epoch, of a file that SAVE has written.
 static void resume(const std::string &path) {
@@ -2288,11 +2256,9 @@ static void resume(const std::string &path) {
 typedef std::vector<float> Flat; // the numbers of all trained parameters, one after another
 static Flat all_to_host(const std::vector<Tensor> &params) {
     Flat all;
-    for (const Tensor &p : params) {
-        if (!p.requires_grad) continue;
-        const Flat numbers = to_host(p);
-        all.insert(all.end(), numbers.begin(), numbers.end());
-    }
+    for (const Tensor &p : params)
+        if (p.requires_grad)
+            for (float x : to_host(p)) all.push_back(x);
     return all;
 }
 // W1[7]: what number j of them is called
@@ -2457,8 +2423,7 @@ static void set(const Flag &f, const char *value) {
     }
 }
 
-// The options that were not given are what the chapters train with; refuse what does not go
-// together.
+// What was not given is what the chapters train with. Refuse what does not go together.
 static void complete_options() {
     const int k = options.gpus;
     const bool resnet = options.model == "resnet18", lab = options.model == "lab_cnn";
