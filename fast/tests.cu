@@ -140,7 +140,8 @@ static void backward_from(const Tensors &ys, const std::vector<Floats> &dys) {
         for (size_t i = 0; i < ys.size(); i++) {
             const Tensor dy = on_device(dys[i], ys[i].shape);
             const int n = size(dy);
-            LAUNCH(add_kernel<<<blocks(n), threads, 0, on(gpu(0))>>>(grad_of(ys[i]), dy.ptr(), n));
+            float *const sum = grad_of(ys[i]);
+            LAUNCH(add_kernel<<<blocks(n), threads, 0, on(gpu(0))>>>(sum, sum, dy.ptr(), n));
         }
     });
     backward(l);
