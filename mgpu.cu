@@ -45,7 +45,6 @@
 #include <utility>
 #include <variant>
 #include <vector>
-
 #include <getopt.h>
 #include <unistd.h>
 
@@ -180,9 +179,8 @@ void peer_copy(const Tensor &src, const Tensor &dst, Stream &stream) {
                               sizeof(float) * size(src), stream.handle));
 }
 
-// dst[:] = src, of equal size, from any device to any. Asynchronous: between devices the copy runs
-// on dst's stream; it waits for src's earlier work, and src's later work waits for it. Only a copy
-// to the host blocks.
+// dst[:] = src, of equal size. Asynchronous: between devices the copy runs on dst's stream, waits
+// for src's earlier work, and src's later work waits for it. Only a copy to the host blocks.
 void copyto(const Tensor &src, const Tensor &dst) {
     const Device from = src.device, to = dst.device;
     const size_t bytes = sizeof(float) * size(src);
@@ -785,10 +783,9 @@ Exchange exchange_by(const std::string &name, bool overlap) {
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
 // Each operation stands with its kernels, its forward and its backward, from an elementwise ReLU to
-// batch normalization: the simplest kernels that are right and not too slow to train with, mostly a
-// thread for each number of the result. A kernel's arguments are its outputs, then its inputs, then
-// sizes. A backward adds to a gradient, which may have several parts. An operator of your own
-// starts as a copy of relu.
+// batch normalization: the simplest kernels that are right and not too slow to train with. Their
+// arguments are outputs, then inputs, then sizes. A backward adds to a gradient, which may have
+// several parts. An operator of your own starts as a copy of relu.
 
 // What an operator takes from autograd (section 9): output() allocates y, record() puts the
 // backward onto the tape, grad_of() says where dX is to be added.
@@ -911,8 +908,7 @@ __device__ inline float exp_sum(const float *z, int classes, float *largest) {
     return sum;
 }
 // l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit subtracted from both
-//   y_hat (N,classes)   y (N) class numbers   ->   l (N)
-// One thread per sample.
+//   y_hat (N,classes)   y (N) class numbers   ->   l (N)   One thread per sample.
 __global__ void cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N,
                                      int classes) {
     int n = blockIdx.x * blockDim.x + threadIdx.x;
@@ -956,7 +952,6 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
 
 // --- average and max pooling
 // y[n,c,i,j] = the mean, or the largest, of X[n,c,i*S+u,j*S+v] over u < KH, v < KW
-
 struct PoolShape {
     int P, H, W, OH, OW, KH, KW, S; // P = N*C planes; OH = (H - KH)/S + 1, rounded down
     int max;                        // 1: the largest, 0: the mean
@@ -971,8 +966,7 @@ __device__ inline int largest(const float *x, const PoolShape &s) {
         }
     return best;
 }
-// X (P,H,W)   ->   y (P,OH,OW)
-// One thread per element of y.
+// X (P,H,W)   ->   y (P,OH,OW)   One thread per element of y.
 __global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     const int j = at % s.OW, i = at / s.OW % s.OH, p = at / s.OW / s.OH;
@@ -985,8 +979,7 @@ __global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
 }
 // dX[h,w] += the sum of what the windows (i,j) that hold (h,w) give it: of each one's dy an equal
 // part, or all to its largest number
-//   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)
-// One thread per element of dX.
+//   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)   One thread per element of dX.
 __global__ void pool2d_backward_kernel(float *dX, const float *dy, const float *X, PoolShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     const int w = at % s.W, h = at / s.W % s.H, p = at / s.W / s.H;
@@ -1026,8 +1019,7 @@ Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
 Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
     return pool2d("max_pool2d", X, kernel_size, kernel_size, stride, true);
 }
-// X (N,C,H,W)   ->   y (N,C), the mean of each plane
-// Same as nn.AdaptiveAvgPool2d((1,1)) and nn.Flatten().
+// X (N,C,H,W)   ->   y (N,C), means. Same as nn.AdaptiveAvgPool2d((1,1)) and nn.Flatten().
 Tensor global_avg_pool2d(const Tensor &X) {
     check_shape("global_avg_pool2d",
                 X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0,
@@ -1168,8 +1160,7 @@ __global__ void im2col_kernel(float *columns, const float *X, ConvShape s, int b
         }
 }
 // dX[n,c,h,w] += sum of dcolumns[n,t,p] over all i,j,u,v with
-//   i*stride+u-padding = h, j*stride+v-padding = w
-// One thread per element of dX.
+//   i*stride+u-padding = h, j*stride+v-padding = w   One thread per element of dX.
 __global__ void col2im_kernel(float *dX, const float *dcolumns, ConvShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     const int w = at % s.W + s.padding, h = at / s.W % s.H + s.padding, plane = at / s.W / s.H;
@@ -1191,7 +1182,6 @@ static Tensor im2col(const Tensor &X, const ConvShape &s, int by_t, int by_p) {
     return columns;
 }
 // X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW)
-//   OH = (H + 2*padding - K)/stride + 1, rounded down; OW likewise
 // Same as F.conv2d(X, W, b, stride, padding); PyTorch's gradients.
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int padding) {
     bool right = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
@@ -1232,15 +1222,13 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int
 
 // --- batch normalization
 // y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel.
-
 constexpr float bn_eps = 1e-5f, bn_momentum = 0.1f; // momentum: the weight of new statistics
 struct BatchNorm {                                  // X (N,C,plane), all else (C)
     const float *X, *gamma, *beta;
     float *mean, *var, *running_mean, *running_var;
 };
 
-// mean and var of each channel; running = (1-momentum) * running + momentum * new
-// One block per channel.
+// mean and var; running = (1-momentum) * running + momentum * new   One block per channel.
 __global__ void batch_norm_moments_kernel(BatchNorm a, Planes s) {
     __shared__ float scratch[threads];
     const int c = blockIdx.x, n = s.N * s.plane;
@@ -1262,10 +1250,10 @@ __global__ void batch_norm_kernel(float *y, BatchNorm a, Planes s) {
     const int c = i / s.plane % s.C;
     y[i] = (a.X[i] - a.mean[c]) * (a.gamma[c] / sqrtf(a.var[c] + bn_eps)) + a.beta[c];
 }
-// Of sum and product, the sums of dy and of dy * (X - mean) over a channel, and M = N*plane:
+// With sum and product, the sums of dy and of dy * (X - mean) over the channel, and M = N*plane:
 // dbeta += sum, dgamma += product / sqrt(var + eps), dX += gamma / sqrt(var + eps) * (dy - sum/M -
-// (X - mean) / (var + eps) * product/M), since mean and var depend on X, too; where not null
-// One block per channel.
+// (X - mean) / (var + eps) * product/M): mean and var depend on X, too. A gradient that is null is
+// not wanted.   One block per channel.
 __global__ void batch_norm_backward_kernel(float *dX, float *dgamma, float *dbeta, const float *dy,
                                            BatchNorm a, Planes s) {
     __shared__ float scratch[threads];
@@ -1470,8 +1458,7 @@ struct Layers {
 };
 static Tensor Conv2d(Layers &l, const Tensor &X, int channels, int kernel_size, int stride = 1,
                      int padding = 0) {
-    const int in_channels = X.shape[1];
-    Tensor W = l.next("conv", ".weight", {channels, in_channels, kernel_size, kernel_size}, l.init);
+    Tensor W = l.next("conv", ".weight", {channels, X.shape[1], kernel_size, kernel_size}, l.init);
     Tensor b = l.next("conv", ".bias", {channels}, constant(0));
     return conv2d(X, W, b, stride, padding);
 }
@@ -1516,36 +1503,33 @@ Tensor resnet18(Layers &l, Tensor X, int num_classes) {
     return Linear(l, global_avg_pool2d(X), num_classes);
 }
 // The lab's network: LeNet with max pooling
-Tensor lab_cnn(Layers &l, Tensor X) {
+Tensor lab_cnn(Layers &l, Tensor X, int num_classes = 10) {
     X = max_pool2d(relu(Conv2d(l, X, 20, 3)), 2, 2);
     X = max_pool2d(relu(Conv2d(l, X, 50, 5)), 2, 2);
     X = relu(Linear(l, reshape(X, {X.shape[0], -1}), 128));
-    return Linear(l, X, 10);
+    return Linear(l, X, num_classes);
 }
 
 // MODEL's network, its parameters on the host (a seed always gives the same ones) and their names.
 void init_model() {
     if (options.model == "lenet") return init_params(); // net and param_names are lenet's at first
     const bool resnet = options.model == "resnet18";
-    auto forward = [=](Layers &l, const Tensor &X) {
-        return resnet ? resnet18(l, X, 10) : lab_cnn(l, X);
-    };
+    auto *forward = resnet ? resnet18 : lab_cnn;
     params.clear();
     param_names.clear();
     Layers made = {nullptr, [=](std::vector<int> shape) {
                        return resnet ? normal(0.01f, shape) : uniform(0.07f, shape);
                    }};
     NoGrad guard;
-    forward(made, full({1, 1, 28, 28}, 0, gpu(0)));
+    forward(made, full({1, 1, 28, 28}, 0, gpu(0)), 10);
     waitall(); // INIT and RESUME overwrite what is being copied
     net = [=](const Tensor &X, const std::vector<Tensor> &params) {
         Layers given = {&params};
-        return forward(given, X);
+        return forward(given, X, 10);
     };
 }
 
-// How many rows of y_hat have their (first) largest number at the label?
-//   y_hat (N,classes)   y (N)
+// How many rows of y_hat (N,classes) have their (first) largest number at the label, y (N)?
 static int count_correct(const Tensor &y_hat, const Tensor &y) {
     const std::vector<float> z = to_host(y_hat), labels = to_host(y);
     const int classes = y_hat.shape[1];
@@ -1634,8 +1618,7 @@ void demos_lab_cnn(int num_gpus) {
 
 // ---------------------------------------------------------------------------------------------
 // 11. Devices and memory
-// k logical devices on the GPUs there are, their streams, the memory of tensors, and what is said
-// when CUDA fails.
+// k logical devices on the GPUs there are, their streams, the memory of tensors; errors.
 //
 // A program may include this file, as its tests do. These seams are meant for that, and no others:
 //   MGPU_NO_MAIN   defined before, leaves main out
@@ -1927,8 +1910,7 @@ std::vector<float> to_host(const Tensor &t) {
 
 // ---------------------------------------------------------------------------------------------
 // 12. Data, timing, files
-// What d2l lends the tutorial: the data set and its minibatches, the stopwatch, the plot; and the
-// files that a run reads and writes.
+// What d2l lends the tutorial: minibatches of a data set, the stopwatch, the plot; a run's files.
 
 // As NumPy prints an array: each number with as few digits as tell it from its neighbours, at most
 // 8 after the point, and the points of all of them below each other.
