@@ -629,8 +629,8 @@ static void allreduce_sharded(const Grads &grads) {
 static void allreduce_ring(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
-    // In each step device c sends chunk c - step mod k: for k-1 steps a partial sum, to which its
-    // neighbour adds (reduce-scatter), for k-1 more the whole sum, which goes round (all-gather).
+    // In each step device c sends chunk (c - step) mod k: for k-1 steps a partial sum, which its
+    // neighbour adds to its own (reduce-scatter); for k-1 more the sum itself (all-gather).
     for (int step = 0; step < 2 * (k - 1); step++) {
         const bool reduce = step < k - 1;
         std::vector<Message> messages;
@@ -1749,7 +1749,7 @@ static const char *connect(Device i, Device j) {
     CHECK(cudaDeviceCanAccessPeer(&can, physical(i), physical(j)));
     if (!can) return "staged";
     on(i);
-    const auto code = cudaDeviceEnablePeerAccess(physical(j), 0);
+    const cudaError_t code = cudaDeviceEnablePeerAccess(physical(j), 0);
     cudaGetLastError();                                 // no error of a later call
     if (code == cudaErrorTooManyPeers) return "staged"; // more than the hardware takes
     if (code != cudaErrorPeerAccessAlreadyEnabled) CHECK(code);
@@ -1864,9 +1864,7 @@ int size(const Tensor &t) {
     return n;
 }
 Tensor empty(std::vector<int> shape, Device device) {
-    Tensor t;
-    t.device = device;
-    t.shape = std::move(shape);
+    Tensor t = {device, std::move(shape), nullptr, nullptr};
     t.data = allocate(size(t), device);
     return t;
 }
@@ -1931,10 +1929,8 @@ std::string to_string(const Tensor &t) {
     const int n = texts.size(), dims = t.shape.size();
     for (int i = 0; i < n; i++) {
         int opens = 0, closes = 0; // rows, planes, ... that begin or end with this number
-        for (int axis = 0, inner = n; axis < dims; inner /= t.shape[axis++]) {
-            opens += i % inner == 0;
-            closes += (i + 1) % inner == 0;
-        }
+        for (int axis = 0, inner = n; axis < dims; inner /= t.shape[axis++])
+            opens += i % inner == 0, closes += (i + 1) % inner == 0;
         if (i > 0) s += opens ? std::string(opens, '\n') + std::string(dims - opens, ' ') : " ";
         const size_t point = strcspn(texts[i].c_str(), ".");
         s += std::string(opens, '[') + std::string(before - point, ' ') + texts[i] +
@@ -1984,9 +1980,9 @@ DataSet load_data(const std::string &folder, const std::string &which) { // trai
     set.images = load_idx(path + "-images-idx3-ubyte.gz", 3);
     set.labels = load_idx(path + "-labels-idx1-ubyte.gz", 1);
     set.count = set.labels.size();
-    if (set.images.size() != set.labels.size() * 28 * 28)
-        error("%s-*: there are %zu images, but %d labels", path.c_str(),
-              set.images.size() / (28 * 28), set.count);
+    const int images = set.images.size() / (28 * 28);
+    if (images != set.count)
+        error("%s-*: there are %d images, but %d labels", path.c_str(), images, set.count);
     for (int label : set.labels)
         if (label > 9) error("%s-labels*: a label is %d, not 0 to 9", path.c_str(), label);
     if (options.limit) set.count = std::min(set.count, options.limit);
