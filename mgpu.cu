@@ -45,7 +45,6 @@
 #include <utility>
 #include <variant>
 #include <vector>
-
 #include <getopt.h>
 #include <unistd.h>
 
@@ -180,9 +179,8 @@ void peer_copy(const Tensor &src, const Tensor &dst, Stream &stream) {
                               sizeof(float) * size(src), stream.handle));
 }
 
-// dst[:] = src, of equal size, from any device to any. Asynchronous: between devices the copy runs
-// on dst's stream; it waits for src's earlier work, and src's later work waits for it. Only a copy
-// to the host blocks.
+// dst[:] = src, of equal size. Asynchronous: between devices the copy runs on dst's stream, waits
+// for src's earlier work, and src's later work waits for it. Only a copy to the host blocks.
 void copyto(const Tensor &src, const Tensor &dst) {
     const Device from = src.device, to = dst.device;
     const size_t bytes = sizeof(float) * size(src);
@@ -330,8 +328,7 @@ struct Options {
     std::string model = "lenet", allreduce;
     std::vector<int> split; // proportions of the devices' shards; empty: equal ones
     std::string data = "data", init, save, resume, log = "build/log.csv"; // a folder, files
-};
-extern Options options;
+} options;
 
 // Minibatches of a data set, in pinned host memory: X (N,1,28,28) in [0,1], y (N) the class.
 struct DataIter {
@@ -374,7 +371,7 @@ struct Animator {
 void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
                       const std::vector<std::vector<Tensor>> &device_params, float lr);
 void check_replicas(const std::vector<std::vector<Tensor>> &device_params);
-extern int first_epoch; // RESUME begins with this one; else 0
+int first_epoch = 0; // RESUME begins with a later one
 // Where SAVE says, after `samples` of an epoch
 void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples);
 
@@ -632,25 +629,20 @@ static void allreduce_sharded(const Grads &grads) {
 static void allreduce_ring(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
-    // The reduce-scatter phase: partial sums go round; device (j + step) mod k sends chunk j's.
-    for (int step = 0; step < k - 1; step++) {
+    // In each step device c sends chunk (c - step) mod k: for k-1 steps a partial sum, which its
+    // neighbour adds to its own (reduce-scatter); for k-1 more the sum itself (all-gather).
+    for (int step = 0; step < 2 * (k - 1); step++) {
+        const bool reduce = step < k - 1;
         std::vector<Message> messages;
+        std::vector<Tensor> theirs; // the neighbours' chunks of the same numbers
         for (int c = 0; c < k; c++) {
-            const Tensor part = chunk(flat[c], (c - step + k) % k, k);
-            messages.push_back({part, empty(part.shape, flat[(c + 1) % k].device)});
+            const int j = (c - step + 2 * k) % k;
+            const Tensor part = chunk(flat[c], j, k);
+            theirs.push_back(chunk(flat[(c + 1) % k], j, k));
+            messages.push_back({part, reduce ? empty(part.shape, theirs[c].device) : theirs[c]});
         }
         send(messages);
-        for (int c = 0; c < k; c++)
-            add_(chunk(flat[(c + 1) % k], (c - step + k) % k, k), messages[c].dst);
-    }
-    // The all-gather phase: the sums go round; device j - 1 + step sends that of chunk j.
-    for (int step = 0; step < k - 1; step++) {
-        std::vector<Message> messages;
-        for (int c = 0; c < k; c++) {
-            const int j = (c + 1 - step + k) % k;
-            messages.push_back({chunk(flat[c], j, k), chunk(flat[(c + 1) % k], j, k)});
-        }
-        send(messages);
+        for (int c = 0; c < k && reduce; c++) add_(theirs[c], messages[c].dst);
     }
 }
 
@@ -791,18 +783,17 @@ Exchange exchange_by(const std::string &name, bool overlap) {
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
 // Each operation stands with its kernels, its forward and its backward, from an elementwise ReLU to
-// batch normalization: the simplest kernels that are right and not too slow to train with, mostly a
-// thread for each number of the result. A kernel's arguments are its outputs, then its inputs, then
-// sizes. A backward adds to a gradient, which may have several parts. An operator of your own
-// starts as a copy of relu.
+// batch normalization: the simplest kernels that are right and not too slow to train with. Their
+// arguments are outputs, then inputs, then sizes. A backward adds to a gradient, which may have
+// several parts. An operator of your own starts as a copy of relu.
 
 // What an operator takes from autograd (section 9): output() allocates y, record() puts the
 // backward onto the tape, grad_of() says where dX is to be added.
 Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape);
 void record(const Tensor &y, std::function<void()> backward);
 float *grad_of(const Tensor &X); // null where X wants no gradient
-extern bool recording;           // false under NoGrad
-void check_shape(const char *op, bool right, const char *wanted, const std::vector<Tensor> &inputs);
+bool recording = true;           // false under NoGrad
+void check_shape(const char *op, bool right, const char *wants, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
 
 // The table of operators. An entry that is null, as all are here, leaves the work to this section;
@@ -820,8 +811,7 @@ struct Operators {
     Tensor (*batch_norm)(const Tensor &X, const Tensor &gamma, const Tensor &beta,
                          const Tensor &running_mean, const Tensor &running_var);
     void (*sgd)(const std::vector<Tensor> &params, float lr, int batch_size);
-    // Enqueues the launches that operators have put off: the device's last one, and the one that
-    // writes the tensor with this note.
+    // Enqueues what operators have put off: the device's last launch, and that of the noted tensor
     void (*flush)(Device device, const std::shared_ptr<Note> &note);
 } operators;
 
@@ -858,9 +848,12 @@ void fill(const Tensor &a, float value) { // a[:] = value
     const int n = size(a);
     LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(a.device)>>>(a.ptr(), value, n));
 }
-__global__ void add_kernel(float *a, const float *b, int n) {
+
+// --- addition
+// y = A + B, where y may be A. One thread per element.
+__global__ void add_kernel(float *y, const float *A, const float *B, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) a[i] += b[i];
+    if (i < n) y[i] = A[i] + B[i];
 }
 void add_(const Tensor &a, const Tensor &b) {
     same_device("add_", {a, b});
@@ -868,14 +861,7 @@ void add_(const Tensor &a, const Tensor &b) {
     const int n = size(a);
     float *const sum = a.ptr(); // before the launch: see Tensor::ptr
     const float *const x = b.ptr();
-    LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(sum, x, n));
-}
-
-// --- addition
-// y = A + B. One thread per element.
-__global__ void add_forward_kernel(float *y, const float *A, const float *B, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = A[i] + B[i];
+    LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(sum, sum, x, n));
 }
 // A + B, of one shape. They may be the same tensor: its gradient is then 2 dy.
 Tensor add(const Tensor &A, const Tensor &B) {
@@ -883,12 +869,12 @@ Tensor add(const Tensor &A, const Tensor &B) {
     if (operators.add) return operators.add(A, B);
     Tensor y = output("add", {A, B}, A.shape);
     const int n = size(A);
-    LAUNCH(
-        add_forward_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
+    LAUNCH(add_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
     record(y, [=] {
+        const float *dy = y.grad->ptr();
         for (const Tensor &X : {A, B}) // dX += dy
             if (float *dX = grad_of(X))
-                LAUNCH(add_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, y.grad->ptr(), n));
+                LAUNCH(add_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, dX, dy, n));
     });
     return y;
 }
@@ -922,10 +908,9 @@ __device__ inline float exp_sum(const float *z, int classes, float *largest) {
     return sum;
 }
 // l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit subtracted from both
-//   y_hat (N,classes)   y (N) class numbers   ->   l (N)
-// One thread per sample.
-__global__ void softmax_cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N,
-                                             int classes) {
+//   y_hat (N,classes)   y (N) class numbers   ->   l (N)   One thread per sample.
+__global__ void cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N,
+                                     int classes) {
     int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const float *z = y_hat + n * classes;
@@ -934,9 +919,8 @@ __global__ void softmax_cross_entropy_kernel(float *l, const float *y_hat, const
     l[n] = logf(sum) - (z[(int)y[n]] - largest);
 }
 // dy_hat[n,j] += dl[n] * (softmax(y_hat[n])[j] - [j == y[n]])
-__global__ void softmax_cross_entropy_backward_kernel(float *dy_hat, const float *dl,
-                                                      const float *y_hat, const float *y, int N,
-                                                      int classes) {
+__global__ void cross_entropy_backward_kernel(float *dy_hat, const float *dl, const float *y_hat,
+                                              const float *y, int N, int classes) {
     int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const float *z = y_hat + n * classes;
@@ -957,19 +941,17 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
     const int N = y_hat.shape[0], classes = y_hat.shape[1], block = 64;
     same_device("softmax_cross_entropy", {y_hat, y});
     Tensor l = output("softmax_cross_entropy", {y_hat}, {N}); // y gets no gradient
-    LAUNCH(softmax_cross_entropy_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
+    LAUNCH(cross_entropy_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
         l.ptr(), y_hat.ptr(), y.ptr(), N, classes));
     record(l, [=] {
-        LAUNCH(
-            softmax_cross_entropy_backward_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
-                grad_of(y_hat), l.grad->ptr(), y_hat.ptr(), y.ptr(), N, classes));
+        LAUNCH(cross_entropy_backward_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
+            grad_of(y_hat), l.grad->ptr(), y_hat.ptr(), y.ptr(), N, classes));
     });
     return l;
 }
 
 // --- average and max pooling
 // y[n,c,i,j] = the mean, or the largest, of X[n,c,i*S+u,j*S+v] over u < KH, v < KW
-
 struct PoolShape {
     int P, H, W, OH, OW, KH, KW, S; // P = N*C planes; OH = (H - KH)/S + 1, rounded down
     int max;                        // 1: the largest, 0: the mean
@@ -984,8 +966,7 @@ __device__ inline int largest(const float *x, const PoolShape &s) {
         }
     return best;
 }
-// X (P,H,W)   ->   y (P,OH,OW)
-// One thread per element of y.
+// X (P,H,W)   ->   y (P,OH,OW)   One thread per element of y.
 __global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     const int j = at % s.OW, i = at / s.OW % s.OH, p = at / s.OW / s.OH;
@@ -998,8 +979,7 @@ __global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
 }
 // dX[h,w] += the sum of what the windows (i,j) that hold (h,w) give it: of each one's dy an equal
 // part, or all to its largest number
-//   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)
-// One thread per element of dX.
+//   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)   One thread per element of dX.
 __global__ void pool2d_backward_kernel(float *dX, const float *dy, const float *X, PoolShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     const int w = at % s.W, h = at / s.W % s.H, p = at / s.W / s.H;
@@ -1039,20 +1019,18 @@ Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
 Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
     return pool2d("max_pool2d", X, kernel_size, kernel_size, stride, true);
 }
-// X (N,C,H,W)   ->   y (N,C), the mean of each plane
-// Same as nn.AdaptiveAvgPool2d((1,1)) and nn.Flatten().
+// X (N,C,H,W)   ->   y (N,C), means. Same as nn.AdaptiveAvgPool2d((1,1)) and nn.Flatten().
 Tensor global_avg_pool2d(const Tensor &X) {
     check_shape("global_avg_pool2d",
                 X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0,
                 "(N,C,H,W)", {X});
     const int H = X.shape[2], W = X.shape[3];
-    return reshape(pool2d("global_avg_pool2d", X, H, W, std::max(H, W), false),
-                   {X.shape[0], X.shape[1]});
+    return reshape(pool2d("global_avg_pool2d", X, H, W, std::max(H, W), false), {X.shape[0], -1});
 }
 
 // --- matrix product
-// How far apart neighbours of `batch` matrices are; a transposed one has the last two exchanged. 0:
-// all matrices are the same one.
+// How far apart neighbours of `batch` matrices are, 0 if all are the same one; a transposed one has
+// the last two exchanged
 struct Strides {
     int batch, row, column;
 };
@@ -1122,18 +1100,17 @@ __global__ void bias_backward_kernel(float *db, const float *dy, Planes s) {
     const float sum = channel_sum(scratch, s, blockIdx.x, [=](int i) { return dy[i]; });
     if (threadIdx.x == 0) db[blockIdx.x] += sum;
 }
-static Planes planes_of(const Tensor &y) {
+static Planes planes(const Tensor &y) {
     const int N = y.shape[0], C = y.shape[1];
     return {N, C, size(y) / std::max(1, N * C)};
 }
 static void bias(const Tensor &y, const Tensor &b) {
-    LAUNCH(
-        bias_kernel<<<blocks(size(y)), threads, 0, on(y.device)>>>(y.ptr(), b.ptr(), planes_of(y)));
+    LAUNCH(bias_kernel<<<blocks(size(y)), threads, 0, on(y.device)>>>(y.ptr(), b.ptr(), planes(y)));
 }
 static void bias_backward(const Tensor &y, const Tensor &b) {
     if (float *db = grad_of(b))
         LAUNCH(bias_backward_kernel<<<size(b), threads, 0, on(y.device)>>>(db, y.grad->ptr(),
-                                                                           planes_of(y)));
+                                                                           planes(y)));
 }
 
 // --- dense layer
@@ -1183,8 +1160,7 @@ __global__ void im2col_kernel(float *columns, const float *X, ConvShape s, int b
         }
 }
 // dX[n,c,h,w] += sum of dcolumns[n,t,p] over all i,j,u,v with
-//   i*stride+u-padding = h, j*stride+v-padding = w
-// One thread per element of dX.
+//   i*stride+u-padding = h, j*stride+v-padding = w   One thread per element of dX.
 __global__ void col2im_kernel(float *dX, const float *dcolumns, ConvShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     const int w = at % s.W + s.padding, h = at / s.W % s.H + s.padding, plane = at / s.W / s.H;
@@ -1206,7 +1182,6 @@ static Tensor im2col(const Tensor &X, const ConvShape &s, int by_t, int by_p) {
     return columns;
 }
 // X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW)
-//   OH = (H + 2*padding - K)/stride + 1, rounded down; OW likewise
 // Same as F.conv2d(X, W, b, stride, padding); PyTorch's gradients.
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int padding) {
     bool right = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
@@ -1221,27 +1196,25 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int
     const int O = W.shape[0], K = W.shape[2];
     const int OH = (H + 2 * padding - K) / stride + 1, OW = (width + 2 * padding - K) / stride + 1;
     const int P = OH * OW, T = C * K * K;
+    const Device d = X.device;
     const ConvShape s = {N, C, H, width, O, K, stride, padding, OH, OW};
     if (operators.conv2d) return operators.conv2d(X, W, b, s);
     Tensor y = output("conv2d", {X, W, b}, {N, O, OH, OW});
     bias(y, b); // y[n] = b + W @ columns[n]
     const Tensor columns = im2col(X, s, P, 1);
-    matmul(y.ptr(), {O * P, P, 1}, W.ptr(), {0, T, 1}, columns.ptr(), {T * P, P, 1}, N, O, P, T,
-           X.device);
+    matmul(y.ptr(), {O * P, P, 1}, W.ptr(), {0, T, 1}, columns.ptr(), {T * P, P, 1}, N, O, P, T, d);
     record(y, [=] {
         float *dy = y.grad->ptr();
         bias_backward(y, b);
         if (float *dW = grad_of(W)) {                  // += the sum over n of dy[n] @ columns[n]^T
             const Tensor columns = im2col(X, s, 1, T); // in the order in which they are read
-            matmul(dW, {0, T, 1}, dy, {O * P, P, 1}, columns.ptr(), {T * P, T, 1}, N, O, T, P,
-                   X.device);
+            matmul(dW, {0, T, 1}, dy, {O * P, P, 1}, columns.ptr(), {T * P, T, 1}, N, O, T, P, d);
         }
         if (float *dX = grad_of(X)) { // dcolumns[n] = W^T @ dy[n]
-            const Tensor dcolumns = full({N, T, P}, 0, X.device);
+            const Tensor dcolumns = full({N, T, P}, 0, d);
             matmul(dcolumns.ptr(), {T * P, P, 1}, W.ptr(), {0, 1, T}, dy, {O * P, P, 1}, N, T, P, O,
-                   X.device);
-            LAUNCH(col2im_kernel<<<blocks(size(X)), threads, 0, on(X.device)>>>(dX, dcolumns.ptr(),
-                                                                                s));
+                   d);
+            LAUNCH(col2im_kernel<<<blocks(size(X)), threads, 0, on(d)>>>(dX, dcolumns.ptr(), s));
         }
     });
     return y;
@@ -1249,15 +1222,13 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int
 
 // --- batch normalization
 // y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel.
-
 constexpr float bn_eps = 1e-5f, bn_momentum = 0.1f; // momentum: the weight of new statistics
 struct BatchNorm {                                  // X (N,C,plane), all else (C)
     const float *X, *gamma, *beta;
     float *mean, *var, *running_mean, *running_var;
 };
 
-// mean and var of each channel; running = (1-momentum) * running + momentum * new
-// One block per channel.
+// mean and var; running = (1-momentum) * running + momentum * new   One block per channel.
 __global__ void batch_norm_moments_kernel(BatchNorm a, Planes s) {
     __shared__ float scratch[threads];
     const int c = blockIdx.x, n = s.N * s.plane;
@@ -1279,31 +1250,24 @@ __global__ void batch_norm_kernel(float *y, BatchNorm a, Planes s) {
     const int c = i / s.plane % s.C;
     y[i] = (a.X[i] - a.mean[c]) * (a.gamma[c] / sqrtf(a.var[c] + bn_eps)) + a.beta[c];
 }
-// sum (C) and product (C) are, for each channel, the sums of dy and of dy * (X - mean);
-// dbeta += sum, dgamma += product / sqrt(var + eps), where not null
-// One block per channel.
-__global__ void batch_norm_sums_kernel(float *sum, float *product, float *dgamma, float *dbeta,
-                                       const float *dy, BatchNorm a, Planes s) {
+// With sum and product, the sums of dy and of dy * (X - mean) over the channel, and M = N*plane:
+// dbeta += sum, dgamma += product / sqrt(var + eps), dX += gamma / sqrt(var + eps) * (dy - sum/M -
+// (X - mean) / (var + eps) * product/M): mean and var depend on X, too. A gradient that is null is
+// not wanted.   One block per channel.
+__global__ void batch_norm_backward_kernel(float *dX, float *dgamma, float *dbeta, const float *dy,
+                                           BatchNorm a, Planes s) {
     __shared__ float scratch[threads];
-    const int c = blockIdx.x;
-    const float *X = a.X, mean = a.mean[c];
-    const float dy_sum = channel_sum(scratch, s, c, [=](int i) { return dy[i]; });
-    const float dot = channel_sum(scratch, s, c, [=](int i) { return dy[i] * (X[i] - mean); });
-    if (threadIdx.x > 0) return;
-    sum[c] = dy_sum;
-    product[c] = dot;
-    if (dgamma) dgamma[c] += dot / sqrtf(a.var[c] + bn_eps);
-    if (dbeta) dbeta[c] += dy_sum;
-}
-// dX += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) / (var + eps) * product/M), where
-// M = N*plane: mean and var depend on X, too.   One thread per element.
-__global__ void batch_norm_backward_kernel(float *dX, const float *dy, const float *sum,
-                                           const float *product, BatchNorm a, Planes s) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= s.N * s.C * s.plane) return;
-    const int c = i / s.plane % s.C;
-    const float M = (float)s.N * s.plane, var = a.var[c] + bn_eps, slope = product[c] / M / var;
-    dX[i] += a.gamma[c] / sqrtf(var) * (dy[i] - sum[c] / M - (a.X[i] - a.mean[c]) * slope);
+    const int c = blockIdx.x, M = s.N * s.plane;
+    const float *X = a.X, mean = a.mean[c], var = a.var[c] + bn_eps;
+    const float sum = channel_sum(scratch, s, c, [=](int i) { return dy[i]; });
+    const float product = channel_sum(scratch, s, c, [=](int i) { return dy[i] * (X[i] - mean); });
+    if (threadIdx.x == 0 && dgamma) dgamma[c] += product / sqrtf(var);
+    if (threadIdx.x == 0 && dbeta) dbeta[c] += sum;
+    const float scale = a.gamma[c] / sqrtf(var), slope = product / M / var;
+    for (int m = threadIdx.x; dX && m < M; m += threads) {
+        const int i = (m / s.plane * s.C + c) * s.plane + m % s.plane; // as in channel_sum
+        dX[i] += scale * (dy[i] - sum / M - (X[i] - mean) * slope);
+    }
 }
 
 // X (N,C,H,W)   gamma, beta, running_mean, running_var (C)   ->   y (N,C,H,W)
@@ -1328,22 +1292,16 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
     const Tensor var = recording ? full({C}, 0, X.device) : running_var;
     const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
                          var.ptr(), running_mean.ptr(), running_var.ptr()};
-    const Planes s = planes_of(X);
+    const Planes s = planes(X);
     if (recording && N > 0)
         LAUNCH(batch_norm_moments_kernel<<<C, threads, 0, on(X.device)>>>(a, s));
     LAUNCH(batch_norm_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), a, s));
-    const std::vector<Tensor> kept = {X, gamma, beta, mean, var, running_mean, running_var};
     record(y, [=] {
-        (void)kept; // captured, because `a` points to their memory
-        const float *dy = y.grad->ptr();
-        const Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
+        (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
         // In this order, so that dbeta is added where gamma and beta are the same tensor
         float *const dgamma = grad_of(gamma), *const dbeta = grad_of(beta);
-        LAUNCH(batch_norm_sums_kernel<<<C, threads, 0, on(X.device)>>>(sum.ptr(), product.ptr(),
-                                                                       dgamma, dbeta, dy, a, s));
-        if (float *dX = grad_of(X))
-            LAUNCH(batch_norm_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
-                dX, dy, sum.ptr(), product.ptr(), a, s));
+        LAUNCH(batch_norm_backward_kernel<<<C, threads, 0, on(X.device)>>>(
+            grad_of(X), dgamma, dbeta, y.grad->ptr(), a, s));
     });
     return y;
 }
@@ -1359,7 +1317,6 @@ struct TapeEntry {
 };
 static auto &tapes = *new std::map<int, std::vector<TapeEntry>>; // of each device
 
-bool recording = true;
 struct NoGrad { // while one exists, nothing goes on the tape
     bool before = recording;
     NoGrad() { recording = false; }
@@ -1373,13 +1330,10 @@ struct Event { // a CUDA event of a device
         CHECK(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming));
     }
     Event(const Event &) = delete;
-    ~Event() {
-        if (handle) cudaEventDestroy(handle);
-    }
+    ~Event() { cudaEventDestroy(handle); }
 };
 
-// The gradients of all params with requires_grad lie one behind the other: an allreduce can take
-// them as one.
+// The gradients lie one behind the other: an allreduce can take them as one.
 void attach_grad(std::vector<Tensor> &params) {
     if (params.empty()) return;
     int n = 0;
@@ -1437,10 +1391,9 @@ void backward(const Tensor &l) {
     auto &tape = tapes[l.device.id];
     auto made_l = [&](const TapeEntry &entry) { return entry.grad == l.grad; };
     if (!l.grad || std::none_of(tape.begin(), tape.end(), made_l))
-        error(
-            "backward: no operator on %s was recorded that made it, or a backward pass since then "
-            "used it up",
-            str(l.device).c_str());
+        error("backward: no operator on %s was recorded that made it, or a backward pass since "
+              "then used it up",
+              str(l.device).c_str());
     const Part part("backward");
     pass++;
     grad_of(l);
@@ -1505,8 +1458,7 @@ struct Layers {
 };
 static Tensor Conv2d(Layers &l, const Tensor &X, int channels, int kernel_size, int stride = 1,
                      int padding = 0) {
-    const int in_channels = X.shape[1];
-    Tensor W = l.next("conv", ".weight", {channels, in_channels, kernel_size, kernel_size}, l.init);
+    Tensor W = l.next("conv", ".weight", {channels, X.shape[1], kernel_size, kernel_size}, l.init);
     Tensor b = l.next("conv", ".bias", {channels}, constant(0));
     return conv2d(X, W, b, stride, padding);
 }
@@ -1551,48 +1503,33 @@ Tensor resnet18(Layers &l, Tensor X, int num_classes) {
     return Linear(l, global_avg_pool2d(X), num_classes);
 }
 // The lab's network: LeNet with max pooling
-Tensor lab_cnn(Layers &l, Tensor X) {
+Tensor lab_cnn(Layers &l, Tensor X, int num_classes = 10) {
     X = max_pool2d(relu(Conv2d(l, X, 20, 3)), 2, 2);
     X = max_pool2d(relu(Conv2d(l, X, 50, 5)), 2, 2);
     X = relu(Linear(l, reshape(X, {X.shape[0], -1}), 128));
-    return Linear(l, X, 10);
+    return Linear(l, X, num_classes);
 }
-
-// What the chapters train with; on k devices, batch + k * batch_of_each samples, and lr likewise.
-struct Model {
-    const char *name;
-    int batch, batch_of_each;
-    float lr, lr_of_each;
-    int epochs;
-    const char *allreduce;
-};
-static const Model models[] = {{"lenet", 256, 0, 0.2f, 0, 10, "naive"},
-                               {"resnet18", 0, 256, 0, 0.1f, 10, "naive"},
-                               {"lab_cnn", 0, 64, 0.3f, 0, 5, "local"}};
 
 // MODEL's network, its parameters on the host (a seed always gives the same ones) and their names.
 void init_model() {
     if (options.model == "lenet") return init_params(); // net and param_names are lenet's at first
     const bool resnet = options.model == "resnet18";
-    auto forward = [=](Layers &l, const Tensor &X) {
-        return resnet ? resnet18(l, X, 10) : lab_cnn(l, X);
-    };
+    auto *forward = resnet ? resnet18 : lab_cnn;
     params.clear();
     param_names.clear();
     Layers made = {nullptr, [=](std::vector<int> shape) {
                        return resnet ? normal(0.01f, shape) : uniform(0.07f, shape);
                    }};
     NoGrad guard;
-    forward(made, full({1, 1, 28, 28}, 0, gpu(0)));
+    forward(made, full({1, 1, 28, 28}, 0, gpu(0)), 10);
     waitall(); // INIT and RESUME overwrite what is being copied
     net = [=](const Tensor &X, const std::vector<Tensor> &params) {
         Layers given = {&params};
-        return forward(given, X);
+        return forward(given, X, 10);
     };
 }
 
-// How many rows of y_hat have their (first) largest number at the label?
-//   y_hat (N,classes)   y (N)
+// How many rows of y_hat (N,classes) have their (first) largest number at the label, y (N)?
 static int count_correct(const Tensor &y_hat, const Tensor &y) {
     const std::vector<float> z = to_host(y_hat), labels = to_host(y);
     const int classes = y_hat.shape[1];
@@ -1681,8 +1618,7 @@ void demos_lab_cnn(int num_gpus) {
 
 // ---------------------------------------------------------------------------------------------
 // 11. Devices and memory
-// k logical devices on the GPUs there are, their streams, the memory of tensors, and what is said
-// when CUDA fails.
+// k logical devices on the GPUs there are, their streams, the memory of tensors; errors.
 //
 // A program may include this file, as its tests do. These seams are meant for that, and no others:
 //   MGPU_NO_MAIN   defined before, leaves main out
@@ -1749,8 +1685,7 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
 std::string str(Device d) { return d.id < 0 ? "cpu" : format("gpu(%d)", d.id); }
 static std::string str(int n) { return std::to_string(n); }
 inline std::string str(const std::string &s) { return s; }
-template <class T>
-static std::string listed(const std::vector<T> &list, const char *separator) { // 2, 3
+template <class T> static std::string listed(const std::vector<T> &list, const char *separator) {
     std::string s;
     for (const T &x : list) s += (s.empty() ? "" : separator) + str(x);
     return s;
@@ -1764,9 +1699,8 @@ void same_device(const char *op, const std::vector<Tensor> &inputs) {
             error("%s: its arguments lie on %s and %s, they must be on one device", op,
                   str(inputs[0].device).c_str(), str(X.device).c_str());
 }
-void check_shape(const char *op, bool right, const char *wanted,
-                 const std::vector<Tensor> &inputs) {
-    if (!right) error("%s: wants %s, got %s", op, wanted, listed(inputs, ", ").c_str());
+void check_shape(const char *op, bool right, const char *wants, const std::vector<Tensor> &inputs) {
+    if (!right) error("%s: wants %s, got %s", op, wants, listed(inputs, ", ").c_str());
 }
 
 // --- streams
@@ -1808,8 +1742,7 @@ void waitall() {
 // --- devices
 static const char *const see = ": make check looks for the cause";
 static const char *const meant = "; if that is meant, FIRST_CHECK=0";
-// How i reaches j's memory: "same GPU as", "peer" (access is enabled here) or "staged" (through the
-// host).
+// How i reaches j's memory: "same GPU as", "peer" (access is enabled here), "staged" (by the host)
 static const char *connect(Device i, Device j) {
     int can = 0;
     if (physical(i) == physical(j)) return "same GPU as";
@@ -1883,14 +1816,13 @@ void empty_cache() {
 }
 static float *cuda_malloc(Device device, size_t bytes) {
     float *p = nullptr;
-    CHECK(cudaSetDevice(physical(device))); // on() would flush
-    if (cudaMalloc((void **)&p, bytes) == cudaSuccess) return p;
-    cudaGetLastError();
-    empty_cache(); // perhaps there are blocks of other sizes
-    CHECK(cudaSetDevice(physical(device)));
-    if (cudaMalloc((void **)&p, bytes) == cudaSuccess) return p;
-    cudaGetLastError();
     size_t free = 0, total = 0;
+    for (bool again : {true, false}) {
+        CHECK(cudaSetDevice(physical(device))); // on() would flush
+        if (cudaMalloc((void **)&p, bytes) == cudaSuccess) return p;
+        cudaGetLastError();
+        if (again) empty_cache(); // perhaps there are blocks of other sizes
+    }
     CHECK(cudaMemGetInfo(&free, &total));
     error("%s is out of memory: %.1f MB more are needed, %.1f of its %.1f MB are free: use a "
           "smaller BATCH",
@@ -1932,9 +1864,7 @@ int size(const Tensor &t) {
     return n;
 }
 Tensor empty(std::vector<int> shape, Device device) {
-    Tensor t;
-    t.device = device;
-    t.shape = std::move(shape);
+    Tensor t = {device, std::move(shape), nullptr, nullptr};
     t.data = allocate(size(t), device);
     return t;
 }
@@ -1978,8 +1908,7 @@ std::vector<float> to_host(const Tensor &t) {
 
 // ---------------------------------------------------------------------------------------------
 // 12. Data, timing, files
-// What d2l lends the tutorial: the data set and its minibatches, the stopwatch, the plot; and the
-// files that a run reads and writes.
+// What d2l lends the tutorial: minibatches of a data set, the stopwatch, the plot; a run's files.
 
 // As NumPy prints an array: each number with as few digits as tell it from its neighbours, at most
 // 8 after the point, and the points of all of them below each other.
@@ -2000,10 +1929,8 @@ std::string to_string(const Tensor &t) {
     const int n = texts.size(), dims = t.shape.size();
     for (int i = 0; i < n; i++) {
         int opens = 0, closes = 0; // rows, planes, ... that begin or end with this number
-        for (int axis = 0, inner = n; axis < dims; inner /= t.shape[axis++]) {
-            opens += i % inner == 0;
-            closes += (i + 1) % inner == 0;
-        }
+        for (int axis = 0, inner = n; axis < dims; inner /= t.shape[axis++])
+            opens += i % inner == 0, closes += (i + 1) % inner == 0;
         if (i > 0) s += opens ? std::string(opens, '\n') + std::string(dims - opens, ' ') : " ";
         const size_t point = strcspn(texts[i].c_str(), ".");
         s += std::string(opens, '[') + std::string(before - point, ' ') + texts[i] +
@@ -2019,7 +1946,6 @@ struct DataSet {
     std::vector<uint8_t> images, labels;
 };
 static DataSet train_set, test_set; // main reads them before anything starts
-int first_epoch = 0;                // RESUME sets it
 
 // Unpack a .gz file in the IDX format of http://yann.lecun.com/exdb/mnist: two zeros, 8 for bytes,
 // the number of dimensions; their sizes (big-endian, 4 bytes each); the bytes, and no more.
@@ -2028,24 +1954,22 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims) {
     if (access(path.c_str(), R_OK) != 0)
         error("%s: %s%s", path.c_str(), strerror(errno),
               errno == ENOENT ? ": `make data` brings it to data/" : "");
-    std::string quoted; // for the shell
-    for (char c : path) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
     signal(SIGCHLD, SIG_DFL); // this program's parent may ignore it: gzip's status would be lost
-    FILE *pipe = popen(("gzip -dc < '" + quoted + "'").c_str(), "r");
+    setenv("IDX", path.c_str(), 1);
+    FILE *pipe = popen("gzip -dc <\"$IDX\"", "r");
     if (!pipe) error("%s: cannot start gzip: %s", path.c_str(), strerror(errno));
     std::vector<uint8_t> bytes;
     uint8_t buffer[1 << 16];
     while (size_t n = fread(buffer, 1, sizeof buffer, pipe))
         bytes.insert(bytes.end(), buffer, buffer + n);
     const bool unpacked = pclose(pipe) == 0;
-    const size_t header = 4 + 4 * dims, sample = dims == 3 ? 28 * 28 : 1;
-    auto number = [&](size_t i) { // the header's
-        const uint8_t *b = &bytes[4 * i];
-        return size_t(b[0]) << 24 | b[1] << 16 | b[2] << 8 | b[3];
-    };
-    if (!unpacked || bytes.size() <= header || number(0) != size_t(0x800 + dims) ||
-        (dims == 3 && (number(2) != 28 || number(3) != 28)) ||
-        bytes.size() != header + number(1) * sample)
+    const size_t size = bytes.size(), header = 4 + 4 * dims, sample = dims == 3 ? 28 * 28 : 1;
+    const uint32_t n = size > header ? (size - header) / sample : 0;
+    std::vector<uint8_t> right = {0, 0, 8, uint8_t(dims)};
+    for (uint32_t number : {n, 28u, 28u})
+        for (int shift : {24, 16, 8, 0}) right.push_back(number >> shift);
+    if (!unpacked || n == 0 || size != header + n * sample ||
+        !std::equal(right.begin(), right.begin() + header, bytes.begin()))
         error("%s: this is no .gz file of %s: remove it, `make data` brings the right one",
               path.c_str(), dims == 3 ? "28x28 images" : "labels");
     return {bytes.begin() + header, bytes.end()};
@@ -2056,9 +1980,9 @@ DataSet load_data(const std::string &folder, const std::string &which) { // trai
     set.images = load_idx(path + "-images-idx3-ubyte.gz", 3);
     set.labels = load_idx(path + "-labels-idx1-ubyte.gz", 1);
     set.count = set.labels.size();
-    if (set.images.size() != set.labels.size() * 28 * 28)
-        error("%s-*: there are %zu images, but %d labels", path.c_str(),
-              set.images.size() / (28 * 28), set.count);
+    const int images = set.images.size() / (28 * 28);
+    if (images != set.count)
+        error("%s-*: there are %d images, but %d labels", path.c_str(), images, set.count);
     for (int label : set.labels)
         if (label > 9) error("%s-labels*: a label is %d, not 0 to 9", path.c_str(), label);
     if (options.limit) set.count = std::min(set.count, options.limit);
@@ -2066,10 +1990,10 @@ DataSet load_data(const std::string &folder, const std::string &which) { // trai
 }
 
 static DataIter make_iter(const DataSet &set, int batch_size, bool shuffle) {
-    std::vector<int> order(set.count);
+    const int n = set.count;
+    std::vector<int> order(n);
     std::iota(order.begin(), order.end(), 0);
-    const Tensor X = empty({set.count, 1, 28, 28}, cpu()), y = empty({set.count}, cpu());
-    return {&set, batch_size, shuffle, X, y, order};
+    return {&set, batch_size, shuffle, empty({n, 1, 28, 28}, cpu()), empty({n}, cpu()), order};
 }
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
     return {make_iter(train_set, batch_size, options.shuffle),
@@ -2103,8 +2027,7 @@ bool DataIter::next(Tensor &X, Tensor &y) {
     return true;
 }
 
-// SPLIT=3,1 gives the first device three quarters. What rounding leaves over goes to the first
-// devices, a sample each.
+// What rounding leaves over goes to the first devices, a sample each.
 std::vector<int> shard_sizes(int n, int k) {
     const bool equal = options.split.empty() || k == 1;
     const std::vector<int> weights = equal ? std::vector<int>(k, 1) : options.split;
@@ -2287,9 +2210,8 @@ static std::string training() {
 }
 void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples) {
     if (options.save.empty()) return;
-    const char *part = samples < train_set.count ? ", not whole" : "";
-    save_safetensors(options.save, params,
-                     {{"epoch", str(epoch + 1) + part}, {"training", training()}});
+    const std::string done = str(epoch + 1) + (samples < train_set.count ? ", not whole" : "");
+    save_safetensors(options.save, params, {{"epoch", done}, {"training", training()}});
 }
 // RESUME: start with the parameters, and at the epoch, of a file that SAVE has written.
 static void resume(const std::string &path) {
@@ -2312,11 +2234,9 @@ static void resume(const std::string &path) {
 typedef std::vector<float> Flat; // the numbers of all trained parameters, one after another
 static Flat all_to_host(const std::vector<Tensor> &params) {
     Flat all;
-    for (const Tensor &p : params) {
-        if (!p.requires_grad) continue;
-        const Flat numbers = to_host(p);
-        all.insert(all.end(), numbers.begin(), numbers.end());
-    }
+    for (const Tensor &p : params)
+        if (p.requires_grad)
+            for (float x : to_host(p)) all.push_back(x);
     return all;
 }
 // W1[7]: what number j of them is called
@@ -2416,8 +2336,6 @@ void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
 // 14. Program
 // The command line and main.
 
-Options options;
-
 // The table of options, of which the usage text and getopt's array are made
 typedef std::function<void(const char *value)> Setter; // or says what is wrong with the value
 struct Flag {
@@ -2483,23 +2401,22 @@ static void set(const Flag &f, const char *value) {
     }
 }
 
-// Derive the options that were not given; refuse what does not go together.
+// What was not given is what the chapters train with. Refuse what does not go together.
 static void complete_options() {
     const int k = options.gpus;
-    const Model *model = models;
-    while (model->name != options.model)
-        if (++model == std::end(models))
-            error("--model %s: unknown, there are lenet, resnet18, lab_cnn", options.model.c_str());
-    if (!options.batch) options.batch = model->batch + k * model->batch_of_each;
-    if (!options.lr) options.lr = model->lr + k * model->lr_of_each;
-    if (!options.epochs) options.epochs = model->epochs;
-    if (options.allreduce.empty()) options.allreduce = model->allreduce;
+    const bool resnet = options.model == "resnet18", lab = options.model == "lab_cnn";
+    if (!resnet && !lab && options.model != "lenet")
+        error("--model %s: unknown, there are lenet, resnet18, lab_cnn", options.model.c_str());
+    if (!options.batch) options.batch = resnet ? 256 * k : lab ? 64 * k : 256;
+    if (!options.lr) options.lr = resnet ? 0.1f * k : lab ? 0.3f : 0.2f;
+    if (!options.epochs) options.epochs = lab ? 5 : 10;
+    if (options.allreduce.empty()) options.allreduce = lab ? "local" : "naive";
     std::vector<std::string> names;
     for (const Algorithm &a : algorithms) names.push_back(a.name);
     if (std::find(names.begin(), names.end(), options.allreduce) == names.end())
         error("--allreduce %s: unknown, there are %s", options.allreduce.c_str(),
               listed(names, ", ").c_str());
-    if (options.model != "lenet") options.evaluate_all = true;
+    if (resnet || lab) options.evaluate_all = true;
     if (!options.split.empty() && (int)options.split.size() != k)
         error("--split has %zu parts, but there are %d devices: use GPUS=%zu", options.split.size(),
               k, options.split.size());

@@ -112,7 +112,7 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
     const Tensor var = recording ? full({C}, 0, X.device) : running_var;
     const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
                          var.ptr(), running_mean.ptr(), running_var.ptr()};
-    const Planes s = planes_of(X);
+    const Planes s = planes(X);
     if (recording && N > 0) {
         LAUNCH(fast::batch_norm_moments_kernel<<<C, bn_threads, 0, on(X.device)>>>(a, s));
     }

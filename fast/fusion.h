@@ -147,8 +147,7 @@ static Tensor add(const Tensor &A, const Tensor &B) {
     Tensor y = output("add", {A, B}, A.shape);
     const int n = size(A);
     if (!join(A, y, &B) && !join(B, y, &A))
-        LAUNCH(add_forward_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(),
-                                                                           B.ptr(), n));
+        LAUNCH(add_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
     record(y, [=] {
         for (const Tensor &X : {A, B}) {
             if (!X.grad || share_grad(X, y)) continue;

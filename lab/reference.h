@@ -196,15 +196,14 @@ static std::string where_to_look(const Case &c, const std::string &result) {
     const bool forward = result == "y";
     if (c.op == "relu") return forward ? "look at relu_kernel" : "look at relu_backward_kernel";
     if (c.op == "add")
-        return forward ? "look at add_forward_kernel" : "look at what add records: each gets dy";
+        return forward ? "look at add_kernel" : "look at what add records: each gets dy";
     if (c.op == "softmax_cross_entropy")
-        return forward ? "look at softmax_cross_entropy_kernel"
-                       : "look at softmax_cross_entropy_backward_kernel: the losses are summed, "
+        return forward ? "look at cross_entropy_kernel"
+                       : "look at cross_entropy_backward_kernel: the losses are summed, "
                          "only sgd divides";
     if (c.op == "batch_norm")
-        return forward          ? "look at batch_norm_moments_kernel and batch_norm_kernel"
-               : result == "dX" ? "look at batch_norm_backward_kernel"
-                                : "look at batch_norm_sums_kernel";
+        return forward ? "look at batch_norm_moments_kernel and batch_norm_kernel"
+                       : "look at batch_norm_backward_kernel";
     if (c.op != "linear" && c.op != "conv2d")
         return forward ? "look at pool2d_kernel" : "look at pool2d_backward_kernel";
     if (result == "db") return "look at bias_backward_kernel";
