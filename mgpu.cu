@@ -1956,13 +1956,16 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims) {
               errno == ENOENT ? ": `make data` brings it to data/" : "");
     signal(SIGCHLD, SIG_DFL); // this program's parent may ignore it: gzip's status would be lost
     setenv("IDX", path.c_str(), 1);
-    FILE *pipe = popen("gzip -dc <\"$IDX\"", "r");
+    FILE *pipe = popen("gzip -dc \"$IDX\"", "r");
     if (!pipe) error("%s: cannot start gzip: %s", path.c_str(), strerror(errno));
     std::vector<uint8_t> bytes;
     uint8_t buffer[1 << 16];
     while (size_t n = fread(buffer, 1, sizeof buffer, pipe))
         bytes.insert(bytes.end(), buffer, buffer + n);
     const bool unpacked = pclose(pipe) == 0;
+    if (bytes.empty())
+        error("%s: gzip makes nothing of it: no .gz file, or too few files or processes (ulimit)?",
+              path.c_str());
     const size_t size = bytes.size(), header = 4 + 4 * dims, sample = dims == 3 ? 28 * 28 : 1;
     const uint32_t n = size > header ? (size - header) / sample : 0;
     std::vector<uint8_t> right = {0, 0, 8, uint8_t(dims)};
@@ -1970,8 +1973,9 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims) {
         for (int shift : {24, 16, 8, 0}) right.push_back(number >> shift);
     if (!unpacked || n == 0 || size != header + n * sample ||
         !std::equal(right.begin(), right.begin() + header, bytes.begin()))
-        error("%s: this is no .gz file of %s: remove it, `make data` brings the right one",
-              path.c_str(), dims == 3 ? "28x28 images" : "labels");
+        error("%s: this is no .gz file of %s%s", path.c_str(),
+              dims == 3 ? "28x28 images" : "labels",
+              options.data == "data" ? ": remove it, `make data` brings the right one" : "");
     return {bytes.begin() + header, bytes.end()};
 }
 DataSet load_data(const std::string &folder, const std::string &which) { // train or t10k
@@ -2210,8 +2214,12 @@ static std::string training() {
 }
 void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples) {
     if (options.save.empty()) return;
+    static std::filesystem::file_time_type written; // by this run
+    if (epoch > first_epoch && std::filesystem::last_write_time(options.save) != written)
+        error("%s: another program has written it since the last epoch", options.save.c_str());
     const std::string done = str(epoch + 1) + (samples < train_set.count ? ", not whole" : "");
     save_safetensors(options.save, params, {{"epoch", done}, {"training", training()}});
+    written = std::filesystem::last_write_time(options.save);
 }
 // RESUME: start with the parameters, and at the epoch, of a file that SAVE has written.
 static void resume(const std::string &path) {
@@ -2481,6 +2489,7 @@ void run_program() {
 
 int mgpu_main(int argc, char **argv, void (*run)() = run_program) {
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // a line at a time, into a pipe too
+    signal(SIGXFSZ, SIG_IGN);                 // a file too large is an error of its write
     try {
         if (parse_options(argc, argv)) {
             exchange = exchange_by(options.allreduce, options.overlap);

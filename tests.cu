@@ -1625,11 +1625,7 @@ TEST_CASE("load_idx, load_data: a wrong file is named, and what to do") {
     TestFolder folder;
     const std::string path = folder.file("file.gz"), images = idx_images(3), labels = idx_labels(3);
     const std::string pixels = images.substr(16), classes = labels.substr(8);
-    auto check_wrong = [&](int dims) {
-        REFUSED(load_idx(path, dims), path + ": this is no .gz file of " +
-                                          (dims == 3 ? "28x28 images" : "labels") +
-                                          ": remove it, `make data` brings the right one");
-    };
+    auto check_wrong = [&](int dims) { REFUSED(load_idx(path, dims), path + ": ... no .gz file"); };
     REFUSED(load_idx(path, 3), path + ": No such file or directory: `make data`");
     // clang-format off
     std::vector<std::string> wrong[2] = {
@@ -1640,6 +1636,14 @@ TEST_CASE("load_idx, load_data: a wrong file is named, and what to do") {
          idx({2051, 3, 28, 29}, pixels), idx({2051, 4294967295, 28, 28}, pixels),
          idx({2051, 1u << 31, 28, 28}, pixels)}};
     // clang-format on
+    write_gz(path, images);
+    const std::string no_labels = path + ": this is no .gz file of labels";
+    REFUSED(load_idx(path, 1), no_labels + ": remove it, `make data` brings the right one");
+    {
+        OptionsKept kept; // what lies in one's own folder make does not bring
+        options.data = folder.path;
+        CHECK(error_of([&] { load_idx(path, 1); }) == no_labels);
+    }
     for (size_t n : {1, 3, 4, 15, 16, 17, 16 + 3 * 784 - 1})
         wrong[1].push_back(images.substr(0, n));
     for (size_t n : {3, 7, 8, 10}) wrong[0].push_back(labels.substr(0, n));
@@ -2136,8 +2140,7 @@ TEST_CASE("parse_options: a wrong value is refused, and what is wanted is said")
         {"--model ", "--model '' is empty"},
         {"--split 3,1", "--split has 2 parts, but there are 1 devices: use GPUS=2"},
         {"--init a --resume b", "--init and --resume: one of them says where to start"},
-        {"--allreduce magic",
-         "--allreduce magic: unknown, there are naive, bucket, ... yours"},
+        {"--allreduce magic", "--allreduce magic: unknown, there are naive, bucket, ... yours"},
         {"--gpuss 2", "unknown option --gpuss: try --help"},
         {"--no-shuffle=1", "unknown option --no-shuffle=1: try --help"},
         {"-g", "unknown option -g: try --help"},

@@ -93,7 +93,7 @@ flags_race := -O1 -fsanitize=thread
 flags_lanes := -DMGPU_LANES
 flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
 
-.PHONY: asan race lanes sanitize FORCE
+.PHONY: asan race lanes limits sanitize FORCE
 asan_tests += build/asan/tests build/asan/runtime_tests
 asan: build/asan/tests build/asan/runtime_tests $(dataset)  ## tests under AddressSanitizer, UBSan
 	@$(call run_tests,$(asan_tests))
@@ -113,6 +113,16 @@ race: $(core_race_tests) $(dataset)  ## tests, a training under ThreadSanitizer
 	    --no-first-check --log build/race/log $(options))
 	@echo 'race: none found'
 
+# A program whose CUDA calls fail when FAIL_AT says so
+build/limits/failing: build/cpp/mgpu.cu build/cpu/flags $(compiled_once)
+	@mkdir -p $(@D); sed '/^void check_cuda(cudaError_t code.*{$$/a static long calls = 0; \
+	    static struct Count { ~Count() { if (getenv("COUNT")) \
+	    fprintf(stderr, "calls: %ld\\n", calls); } } count; \
+	    if (const char *at = getenv("FAIL_AT")) \
+	    if (++calls == atol(at)) code = cudaErrorLaunchFailure; else; else calls++;' $< >$@.cc
+	@$(CXX) $(cpu_flags) -w $(once_cpu) -x c++ $@.cc -o $@
+limits: build/cpu/mgpu build/limits/failing $(dataset)  ## kills, full disks, failing calls
+	@bash cpu/limits.sh
 # All but what trains for long or is not about kernels, in each order of warps and lanes; what is
 # about kernels alone under AddressSanitizer too
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'

@@ -14,9 +14,12 @@ for file in $2; do
 done
 mkdir -p "$(dirname "$3")" || exit 1
 case $3 in *.png) terminal=pngcairo ;; *) terminal=svg ;; esac
-if gnuplot -c "lab/$1.gp" "${4:-$2}" $terminal >"$3.new"; then
+# gnuplot does not notice a full disk
+whole() { tail -c 12 "$1" | grep -aqE '</svg>|IEND'; }
+if gnuplot -c "lab/$1.gp" "${4:-$2}" $terminal >"$3.new" && whole "$3.new"; then
     mv "$3.new" "$3" && echo "$3"
 else
     rm -f "$3.new"
+    echo "no picture of $2: it could not be written to $3" >&2
     exit 1
 fi
