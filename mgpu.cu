@@ -323,7 +323,7 @@ struct Options {
     int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
     int seed = 0;             // of the parameters and of the order of the samples
     float lr = 0;
-    bool shuffle = true, overlap = false, first_check = true, replica_check = true;
+    bool shuffle = true, overlap = false, first_check = true, replica_check = true, peers = true;
     bool evaluate_all = false; // test accuracy on all devices, not on the first alone
     std::string model = "lenet", allreduce;
     std::vector<int> split; // proportions of the devices' shards; empty: equal ones
@@ -1747,7 +1747,7 @@ static const char *connect(Device i, Device j) {
     int can = 0;
     if (physical(i) == physical(j)) return "same GPU as";
     CHECK(cudaDeviceCanAccessPeer(&can, physical(i), physical(j)));
-    if (!can) return "staged";
+    if (!can || !options.peers) return "staged";
     on(i);
     const cudaError_t code = cudaDeviceEnablePeerAccess(physical(j), 0);
     cudaGetLastError();                                 // no error of a later call
@@ -1766,7 +1766,8 @@ static void check_copy(Device i, Device j) {
     const std::vector<float> got = to_host(dst), want = to_host(pattern);
     const int wrong = std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin();
     if (wrong < size(dst))
-        error("what copyto moves from %s to %s arrives changed from index %d of %d on%s",
+        error("what copyto moves from %s to %s arrives changed from index %d of %d on%s; if it is "
+              "the machine (IOMMU, ACS), PEERS=0 goes through the host",
               str(i).c_str(), str(j).c_str(), wrong, size(dst), see);
 }
 
@@ -2376,6 +2377,7 @@ static std::vector<Flag> flags = { // other programs add their own
     {"overlap", nullptr, &options.overlap, "exchange the last gradients while others are computed"},
     {"no-first-check", nullptr, &options.first_check, "do not compare step 1 with one device's"},
     {"no-replica-check", nullptr, &options.replica_check, "nor, after each epoch, the replicas"},
+    {"no-peers", nullptr, &options.peers, "copies between devices go through the host"},
     {"evaluate-all", nullptr, &options.evaluate_all, "test accuracy on all devices, not on gpu(0)"},
     {"steps", "N", &options.steps, "stop after N minibatches"},
     {"limit", "N", &options.limit, "only the first N training and the first N test samples"},
