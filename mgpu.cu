@@ -1957,7 +1957,7 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims) {
               errno == ENOENT ? ": `make data` brings it to data/" : "");
     signal(SIGCHLD, SIG_DFL); // this program's parent may ignore it: gzip's status would be lost
     setenv("IDX", path.c_str(), 1);
-    FILE *pipe = popen("gzip -dc \"$IDX\"", "r");
+    FILE *pipe = popen("exec 2>/dev/null; gzip -dc \"$IDX\"", "r");
     if (!pipe) error("%s: cannot start gzip: %s", path.c_str(), strerror(errno));
     std::vector<uint8_t> bytes;
     uint8_t buffer[1 << 16];
