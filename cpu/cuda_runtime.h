@@ -503,8 +503,8 @@ inline cudaError_t no_result(const char *call, Where where) {
 }
 constexpr const char *null_may_be = ": an empty tensor or vector, or an index beyond the end?";
 
-// Check that [pointer, pointer + bytes) is live memory that `device` reaches, not of the host; `what`
-// names call and argument.
+// Check that [pointer, pointer + bytes) is live memory that `device` reaches, not of the host;
+// `what` names call and argument.
 inline cudaError_t check_memory(const Device &device, const void *pointer, size_t bytes,
                                 Where where, const char *what) {
     if (!pointer)
@@ -580,9 +580,9 @@ inline SharedPlace reserve_shared(const char *name, const char *file, int line, 
     return {offset, number};
 }
 template <class T, class Tag>
-inline const SharedPlace shared_place =
-    reserve_shared(Tag::name(), Tag::file(), Tag::line(), sizeof(T), sizeof(std::remove_extent_t<T>),
-                   std::is_integral<std::remove_all_extents_t<T>>::value);
+inline const SharedPlace shared_place = reserve_shared(
+    Tag::name(), Tag::file(), Tag::line(), sizeof(T), sizeof(std::remove_extent_t<T>),
+    std::is_integral<std::remove_all_extents_t<T>>::value);
 
 // What the operating system thread is running, for the messages of the fault handler.
 struct Running {
@@ -1238,11 +1238,11 @@ struct Touched {
 };
 
 struct Worker {
-    char *shared = nullptr;         // arrays of a fixed size
+    char *shared = nullptr;                    // arrays of a fixed size
     std::vector<unsigned long long> filled_by; // the last block that has filled each with NaN
     std::vector<unsigned> filled;              // those that the block has used
     std::vector<Touched> touched;              // by its distance from the first shared byte
-    Touch last_touch, conflict; // conflict: the last write that another lane was at
+    Touch last_touch, conflict;                // conflict: the last write that another lane was at
     char *dynamic_end = nullptr;    // of the block's dynamic shared memory; no access beyond it
     char *dynamic_shared = nullptr; // where that begins
     size_t dynamic_bytes = 0;
@@ -2113,9 +2113,9 @@ CUDA_CPU_UNSEEN inline void sync_warp(unsigned mask, Where where) {
 }
 inline void delete_warps(Warp *warps) { delete[] warps; }
 
-// See Volatile. Where the kernel goes on between two elements of volatile shared memory, it may have
-// written the first of them; two threads were there at the same time if they are lanes of one warp
-// and neither a barrier nor a warp function stands between them.
+// See Volatile. Where the kernel goes on between two elements of volatile shared memory, it may
+// have written the first of them; two threads were there at the same time if they are lanes of one
+// warp and neither a barrier nor a warp function stands between them.
 CUDA_CPU_UNSEEN inline bool at_once(const Touch &a, const Touch &b) {
     return a.block == b.block && a.phase == b.phase && a.calls == b.calls &&
            a.thread != b.thread && a.thread / 32 == b.thread / 32;
@@ -2369,7 +2369,7 @@ CUDA_CPU_OPTIMIZED __attribute__((flatten)) void run_threads(const void *bytes, 
 }
 
 __attribute__((no_sanitize("thread"))) inline void run_threads_of(const Kernel &kernel,
-                                                                 unsigned block) {
+                                                                  unsigned block) {
     const Launch &launch = kernel.launch;
     Worker &w = *worker;
     blockDim = launch.block;
@@ -3370,7 +3370,7 @@ inline cudaError_t check_copy(Device *&device, Device *&other, Copy &copy, Where
     auto check = [&](const void *p, Device *owner, size_t pitch, bool host, const char *end) {
         char what[100];
         snprintf(what, sizeof what, "%s, %s", call, end);
-        if (!host && !owner && is_pinned_now(p)) return cudaSuccess; // pinned: a device's address, too
+        if (!host && !owner && is_pinned_now(p)) return cudaSuccess; // a device's address, too
         if (!host || (owner && is_managed(owner)))
             return check_memory(of_one(owner) ? *owner : *device, p, copy.extent(pitch), where,
                                 what);
@@ -3426,7 +3426,8 @@ inline cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where) {
     } else {
         submit(stream, *queue, what,
                [copy, to = use_of(copy.to, where), from = use_of(copy.from, where)] { copy(); });
-        if (pageable_target || (other != device && !machine().peers)) return synchronize(stream ? stream : queue->default_stream);
+        if (pageable_target || (other != device && !machine().peers))
+            return synchronize(stream ? stream : queue->default_stream);
     }
     return cudaSuccess;
 }

@@ -2101,7 +2101,7 @@ static const Program wrong_programs[] = {
     WRONG("access, a write one past a shared array",
           WRONG_HERE(beyond_write_kernel<float><<<3, 2>>>(5, 1.5f)),
           "beyond_write_kernel<float> on device 0: block (", ",0,0) has written to byte 24 of the ",
-          "24 bytes of first, which cpu/tests.cu:", " declares __shared__", "cudaErrorIllegalAddre"),
+          "24 bytes of first, which cpu/tests.cu:", "declares __shared__", "IllegalAddress"),
     WRONG("access, a write one before a shared array",
           WRONG_HERE(beyond_write_kernel<double><<<1, 1>>>(-1, 1)),
           "has written to byte -8 of the 48 bytes of first"),
