@@ -79,13 +79,17 @@ s/<<[ \t]*</\a/g
 s/\f/ /g
 s/>>>/\v/g
 s/(\a([^;\a\v>]|>[^>]|>>[ \t]*[^> \t])*)>>[ \t]+>([ \t\n]*\()/\1\v\3/g
-#    A kernel is a name, perhaps with template arguments that are nested at most once; its grid,
-#    block, ... have no ; and no { but those of dim3{1, 2}.  Found: \f kernel \f grid, block, ... \f
-s/((\w|:)+([ \t]*<([^<>;\n\a]|<[^<>;\n]*>)*>)?)(\s*)\a(([^;{}\a\v]|\{([^;{}\a\v]|\{[^;{}\a\v]*\})*\})+)\v(\s*)\(/\f\1\f\5\6\f\9(/g
+#    A grid, block, ... have no ; and no { but those of dim3{1, 2}.  Found: \x01 grid, block, ... \f
+s/(\s*)\a(([^;{}\a\v]|\{([^;{}\a\v]|\{[^;{}\a\v]*\})*\})+)\v(\s*)\(/\x01\1\2\f\5(/g
+#    A kernel is a name, perhaps with template arguments that are nested at most once, or a pointer
+#    to one: list[i], form.kernel                    Found: \x02 kernel \f grid, block, ... \f
+s/((\w+(\[[^][;\n\x01]*\])?(\.|->))*(\w|:)+(\[[^][;\n\x01]*\]|[ \t]*<([^<>;\n\x01]|<[^<>;\n]*>)*>)?)\x01/\x02\1\f/g
 #    What is left was no launch, or one that these rules do not understand: make then says so
+s/\x01([^\f]*)\f/<<<\1>>>/g
 s/\a/<<</g
 s/\v/>>>/g
 #    Now \a begins the launch, and \v the function that calls the kernel
-s/\f([^\f]+)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \2), \v { \1(arguments...); }))/g
+s/\x02([^\f]*(\.|->|\])[^\f]*)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \3), [pointer = \1](auto... arguments) { pointer(arguments...); }))/g
+s/\x02([^\f]+)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \2), \v { \1(arguments...); }))/g
 s/\a/::cuda_cpu::configured(::cuda_cpu::Launch/g
 s/\v/[=](auto... arguments)/g
