@@ -410,8 +410,18 @@ struct Pinned {
     std::shared_ptr<int> use; // what is queued and uses the memory has a copy
     Where used;               // who has queued the last of these
 };
+// The last one that the program seems not to know of: cudaGetLastError() has not told it, nor has it
+// tried again with the same pointer.
+struct FailedAllocation {
+    const char *by = nullptr; // no call: there is none
+    void **pointer = nullptr;
+    size_t bytes = 0, free = 0;
+    int device = 0;
+    Where where = {};
+};
 struct Machine {
     std::vector<Device *> devices;
+    FailedAllocation failed;
     Device managed; // cudaMallocManaged: memory of every device and of the host
     std::map<const char *, Pinned> pinned; // host memory, by first byte
     std::vector<Symbol *> symbols;
@@ -501,14 +511,24 @@ inline cudaError_t no_result(const char *call, Where where) {
     return fail(cudaErrorInvalidValue, where, "%s: a null pointer, where its result is to go",
                 call);
 }
-constexpr const char *null_may_be = ": an empty tensor or vector, or an index beyond the end?";
+// What a null pointer may come from.
+inline std::string null_may_be() {
+    const FailedAllocation &failed = machine().failed;
+    if (!failed.by) return ": an empty tensor or vector, or an index beyond the end?";
+    char text[300];
+    snprintf(text, sizeof text, ": %s in %s:%d failed, of %zu bytes where device %d had %zu free",
+             failed.by, failed.where.file, failed.where.line, failed.bytes, failed.device,
+             failed.free);
+    return text;
+}
 
 // Check that [pointer, pointer + bytes) is live memory that `device` reaches, not of the host;
 // `what` names call and argument.
 inline cudaError_t check_memory(const Device &device, const void *pointer, size_t bytes,
                                 Where where, const char *what) {
     if (!pointer)
-        return fail(cudaErrorInvalidValue, where, "%s: a null pointer%s", what, null_may_be);
+        return fail(cudaErrorInvalidValue, where, "%s: a null pointer%s", what,
+                    null_may_be().c_str());
     std::lock_guard<std::mutex> guard(machine().lock);
     Place at = locate(pointer);
     if (const Symbol *symbol = find_symbol(pointer))
@@ -738,7 +758,7 @@ inline void fault_words(char (&what)[600], const void *p, const Place &at, const
         snprintf(what, sizeof what, "misaligned access (a float4 wants a multiple of 16 bytes), or "
                                     "by a pointer that is no address");
     } else if (!at.device) {
-        snprintf(what, sizeof what, "access by a null pointer%s", null_may_be);
+        snprintf(what, sizeof what, "access by a null pointer%s", null_may_be().c_str());
     } else {
         snprintf(what, sizeof what, "%s memory of %s, %s", running.name ? "access to" : "accesses",
                  at.device->memory_of, allocated_there(at, p).c_str());
@@ -2759,6 +2779,11 @@ inline double next_slowdown(const char *&list) {
 }
 inline Machine::Machine() {
     set_lane_order(getenv("CUDA_CPU_LANES"));
+    if (const char *visible = getenv("CUDA_VISIBLE_DEVICES"))
+        fprintf(stderr,
+                "CUDA_VISIBLE_DEVICES=%s has no effect without a GPU: CUDA_CPU_DEVICES says how "
+                "many devices are emulated\n",
+                visible);
     const size_t gib = size_t(1) << 30;
     int devices_shown = setting("CUDA_CPU_DEVICES", 1, 1, 64);
     peers = setting("CUDA_CPU_PEERS", 1, 0, 1);
@@ -2846,6 +2871,10 @@ struct cudaDeviceProp {
 inline cudaError_t cudaGetLastError() {
     cudaError_t error = cuda_cpu::last_error, fault = cuda_cpu::current().fault;
     cuda_cpu::last_error = cudaSuccess;
+    if (error == cudaErrorMemoryAllocation) {
+        std::lock_guard<std::mutex> guard(cuda_cpu::machine().lock);
+        cuda_cpu::machine().failed = {};
+    }
     return error ? error : fault;
 }
 inline cudaError_t cudaPeekAtLastError() {
@@ -3066,8 +3095,13 @@ inline cudaError_t allocate(Device &device, void **pointer, size_t bytes, Where 
     const size_t page = page_size(), rounded = (bytes + 255) / 256 * 256;
     const size_t mapped = (rounded + page - 1) / page * page;
     std::lock_guard<std::mutex> guard(machine().lock);
-    if (counts && (bytes > device.total || device.used + mapped > device.total))
+    auto no_memory = [&] {
+        const size_t free = device.total - device.used;
+        machine().failed = {by, pointer, bytes, free, device.id, where};
         return fail(cudaErrorMemoryAllocation);
+    };
+    if (counts && (bytes > device.total || device.used + mapped > device.total))
+        return no_memory();
     char *pages = device.next;
     if (mapped + page >
         size_t(device.end - device.next)) { // out of addresses: use freed ones again
@@ -3079,13 +3113,13 @@ inline cudaError_t allocate(Device &device, void **pointer, size_t bytes, Where 
             device.allocations.erase(entry.first);
             break;
         }
-        if (!pages) return fail(cudaErrorMemoryAllocation);
+        if (!pages) return no_memory();
     } else {
         device.next += mapped + page;
     }
     char *first = pages + mapped - rounded, *memory = first + device.away;
     if (mprotect(pages + device.away, mapped, PROT_READ | PROT_WRITE))
-        return fail(cudaErrorMemoryAllocation);
+        return no_memory();
     {
         Hidden hidden;
 #ifdef CUDA_CPU_ASAN
@@ -3099,6 +3133,7 @@ inline cudaError_t allocate(Device &device, void **pointer, size_t bytes, Where 
 #endif
     device.allocations[first] = {bytes, pages, where, {nullptr, 0, nullptr}, true, by, true};
     if (counts) device.used += mapped;
+    if (pointer == machine().failed.pointer) machine().failed = {};
     *pointer = first;
     return cudaSuccess;
 }
@@ -3375,7 +3410,8 @@ inline cudaError_t check_copy(Device *&device, Device *&other, Copy &copy, Where
             return check_memory(of_one(owner) ? *owner : *device, p, copy.extent(pitch), where,
                                 what);
         if (!p)
-            return fail(cudaErrorInvalidValue, where, "%s: a null pointer%s", what, null_may_be);
+            return fail(cudaErrorInvalidValue, where, "%s: a null pointer%s", what,
+                        null_may_be().c_str());
         if (!owner) return cudaSuccess;
         return fail(cudaErrorInvalidValue, where,
                     "%s: the %s %p is memory of device %d, not of the host", call, end, p,

@@ -546,6 +546,13 @@ TEST_CASE("launch: in every spelling") {
     CHECK(fetch(memory, n) == Floats(n, 2));
     plus_kernel << <1, n >> > (x, 1); plus_kernel<< <n >> 6, dim3{64}>> >(x, 2);
     CHECK(fetch(memory, n) == Floats(n, 5));
+    // Pointers to kernels, in lists and members
+    struct { const char *name; void (*run)(float *, float); } forms[] = {{"", plus_kernel}}, *p = forms;
+    void (*list[])(float *, float) = {assign_kernel, plus_kernel};
+    for (auto &form : forms) { form.run<<<1, n>>>(x, 1); p->run<<<1, n>>>(x, 1); }
+    list[p - forms]<<<1, 32>>>(x, 7); forms[0].run<<<1, 32>>>(x, 0);
+    Floats halves(n, 7);
+    CHECK(fetch(memory, n) == halves);
     // No launches: << <1, 1>> >(
     CHECK(std::vector<std::vector<std::vector<int>> >(3).size() == 3);
     CHECK(std::string("a << <1, 1>> >(b)").size() == 17);
@@ -1614,6 +1621,27 @@ static void wrong_setting(const char *name, const char *value) {
 #endif
 __global__ void hidden_kernel(uintptr_t address, int i) { ((float *)address)[i] += 1; }
 static void access_by_host(volatile float *p) { FAULTS_HERE(p[2] = 1); }
+static void unchecked_allocation() {
+    setenv("CUDA_CPU_MEMORY", "8", 1);
+    memory(1, 1 << 20);
+    OnDevice current(1);
+    float *p = nullptr, x = 0;
+    cudaMalloc(&p, 20 << 20);
+    WRONG_HERE(OK(cudaMemcpy(&x, p, 4, down)));
+}
+static void unchecked_in_kernel() {
+    setenv("CUDA_CPU_MEMORY", "8", 1);
+    float *p = nullptr;
+    cudaMalloc(&p, 20 << 20);
+    FAULTS_HERE(assign_kernel<<<1, 1>>>(p, 1));
+    OK(cudaDeviceSynchronize());
+}
+static void visible_devices() {
+    setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+    fprintf(stderr, "expected: CUDA_VISIBLE_DEVICES=0 \n");
+    memory(1, 1);
+    throw std::runtime_error("told, then went on");
+}
 struct Pointer {
     float *p;
 };
@@ -2060,6 +2088,13 @@ static const Program wrong_programs[] = {
           "assert_kernel on device 1: block (",
           ",0,0), thread (4,0,0): assertion `threadIdx.x <= mo", "cudaErrorAssert"),
     WRONG("out of memory", out_of_memory(), "out of memory", "cudaErrorMemoryAllocation"),
+    WRONG("out of memory, unchecked", unchecked_allocation(),
+          "cudaMemcpy, source: a null pointer: cudaMalloc in cpu/tests.cu:",
+          " failed, of 20971520 bytes where device 1 had 4194304 free"),
+    WRONG("out of memory, unchecked, in a kernel", unchecked_in_kernel(),
+          FAULT("assign_kernel on device 0", "access by a null pointer: cudaMalloc in cpu/tests.cu")),
+    WRONG("CUDA_VISIBLE_DEVICES", visible_devices(),
+          "has no effect without a GPU: CUDA_CPU_DEVICES says how many devices are emulated"),
     WRONG("wrong setting", wrong_setting("CUDA_CPU_CORES", "two"), "a whole number from 1"),
     WRONG("wrong word for peers", wrong_setting("CUDA_CPU_PEERS", "2"), "from 0 to 1 is wanted"),
     WRONG("wrong order of lanes", wrong_setting("CUDA_CPU_LANES", "sideways"),
