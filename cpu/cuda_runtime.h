@@ -410,8 +410,8 @@ struct Pinned {
     std::shared_ptr<int> use; // what is queued and uses the memory has a copy
     Where used;               // who has queued the last of these
 };
-// The last one that the program seems not to know of: cudaGetLastError() has not told it, nor has it
-// tried again with the same pointer.
+// The last one that the program seems not to know of: cudaGetLastError() has not told it, nor has
+// it tried again with the same pointer.
 struct FailedAllocation {
     const char *by = nullptr; // no call: there is none
     void **pointer = nullptr;
@@ -1344,8 +1344,14 @@ __attribute__((always_inline)) inline void switch_stack(Fiber &from, Fiber &to) 
 #else
 #define CUDA_CPU_SWITCHING __attribute__((always_inline))
 #endif
-// What need not be fast is just hidden from it.
-#define CUDA_CPU_UNSEEN __attribute__((noinline, no_sanitize("thread")))
+// What is no jump is just hidden from it.
+#define CUDA_CPU_UNSEEN CUDA_CPU_OPTIMIZED __attribute__((noinline, no_sanitize("thread")))
+// A sanitizer wants to know from which stack a lane was switched to: then always the scheduler's.
+#if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
+constexpr bool from_lane_to_lane = false;
+#else
+constexpr bool from_lane_to_lane = true;
+#endif
 
 // `ends`: the fiber `from` will not be continued.
 CUDA_CPU_SWITCHING inline void switch_fiber(Fiber &from, Fiber &to, bool ends = false) {
@@ -1362,8 +1368,9 @@ CUDA_CPU_SWITCHING inline void switch_fiber(Fiber &from, Fiber &to, bool ends = 
 #endif
 }
 
-inline uint3 thread_index(int t) {
-    unsigned x = blockDim.x, y = blockDim.y;
+CUDA_CPU_OPTIMIZED inline uint3 thread_index(int t) {
+    const unsigned x = blockDim.x, y = blockDim.y;
+    if ((unsigned)t < x) return {(unsigned)t, 0, 0}; // divisions are slow
     return {t % x, t / x % y, t / (x * y)};
 }
 
@@ -1388,10 +1395,11 @@ struct BlockFailed {};
 
 // Of section 6: a lane has ended; a thread that does not take turns has met a barrier.
 __attribute__((cold, no_sanitize("thread"))) inline void lane_ended(Worker &w, int t);
+__attribute__((no_sanitize("thread"))) inline Fiber &after_lane(Worker &w);
 __attribute__((cold, no_sanitize("thread"))) inline void wait_for_block(const char *file, int line);
 
 // What runs on a new stack: the kernel, for the thread whose turn it is.
-__attribute__((no_sanitize("thread"))) inline void fiber_main() {
+__attribute__((no_sanitize("thread"))) CUDA_CPU_OPTIMIZED inline void fiber_main() {
     Worker &w = *worker;
 #ifdef CUDA_CPU_ASAN
     const bool scheduled = w.current == 0 || !w.met_barrier || w.mode == by_lanes;
@@ -1411,6 +1419,7 @@ __attribute__((no_sanitize("thread"))) inline void fiber_main() {
     Fiber *next = &w.scheduler;
     if (w.mode == by_lanes) {
         lane_ended(w, t);
+        next = &after_lane(w);
     } else if (w.met_barrier) {
         if (t == 0) w.thread0_ended = true;
         else if (!w.thread0_ended) diverged(t, w.file, w.line, "has ended");
@@ -1424,8 +1433,8 @@ __attribute__((no_sanitize("thread"))) inline void fiber_main() {
 }
 
 // Make fiber t start at fiber_main when it is first switched to.
-__attribute__((no_sanitize("thread"), no_sanitize("address"))) inline void prepare(Worker &w,
-                                                                                   int t) {
+CUDA_CPU_OPTIMIZED __attribute__((no_sanitize("thread"), no_sanitize("address"))) inline void
+prepare(Worker &w, int t) {
     Fiber &fiber = w.fibers[t];
 #ifdef CUDA_CPU_ASAN
     fiber.bottom = fiber.stack;
@@ -1985,8 +1994,16 @@ CUDA_CPU_UNSEEN inline int next_lane(Worker &w) {
 
 // Run all lanes to their end, or until it is the turn of the thread that has no fiber.
 CUDA_CPU_UNSEEN inline void run_lanes(Worker &w) {
-    while (!w.failed && (w.current = next_lane(w)) >= 0 && w.current != w.looped)
+    while (!w.failed && (w.current = next_lane(w)) >= 0 && w.current != w.looped) {
         switch_fiber(w.scheduler, w.fibers[w.current]);
+        if (from_lane_to_lane) return; // the last lane that could run has come back
+    }
+}
+// Who is switched to by a lane that cannot go on.
+inline Fiber &after_lane(Worker &w) {
+    if (!from_lane_to_lane || w.failed) return w.scheduler;
+    w.current = next_lane(w);
+    return w.current >= 0 && w.current != w.looped ? w.fibers[w.current] : w.scheduler;
 }
 inline void lane_ended(Worker &w, int t) {
     w.warps[t / 32].ready &= ~(1u << t % 32);
@@ -2004,7 +2021,8 @@ CUDA_CPU_UNSEEN inline void run_lanes_after_loop(Worker &w) {
 CUDA_CPU_UNSEEN inline void run_others(Worker &w, int t) {
     const uint3 index = threadIdx;
     if (t != w.looped) {
-        switch_fiber(w.fibers[t], w.scheduler, w.failed);
+        Fiber &next = after_lane(w);
+        if (&next != &w.fibers[t]) switch_fiber(w.fibers[t], next, w.failed);
     } else {
         run_lanes(w);
         if (w.failed) throw BlockFailed();
@@ -2069,7 +2087,8 @@ CUDA_CPU_UNSEEN inline unsigned long long meet(const char *call, Where where, un
     for (int m = 0; m < 32 && all; m++) {
         const Lane &other = warp.lanes[m];
         if (members >> m & 1)
-            all = other.line == lane.line && other.mask == mask && !strcmp(other.call, call);
+            all = other.line == lane.line && other.mask == mask &&
+                  (other.call == call || !strcmp(other.call, call));
     }
     if (all) release(warp, members);
     run_others(w, t);
@@ -2095,11 +2114,11 @@ wrong_lane(const char *call, Where where, const char *format, ...) {
 }
 CUDA_CPU_UNSEEN inline int lane_of_thread() { return worker->current % 32; }
 
-inline void check_mask(const char *call, Where where, unsigned mask) {
+CUDA_CPU_OPTIMIZED inline void check_mask(const char *call, Where where, unsigned mask) {
     if (!(mask >> lane_of_thread() & 1))
         wrong_lane(call, where, "is not in its own mask 0x%08x", mask);
 }
-inline unsigned vote(const char *call, Where where, unsigned mask, bool value) {
+CUDA_CPU_OPTIMIZED inline unsigned vote(const char *call, Where where, unsigned mask, bool value) {
     check_mask(call, where, mask);
     return meet(call, where, mask, -1, value);
 }

@@ -26,6 +26,6 @@ mkdir -p build/cu
 at_once=2
 if [ "$CHECK" = race ]; then at_once=1; fi # its report is one file
 export CUDA_CPU_DEVICES="${CUDA_CPU_DEVICES:-2}"
-printf '%s\n' "$@" | xargs -P "$at_once" -I FILE sh cpu/programs.sh --one FILE | sort | uniq -c | awk '
-    { n[$2] = $1 }
+printf '%s\n' "$@" | xargs -P "$at_once" -I FILE sh cpu/programs.sh --one FILE | awk '
+    { n[$1]++ }
     END { print n["passed"] + 0, "passed,", n["failed"] + 0, "failed"; exit n["failed"] > 0 }'
