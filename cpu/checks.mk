@@ -5,7 +5,14 @@
 variables := $(shell sed -nE 's/^. ([A-Z_]+)  .*/\1/p' $(makefiles))
 typed := $(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v))
 misspelt := $(firstword $(filter-out $(variables) CUDA_% CC MAKE MAKEFLAGS SHELL,$(typed)))
+# Other programs' words for them
+words := LEARNING_RATE=LR ETA=LR BATCH_SIZE=BATCH NUM_GPUS=GPUS NGPUS=GPUS DEVICES=GPUS \
+    NUM_EPOCHS=EPOCHS MAX_STEPS=STEPS NETWORK=MODEL DATASET=DATA CHECKPOINT=SAVE
 ifneq ($(and $(misspelt),$(filter 0,$(MAKELEVEL))),)
+  $(if $(filter NCCL_%,$(misspelt)),$(error $(misspelt) does nothing here: there is no NCCL. \
+      make help lists what there is))
+  word := $(patsubst $(misspelt)=%,%,$(filter $(misspelt)=%,$(words)))
+  $(if $(word),$(error $(misspelt) is unknown: here it is $(word). make help lists all))
   meant := $(shell printf '%s\n' $(variables) | awk -v typed=$(call quote,$(misspelt)) '{ \
       rest = $$0; alone = 0; \
       for (i = 1; i <= length(typed); i++) alone += !sub(toupper(substr(typed, i, 1)), "", rest); \

@@ -410,12 +410,22 @@ struct Pinned {
     std::shared_ptr<int> use; // what is queued and uses the memory has a copy
     Where used;               // who has queued the last of these
 };
+// The last one that the program seems not to know of: cudaGetLastError() has not told it, nor has
+// it tried again with the same pointer.
+struct FailedAllocation {
+    const char *by = nullptr; // no call: there is none
+    void **pointer = nullptr;
+    size_t bytes = 0, free = 0;
+    int device = 0;
+    Where where = {};
+};
 struct Machine {
     std::vector<Device *> devices;
+    FailedAllocation failed;
     Device managed; // cudaMallocManaged: memory of every device and of the host
     std::map<const char *, Pinned> pinned; // host memory, by first byte
     std::vector<Symbol *> symbols;
-    std::set<const void *> handles; // streams and events that exist
+    std::map<const void *, const Device *> handles; // of the streams and events that exist
     std::mutex lock;                // guards the tables of allocations, symbols and handles
     bool peers;                     // whether devices can access each other's memory
     int watchdog;                   // seconds
@@ -464,7 +474,12 @@ inline Place locate(const void *pointer) {
     --found;
     return {owner, found->first, &found->second};
 }
+// What CUDA's unified addressing lets a call or kernel on `device` use: its own memory, managed
+// memory, and that of peers to which access is enabled.
 inline bool is_managed(const Device *owner) { return owner == &machine().managed; }
+inline bool reaches(const Device &device, const Device *owner) {
+    return owner == &device || is_managed(owner) || device.peers[owner->id];
+}
 inline Pinned *find_pinned(const void *pointer) {
     auto found = machine().pinned.upper_bound((const char *)pointer);
     if (found == machine().pinned.begin()) return nullptr;
@@ -472,6 +487,10 @@ inline Pinned *find_pinned(const void *pointer) {
     return (const char *)pointer < found->first + found->second.bytes ? &found->second : nullptr;
 }
 inline bool is_pinned(const void *pointer) { return find_pinned(pointer); }
+inline bool is_pinned_now(const void *pointer) {
+    std::lock_guard<std::mutex> guard(machine().lock);
+    return is_pinned(pointer);
+}
 // To be kept by what is queued and uses the memory at `pointer`, if that is pinned.
 inline std::shared_ptr<int> use_of(const void *pointer, Where where) {
     std::lock_guard<std::mutex> guard(machine().lock);
@@ -488,13 +507,28 @@ inline Symbol *find_symbol(const void *pointer) {
     return nullptr;
 }
 
-constexpr const char *null_may_be = ": an empty tensor or vector, or an index beyond the end?";
+inline cudaError_t no_result(const char *call, Where where) {
+    return fail(cudaErrorInvalidValue, where, "%s: a null pointer, where its result is to go",
+                call);
+}
+// What a null pointer may come from.
+inline std::string null_may_be() {
+    const FailedAllocation &failed = machine().failed;
+    if (!failed.by) return ": an empty tensor or vector, or an index beyond the end?";
+    char text[300];
+    snprintf(text, sizeof text, ": %s in %s:%d failed, of %zu bytes where device %d had %zu free",
+             failed.by, failed.where.file, failed.where.line, failed.bytes, failed.device,
+             failed.free);
+    return text;
+}
 
-// Check that [pointer, pointer + bytes) is live memory of `device`; `what` names call and argument.
+// Check that [pointer, pointer + bytes) is live memory that `device` reaches, not of the host;
+// `what` names call and argument.
 inline cudaError_t check_memory(const Device &device, const void *pointer, size_t bytes,
                                 Where where, const char *what) {
     if (!pointer)
-        return fail(cudaErrorInvalidValue, where, "%s: a null pointer%s", what, null_may_be);
+        return fail(cudaErrorInvalidValue, where, "%s: a null pointer%s", what,
+                    null_may_be().c_str());
     std::lock_guard<std::mutex> guard(machine().lock);
     Place at = locate(pointer);
     if (const Symbol *symbol = find_symbol(pointer))
@@ -506,7 +540,7 @@ inline cudaError_t check_memory(const Device &device, const void *pointer, size_
         return fail(cudaErrorInvalidValue, where,
                     "%s: %p is %s memory, not memory of device %d: allocate it with cudaMalloc",
                     what, pointer, is_pinned(pointer) ? "pinned host" : "host", device.id);
-    if (at.device != &device && !is_managed(at.device))
+    if (!reaches(device, at.device))
         return fail(cudaErrorInvalidValue, where, "%s: %p is memory of device %d, not of device %d",
                     what, pointer, at.device->id, device.id);
     const char *p = held(pointer);
@@ -533,19 +567,42 @@ inline size_t page_size() {
 }
 
 // The arrays that kernels declare __shared__ get fixed places, one behind the other, in an arena
-// that every worker has a copy of. Tag is a type of its own for each declaration.
+// that every worker has a copy of. Before and behind each lies a gap, which holds poison: a kernel
+// that reads there computes with NaN or with absurd integers, and one that writes there is found
+// when its block ends. Tag is a type of its own for each declaration, and knows its name and line.
 constexpr size_t shared_gap = 64, usual_shared_bytes = 48 * 1024,
                  dynamic_shared_bytes = 99 * 1024; // with cudaFuncSetAttribute
-inline size_t &shared_arena_bytes() {
-    static size_t bytes = 0;
-    return bytes;
+struct SharedArray {
+    const char *name, *file;
+    int line;
+    size_t offset, bytes, end; // end: of the gap behind it
+    unsigned char poison;      // each byte of that gap
+};
+struct SharedPlace {
+    size_t offset, number;
+};
+inline std::vector<SharedArray> &shared_arrays() {
+    static auto *arrays = new std::vector<SharedArray>; // as the machine: never destroyed
+    return *arrays;
 }
-inline size_t reserve_shared(size_t bytes) {
-    size_t offset = shared_arena_bytes();
-    shared_arena_bytes() = offset + (bytes + shared_gap - 1) / shared_gap * shared_gap + shared_gap;
-    return offset;
+inline size_t shared_arena_bytes() {
+    return shared_arrays().empty() ? shared_gap : shared_arrays().back().end;
 }
-template <class T, class Tag> inline const size_t shared_offset = reserve_shared(sizeof(T));
+inline size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+// A gap is as long as a row, t[i] of t[8][9], as far as that is no waste: one too many is likely.
+inline SharedPlace reserve_shared(const char *name, const char *file, int line, size_t bytes,
+                                  size_t row, bool integers) {
+    const size_t offset = shared_arena_bytes(), number = shared_arrays().size();
+    const size_t gap = min(round_up(row, shared_gap), 8 * shared_gap);
+    const unsigned char poison = integers ? 0x7F : 0xFF; // -1 would pass for a number
+    const size_t end = offset + round_up(bytes, shared_gap) + gap;
+    shared_arrays().push_back({name, file, line, offset, bytes, end, poison});
+    return {offset, number};
+}
+template <class T, class Tag>
+inline const SharedPlace shared_place = reserve_shared(
+    Tag::name(), Tag::file(), Tag::line(), sizeof(T), sizeof(std::remove_extent_t<T>),
+    std::is_integral<std::remove_all_extents_t<T>>::value);
 
 // What the operating system thread is running, for the messages of the fault handler.
 struct Running {
@@ -590,29 +647,23 @@ inline void enter_callers() {}
 inline void leave_callers() {}
 #endif
 
-// The line of the program's at which a signal has interrupted this thread, for the signal's
-// handler: "FILE:LINE". Functions of libraries are passed over, up to who called them. Where an
-// allreduce runs, its own line comes first, then, behind ", in ", that of the tool that it called.
-// Empty where addr2line is not installed, or the program has no line numbers (-g1).
+// The line of the program's at which this thread is, "FILE:LINE": at the address `interrupted`, one
+// of the stack of `n` frames, or in the function that called. Functions of libraries are passed
+// over, up to who called them. Where an allreduce runs, its own line comes first, then, behind
+// ", in ", that of the tool that it called. Empty where addr2line is not installed, or the program
+// has no line numbers (-g1).
 extern "C" char __executable_start;
 inline bool is_own(const char *file) { // the program's, not a library's
     return strncmp(file, "/usr/", 5) && !strstr(file, "cuda_runtime.h") && !strstr(file, "watch.h");
 }
-inline std::string interrupted_line(void *context) {
-    void *frames[64], *interrupted = nullptr;
-#if defined(__x86_64__)
-    interrupted = (void *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
-#elif defined(__aarch64__)
-    interrupted = (void *)((ucontext_t *)context)->uc_mcontext.pc;
-#endif
-    const int n = backtrace(frames, 64);
+inline std::string line_of(void **frames, int n, void *interrupted, bool exact) {
     std::string command = "addr2line -f -i -e /proc/" + std::to_string(getpid()) + "/exe";
     bool found = false;
     for (int i = 0; i < n; i++) {
         found = found || frames[i] == interrupted;
         if (!found) continue;
         // All but the first are where a call returns to.
-        size_t address = (size_t)frames[i] - (frames[i] != interrupted);
+        size_t address = (size_t)frames[i] - (!exact || frames[i] != interrupted);
 #ifdef __PIE__
         address -= (size_t)&__executable_start;
 #endif
@@ -642,6 +693,17 @@ inline std::string interrupted_line(void *context) {
     pclose(lines);
     if (first.empty()) return library;
     return in_allreduce && last != first ? last + ", in " + first : first;
+}
+// Of a signal's handler.
+inline std::string interrupted_line(void *context) {
+    void *frames[64], *interrupted = nullptr;
+#if defined(__x86_64__)
+    interrupted = (void *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+#elif defined(__aarch64__)
+    interrupted = (void *)((ucontext_t *)context)->uc_mcontext.pc;
+#endif
+    const int n = backtrace(frames, 64);
+    return line_of(frames, n, interrupted, true);
 }
 
 inline bool in_dynamic_shared(const void *pointer, ptrdiff_t &offset, size_t &bytes);
@@ -696,7 +758,7 @@ inline void fault_words(char (&what)[600], const void *p, const Place &at, const
         snprintf(what, sizeof what, "misaligned access (a float4 wants a multiple of 16 bytes), or "
                                     "by a pointer that is no address");
     } else if (!at.device) {
-        snprintf(what, sizeof what, "access by a null pointer%s", null_may_be);
+        snprintf(what, sizeof what, "access by a null pointer%s", null_may_be().c_str());
     } else {
         snprintf(what, sizeof what, "%s memory of %s, %s", running.name ? "access to" : "accesses",
                  at.device->memory_of, allocated_there(at, p).c_str());
@@ -864,6 +926,7 @@ struct Mark {
 struct Task {
     std::function<void()> run;
     Running running;
+    bool is_mark; // it is finished when it is reached, so that who was told sees no task
 };
 
 // A function of the program's, or the stand-in itself, has thrown where nobody could catch it.
@@ -924,14 +987,14 @@ struct Stream {
     Stream(Device *device, bool blocking) : device(device), blocking(blocking) {
         thread = start_thread(device->id, [this] { work(); });
     }
-    void push(Running running, std::function<void()> run);
+    void push(Running running, std::function<void()> run, bool is_mark = false);
     void work();
 };
 
 inline __thread bool in_host_function = false; // of cudaLaunchHostFunc
 
 // Put a task at the end of the stream's queue.
-inline void Stream::push(Running running, std::function<void()> run) {
+inline void Stream::push(Running running, std::function<void()> run, bool is_mark) {
     if (in_host_function) {
         const Running &host = cuda_cpu::running;
         fail(cudaErrorNotPermitted, host.where,
@@ -948,7 +1011,7 @@ inline void Stream::push(Running running, std::function<void()> run) {
         _exit(1);
     }
     if (running.where.pc) note_callers(running);
-    Task *task = new Task{std::move(run), running};
+    Task *task = new Task{std::move(run), running, is_mark};
     published(task);
     Hidden hidden;
     std::unique_lock<std::mutex> guard(lock);
@@ -986,8 +1049,8 @@ inline void Stream::work() {
         leave_callers();
         running.name = nullptr;
         Hidden hidden;
+        if (!task->is_mark) unfinished--;
         delete task;
-        unfinished--;
     }
 }
 
@@ -1001,16 +1064,18 @@ inline double seconds_now() {
 inline std::shared_ptr<Mark> mark(Stream *stream) {
     Hidden hidden;
     auto mark = std::make_shared<Mark>();
-    stream->push({nullptr, {nullptr, 0, nullptr}, stream->device->id}, [mark] {
+    auto reach = [mark, stream] {
         published(mark.get());
         Hidden hidden;
+        stream->unfinished--;
         {
             std::lock_guard<std::mutex> guard(mark->lock);
             mark->reached = true;
             mark->seconds = seconds_now();
         }
         mark->changed.notify_all();
-    });
+    };
+    stream->push({nullptr, {nullptr, 0, nullptr}, stream->device->id}, reach, true);
     return mark;
 }
 inline bool is_reached(Mark &mark) {
@@ -1178,8 +1243,26 @@ struct Stacks { // one mapping
 enum Mode { in_loop, in_turns, by_lanes };
 struct Warp;
 
+// Who was last at an element of shared memory that is declared volatile; see touch_volatile().
+struct Touch {
+    unsigned long long block = 0; // by Worker::blocks
+    unsigned phase = 0;           // barriers of the block before it
+    unsigned calls = 0;           // of warp functions by the lane before it
+    int thread = -1;
+    const volatile void *at = nullptr;
+    size_t bytes = 0;
+    unsigned long long value = 0; // before the thread may have written
+};
+struct Touched {
+    Touch by[2], written; // the last two threads, and the last that wrote
+};
+
 struct Worker {
-    char *shared = nullptr;         // arrays of a fixed size
+    char *shared = nullptr;                    // arrays of a fixed size
+    std::vector<unsigned long long> filled_by; // the last block that has filled each with NaN
+    std::vector<unsigned> filled;              // those that the block has used
+    std::vector<Touched> touched;              // by its distance from the first shared byte
+    Touch last_touch, conflict;                // conflict: the last write that another lane was at
     char *dynamic_end = nullptr;    // of the block's dynamic shared memory; no access beyond it
     char *dynamic_shared = nullptr; // where that begins
     size_t dynamic_bytes = 0;
@@ -1193,6 +1276,7 @@ struct Worker {
     int threads = 0, current = 0;
     Mode mode = in_loop;
     bool met_barrier = false, thread0_ended = false, failed = false;
+    cudaError_t error = cudaErrorLaunchFailure; // if it has failed
     unsigned phase = 0;         // barriers that thread 0 has met; by_lanes: that the block has left
     const char *file = nullptr; // where thread 0 met the last one
     int line = 0;
@@ -1260,8 +1344,14 @@ __attribute__((always_inline)) inline void switch_stack(Fiber &from, Fiber &to) 
 #else
 #define CUDA_CPU_SWITCHING __attribute__((always_inline))
 #endif
-// What need not be fast is just hidden from it.
-#define CUDA_CPU_UNSEEN __attribute__((noinline, no_sanitize("thread")))
+// What is no jump is just hidden from it.
+#define CUDA_CPU_UNSEEN CUDA_CPU_OPTIMIZED __attribute__((noinline, no_sanitize("thread")))
+// A sanitizer wants to know from which stack a lane was switched to: then always the scheduler's.
+#if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
+constexpr bool from_lane_to_lane = false;
+#else
+constexpr bool from_lane_to_lane = true;
+#endif
 
 // `ends`: the fiber `from` will not be continued.
 CUDA_CPU_SWITCHING inline void switch_fiber(Fiber &from, Fiber &to, bool ends = false) {
@@ -1278,8 +1368,9 @@ CUDA_CPU_SWITCHING inline void switch_fiber(Fiber &from, Fiber &to, bool ends = 
 #endif
 }
 
-inline uint3 thread_index(int t) {
-    unsigned x = blockDim.x, y = blockDim.y;
+CUDA_CPU_OPTIMIZED inline uint3 thread_index(int t) {
+    const unsigned x = blockDim.x, y = blockDim.y;
+    if ((unsigned)t < x) return {(unsigned)t, 0, 0}; // divisions are slow
     return {t % x, t / x % y, t / (x * y)};
 }
 
@@ -1304,10 +1395,11 @@ struct BlockFailed {};
 
 // Of section 6: a lane has ended; a thread that does not take turns has met a barrier.
 __attribute__((cold, no_sanitize("thread"))) inline void lane_ended(Worker &w, int t);
+__attribute__((no_sanitize("thread"))) inline Fiber &after_lane(Worker &w);
 __attribute__((cold, no_sanitize("thread"))) inline void wait_for_block(const char *file, int line);
 
 // What runs on a new stack: the kernel, for the thread whose turn it is.
-__attribute__((no_sanitize("thread"))) inline void fiber_main() {
+__attribute__((no_sanitize("thread"))) CUDA_CPU_OPTIMIZED inline void fiber_main() {
     Worker &w = *worker;
 #ifdef CUDA_CPU_ASAN
     const bool scheduled = w.current == 0 || !w.met_barrier || w.mode == by_lanes;
@@ -1327,6 +1419,7 @@ __attribute__((no_sanitize("thread"))) inline void fiber_main() {
     Fiber *next = &w.scheduler;
     if (w.mode == by_lanes) {
         lane_ended(w, t);
+        next = &after_lane(w);
     } else if (w.met_barrier) {
         if (t == 0) w.thread0_ended = true;
         else if (!w.thread0_ended) diverged(t, w.file, w.line, "has ended");
@@ -1340,8 +1433,8 @@ __attribute__((no_sanitize("thread"))) inline void fiber_main() {
 }
 
 // Make fiber t start at fiber_main when it is first switched to.
-__attribute__((no_sanitize("thread"), no_sanitize("address"))) inline void prepare(Worker &w,
-                                                                                   int t) {
+CUDA_CPU_OPTIMIZED __attribute__((no_sanitize("thread"), no_sanitize("address"))) inline void
+prepare(Worker &w, int t) {
     Fiber &fiber = w.fibers[t];
 #ifdef CUDA_CPU_ASAN
     fiber.bottom = fiber.stack;
@@ -1440,30 +1533,119 @@ CUDA_CPU_SWITCHING inline void barrier(const char *file, int line) {
     observed(&worker->barrier[parity]);
 }
 
-// The gap behind a shared array holds the number of the last block that has filled it with NaN.
-template <class T>
-constexpr size_t gap_offset = (sizeof(T) + shared_gap - 1) / shared_gap *shared_gap;
-
 __attribute__((noinline, no_sanitize("address"), no_sanitize("thread"))) inline void
-fill_shared(Worker &w, char *p, size_t bytes, unsigned long long *filled_by) {
-    if (*filled_by == w.blocks) return;
-    *filled_by = w.blocks;
+fill_shared(Worker &w, char *p, size_t bytes, size_t number) {
+    if (w.filled_by[number] == w.blocks) return;
     Hidden hidden;
+    w.filled_by[number] = w.blocks;
+    w.filled.push_back(number);
     memset(p, 0xFF, bytes);
 }
 
+// Lanes that hand values on through shared memory, with nothing between the one's write and the
+// other's read, were right on GPUs up to 2016, if the memory was declared volatile: the lanes of a
+// warp went in step. Since Volta (SM 70) CUDA promises that no more; __syncwarp() has to stand in
+// between. Here they do not go in step, so the numbers are wrong, and this tells the program why.
+// Volatile<T> is a pointer as cpu/to_cpp.sed declares them for T * that are volatile: whoever looks
+// up an element is noted. What was written in between is seen by its value. Of one element alone,
+// such as a flag that many lanes set, nothing is said.
+template <class = void> CUDA_CPU_UNSEEN void touch_volatile(const volatile void *p, size_t bytes);
+template <class T> struct Volatile {
+    T *p;
+    Volatile(T *p) : p(p) {}
+    __forceinline__ T &touched(T *at) const {
+        if (std::is_volatile<T>::value && worker) touch_volatile<>(at, sizeof *at);
+        return *at;
+    }
+    template <class I> __forceinline__ T &operator[](I i) const { return touched(p + i); }
+    __forceinline__ T &operator*() const { return touched(p); }
+    T *operator->() const { return p; }
+    T **operator&() { return &p; }
+    Volatile &operator++() { return ++p, *this; }
+    Volatile &operator--() { return --p, *this; }
+    T *operator++(int) { return p++; }
+    T *operator--(int) { return p--; }
+    template <class I> Volatile &operator+=(I i) { return p += i, *this; }
+    template <class I> Volatile &operator-=(I i) { return p -= i, *this; }
+    operator T *() const { return p; }
+    template <class U> explicit operator U *() const { return (U *)p; }
+};
+template <class T> struct VolatileArray;
+template <class T, size_t n> struct VolatileArray<T[n]> {
+    T elements[n];
+    template <class I> __forceinline__ T &operator[](I i) { return Volatile<T>(elements)[i]; }
+    T &operator*() { return (*this)[0]; }
+    operator T *() { return elements; }
+    template <class U> explicit operator U *() { return (U *)elements; }
+};
+template <class T>
+using Watched =
+    std::conditional_t<std::rank<T>::value == 1 &&
+                           std::is_volatile<std::remove_all_extents_t<T>>::value,
+                       VolatileArray<T>, T>;
+
 // A __shared__ array: its place in the worker's arena, filled with NaN by the first thread that
 // gets to it, which is thread 0, except by_lanes. Once a block: a function may be called again.
-template <class T, class Tag> __attribute__((always_inline)) inline T &shared_memory() {
+template <class T, class Tag> __attribute__((always_inline)) inline auto &shared_memory() {
     static_assert(sizeof(T) <= 48 * 1024, "a block has 48 KiB of static shared memory");
     Worker &w = *worker;
-    char *p = w.shared + shared_offset<T, Tag>;
+    char *p = w.shared + shared_place<T, Tag>.offset;
 #ifdef CUDA_CPU_ASAN
     ASAN_UNPOISON_MEMORY_REGION(p, sizeof(T));
 #endif
     if (w.current == 0 || w.mode == by_lanes)
-        fill_shared(w, p, sizeof(T), (unsigned long long *)(p + gap_offset<T>));
-    return *(T *)p;
+        fill_shared(w, p, sizeof(T), shared_place<T, Tag>.number);
+    return *(Watched<T> *)p;
+}
+
+// The first of the bytes [begin, end) of a gap that is no more poison; null if none is.
+CUDA_CPU_OPTIMIZED __attribute__((no_sanitize("thread"))) inline char *
+first_changed(char *begin, char *end, unsigned char poison) {
+    unsigned char changed = 0;
+    for (char *p = begin; p < end; p++) changed |= (unsigned char)*p ^ poison;
+    if (!changed) return nullptr;
+    while ((unsigned char)*begin == poison) begin++;
+    return begin;
+}
+// The block has written to a gap: report it, and give the block up.
+__attribute__((noinline, cold, no_sanitize("thread"), format(printf, 2, 3))) inline void
+wrote_to_gap(Worker &w, const char *format, ...) {
+    char text[400];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    w.error = cudaErrorIllegalAddress;
+    w.failed = true;
+    fail(w.error, running.where, "%s on device %d: block (%u,%u,%u) has written to %s",
+         running.name, running.device, blockIdx.x, blockIdx.y, blockIdx.z, text);
+}
+// Called when a block has ended. AddressSanitizer finds more, and what reads a gap, too.
+__attribute__((no_sanitize("thread"))) inline void check_gaps(Worker &w) {
+#ifndef CUDA_CPU_ASAN
+    for (unsigned i : w.filled) {
+        const SharedArray *a = &shared_arrays()[i];
+        char *p = w.shared + a->offset, *end = w.shared + a->end;
+        char *at = first_changed(p + a->bytes, end, a->poison);
+        if (!at) at = first_changed(p - shared_gap, p, i ? a[-1].poison : 0xFF);
+        if (!at) continue;
+        wrote_to_gap(w, "byte %td of the %zu bytes of %s, which %s:%d declares __shared__", at - p,
+                     a->bytes, a->name, a->file, a->line);
+        memset(p + a->bytes, a->poison, end - p - a->bytes);
+        memset(p - shared_gap, i ? a[-1].poison : 0xFF, shared_gap);
+        return;
+    }
+    if (!w.dynamic_bytes) return;
+    char *p = w.dynamic_shared, *at = first_changed(p + w.dynamic_bytes, w.dynamic_end, 0xFF);
+    if (!at) at = first_changed(p - shared_gap, p, 0xFF);
+    if (at)
+        wrote_to_gap(w,
+                     "byte %td of dynamic shared memory: the launch has asked for %zu bytes "
+                     "(the third value between <<< and >>>)",
+                     at - p, w.dynamic_bytes);
+#else
+    (void)w;
+#endif
 }
 template <class T> T *dynamic_shared() { return (T *)worker->dynamic_shared; }
 constexpr size_t dynamic_room = 100 * 1024, dynamic_guard = 1 << 20; // bytes, in whole pages
@@ -1548,15 +1730,18 @@ inline void start_worker() {
     for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGVTALRM}) sigdelset(&all, own);
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
     worker = new Worker;
-    size_t bytes = shared_arena_bytes() + shared_gap;
+    const size_t bytes = shared_arena_bytes();
     worker->shared = (char *)aligned_alloc(shared_gap, bytes);
+    worker->filled_by.resize(shared_arrays().size());
     void *dynamic = mmap(nullptr, dynamic_room + dynamic_guard, PROT_NONE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!worker->shared || dynamic == MAP_FAILED ||
         mprotect(dynamic, dynamic_room, PROT_READ | PROT_WRITE))
         throw std::bad_alloc();
     worker->dynamic_end = (char *)dynamic + dynamic_room;
-    memset(worker->shared, 0, bytes);
+    memset(worker->shared, 0xFF, bytes);
+    for (const SharedArray &a : shared_arrays())
+        memset(worker->shared + a.offset + a.bytes, a.poison, a.end - a.offset - a.bytes);
 #ifdef CUDA_CPU_ASAN
     ASAN_POISON_MEMORY_REGION(worker->shared, bytes);
     ASAN_POISON_MEMORY_REGION(dynamic, dynamic_room + dynamic_guard);
@@ -1586,7 +1771,7 @@ inline void stop_worker() {
         guarded_stacks -= stacks.guarded;
     }
 #ifdef CUDA_CPU_ASAN
-    ASAN_UNPOISON_MEMORY_REGION(worker->shared, shared_arena_bytes() + shared_gap);
+    ASAN_UNPOISON_MEMORY_REGION(worker->shared, shared_arena_bytes());
     ASAN_UNPOISON_MEMORY_REGION(worker->dynamic_end - dynamic_room, dynamic_room + dynamic_guard);
 #endif
     free(worker->shared);
@@ -1615,6 +1800,7 @@ struct Lane { // Where it waits, what it brings there, and then what it takes fr
     int source; // the lane whose value it wants; -1: which lanes bring a value that is not 0
     unsigned long long value;
     unsigned syncs; // calls of __syncwarp()
+    unsigned calls; // of any warp function, in this block
     char order[2];  // by the parity of syncs, see published()
 };
 struct Warp { // Bit l says it of lane l. A lane that exists and is none of the rest is at a barrier
@@ -1673,6 +1859,7 @@ CUDA_CPU_UNSEEN inline void start_lanes(Worker &w, unsigned block) {
         warp.ended = at_barrier ? 0 : earlier;
         warp.waits = 0;
         for (int l = 0; l < lanes; l++) {
+            warp.lanes[l].calls = 0;
             warp.lanes[l].file = w.file; // of the barrier
             warp.lanes[l].line = w.line;
             if (fresh || (!w.met_barrier && first + l > t)) prepare(w, first + l);
@@ -1807,8 +1994,16 @@ CUDA_CPU_UNSEEN inline int next_lane(Worker &w) {
 
 // Run all lanes to their end, or until it is the turn of the thread that has no fiber.
 CUDA_CPU_UNSEEN inline void run_lanes(Worker &w) {
-    while (!w.failed && (w.current = next_lane(w)) >= 0 && w.current != w.looped)
+    while (!w.failed && (w.current = next_lane(w)) >= 0 && w.current != w.looped) {
         switch_fiber(w.scheduler, w.fibers[w.current]);
+        if (from_lane_to_lane) return; // the last lane that could run has come back
+    }
+}
+// Who is switched to by a lane that cannot go on.
+inline Fiber &after_lane(Worker &w) {
+    if (!from_lane_to_lane || w.failed) return w.scheduler;
+    w.current = next_lane(w);
+    return w.current >= 0 && w.current != w.looped ? w.fibers[w.current] : w.scheduler;
 }
 inline void lane_ended(Worker &w, int t) {
     w.warps[t / 32].ready &= ~(1u << t % 32);
@@ -1826,7 +2021,8 @@ CUDA_CPU_UNSEEN inline void run_lanes_after_loop(Worker &w) {
 CUDA_CPU_UNSEEN inline void run_others(Worker &w, int t) {
     const uint3 index = threadIdx;
     if (t != w.looped) {
-        switch_fiber(w.fibers[t], w.scheduler, w.failed);
+        Fiber &next = after_lane(w);
+        if (&next != &w.fibers[t]) switch_fiber(w.fibers[t], next, w.failed);
     } else {
         run_lanes(w);
         if (w.failed) throw BlockFailed();
@@ -1878,6 +2074,7 @@ CUDA_CPU_UNSEEN inline unsigned long long meet(const char *call, Where where, un
     Warp &warp = w.warps[t / 32];
     Lane &lane = warp.lanes[l];
     lane.call = call;
+    lane.calls++;
     lane.file = where.file;
     lane.line = where.line;
     lane.mask = mask;
@@ -1890,7 +2087,8 @@ CUDA_CPU_UNSEEN inline unsigned long long meet(const char *call, Where where, un
     for (int m = 0; m < 32 && all; m++) {
         const Lane &other = warp.lanes[m];
         if (members >> m & 1)
-            all = other.line == lane.line && other.mask == mask && !strcmp(other.call, call);
+            all = other.line == lane.line && other.mask == mask &&
+                  (other.call == call || !strcmp(other.call, call));
     }
     if (all) release(warp, members);
     run_others(w, t);
@@ -1916,11 +2114,11 @@ wrong_lane(const char *call, Where where, const char *format, ...) {
 }
 CUDA_CPU_UNSEEN inline int lane_of_thread() { return worker->current % 32; }
 
-inline void check_mask(const char *call, Where where, unsigned mask) {
+CUDA_CPU_OPTIMIZED inline void check_mask(const char *call, Where where, unsigned mask) {
     if (!(mask >> lane_of_thread() & 1))
         wrong_lane(call, where, "is not in its own mask 0x%08x", mask);
 }
-inline unsigned vote(const char *call, Where where, unsigned mask, bool value) {
+CUDA_CPU_OPTIMIZED inline unsigned vote(const char *call, Where where, unsigned mask, bool value) {
     check_mask(call, where, mask);
     return meet(call, where, mask, -1, value);
 }
@@ -1953,6 +2151,74 @@ CUDA_CPU_UNSEEN inline void sync_warp(unsigned mask, Where where) {
         if (mask & exists & 1u << l) observed(&lanes[l].order[parities >> l & 1]);
 }
 inline void delete_warps(Warp *warps) { delete[] warps; }
+
+// See Volatile. Where the kernel goes on between two elements of volatile shared memory, it may
+// have written the first of them; two threads were there at the same time if they are lanes of one
+// warp and neither a barrier nor a warp function stands between them.
+CUDA_CPU_UNSEEN inline bool at_once(const Touch &a, const Touch &b) {
+    return a.block == b.block && a.phase == b.phase && a.calls == b.calls &&
+           a.thread != b.thread && a.thread / 32 == b.thread / 32;
+}
+CUDA_CPU_UNSEEN inline unsigned long long value_of(const Touch &touch) {
+    unsigned long long value = 0;
+    memcpy(&value, (const void *)touch.at, min(touch.bytes, sizeof value));
+    return value;
+}
+__attribute__((noinline, cold, no_sanitize("thread"))) inline void
+not_in_step(const Touch &writer, const Touch &other, void *pc) {
+    Hidden hidden;
+    static std::mutex lock;
+    static std::set<std::string> said;
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        if (!said.insert(running.name).second) return;
+    }
+    const std::string line = line_of(&pc, 1, pc, false);
+    fprintf(stderr,
+            "%s:%d: notice: %s on device %d%s%s: lane %d writes to volatile shared memory what "
+            "lane %d is at, with no __syncwarp() between them. The lanes of a warp go in step "
+            "neither here nor, since Volta, on a GPU: the numbers may be wrong\n",
+            running.where.file, running.where.line, running.name, running.device,
+            line.empty() ? "" : ", in ", line.c_str(), writer.thread % 32, other.thread % 32);
+}
+template <class> CUDA_CPU_UNSEEN void touch_volatile(const volatile void *p, size_t bytes) {
+    Worker &w = *worker;
+    const size_t fixed = shared_arena_bytes();
+    const bool is_fixed = size_t((const char *)p - w.shared) < fixed;
+    const char *const dynamic = w.dynamic_end - dynamic_room;
+    if (!is_fixed && size_t((const char *)p - dynamic) >= dynamic_room) return;
+    Hidden hidden;
+    if (w.touched.empty()) w.touched.resize(fixed + dynamic_room);
+    auto touched = [&](const volatile void *p) -> Touched & {
+        const size_t at = (const char *)p - w.shared;
+        return w.touched[at < fixed ? at : fixed + ((const char *)p - dynamic)];
+    };
+    const int t = w.current;
+    const bool before_barrier = // which thread 0 has met already
+        w.mode == in_turns && t > 0 && w.met_barrier && !w.thread0_ended;
+    const unsigned calls = w.mode == by_lanes ? w.warps[t / 32].lanes[t % 32].calls : 0;
+    Touch now = {w.blocks, w.phase - before_barrier, calls, t, p, bytes, 0};
+    const Touch *writer = nullptr, *other = nullptr;
+    const Touch &last = w.last_touch;
+    if (last.block == now.block && last.phase == now.phase && last.calls == calls &&
+        value_of(last) != last.value) {
+        Touched &there = touched(last.at);
+        there.written = last;
+        for (const Touch &by : there.by)
+            if (at_once(by, last)) writer = &last, other = &by;
+    }
+    now.value = value_of(now);
+    Touched &here = touched(p);
+    if (at_once(here.written, now)) writer = &here.written, other = &now;
+    if (writer) {
+        if (w.conflict.block == now.block && w.conflict.at != writer->at)
+            not_in_step(*writer, *other, __builtin_return_address(0));
+        w.conflict = *writer;
+    }
+    if (here.by[0].thread != t || here.by[0].block != now.block) here.by[1] = here.by[0];
+    here.by[0] = now;
+    w.last_touch = now;
+}
 
 } // namespace cuda_cpu
 
@@ -2141,7 +2407,8 @@ CUDA_CPU_OPTIMIZED __attribute__((flatten)) void run_threads(const void *bytes, 
 #endif
 }
 
-__attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kernel, unsigned block) {
+__attribute__((no_sanitize("thread"))) inline void run_threads_of(const Kernel &kernel,
+                                                                  unsigned block) {
     const Launch &launch = kernel.launch;
     Worker &w = *worker;
     blockDim = launch.block;
@@ -2157,16 +2424,21 @@ __attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kerne
     w.kernel = kernel.bytes.data();
     w.current = 0;
     w.met_barrier = w.thread0_ended = w.failed = false;
+    w.error = cudaErrorLaunchFailure;
+    w.filled.clear();
     w.phase = 0;
     w.blocks++;
     w.mode = in_turns;
     w.dynamic_bytes = launch.shared;
-    w.dynamic_shared = w.dynamic_end - (launch.shared + 15) / 16 * 16;
+    w.dynamic_shared = w.dynamic_end - round_up(launch.shared, 16);
 #ifdef CUDA_CPU_ASAN
     ASAN_POISON_MEMORY_REGION(w.dynamic_end - dynamic_room, dynamic_room);
     ASAN_UNPOISON_MEMORY_REGION(w.dynamic_shared, launch.shared);
+    memset(w.dynamic_shared, 0xFF, launch.shared);
+#else
+    if (launch.shared)
+        memset(w.dynamic_shared - shared_gap, 0xFF, w.dynamic_end - w.dynamic_shared + shared_gap);
 #endif
-    if (launch.shared) memset(w.dynamic_shared, 0xFF, launch.shared);
     published(&w.begin);
     if (lane_order.always) {
         start_lanes(w, block);
@@ -2198,6 +2470,11 @@ __attribute__((no_sanitize("thread"))) inline void run_block(const Kernel &kerne
     }
 #endif
     observed(&w.end);
+}
+inline void run_block(const Kernel &kernel, unsigned block) {
+    run_threads_of(kernel, block);
+    Worker &w = *worker;
+    if (!w.failed && (w.dynamic_bytes || !w.filled.empty())) check_gaps(w);
 }
 
 // The cores of a device: core 0 is the thread of the stream whose kernel runs, the others are
@@ -2259,7 +2536,7 @@ struct Grid {
     void one(unsigned b) {
         run_block(kernel, b);
         worker->threads = 0;
-        if (worker->failed) device.fault = cudaErrorLaunchFailure;
+        if (worker->failed) device.fault = worker->error;
     }
 };
 
@@ -2521,6 +2798,11 @@ inline double next_slowdown(const char *&list) {
 }
 inline Machine::Machine() {
     set_lane_order(getenv("CUDA_CPU_LANES"));
+    if (const char *visible = getenv("CUDA_VISIBLE_DEVICES"))
+        fprintf(stderr,
+                "CUDA_VISIBLE_DEVICES=%s has no effect without a GPU: CUDA_CPU_DEVICES says how "
+                "many devices are emulated\n",
+                visible);
     const size_t gib = size_t(1) << 30;
     int devices_shown = setting("CUDA_CPU_DEVICES", 1, 1, 64);
     peers = setting("CUDA_CPU_PEERS", 1, 0, 1);
@@ -2608,13 +2890,18 @@ struct cudaDeviceProp {
 inline cudaError_t cudaGetLastError() {
     cudaError_t error = cuda_cpu::last_error, fault = cuda_cpu::current().fault;
     cuda_cpu::last_error = cudaSuccess;
+    if (error == cudaErrorMemoryAllocation) {
+        std::lock_guard<std::mutex> guard(cuda_cpu::machine().lock);
+        cuda_cpu::machine().failed = {};
+    }
     return error ? error : fault;
 }
 inline cudaError_t cudaPeekAtLastError() {
     cudaError_t error = cuda_cpu::last_error, fault = cuda_cpu::current().fault;
     return error ? error : fault;
 }
-inline cudaError_t cudaGetDeviceCount(int *count) {
+inline cudaError_t cudaGetDeviceCount(int *count, CUDA_CPU_WHERE) {
+    if (!count) return cuda_cpu::no_result("cudaGetDeviceCount", where);
     *count = cuda_cpu::machine().devices.size();
     return cudaSuccess;
 }
@@ -2625,11 +2912,13 @@ inline cudaError_t cudaSetDevice(int device, CUDA_CPU_WHERE) {
     cuda_cpu::current_device = device;
     return cudaSuccess;
 }
-inline cudaError_t cudaGetDevice(int *device) {
+inline cudaError_t cudaGetDevice(int *device, CUDA_CPU_WHERE) {
+    if (!device) return cuda_cpu::no_result("cudaGetDevice", where);
     *device = cuda_cpu::current_device;
     return cudaSuccess;
 }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device, CUDA_CPU_WHERE) {
+    if (!prop) return cuda_cpu::no_result("cudaGetDeviceProperties", where);
     if (!cuda_cpu::valid_device(device))
         return cuda_cpu::fail(cudaErrorInvalidDevice, where,
                               "cudaGetDeviceProperties: device %d of %zu", device,
@@ -2683,6 +2972,7 @@ enum cudaDeviceAttr {
 // Of the emulated device: a multiprocessor is a core, and a core runs one block at a time.
 inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device,
                                           CUDA_CPU_WHERE) {
+    if (!value) return cuda_cpu::no_result("cudaDeviceGetAttribute", where);
     if (!cuda_cpu::valid_device(device))
         return cuda_cpu::fail(cudaErrorInvalidDevice, where,
                               "cudaDeviceGetAttribute: device %d of %zu", device,
@@ -2747,6 +3037,8 @@ cudaError_t set_attribute(const char *call, F &&, cudaFuncAttribute attribute, i
 template <class F>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F &&, int threads,
                                                           size_t shared, CUDA_CPU_WHERE) {
+    if (!blocks)
+        return cuda_cpu::no_result("cudaOccupancyMaxActiveBlocksPerMultiprocessor", where);
     if (threads <= 0)
         return cuda_cpu::fail(cudaErrorInvalidValue, where,
                               "cudaOccupancyMaxActiveBlocksPerMultiprocessor: %d threads", threads);
@@ -2755,7 +3047,9 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F &&, int
 }
 template <class F>
 cudaError_t cudaOccupancyMaxPotentialBlockSize(int *blocks, int *threads, F &&, size_t = 0,
-                                               int most = 0) {
+                                               int most = 0, CUDA_CPU_WHERE) {
+    if (!blocks || !threads)
+        return cuda_cpu::no_result("cudaOccupancyMaxPotentialBlockSize", where);
     *blocks = cuda_cpu::current().cores;
     *threads = most ? min(most, 1024) : 1024;
     return cudaSuccess;
@@ -2763,9 +3057,10 @@ cudaError_t cudaOccupancyMaxPotentialBlockSize(int *blocks, int *threads, F &&, 
 
 inline cudaError_t cudaDeviceSynchronize() { return cuda_cpu::synchronize(cuda_cpu::current()); }
 
-// Peer access only says that a copy need not be staged through the host. That a kernel may then
-// read another device's memory by itself is not emulated, on purpose: it stays a mistake here.
+// With peer access a copy need not be staged through the host, and kernels of the current device
+// may use the peer's memory.
 inline cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer, CUDA_CPU_WHERE) {
+    if (!can) return cuda_cpu::no_result("cudaDeviceCanAccessPeer", where);
     if (!cuda_cpu::valid_device(device) || !cuda_cpu::valid_device(peer))
         return cuda_cpu::fail(cudaErrorInvalidDevice, where,
                               "cudaDeviceCanAccessPeer: devices %d and %d of %zu", device, peer,
@@ -2773,7 +3068,13 @@ inline cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer, CUDA_
     *can = device != peer && cuda_cpu::machine().peers;
     return cudaSuccess;
 }
-inline cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned, CUDA_CPU_WHERE) {
+namespace cuda_cpu {
+constexpr int most_peers = 8; // of a device, as CUDA has it on machines without an NVSwitch
+}
+inline cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags, CUDA_CPU_WHERE) {
+    if (flags)
+        return cuda_cpu::fail(cudaErrorInvalidValue, where,
+                              "cudaDeviceEnablePeerAccess: flags %u: CUDA wants 0", flags);
     if (!cuda_cpu::machine().peers)
         return cuda_cpu::fail(cudaErrorPeerAccessUnsupported, where,
                               "cudaDeviceEnablePeerAccess: CUDA_CPU_PEERS=0");
@@ -2781,8 +3082,12 @@ inline cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned, CUDA_CPU_WHERE
         return cuda_cpu::fail(cudaErrorInvalidDevice, where,
                               "cudaDeviceEnablePeerAccess: device %d to device %d",
                               cuda_cpu::current_device, peer);
-    if (cuda_cpu::current().peers[peer]) return cuda_cpu::fail(cudaErrorPeerAccessAlreadyEnabled);
-    cuda_cpu::current().peers[peer] = true;
+    std::vector<bool> &peers = cuda_cpu::current().peers;
+    if (peers[peer]) return cuda_cpu::fail(cudaErrorPeerAccessAlreadyEnabled);
+    int enabled = 0;
+    for (bool is_peer : peers) enabled += is_peer;
+    if (enabled == cuda_cpu::most_peers) return cuda_cpu::fail(cudaErrorTooManyPeers);
+    peers[peer] = true;
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceDisablePeerAccess(int peer, CUDA_CPU_WHERE) {
@@ -2803,13 +3108,19 @@ inline size_t mapped_bytes(const char *first, const Allocation &a) {
 // Fresh memory is filled with NaN. That of variables does not count as used.
 inline cudaError_t allocate(Device &device, void **pointer, size_t bytes, Where where,
                             const char *by, bool counts = true) {
+    if (!pointer) return no_result(by, where);
     *pointer = nullptr;
     if (bytes == 0) return cudaSuccess;
     const size_t page = page_size(), rounded = (bytes + 255) / 256 * 256;
     const size_t mapped = (rounded + page - 1) / page * page;
     std::lock_guard<std::mutex> guard(machine().lock);
-    if (counts && (bytes > device.total || device.used + mapped > device.total))
+    auto no_memory = [&] {
+        const size_t free = device.total - device.used;
+        machine().failed = {by, pointer, bytes, free, device.id, where};
         return fail(cudaErrorMemoryAllocation);
+    };
+    if (counts && (bytes > device.total || device.used + mapped > device.total))
+        return no_memory();
     char *pages = device.next;
     if (mapped + page >
         size_t(device.end - device.next)) { // out of addresses: use freed ones again
@@ -2821,13 +3132,13 @@ inline cudaError_t allocate(Device &device, void **pointer, size_t bytes, Where 
             device.allocations.erase(entry.first);
             break;
         }
-        if (!pages) return fail(cudaErrorMemoryAllocation);
+        if (!pages) return no_memory();
     } else {
         device.next += mapped + page;
     }
     char *first = pages + mapped - rounded, *memory = first + device.away;
     if (mprotect(pages + device.away, mapped, PROT_READ | PROT_WRITE))
-        return fail(cudaErrorMemoryAllocation);
+        return no_memory();
     {
         Hidden hidden;
 #ifdef CUDA_CPU_ASAN
@@ -2841,6 +3152,7 @@ inline cudaError_t allocate(Device &device, void **pointer, size_t bytes, Where 
 #endif
     device.allocations[first] = {bytes, pages, where, {nullptr, 0, nullptr}, true, by, true};
     if (counts) device.used += mapped;
+    if (pointer == machine().failed.pointer) machine().failed = {};
     *pointer = first;
     return cudaSuccess;
 }
@@ -2930,10 +3242,13 @@ inline cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream, CUDA_CPU_WH
 
 // Memory that the host and all devices read and write under one address. It is the machine's own,
 // so nothing moves. That the host waits for the devices before it looks is up to the program.
-constexpr unsigned cudaMemAttachGlobal = 1;
-inline cudaError_t cudaMallocManaged(void **pointer, size_t bytes, unsigned = cudaMemAttachGlobal,
-                                     CUDA_CPU_WHERE) {
+constexpr unsigned cudaMemAttachGlobal = 1, cudaMemAttachHost = 2;
+inline cudaError_t cudaMallocManaged(void **pointer, size_t bytes,
+                                     unsigned flags = cudaMemAttachGlobal, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
+    if (bytes == 0 || flags < cudaMemAttachGlobal || flags > cudaMemAttachHost)
+        return fail(cudaErrorInvalidValue, where, "cudaMallocManaged: %zu bytes, flags %u", bytes,
+                    flags);
     Device &managed = machine().managed;
     {
         std::lock_guard<std::mutex> guard(machine().lock);
@@ -2973,8 +3288,13 @@ inline cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, int d
 }
 
 // Filled with NaN when fresh.
-inline cudaError_t cudaMallocHost(void **pointer, size_t bytes, unsigned = 0) {
+constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2,
+                   cudaHostAllocWriteCombined = 4;
+inline cudaError_t cudaMallocHost(void **pointer, size_t bytes, unsigned flags = 0,
+                                  CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
+    if (!pointer) return no_result("cudaMallocHost", where);
+    if (flags > 7) return fail(cudaErrorInvalidValue, where, "cudaHostAlloc: flags %u", flags);
     *pointer = bytes ? aligned_alloc(256, (bytes + 255) / 256 * 256) : nullptr;
     if (!*pointer) return bytes ? fail(cudaErrorMemoryAllocation) : cudaSuccess;
 #ifdef CUDA_CPU_ASAN
@@ -2986,13 +3306,13 @@ inline cudaError_t cudaMallocHost(void **pointer, size_t bytes, unsigned = 0) {
         bytes, "cudaMallocHost", std::make_shared<int>(), {}};
     return cudaSuccess;
 }
-template <class T> cudaError_t cudaMallocHost(T **pointer, size_t bytes, unsigned = 0) {
-    return cudaMallocHost((void **)pointer, bytes);
+template <class T>
+cudaError_t cudaMallocHost(T **pointer, size_t bytes, unsigned flags = 0, CUDA_CPU_WHERE) {
+    return cudaMallocHost((void **)pointer, bytes, flags, where);
 }
-constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2,
-                   cudaHostAllocWriteCombined = 4;
-template <class T> cudaError_t cudaHostAlloc(T **pointer, size_t bytes, unsigned) {
-    return cudaMallocHost((void **)pointer, bytes);
+template <class T>
+cudaError_t cudaHostAlloc(T **pointer, size_t bytes, unsigned flags, CUDA_CPU_WHERE) {
+    return cudaMallocHost((void **)pointer, bytes, flags, where);
 }
 namespace cuda_cpu {
 // Pinned memory is forgotten. A GPU's driver may wait for what is queued and uses it, or not.
@@ -3022,8 +3342,9 @@ inline cudaError_t cudaFreeHost(void *pointer, CUDA_CPU_WHERE) {
 // Memory of the host becomes pinned memory.
 constexpr unsigned cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1,
                    cudaHostRegisterMapped = 2, cudaHostRegisterReadOnly = 8;
-inline cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned, CUDA_CPU_WHERE) {
+inline cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
+    if (flags > 15) return fail(cudaErrorInvalidValue, where, "cudaHostRegister: flags %u", flags);
     if (!pointer || bytes == 0)
         return fail(cudaErrorInvalidValue, where, "cudaHostRegister: %zu bytes at %p", bytes,
                     pointer);
@@ -3046,7 +3367,8 @@ inline cudaError_t cudaHostUnregister(void *pointer, CUDA_CPU_WHERE) {
     return cuda_cpu::unpin(pointer, where, "cudaHostUnregister", "cudaHostRegister",
                            cudaErrorHostMemoryNotRegistered);
 }
-inline cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
+inline cudaError_t cudaMemGetInfo(size_t *free, size_t *total, CUDA_CPU_WHERE) {
+    if (!free || !total) return cuda_cpu::no_result("cudaMemGetInfo", where);
     std::lock_guard<std::mutex> guard(cuda_cpu::machine().lock);
     *total = cuda_cpu::current().total;
     *free = *total - cuda_cpu::current().used;
@@ -3076,8 +3398,9 @@ struct Copy {
     size_t extent(size_t pitch) const { return (height - 1) * pitch + width; }
 };
 
-// Both ends; `device` becomes the one whose memory takes part.
-inline cudaError_t check_copy(Device *&device, Copy &copy, Where where) {
+// Both ends; `device` becomes the one whose memory takes part, `other` the one that the source is
+// on, if that is another.
+inline cudaError_t check_copy(Device *&device, Device *&other, Copy &copy, Where where) {
     const char *call = copy.call;
     for (size_t pitch : {copy.to_pitch, copy.from_pitch})
         if (pitch < copy.width)
@@ -3097,19 +3420,17 @@ inline cudaError_t check_copy(Device *&device, Copy &copy, Where where) {
                                           : cudaMemcpyHostToHost;
     if (Device *owner = copy.kind == cudaMemcpyDeviceToHost ? from_device : to_device)
         if (of_one(owner)) device = owner;
-    if (copy.kind == cudaMemcpyDeviceToDevice && of_one(to_device) && of_one(from_device) &&
-        to_device != from_device)
-        return fail(cudaErrorInvalidValue, where,
-                    "%s: from memory of device %d to memory of device %d: here only cudaMemcpyPeer "
-                    "and cudaMemcpyPeerAsync, which name both, copy between devices",
-                    call, from_device->id, to_device->id);
+    other = copy.kind == cudaMemcpyDeviceToDevice && of_one(from_device) ? from_device : device;
     auto check = [&](const void *p, Device *owner, size_t pitch, bool host, const char *end) {
         char what[100];
         snprintf(what, sizeof what, "%s, %s", call, end);
+        if (!host && !owner && is_pinned_now(p)) return cudaSuccess; // a device's address, too
         if (!host || (owner && is_managed(owner)))
-            return check_memory(*device, p, copy.extent(pitch), where, what);
+            return check_memory(of_one(owner) ? *owner : *device, p, copy.extent(pitch), where,
+                                what);
         if (!p)
-            return fail(cudaErrorInvalidValue, where, "%s: a null pointer%s", what, null_may_be);
+            return fail(cudaErrorInvalidValue, where, "%s: a null pointer%s", what,
+                        null_may_be().c_str());
         if (!owner) return cudaSuccess;
         return fail(cudaErrorInvalidValue, where,
                     "%s: the %s %p is memory of device %d, not of the host", call, end, p,
@@ -3136,8 +3457,8 @@ inline cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where) {
     if (copy.width == 0 || copy.height == 0) return cudaSuccess;
     if (cudaError_t error = check_handle(stream, where, copy.call)) return error;
     Device *device = stream ? stream->device : &current();
-    Device *queue = device;
-    if (cudaError_t error = check_copy(device, copy, where)) return error;
+    Device *queue = device, *other = device;
+    if (cudaError_t error = check_copy(device, other, copy, where)) return error;
     auto pageable = [](const void *p) { return !is_pinned(p) && !locate(p).device; };
     bool pageable_source = false, pageable_target = false;
     {
@@ -3160,15 +3481,38 @@ inline cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where) {
     } else {
         submit(stream, *queue, what,
                [copy, to = use_of(copy.to, where), from = use_of(copy.from, where)] { copy(); });
-        if (pageable_target) return synchronize(stream ? stream : queue->default_stream);
+        if (pageable_target || (other != device && !machine().peers))
+            return synchronize(stream ? stream : queue->default_stream);
     }
     return cudaSuccess;
 }
-// Waits until the copy is done.
+// A copy between devices that names no stream. The host goes on; all that either device was given
+// before, or is given later, is ordered with it.
+inline void between_devices(Device &to, Device &from, Running running,
+                            const std::function<void()> &copy) {
+    const Enqueuing one_at_a_time;
+    std::vector<Stream *> all;
+    for (Device *device : {&to, &from}) {
+        Hidden hidden;
+        for (Stream *stream : device->streams) all.push_back(stream);
+    }
+    Stream *stream = to.default_stream;
+    for (Stream *other : all)
+        if (other != stream) wait(stream, mark(other));
+    stream->push(running, copy);
+    auto done = mark(stream);
+    for (Stream *other : all)
+        if (other != stream) wait(other, done);
+}
+// Waits until the copy is done, unless it is one between devices.
 inline cudaError_t copy_and_wait(Copy copy, Where where) {
-    Device *device = &current();
+    Device *device = &current(), *other = device;
     if (copy.width == 0 || copy.height == 0) return cudaSuccess;
-    if (cudaError_t error = check_copy(device, copy, where)) return error;
+    if (cudaError_t error = check_copy(device, other, copy, where)) return error;
+    if (other != device) {
+        between_devices(*device, *other, {copy.call, where, device->id}, copy);
+        return machine().peers ? cudaSuccess : synchronize(device->default_stream);
+    }
     submit(nullptr, *device, {copy.call, where, device->id}, copy);
     return synchronize(device->default_stream);
 }
@@ -3217,9 +3561,13 @@ inline cudaError_t set_async(const char *call, void *to, size_t pitch, int value
     if (pitch < width)
         return fail(cudaErrorInvalidPitchValue, where,
                     "%s: rows of %zu bytes do not fit a pitch of %zu", call, width, pitch);
-    if (cudaError_t error = check_memory(device, to, (height - 1) * pitch + width, where, call))
-        return error;
+    auto pinned = use_of(to, where);
+    cudaError_t error = pinned ? cudaSuccess
+                               : check_memory(device, to, (height - 1) * pitch + width, where,
+                                              call);
+    if (error) return error;
     submit(stream, device, {call, where, device.id}, [=] {
+        (void)pinned;
         for (size_t i = 0; i < height; i++) memset(real(to) + i * pitch, value, width);
     });
     return cudaSuccess;
@@ -3244,6 +3592,7 @@ inline cudaError_t cudaMemset2D(void *to, size_t pitch, int value, size_t width,
 template <class T>
 cudaError_t cudaMallocPitch(T **pointer, size_t *pitch, size_t width, size_t height,
                             CUDA_CPU_WHERE) {
+    if (!pitch) return cuda_cpu::no_result("cudaMallocPitch", where);
     *pitch = (width + 511) / 512 * 512;
     return cudaMalloc((void **)pointer, *pitch * height, where);
 }
@@ -3319,12 +3668,14 @@ inline cudaError_t find_copy(char *&copy, const void *variable, Where where, con
 template <class T>
 cudaError_t cudaGetSymbolAddress(void **pointer, const T &variable, CUDA_CPU_WHERE) {
     char *copy = nullptr;
+    if (!pointer) return cuda_cpu::no_result("cudaGetSymbolAddress", where);
     cudaError_t error = cuda_cpu::find_copy(copy, &variable, where, "cudaGetSymbolAddress");
     *pointer = copy;
     return error;
 }
 template <class T> cudaError_t cudaGetSymbolSize(size_t *bytes, const T &variable, CUDA_CPU_WHERE) {
     char *copy = nullptr;
+    if (!bytes) return cuda_cpu::no_result("cudaGetSymbolSize", where);
     *bytes = sizeof variable;
     return cuda_cpu::find_copy(copy, &variable, where, "cudaGetSymbolSize");
 }
@@ -3403,7 +3754,6 @@ inline cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from
         return synchronize(stream ? stream : device.default_stream);
     return cudaSuccess;
 }
-// The host goes on; all that either device was given before, or is given later, is ordered with it.
 inline cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device,
                                   size_t bytes, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
@@ -3411,19 +3761,8 @@ inline cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int
     const char *call = "cudaMemcpyPeer";
     if (cudaError_t error = check_peers(to, to_device, from, from_device, bytes, where, call))
         return error;
-    const Enqueuing one_at_a_time;
-    std::vector<Stream *> all;
-    for (int id : {to_device, from_device}) {
-        Hidden hidden;
-        for (Stream *stream : machine().devices[id]->streams) all.push_back(stream);
-    }
-    Stream *copy = machine().devices[to_device]->default_stream;
-    for (Stream *stream : all)
-        if (stream != copy) wait(copy, mark(stream));
-    copy->push({call, where, to_device}, [=] { memcpy(real(to), real(from), bytes); });
-    auto done = mark(copy);
-    for (Stream *stream : all)
-        if (stream != copy) wait(stream, done);
+    between_devices(*machine().devices[to_device], *machine().devices[from_device],
+                    {call, where, to_device}, [=] { memcpy(real(to), real(from), bytes); });
     return cudaSuccess;
 }
 
@@ -3446,21 +3785,26 @@ inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t f, void 
 
 // --- streams and events
 
-inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags,
+                                             CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
+    if (!stream) return no_result("cudaStreamCreate", where);
+    if (flags > cudaStreamNonBlocking)
+        return fail(cudaErrorInvalidValue, where, "cudaStreamCreateWithFlags: flags %u", flags);
     const Enqueuing one_at_a_time;
     std::lock_guard<std::mutex> guard(machine().lock);
     *stream = new Stream(&current(), flags != cudaStreamNonBlocking);
     current().streams.push_back(*stream);
-    machine().handles.insert(*stream);
+    machine().handles[*stream] = &current();
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamCreate(cudaStream_t *stream) {
-    return cudaStreamCreateWithFlags(stream, 0);
+inline cudaError_t cudaStreamCreate(cudaStream_t *stream, CUDA_CPU_WHERE) {
+    return cudaStreamCreateWithFlags(stream, 0, where);
 }
 // The operating system shares the cores out: a priority changes nothing.
-inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
-    return cudaStreamCreateWithFlags(stream, flags);
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int,
+                                                CUDA_CPU_WHERE) {
+    return cudaStreamCreateWithFlags(stream, flags, where);
 }
 inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     if (least) *least = 0;
@@ -3472,10 +3816,8 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t stream, CUDA_CPU_WHERE) {
     if (cudaError_t error = check_handle(stream, where, "cudaStreamSynchronize")) return error;
     return synchronize(stream ? stream : current().default_stream);
 }
-inline cudaError_t cudaStreamDestroy(cudaStream_t stream, CUDA_CPU_WHERE) {
-    using namespace cuda_cpu;
-    if (!stream) return fail(cudaErrorInvalidResourceHandle);
-    if (cudaError_t error = check_handle(stream, where, "cudaStreamDestroy")) return error;
+namespace cuda_cpu {
+inline void destroy(Stream *stream) {
     {
         Hidden hidden;
         std::lock_guard<std::mutex> guard(machine().lock);
@@ -3498,18 +3840,36 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream, CUDA_CPU_WHERE) {
         stream->thread.join();
         delete stream;
     }
+}
+} // namespace cuda_cpu
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (!stream) return fail(cudaErrorInvalidResourceHandle);
+    if (cudaError_t error = check_handle(stream, where, "cudaStreamDestroy")) return error;
+    destroy(stream);
     return cudaSuccess;
 }
-inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+inline cudaError_t cudaStreamQuery(cudaStream_t stream, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
+    if (cudaError_t error = check_handle(stream, where, "cudaStreamQuery")) return error;
+    if (!stream) stream = current().default_stream;
+    if (stream->unfinished > 0) return cudaErrorNotReady;
+    return synchronize(stream); // which orders what the host does next
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags, CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    if (!event) return no_result("cudaEventCreate", where);
+    if (flags > (cudaEventBlockingSync | cudaEventDisableTiming))
+        return fail(cudaErrorInvalidValue, where, "cudaEventCreateWithFlags: flags %u", flags);
     *event = new cudaEvent{&current(), !(flags & cudaEventDisableTiming), nullptr};
     Hidden hidden;
     std::lock_guard<std::mutex> guard(machine().lock);
-    machine().handles.insert(*event);
+    machine().handles[*event] = &current();
     return cudaSuccess;
 }
-inline cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned flags = cudaEventDefault) {
-    return cudaEventCreateWithFlags(event, flags);
+inline cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned flags = cudaEventDefault,
+                                   CUDA_CPU_WHERE) {
+    return cudaEventCreateWithFlags(event, flags, where);
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
@@ -3537,10 +3897,11 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = null
     return cudaSuccess;
 }
 // Waits for the event as it was last recorded; one that never was is no wait at all.
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0,
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0,
                                        CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     const char *call = "cudaStreamWaitEvent";
+    if (flags) return fail(cudaErrorInvalidValue, where, "%s: flags %u: 0 is wanted", call, flags);
     if (cudaError_t error = check_handle(event, where, call, false)) return error;
     if (cudaError_t error = check_handle(stream, where, call)) return error;
     if (!event->mark) return cudaSuccess;
@@ -3565,14 +3926,51 @@ inline cudaError_t cudaEventQuery(cudaEvent_t event, CUDA_CPU_WHERE) {
 inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end,
                                         CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
+    if (!milliseconds) return no_result("cudaEventElapsedTime", where);
     for (cudaEvent_t event : {start, end})
         if (cudaError_t error = check_handle(event, where, "cudaEventElapsedTime", false))
             return error;
+    if (start->device != end->device)
+        return fail(cudaErrorInvalidResourceHandle, where,
+                    "cudaEventElapsedTime: the start belongs to device %d, the end to device %d: "
+                    "there is no time between two devices' events",
+                    start->device->id, end->device->id);
     if (!start->timing || !end->timing || !start->mark || !end->mark)
         return fail(cudaErrorInvalidResourceHandle);
     if (!is_reached(*start->mark) || !is_reached(*end->mark)) return cudaErrorNotReady;
     Hidden hidden;
     *milliseconds = (end->mark->seconds - start->mark->seconds) * 1e3;
+    return cudaSuccess;
+}
+
+// The current device is as at the program's start: its memory is freed, its streams and events are
+// no more, its variables have their first values, a kernel's fault is forgotten. Pinned and managed
+// memory, which is no single device's, stays.
+inline cudaError_t cudaDeviceReset(CUDA_CPU_WHERE) {
+    using namespace cuda_cpu;
+    Device &device = current();
+    synchronize(device);
+    while (device.streams.size() > 1) destroy(device.streams.back());
+    Hidden hidden;
+    std::vector<const char *> freed;
+    {
+        std::lock_guard<std::mutex> guard(machine().lock);
+        for (auto i = machine().handles.begin(); i != machine().handles.end();)
+            i = i->second == &device ? machine().handles.erase(i) : std::next(i);
+        for (auto &[first, a] : device.allocations)
+            if (a.live && !strncmp(a.by, "cudaMalloc", 10)) {
+                a.live = false;
+                a.freed = where;
+                freed.push_back(first);
+            }
+        for (Symbol *symbol : machine().symbols)
+            if (symbol->copies.count(device.id))
+                memcpy(real(symbol->copies[device.id]), symbol->initial, symbol->bytes);
+        device.more_shared.clear();
+        device.peers.assign(device.peers.size(), false);
+    }
+    for (const char *first : freed) unmap(device, first);
+    device.fault = last_error = cudaSuccess;
     return cudaSuccess;
 }
 
@@ -3756,7 +4154,7 @@ CUDA_CPU_LACKS_TYPE(cudaIpcMemHandle_t) CUDA_CPU_LACKS_TYPE(cudaIpcEventHandle_t
 
 CUDA_CPU_LACKS(cudaLaunchKernel) CUDA_CPU_LACKS(cudaLaunchKernelEx)
 CUDA_CPU_LACKS(cudaLaunchCooperativeKernel) CUDA_CPU_LACKS(cudaStreamAddCallback)
-CUDA_CPU_LACKS(cudaStreamQuery) CUDA_CPU_LACKS(cudaDeviceReset) CUDA_CPU_LACKS(cudaDeviceSetLimit)
+CUDA_CPU_LACKS(cudaDeviceSetLimit)
 CUDA_CPU_LACKS(cudaPointerGetAttributes) CUDA_CPU_LACKS(cudaHostGetDevicePointer)
 CUDA_CPU_LACKS(cudaMallocFromPoolAsync) CUDA_CPU_LACKS(cudaMemPoolCreate)
 CUDA_CPU_LACKS(cudaMemAdvise) CUDA_CPU_LACKS(cudaDeviceGetDefaultMemPool)

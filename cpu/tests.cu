@@ -540,6 +540,23 @@ TEST_CASE("launch: in every spelling") {
     plus_kernel<<<1, n>>>(x, 4); /**/
     CHECK(fetch(memory, n) == Floats(n, 29));
 
+    // Braces, and the spaces that some editors put between the brackets
+    assign_kernel<<<dim3{2, 1}, 32>>>(x, 1);
+    plus_kernel<<<dim3{dim3{2, 1}.x}, {32, 1}>>>(x, 1);
+    CHECK(fetch(memory, n) == Floats(n, 2));
+    plus_kernel << <1, n >> > (x, 1); plus_kernel<< <n >> 6, dim3{64}>> >(x, 2);
+    CHECK(fetch(memory, n) == Floats(n, 5));
+    // Pointers to kernels, in lists and members
+    struct { int n; void (*run)(float *, float); } forms[] = {{1, plus_kernel}}, *p = forms;
+    void (*list[])(float *, float) = {assign_kernel, plus_kernel};
+    for (auto &form : forms) { form.run<<<1, n>>>(x, 1); p->run<<<1, n>>>(x, 1); }
+    list[p - forms]<<<1, 32>>>(x, 7); forms[0].run<<<1, 32>>>(x, 0);
+    Floats halves(n, 7);
+    CHECK(fetch(memory, n) == halves);
+    // No launches: << <1, 1>> >(
+    CHECK(std::vector<std::vector<std::vector<int>> >(3).size() == 3);
+    CHECK(std::string("a << <1, 1>> >(b)").size() == 17);
+
     CHECK(std::string("a<<<1, 1>>>(b)").size() == 14);
     CHECK(std::string("__shared__ float t[1];").size() == 22);
 }
@@ -781,6 +798,54 @@ TEST_CASE("cudaMemcpyPeer: is ordered with all of both devices, and the host goe
     }
 }
 
+TEST_CASE("cudaMemcpy between devices: the addresses say which, in the order of cudaMemcpyPeer") {
+    TestStream a(0), b(1);
+    for (cudaMemcpyKind kind : {within, cudaMemcpyDefault})
+        for (int current : {0, 1}) {
+            auto x = floats_on(0, 1), y = floats_on(1, 1), z = floats_on(1, 1);
+            Hold hold(a, x.get());
+            OnDevice set(current);
+            OK(cudaMemcpy(y.get(), x.get(), one_float, kind));
+            OK(cudaMemcpyAsync(z.get(), y.get(), one_float, kind, b));
+            OK(cudaSetDevice(0));
+            assign_kernel<<<1, 1, 0, a>>>(x.get(), 6);
+            hold.release_and_wait_for(a, b);
+            OK(cudaMemcpyAsync(x.get(), z.get(), one_float, kind, a)); // any device's stream
+            OK(cudaStreamSynchronize(a));
+            CHECK(values(x, y, z) == "5 5 5");
+        }
+    Floats got(4);
+    auto X = device_copy(Floats{1, 2, 3, 4}, 0), Y = device_copy(Floats{5, 6, 7, 8}, 1);
+    OK(cudaMemcpy2D(Y.get(), 8, X.get(), 8, 4, 2, cudaMemcpyDefault));
+    CHECK(fetch(Y, 4) == Floats{1, 6, 3, 8});
+}
+
+TEST_CASE("pinned memory: a device's address, too") {
+    auto x = device_copy(Floats{1, 2}), fixed = pinned<float>(2), other = pinned<float>(2);
+    Floats host = {7, 8};
+    OK(cudaMemset(fixed.get(), 0xFF, one_float));
+    OK(cudaDeviceSynchronize());
+    CHECK(std::isnan(fixed.get()[0]));
+    CHECK(fixed.get()[1] == 0);
+    OK(cudaMemcpy(fixed.get(), host.data(), 2 * one_float, up));
+    CHECK(fixed.get()[1] == 8);
+    OK(cudaMemcpy(x.get(), fixed.get(), one_float, within));
+    OK(cudaMemcpyAsync(other.get(), x.get(), 2 * one_float, within));
+    OK(cudaMemcpy(host.data(), other.get(), 2 * one_float, down));
+    CHECK(host == Floats{7, 2});
+}
+
+TEST_CASE("cudaStreamQuery: whether all is done") {
+    auto x = floats_on(0, 1);
+    TestStream a;
+    OK(cudaStreamQuery(a));
+    Hold hold(a, x.get());
+    CHECK(cudaStreamQuery(a) == cudaErrorNotReady);
+    hold.release_and_wait_for(a);
+    OK(cudaStreamQuery(a));
+    CHECK(values(x) == "5");
+}
+
 TEST_CASE("cudaMemcpyAsync: pageable memory is free after it, pinned memory is copied later") {
     auto x = floats_on(0, 2), y = floats_on(0, 1);
     auto fixed = pinned<float>(2);
@@ -885,6 +950,38 @@ TEST_CASE("cudaMalloc, __shared__: fresh memory is NaN") {
     }
 }
 
+#ifndef CUDA_CPU_ASAN // which reports it
+// What lies i elements behind the beginning of an array, and one row behind the end
+template <class T> __global__ void beyond_kernel(double *y, int i) {
+    __shared__ T before[3], t[5], rows[3][70], after[4];
+    const T *first = t, *row = rows[0];
+    before[0] = t[0] = rows[0][0] = after[0] = T();
+    y[0] = first[i];
+    y[1] = row[3 * 70];
+}
+template <class T> static void test_beyond() {
+    auto y = pinned<double>(2);
+    for (int i : {-1, 5, 6}) {
+        OK_LAUNCH(beyond_kernel<T><<<1, 1>>>(y.get(), i));
+        OK(cudaDeviceSynchronize());
+        for (int at : {0, 1}) {
+            const double found = y.get()[at];
+            CHECK((std::isnan(found) || fabs(found) >= 127));
+        }
+    }
+}
+TEST_CASE("__shared__: what lies behind and before an array is NaN, or no usual integer") {
+    test_beyond<float>();
+    test_beyond<double>();
+    test_beyond<int>();
+    test_beyond<unsigned>();
+    test_beyond<short>();
+    test_beyond<long long>();
+    test_beyond<char>();
+    test_beyond<unsigned char>();
+}
+#endif
+
 TEST_CASE("cudaMemset: bytes") {
     auto x = floats_on(0, 6);
     float bits;
@@ -936,23 +1033,6 @@ TEST_CASE("cudaGetDevice: each host thread has its own; cudaGetDeviceProperties"
     CHECK(device == count - 1);
 }
 
-TEST_CASE("cudaDeviceEnablePeerAccess: once, to another device") {
-    int can = -1;
-    OK(cudaDeviceCanAccessPeer(&can, 0, 0));
-    CHECK(can == 0);
-    OK(cudaDeviceCanAccessPeer(&can, 0, 1));
-    CHECK(can == 1);
-    CHECK(cudaDeviceDisablePeerAccess(1) == cudaErrorPeerAccessNotEnabled);
-    CHECK(cudaGetLastError() == cudaErrorPeerAccessNotEnabled);
-    OK(cudaDeviceEnablePeerAccess(1, 0));
-    CHECK(cudaDeviceEnablePeerAccess(1, 0) == cudaErrorPeerAccessAlreadyEnabled);
-    CHECK(cudaGetLastError() == cudaErrorPeerAccessAlreadyEnabled);
-    OK(cudaDeviceDisablePeerAccess(1));
-    CHECK(cudaDeviceDisablePeerAccess(1) == cudaErrorPeerAccessNotEnabled);
-    cudaGetLastError();
-    OK(cudaGetLastError());
-}
-
 TEST_CASE("cudaGetLastError: forgets; cudaPeekAtLastError does not") {
     float *p = (float *)1, *x = nullptr;
     OK(cudaGetLastError());
@@ -986,6 +1066,7 @@ TEST_CASE("cudaGetErrorName, cudaGetErrorString: CUDA's numbers, names and texts
     ERROR(NotReady, 600, "device not ready");
     ERROR(IllegalAddress, 700, "an illegal memory access was encountered");
     ERROR(PeerAccessAlreadyEnabled, 704, "peer access is already enabled");
+    ERROR(TooManyPeers, 711, "peer mapping resources exhausted");
     ERROR(PeerAccessNotEnabled, 705, "peer access has not been enabled");
     ERROR(LaunchFailure, 719, "unspecified launch failure");
     ERROR(NotPermitted, 800, "operation not permitted");
@@ -1110,6 +1191,35 @@ TEST_CASE("launch: a configuration that no GPU takes is refused") {
     OK(cudaDeviceSynchronize());
 }
 
+TEST_CASE("cudaDeviceEnablePeerAccess: once, to another device") {
+    int can = -1;
+    OK(cudaDeviceCanAccessPeer(&can, 0, 0));
+    CHECK(can == 0);
+    OK(cudaDeviceCanAccessPeer(&can, 0, 1));
+    CHECK(can == 1);
+    CHECK(cudaDeviceDisablePeerAccess(1) == cudaErrorPeerAccessNotEnabled);
+    CHECK(cudaGetLastError() == cudaErrorPeerAccessNotEnabled);
+    REFUSED(value, cudaDeviceEnablePeerAccess(1, 1), "cudaDeviceEnablePeerAccess: flags 1");
+    OK(cudaDeviceEnablePeerAccess(1, 0));
+    CHECK(cudaDeviceEnablePeerAccess(1, 0) == cudaErrorPeerAccessAlreadyEnabled);
+    CHECK(cudaGetLastError() == cudaErrorPeerAccessAlreadyEnabled);
+    // Kernels and cudaMemset may use the peer's memory now, but not the other way round
+    auto x = device_copy(Floats{1, 2}), y = device_copy(Floats{3, 4}, 1);
+    OK_LAUNCH(plus_kernel<<<1, 2>>>(y.get(), 10));
+    OK(cudaDeviceSynchronize());
+    CHECK(fetch(y, 2) == Floats{13, 14});
+    OK(cudaMemset(y.get(), 0, one_float));
+    OK(cudaDeviceSynchronize());
+    CHECK(fetch(y, 2) == Floats{0, 14});
+    REFUSED_LAUNCH(value, (OnDevice{1}, plus_kernel<<<1, 2>>>(x.get(), 1)), "argument 1",
+                   on_0_not_1);
+    OK(cudaDeviceDisablePeerAccess(1));
+    REFUSED_LAUNCH(value, plus_kernel<<<1, 2>>>(y.get(), 1), "argument 1", on_1_not_0);
+    CHECK(cudaDeviceDisablePeerAccess(1) == cudaErrorPeerAccessNotEnabled);
+    cudaGetLastError();
+    OK(cudaGetLastError());
+}
+
 TEST_CASE("cudaMemcpyPeer, cudaMemcpyPeerAsync: wrong devices and sizes are refused") {
     const Memories m;
     TestStream on_1(1);
@@ -1148,10 +1258,9 @@ TEST_CASE("cudaMemcpy, cudaMemcpyAsync, cudaMemset: wrong memory and sizes are r
             "is memory of device 1, not of the host");
     REFUSED(value, cudaMemcpy(m.x0, m.y0, 4, down), "cudaMemcpy: the destination",
             "is memory of device 0, not of the host");
-    for (cudaMemcpyKind kind : {within, cudaMemcpyDefault})
-        REFUSED(value, cudaMemcpyAsync(m.x0, m.x1, 4, kind, stream),
-                "cudaMemcpyAsync: from memory of device 1 to memory of device 0: here only "
-                "cudaMemcpyPeer and cudaMemcpyPeerAsync");
+    REFUSED(value, cudaMemcpy(m.x0, m.y1, 40, within), "cudaMemcpy, source" + overrun(),
+            "allocated on device 1");
+    REFUSED(value, cudaMemset(m.x1, 0, 4), "cudaMemset", on_1_not_0);
     REFUSED(value, cudaMemcpyAsync(m.host, m.freed0, 4, down), "cudaMemcpyAsync, source",
             "is memory of device 0 that cpu/tests.cu:", "has freed");
     OnDevice current(1);
@@ -1213,6 +1322,48 @@ TEST_CASE("cudaFree, cudaFreeHost, devices, events, functions: what is wrong is 
     REFUSED(cudaErrorInvalidResourceHandle, cudaEventRecord(event, stream),
             "cudaEventRecord: the event belongs to device 0, the stream to device 1");
     REFUSED(value, cudaLaunchHostFunc(stream, nullptr, nullptr), "cudaLaunchHostFunc: no func");
+}
+
+TEST_CASE("null pointers for results, flags that do not exist: are refused") {
+    const std::string null = ": a null pointer, where its result is to go";
+    int n = 0, *const none = nullptr;
+    size_t bytes = 0;
+    float *x = nullptr;
+    cudaStream_t stream = nullptr;
+    cudaEvent_t event = nullptr;
+    TestEvent begin, end, on_1(1);
+    REFUSED(value, cudaGetDevice(nullptr), "cudaGetDevice" + null);
+    REFUSED(value, cudaGetDeviceCount(nullptr), "cudaGetDeviceCount" + null);
+    REFUSED(value, cudaGetDeviceProperties(nullptr, 0), "cudaGetDeviceProperties" + null);
+    REFUSED(value, cudaDeviceGetAttribute(nullptr, cudaDevAttrWarpSize, 0), null);
+    REFUSED(value, cudaDeviceCanAccessPeer(nullptr, 0, 1), "cudaDeviceCanAccessPeer" + null);
+    REFUSED(value, cudaMalloc((void **)nullptr, 4), "cudaMalloc" + null);
+    REFUSED(value, cudaMalloc((float **)nullptr, 4), "cudaMalloc" + null);
+    REFUSED(value, cudaMallocAsync((float **)nullptr, 4, nullptr), "cudaMallocAsync" + null);
+    REFUSED(value, cudaMallocManaged((float **)nullptr, 4), "cudaMallocManaged" + null);
+    REFUSED(value, cudaMallocHost((float **)nullptr, 4), "cudaMallocHost" + null);
+    REFUSED(value, cudaHostAlloc((float **)nullptr, 4, 0), "cudaMallocHost" + null);
+    REFUSED(value, cudaMallocPitch(&x, nullptr, 4, 4), "cudaMallocPitch" + null);
+    REFUSED(value, cudaMemGetInfo(nullptr, &bytes), "cudaMemGetInfo" + null);
+    REFUSED(value, cudaGetSymbolSize(nullptr, target), "cudaGetSymbolSize" + null);
+    REFUSED(value, cudaGetSymbolAddress(nullptr, target), "cudaGetSymbolAddress" + null);
+    REFUSED(value, cudaStreamCreate(nullptr), "cudaStreamCreate" + null);
+    REFUSED(value, cudaEventCreate(nullptr), "cudaEventCreate" + null);
+    REFUSED(value, cudaEventElapsedTime(nullptr, begin, end), "cudaEventElapsedTime" + null);
+    REFUSED(value, cudaOccupancyMaxActiveBlocksPerMultiprocessor(none, empty_kernel, 32, 0), null);
+    REFUSED(value, cudaOccupancyMaxPotentialBlockSize(none, &n, empty_kernel), null);
+    REFUSED(value, cudaStreamCreateWithFlags(&stream, 2), "cudaStreamCreateWithFlags: flags 2");
+    REFUSED(value, cudaEventCreateWithFlags(&event, 8), "cudaEventCreateWithFlags: flags 8");
+    REFUSED(value, cudaHostAlloc(&x, 4, 8), "cudaHostAlloc: flags 8");
+    REFUSED(value, cudaHostRegister(&n, 4, 16), "cudaHostRegister: flags 16");
+    REFUSED(value, cudaMallocManaged(&x, 4, 0), "cudaMallocManaged: 4 bytes, flags 0");
+    REFUSED(value, cudaMallocManaged(&x, 0), "cudaMallocManaged: 0 bytes, flags 1");
+    REFUSED(value, cudaStreamWaitEvent(nullptr, begin, 2), "cudaStreamWaitEvent: flags 2");
+    float ms = 0;
+    OK(cudaEventRecord(begin));
+    OnDevice{1}, OK(cudaEventRecord(on_1));
+    REFUSED(cudaErrorInvalidResourceHandle, cudaEventElapsedTime(&ms, begin, on_1),
+            "cudaEventElapsedTime: the start belongs to device 0, the end to device 1");
 }
 
 TEST_CASE("streams, events: one that was destroyed or never created is refused") {
@@ -1316,6 +1467,71 @@ static void lockstep(const char *order, bool mirrored) {
     if (values(sum) == "496") return;
     throw std::runtime_error(std::string("lanes ") + order + ": the sum is " + values(sum));
 }
+// The sum of 64 ones, its last warp by volatile memory: as an argument of a function, a variable of
+// the kernel, an array, dynamic shared memory
+enum Spelling { argument, variable, array, dynamic };
+template <class T, bool synced> __device__ void last_warp(volatile T *part, int t) {
+    for (int half = 32; half > 0; half /= 2) {
+        if (synced) __syncwarp();
+        const T other = part[t + half];
+        if (synced) __syncwarp();
+        part[t] = part[t] + other;
+    }
+}
+template <Spelling spelling, bool synced> __global__ void last_warp_kernel(float *sum) {
+    __shared__ volatile float list[96];
+    extern __shared__ volatile float more[];
+    const int t = threadIdx.x;
+    volatile float *part = spelling == dynamic ? more : list;
+    list[t] = more[t] = 1;
+    if (t < 32) list[t + 64] = more[t + 64] = 0;
+    __syncthreads();
+    if (t >= 32) return;
+    if (spelling == argument) last_warp<float, synced>(list, t);
+    for (int half = spelling == argument ? 0 : 32; half > 0; half /= 2) {
+        if (synced) __syncwarp();
+        const float other = spelling == array     ? list[t + half]
+                            : spelling == dynamic ? more[t + half]
+                                                  : part[t + half];
+        if (synced) __syncwarp();
+        if (spelling == array) list[t] += other;
+        else if (spelling == dynamic) more[t] += other;
+        else part[t] += other;
+    }
+    if (t == 0) *sum = part[0];
+}
+template <Spelling spelling, bool synced> static void last_warp() {
+    auto sum = floats_on(0, 1);
+    const int bytes = 96 * one_float;
+    if (synced) {
+        OK_LAUNCH(last_warp_kernel<spelling, true><<<1, 64, bytes>>>(sum.get()));
+        if (values(sum) != "64") throw std::runtime_error("the sum is " + values(sum));
+    } else {
+        WRONG_HERE(last_warp_kernel<spelling, false><<<1, 64, bytes>>>(sum.get()));
+        values(sum);
+        throw std::runtime_error("told, then went on");
+    }
+}
+// Volatile memory that lanes do not use to hand values on, or only between barriers
+__global__ void volatile_flag_kernel(float *sum) {
+    __shared__ volatile int flag[1], list[64];
+    const int t = threadIdx.x;
+    if (t % 3 == 0) flag[0] = 1; // whoever is first
+    list[t] = t;
+    list[t] += 1;
+    __syncthreads();
+    for (int half = 32; half > 0; half /= 2) {
+        if (t < half) list[t] += list[t + half];
+        __syncthreads();
+    }
+    if (t == 0) *sum = list[0] + flag[0];
+}
+[[maybe_unused]] static void volatile_flag() {
+    auto sum = floats_on(0, 1);
+    OK_LAUNCH(volatile_flag_kernel<<<1, 64>>>(sum.get()));
+    expect(values(sum) == "2081", "the sum", fetch(sum, 1)[0]);
+}
+
 // What does not depend on the order of warps and lanes
 static void lanes_in_order(const char *order) {
     setenv("CUDA_CPU_LANES", order, 1);
@@ -1405,6 +1621,27 @@ static void wrong_setting(const char *name, const char *value) {
 #endif
 __global__ void hidden_kernel(uintptr_t address, int i) { ((float *)address)[i] += 1; }
 static void access_by_host(volatile float *p) { FAULTS_HERE(p[2] = 1); }
+static void unchecked_allocation() {
+    setenv("CUDA_CPU_MEMORY", "8", 1);
+    memory(1, 1 << 20);
+    OnDevice current(1);
+    float *p = nullptr, x = 0;
+    cudaMalloc(&p, 20 << 20);
+    WRONG_HERE(OK(cudaMemcpy(&x, p, 4, down)));
+}
+[[maybe_unused]] static void unchecked_in_kernel() {
+    setenv("CUDA_CPU_MEMORY", "8", 1);
+    float *p = nullptr;
+    cudaMalloc(&p, 20 << 20);
+    FAULTS_HERE(assign_kernel<<<1, 1>>>(p, 1));
+    OK(cudaDeviceSynchronize());
+}
+static void visible_devices() {
+    setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+    fprintf(stderr, "expected: CUDA_VISIBLE_DEVICES=0 \n");
+    memory(1, 1);
+    throw std::runtime_error("told, then went on");
+}
 struct Pointer {
     float *p;
 };
@@ -1516,7 +1753,26 @@ static void host_without_end() {
     cuda_cpu::host_enters("f, k = 2");
     WRONG_HERE((void)0); while (more) {}
 }
-#elif defined(CUDA_CPU_ASAN)
+#endif
+#ifndef CUDA_CPU_ASAN
+// Writes beyond what the block has of shared memory: found when it ends
+template <class T> __global__ void beyond_write_kernel(int i, T value) {
+    __shared__ T first[6], second[3];
+    T *t = first;
+    second[0] = value;
+    t[i + (int)threadIdx.x] = value;
+}
+__global__ void beyond_row_kernel(int row) {
+    __shared__ float rows[2][33];
+    float(*const r)[33] = rows;
+    if (threadIdx.x == 1) r[row][31] = 1;
+}
+template <class T> __global__ void beyond_dynamic_kernel(int i) {
+    extern __shared__ T t[];
+    t[0] = 0;
+    t[i] = 1;
+}
+#else
 static const char *const poison = "AddressSanitizer: use-after-poison";
 __global__ void static_overrun_kernel(float *x, int i) {
     __shared__ float first[10], second[10];
@@ -1654,6 +1910,50 @@ static void host_threads() {
     expect(right == 6 * turns, "right sums", right);
 }
 
+static __device__ int first_value = 3;
+__global__ void change_kernel(int *x) { *x = first_value++; }
+static void device_reset() {
+    OnDevice current(1);
+    float *p = nullptr, *other = memory(0, 1);
+    auto x = pinned<int>(1);
+    size_t before = 0, after = 0, total = 0;
+    cudaStream_t stream = new_stream(1, cudaStreamDefault);
+    OK(cudaSetDevice(1));
+    OK(cudaMemGetInfo(&before, &total));
+    OK(cudaMalloc(&p, 1 << 20));
+    cudaEvent_t event = nullptr;
+    OK(cudaEventCreate(&event));
+    OK(cudaDeviceEnablePeerAccess(0, 0));
+    for (int want : {3, 3}) {
+        change_kernel<<<1, 1, 0, want == 3 ? nullptr : stream>>>(x.get());
+        change_kernel<<<1, 1>>>(x.get());
+        OK(cudaDeviceSynchronize());
+        expect(*x == want + 1, "a variable's value", *x);
+        OK(cudaDeviceReset());
+    }
+    OK(cudaMemGetInfo(&after, &total));
+    expect(after == before, "bytes that were not freed", before - after);
+    OK(cudaDeviceEnablePeerAccess(0, 0)); // which was forgotten
+    fclose(stderr);                       // three mistakes that are named there
+    expect(cudaStreamSynchronize(stream) == cudaErrorInvalidResourceHandle, "a stream", 0);
+    expect(cudaEventSynchronize(event) == cudaErrorInvalidResourceHandle, "an event", 0);
+    expect(cudaFree(p) == cudaErrorInvalidValue, "memory", 0);
+    cudaGetLastError();
+    OK(cudaSetDevice(0));
+    OK(cudaFree(other));
+}
+static void eight_peers() {
+    setenv("CUDA_CPU_DEVICES", "11", 1);
+    setenv("CUDA_CPU_CORES", "1", 1);
+    for (int peer = 10; peer > 0; peer--) {
+        const cudaError_t code = cudaDeviceEnablePeerAccess(peer, 0);
+        expect(code == (peer > 2 ? cudaSuccess : cudaErrorTooManyPeers), "peer", peer);
+    }
+    OK(cudaDeviceDisablePeerAccess(5));
+    OK(cudaDeviceEnablePeerAccess(1, 0));
+    expect(cudaGetLastError() == cudaErrorTooManyPeers, "the last error", 0);
+}
+
 // CUDA_CPU_PEERS=0: the host waits in a copy between devices, as for a driver that stages it.
 static void staged_copies() {
     setenv("CUDA_CPU_PEERS", "0", 1);
@@ -1687,6 +1987,15 @@ static const Program right_programs[] = {
     {"host function that catches", host_function_that_catches},
     {"host threads", host_threads},
     {"copies that the host stages", staged_copies},
+    {"volatile, an argument", last_warp<argument, true>},
+    {"volatile, a variable", last_warp<variable, true>},
+    {"volatile, an array", last_warp<array, true>},
+    {"volatile, dynamic shared memory", last_warp<dynamic, true>},
+#ifndef CUDA_CPU_TSAN // to which any two writes are a race
+    {"volatile, a flag and barriers", volatile_flag},
+#endif
+    {"cudaDeviceReset", device_reset},
+    {"eight peers", eight_peers},
     {"lanes forwards", [] { lanes_in_order("forwards"); }},
     {"lanes backwards", [] { lanes_in_order("backwards"); }},
     {"lanes shuffled", [] { lanes_in_order("1"); }},
@@ -1749,6 +2058,15 @@ static const Program wrong_programs[] = {
     WRONG("lockstep, shuffled", lockstep("1", false), "nan"),
     WRONG("lockstep, shuffled, mirrored", lockstep("1", true), "nan"),
 
+#if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN) // which print a report of their own
+    WRONG("volatile without __syncwarp, an argument", (last_warp<argument, false>()),
+          "notice: last_warp_kernel<spelling, false> on device 0, in cpu/tests.cu:",
+          "writes to volatile shared memory what lane ", "with no __syncwarp() between them"),
+    WRONG("volatile without __syncwarp, a variable", (last_warp<variable, false>()), "notice: "),
+    WRONG("volatile without __syncwarp, an array", (last_warp<array, false>()), "notice: "),
+    WRONG("volatile without __syncwarp, dynamic", (last_warp<dynamic, false>()), "notice: "),
+#endif
+
     WRONG("host function that calls CUDA", host_function_calls_cuda(),
           "cudaLaunchHostFunc: the function calls CUDA", "cudaErrorNotPermitted"),
     WRONG("host function that throws", host_function_that_throws(),
@@ -1770,6 +2088,11 @@ static const Program wrong_programs[] = {
           "assert_kernel on device 1: block (",
           ",0,0), thread (4,0,0): assertion `threadIdx.x <= mo", "cudaErrorAssert"),
     WRONG("out of memory", out_of_memory(), "out of memory", "cudaErrorMemoryAllocation"),
+    WRONG("out of memory, unchecked", unchecked_allocation(),
+          "cudaMemcpy, source: a null pointer: cudaMalloc in cpu/tests.cu:",
+          " failed, of 20971520 bytes where device 1 had 4194304 free"),
+    WRONG("CUDA_VISIBLE_DEVICES", visible_devices(),
+          "has no effect without a GPU: CUDA_CPU_DEVICES says how many devices are emulated"),
     WRONG("wrong setting", wrong_setting("CUDA_CPU_CORES", "two"), "a whole number from 1"),
     WRONG("wrong word for peers", wrong_setting("CUDA_CPU_PEERS", "2"), "from 0 to 1 is wanted"),
     WRONG("wrong order of lanes", wrong_setting("CUDA_CPU_LANES", "sideways"),
@@ -1807,6 +2130,34 @@ static const Program wrong_programs[] = {
     WRONG("access, beyond dynamic shared memory",
           FAULTS_HERE(dynamic_kernel<<<1, 1, 16>>>(memory(0, 1), 4)),
           FAULT(": access to byte 16 of dynamic shared memory: the launch has asked for 16 bytes")),
+#ifndef CUDA_CPU_ASAN
+    WRONG("access, a write one past a shared array",
+          WRONG_HERE(beyond_write_kernel<float><<<3, 2>>>(5, 1.5f)),
+          "beyond_write_kernel<float> on device 0: block (", ",0,0) has written to byte 24 of the ",
+          "24 bytes of first, which cpu/tests.cu:", "declares __shared__", "IllegalAddress"),
+    WRONG("access, a write one before a shared array",
+          WRONG_HERE(beyond_write_kernel<double><<<1, 1>>>(-1, 1)),
+          "has written to byte -8 of the 48 bytes of first"),
+    WRONG("access, a write one past a shared array of int",
+          WRONG_HERE(beyond_write_kernel<int><<<1, 1>>>(6, -1)),
+          "has written to byte 24 of the 24 bytes of first"),
+    WRONG("access, a write one past a shared array of vectors",
+          WRONG_HERE(beyond_write_kernel<float4><<<1, 7>>>(0, make_float4(1, 2, 3, 4))),
+          "has written to byte 96 of the 96 bytes of first"),
+    WRONG("access, a write one past a shared array of char",
+          WRONG_HERE(beyond_write_kernel<char><<<1, 7>>>(0, 1)),
+          "has written to byte 6 of the 6 bytes of first"),
+    WRONG("access, a write one row past a shared array",
+          WRONG_HERE(beyond_row_kernel<<<1, 2>>>(2)),
+          "has written to byte 388 of the 264 bytes of rows"),
+    WRONG("access, a write past dynamic shared memory that fills no 16 bytes",
+          WRONG_HERE(beyond_dynamic_kernel<short><<<1, 1, 20>>>(10)),
+          "beyond_dynamic_kernel<short> on device 0: block (0,0,0) has written to byte 20 of dyn",
+          "the launch has asked for 20 bytes"),
+    WRONG("access, a write before dynamic shared memory",
+          WRONG_HERE(beyond_dynamic_kernel<double><<<1, 1, 16>>>(-2)),
+          "has written to byte -16 of dynamic shared memory"),
+#endif
     WRONG("access, by the host", access_by_host(memory(1, 10)),
           FAULT("the host accesses memory of device 1, byte 8 of the 40 bytes that cpu/tests.cu:",
                 "allocated: copy it with cudaMemcpy")),
@@ -1820,6 +2171,9 @@ static const Program wrong_programs[] = {
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
     WRONG("no addresses", LACKING_HERE(few_addresses("8192")),
           "no addresses for the memory of device 0 (", " GB): raise ulimit -v, or set CUDA_CPU_ME"),
+    WRONG("out of memory, unchecked, in a kernel", unchecked_in_kernel(),
+          "assign_kernel on device 0", "access by a null pointer: cudaMalloc in cpu/tests.cu:",
+          "cudaErrorIllegalAddress"),
     WRONG("no thread", LACKING_HERE(no_thread()),
           "cannot start a thread for device 1: ", "raise ulimit -u", "CUDA_CPU_CORES=1"),
     WRONG("stack, a large array",

@@ -13,15 +13,15 @@
 
 # 1. Words in a "string", behind // or in a /* comment */ are no code. There <<< and __shared__ are
 #    broken up, so that no rule below sees them: "<<" "<" is the same string as "<<<", and a comment
-#    may say << <. So is /*, where it begins no comment.
+#    may say <<. <. So is /*, where it begins no comment.
 :string
-s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*"([^"\\\n]|\\.)*)(<<|__shared|__device|__constant|/)(<|__|\*)~\1\2\6" "\7~g
+s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*"([^"\\\n]|\\.)*)(<<|__shared|__device|__constant|/)([ \t]*<|__|\*)~\1\2\6" "\7~g
 t string
 :comment
-s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*(//[^\n]*|/))(<<|__shared|__device|__constant|/)(<|__|\*)~\1\2\6 \7~g
+s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*(//[^\n]*|/))(<<|__shared|__device|__constant|/)([ \t]*<|__|\*)~\1\2\6. \7~g
 t comment
 :block_comment
-s~(/\*([^*]|\*+[^*/])*)(<<|__shared|__device|__constant)(<|__)~\1\3 \4~g
+s~(/\*([^*]|\*+[^*/])*)(<<|__shared|__device|__constant)([ \t]*<|__)~\1\3. \4~g
 t block_comment
 
 # 2. Shared memory. Several variables in a declaration get a declaration each. A type is one or
@@ -38,8 +38,15 @@ s/__shared__[ \t]+(((\w|:)+(<[^<>;]*>)?[ \t*]+)+)(\w+)[ \t]*(\[[^;\n]*\])?[ \t]*
 #    Dynamic: a pointer to it
 s/extern[ \t]+\f([^\f]+)\f([^\f]+)\f\[[ \t]*\]\f/\1*\2 = ::cuda_cpu::dynamic_shared<\1>()/g
 #    Static: a reference to it. A type of its own tells it from other variables of the same type.
-s/\f([^\f]+)\f([^\f]+)\f([^\f]*)\f/struct \2_shared {}; auto \&\2 = \f<\1\3, \2_shared>()/g
+s/\f([^\f]+)\f([^\f]+)\f([^\f]*)\f/struct \2_shared { static auto name() { return "\2"; } static auto file() { return __FILE__; } static auto line() { return __LINE__; } }; auto \&\2 = \f<\1\3, \2_shared>()/g
 s/\f/::cuda_cpu::shared_memory/g
+#    Pointers to what is volatile, which is mostly shared memory: see Volatile in cuda_runtime.h. A
+#    variable that has a value, and a function's arguments     \1 volatile type *  \3 name
+s/([;{}][ \t\n]*(const[ \t]+)?volatile[ \t]+[^][,;(){}*&=\n]*\*[ \t]*)(\w+)([ \t]*=[^;{}]*;)/\1\3_volatile\4 ::cuda_cpu::Volatile \3(\3_volatile);/g
+:volatile_arguments
+s/(__device__[^;{}()]*\([^;{}()]*volatile[^][,;(){}*&]*\*[ \t]*(__restrict__[ \t]*)?)(\w+)([ \t]*[,)][^;{}]*\{)/\1\f\3_volatile\4 ::cuda_cpu::Volatile \3(\3_volatile);/
+t volatile_arguments
+s/\f//g
 
 # 3. Variables of a device. The compiler knows those that are constexpr. For the others each thread
 #    of the operating system has a reference of its own, to what the device it works for has.
@@ -65,16 +72,24 @@ s/((^|\n)[ \t]*#[ \t]*include[ \t]*[<"])(device_launch_parameters|cuda_runtime_a
 s/(^|\n)[ \t]*#[ \t]*include[ \t]*[<"]((cooperative_groups|cub\/|cublas|cuda\/|cuda\.h|cuda_[bf][fp]|cudnn|cufft|curand|cusolver|cusparse|helper_|mma|nccl|nv([^t]|t[^x])|thrust\/)[^>"\n]*)[>"]/\1#error \2: the stand-in lacks it/g
 s/([^"[:alnum:]_])(asm|__asm__)([ \t\n]+(__)?volatile(__)?)?([ \t\n]*\()/\1CUDA_CPU_LACKS_ASSEMBLY \2\3\6/g
 
-# 5. Launches. <<< and >>> become one character each, so that "all up to >>>" can be said.
-s/<<</\a/g
+# 5. Launches. <<< and >>> become one character each, so that "all up to >>>" can be said. Some
+#    editors write << < and >> >; so do declarations, of operator<< <T> and of vector<pair<T>> >(n).
+s/(operator[ \t]*<<)[ \t]+</\1\f</g
+s/<<[ \t]*</\a/g
+s/\f/ /g
 s/>>>/\v/g
-#    A kernel is a name, perhaps with template arguments that are nested at most once; its grid,
-#    block, ... have no ; { or }.  Found: \f kernel \f grid, block, ... \f
-s/((\w|:)+([ \t]*<([^<>;\n\a]|<[^<>;\n]*>)*>)?)(\s*)\a([^;{}\a\v]+)\v(\s*)\(/\f\1\f\5\6\f\7(/g
+s/(\a([^;\a\v>]|>[^>]|>>[ \t]*[^> \t])*)>>[ \t]+>([ \t\n]*\()/\1\v\3/g
+#    A grid, block, ... have no ; and no { but those of dim3{1, 2}.  Found: \x01 grid, block, ... \f
+s/(\s*)\a(([^;{}\a\v]|\{([^;{}\a\v]|\{[^;{}\a\v]*\})*\})+)\v(\s*)\(/\x01\1\2\f\5(/g
+#    A kernel is a name, perhaps with template arguments that are nested at most once, or a pointer
+#    to one: list[i], form.kernel                    Found: \x02 kernel \f grid, block, ... \f
+s/((\w+(\[[^][;\n\x01]*\])?(\.|->))*(\w|:)+(\[[^][;\n\x01]*\]|[ \t]*<([^<>;\n\x01]|<[^<>;\n]*>)*>)?)\x01/\x02\1\f/g
 #    What is left was no launch, or one that these rules do not understand: make then says so
+s/\x01([^\f]*)\f/<<<\1>>>/g
 s/\a/<<</g
 s/\v/>>>/g
 #    Now \a begins the launch, and \v the function that calls the kernel
-s/\f([^\f]+)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \2), \v { \1(arguments...); }))/g
+s/\x02([^\f]*(\.|->|\])[^\f]*)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \3), [pointer = \1](auto... arguments) { pointer(arguments...); }))/g
+s/\x02([^\f]+)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \2), \v { \1(arguments...); }))/g
 s/\a/::cuda_cpu::configured(::cuda_cpu::Launch/g
 s/\v/[=](auto... arguments)/g

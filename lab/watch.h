@@ -157,12 +157,14 @@ struct Recorder { // works as long as it lives
             const cudaEvent_t mark = new_mark(lane);
             check(cudaEventSynchronize(mark), "waiting");
             double seconds = (before + now()) / 2; // by the host: two GPUs have no other clock
+#ifdef CUDA_CPU
+            seconds = mark->mark->seconds; // which the stand-in takes from the host's clock
+#endif
             float ms = 0;
-            if (!starts.empty()) {
-                const auto &[first, at] = starts.begin()->second;
-                if (cudaEventElapsedTime(&ms, first, mark) == cudaSuccess) seconds = at + ms / 1e3;
-                else cudaGetLastError();
-            }
+            for (const auto &[device, start] : starts) // of devices that share a GPU
+                if (real(device) == real(lane.device) &&
+                    cudaEventElapsedTime(&ms, start.first, mark) == cudaSuccess)
+                    seconds = start.second + ms / 1e3;
             starts[lane.device] = {mark, seconds};
         }
     }
