@@ -45,7 +45,7 @@ def without_algorithms(source, hidden):
     entries = re.findall(r"\{[^}]*\},", table[2])
     section = section.replace(table[0], table[1] + "".join(f"    {e}\n" for e in entries) + table[3])
     source = source[:begin] + section + source[end:]
-    source = re.sub(rf'(\{{"lab_cnn",[^}}]*)"(?:{"|".join(gone)})"', r'\1"naive"', source)
+    source = re.sub(rf'lab \? "(?:{"|".join(gone)})" : ', "", source)  # lab_cnn's
     table = source.split("algorithms = {")[1]
     names = ", ".join(re.findall(r'\{"(\w+)", allreduce_\w+\}', table))
     return re.sub(
