@@ -1755,22 +1755,6 @@ static const char *connect(Device i, Device j) {
     if (code != cudaErrorPeerAccessAlreadyEnabled) CHECK(code);
     return "peer";
 }
-// A pattern is copied from i to j, and its source overwritten at once. Some machines copy other
-// bytes, without an error (IOMMU, ACS): better found here than in a gradient.
-static void check_copy(Device i, Device j) {
-    Tensor pattern = empty({1 << 14}, cpu()), zeros = full({1 << 14}, 0, cpu());
-    for (int n = 0; n < size(pattern); n++) pattern.ptr()[n] = n + 1 + j.id;
-    const Tensor src = copyto(pattern, i), dst = empty(src.shape, j);
-    copyto(src, dst);
-    copyto(zeros, src);
-    const std::vector<float> got = to_host(dst), want = to_host(pattern);
-    const int wrong = std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin();
-    if (wrong < size(dst))
-        error("what copyto moves from %s to %s arrives changed from index %d of %d on%s; if it is "
-              "the machine (IOMMU, ACS), PEERS=0 goes through the host",
-              str(i).c_str(), str(j).c_str(), wrong, size(dst), see);
-}
-
 // Make logical devices gpu(0) ... gpu(k-1), round-robin on the GPUs there are, and print how each
 // pair exchanges data. `first`: CUDA's number of gpu(0), where several programs share the GPUs.
 void use_devices(int k, bool quiet = false, int first = 0) {
@@ -1799,9 +1783,6 @@ void use_devices(int k, bool quiet = false, int first = 0) {
             if (links.count(kind)) printf("; %s:%s", kind, links[kind].c_str());
         printf("\n");
     }
-    for (int i = 0; i < std::min(k, count); i++) // each pair of real GPUs
-        for (int j = 0; j < std::min(k, count); j++)
-            if (j != i) check_copy(gpu(i), gpu(j));
 }
 
 // --- memory

@@ -41,8 +41,9 @@ static void check_copy_while_late(Device i, Device j) {
               str(i).c_str(), str(j).c_str(), wrong, size(pattern),
               to_host(back) == want ? "does the host wait for what it reads?"
               : wrong > 0           ? "are the bytes sizeof(float) * numbers?"
-              : got[0] == 0         ? "src was read too early or too late: are both wait_for there?"
-                                    : "is it src that is copied to dst, after it was written?");
+              : got[0] == 0 ? "src was read too early or too late: are both wait_for there? (If "
+                              "they are: the machine, IOMMU or ACS? PEERS=0 avoids it)"
+                            : "is it src that is copied to dst, after it was written?");
     }
 }
 static void check_copies() { // between all devices that are there
