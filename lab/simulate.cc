@@ -80,7 +80,10 @@ static Recording read(FILE *file, bool keep) {
             op.end = atol(column[end]) / 1e9;
             op.seconds = op.end - op.begin;
         }
-        const size_t d = atoi(column[device]);
+        op.device = atoi(column[device]);
+        op.blocks = op.kind == Op::wait && strcmp(column[name], "host") == 0;
+        if (op.kind == Op::wait) op.calls = strcmp(column[name], "gradient") == 0 ? 0 : 0.5;
+        const size_t d = op.device;
         if (r.gradients.size() <= d) r.gradients.resize(d + 1);
         if (strcmp(column[name], "gradient") == 0) r.gradients[d].push_back(r.ops.size());
         if (strcmp(column[kind], "update") == 0) r.updates.push_back(r.ops.size());
@@ -107,15 +110,23 @@ static Fabric find(const char *name) {
     return f;
 }
 
-// A step on one device: when each gradient is ready, when backward ends, what the update takes.
+// A step on one device: when each gradient is ready, when backward ends, what the update takes; and
+// what the host enqueues for it.
 struct Step {
     std::vector<double> ready;
+    std::vector<float> calls; // before each gradient, beginning with the input
     double computed = 0, update = 0;
     int batch = 0;
     explicit Step(const Recording &r) {
         const double start = r.ops[0].begin;
+        float sum = 0;
+        int next = 0;
         sscanf(r.title.c_str(), "%*[^,], batch %d", &batch);
-        for (int i : r.gradients[0]) ready.push_back(r.ops[i].end - start);
+        for (int i : r.gradients[0]) {
+            ready.push_back(r.ops[i].end - start);
+            for (; next < i; next++) sum += r.ops[next].calls;
+            calls.push_back(std::exchange(sum, 0));
+        }
         for (int i : r.updates) update += r.ops[i].seconds;
         computed = r.ops[r.updates.at(0)].begin - start;
     }
@@ -130,6 +141,7 @@ static double step_seconds(Recording &r, const Fabric &f, const Step &step, doub
             const double ready = i + 1 < gradients.size() ? step.ready.at(i) : step.computed;
             op.kind = Op::kernel;
             op.seconds = factor * (ready - before);
+            op.calls = step.calls.at(i);
             before = ready;
         }
     }
@@ -329,10 +341,19 @@ static void sweep(const Fabric &f) {
     for (double bytes = least; bytes <= most; bytes *= 4)
         printf("%.0f,%.3f\n", bytes, 1e6 * simulate(r.ops, f, bytes / r.bytes));
 }
-// No allreduce takes less: every device sends and receives 2(k-1)/k of its bytes, after one latency
+// No allreduce takes less: every device sends and receives 2(k-1)/k of its bytes, every process
+// likewise of its own, after one message's time; a host may have nothing to do
 static void optimum(const Fabric &f, int k) {
+    const double processes = f.node ? std::ceil((double)k / f.node) : 1;
+    const double a = std::max(f.latency + f.overhead,
+                              processes > 1 ? f.network_latency + f.network_overhead : 0);
+    auto least_us = [&](double n, double bytes, double rate) {
+        return n > 1 ? 2 * (n - 1) / n * bytes / rate / 1e3 : 0;
+    };
     for (double bytes = least; bytes <= most; bytes *= 4)
-        printf("%.0f,%.3f\n", bytes, f.latency + 2.0 * (k - 1) / k * bytes / f.port / 1e3);
+        printf("%.0f,%.3f\n", bytes,
+               a + std::max(least_us(k, bytes, f.node == 1 ? f.network : f.port),
+                            least_us(processes, bytes, f.network)));
 }
 // What a step of 1/k of the samples computes: a line through the two that were measured. An eighth
 // of less than 16 samples is one sample.
