@@ -19,6 +19,8 @@ mkdir -p $own || exit 1
 trap 'rm -rf $own' EXIT
 trap 'exit 130' INT HUP TERM
 devices='2 4 8 16 32 64 128 256 512 1024'
+node=${fabrics%%x*} # devices of a machine, in 8xnvlink+ethernet100: nodes/ sums in each, then between
+case $node in '' | *[!0-9]*) node= ;; esac
 
 case $what in
 exercise)
@@ -38,14 +40,22 @@ exercise)
 bench)
     echo 'fabric,by,gpus,bytes,us' | tee build/allreduce.csv
     for k in $devices; do
-        for algorithm in optimum ${algorithms:-naive bucket host by_tensor sharded ring tree}; do
+        all=${algorithms:-naive bucket host by_tensor sharded ring tree}
+        if [ "$node" ] && [ "$k" -gt "$node" ]; then # machines have no host in common
+            all=$(for name in $all; do [ "$name" = host ] || echo "$name"; done)
+            all="$all $(for name in ${algorithms:-ring tree}; do echo "nodes/$name"; done)"
+        fi
+        for algorithm in optimum $all; do
             if [ "$algorithm" = optimum ]; then
                 build/simulate optimum "$fabrics" "$k" >$rows.times || exit 1
             else
-                $lab dry-run --devices "$k" "$@" --allreduce "$algorithm" >$rows || exit 1
+                case $algorithm in nodes/*) in_nodes="--node $node" ;; *) in_nodes= ;; esac
+                # shellcheck disable=SC2086
+                $lab dry-run --devices "$k" "$@" --allreduce "${algorithm#nodes/}" $in_nodes \
+                    >$rows || exit 1
                 build/simulate sweep "$fabrics" <$rows >$rows.times || exit 1
             fi
-            sed "s/^/$fabrics,$algorithm,$k,/" $rows.times | tee -a build/allreduce.csv
+            sed "s:^:$fabrics,$algorithm,$k,:" $rows.times | tee -a build/allreduce.csv
         done
     done
     sh lab/draw.sh allreduce build/allreduce.csv build/allreduce.svg "$fabrics" || true
@@ -70,7 +80,8 @@ scale)
             "$algorithm${overlap:+ with OVERLAP=1}"
         for k in 1 $devices; do
             # shellcheck disable=SC2086
-            $lab dry-run --devices "$k" "$@" --allreduce "$algorithm" $overlap >$rows || exit 1
+            $lab dry-run --devices "$k" "$@" --allreduce "$algorithm" $overlap \
+                ${node:+--node "$node"} >$rows || exit 1
             # shellcheck disable=SC2086
             times=$(build/simulate scale "$fabrics" "$k" $own/step.csv $own/eighth.csv \
                 $STEP_MS <$rows) || exit 1
