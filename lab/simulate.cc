@@ -1,6 +1,7 @@
 // What the operations that `lab trace` or `lab dry-run` prints would take on another machine:
 //
-//   simulate trace FABRIC|here JSON DATA   a trace there, or as it was, for browsers and gnuplot
+//   simulate trace FABRIC|here|emulated JSON SVG [PROFILE [MS]]   a trace there, with kernels as long as
+//                                          here or as PROFILE says, or as it was; and a picture, MS wide
 //   simulate total FABRIC ...              microseconds of an exchange, on each of them
 //   simulate sweep FABRIC                  bytes,microseconds of an exchange of 4 KB to 1 GB
 //   simulate optimum FABRIC k              the same of one that cannot be faster, on k devices
@@ -47,6 +48,7 @@ enum { device, lane, stream, kind, name, begin, end, src, dst, bytes, after, col
 
 static Recording read(FILE *file, bool keep) {
     Recording r;
+    int waited = -1;             // the last operation that the host has waited for
     static char *line = nullptr; // kept for the next call
     static size_t room = 0;
     while (getline(&line, &room, file) > 0) {
@@ -83,6 +85,7 @@ static Recording read(FILE *file, bool keep) {
         op.device = atoi(column[device]);
         op.blocks = op.kind == Op::wait && strcmp(column[name], "host") == 0;
         if (op.kind == Op::wait) op.calls = strcmp(column[name], "gradient") == 0 ? 0 : 0.5;
+        if (op.blocks) op.calls = op.after > std::exchange(waited, std::max(waited, op.after));
         const size_t d = op.device;
         if (r.gradients.size() <= d) r.gradients.resize(d + 1);
         if (strcmp(column[name], "gradient") == 0) r.gradients[d].push_back(r.ops.size());
@@ -148,23 +151,27 @@ static double step_seconds(Recording &r, const Fabric &f, const Step &step, doub
     return fabric::simulate(r.ops, f) + step.update;
 }
 
+// Of each operation the one before it on its stream, or -1
+static std::vector<int> predecessors(const std::vector<Op> &ops) {
+    std::vector<int> before(ops.size());
+    std::map<int, int> last; // of each lane
+    for (size_t i = 0; i < ops.size(); i++)
+        before[i] = std::exchange(last.insert({ops[i].lane, -1}).first->second, (int)i);
+    return before;
+}
+// The later one of that and the one that a wait is for
+static int waited_for(const std::vector<Op> &ops, const std::vector<int> &before, int i) {
+    const int a = before[i], b = ops[i].after;
+    return a < 0 || (b >= 0 && ops[b].end > ops[a].end) ? b : a;
+}
 // The operations that the last one to end has waited for, one before the other: what makes one of
 // them shorter makes the whole shorter.
 static std::vector<bool> critical_path(const std::vector<Op> &ops) {
     std::vector<bool> critical(ops.size());
-    std::vector<int> before(ops.size());
-    std::map<int, int> last; // of each lane
-    int at = 0;
-    for (size_t i = 0; i < ops.size(); i++) {
-        before[i] = last.count(ops[i].lane) ? last[ops[i].lane] : -1;
-        last[ops[i].lane] = i;
-        if (ops[i].end > ops[at].end) at = i;
-    }
-    while (at >= 0) {
-        const int a = before[at], b = ops[at].after;
-        critical[at] = ops[at].kind != Op::wait;
-        at = a < 0 || (b >= 0 && ops[b].end > ops[a].end) ? b : a;
-    }
+    const std::vector<int> before = predecessors(ops);
+    auto sooner = [](const Op &a, const Op &b) { return a.end < b.end; };
+    int at = std::max_element(ops.begin(), ops.end(), sooner) - ops.begin();
+    for (; at >= 0; at = waited_for(ops, before, at)) critical[at] = ops[at].kind != Op::wait;
     return critical;
 }
 typedef std::vector<std::pair<double, double>> Times;
@@ -187,6 +194,11 @@ static std::string gpu(int device) {
     return device < 0 ? "host" : "gpu(" + std::to_string(device) + ")";
 }
 
+static std::string us(long ns) {
+    char text[40];
+    snprintf(text, sizeof text, "%ld.%03ld", ns / 1000, ns % 1000);
+    return text;
+}
 // Chrome's trace format: a process for each device, a thread for each stream, an event a line. A
 // message is a slice of its sender and one of its receiver, with an arrow from one to the other.
 // https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -208,101 +220,212 @@ static void write_json(FILE *file, const Recording &r, const std::vector<bool> &
     for (size_t i = 0; i < r.ops.size(); i++) {
         const Op &op = r.ops[i];
         const Row &row = r.rows[i];
-        const double ts = op.begin * 1e6, dur = (op.end - op.begin) * 1e6;
+        // Whole nanoseconds, rounded once: else a slice may end 1 ns after the next one's begin,
+        // which browsers then drop
+        const long from_ns = std::lround(op.begin * 1e9), to_ns = std::lround(op.end * 1e9);
+        const std::string ts = us(from_ns), te = us(to_ns), dur = us(to_ns - from_ns);
         auto slice = [&](int pid, int tid, const std::string &name) {
-            event("\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\","
+            event("\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%s,\"dur\":%s,\"cat\":\"%s\","
                   "\"name\":\"%s\",\"args\":{\"bytes\":%.0f,\"critical\":%d}",
-                  pid, tid, ts, dur, row.kind.c_str(), name.c_str(), op.bytes, (int)critical[i]);
+                  pid, tid, ts.c_str(), dur.c_str(), row.kind.c_str(), name.c_str(), op.bytes,
+                  (int)critical[i]);
         };
         threads[{row.device, op.lane}] = row.stream;
         if (row.name == "gradient") continue;
-        slice(row.device, op.lane, op.kind == Op::message ? "from " + gpu(op.src) : row.name);
+        const std::string tensor = row.name == "message" ? "" : row.name + " ";
+        slice(row.device, op.lane,
+              op.kind == Op::message ? tensor + "from " + gpu(op.src) : row.name);
         if (op.kind != Op::message) continue;
         const int from = op.src < 0 ? host : op.src, out = outgoing + op.lane;
         threads[{from, out}] = "to " + gpu(op.dst);
-        slice(from, out, "to " + gpu(op.dst));
-        event("\"ph\":\"s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"id\":%zu,\"cat\":\"message\","
+        slice(from, out, tensor + "to " + gpu(op.dst));
+        event("\"ph\":\"s\",\"pid\":%d,\"tid\":%d,\"ts\":%s,\"id\":%zu,\"cat\":\"message\","
               "\"name\":\"message\"",
-              from, out, ts, i);
-        event("\"ph\":\"f\",\"bp\":\"e\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"id\":%zu,"
+              from, out, ts.c_str(), i);
+        event("\"ph\":\"f\",\"bp\":\"e\",\"pid\":%d,\"tid\":%d,\"ts\":%s,\"id\":%zu,"
               "\"cat\":\"message\",\"name\":\"message\"",
-              row.device, op.lane, ts + dur, i);
+              row.device, op.lane, te.c_str(), i);
     }
     for (int c = 0; c <= k; c++) named("process_name", c, 0, c < k ? gpu(c) : "host");
     for (const auto &[at, name] : threads) named("thread_name", at.first, at.second, name);
     fprintf(file, "\n]}\n");
 }
 
-struct Box {
-    double begin, end, low, high;
-};
-struct Boxes {
-    double apart; // seconds; those nearer to each other, of a kind in a lane, are one
-    std::map<std::string, std::vector<Box>> of_kind = {};
-    std::map<std::pair<std::string, double>, size_t> latest = {}; // of a kind in a lane: its box
-    void add(const std::string &kind, const Op &op, double low, double high) {
-        const auto [found, fresh] = latest.insert({{kind, low}, 0});
-        std::vector<Box> &list = of_kind[kind];
-        if (!fresh && op.begin - list[found->second].end < apart) {
-            list[found->second].end = std::max(list[found->second].end, op.end);
-            return;
-        }
-        found->second = list.size();
-        list.push_back({op.begin, op.end, low, high});
+// A picture: what each device computes, sums of its communication stream below it, then what it
+// receives, a lane for each sender. Under the mouse an operation says what it is and what it has
+// waited for. What would be narrower than a third of a pixel is one with what follows it.
+struct Picture {
+    const Recording &r;
+    const std::vector<bool> &critical;
+    const std::vector<int> before = predecessors(r.ops);
+    FILE *file;
+    double last = 1e-9; // seconds, the right end
+    static constexpr double left = 166, width = 860, right = 14;
+    double x(double seconds) const { return left + (width - left - right) * seconds / last; }
+
+    std::string what(int i) const {
+        const Op &op = r.ops[i];
+        const std::string &name = r.rows[i].name;
+        if (op.kind != Op::message) return name + " on " + gpu(r.rows[i].device);
+        return name + " from " + gpu(op.src) + " to " + gpu(op.dst);
     }
+    std::string about(int i, int more) const {
+        const Op &op = r.ops[i];
+        char text[200];
+        snprintf(text, sizeof text, ", %s: begins at %.4f ms, takes %.1f us, %.0f bytes",
+                 r.rows[i].kind.c_str(), 1e3 * op.begin, 1e6 * (op.end - op.begin), op.bytes);
+        std::string s = what(i) + text;
+        int cause = i;
+        do cause = waited_for(r.ops, before, cause);
+        while (cause >= 0 && r.ops[cause].kind == Op::wait);
+        if (cause >= 0) s += "; has waited for " + what(cause);
+        if (cause >= 0 && op.begin > r.ops[cause].end + 1e-7) s += ", then for its turn";
+        return s + (more ? "; and " + std::to_string(more) + " more like it" : "");
+    }
+    void text(double x, double y, const char *style, const std::string &s) const {
+        fprintf(file, "<text x=\"%.1f\" y=\"%.1f\" %s>%s</text>\n", x, y, style, s.c_str());
+    }
+    void box(double x, double y, double w, double h, const std::string &style) const {
+        fprintf(file, "<rect class=\"%s\" x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%.1f\"",
+                style.c_str(), x, y, w, h);
+    }
+    // The operations of a lane, in their order
+    void lane(const std::vector<int> &list, double y, double height) const {
+        const double narrow = last / (width - left - right) / 3;
+        for (size_t j = 0; j < list.size();) {
+            const int i = list[j];
+            const Op &op = r.ops[i];
+            double end = op.end;
+            bool matters = critical[i];
+            const size_t first = j;
+            for (j++; j < list.size(); j++) { // as one
+                const Op &next = r.ops[list[j]];
+                if (r.rows[list[j]].kind != r.rows[i].kind || next.begin > end + narrow ||
+                    next.end > op.begin + 4 * narrow)
+                    break;
+                end = std::max(end, next.end);
+                matters = matters || critical[list[j]];
+            }
+            const double w = std::max(x(end) - x(op.begin), 0.3), h = matters ? height - 2 : height;
+            box(x(op.begin), y, w, h, r.rows[i].kind);
+            fprintf(file, "><title>%s</title></rect>\n", about(i, j - first - 1).c_str());
+            if (matters) box(x(op.begin), y + h, w, 2, "fg"), fprintf(file, "/>\n");
+            const std::string &name = r.rows[i].name;
+            if (op.kind == Op::message && name != "message" && w > 7 * name.size() && h > 9)
+                text(x(op.begin) + 2, y + h - 3, "class=\"in\"", name);
+        }
+    }
+    void draw(int k, const std::string &caption) const;
 };
-// For lab/trace.gp, in milliseconds: the title; `lane y name`; `kind begin end low high`, critical
-// among the kinds. A device's lane is 1 high. Sums of its communication stream have one below it,
-// and so have the messages that it receives, a row for each sender.
-static void write_data(FILE *file, const Recording &r, const std::vector<bool> &critical, int k) {
-    double top = 0, last = 0;
-    for (const Op &op : r.ops) last = std::max(last, op.end);
-    Boxes boxes = {last / 3000};
-    fprintf(file, "title %s\n", r.title.c_str());
+void Picture::draw(int k, const std::string &caption) const {
+    struct Lane {
+        std::string label;
+        double y, height;
+        std::vector<int> ops;
+    };
+    std::vector<Lane> lanes;
+    std::vector<std::string> lines; // of the title
+    for (std::string rest = r.title; !rest.empty();) {
+        const size_t n = rest.size() > 150 ? rest.rfind(' ', 150) : rest.size();
+        lines.push_back(rest.substr(0, n));
+        rest.erase(0, n + 1);
+    }
+    const double head = 20 + 15 * lines.size() + 22;
+    double y = head;
     for (int c = 0; c < k; c++) {
-        std::map<int, int> senders; // and the row of each
-        bool communicates = false;
+        std::map<int, std::vector<int>> from; // sender, or -2: sums, -3: what it computes
+        from[-3];
         for (size_t i = 0; i < r.ops.size(); i++) {
             const Op &op = r.ops[i];
             if (r.rows[i].device != c || op.kind == Op::wait) continue;
-            if (op.kind == Op::message) senders.insert({op.src == c ? op.dst : op.src, 0});
-            else if (r.rows[i].stream == "communication") communicates = true;
+            const bool sums = r.rows[i].stream == "communication";
+            from[op.kind == Op::message ? op.src == c ? 1000 : op.src
+                 : sums                 ? -2
+                                        : -3]
+                .push_back(i);
         }
-        fprintf(file, "lane %g %s\n", top - 0.5, gpu(c).c_str());
-        const double own = top - 1, sums = own - (communicates ? 0.4 : 0), height = 0.6;
-        int rows = 0;
-        for (auto &sender : senders) sender.second = rows++;
-        for (size_t i = 0; i < r.ops.size(); i++) {
-            const Op &op = r.ops[i];
-            const Row &row = r.rows[i];
-            if (row.device != c || op.kind == Op::wait) continue;
-            double low = own, high = own + 0.85;
-            if (op.kind == Op::message) {
-                high = sums - height * senders[op.src == c ? op.dst : op.src] / rows;
-                low = high - height / rows;
-            } else if (row.stream == "communication") {
-                low = sums, high = sums + 0.35;
-            }
-            boxes.add(row.kind, op, low, high);
-            if (critical[i])
-                boxes.add("critical", op, low, low + 0.12 * (op.kind == Op::message ? 0.7 : 1));
+        const int senders = from.size() - 1 - from.count(-2);
+        for (const auto &[src, ops] : from) {
+            const double height = src == -3 ? 22 : senders > 4 && src != -2 ? 5 : 12;
+            std::string label = gpu(c) + (src == -3     ? " computes"
+                                          : src == -2   ? " adds"
+                                          : src == 1000 ? " sends to host"
+                                                        : " receives from " + gpu(src));
+            if (senders > 4 && src > -2) // thin lanes: one label
+                label = src == std::prev(from.end())->first ? gpu(c) + " receives, by sender" : "";
+            lanes.push_back({label, y, height, ops});
+            y += height + 2;
         }
-        top = sums - (senders.empty() ? 0 : height) - 0.25;
+        y += 8;
     }
-    for (const auto &[kind, list] : boxes.of_kind)
-        for (const Box &b : list)
-            fprintf(file, "%s %.6g %.6g %.4g %.4g\n", kind.c_str(), 1e3 * b.begin, 1e3 * b.end,
-                    b.low, b.high);
+    fprintf(file,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" viewBox=\"0 0 %g "
+            "%g\" font-family=\"Arial, Helvetica, sans-serif\" font-size=\"11\">\n<style>\n"
+            ".bg{fill:#fff}.fg,text{fill:#222}.grid{stroke:#ddd}.in{fill:#fff;font-size:9px}\n"
+            ".input{fill:#8c8c8c}.forward{fill:#7fb3e6}.backward{fill:#2a5caa}.sum{fill:#e59a1e}\n"
+            ".message{fill:#d0303a}.update{fill:#3a9d5d}\n"
+            "@media (prefers-color-scheme: dark){\n"
+            ".bg{fill:#0d1117}.fg,text{fill:#e6e6e6}.grid{stroke:#333b45}.in{fill:#fff}\n"
+            ".forward{fill:#9cc9f2}.backward{fill:#4a80d6}\n"
+            "}\n</style>\n<rect class=\"bg\" width=\"100%%\" height=\"100%%\"/>\n",
+            width, y + 34 + 16 * !caption.empty(), width, y + 34 + 16 * !caption.empty());
+    for (size_t i = 0; i < lines.size(); i++) text(14, 18 + 15 * i, "", lines[i]);
+    double at = 14;
+    for (const char *kind : {"input", "forward", "backward", "sum", "message", "update", "fg"}) {
+        const bool path = strcmp(kind, "fg") == 0;
+        auto is = [=](const Row &row) { return row.kind == kind; };
+        if (!path && std::none_of(r.rows.begin(), r.rows.end(), is)) continue;
+        box(at, head - 22 + (path ? 7 : 0), 10, path ? 2 : 9, kind), fprintf(file, "/>\n");
+        text(at + 14, head - 14, "",
+             path ? "critical path: shorten it, and the whole is shorter" : kind);
+        at += 30 + 6.5 * strlen(kind);
+    }
+    const double unit = last < 1e-3 ? 1e-6 : 1e-3, ten = std::pow(10, std::floor(std::log10(last)));
+    const double step = ten * (last / ten < 2 ? 0.2 : last / ten < 5 ? 0.5 : 1);
+    for (double t = 0; t <= last * (1 + 1e-9); t += step) {
+        char number[40];
+        snprintf(number, sizeof number, "%.6g", std::round(t / unit * 1e6) / 1e6);
+        fprintf(file, "<path class=\"grid\" d=\"M%.1f %.1fV%.1f\"/>\n", x(t), head, y);
+        text(x(t), y + 14, "text-anchor=\"middle\"", number);
+    }
+    text((left + width) / 2, y + 28, "text-anchor=\"middle\"", unit < 1e-3 ? "microseconds" : "ms");
+    for (const Lane &l : lanes) {
+        if (!l.label.empty())
+            text(left - 6, l.y + std::min(l.height, 15.0) - 2, "text-anchor=\"end\"", l.label);
+        lane(l.ops, l.y, l.height);
+    }
+    if (!caption.empty()) text(14, y + 42, "", caption);
+    fprintf(file, "</svg>\n");
 }
 
-static void trace(const char *name, const char *json, const char *data) {
+// What kernels take, by name and bytes, from a file of rows name,bytes,us
+static void read_profile(const char *path, Recording &r) {
+    std::map<std::pair<std::string, long>, double> seconds;
+    FILE *file = fopen(path, "r");
+    if (!file) throw Error(std::string("cannot read PROFILE=") + path);
+    char line[300], name[100];
+    for (double bytes, us; fgets(line, sizeof line, file);)
+        if (sscanf(line, "%99[^,],%lf,%lf", name, &bytes, &us) == 3)
+            seconds[{name, (long)bytes}] = us / 1e6;
+    fclose(file);
+    for (size_t i = 0; i < r.ops.size(); i++) {
+        const auto found = seconds.find({r.rows[i].name, (long)r.ops[i].bytes});
+        r.ops[i].seconds = found == seconds.end() ? -1 : found->second; // -1: as its bytes take
+    }
+    r.title += ", kernels of " + std::string(path);
+}
+
+static void trace(const char *name, const char *json, const char *svg, const char *profile,
+                  double ms) {
     Recording r = read(stdin, true);
     int k = 0;
     double begin = INFINITY, end = 0, computing = 0; // of all devices
-    if (strcmp(name, "here") != 0) {
+    const bool emulated = strcmp(name, "emulated") == 0;
+    if (!emulated && strcmp(name, "here") != 0) {
         const Fabric f = find(name);
         for (Op &op : r.ops)
             if (op.kind == Op::kernel) op.seconds = op.end - op.begin;
+        if (*profile) read_profile(profile, r);
         simulate(r.ops, f);
         r.title += " on " + f.name + " (simulated)";
     }
@@ -326,14 +449,24 @@ static void trace(const char *name, const char *json, const char *data) {
     snprintf(text, sizeof text,
              ": %.*f ms; the devices compute for %s of it (mean); messages are on "
              "their way for %s",
-             whole < 0.1 ? 1 : 0, 1e3 * whole, percent(computing, k * whole).c_str(),
-             percent(moving, whole).c_str());
+             whole < 0.01  ? 2
+             : whole < 0.1 ? 1
+                           : 0,
+             1e3 * whole, percent(computing, k * whole).c_str(), percent(moving, whole).c_str());
     r.title += text;
     if (moving > 0) r.title += ", " + percent(both, moving) + " of that while a device computes";
     printf("%s\n", r.title.c_str());
     const std::vector<bool> critical = critical_path(r.ops);
     write_file(json, [&](FILE *file) { write_json(file, r, critical, k); });
-    write_file(data, [&](FILE *file) { write_data(file, r, critical, k); });
+    const bool moves = std::any_of(r.ops.begin(), r.ops.end(),
+                                   [](const Op &op) { return op.kind == Op::message; });
+    write_file(svg, [&](FILE *file) {
+        Picture p = {r, critical, predecessors(r.ops), file};
+        p.last = std::max({whole, ms / 1e3, p.last});
+        p.draw(k, emulated && moves ? "Between emulated devices a message takes next to nothing: "
+                                      "FABRIC=nvlink, pcie, ethernet10 ... shows it on a network."
+                                    : "");
+    });
 }
 static const double least = 4096, most = 1 << 30; // bytes of a sweep
 static void sweep(const Fabric &f) {
@@ -380,7 +513,8 @@ static void scale(const Fabric &f, int k, Step step, Step eighth, double ms) {
 int main(int argc, char **argv) {
     try {
         const std::string mode = argc > 2 ? argv[1] : "";
-        if (mode == "trace" && argc == 5) trace(argv[2], argv[3], argv[4]);
+        if (mode == "trace" && argc >= 5 && argc <= 7)
+            trace(argv[2], argv[3], argv[4], argc > 5 ? argv[5] : "", argc > 6 ? atof(argv[6]) : 0);
         else if (mode == "sweep" && argc == 3) sweep(find(argv[2]));
         else if (mode == "optimum" && argc == 4) optimum(find(argv[2]), atoi(argv[3]));
         else if (mode == "scale" && (argc == 6 || argc == 7))
