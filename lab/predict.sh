@@ -4,7 +4,8 @@
 #   predict.sh exercise FABRICS ALGORITHM ROWS         what the judge has counted (its --rows),
 #              beside naive: microseconds
 #   predict.sh bench FABRIC ALGORITHMS LAB OPTION ...  4 KB to 1 GB, of messages in proportion to
-#              those of MODEL's gradients, on 2 to 1024 devices: build/allreduce.csv, .svg
+#              those of MODEL's gradients, on 2 to 1024 devices: build/allreduce.csv, .svg, and
+#              map.svg, which is fastest; with machines (8xnvlink+ethernet100) flat and as nodes/
 #   predict.sh scale FABRIC ALGORITHM LAB OPTION ...   a training step on 1 to 1024 devices, from
 #              one that is measured on a single device here: build/scale.csv, .svg. STEP_MS: as
 #              if it took so long there
@@ -42,7 +43,10 @@ bench)
     for k in $devices; do
         all=${algorithms:-naive bucket host by_tensor sharded ring tree}
         if [ "$node" ] && [ "$k" -gt "$node" ]; then # machines have no host in common
-            all=$(for name in $all; do [ "$name" = host ] || echo "$name"; done)
+            [ "$k" -le 256 ] || large=sharded # too many messages, which share links, to simulate
+            all=$(for name in $all; do
+                case $name in host | "${large:-host}") ;; *) echo "$name" ;; esac
+            done)
             all="$all $(for name in ${algorithms:-ring tree}; do echo "nodes/$name"; done)"
         fi
         for algorithm in optimum $all; do
@@ -58,7 +62,20 @@ bench)
             sed "s:^:$fabrics,$algorithm,$k,:" $rows.times | tee -a build/allreduce.csv
         done
     done
+    # Of the algorithms the fastest one: a row for each size, an empty line behind each k
+    awk -F, 'NR > 1 && $2 != "optimum" {
+            if (!(($3, $4) in us) || $5 < us[$3, $4]) { us[$3, $4] = $5; by[$3, $4] = $2 }
+        }
+        END {
+            for (k = 2; k <= 1024; k *= 2) {
+                for (i = 0; i < 10; i++)
+                    printf "%d %d %s %s\n", log(k) / log(2) + 0.5, i, by[k, 4096 * 4 ^ i],
+                        us[k, 4096 * 4 ^ i]
+                print ""
+            }
+        }' build/allreduce.csv >build/map.dat
     sh lab/draw.sh allreduce build/allreduce.csv build/allreduce.svg "$fabrics" || true
+    sh lab/draw.sh map build/map.dat build/map.svg "$fabrics" || true
     ;;
 scale)
     printf '%s\n' "${STEP_MS:-1}" | grep -xE '[0-9]*[.]?[0-9]*' | grep -q '[1-9]' || {

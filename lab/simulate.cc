@@ -306,7 +306,7 @@ struct Picture {
                 end = std::max(end, next.end);
                 matters = matters || critical[list[j]];
             }
-            const double w = std::max(x(end) - x(op.begin), 0.3), h = matters ? height - 2 : height;
+            const double w = std::max(x(end) - x(op.begin), 0.6), h = matters ? height - 2 : height;
             box(x(op.begin), y, w, h, r.rows[i].kind);
             fprintf(file, "><title>%s</title></rect>\n", about(i, j - first - 1).c_str());
             if (matters) box(x(op.begin), y + h, w, 2, "fg"), fprintf(file, "/>\n");
@@ -324,13 +324,8 @@ void Picture::draw(int k, const std::string &caption) const {
         std::vector<int> ops;
     };
     std::vector<Lane> lanes;
-    std::vector<std::string> lines; // of the title
-    for (std::string rest = r.title; !rest.empty();) {
-        const size_t n = rest.size() > 150 ? rest.rfind(' ', 150) : rest.size();
-        lines.push_back(rest.substr(0, n));
-        rest.erase(0, n + 1);
-    }
-    const double head = 20 + 15 * lines.size() + 22;
+    const size_t colon = std::min(r.title.size(), r.title.find(": "));
+    const double head = 72; // the title, what was measured, the legend
     double y = head;
     for (int c = 0; c < k; c++) {
         std::map<int, std::vector<int>> from; // sender, or -2: sums, -3: what it computes
@@ -338,26 +333,24 @@ void Picture::draw(int k, const std::string &caption) const {
         for (size_t i = 0; i < r.ops.size(); i++) {
             const Op &op = r.ops[i];
             if (r.rows[i].device != c || op.kind == Op::wait) continue;
-            const bool sums = r.rows[i].stream == "communication";
-            from[op.kind == Op::message ? op.src == c ? 1000 : op.src
-                 : sums                 ? -2
-                                        : -3]
-                .push_back(i);
+            int lane = r.rows[i].stream == "communication" ? -2 : -3;
+            if (op.kind == Op::message) lane = op.src == c ? 1000 : op.src;
+            from[lane].push_back(i);
         }
-        const int senders = from.size() - 1 - from.count(-2);
+        const int senders = from.size() - 1 - from.count(-2),
+                  first = senders ? from.upper_bound(-2)->first : 0;
         for (const auto &[src, ops] : from) {
             const double height = src == -3 ? 22 : senders > 4 && src != -2 ? 5 : 12;
-            std::string label = gpu(c) + (src == -3     ? " computes"
-                                          : src == -2   ? " adds"
-                                          : src == 1000 ? " sends to host"
-                                                        : " receives from " + gpu(src));
-            if (senders > 4 && src > -2) // thin lanes: one label
-                label = src == std::prev(from.end())->first ? gpu(c) + " receives, by sender" : "";
+            std::string label = src == -3 ? " computes" : src == -2 ? " adds" : " sends to host";
+            if (src > -2 && src < 1000) label = " receives from " + gpu(src);
+            if (senders > 4 && src > -2) label = src == first ? " receives, by sender" : "";
+            if (!label.empty()) label = gpu(c) + label;
             lanes.push_back({label, y, height, ops});
             y += height + 2;
         }
         y += 8;
     }
+    const double height = y + (caption.empty() ? 34 : 50);
     fprintf(file,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" viewBox=\"0 0 %g "
             "%g\" font-family=\"Arial, Helvetica, sans-serif\" font-size=\"11\">\n<style>\n"
@@ -368,8 +361,9 @@ void Picture::draw(int k, const std::string &caption) const {
             ".bg{fill:#0d1117}.fg,text{fill:#e6e6e6}.grid{stroke:#333b45}.in{fill:#fff}\n"
             ".forward{fill:#9cc9f2}.backward{fill:#4a80d6}\n"
             "}\n</style>\n<rect class=\"bg\" width=\"100%%\" height=\"100%%\"/>\n",
-            width, y + 34 + 16 * !caption.empty(), width, y + 34 + 16 * !caption.empty());
-    for (size_t i = 0; i < lines.size(); i++) text(14, 18 + 15 * i, "", lines[i]);
+            width, height, width, height);
+    text(14, 18, "", r.title.substr(0, colon));
+    if (colon < r.title.size()) text(14, 33, "", r.title.substr(colon + 2));
     double at = 14;
     for (const char *kind : {"input", "forward", "backward", "sum", "message", "update", "fg"}) {
         const bool path = strcmp(kind, "fg") == 0;
@@ -390,11 +384,10 @@ void Picture::draw(int k, const std::string &caption) const {
     }
     text((left + width) / 2, y + 28, "text-anchor=\"middle\"", unit < 1e-3 ? "microseconds" : "ms");
     for (const Lane &l : lanes) {
-        if (!l.label.empty())
-            text(left - 6, l.y + std::min(l.height, 15.0) - 2, "text-anchor=\"end\"", l.label);
+        text(left - 6, l.y + std::min(l.height, 15.0) - 2, "text-anchor=\"end\"", l.label);
         lane(l.ops, l.y, l.height);
     }
-    if (!caption.empty()) text(14, y + 42, "", caption);
+    text(14, y + 42, "", caption);
     fprintf(file, "</svg>\n");
 }
 
@@ -447,11 +440,7 @@ static void trace(const char *name, const char *json, const char *svg, const cha
     const double both = moving + covered(kernels) - covered(all);
     char text[200];
     snprintf(text, sizeof text,
-             ": %.*f ms; the devices compute for %s of it (mean); messages are on "
-             "their way for %s",
-             whole < 0.01  ? 2
-             : whole < 0.1 ? 1
-                           : 0,
+             ": %.3g ms; the devices compute for %s of it (mean); messages are on their way for %s",
              1e3 * whole, percent(computing, k * whole).c_str(), percent(moving, whole).c_str());
     r.title += text;
     if (moving > 0) r.title += ", " + percent(both, moving) + " of that while a device computes";
