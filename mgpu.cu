@@ -579,8 +579,8 @@ static void allreduce_host(const Grads &grads) {
     for (const Tensor &t : flat) copyto(sum, t);
 }
 
-// Device owner[i] receives tensor i of every other device, adds them all, and sends the sum back. It
-// begins with its right neighbour's: if all began with device 0's, they would queue up there.
+// Device owner[i] receives tensor i of every other device, adds them all, and sends the sum back.
+// It begins with its right neighbour's: if all began with device 0's, they would queue up there.
 static void sum_on_owners(const Grads &grads, const std::vector<int> &owner) {
     std::vector<Message> gather, broadcast; // the m-th of both: of the same device and tensor
     for (int k = grads.size(), step = 1; step < k; step++)

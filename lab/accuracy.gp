@@ -2,9 +2,8 @@
 eval canvas(840, 320)
 set xlabel 'epoch'
 run(i) = word(ARG1, i)
-# LOG: model, devices, allreduce, lr, if the log has these columns
-about(i) = run(i).system("awk -F, 'NR == 1 {for (i = 1; i <= NF; i++) at[$i] = i} END {if (at[\"lr\"])" \
-    ." printf \": %s, GPUS=%s, %s, lr %s\", $at[\"model\"], $at[\"gpus\"], $at[\"allreduce\"], $at[\"lr\"]}' ".run(i))
+# Its name, with what its columns say
+about(i) = run(i).system('sh lab/plot.sh --about '.run(i))
 last = 2 # at least: one epoch is a point, too
 do for [i = 1:words(ARG1)] {
     stats run(i) using 1 every ::1 nooutput

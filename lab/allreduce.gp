@@ -17,7 +17,7 @@ do for [over in 'bytes gpus'] {
         set xtics autofreq
         set xlabel '64 MB: devices'
     }
-    plot for [i = 1:words(names)] 'build/allreduce.csv' using (at(word(names, i))):(column('us') / 1e6) \
-        with linespoints lw (i == 1 ? 5 : 2) pt 7 ps 0.4 lc rgb colour(word(names, i)) \
-        title word(names, i)
+    plot for [i = 1:words(names)] 'build/allreduce.csv' \
+        using (at(word(names, i))):(column('us') / 1e6) with linespoints lw (i == 1 ? 5 : 2) \
+        pt 7 ps 0.4 lc rgb colour(word(names, i)) title word(names, i)
 }

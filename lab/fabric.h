@@ -74,11 +74,9 @@ inline Fabric find_fabric(const std::string &name) {
     const struct {
         const char *word;
         double Fabric::*field;
-    } words[] = {{"latency", &Fabric::latency}, {"overhead", &Fabric::overhead},
-                 {"engines", &Fabric::engines}, {"port", &Fabric::port},
-                 {"memory", &Fabric::memory},   {"shared", &Fabric::shared},
-                 {"host", &Fabric::host},       {"launch", &Fabric::launch},
-                 {"network", &Fabric::network}};
+    } words[] = {{"overhead", &Fabric::overhead}, {"engines", &Fabric::engines},
+                 {"host", &Fabric::host},         {"launch", &Fabric::launch},
+                 {"network", &Fabric::network},   {"memory", &Fabric::memory}};
     const Fabric none = {"", 0, 0, 0, 0, 0, 0, 0, 900, 0, 0};
     const size_t equal = name.rfind('='), comma = name.rfind(',', equal);
     if (equal != std::string::npos && comma != std::string::npos) { // the last word
@@ -90,7 +88,7 @@ inline Fabric find_fabric(const std::string &name) {
         for (const auto &w : words)
             if (w.word == word && number && !f.name.empty()) {
                 f.*w.field = value;
-                f.name = f.port > 0 && f.memory > 0 && (!f.node || f.network > 0) ? name : "";
+                f.name = f.memory > 0 && (!f.node || f.network > 0) ? name : "";
                 return f;
             }
         return none;
@@ -169,7 +167,7 @@ class Simulation {
     };
     std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events;
 
-    int k = 1, node = 1;                  // devices; those of a process
+    int k = 1, node = 1, received = 0;    // devices; those of a process; messages by hosts
     std::vector<int> enqueues_next;       // what its host enqueues after i
     std::vector<int> busy;                // engines of each device
     std::vector<std::deque<int>> in_line; // messages that wait for one
@@ -183,10 +181,6 @@ class Simulation {
     void enqueue(int i, double later = 0) { // by its host, which is ready to
         if (i >= 0) events.push({t + later + f.host * ops[i].calls / 1e6, i, enqueued, 0});
     }
-    int received = 0; // by hosts that have waited for it
-    double adds(const Op &m) {
-        return m.kind == Op::message && m.dst < 0 && received++ ? scale * m.bytes / 5e9 : 0;
-    }
     void begin_message(int i) {
         ops[i].begin = t;
         busy[engines_of(ops[i])]++;
@@ -199,8 +193,11 @@ class Simulation {
     }
     void end(int i) {
         ops[i].end = t;
-        if (f.host > 0 && ops[i].blocks)
-            enqueue(enqueues_next[i], ops[i].calls > 0 ? adds(ops[ops[i].after]) : 0);
+        if (f.host > 0 && ops[i].blocks) { // what has come is added, but the first
+            const Op &m = ops[ops[i].after];
+            const bool adds = ops[i].calls > 0 && m.kind == Op::message && received++;
+            enqueue(enqueues_next[i], adds ? scale * m.bytes / 5e9 : 0);
+        }
         if (next[i] >= 0) let(next[i]);
         for (int j = first_wait[i]; j >= 0; j = next_wait[j]) let(j);
     }
@@ -323,18 +320,14 @@ public:
             earlier = i;
         }
         // Out of each device and into it, in turn; from it to the host, and back; of each process
-        // to its host, and back, between its halves, and to other machines
-        const double GB = 1e9;
-        links.resize(4 * k + 6 * processes + 1);
-        for (int l = 0; l < (int)links.size(); l++) {
-            const int own = (l - 4 * k) % 6;
-            links[l].capacity = GB * (l < 2 * k                    ? f.port
-                                      : l < 4 * k                  ? f.host_port
-                                      : l + 1 == (int)links.size() ? f.shared
-                                      : own < 2                    ? f.host_all
-                                      : own < 4                    ? f.crossing
-                                                                   : f.network);
-        }
+        // to its host, and back, between its halves, and to other machines; what all share
+        auto add = [&](int count, double GB) {
+            while (count-- > 0) links.push_back({1e9 * GB, 0, 0, false, {}});
+        };
+        add(2 * k, f.port), add(2 * k, f.host_port);
+        for (int p = 0; p < processes; p++)
+            add(2, f.host_all), add(2, f.crossing), add(2, f.network);
+        add(1, f.shared);
         for (;;) {
             while (!ready.empty()) { // at once, in the order in which they were enqueued
                 std::vector<int> now;
@@ -379,7 +372,7 @@ public:
 };
 
 // When operations begin and end if each follows the one before it on its stream, what it waits for,
-// and the host that enqueues it. All bytes are `scale` times as many.   ->   seconds until the last one has ended
+// and the host. All bytes are `scale` times as many.   ->   seconds until the last one has ended
 inline double simulate(std::vector<Op> &ops, const Fabric &f, double scale = 1) {
     return Simulation(ops, f, scale).run();
 }

@@ -20,7 +20,7 @@ mkdir -p $own || exit 1
 trap 'rm -rf $own' EXIT
 trap 'exit 130' INT HUP TERM
 devices='2 4 8 16 32 64 128 256 512 1024'
-node=${fabrics%%x*} # devices of a machine, in 8xnvlink+ethernet100: nodes/ sums in each, then between
+node=${fabrics%%x*} # devices of a machine, in 8xnvlink+ethernet100: as nodes/ sums
 case $node in '' | *[!0-9]*) node= ;; esac
 
 case $what in

@@ -1,7 +1,7 @@
 // What the operations that `lab trace` or `lab dry-run` prints would take on another machine:
 //
-//   simulate trace FABRIC|here|emulated JSON SVG [PROFILE [MS]]   a trace there, with kernels as long as
-//                                          here or as PROFILE says, or as it was; and a picture, MS wide
+//   simulate trace FABRIC|here|emulated JSON SVG [PROFILE [MS]]   a trace there, with kernels as
+//                                          here or in PROFILE, or as it was; a picture, MS wide
 //   simulate total FABRIC ...              microseconds of an exchange, on each of them
 //   simulate sweep FABRIC                  bytes,microseconds of an exchange of 4 KB to 1 GB
 //   simulate optimum FABRIC k              the same of one that cannot be faster, on k devices
@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <stdexcept>
 
@@ -194,11 +195,6 @@ static std::string gpu(int device) {
     return device < 0 ? "host" : "gpu(" + std::to_string(device) + ")";
 }
 
-static std::string us(long ns) {
-    char text[40];
-    snprintf(text, sizeof text, "%ld.%03ld", ns / 1000, ns % 1000);
-    return text;
-}
 // Chrome's trace format: a process for each device, a thread for each stream, an event a line. A
 // message is a slice of its sender and one of its receiver, with an arrow from one to the other.
 // https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -222,13 +218,13 @@ static void write_json(FILE *file, const Recording &r, const std::vector<bool> &
         const Row &row = r.rows[i];
         // Whole nanoseconds, rounded once: else a slice may end 1 ns after the next one's begin,
         // which browsers then drop
-        const long from_ns = std::lround(op.begin * 1e9), to_ns = std::lround(op.end * 1e9);
-        const std::string ts = us(from_ns), te = us(to_ns), dur = us(to_ns - from_ns);
+        const long t0 = std::lround(op.begin * 1e9), t1 = std::lround(op.end * 1e9), dt = t1 - t0;
         auto slice = [&](int pid, int tid, const std::string &name) {
-            event("\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%s,\"dur\":%s,\"cat\":\"%s\","
+            event("\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%ld.%03ld,\"dur\":%ld.%03ld,\"cat\":"
+                  "\"%s\","
                   "\"name\":\"%s\",\"args\":{\"bytes\":%.0f,\"critical\":%d}",
-                  pid, tid, ts.c_str(), dur.c_str(), row.kind.c_str(), name.c_str(), op.bytes,
-                  (int)critical[i]);
+                  pid, tid, t0 / 1000, t0 % 1000, dt / 1000, dt % 1000, row.kind.c_str(),
+                  name.c_str(), op.bytes, (int)critical[i]);
         };
         threads[{row.device, op.lane}] = row.stream;
         if (row.name == "gradient") continue;
@@ -239,12 +235,10 @@ static void write_json(FILE *file, const Recording &r, const std::vector<bool> &
         const int from = op.src < 0 ? host : op.src, out = outgoing + op.lane;
         threads[{from, out}] = "to " + gpu(op.dst);
         slice(from, out, tensor + "to " + gpu(op.dst));
-        event("\"ph\":\"s\",\"pid\":%d,\"tid\":%d,\"ts\":%s,\"id\":%zu,\"cat\":\"message\","
-              "\"name\":\"message\"",
-              from, out, ts.c_str(), i);
-        event("\"ph\":\"f\",\"bp\":\"e\",\"pid\":%d,\"tid\":%d,\"ts\":%s,\"id\":%zu,"
-              "\"cat\":\"message\",\"name\":\"message\"",
-              row.device, op.lane, te.c_str(), i);
+        const char *arrow = "\"ph\":%s,\"pid\":%d,\"tid\":%d,\"ts\":%ld.%03ld,\"id\":%zu,"
+                            "\"cat\":\"message\",\"name\":\"message\"";
+        event(arrow, "\"s\"", from, out, t0 / 1000, t0 % 1000, i);
+        event(arrow, "\"f\",\"bp\":\"e\"", row.device, op.lane, t1 / 1000, t1 % 1000, i);
     }
     for (int c = 0; c <= k; c++) named("process_name", c, 0, c < k ? gpu(c) : "host");
     for (const auto &[at, name] : threads) named("thread_name", at.first, at.second, name);
@@ -265,9 +259,9 @@ struct Picture {
 
     std::string what(int i) const {
         const Op &op = r.ops[i];
-        const std::string &name = r.rows[i].name;
-        if (op.kind != Op::message) return name + " on " + gpu(r.rows[i].device);
-        return name + " from " + gpu(op.src) + " to " + gpu(op.dst);
+        const Row &row = r.rows[i];
+        if (op.kind != Op::message) return row.name + " on " + gpu(row.device);
+        return row.name + " from " + gpu(op.src) + " to " + gpu(op.dst);
     }
     std::string about(int i, int more) const {
         const Op &op = r.ops[i];
@@ -315,43 +309,44 @@ struct Picture {
                 text(x(op.begin) + 2, y + h - 3, "class=\"in\"", name);
         }
     }
-    void draw(int k, const std::string &caption) const;
-};
-void Picture::draw(int k, const std::string &caption) const {
-    struct Lane {
-        std::string label;
-        double y, height;
-        std::vector<int> ops;
-    };
-    std::vector<Lane> lanes;
-    const size_t colon = std::min(r.title.size(), r.title.find(": "));
-    const double head = 72; // the title, what was measured, the legend
-    double y = head;
-    for (int c = 0; c < k; c++) {
-        std::map<int, std::vector<int>> from; // sender, or -2: sums, -3: what it computes
-        from[-3];
-        for (size_t i = 0; i < r.ops.size(); i++) {
-            const Op &op = r.ops[i];
-            if (r.rows[i].device != c || op.kind == Op::wait) continue;
-            int lane = r.rows[i].stream == "communication" ? -2 : -3;
-            if (op.kind == Op::message) lane = op.src == c ? 1000 : op.src;
-            from[lane].push_back(i);
+    void draw(int k, const std::string &caption) const {
+        struct Lane {
+            std::string label;
+            double y, height;
+            std::vector<int> ops;
+        };
+        std::vector<Lane> lanes;
+        const size_t colon = std::min(r.title.size(), r.title.find(": "));
+        const double head = 72; // the title, what was measured, the legend
+        double y = head;
+        for (int c = 0; c < k; c++) {
+            std::map<int, std::vector<int>> from; // sender, or -2: sums, -3: what it computes
+            from[-3];
+            for (size_t i = 0; i < r.ops.size(); i++) {
+                const Op &op = r.ops[i];
+                if (r.rows[i].device != c || op.kind == Op::wait) continue;
+                int lane = r.rows[i].stream == "communication" ? -2 : -3;
+                if (op.kind == Op::message) lane = op.src == c ? 1000 : op.src;
+                from[lane].push_back(i);
+            }
+            const int senders = from.size() - 1 - from.count(-2),
+                      first = senders ? from.upper_bound(-2)->first : 0;
+            for (const auto &[src, ops] : from) {
+                const double height = src == -3 ? 22 : senders > 4 && src != -2 ? 5 : 12;
+                std::string label = src == -3   ? " computes"
+                                    : src == -2 ? " adds"
+                                                : " sends to host";
+                if (src > -2 && src < 1000) label = " receives from " + gpu(src);
+                if (senders > 4 && src > -2) label = src == first ? " receives, by sender" : "";
+                if (!label.empty()) label = gpu(c) + label;
+                lanes.push_back({label, y, height, ops});
+                y += height + 2;
+            }
+            y += 8;
         }
-        const int senders = from.size() - 1 - from.count(-2),
-                  first = senders ? from.upper_bound(-2)->first : 0;
-        for (const auto &[src, ops] : from) {
-            const double height = src == -3 ? 22 : senders > 4 && src != -2 ? 5 : 12;
-            std::string label = src == -3 ? " computes" : src == -2 ? " adds" : " sends to host";
-            if (src > -2 && src < 1000) label = " receives from " + gpu(src);
-            if (senders > 4 && src > -2) label = src == first ? " receives, by sender" : "";
-            if (!label.empty()) label = gpu(c) + label;
-            lanes.push_back({label, y, height, ops});
-            y += height + 2;
-        }
-        y += 8;
-    }
-    const double height = y + (caption.empty() ? 34 : 50);
-    fprintf(file,
+        const double height = y + (caption.empty() ? 34 : 50);
+        fprintf(
+            file,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" viewBox=\"0 0 %g "
             "%g\" font-family=\"Arial, Helvetica, sans-serif\" font-size=\"11\">\n<style>\n"
             ".bg{fill:#fff}.fg,text{fill:#222}.grid{stroke:#ddd}.in{fill:#fff;font-size:9px}\n"
@@ -362,45 +357,49 @@ void Picture::draw(int k, const std::string &caption) const {
             ".forward{fill:#9cc9f2}.backward{fill:#4a80d6}\n"
             "}\n</style>\n<rect class=\"bg\" width=\"100%%\" height=\"100%%\"/>\n",
             width, height, width, height);
-    text(14, 18, "", r.title.substr(0, colon));
-    if (colon < r.title.size()) text(14, 33, "", r.title.substr(colon + 2));
-    double at = 14;
-    for (const char *kind : {"input", "forward", "backward", "sum", "message", "update", "fg"}) {
-        const bool path = strcmp(kind, "fg") == 0;
-        auto is = [=](const Row &row) { return row.kind == kind; };
-        if (!path && std::none_of(r.rows.begin(), r.rows.end(), is)) continue;
-        box(at, head - 22 + (path ? 7 : 0), 10, path ? 2 : 9, kind), fprintf(file, "/>\n");
-        text(at + 14, head - 14, "",
-             path ? "critical path: shorten it, and the whole is shorter" : kind);
-        at += 30 + 6.5 * strlen(kind);
+        text(14, 18, "", r.title.substr(0, colon));
+        if (colon < r.title.size()) text(14, 33, "", r.title.substr(colon + 2));
+        double at = 14;
+        for (const char *kind :
+             {"input", "forward", "backward", "sum", "message", "update", "fg"}) {
+            const bool path = strcmp(kind, "fg") == 0;
+            auto is = [=](const Row &row) { return row.kind == kind; };
+            if (!path && std::none_of(r.rows.begin(), r.rows.end(), is)) continue;
+            box(at, head - 22 + (path ? 7 : 0), 10, path ? 2 : 9, kind), fprintf(file, "/>\n");
+            text(at + 14, head - 14, "",
+                 path ? "critical path: shorten it, and the whole is shorter" : kind);
+            at += 30 + 6.5 * strlen(kind);
+        }
+        const double unit = last < 1e-3 ? 1e-6 : 1e-3,
+                     ten = std::pow(10, std::floor(std::log10(last)));
+        const double step = ten * (last / ten < 2 ? 0.2 : last / ten < 5 ? 0.5 : 1);
+        for (double t = 0; t <= last * (1 + 1e-9); t += step) {
+            char number[40];
+            snprintf(number, sizeof number, "%.6g", std::round(t / unit * 1e6) / 1e6);
+            fprintf(file, "<path class=\"grid\" d=\"M%.1f %.1fV%.1f\"/>\n", x(t), head, y);
+            text(x(t), y + 14, "text-anchor=\"middle\"", number);
+        }
+        text((left + width) / 2, y + 28, "text-anchor=\"middle\"",
+             unit < 1e-3 ? "microseconds" : "ms");
+        for (const Lane &l : lanes) {
+            text(left - 6, l.y + std::min(l.height, 15.0) - 2, "text-anchor=\"end\"", l.label);
+            lane(l.ops, l.y, l.height);
+        }
+        text(14, y + 42, "", caption);
+        fprintf(file, "</svg>\n");
     }
-    const double unit = last < 1e-3 ? 1e-6 : 1e-3, ten = std::pow(10, std::floor(std::log10(last)));
-    const double step = ten * (last / ten < 2 ? 0.2 : last / ten < 5 ? 0.5 : 1);
-    for (double t = 0; t <= last * (1 + 1e-9); t += step) {
-        char number[40];
-        snprintf(number, sizeof number, "%.6g", std::round(t / unit * 1e6) / 1e6);
-        fprintf(file, "<path class=\"grid\" d=\"M%.1f %.1fV%.1f\"/>\n", x(t), head, y);
-        text(x(t), y + 14, "text-anchor=\"middle\"", number);
-    }
-    text((left + width) / 2, y + 28, "text-anchor=\"middle\"", unit < 1e-3 ? "microseconds" : "ms");
-    for (const Lane &l : lanes) {
-        text(left - 6, l.y + std::min(l.height, 15.0) - 2, "text-anchor=\"end\"", l.label);
-        lane(l.ops, l.y, l.height);
-    }
-    text(14, y + 42, "", caption);
-    fprintf(file, "</svg>\n");
-}
+};
 
 // What kernels take, by name and bytes, from a file of rows name,bytes,us
 static void read_profile(const char *path, Recording &r) {
     std::map<std::pair<std::string, long>, double> seconds;
-    FILE *file = fopen(path, "r");
+    std::ifstream file(path);
     if (!file) throw Error(std::string("cannot read PROFILE=") + path);
-    char line[300], name[100];
-    for (double bytes, us; fgets(line, sizeof line, file);)
-        if (sscanf(line, "%99[^,],%lf,%lf", name, &bytes, &us) == 3)
+    char name[100];
+    double bytes, us;
+    for (std::string line; std::getline(file, line);)
+        if (sscanf(line.c_str(), "%99[^,],%lf,%lf", name, &bytes, &us) == 3)
             seconds[{name, (long)bytes}] = us / 1e6;
-    fclose(file);
     for (size_t i = 0; i < r.ops.size(); i++) {
         const auto found = seconds.find({r.rows[i].name, (long)r.ops[i].bytes});
         r.ops[i].seconds = found == seconds.end() ? -1 : found->second; // -1: as its bytes take
@@ -447,14 +446,12 @@ static void trace(const char *name, const char *json, const char *svg, const cha
     printf("%s\n", r.title.c_str());
     const std::vector<bool> critical = critical_path(r.ops);
     write_file(json, [&](FILE *file) { write_json(file, r, critical, k); });
-    const bool moves = std::any_of(r.ops.begin(), r.ops.end(),
-                                   [](const Op &op) { return op.kind == Op::message; });
     write_file(svg, [&](FILE *file) {
         Picture p = {r, critical, predecessors(r.ops), file};
         p.last = std::max({whole, ms / 1e3, p.last});
-        p.draw(k, emulated && moves ? "Between emulated devices a message takes next to nothing: "
-                                      "FABRIC=nvlink, pcie, ethernet10 ... shows it on a network."
-                                    : "");
+        p.draw(k, emulated && moving > 0 ? "Between emulated devices a message takes next to "
+                                           "nothing: FABRIC=nvlink or pcie, ... shows a network"
+                                         : "");
     });
 }
 static const double least = 4096, most = 1 << 30; // bytes of a sweep
@@ -467,15 +464,12 @@ static void sweep(const Fabric &f) {
 // likewise of its own, after one message's time; a host may have nothing to do
 static void optimum(const Fabric &f, int k) {
     const double processes = f.node ? std::ceil((double)k / f.node) : 1;
-    const double a = std::max(f.latency + f.overhead,
-                              processes > 1 ? f.network_latency + f.network_overhead : 0);
-    auto least_us = [&](double n, double bytes, double rate) {
-        return n > 1 ? 2 * (n - 1) / n * bytes / rate / 1e3 : 0;
-    };
+    const double a =
+        processes > 1 ? f.network_latency + f.network_overhead : f.latency + f.overhead;
+    const double G = std::max((k - 1) / f.port / k, // us of 1000 bytes, each way
+                              processes > 1 ? (processes - 1) / f.network / processes : 0);
     for (double bytes = least; bytes <= most; bytes *= 4)
-        printf("%.0f,%.3f\n", bytes,
-               a + std::max(least_us(k, bytes, f.node == 1 ? f.network : f.port),
-                            least_us(processes, bytes, f.network)));
+        printf("%.0f,%.3f\n", bytes, a + 2 * G * bytes / 1e3);
 }
 // What a step of 1/k of the samples computes: a line through the two that were measured. An eighth
 // of less than 16 samples is one sample.
