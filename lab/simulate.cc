@@ -136,8 +136,9 @@ struct Step {
     }
 };
 // The exchange, with what each device computes before its gradients, `factor` times as long. The
-// update is the same for all and comes last: it is no row.
+// update comes last and is no row. Kernels begin while the host enqueues those behind the first one.
 static double step_seconds(Recording &r, const Fabric &f, const Step &step, double factor) {
+    float others = 0;
     for (const auto &gradients : r.gradients) {
         double before = 0;
         for (size_t i = 0; i < gradients.size(); i++) {
@@ -145,7 +146,7 @@ static double step_seconds(Recording &r, const Fabric &f, const Step &step, doub
             const double ready = i + 1 < gradients.size() ? step.ready.at(i) : step.computed;
             op.kind = Op::kernel;
             op.seconds = factor * (ready - before);
-            op.calls = step.calls.at(i);
+            op.calls = 1 + std::exchange(others, step.calls.at(i) - 1);
             before = ready;
         }
     }
