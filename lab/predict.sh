@@ -41,14 +41,18 @@ exercise)
 bench)
     echo 'fabric,by,gpus,bytes,us' | tee build/allreduce.csv
     for k in $devices; do
-        all=${algorithms:-naive bucket host by_tensor sharded ring tree}
+        none='' no_host='' more=''
+        # Where all messages share a link, those of sharded are too many to simulate
+        case $fabrics in sockets* | *x*+*) [ "$k" -le 256 ] || none=sharded ;; esac
         if [ "$node" ] && [ "$k" -gt "$node" ]; then # machines have no host in common
-            [ "$k" -le 256 ] || large=sharded # too many messages, which share links, to simulate
-            all=$(for name in $all; do
-                case $name in host | "${large:-host}") ;; *) echo "$name" ;; esac
-            done)
-            all="$all $(for name in ${algorithms:-ring tree}; do echo "nodes/$name"; done)"
+            no_host=host
+            for name in ${algorithms:-ring tree}; do more="$more nodes/$name"; done
         fi
+        all=''
+        for name in ${algorithms:-naive bucket host by_tensor sharded ring tree}; do
+            case $name in "$none" | "$no_host") ;; *) all="$all $name" ;; esac
+        done
+        all="$all$more"
         for algorithm in optimum $all; do
             if [ "$algorithm" = optimum ]; then
                 build/simulate optimum "$fabrics" "$k" >$rows.times || exit 1

@@ -110,7 +110,7 @@ static Fabric find(const char *name) {
     for (const Fabric &other : fabric::fabrics) names += other.name + ", ";
     if (f.name.empty())
         throw Error(std::string("FABRIC=") + name + " is unknown: there are " + names +
-                    "or LATENCY,BANDWIDTH of a message, in us and GB/s");
+                    "8xnvlink+ethernet100, us,GB/s of a message; and words, nvlink,host=0");
     return f;
 }
 
