@@ -127,7 +127,7 @@ struct Op {
     int after = -1;            // of a wait: the operation that it is for
     int device = 0;            // whose process enqueues it
     float calls = 1;           // so often Fabric::host: a wait, with the record before it, is half
-    bool blocks = false;       // the host waits for it, too; once for each operation
+    bool blocks = false;       // the host waits for it, too
     double bytes = 0;          // of a message; that a kernel reads and writes
     double seconds = -1;       // of a kernel; negative: as its bytes take
     double begin = 0, end = 0; // the simulation's
@@ -195,7 +195,7 @@ class Simulation {
         ops[i].end = t;
         if (f.host > 0 && ops[i].blocks) { // what has come is added, but the first
             const Op &m = ops[ops[i].after];
-            const bool adds = ops[i].calls > 0 && m.kind == Op::message && received++;
+            const bool adds = m.kind == Op::message && m.dst < 0 && received++;
             enqueue(enqueues_next[i], adds ? scale * m.bytes / 5e9 : 0);
         }
         if (next[i] >= 0) let(next[i]);
