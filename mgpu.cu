@@ -541,11 +541,12 @@ static void send(const std::vector<Message> &messages) {
             error("send: two messages of a round go to the same place on %s: empty() for each",
                   str(dst.device).c_str());
     }
-    for (const auto &[src, dst] : messages) {
-        if (size(src) == 0) continue;
-        if (places.count(src.ptr()))
+    for (const auto &[src, dst] : messages)
+        if (size(src) > 0 && places.count(src.ptr()))
             error("send: on %s a message writes what another of its round reads: use an empty()",
                   str(src.device).c_str());
+    for (const auto &[src, dst] : messages) {
+        if (size(src) == 0) continue;
         Stream &link = link_stream(src.device, dst.device);
         for (Device d : {src.device, dst.device}) wait_for(link, stream(d));
         peer_copy(src, dst, link);
@@ -577,12 +578,12 @@ static void allreduce_host(const Grads &grads) {
 }
 
 // Device owner[i] receives tensor i of every other device, adds them all, and sends the sum back.
+// It begins with its right neighbour's: if all began with device 0's, they would queue up there.
 static void sum_on_owners(const Grads &grads, const std::vector<int> &owner) {
     std::vector<Message> gather, broadcast; // the m-th of both: of the same device and tensor
-    for (size_t i = 0; i < owner.size(); i++)
-        for (int c = 0; c < (int)grads.size(); c++) {
-            const Tensor &sum = grads[owner[i]][i], &part = grads[c][i];
-            if (c == owner[i]) continue;
+    for (int k = grads.size(), step = 1; step < k; step++)
+        for (size_t i = 0; i < owner.size(); i++) {
+            const Tensor &sum = grads[owner[i]][i], &part = grads[(owner[i] + step) % k][i];
             gather.push_back({part, empty(sum.shape, sum.device)});
             broadcast.push_back({sum, part});
         }

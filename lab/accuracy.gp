@@ -1,14 +1,9 @@
-# Test accuracy and train loss over epochs, a line for each run:
-# gnuplot -c lab/accuracy.gp 'build/log.csv other.csv' svg >build/plot.svg
-size = ARG2 eq 'svg' ? '840,320' : '1680,640 fontscale 2 linewidth 2'
-eval 'set terminal '.ARG2." noenhanced background 'white' size ".size
-set datafile separator comma
-set grid lc rgb '#dddddd'
-set border 3 lc rgb '#888888'
-set tics nomirror
-set key below samplen 2
+# Test accuracy and train loss over epochs, a line for each run, which its log names: lab/draw.sh
+eval canvas(840, 320)
 set xlabel 'epoch'
 run(i) = word(ARG1, i)
+# Its name, with what its columns say
+about(i) = run(i).system('sh lab/plot.sh --about '.run(i))
 last = 2 # at least: one epoch is a point, too
 do for [i = 1:words(ARG1)] {
     stats run(i) using 1 every ::1 nooutput
@@ -17,11 +12,10 @@ do for [i = 1:words(ARG1)] {
 set xrange [1:last]
 if (last < 12) set xtics 1
 set multiplot layout 1,2
-set title 'test accuracy'
-set yrange [0:1]
-plot for [i = 1:words(ARG1)] run(i) using 'epoch':'test_acc' with linespoints lw 2 pt 7 ps 0.4 \
-    title run(i)
-set title 'train loss'
-set yrange [0:*]
-plot for [i = 1:words(ARG1)] run(i) using 'epoch':'loss' with linespoints lw 2 pt 7 ps 0.4 \
-    title run(i)
+do for [loss = 0:1] {
+    set title loss ? 'train loss' : 'test accuracy'
+    set yrange [0:1]
+    if (loss) { set yrange [0:*] }
+    plot for [i = 1:words(ARG1)] run(i) using 'epoch':(column(loss ? 'loss' : 'test_acc')) \
+        with linespoints lw 2 pt 7 ps 0.4 lc rgb word(colors, i % 8 + 1) title about(i)
+}

@@ -1,7 +1,10 @@
 # The laboratory's targets. The Makefile includes this file where it is there.
 
 # BENCH          what make bench times: step (of training), allreduce, kernels, or all
-# FABRIC         another machine's network: nvlink, pcie, sockets, ethernet100, ethernet10, '10,25'
+# FABRIC         another machine's network: nvlink, pcie, sockets, ethernet100, ethernet10, '10,25',
+#                8xnvlink+ethernet100; nvlink,host=0
+# PROFILE        what kernels take, for make trace with FABRIC, such as data/profile.csv
+# TRACE_MS       milliseconds that the picture of make trace is wide, by default what the steps take
 # STEP_MS        milliseconds of a step on one device, for make scale; by default it is measured
 # RUNS           logs that make plot draws, such as 'a.csv b.csv', by default LOG
 # SWEEP_GPUS     numbers of devices that make sweep trains on, by default 1 2
@@ -32,9 +35,11 @@ bench: backend $(dir)/lab build/simulate  ## time BENCH: build/bench.csv; allred
 	    $(run_lab) --what $(call quote,$(or $(value BENCH),all)))
 trace: backend $(dir)/lab build/simulate  ## three steps, what ran when: build/trace.json, .svg
 	@$(run_lab) >build/trace.csv
-	@build/simulate trace $(call quote,$(or $(value FABRIC),here)) build/trace.json build/trace.dat \
-	    <build/trace.csv && echo build/trace.json: for https://ui.perfetto.dev or chrome://tracing
-	@sh lab/draw.sh trace build/trace.dat build/trace.svg || true
+	@build/simulate trace $(call quote,$(or $(value FABRIC),$(here))) build/trace.json \
+	    build/trace.svg $(call quote,$(value PROFILE)) $(call quote,$(value TRACE_MS)) \
+	    <build/trace.csv && printf '%s\n' build/trace.svg \
+	    'build/trace.json: for https://ui.perfetto.dev or chrome://tracing'
+here := $(if $(filter build/cpu,$(dir)),emulated,here)
 profile: backend $(dir)/lab  ## where the time of a step goes: kernels and copies of each device
 	@$(run_lab)
 scale: with_value := $(filter-out SPLIT GPUS,$(with_value))

@@ -1,7 +1,16 @@
 #!/bin/sh
 # sh lab/plot.sh 'FILE.csv ...': train loss and test accuracy over epochs, in build/plot.svg and
 # .png; where gnuplot is missing, the accuracy as text
+#
+# sh lab/plot.sh --about FILE.csv: the columns model, gpus, allreduce, lr, if the log has them
 set -f
+if [ "$1" = --about ]; then
+    exec awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i }
+        END {
+            if (at["lr"]) printf ": %s, GPUS=%s, %s, lr %s",
+                $at["model"], $at["gpus"], $at["allreduce"], $at["lr"]
+        }' "$2"
+fi
 if command -v gnuplot >/dev/null; then
     sh lab/draw.sh accuracy "$1" build/plot.svg && exec sh lab/draw.sh accuracy "$1" build/plot.png
     exit 1

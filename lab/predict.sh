@@ -4,7 +4,8 @@
 #   predict.sh exercise FABRICS ALGORITHM ROWS         what the judge has counted (its --rows),
 #              beside naive: microseconds
 #   predict.sh bench FABRIC ALGORITHMS LAB OPTION ...  4 KB to 1 GB, of messages in proportion to
-#              those of MODEL's gradients, on 2 to 1024 devices: build/allreduce.csv, .svg
+#              those of MODEL's gradients, on 2 to 1024 devices: build/allreduce.csv, .svg, and
+#              map.svg, which is fastest; with machines (8xnvlink+ethernet100) flat and as nodes/
 #   predict.sh scale FABRIC ALGORITHM LAB OPTION ...   a training step on 1 to 1024 devices, from
 #              one that is measured on a single device here: build/scale.csv, .svg. STEP_MS: as
 #              if it took so long there
@@ -19,6 +20,8 @@ mkdir -p $own || exit 1
 trap 'rm -rf $own' EXIT
 trap 'exit 130' INT HUP TERM
 devices='2 4 8 16 32 64 128 256 512 1024'
+node=${fabrics%%x*} # devices of a machine, in 8xnvlink+ethernet100: as nodes/ sums
+case $node in '' | *[!0-9]*) node= ;; esac
 
 case $what in
 exercise)
@@ -38,17 +41,45 @@ exercise)
 bench)
     echo 'fabric,by,gpus,bytes,us' | tee build/allreduce.csv
     for k in $devices; do
-        for algorithm in optimum ${algorithms:-naive bucket host by_tensor sharded ring tree}; do
+        none='' no_host='' more=''
+        # Where all messages share a link, those of sharded are too many to simulate
+        case $fabrics in sockets* | *x*+*) [ "$k" -le 256 ] || none=sharded ;; esac
+        if [ "$node" ] && [ "$k" -gt "$node" ]; then # machines have no host in common
+            no_host=host
+            for name in ${algorithms:-ring tree}; do more="$more nodes/$name"; done
+        fi
+        all=''
+        for name in ${algorithms:-naive bucket host by_tensor sharded ring tree}; do
+            case $name in "$none" | "$no_host") ;; *) all="$all $name" ;; esac
+        done
+        all="$all$more"
+        for algorithm in optimum $all; do
             if [ "$algorithm" = optimum ]; then
                 build/simulate optimum "$fabrics" "$k" >$rows.times || exit 1
             else
-                $lab dry-run --devices "$k" "$@" --allreduce "$algorithm" >$rows || exit 1
+                case $algorithm in nodes/*) in_nodes="--node $node" ;; *) in_nodes= ;; esac
+                # shellcheck disable=SC2086
+                $lab dry-run --devices "$k" "$@" --allreduce "${algorithm#nodes/}" $in_nodes \
+                    >$rows || exit 1
                 build/simulate sweep "$fabrics" <$rows >$rows.times || exit 1
             fi
-            sed "s/^/$fabrics,$algorithm,$k,/" $rows.times | tee -a build/allreduce.csv
+            sed "s:^:$fabrics,$algorithm,$k,:" $rows.times | tee -a build/allreduce.csv
         done
     done
+    # Of the algorithms the fastest one: a row for each size, an empty line behind each k
+    awk -F, 'NR > 1 && $2 != "optimum" {
+            if (!(($3, $4) in us) || $5 < us[$3, $4]) { us[$3, $4] = $5; by[$3, $4] = $2 }
+        }
+        END {
+            for (k = 2; k <= 1024; k *= 2) {
+                for (i = 0; i < 10; i++)
+                    printf "%d %d %s %s\n", log(k) / log(2) + 0.5, i, by[k, 4096 * 4 ^ i],
+                        us[k, 4096 * 4 ^ i]
+                print ""
+            }
+        }' build/allreduce.csv >build/map.dat
     sh lab/draw.sh allreduce build/allreduce.csv build/allreduce.svg "$fabrics" || true
+    sh lab/draw.sh map build/map.dat build/map.svg "$fabrics" || true
     ;;
 scale)
     printf '%s\n' "${STEP_MS:-1}" | grep -xE '[0-9]*[.]?[0-9]*' | grep -q '[1-9]' || {
@@ -70,7 +101,8 @@ scale)
             "$algorithm${overlap:+ with OVERLAP=1}"
         for k in 1 $devices; do
             # shellcheck disable=SC2086
-            $lab dry-run --devices "$k" "$@" --allreduce "$algorithm" $overlap >$rows || exit 1
+            $lab dry-run --devices "$k" "$@" --allreduce "$algorithm" $overlap \
+                ${node:+--node "$node"} >$rows || exit 1
             # shellcheck disable=SC2086
             times=$(build/simulate scale "$fabrics" "$k" $own/step.csv $own/eighth.csv \
                 $STEP_MS <$rows) || exit 1

@@ -1,6 +1,7 @@
 // What the operations that `lab trace` or `lab dry-run` prints would take on another machine:
 //
-//   simulate trace FABRIC|here JSON DATA   a trace there, or as it was, for browsers and gnuplot
+//   simulate trace FABRIC|here|emulated JSON SVG [PROFILE [MS]]   a trace there, with kernels as
+//                                          here or in PROFILE, or as it was; a picture, MS wide
 //   simulate total FABRIC ...              microseconds of an exchange, on each of them
 //   simulate sweep FABRIC                  bytes,microseconds of an exchange of 4 KB to 1 GB
 //   simulate optimum FABRIC k              the same of one that cannot be faster, on k devices
@@ -16,6 +17,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <stdexcept>
 
@@ -47,6 +49,7 @@ enum { device, lane, stream, kind, name, begin, end, src, dst, bytes, after, col
 
 static Recording read(FILE *file, bool keep) {
     Recording r;
+    int waited = -1;             // the last operation that the host has waited for
     static char *line = nullptr; // kept for the next call
     static size_t room = 0;
     while (getline(&line, &room, file) > 0) {
@@ -80,7 +83,11 @@ static Recording read(FILE *file, bool keep) {
             op.end = atol(column[end]) / 1e9;
             op.seconds = op.end - op.begin;
         }
-        const size_t d = atoi(column[device]);
+        op.device = atoi(column[device]);
+        op.blocks = op.kind == Op::wait && op.after > waited && strcmp(column[name], "host") == 0;
+        if (op.kind == Op::wait) op.calls = strcmp(column[name], "wait") == 0 ? 0.5 : op.blocks;
+        if (op.blocks) waited = op.after;
+        const size_t d = op.device;
         if (r.gradients.size() <= d) r.gradients.resize(d + 1);
         if (strcmp(column[name], "gradient") == 0) r.gradients[d].push_back(r.ops.size());
         if (strcmp(column[kind], "update") == 0) r.updates.push_back(r.ops.size());
@@ -103,26 +110,35 @@ static Fabric find(const char *name) {
     for (const Fabric &other : fabric::fabrics) names += other.name + ", ";
     if (f.name.empty())
         throw Error(std::string("FABRIC=") + name + " is unknown: there are " + names +
-                    "or LATENCY,BANDWIDTH of a message, in us and GB/s");
+                    "8xnvlink+ethernet100, us,GB/s of a message; and words, nvlink,host=0");
     return f;
 }
 
-// A step on one device: when each gradient is ready, when backward ends, what the update takes.
+// A step on one device: when each gradient is ready, when backward ends, what the update takes; and
+// what the host enqueues for it.
 struct Step {
     std::vector<double> ready;
+    std::vector<float> calls; // before each gradient, beginning with the input
     double computed = 0, update = 0;
     int batch = 0;
     explicit Step(const Recording &r) {
         const double start = r.ops[0].begin;
+        float sum = 0;
+        int next = 0;
         sscanf(r.title.c_str(), "%*[^,], batch %d", &batch);
-        for (int i : r.gradients[0]) ready.push_back(r.ops[i].end - start);
+        for (int i : r.gradients[0]) {
+            ready.push_back(r.ops[i].end - start);
+            for (; next < i; next++) sum += r.ops[next].calls;
+            calls.push_back(std::exchange(sum, 0));
+        }
         for (int i : r.updates) update += r.ops[i].seconds;
         computed = r.ops[r.updates.at(0)].begin - start;
     }
 };
 // The exchange, with what each device computes before its gradients, `factor` times as long. The
-// update is the same for all and comes last: it is no row.
+// update comes last and is no row. Kernels begin while the host enqueues those behind the first one.
 static double step_seconds(Recording &r, const Fabric &f, const Step &step, double factor) {
+    float others = 0;
     for (const auto &gradients : r.gradients) {
         double before = 0;
         for (size_t i = 0; i < gradients.size(); i++) {
@@ -130,29 +146,34 @@ static double step_seconds(Recording &r, const Fabric &f, const Step &step, doub
             const double ready = i + 1 < gradients.size() ? step.ready.at(i) : step.computed;
             op.kind = Op::kernel;
             op.seconds = factor * (ready - before);
+            op.calls = 1 + std::exchange(others, step.calls.at(i) - 1);
             before = ready;
         }
     }
     return fabric::simulate(r.ops, f) + step.update;
 }
 
+// Of each operation the one before it on its stream, or -1
+static std::vector<int> predecessors(const std::vector<Op> &ops) {
+    std::vector<int> before(ops.size());
+    std::map<int, int> last; // of each lane
+    for (size_t i = 0; i < ops.size(); i++)
+        before[i] = std::exchange(last.insert({ops[i].lane, -1}).first->second, (int)i);
+    return before;
+}
+// The later one of that and the one that a wait is for
+static int waited_for(const std::vector<Op> &ops, const std::vector<int> &before, int i) {
+    const int a = before[i], b = ops[i].after;
+    return a < 0 || (b >= 0 && ops[b].end > ops[a].end) ? b : a;
+}
 // The operations that the last one to end has waited for, one before the other: what makes one of
 // them shorter makes the whole shorter.
 static std::vector<bool> critical_path(const std::vector<Op> &ops) {
     std::vector<bool> critical(ops.size());
-    std::vector<int> before(ops.size());
-    std::map<int, int> last; // of each lane
-    int at = 0;
-    for (size_t i = 0; i < ops.size(); i++) {
-        before[i] = last.count(ops[i].lane) ? last[ops[i].lane] : -1;
-        last[ops[i].lane] = i;
-        if (ops[i].end > ops[at].end) at = i;
-    }
-    while (at >= 0) {
-        const int a = before[at], b = ops[at].after;
-        critical[at] = ops[at].kind != Op::wait;
-        at = a < 0 || (b >= 0 && ops[b].end > ops[a].end) ? b : a;
-    }
+    const std::vector<int> before = predecessors(ops);
+    auto sooner = [](const Op &a, const Op &b) { return a.end < b.end; };
+    int at = std::max_element(ops.begin(), ops.end(), sooner) - ops.begin();
+    for (; at >= 0; at = waited_for(ops, before, at)) critical[at] = ops[at].kind != Op::wait;
     return critical;
 }
 typedef std::vector<std::pair<double, double>> Times;
@@ -196,101 +217,208 @@ static void write_json(FILE *file, const Recording &r, const std::vector<bool> &
     for (size_t i = 0; i < r.ops.size(); i++) {
         const Op &op = r.ops[i];
         const Row &row = r.rows[i];
-        const double ts = op.begin * 1e6, dur = (op.end - op.begin) * 1e6;
+        // Whole nanoseconds, rounded once: else a slice may end 1 ns after the next one's begin,
+        // which browsers then drop
+        const long t0 = std::lround(op.begin * 1e9), t1 = std::lround(op.end * 1e9), dt = t1 - t0;
         auto slice = [&](int pid, int tid, const std::string &name) {
-            event("\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\","
+            event("\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%ld.%03ld,\"dur\":%ld.%03ld,\"cat\":"
+                  "\"%s\","
                   "\"name\":\"%s\",\"args\":{\"bytes\":%.0f,\"critical\":%d}",
-                  pid, tid, ts, dur, row.kind.c_str(), name.c_str(), op.bytes, (int)critical[i]);
+                  pid, tid, t0 / 1000, t0 % 1000, dt / 1000, dt % 1000, row.kind.c_str(),
+                  name.c_str(), op.bytes, (int)critical[i]);
         };
         threads[{row.device, op.lane}] = row.stream;
         if (row.name == "gradient") continue;
-        slice(row.device, op.lane, op.kind == Op::message ? "from " + gpu(op.src) : row.name);
+        const std::string tensor = row.name == "message" ? "" : row.name + " ";
+        slice(row.device, op.lane,
+              op.kind == Op::message ? tensor + "from " + gpu(op.src) : row.name);
         if (op.kind != Op::message) continue;
         const int from = op.src < 0 ? host : op.src, out = outgoing + op.lane;
         threads[{from, out}] = "to " + gpu(op.dst);
-        slice(from, out, "to " + gpu(op.dst));
-        event("\"ph\":\"s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"id\":%zu,\"cat\":\"message\","
-              "\"name\":\"message\"",
-              from, out, ts, i);
-        event("\"ph\":\"f\",\"bp\":\"e\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"id\":%zu,"
-              "\"cat\":\"message\",\"name\":\"message\"",
-              row.device, op.lane, ts + dur, i);
+        slice(from, out, tensor + "to " + gpu(op.dst));
+        const char *arrow = "\"ph\":%s,\"pid\":%d,\"tid\":%d,\"ts\":%ld.%03ld,\"id\":%zu,"
+                            "\"cat\":\"message\",\"name\":\"message\"";
+        event(arrow, "\"s\"", from, out, t0 / 1000, t0 % 1000, i);
+        event(arrow, "\"f\",\"bp\":\"e\"", row.device, op.lane, t1 / 1000, t1 % 1000, i);
     }
     for (int c = 0; c <= k; c++) named("process_name", c, 0, c < k ? gpu(c) : "host");
     for (const auto &[at, name] : threads) named("thread_name", at.first, at.second, name);
     fprintf(file, "\n]}\n");
 }
 
-struct Box {
-    double begin, end, low, high;
-};
-struct Boxes {
-    double apart; // seconds; those nearer to each other, of a kind in a lane, are one
-    std::map<std::string, std::vector<Box>> of_kind = {};
-    std::map<std::pair<std::string, double>, size_t> latest = {}; // of a kind in a lane: its box
-    void add(const std::string &kind, const Op &op, double low, double high) {
-        const auto [found, fresh] = latest.insert({{kind, low}, 0});
-        std::vector<Box> &list = of_kind[kind];
-        if (!fresh && op.begin - list[found->second].end < apart) {
-            list[found->second].end = std::max(list[found->second].end, op.end);
-            return;
-        }
-        found->second = list.size();
-        list.push_back({op.begin, op.end, low, high});
+// A picture: what each device computes, sums of its communication stream below it, then what it
+// receives, a lane for each sender. Under the mouse an operation says what it is and what it has
+// waited for. What would be narrower than a third of a pixel is one with what follows it.
+struct Picture {
+    const Recording &r;
+    const std::vector<bool> &critical;
+    const std::vector<int> before = predecessors(r.ops);
+    FILE *file;
+    double last = 1e-9; // seconds, the right end
+    static constexpr double left = 166, width = 860, right = 14;
+    double x(double seconds) const { return left + (width - left - right) * seconds / last; }
+
+    std::string what(int i) const {
+        const Op &op = r.ops[i];
+        const Row &row = r.rows[i];
+        if (op.kind != Op::message) return row.name + " on " + gpu(row.device);
+        return row.name + " from " + gpu(op.src) + " to " + gpu(op.dst);
     }
-};
-// For lab/trace.gp, in milliseconds: the title; `lane y name`; `kind begin end low high`, critical
-// among the kinds. A device's lane is 1 high. Sums of its communication stream have one below it,
-// and so have the messages that it receives, a row for each sender.
-static void write_data(FILE *file, const Recording &r, const std::vector<bool> &critical, int k) {
-    double top = 0, last = 0;
-    for (const Op &op : r.ops) last = std::max(last, op.end);
-    Boxes boxes = {last / 3000};
-    fprintf(file, "title %s\n", r.title.c_str());
-    for (int c = 0; c < k; c++) {
-        std::map<int, int> senders; // and the row of each
-        bool communicates = false;
-        for (size_t i = 0; i < r.ops.size(); i++) {
+    std::string about(int i, int more) const {
+        const Op &op = r.ops[i];
+        char text[200];
+        snprintf(text, sizeof text, ", %s: begins at %.4f ms, takes %.1f us, %.0f bytes",
+                 r.rows[i].kind.c_str(), 1e3 * op.begin, 1e6 * (op.end - op.begin), op.bytes);
+        std::string s = what(i) + text;
+        int cause = i;
+        do cause = waited_for(r.ops, before, cause);
+        while (cause >= 0 && r.ops[cause].kind == Op::wait);
+        if (cause >= 0) s += "; has waited for " + what(cause);
+        if (cause >= 0 && op.begin > r.ops[cause].end + 1e-7) s += ", then for its turn";
+        return s + (more ? "; and " + std::to_string(more) + " more like it" : "");
+    }
+    void text(double x, double y, const char *style, const std::string &s) const {
+        fprintf(file, "<text x=\"%.1f\" y=\"%.1f\" %s>%s</text>\n", x, y, style, s.c_str());
+    }
+    void box(double x, double y, double w, double h, const std::string &style) const {
+        fprintf(file, "<rect class=\"%s\" x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%.1f\"",
+                style.c_str(), x, y, w, h);
+    }
+    // The operations of a lane, in their order
+    void lane(const std::vector<int> &list, double y, double height) const {
+        const double narrow = last / (width - left - right) / 3;
+        for (size_t j = 0; j < list.size();) {
+            const int i = list[j];
             const Op &op = r.ops[i];
-            if (r.rows[i].device != c || op.kind == Op::wait) continue;
-            if (op.kind == Op::message) senders.insert({op.src == c ? op.dst : op.src, 0});
-            else if (r.rows[i].stream == "communication") communicates = true;
-        }
-        fprintf(file, "lane %g %s\n", top - 0.5, gpu(c).c_str());
-        const double own = top - 1, sums = own - (communicates ? 0.4 : 0), height = 0.6;
-        int rows = 0;
-        for (auto &sender : senders) sender.second = rows++;
-        for (size_t i = 0; i < r.ops.size(); i++) {
-            const Op &op = r.ops[i];
-            const Row &row = r.rows[i];
-            if (row.device != c || op.kind == Op::wait) continue;
-            double low = own, high = own + 0.85;
-            if (op.kind == Op::message) {
-                high = sums - height * senders[op.src == c ? op.dst : op.src] / rows;
-                low = high - height / rows;
-            } else if (row.stream == "communication") {
-                low = sums, high = sums + 0.35;
+            double end = op.end;
+            bool matters = critical[i];
+            const size_t first = j;
+            for (j++; j < list.size(); j++) { // as one
+                const Op &next = r.ops[list[j]];
+                if (r.rows[list[j]].kind != r.rows[i].kind || next.begin > end + narrow ||
+                    next.end > op.begin + 4 * narrow)
+                    break;
+                end = std::max(end, next.end);
+                matters = matters || critical[list[j]];
             }
-            boxes.add(row.kind, op, low, high);
-            if (critical[i])
-                boxes.add("critical", op, low, low + 0.12 * (op.kind == Op::message ? 0.7 : 1));
+            const double w = std::max(x(end) - x(op.begin), 0.6), h = matters ? height - 2 : height;
+            box(x(op.begin), y, w, h, r.rows[i].kind);
+            fprintf(file, "><title>%s</title></rect>\n", about(i, j - first - 1).c_str());
+            if (matters) box(x(op.begin), y + h, w, 2, "fg"), fprintf(file, "/>\n");
+            const std::string &name = r.rows[i].name;
+            if (op.kind == Op::message && name != "message" && w > 7 * name.size() && h > 9)
+                text(x(op.begin) + 2, y + h - 3, "class=\"in\"", name);
         }
-        top = sums - (senders.empty() ? 0 : height) - 0.25;
     }
-    for (const auto &[kind, list] : boxes.of_kind)
-        for (const Box &b : list)
-            fprintf(file, "%s %.6g %.6g %.4g %.4g\n", kind.c_str(), 1e3 * b.begin, 1e3 * b.end,
-                    b.low, b.high);
+    void draw(int k, const std::string &caption) const {
+        struct Lane {
+            std::string label;
+            double y, height;
+            std::vector<int> ops;
+        };
+        std::vector<Lane> lanes;
+        const size_t colon = std::min(r.title.size(), r.title.find(": "));
+        const double head = 72; // the title, what was measured, the legend
+        double y = head;
+        for (int c = 0; c < k; c++) {
+            std::map<int, std::vector<int>> from; // sender, or -2: sums, -3: what it computes
+            from[-3];
+            for (size_t i = 0; i < r.ops.size(); i++) {
+                const Op &op = r.ops[i];
+                if (r.rows[i].device != c || op.kind == Op::wait) continue;
+                int lane = r.rows[i].stream == "communication" ? -2 : -3;
+                if (op.kind == Op::message) lane = op.src == c ? 1000 : op.src;
+                from[lane].push_back(i);
+            }
+            const int senders = from.size() - 1 - from.count(-2),
+                      first = senders ? from.upper_bound(-2)->first : 0;
+            for (const auto &[src, ops] : from) {
+                const double height = src == -3 ? 22 : senders > 4 && src != -2 ? 5 : 12;
+                std::string label = src == -3   ? " computes"
+                                    : src == -2 ? " adds"
+                                                : " sends to host";
+                if (src > -2 && src < 1000) label = " receives from " + gpu(src);
+                if (senders > 4 && src > -2) label = src == first ? " receives, by sender" : "";
+                if (!label.empty()) label = gpu(c) + label;
+                lanes.push_back({label, y, height, ops});
+                y += height + 2;
+            }
+            y += 8;
+        }
+        const double height = y + (caption.empty() ? 34 : 50);
+        fprintf(
+            file,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" viewBox=\"0 0 %g "
+            "%g\" font-family=\"Arial, Helvetica, sans-serif\" font-size=\"11\">\n<style>\n"
+            ".bg{fill:#fff}.fg,text{fill:#222}.grid{stroke:#ddd}.in{fill:#fff;font-size:9px}\n"
+            ".input{fill:#8c8c8c}.forward{fill:#7fb3e6}.backward{fill:#2a5caa}.sum{fill:#e59a1e}\n"
+            ".message{fill:#d0303a}.update{fill:#3a9d5d}\n"
+            "@media (prefers-color-scheme: dark){\n"
+            ".bg{fill:#0d1117}.fg,text{fill:#e6e6e6}.grid{stroke:#333b45}.in{fill:#fff}\n"
+            ".forward{fill:#9cc9f2}.backward{fill:#4a80d6}\n"
+            "}\n</style>\n<rect class=\"bg\" width=\"100%%\" height=\"100%%\"/>\n",
+            width, height, width, height);
+        text(14, 18, "", r.title.substr(0, colon));
+        if (colon < r.title.size()) text(14, 33, "", r.title.substr(colon + 2));
+        double at = 14;
+        for (const char *kind :
+             {"input", "forward", "backward", "sum", "message", "update", "fg"}) {
+            const bool path = strcmp(kind, "fg") == 0;
+            auto is = [=](const Row &row) { return row.kind == kind; };
+            if (!path && std::none_of(r.rows.begin(), r.rows.end(), is)) continue;
+            box(at, head - 22 + (path ? 7 : 0), 10, path ? 2 : 9, kind), fprintf(file, "/>\n");
+            text(at + 14, head - 14, "",
+                 path ? "critical path: shorten it, and the whole is shorter" : kind);
+            at += 30 + 6.5 * strlen(kind);
+        }
+        const double unit = last < 1e-3 ? 1e-6 : 1e-3,
+                     ten = std::pow(10, std::floor(std::log10(last)));
+        const double step = ten * (last / ten < 2 ? 0.2 : last / ten < 5 ? 0.5 : 1);
+        for (double t = 0; t <= last * (1 + 1e-9); t += step) {
+            char number[40];
+            snprintf(number, sizeof number, "%.6g", std::round(t / unit * 1e6) / 1e6);
+            fprintf(file, "<path class=\"grid\" d=\"M%.1f %.1fV%.1f\"/>\n", x(t), head, y);
+            text(x(t), y + 14, "text-anchor=\"middle\"", number);
+        }
+        text((left + width) / 2, y + 28, "text-anchor=\"middle\"",
+             unit < 1e-3 ? "microseconds" : "ms");
+        for (const Lane &l : lanes) {
+            text(left - 6, l.y + std::min(l.height, 15.0) - 2, "text-anchor=\"end\"", l.label);
+            lane(l.ops, l.y, l.height);
+        }
+        text(14, y + 42, "", caption);
+        fprintf(file, "</svg>\n");
+    }
+};
+
+// What kernels take, by name and bytes, from a file of rows name,bytes,us
+static void read_profile(const char *path, Recording &r) {
+    std::map<std::pair<std::string, long>, double> seconds;
+    std::ifstream file(path);
+    if (!file) throw Error(std::string("cannot read PROFILE=") + path);
+    char name[100];
+    double bytes, us;
+    for (std::string line; std::getline(file, line);)
+        if (sscanf(line.c_str(), "%99[^,],%lf,%lf", name, &bytes, &us) == 3)
+            seconds[{name, (long)bytes}] = us / 1e6;
+    for (size_t i = 0; i < r.ops.size(); i++) {
+        const auto found = seconds.find({r.rows[i].name, (long)r.ops[i].bytes});
+        r.ops[i].seconds = found == seconds.end() ? -1 : found->second; // -1: as its bytes take
+    }
+    r.title += ", kernels of " + std::string(path);
 }
 
-static void trace(const char *name, const char *json, const char *data) {
+static void trace(const char *name, const char *json, const char *svg, const char *profile,
+                  double ms) {
     Recording r = read(stdin, true);
     int k = 0;
     double begin = INFINITY, end = 0, computing = 0; // of all devices
-    if (strcmp(name, "here") != 0) {
+    const bool emulated = strcmp(name, "emulated") == 0;
+    if (!emulated && strcmp(name, "here") != 0) {
         const Fabric f = find(name);
         for (Op &op : r.ops)
             if (op.kind == Op::kernel) op.seconds = op.end - op.begin;
+        if (*profile) read_profile(profile, r);
         simulate(r.ops, f);
         r.title += " on " + f.name + " (simulated)";
     }
@@ -312,16 +440,20 @@ static void trace(const char *name, const char *json, const char *data) {
     const double both = moving + covered(kernels) - covered(all);
     char text[200];
     snprintf(text, sizeof text,
-             ": %.*f ms; the devices compute for %s of it (mean); messages are on "
-             "their way for %s",
-             whole < 0.1 ? 1 : 0, 1e3 * whole, percent(computing, k * whole).c_str(),
-             percent(moving, whole).c_str());
+             ": %.3g ms; the devices compute for %s of it (mean); messages are on their way for %s",
+             1e3 * whole, percent(computing, k * whole).c_str(), percent(moving, whole).c_str());
     r.title += text;
     if (moving > 0) r.title += ", " + percent(both, moving) + " of that while a device computes";
     printf("%s\n", r.title.c_str());
     const std::vector<bool> critical = critical_path(r.ops);
     write_file(json, [&](FILE *file) { write_json(file, r, critical, k); });
-    write_file(data, [&](FILE *file) { write_data(file, r, critical, k); });
+    write_file(svg, [&](FILE *file) {
+        Picture p = {r, critical, predecessors(r.ops), file};
+        p.last = std::max({whole, ms / 1e3, p.last});
+        p.draw(k, emulated && moving > 0 ? "Between emulated devices a message takes next to "
+                                           "nothing: FABRIC=nvlink or pcie, ... shows a network"
+                                         : "");
+    });
 }
 static const double least = 4096, most = 1 << 30; // bytes of a sweep
 static void sweep(const Fabric &f) {
@@ -329,10 +461,16 @@ static void sweep(const Fabric &f) {
     for (double bytes = least; bytes <= most; bytes *= 4)
         printf("%.0f,%.3f\n", bytes, 1e6 * simulate(r.ops, f, bytes / r.bytes));
 }
-// No allreduce takes less: every device sends and receives 2(k-1)/k of its bytes, after one latency
+// No allreduce takes less: every device sends and receives 2(k-1)/k of its bytes, every process
+// likewise of its own, after one message's time; a host may have nothing to do
 static void optimum(const Fabric &f, int k) {
+    const double processes = f.node ? std::ceil((double)k / f.node) : 1;
+    const double a =
+        processes > 1 ? f.network_latency + f.network_overhead : f.latency + f.overhead;
+    const double G = std::max((k - 1) / f.port / k, // us of 1000 bytes, each way
+                              processes > 1 ? (processes - 1) / f.network / processes : 0);
     for (double bytes = least; bytes <= most; bytes *= 4)
-        printf("%.0f,%.3f\n", bytes, f.latency + 2.0 * (k - 1) / k * bytes / f.port / 1e3);
+        printf("%.0f,%.3f\n", bytes, a + 2 * G * bytes / 1e3);
 }
 // What a step of 1/k of the samples computes: a line through the two that were measured. An eighth
 // of less than 16 samples is one sample.
@@ -359,7 +497,8 @@ static void scale(const Fabric &f, int k, Step step, Step eighth, double ms) {
 int main(int argc, char **argv) {
     try {
         const std::string mode = argc > 2 ? argv[1] : "";
-        if (mode == "trace" && argc == 5) trace(argv[2], argv[3], argv[4]);
+        if (mode == "trace" && argc >= 5 && argc <= 7)
+            trace(argv[2], argv[3], argv[4], argc > 5 ? argv[5] : "", argc > 6 ? atof(argv[6]) : 0);
         else if (mode == "sweep" && argc == 3) sweep(find(argv[2]));
         else if (mode == "optimum" && argc == 4) optimum(find(argv[2]), atoi(argv[3]));
         else if (mode == "scale" && (argc == 6 || argc == 7))

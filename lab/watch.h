@@ -89,13 +89,14 @@ struct Op {
     int steps;               // the longest chain of messages that ends here
     double bytes;            // of a copy; of the tensors that a kernel names, each once
     double begin, end;       // seconds
+    const void *from, *to;   // of a copy
     bool works() const { return strcmp(kind, "wait") != 0; }
 };
 inline Op operation(const char *kind, const char *name, double bytes) {
-    return {kind, name, 0, 0, -2, -2, -1, 0, bytes, 0, 0};
+    return {kind, name, 0, 0, -2, -2, -1, 0, bytes, 0, 0, nullptr, nullptr};
 }
-inline Op message(int src, int dst, double bytes) {
-    return {"message", "message", 0, 0, src, dst, -1, 0, bytes, 0, 0};
+inline Op message(int src, int dst, double bytes, const void *from, const void *to) {
+    return {"message", "message", 0, 0, src, dst, -1, 0, bytes, 0, 0, from, to};
 }
 inline const char *part = "forward"; // of a step
 inline bool in_part(const char *name) { return strcmp(part, name) == 0; }
@@ -348,7 +349,7 @@ inline cudaError_t synchronize_stream(StreamHandle stream WATCH_WHERE) {
 inline cudaError_t copy_to_peer(void *to, int dst, const void *from, int src, size_t bytes,
                                 StreamHandle stream WATCH_WHERE) {
     if (late_messages) pause(stream, 1);
-    return enqueue(message(src, dst, bytes), stream, [&] {
+    return enqueue(message(src, dst, bytes, from, to), stream, [&] {
         return cudaMemcpyPeerAsync(to, real(dst), from, real(src), bytes,
                                    stream.handle() WATCH_THERE);
     });
@@ -363,7 +364,7 @@ inline cudaError_t copy_to_peer_now(void *to, int dst, const void *from, int src
         if (lane.device == dst && !carrier) carrier = &lane;
     }
     if (recorder && carrier) {
-        recorder->end(recorder->add(message(src, dst, bytes), *carrier), *carrier);
+        recorder->end(recorder->add(message(src, dst, bytes, from, to), *carrier), *carrier);
         recorder->host_waits(carrier);
     }
     return dry ? cudaSuccess : cudaMemcpyPeer(to, real(dst), from, real(src), bytes WATCH_THERE);
@@ -375,7 +376,7 @@ inline cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind
     const bool exchanged = in_part("sum") && (in || out);
     if (exchanged && late_messages) pause(stream, 1);
     const int device = stream.lane ? stream.lane->device : current;
-    const Op op = exchanged ? message(in ? -1 : device, in ? device : -1, bytes)
+    const Op op = exchanged ? message(in ? -1 : device, in ? device : -1, bytes, from, to)
                             : operation(in ? "input" : part, in ? "copy in" : "copy", bytes);
     return enqueue(op, stream, [&] {
         return cudaMemcpyAsync(to, from, bytes, kind, stream.handle() WATCH_THERE);
