@@ -16,12 +16,12 @@ part() {
     printf '%-22s %7d %7d   %-10s %s\n' "$name" "$lines" "$code" "$limit" "$verdict"
 }
 printf '%-22s %7s %7s   %s\n' part lines code limit
-part mgpu.cu 2495/1966 mgpu.cu
+part mgpu.cu 2496/1966 mgpu.cu
 part tests.cu 2400 tests.cu
 part Makefile 150 Makefile
 part README.md 150 README.md
 tests='fast/tests.cu lab/tests.cu'
-for folder in fast:1700 lab:4650 nodes:420; do
+for folder in fast:1700 lab:4660 nodes:420; do
     set --
     for f in "${folder%:*}"/*.cu "${folder%:*}"/*.cc "${folder%:*}"/*.h "${folder%:*}"/*.gp; do
         case " $tests " in *" $f "*) ;; *) if [ -e "$f" ]; then set -- "$@" "$f"; fi ;; esac

@@ -31,18 +31,18 @@ colour(name) = word(colors, 1 + sum [j = 2:10] (word(names_of, j) eq name) * (j 
 dark='<style>@media (prefers-color-scheme: dark) {
 rect[fill="#ffffff"] { fill: #0d1117 } text, [fill="black"] { fill: #e6e6e6 }
 .gridline { stroke: #333b45 } [stroke="rgb(  1,   1,   1)"] { stroke: #fff } }</style>'
+darken() {
+    case $1 in *.svg) ;; *) return 0 ;; esac
+    printf '%s\n' "$dark" >"$2.style" && sed -i "/<desc>/r $2.style" "$2"
+}
 # gnuplot does not notice a full disk
 whole() { tail -c 12 "$1" | grep -aqE '</svg>|IEND'; }
-if gnuplot -e "$common" -c "lab/$1.gp" "${4:-$2}" >"$3.new" && whole "$3.new"; then
-    case $3 in
-    *.svg)
-        printf '%s\n' "$dark" >"$3.style" && sed -i "/<desc>/r $3.style" "$3.new"
-        rm "$3.style"
-        ;;
-    esac
-    whole "$3.new" && mv "$3.new" "$3" && echo "$3"
+if gnuplot -e "$common" -c "lab/$1.gp" "${4:-$2}" >"$3.new" && whole "$3.new" &&
+    darken "$3" "$3.new" && whole "$3.new"; then
+    mv "$3.new" "$3" && echo "$3"
+    rm -f "$3.new.style"
 else
-    rm -f "$3.new"
+    rm -f "$3.new" "$3.new.style"
     echo "no picture of $2: it could not be written to $3" >&2
     exit 1
 fi
