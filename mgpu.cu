@@ -2052,7 +2052,7 @@ static void make_folder(const std::string &path) { // of this file
 Animator::Animator(int steps) : steps(steps), epoch(first_epoch + 1), start(now()) {
     make_folder(options.log);
     log.open(options.log, first_epoch ? std::ios::app : std::ios::trunc);
-    if (!first_epoch) log << "epoch,loss,test_acc,seconds\n";
+    if (!first_epoch) log << "epoch,loss,test_acc,seconds,model,gpus,allreduce,lr\n";
     if (!log.flush()) error("cannot write %s: %s", options.log.c_str(), strerror(errno));
 }
 // The host is at most one minibatch ahead of the devices: it waits for the one before this, whose
@@ -2099,7 +2099,8 @@ void Animator::add(int epoch, float acc, double seconds) {
             printf("%5s  %8s  %8s  %8s\n", "epoch", "loss", "test acc", "seconds");
         printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss / samples, acc, seconds);
     }
-    log << format("%d,%.6f,%.4f,%.4f\n", epoch, loss / samples, acc, seconds);
+    log << format("%d,%.6f,%.4f,%.4f,%s,%d,%s,%g\n", epoch, loss / samples, acc, seconds,
+                  options.model.c_str(), options.gpus, options.allreduce.c_str(), options.lr);
     if (!log.flush()) error("cannot write %s: %s", options.log.c_str(), strerror(errno));
     this->epoch = epoch + 1, done = samples = 0, loss = 0, start = now();
 }

@@ -1759,17 +1759,23 @@ TEST_CASE("Animator: a row an epoch, the same in the log; the mean loss of all i
         animator.step(losses_on({{8}, {16}, {}})); // the next epoch, stopped after a step
         animator.add(12, 0.8215f, 123.456);
     };
-    const std::string log = "1,14.111111,0.1000,1.2500\n12,12.000000,0.8215,123.4560\n";
+    const std::string head = "epoch,loss,test_acc,seconds,model,gpus,allreduce,lr\n";
+    auto log = [](int first, std::string m) { // of the model m
+        return format("%d,14.111111,0.1000,1.2500,%s,3,ring,0.5\n"
+                      "12,12.000000,0.8215,123.4560,%s,3,ring,0.5\n",
+                      first, m.c_str(), m.c_str());
+    };
+    options.gpus = 3, options.allreduce = "ring", options.lr = 0.5;
     CHECK(printed(epochs) == "epoch      loss  test acc   seconds\n"
                              "    1   14.1111    0.1000      1.25\n"
                              "   12   12.0000    0.8215    123.46\n");
-    CHECK(read_text(options.log) == "epoch,loss,test_acc,seconds\n" + log);
+    CHECK(read_text(options.log) == head + log(1, "lenet"));
     first_epoch = 7; // RESUME adds to the file
     options.model = "lab_cnn";
     CHECK(contains(printed(epochs), "Epoch 11, training time = 123.5 sec\n"
                                     "         validation accuracy = 0.8215\n"));
     first_epoch = 0;
-    CHECK(read_text(options.log) == "epoch,loss,test_acc,seconds\n" + log + "8" + log.substr(1));
+    CHECK(read_text(options.log) == head + log(1, "lenet") + log(8, "lab_cnn"));
     // On a terminal, a line ten times a second at most, wiped away before the row
     auto bar = [] {
         Animator animator(40);
@@ -2193,8 +2199,8 @@ TEST_CASE("program: the demos, a table of the epochs, the tutorial's last line, 
                          "[gpu(0), gpu(1), gpu(2)]\n",
                          loss[0], acc[0], sec[0], loss[1], acc[1], sec[1], last_acc, rate));
     CHECK(std::fabs(last_acc - acc[1]) < 0.0051); // both of the last epoch
-    REQUIRE(sscanf(log.c_str(), "epoch,loss,test_acc,seconds 1,%lf,%lf,%lf 2,%lf,%lf,%lf", l, a, s,
-                   l + 1, a + 1, s + 1) == 6);
+    REQUIRE(sscanf(log.c_str(), "%*s 1,%lf,%lf,%lf,%*s 2,%lf,%lf,%lf,", l, a, s, l + 1, a + 1,
+                   s + 1) == 6);
     for (int e : {0, 1}) {
         CHECK((std::fabs(l[e] - loss[e]) <= 1e-4 && std::fabs(a[e] - acc[e]) <= 1e-4));
         CHECK(std::fabs(s[e] - sec[e]) <= 0.01);
