@@ -1741,8 +1741,6 @@ void waitall() {
 }
 
 // --- devices
-static const char *const see = ": make check looks for the cause";
-static const char *const meant = "; if that is meant, FIRST_CHECK=0";
 // How i reaches j's memory: "same GPU as", "peer" (access is enabled here), "staged" (by the host)
 static const char *connect(Device i, Device j) {
     int can = 0;
@@ -1938,7 +1936,7 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims) {
         error("%s: %s%s", path.c_str(), strerror(errno),
               errno == ENOENT ? ": `make data` brings it to data/" : "");
     signal(SIGCHLD, SIG_DFL); // this program's parent may ignore it: gzip's status would be lost
-    setenv("IDX", path.c_str(), 1);
+    setenv("IDX", path.c_str(), 1); // a shell does not read what is in there
     FILE *pipe = popen("exec 2>/dev/null; gzip -dc \"$IDX\"", "r");
     if (!pipe) error("%s: cannot start gzip: %s", path.c_str(), strerror(errno));
     std::vector<uint8_t> bytes;
@@ -2224,6 +2222,8 @@ static void resume(const std::string &path) {
 // The chapter's promise: k devices do what one does, checked in the first step, outside the timer;
 // and their copies stay equal, after each epoch. `make check` says what a mistake looks like.
 
+static const char *const see = ": make check looks for the cause";
+static const char *const meant = "; if that is meant, FIRST_CHECK=0";
 typedef std::vector<float> Flat; // the numbers of all trained parameters, one after another
 static Flat all_to_host(const std::vector<Tensor> &params) {
     Flat all;

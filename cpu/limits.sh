@@ -1,7 +1,7 @@
 #!/bin/bash
 # limits.sh [TIMES]: trainings that are killed, two at once with one SAVE, CUDA calls that fail, and
-# too little of everything: memory, files, processes, room on a disk. What is left on the disk must be
-# the old file or the new one, and what is said one line. TIMES: how often, by default 3.
+# too little memory, too few files, too little room on a disk. What is left on the disk must be the
+# old file or the new one, and what is said one line. TIMES: how often, by default 3.
 times=${1:-3}
 program=$(pwd)/build/cpu/mgpu
 failing=$(pwd)/build/limits/failing
@@ -52,7 +52,8 @@ rm -f ./*.part ./*.test
 # Two at once with one SAVE: it is one's, whole, and the other is told
 told=0
 for i in $(seq "$times"); do
-    "$program" --data "$data" --limit 60 --batch 30 --epochs 9 --log l1 --save both >out1 2>err1 & one=$!
+    "$program" --data "$data" --limit 60 --batch 30 --epochs 9 --log l1 --save both >out1 2>err1 &
+    one=$!
     train --epochs 9 --save both --seed 1
     wait $one || true
     cat err1 >>err

@@ -4,10 +4,11 @@
     make grade SUBMISSIONS='folder ...' [ONLY=sums|bits|host]
 
 A line each, and in build/grades: grades.csv; NAME.txt with the judge's words; results.json as
-Gradescope reads it; grades.xml, JUnit's. Exit status 1 below full marks, 2 where nothing was judged.
+Gradescope reads it; grades.xml, JUnit's. Exit status 1 below full marks, or if nothing was judged.
 Each is compiled as the worker's SUBMISSION in a folder of its own and judged by this checkout's
 judge. Limits and points stand in lab/limits.h.
 """
+
 import argparse
 import concurrent.futures
 import csv
@@ -51,7 +52,9 @@ def submissions(folders):
                 found.append((entry, whole))
     names = [name for name, _ in found]
     return {
-        name if names.count(name) == 1 else f"{os.path.basename(os.path.dirname(path))}.{name}": path
+        (
+            name if names.count(name) == 1 else f"{os.path.basename(os.path.dirname(path))}.{name}"
+        ): path
         for name, path in found
     }
 
@@ -79,7 +82,8 @@ class Sandbox:
             return (
                 ["bwrap", "--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc"]
                 + ["--tmpfs", "/tmp", "--tmpfs", "/dev/shm", "--ro-bind", HERE, HERE]
-                + hide + ["--bind" if writes else "--ro-bind", folder, folder]
+                + hide
+                + ["--bind" if writes else "--ro-bind", folder, folder]
                 + ["--unshare-all", "--cap-drop", "ALL"]
                 + ["--die-with-parent", "--new-session"]
             )
@@ -98,12 +102,19 @@ class Sandbox:
                 resource.setrlimit(resource.RLIMIT_DATA, (megabytes << 20, megabytes << 20))
 
         begin = time.monotonic()
-        environment = {k: os.environ[k] for k in ("PATH", "HOME", "LANG", "USER") if k in os.environ}
+        environment = {
+            k: os.environ[k] for k in ("PATH", "HOME", "LANG", "USER") if k in os.environ
+        }
         with self.lock:
             process = subprocess.Popen(
-                self.words(folder, writes) + command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, preexec_fn=limit, pass_fds=pass_fds,
-                start_new_session=True, env=environment,
+                self.words(folder, writes) + command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                preexec_fn=limit,
+                pass_fds=pass_fds,
+                start_new_session=True,
+                env=environment,
             )
             self.running.add(process.pid)
         text = bytearray()
@@ -146,18 +157,28 @@ def grade(name, path, options, sandbox):
     """-> the row of grades.csv, with the points of each part and the text"""
     folder = os.path.join(HERE, "build/grades/work", name)
     os.makedirs(folder)
-    row = {"name": name, "status": "does not compile", "points": dict.fromkeys(PARTS, 0), "seconds": 0}
+    row = {
+        "name": name,
+        "status": "does not compile",
+        "points": dict.fromkeys(PARTS, 0),
+        "seconds": 0,
+    }
     source, worker = os.path.join(folder, "mgpu.cu"), os.path.join(folder, "worker")
     with open(path, "rb") as file:
         text = file.read()
     if options.translate:  # <<<>>> and __shared__ in C++
         text = subprocess.run(
-            ["sed", "-zEf", options.translate], input=text, stdout=subprocess.PIPE, check=True,
+            ["sed", "-zEf", options.translate],
+            input=text,
+            stdout=subprocess.PIPE,
+            check=True,
             env={**os.environ, "LC_ALL": "C"},
         ).stdout
     with open(source, "wb") as file:
         file.write(b'#line 1 "%s"\n' % os.path.basename(path).encode() + text)
-    compiler = [w.replace("@SUBMISSION@", source).replace("@WORKER@", worker) for w in options.compiler]
+    compiler = [
+        w.replace("@SUBMISSION@", source).replace("@WORKER@", worker) for w in options.compiler
+    ]
     status, text, seconds = sandbox.run(
         compiler, folder, LIMITS["seconds_of_compile"], LIMITS["megabytes_of_compile"]
     )
@@ -194,7 +215,8 @@ def grade(name, path, options, sandbox):
         row[column] = result.get(column, "")
     row["busiest device"] = result.get("busiest", "")
     row["first error"] = result.get(
-        "error", "" if row["status"] == "passed" else late if status is None else "the judge was ended"
+        "error",
+        "" if row["status"] == "passed" else late if status is None else "the judge was ended",
     )
     return finished(row, text if result else text + row["first error"] + "\n")
 
@@ -249,8 +271,13 @@ def write_junit(rows):
     for row in rows:
         lost = [p for p in PARTS if row["points"][p] < PARTS[p]]
         suite = xml.SubElement(
-            suites, "testsuite", name=row["name"], tests=str(len(PARTS)), failures=str(len(lost)),
-            errors="0", time=str(row["seconds"]),
+            suites,
+            "testsuite",
+            name=row["name"],
+            tests=str(len(PARTS)),
+            failures=str(len(lost)),
+            errors="0",
+            time=str(row["seconds"]),
         )
         for part in PARTS:
             case = xml.SubElement(suite, "testcase", classname=row["name"], name=part, time="0")
@@ -299,8 +326,8 @@ def main():
     print(
         {
             "bwrap": "each is kept to a folder of its own by bwrap",
-            "unshare": "each has no network and leaves no process; what it writes is not prevented: "
-            "that takes bwrap",
+            "unshare": "each has no network and leaves no process; what it writes is not "
+            "prevented: that takes bwrap",
             "none": "neither bwrap nor unshare works here: each runs as you, on your files",
         }[sandbox.kind],
         flush=True,
@@ -316,7 +343,8 @@ def main():
             error = row["first error"][:200]
             print(
                 f"{row['name']:20} {row['status']:16} {row['score']:3}/{row['max']} "
-                f"{row['seconds']:6.1f} s  {error}", flush=True,
+                f"{row['seconds']:6.1f} s  {error}",
+                flush=True,
             )
     shutil.rmtree("build/grades/work", ignore_errors=True)
     write_csv(rows)

@@ -3,6 +3,7 @@
 
 The first line of a file says what comes of it: // STATUS SCORE: words ... of the first error
 """
+
 import csv
 import glob
 import json
@@ -78,7 +79,10 @@ check(subprocess.run(command + ["ONLY=sums"], capture_output=True).returncode ==
 result = json.load(open("build/grades/results.json"))
 check([t["name"] for t in result["tests"]] == ["sums"], "ONLY=sums has one test")
 check(result["score"] == 60 and result["leaderboard"][0]["name"] == "busiest device", result)
-for words, told in (("ONLY=sum", "there are sums, bits, host"), ("SUBMISSIONS=/not/there", "no such")):
+for words, told in (
+    ("ONLY=sum", "there are sums, bits, host"),
+    ("SUBMISSIONS=/not/there", "no such"),
+):
     wrong = subprocess.run(command + [words], capture_output=True, text=True)
     check(wrong.returncode and told in wrong.stderr, words + ": " + wrong.stderr)
 print(f"grade: {len(files)} submissions, {failed} failed")

@@ -3,10 +3,11 @@
 
     make handout DIR=folder [HIDE='ring tree']
 
-HIDE: algorithms of section 7 that leave mgpu.cu, with their names in its tables, --help, the Makefile
-and the READMEs; by default all but naive, bucket, rebind and yours. What judges submissions, and
-shows what is wrong with them, stays with the teacher.
+HIDE: algorithms of section 7 that leave mgpu.cu, with their names in its tables, --help, the
+Makefile and the READMEs; by default all but naive, bucket, rebind and yours. What judges submissions,
+and shows what is wrong with them, stays with the teacher.
 """
+
 import os
 import re
 import shutil
@@ -15,7 +16,8 @@ import sys
 KEPT = ["naive", "bucket", "rebind", "yours"]
 ALIASES = {"local": "host", "device": "by_tensor"}  # the lab's words
 TEACHERS = """lab/tests.cu lab/right lab/mistakes.txt lab/plant.py lab/plant.cu lab/grade.py
-    lab/grade_test.py lab/gradescope.schema.json lab/handout.py lab/teacher.mk lab/teacher.md""".split()
+    lab/grade_test.py lab/gradescope.schema.json lab/handout.py lab/teacher.mk
+    lab/teacher.md""".split()
 
 
 def read(path):
@@ -36,26 +38,36 @@ def without_algorithms(source, hidden):
     section = "".join(text for _, text in blocks)
     for name in re.findall(r"(?m)^static void (\w+)\(", section):
         if len(re.findall(rf"\b{name}\b", section)) == 1 and name != "send":
-            section = re.sub(rf"(?m)(?:^//[^\n]*\n)*^static void {name}\((?s:.*?)^}}\n\n?", "", section)
+            section = re.sub(
+                rf"(?m)(?:^//[^\n]*\n)*^static void {name}\((?s:.*?)^}}\n\n?", "", section
+            )
     # Tools stay, used or not
-    section = re.sub(r"(?m)^static (std::vector<Tensor> flatten|Tensor chunk|void send)\(", r"\1(", section)
+    section = re.sub(
+        r"(?m)^static (std::vector<Tensor> flatten|Tensor chunk|void send)\(", r"\1(", section
+    )
     gone = hidden + [alias for alias, name in ALIASES.items() if name in hidden]
     section = re.sub(rf'\{{"(?:{"|".join(gone)})", \w+\}}, *', "", section)
     table = re.search(r"(?s)(algorithms = \{\n)(.*?)(\};)", section)
     entries = re.findall(r"\{[^}]*\},", table[2])
-    section = section.replace(table[0], table[1] + "".join(f"    {e}\n" for e in entries) + table[3])
+    section = section.replace(
+        table[0], table[1] + "".join(f"    {e}\n" for e in entries) + table[3]
+    )
     source = source[:begin] + section + source[end:]
     source = re.sub(rf'lab \? "(?:{"|".join(gone)})" : ', "", source)  # lab_cnn's
     table = source.split("algorithms = {")[1]
     names = ", ".join(re.findall(r'\{"(\w+)", allreduce_\w+\}', table))
     return re.sub(
-        r'"how gradients are summed: [^}]*"\}', f'"how gradients are summed: {names} (naive)"}}', source
+        r'"how gradients are summed: [^}]*"\}',
+        f'"how gradients are summed: {names} (naive)"}}',
+        source,
     )
 
 
 def without_names(text, hidden):
     """Commands name yours instead; the brackets, rows, items and paragraphs that name one go"""
-    words = "|".join(f"`(allreduce_)?{n}`|ALLREDUCE={n}" + ("" if n == "host" else rf"|\b{n}\b") for n in hidden)
+    words = "|".join(
+        f"`(allreduce_)?{n}`|ALLREDUCE={n}" + ("" if n == "host" else rf"|\b{n}\b") for n in hidden
+    )
     names = "|".join(hidden)
     text = re.sub(rf"(?m)^(    .*(?:ALLREDUCE=|--allreduce ))(?:{names})\b", r"\1yours", text)
     text = re.sub(rf"\s*\([^()]*(?:{words})[^()]*\)(?!\w)", "", text)
@@ -71,7 +83,9 @@ def in_tests(text, hidden):
     """The tests try others in their place"""
     for name in hidden + [alias for alias, of in ALIASES.items() if of in hidden]:
         other = "naive" if name == "by_tensor" else "bucket"  # either takes scattered tensors
-        text = re.sub(rf'"{name}"|(?<=--allreduce ){name}\b', lambda m: m[0].replace(name, other), text)
+        text = re.sub(
+            rf'"{name}"|(?<=--allreduce ){name}\b', lambda m: m[0].replace(name, other), text
+        )
         default = "naive" if name == "local" else other
         text = text.replace(f"lab_cnn {name} ", f"lab_cnn {default} ")
     return text
@@ -83,13 +97,19 @@ def main(folder, hidden):
     hidden = hidden or [name for name in names if name not in KEPT]
     for name in hidden:
         if name not in names or name in ("naive", "yours"):
-            sys.exit(f"handout: HIDE={name}: there are {', '.join(n for n in names if n not in KEPT)}")
+            sys.exit(
+                f"handout: HIDE={name}: there are {', '.join(n for n in names if n not in KEPT)}"
+            )
     if not folder:
         sys.exit("handout: DIR=folder says where to")
     if os.path.exists(folder) and os.listdir(folder):
         sys.exit(f"handout: {folder} is not empty")
     left_out = [os.path.normpath(t) for t in TEACHERS] + (["nodes"] if "ring" in hidden else [])
-    for top in "Makefile README.md LICENSE mgpu.cu tests.cu .clang-format cpu data fast lab nodes".split():
+    for (
+        top
+    ) in (
+        "Makefile README.md LICENSE mgpu.cu tests.cu .clang-format cpu data fast lab nodes".split()
+    ):
         for path, _, files in os.walk(top) if os.path.isdir(top) else [("", [], [top])]:
             for file in (os.path.join(path, f) for f in files):
                 if any(file == t or file.startswith(t + "/") for t in left_out):
@@ -117,10 +137,17 @@ def main(folder, hidden):
     def makefile(text):
         shown = ", ".join(name for name in names if name not in hidden)
         text = re.sub(r"(?m)^(# ALLREDUCE +).*", rf"\1sum by: {shown}", text)
-        return re.sub(r"(?m)^# KVSTORE .*\n", "", text) if set(hidden) & set(ALIASES.values()) else text
+        return (
+            re.sub(r"(?m)^# KVSTORE .*\n", "", text)
+            if set(hidden) & set(ALIASES.values())
+            else text
+        )
 
     change("Makefile", makefile)
-    change("lab/predict.sh", lambda text: re.sub(rf" (?:{'|'.join(hidden)})\b(?=[a-z_ ]*\}})", "", text))
+    change(
+        "lab/predict.sh",
+        lambda text: re.sub(rf" (?:{'|'.join(hidden)})\b(?=[a-z_ ]*\}})", "", text),
+    )
     for picture in ("data/overlap.svg", "data/allreduce.svg"):
         if picture not in read(os.path.join(folder, "README.md")):
             os.remove(os.path.join(folder, picture))

@@ -233,7 +233,8 @@ private:
 
 // Device c's number i is code(i) * base^c: the digits of sum / code(i) then tell how often each
 // device's number is in the sum. All sums are whole and below 2^24: exact in any order. The seed is
-// secret, and each case of a worker has other numbers: no submission can know a sum that it has not computed.
+// secret, and each case of a worker has other numbers: no submission can know a sum that it has not
+// computed.
 static int base_bits(int k) { return k <= 8 ? 2 : 1; } // base 4, or 2 where that would be too much
 static int code(long i) { return 1 + (i + options.seed % 251 + 97L * cases) % 251; }
 static float input(int i, int c, int k) { return (float)code(i) * (1 << base_bits(k) * c); }
@@ -722,9 +723,7 @@ static void parse_options(int argc, char **argv) {
 // Lines of a name and a value
 static void write_result() {
     static const char *const statuses[] = {"wrong", "crash", "timeout"};
-    fcntl(options.result, F_SETFD, 0);
-    FILE *file = fdopen(options.result, "w");
-    if (!file) throw Verdict("--result: no open file has this number");
+    FILE *file = fdopen(options.result, "w"); // main has found it open
     fprintf(file, "status %s\n", first_verdict ? statuses[first_verdict->kind] : "passed");
     fprintf(file, "sums %d\nbits %d\nhost %d\n", points_sums, points_bits, points_host);
     if (counted)
@@ -740,8 +739,11 @@ int main(int argc, char **argv) {
     prctl(PR_SET_DUMPABLE, 0); // no worker can read the sums that are expected in this memory
     try {
         parse_options(argc, argv);
-        if (options.result >= 0)
-            fcntl(options.result, F_SETFD, FD_CLOEXEC); // it is the judge's own
+        if (options.result >= 0 &&
+            fcntl(options.result, F_SETFD, FD_CLOEXEC) < 0) { // not a worker's
+            options.result = -1;
+            throw Verdict("--result: no open file has this number");
+        }
         exercise();
     } catch (const Verdict &v) { say_wrong(v, v.what()); } catch (const std::exception &e) {
         say_wrong(Verdict(e.what()), e.what());

@@ -97,7 +97,8 @@ build/$1/lab build/$1/check: build/$1/%: $$(call lab_cpp,%) build/cpp/$$(source)
     $$(source_needs_cpp) build/source build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote lab $$(included) $$(once_$1) -x c++ $$< -o $$@
 build/$1/worker: $$(call lab_cpp,worker) build/$1/flags
-	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(if $$(filter cpu,$1),$$(whole)) -iquote lab $$(once_$1) -x c++ $$< -o $$@
+	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(if $$(filter cpu,$1),$$(whole)) -iquote lab \
+	    $$(once_$1) -x c++ $$< -o $$@
 build/$1/wrong: $$(call lab_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/lab/wrong/yours.h \
     build/cpp/lab/wrong/all.cu build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote lab -DALL_WRONG -DSUBMISSION='"wrong/all.cu"' \

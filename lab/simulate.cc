@@ -136,7 +136,7 @@ struct Step {
     }
 };
 // The exchange, with what each device computes before its gradients, `factor` times as long. The
-// update comes last and is no row. Kernels begin while the host enqueues those behind the first one.
+// update comes last and is no row. Kernels begin while the host enqueues those behind the first.
 static double step_seconds(Recording &r, const Fabric &f, const Step &step, double factor) {
     float others = 0;
     for (const auto &gradients : r.gradients) {
