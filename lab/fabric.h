@@ -21,6 +21,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <queue>
@@ -132,6 +133,15 @@ struct Op {
     double seconds = -1;       // of a kernel; negative: as its bytes take
     double begin = 0, end = 0; // the simulation's
 };
+
+// What a host's part in an operation is, by the name that watch.h has given it. `waited`: the last
+// one that the host has waited for, -1 before the first.
+inline void set_host_part(Op &op, const char *name, int &waited) {
+    if (op.kind != Op::wait) return;
+    op.blocks = op.after > waited && strcmp(name, "host") == 0;
+    op.calls = strcmp(name, "wait") == 0 ? 0.5 : op.blocks;
+    if (op.blocks) waited = op.after;
+}
 
 class Simulation {
     std::vector<Op> &ops;

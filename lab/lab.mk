@@ -11,7 +11,7 @@
 # SWEEP_LR       learning rates that make sweep trains with, by default 0.05 0.1 0.2 0.4
 # SUBMISSION     a mgpu.cu whose allreduce make exercise judges, by default the one here
 
-.PHONY: edited exercise check bench summary trace profile scale plot sweep
+.PHONY: edited exercise show check bench summary trace profile scale plot sweep
 
 judged = $(foreach x,GPUS MODEL ALLREDUCE SEED,$(call valued,$x)) \
     $(call valued,KVSTORE,allreduce) $(value ARGS)
@@ -23,6 +23,11 @@ exercise: backend build/cpu/judge $(worker) build/simulate  ## judge yours, or A
 	@build/cpu/judge --worker $(worker) --rows build/exercise.csv $(judged)
 	@$(predict) build/exercise.csv
 endif
+show: backend build/cpu/judge $(worker)  ## look at what yours, or ALLREDUCE=name, does, step by step
+	@build/cpu/judge --worker $(worker) --show build/show.json $(judged) \
+	    $(call valued,FABRIC)
+	@sed -e '/^@data$$/{r build/show.json' -e 'd;}' lab/show.html >build/show.html
+	@echo build/show.html: for a browser
 check: backend $(dir)/check $(dataset)  ## what is wrong? each part, from copies to epochs
 	@$(dir)/check $(options)
 # Operators that were edited: make check knows more than a training

@@ -40,6 +40,11 @@ inline std::vector<int> gradients(const std::string &model) {
     return sizes;
 }
 
+// For make show: few numbers, with LeNet's messages in every algorithm; none of 2 to 8 divides them
+const std::vector<int> shown = {50, 8, 205, 15, 427, 27, 102, 5};
+constexpr int shown_devices = 8;      // at most: see seen.h
+constexpr double seconds_of_show = 4; // of a case
+
 // As many tensors as ResNet-18 has, with an eighth of its numbers: more than LeNet's
 inline std::vector<int> many_tensors() {
     std::vector<int> sizes = gradients("resnet18");

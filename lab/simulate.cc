@@ -84,9 +84,7 @@ static Recording read(FILE *file, bool keep) {
             op.seconds = op.end - op.begin;
         }
         op.device = atoi(column[device]);
-        op.blocks = op.kind == Op::wait && op.after > waited && strcmp(column[name], "host") == 0;
-        if (op.kind == Op::wait) op.calls = strcmp(column[name], "wait") == 0 ? 0.5 : op.blocks;
-        if (op.blocks) waited = op.after;
+        set_host_part(op, column[name], waited);
         const size_t d = op.device;
         if (r.gradients.size() <= d) r.gradients.resize(d + 1);
         if (strcmp(column[name], "gradient") == 0) r.gradients[d].push_back(r.ops.size());

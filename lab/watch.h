@@ -42,12 +42,14 @@ namespace watch {
 
 // --- devices and streams
 
-inline bool dry = false;              // nothing is done, all is written down
-inline bool late_messages = false;    // each waits a millisecond
-inline bool no_waits = false;         // of streams for events: what a missing one looks like
-inline void (*on_record)() = nullptr; // called with each operation that is written down
-inline int shown = 0;                 // devices that mgpu.cu is to see; 0: as many as there are
-inline int current = 0;               // of them
+inline bool dry = false;                // nothing is done, all is written down
+inline bool late_messages = false;      // each waits a millisecond
+inline bool no_waits = false;           // of streams for events: what a missing one looks like
+inline void (*on_record)() = nullptr;   // called with each operation that is written down,
+inline void (*on_enqueued)() = nullptr; // and when it is enqueued
+inline void (*on_free)(const void *host) = nullptr;
+inline int shown = 0;   // devices that mgpu.cu is to see; 0: as many as there are
+inline int current = 0; // of them
 
 inline int real_count() {
     static int count = 0;
@@ -110,8 +112,9 @@ inline double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
 }
-inline void wait_for_all() {
-    for (const Lane &lane : lanes) check(cudaStreamSynchronize(lane.handle), "waiting");
+inline void wait_for_all(bool recorded = false) { // or for the streams that a recording has seen
+    for (const Lane &lane : lanes)
+        if (!recorded || lane.number >= 0) check(cudaStreamSynchronize(lane.handle), "waiting");
 }
 inline cudaEvent_t new_mark(const Lane &lane) {
     cudaEvent_t mark = nullptr;
@@ -190,6 +193,7 @@ struct Recorder { // works as long as it lives
     }
     void end(int i, const Lane &lane) {
         if (timed) check(cudaEventRecord(marks[2 * i + 1], lane.handle), "cudaEventRecord");
+        if (on_enqueued) on_enqueued();
     }
     void host_waits(Lane *lane) {
         if (!lane || lane->last <= std::exchange(lane->waited, lane->last)) return;
@@ -363,11 +367,11 @@ inline cudaError_t copy_to_peer_now(void *to, int dst, const void *from, int src
         if (recorder) recorder->host_waits(&lane);
         if (lane.device == dst && !carrier) carrier = &lane;
     }
-    if (recorder && carrier) {
-        recorder->end(recorder->add(message(src, dst, bytes, from, to), *carrier), *carrier);
-        recorder->host_waits(carrier);
-    }
-    return dry ? cudaSuccess : cudaMemcpyPeer(to, real(dst), from, real(src), bytes WATCH_THERE);
+    auto call = [&] { return cudaMemcpyPeer(to, real(dst), from, real(src), bytes WATCH_THERE); };
+    const cudaError_t code =
+        enqueue(message(src, dst, bytes, from, to), StreamHandle(carrier), call);
+    if (recorder) recorder->host_waits(carrier);
+    return code;
 }
 // While gradients are summed a copy to or from the host is a message.
 inline cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
@@ -397,6 +401,7 @@ template <class T> cudaError_t allocate_on_host(T **pointer, size_t n) {
     return dry ? fake(pointer, n), cudaSuccess : cudaMallocHost((void **)pointer, n);
 }
 inline cudaError_t free_on_host(void *pointer WATCH_WHERE) {
+    if (on_free) on_free(pointer);
     return dry ? cudaSuccess : cudaFreeHost(pointer WATCH_THERE);
 }
 inline std::vector<const char *> outer_parts;

@@ -15,7 +15,7 @@ namespace wire {
 typedef std::vector<float> Flat;  // the numbers of several tensors, one after another
 constexpr int poison_byte = 0xf1; // each byte of what takes the place of a sum that was copied
 
-enum What { hello, sums, counts, waits, seconds };
+enum What { hello, sums, counts, waits, seconds, show };
 struct Request {
     int what = hello, k = 0;
     int straggler = -1; // a device that is late; k: each message is; -1: nobody
@@ -31,11 +31,19 @@ struct Row {            // an operation of the exchange: what lab/simulate.cc ne
     int steps;          // the longest chain of messages that ends here
     double bytes;
     char name[48];
+    // show: what a message reads and writes, as places in the devices' numbers; -1: elsewhere
+    int from = -1, to = -1, numbers = 0;
+};
+struct Span {    // show: numbers one behind another that have the same code (lab/show.h)
+    int row;     // the operation that has carried them, or changed them; -1: before the first
+    int carried; // or 0: changed
+    int device, begin, length, code;
 };
 struct Answer {
     std::string error;       // the first one; empty: none
     std::vector<Flat> sums;  // counts, sums: what each device holds afterwards
-    std::vector<Row> rows;   // counts: what was enqueued, in order
+    std::vector<Row> rows;   // counts, show: what was enqueued, in order
+    std::vector<Span> spans; // show
     std::vector<int> called; // counts: which of `names` it has called
     int waited = 0;          // waits: it did not return while the devices stood still
     double seconds = 0;      // seconds: of a call
@@ -87,7 +95,7 @@ std::enable_if_t<std::is_same_v<std::remove_const_t<R>, Request>> each_member(Wi
 }
 template <class Wire, class A>
 std::enable_if_t<std::is_same_v<std::remove_const_t<A>, Answer>> each_member(Wire &&w, A &a) {
-    w(a.error), w(a.sums), w(a.rows), w(a.called), w(a.waited), w(a.seconds);
+    w(a.error), w(a.sums), w(a.rows), w(a.spans), w(a.called), w(a.waited), w(a.seconds);
     w(a.names), w(a.meant), w(a.on_cpu), w(a.slow), w(a.races);
 }
 

@@ -62,6 +62,12 @@ static std::vector<wire::Row> rows_of(const watch::Recorder &r) {
     return rows;
 }
 
+} // namespace worker
+
+#include "seen.h"
+
+namespace worker {
+
 // On each tensor's device, after all that it has been given. Reports of races have these names.
 static void overwrite_sums(const std::vector<Tensor> &list, int byte) {
     for (const Tensor &t : list)
@@ -170,6 +176,7 @@ static wire::Answer answer_to(const wire::Request &r) {
     else if (r.what == wire::waits) answer.waited = waits_on_host(r);
     else if (r.what == wire::seconds)
         answer.seconds = time_allreduce(r.algorithm, make_grads(r.k, r.sizes));
+    else if (r.what == wire::show) seen(r, answer);
     else sums(r, answer);
     return answer;
 }
