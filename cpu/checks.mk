@@ -133,17 +133,17 @@ build/limits/failing: build/cpp/mgpu.cu build/cpu/flags $(compiled_once)
 limits: build/cpu/mgpu build/limits/failing $(dataset)  ## kills, full disks, failing calls
 	@bash cpu/limits.sh
 # All but what trains for long or is not about kernels, in each order of warps and lanes; what is
-# about kernels alone under AddressSanitizer too
+# about kernels alone under AddressSanitizer too, unless LANES says which orders
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
 lanes_asan_T := $(if $(filter command,$(origin T)),$(value T), \
     -tc='conv*,matmul*,linear*,*pool*,relu*,add*,*norm*,softmax*,allreduce*,tuned*')
 lanes_tests += build/lanes/tests build/cpu/runtime_tests
-lanes_asan_tests += build/lanes_asan/tests
-lanes: build/lanes_asan/tests
+lanes_asan_tests += $(if $(value LANES),,build/lanes_asan/tests)
+lanes: $(if $(value LANES),,build/lanes_asan/tests)
 lanes: build/lanes/tests build/cpu/runtime_tests $(dataset)  ## tests in a GPU's shape, lane by lane
 	@for order in $(or $(LANES),forwards backwards 1); do echo "CUDA_CPU_LANES=$$order" >&2; \
 	    ($(call run_tests,$(lanes_tests),env CUDA_CPU_LANES=$$order)) || exit 1; done
-	@set -f; echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2; for tests in $(lanes_asan_tests); do \
+	@set -f; $(if $(value LANES),:,echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2); for tests in $(lanes_asan_tests); do \
 	    CUDA_CPU_LANES=2 $$tests $(lanes_asan_T) || [ $$? = 4 ] || exit 1; done
 
 checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \

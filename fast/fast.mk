@@ -36,8 +36,8 @@ asan_tests += build/asan/fast_tests
 asan: build/asan/fast_tests
 race_program := build/race/fast
 lanes_tests += build/lanes/fast_tests
-lanes_asan_tests += build/lanes_asan/fast_tests
-lanes: build/lanes/fast_tests build/lanes_asan/fast_tests
+lanes_asan_tests += $(if $(value LANES),,build/lanes_asan/fast_tests)
+lanes: build/lanes/fast_tests $(if $(value LANES),,build/lanes_asan/fast_tests)
 
 .PHONY: checksum
 checksum:  ## do the tuned operators know mgpu.cu's as they are?

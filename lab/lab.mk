@@ -80,8 +80,7 @@ build/simulate: lab/simulate.cc lab/fabric.h build/cpu/flags
 included = $(source_flags) -DPROGRAM='"../$(source)"'
 # (under a sanitizer tuned operators would take a minute to compile)
 included_asan := -DPROGRAM='"../mgpu.cu"'
-included_race := $(included_asan)
-$(dir)/lab_tests build/asan/lab_tests build/race/lab_tests: %/lab_tests: | %/wrong build/cpu/judge
+$(dir)/lab_tests build/asan/lab_tests: %/lab_tests: | %/wrong build/cpu/judge
 build/gpu/lab build/gpu/check: build/gpu/%: lab/%.cu mgpu.cu $(source) $(source_needs) \
     $(lab_headers) build/source build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(included) $< -o $@
@@ -142,13 +141,16 @@ endif
 
 # ----- With sanitizers -------------------------------------------------------------------------
 
+# The judge's tests under AddressSanitizer, which take a minute to compile: not in CI
+asan_lab_tests := $(if $(value CI),,$(addprefix build/asan/,$(lab_tests)))
+asan_tests += $(asan_lab_tests)
+asan: $(asan_lab_tests)
 # `wrong` is a worker, too: its mgpu.cu is the one here
-asan_tests += $(addprefix build/asan/,$(lab_tests))
-asan: $(addprefix build/asan/,$(lab_tests))
-race_tests += $(if $(value ALLREDUCE),,$(addprefix build/race/,$(lab_tests)))
 race_worker := build/race/$(if $(value ALLREDUCE),worker,wrong)
-race: $(if $(value ALLREDUCE),,$(addprefix build/race/,$(lab_tests))) $(race_worker) \
-    build/cpu/judge
+race_judges := $(if $(value ALLREDUCE),,$(addprefix build/cpu/,$(lab_tests)))
+race: $(race_judges) $(race_worker) build/cpu/judge
 # (a training shows of one allreduce no more than the judge does, but with OVERLAP)
 race_trains := $(if $(value ALLREDUCE),$(filter 1,$(value OVERLAP)),yes)
 race_more += $(tsan) build/cpu/judge --worker $(race_worker) --gpus 3 $(judged);
+race_more += $(if $(race_judges),RACE_WORKER=../../$(race_worker) $(tsan) $(race_judges) \
+    -tc='*ThreadSanitizer*';)
