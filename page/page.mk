@@ -1,0 +1,26 @@
+# mgpu.cu as a page for a browser, and its tests. The Makefile includes this file where it is there.
+
+# DIR            folder where make page puts index.html, by default build/page
+
+.PHONY: page page_test
+page: build/page_venv/requirements.txt build/cpu/mgpu build/cpp/mgpu.cu $(dataset)
+page: $(if $(wildcard lab/show.html),show) # the explorer in section 7
+page:  ## mgpu.cu beside its comments, for a browser: index.html in DIR
+	@folder=$(call quote,$(or $(value DIR),build/page)); mkdir -p build/page "$$folder" && \
+	build/cpu/mgpu --gpus 2 --steps 1 --limit 2 --log build/page/log.csv $(call valued,DATA) \
+	    >build/page/output && \
+	build/page_venv/bin/python page/page.py mgpu.cu build/cpp/mgpu.cu build/page/output \
+	    build/show.html "$$folder/index.html" && echo "$$folder/index.html"
+page_test:  ## the page and the explorer in Chromium
+	@$(if $(chromium),$(MAKE) --no-print-directory page build/page_venv/tests.txt && \
+	    CHROMIUM=$(chromium) build/page_venv/bin/pytest -q -p no:cacheprovider page/tests.py, \
+	    echo 'page_test: skipped, there is no Chromium (Debian: apt-get install chromium)')
+chromium = $(shell command -v chromium || command -v chromium-browser)
+
+# Packages of Python, in a folder of their own
+build/page_venv/tests.txt: build/page_venv/requirements.txt
+build/page_venv/%.txt: page/%.txt
+	@mkdir -p build; python3 -m venv build/page_venv >build/page_venv.log 2>&1 || \
+	    { echo 'page: python3 with its venv is missing: apt-get install python3-venv' >&2; exit 1; }
+	@build/page_venv/bin/python -m pip install -q -r $< >build/page_venv.log 2>&1 && cp $< $@ || \
+	    { echo "page: pip cannot install $<: $$(tail -n 1 build/page_venv.log)" >&2; exit 1; }
