@@ -13,7 +13,7 @@ page:  ## mgpu.cu beside its comments, for a browser: index.html in DIR
 	    build/show.html "$$folder/index.html" && echo "$$folder/index.html"
 page_test:  ## the page and the explorer in Chromium
 	@$(if $(chromium),$(MAKE) --no-print-directory page build/page_venv/tests.txt && \
-	    CHROMIUM=$(chromium) build/page_venv/bin/pytest -q -p no:cacheprovider page/tests.py, \
+	    CHROMIUM=$(chromium) build/page_venv/bin/python -Bm pytest -qp no:cacheprovider page/tests.py, \
 	    echo 'page_test: skipped, there is no Chromium (Debian: apt-get install chromium)')
 chromium = $(shell command -v chromium || command -v chromium-browser)
 

@@ -26,9 +26,10 @@ CHAPTER = "https://d2l.ai/chapter_computational-performance/multiple-gpus.html"
 CONCISE = CHAPTER.replace(".html", "-concise.html")
 HEAD = r'// (\d+)\. (.*?)(?: {3,}(tutorials?): "(.*?)".*)?$'  # // 6. Experiment     tutorial: "..."
 Kind = clang.CursorKind
+Kind.UNIT, Kind.MACRO = Kind.TRANSLATION_UNIT, Kind.MACRO_DEFINITION
 MEMBERS = Kind.FIELD_DECL, Kind.CXX_METHOD
 DEFINITIONS = MEMBERS + (Kind.FUNCTION_DECL, Kind.FUNCTION_TEMPLATE, Kind.STRUCT_DECL)
-DEFINITIONS += (Kind.TYPEDEF_DECL, Kind.VAR_DECL, Kind.MACRO_DEFINITION)
+DEFINITIONS += (Kind.TYPEDEF_DECL, Kind.VAR_DECL, Kind.MACRO)
 
 
 def place(cursor):
@@ -37,12 +38,6 @@ def place(cursor):
     where = (ctypes.byref(x) for x in (file, line, column))
     clang.conf.lib.clang_getFileLocation(cursor.location, *where, None)
     return (line.value, column.value) if file and clang.File(file).name == "mgpu.cu" else None
-
-
-def everything(cursor):
-    yield cursor
-    for child in cursor.get_children():
-        yield from everything(child)
 
 
 class Names:
@@ -56,53 +51,50 @@ class Names:
         for d in unit.diagnostics:
             if d.severity >= clang.Diagnostic.Error:
                 sys.exit(f"page.py: clang does not understand mgpu.cu: {d}")
-        self.ids = {}  # by the place of a definition: add_, copyto-2, Tensor::ptr
-        self.by_name = {}  # by a name: the id of its first definition
-        self.targets = {}  # by (line, column, name) of a mention: an id
-        self.on_line = {}  # by (line, name): the same
-        self.extents = []  # (first line, last line, id), of what is defined outside of structs
-        self.used_by = collections.defaultdict(set)
-        # On lines with a launch, which is something else in C++, columns say nothing
+        # A launch is something else in C++: on its line columns say nothing
         pairs = zip(source.split("\n"), translated.split("\n"))
         self.moved = {n for n, (a, b) in enumerate(pairs, 1) if a != b}
-        cursors = [c for top in unit.cursor.get_children() if place(top) for c in everything(top)]
-        for cursor in cursors:
-            self.define(cursor)
-        for cursor in cursors:
+        self.definitions = {}  # by place: the id, such as add_, copyto-2, Tensor::ptr
+        self.mentions = {}  # by line, column, name: the id
+        self.known = collections.Counter()
+        self.extents = []  # (first line, last line, id), of what is defined outside of structs
+        self.used_by = collections.defaultdict(set)
+        tops = [top for top in unit.cursor.get_children() if place(top)]
+        for cursor in (cursor for top in tops for cursor in top.walk_preorder()):
+            if cursor.kind in DEFINITIONS and place(cursor) not in self.definitions:
+                self.define(cursor)
+        for cursor in (cursor for top in tops for cursor in top.walk_preorder()):
             self.refer(cursor)
         self.extents.sort()
 
     def define(self, cursor):
-        macro, parent = cursor.kind == Kind.MACRO_DEFINITION, cursor.semantic_parent
-        outside = Kind.TRANSLATION_UNIT, Kind.STRUCT_DECL
-        if cursor.kind not in DEFINITIONS or place(cursor) in self.ids or not cursor.spelling:
+        name, parent, macro = cursor.spelling, cursor.semantic_parent, cursor.kind == Kind.MACRO
+        global_ = macro or cursor.is_definition() and parent.kind in (Kind.UNIT, Kind.STRUCT_DECL)
+        if not name or not global_:
             return
-        if not macro and not (cursor.is_definition() and parent.kind in outside):
-            return
-        name = cursor.spelling
         if cursor.kind in MEMBERS:
             name = f"{parent.spelling}::{name}"
-        same = sum(re.sub(r"-\d+$", "", i) == name for i in self.ids.values())
-        self.ids[place(cursor)] = unique = f"{name}-{same + 1}" if same else name
-        self.by_name.setdefault(name, unique)
-        if macro or cursor.lexical_parent.kind == Kind.TRANSLATION_UNIT:
+        self.known[name] += 1
+        unique = f"{name}-{self.known[name]}" if self.known[name] > 1 else name
+        self.definitions[place(cursor)] = unique
+        if macro or cursor.lexical_parent.kind == Kind.UNIT:
             self.extents.append((cursor.extent.start.line, cursor.extent.end.line, unique))
 
     def refer(self, cursor):
-        to = cursor.referenced
+        to, where = cursor.referenced, place(cursor)
         if cursor.kind == Kind.OVERLOADED_DECL_REF:
             to = clang.conf.lib.clang_getOverloadedDecl(cursor, 0)
-        target = to and (self.ids.get(place(to.get_definition() or to)) or self.ids.get(place(to)))
-        if target and place(cursor) and place(cursor) not in self.ids:
-            line, column = place(cursor)
-            self.targets[line, column, to.spelling] = target
-            self.on_line[line, to.spelling] = target
+        for to in (to and to.get_definition(), to):
+            target = to and self.definitions.get(place(to))
+            if target and where and where not in self.definitions:
+                self.mentions.setdefault((*self.spot(*where), to.spelling), target)
+
+    def spot(self, line, column):
+        return line, 0 if line in self.moved else column
 
     def find(self, line, column, word):
         """The id that a word of the source refers to, or None"""
-        found = self.targets.get((line, column, word))
-        if line in self.moved:
-            found = self.on_line.get((line, word))
+        found = self.mentions.get((*self.spot(line, column), word))
         first, last, user = self.extents[bisect.bisect(self.extents, (line, 1e9)) - 1]
         if found and first <= line <= last and found != user:
             self.used_by[found].add(user)
@@ -127,8 +119,8 @@ def highlighted(source, names):
             shown, at = html.escape(part, quote=False), (len(lines), column)
             if css and part.strip():
                 shown = f"<i class={css}>{shown}</i>"
-            if part and at in names.ids:
-                name = names.ids[at]
+            if part and at in names.definitions:
+                name = names.definitions[at]
                 tag = "span" if "::" in name else f'a class=d href="#{name}"'
                 shown = f'<{tag} id="{name}">{shown}</{tag.split()[0]}>'
             elif css not in ("c", "s") and (name := names.find(*at, part)):
@@ -151,9 +143,10 @@ def printed(text, output):
 
 # ----- Prose: the comments at the left margin ---------------------------------------------------
 
-INLINE = r"""`[^`]+` | (?P<url>https?://[\w/.-]+\w) | \b[A-Z_]+=[\w,.]*\w | (?P<call>\b\w+\([^()]*\)) |
+INLINE = r"""`[^`]+` | \bmake\ [a-z]+\b(?:\ [A-Z_]+=\w+)* | (?P<url>https?://[\w/.-]+\w) | \b[A-Z_]+=[\w,.]*\w | (?P<call>\b[\w.]+\([^()]*\)) |
     (?P<section>\b[Ss]ections?\ \d+((,|\ to|\ and)\ \d+)*) | (?P<title>\d+)\.\ (?:TITLES)\b |
-    \b\w+(?:\[(?:[^][\s]|\[[^][\s]*\])*\])+ | \w*[a-zA-Z]\w*_\w* | \b_+\w+ | \b\w+::\w+"""
+    \b\w+(?:\[(?:[^][\s]|\[[^][\s]*\])*\])+ | [\w/]*[a-zA-Z]\w*_\w*(?:\.h\b)? | \b_+\w+ |
+    \b\w+::\w+"""
 
 
 def inline(text, names, titles):
@@ -161,17 +154,16 @@ def inline(text, names, titles):
 
     def shown(match):
         word = html.escape(match[0].strip("`"), quote=False)
-        target = names.by_name.get(re.match(r"[\w:]*", word)[0])
+        target = word.partition("(")[0]
         if match["url"]:
             return f'<a href="{word}">{word}</a>'
         if match["section"]:
-            return re.sub(r"\d+", r'<a href="#section-\g<0>">\g<0></a>', word)
+            return re.sub(r"(^\w+ )?(\d+)", r'<a href="#section-\2">\1\2</a>', word)
         if match["title"]:
             return f'<a href="#section-{match["title"]}">{word}</a>'
-        if match["call"] and not target:
-            return word
-        code = f"<code>{word}</code>"
-        return f'<a href="#{target}">{code}</a>' if target else code
+        if target in names.known:
+            return f'<a href="#{target}"><code>{word}</code></a>'
+        return word if match["call"] else f"<code>{word}</code>"
 
     pattern = INLINE.replace("TITLES", "|".join(re.escape(title) for title in titles))
     pieces, at = [], 0
@@ -191,25 +183,39 @@ def prose(comment, link):
             tag = "li"
         elif gaps or line.startswith("  "):
             tag = "pre"
-        if tag != before or item:
+        if tag != before or tag == "li" and item:
             blocks.append((tag, []))
         blocks[-1][1].append(item[1] if tag == "li" and item else line)
         before = tag
     out = ""
     for tag, lines in blocks:
         if tag == "pre":
-            indent = min(len(line) - len(line.lstrip()) for line in lines)
-            out += f"<pre tabindex=0>{link(chr(10).join(line[indent:] for line in lines))}</pre>"
+            out += table(lines, link)
         elif tag:
             out += f"<{tag}>{link(' '.join(line.strip() for line in lines))}</{tag}>"
     return re.sub(r"(<li>.*</li>)", r"<ol>\1</ol>", out)
 
 
+def table(lines, link):
+    """Two columns, or else text that stays as it is: a picture, or what may be wrapped"""
+    rows = [re.fullmatch(r" *((?:\S+ )*) +((?:\S+ )*\S+)", line) for line in lines]
+    starts = [row.start(2) if row else -9 * i for i, row in enumerate(rows)]
+    if len(lines) > 1 and max(starts) - min(starts) < 2:
+        rows = "".join(f"<tr><td>{link(row[1])}<td>{link(row[2])}" for row in rows)
+        return f"<table>{rows}</table>"
+    indent = min(len(line) - len(line.lstrip()) for line in lines)
+    css = "" if any(not re.search(r"\w\w", line) for line in lines) else " class=wrap"
+    return f"<pre tabindex=0{css}>" + link("\n".join(line[indent:] for line in lines)) + "</pre>"
+
+
 def split(lines, begin, end):
     """(begin, code, end) of each row: a comment, and code up to the next one or an empty line"""
-    is_comment = lambda i: re.match(r"//(?! ----|\s*clang-format)", lines[i])
+    marks = [re.match("// (----|clang-format)", line) for line in lines]  # they belong to code
+    is_comment = lambda i: lines[i].startswith("//") and not any(marks[i - 1 : i + 1])
     while begin < end:
         code = next((i for i in range(begin, end) if not is_comment(i)), end)
+        if code + 1 < end and not lines[code] and not is_comment(code + 1):
+            code += 1
         ends = lambda i: is_comment(i) or not lines[i - 1] and re.match(r"\w", lines[i])
         stop = next((i for i in range(code + 1, end) if ends(i)), end)
         yield begin, code, stop
@@ -221,14 +227,15 @@ def row(lines, code, first, middle, last, names, link):
     if comment and comment[0].startswith("--- "):
         heading, _, text = comment[0][4:].partition(": ")
         comment[0] = re.sub(r"^[a-z](?=[a-z]* )", lambda letter: letter[0].upper(), text)
-    while middle < last and not lines[middle]:
-        middle += 1
     users = collections.defaultdict(set)
     for line, _, name in names.extents:
-        if middle < line <= last and names.used_by[name]:
-            users[re.sub(r"-\d+$", "", name)] |= names.used_by[name]
+        if middle < line <= last and (others := names.used_by[name]):
+            name = name.split("-")[0]
+            users[name] |= {other.split("-")[0] for other in others} - {name}
     text = "\n".join(code[middle:last]).rstrip().replace("</samp>\n", "</samp>")
-    return dict(heading=heading, prose=prose(comment, link), code=text, line=middle + 1, users=users)
+    return dict(
+        heading=heading, prose=prose(comment, link), code=text, line=middle + 1, users=users
+    )
 
 
 def sections(source, names, output):

@@ -11,6 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import sync_playwright
 
 PAGE, SHOW = (pathlib.Path(f"build/{name}.html").absolute() for name in ("page/index", "show"))
+REST = "main > [id^=section]:not(#section-6, #section-7)"
 needs_show = pytest.mark.skipif(not SHOW.exists(), reason="there is no explorer, build/show.html")
 FILES = [PAGE, pytest.param(SHOW, marks=needs_show)]
 
@@ -30,6 +31,7 @@ def visit(chromium):
 
     def visit(file, fragment="", width=1280, **how):
         page = chromium.new_page(viewport={"width": width, "height": 900}, **how)
+        page.set_default_timeout(5000)
         page.errors, page.asked, page.file = [], [], file.as_uri()
         page.on("pageerror", lambda error: page.errors.append(str(error)))
         page.on("console", lambda m: m.type == "error" and page.errors.append(m.text))
@@ -46,16 +48,14 @@ def visit(chromium):
 
 def test_names_lead_to_definitions(visit):
     page = visit(PAGE)
-    for place, word in ("#section-1", "conv2d"), ("#allreduce_ring", "chunk"), ("#train", "Timer"):
-        code = page.locator(".code", has=page.locator(place)) if place != "#section-1" else page
-        code.locator(f".code a[href='#{word}']").first.click()
+    for place, word in ("#Tensor", "size"), ("#allreduce_ring", "chunk"), ("#relu", "relu_kernel"):
+        page.locator(f".code:has({place}) a[href='#{word}']").first.click()
         assert page.locator("a.d:target").text_content() == word
-    page.locator(".used a", has_text="train_batch").first.click()
+    page.click(".used a[href='#train_batch']:visible")
     assert page.evaluate("location.hash") == "#train_batch"
     page.click("summary >> text=Contents")
     page.click("nav >> text=Data synchronization")
     assert page.evaluate("location.hash") == "#section-3" and not page.is_visible("nav")
-    page.goto(PAGE.as_uri())
 
 
 def test_outputs_stand_below_what_prints_them(visit):
@@ -71,6 +71,8 @@ def test_outputs_stand_below_what_prints_them(visit):
 def test_it_fits_and_axe_finds_nothing(visit, file, width, scheme):
     page = visit(file, width=width, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    # Of the page's sections three: axe takes a minute for all, whose rows are alike
+    page.evaluate(f"document.querySelectorAll('{REST}').forEach(s => s.remove())")
     found = Axe().run(page).response["violations"]
     assert [(rule["id"], rule["nodes"][0]["html"][:200]) for rule in found] == []
 
