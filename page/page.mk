@@ -9,11 +9,14 @@ page:  ## mgpu.cu beside its comments, for a browser: index.html in DIR
 	@folder=$(call quote,$(or $(value DIR),build/page)); mkdir -p build/page "$$folder" && \
 	build/cpu/mgpu --gpus 2 --steps 1 --limit 2 --log build/page/log.csv $(call valued,DATA) \
 	    >build/page/output && \
+	{ sed -n '/^<!-- explorer -->/,/^<!-- .explorer -->/p' build/show.html 2>/dev/null || :; } \
+	    >build/page/explorer && \
 	build/page_venv/bin/python page/page.py mgpu.cu build/cpp/mgpu.cu build/page/output \
-	    build/show.html "$$folder/index.html" && echo "$$folder/index.html"
+	    build/page/explorer "$$folder/index.html" && echo "$$folder/index.html"
 page_test:  ## the page and the explorer in Chromium
 	@$(if $(chromium),$(MAKE) --no-print-directory page build/page_venv/tests.txt && \
-	    CHROMIUM=$(chromium) build/page_venv/bin/python -Bm pytest -qp no:cacheprovider page/tests.py, \
+	    CHROMIUM=$(chromium) build/page_venv/bin/python -Bm pytest -qp no:cacheprovider \
+	    page/tests.py, \
 	    echo 'page_test: skipped, there is no Chromium (Debian: apt-get install chromium)')
 chromium = $(shell command -v chromium || command -v chromium-browser)
 

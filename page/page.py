@@ -4,7 +4,7 @@
     page.py mgpu.cu build/cpp/mgpu.cu OUTPUT EXPLORER PAGE
 
 The second file is the first in C++, line by line, for clang: it says what each name refers to.
-OUTPUT is what the program has printed; EXPLORER what make show has made, or a file that is missing.
+OUTPUT is what the program has printed; EXPLORER a part of what make show has made, or empty.
 Of mgpu.cu this knows the form of its comments, and that demos prints what a reader wants to see.
 """
 
@@ -12,10 +12,12 @@ import bisect
 import collections
 import ctypes
 import html
+import itertools
 import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 import clang.cindex as clang
 import jinja2
@@ -24,7 +26,7 @@ from pygments.token import Token
 
 CHAPTER = "https://d2l.ai/chapter_computational-performance/multiple-gpus.html"
 CONCISE = CHAPTER.replace(".html", "-concise.html")
-HEAD = r'// (\d+)\. (.*?)(?: {3,}(tutorials?): "(.*?)".*)?$'  # // 6. Experiment     tutorial: "..."
+HEAD = r'// (?P<number>\d+)\. (?P<title>.*?)(?: {3,}(tutorials?): "(?P<tutorial>.*?)".*)?$'
 Kind = clang.CursorKind
 Kind.UNIT, Kind.MACRO = Kind.TRANSLATION_UNIT, Kind.MACRO_DEFINITION
 MEMBERS = Kind.FIELD_DECL, Kind.CXX_METHOD
@@ -38,6 +40,10 @@ def place(cursor):
     where = (ctypes.byref(x) for x in (file, line, column))
     clang.conf.lib.clang_getFileLocation(cursor.location, *where, None)
     return (line.value, column.value) if file and clang.File(file).name == "mgpu.cu" else None
+
+
+def slug(title):
+    return re.sub(r"\W+", "-", title.lower())
 
 
 class Names:
@@ -54,31 +60,31 @@ class Names:
         # A launch is something else in C++: on its line columns say nothing
         pairs = zip(source.split("\n"), translated.split("\n"))
         self.moved = {n for n, (a, b) in enumerate(pairs, 1) if a != b}
-        self.definitions = {}  # by place: the id, such as add_, copyto-2, Tensor::ptr
-        self.mentions = {}  # by line, column, name: the id
-        self.known = collections.Counter()
-        self.extents = []  # (first line, last line, id), of what is defined outside of structs
+        self.definitions = {}  # by place: the name, such as Tensor::ptr; overloads have the same
+        self.mentions = {}  # by line, column and word: the same
+        self.extents = []  # (first line, last line, name), of what is defined outside of structs
         self.used_by = collections.defaultdict(set)
         tops = [top for top in unit.cursor.get_children() if place(top)]
-        for cursor in (cursor for top in tops for cursor in top.walk_preorder()):
-            if cursor.kind in DEFINITIONS and place(cursor) not in self.definitions:
-                self.define(cursor)
-        for cursor in (cursor for top in tops for cursor in top.walk_preorder()):
+        cursors = [cursor for top in tops for cursor in top.walk_preorder()]
+        for cursor in cursors:
+            self.define(cursor)
+        for cursor in cursors:
             self.refer(cursor)
+        self.known = set(self.definitions.values())
         self.extents.sort()
 
     def define(self, cursor):
         name, parent, macro = cursor.spelling, cursor.semantic_parent, cursor.kind == Kind.MACRO
-        global_ = macro or cursor.is_definition() and parent.kind in (Kind.UNIT, Kind.STRUCT_DECL)
-        if not name or not global_:
+        outside = macro or cursor.is_definition() and parent.kind in (Kind.UNIT, Kind.STRUCT_DECL)
+        if (
+            not (name and outside and cursor.kind in DEFINITIONS)
+            or place(cursor) in self.definitions
+        ):
             return
-        if cursor.kind in MEMBERS:
-            name = f"{parent.spelling}::{name}"
-        self.known[name] += 1
-        unique = f"{name}-{self.known[name]}" if self.known[name] > 1 else name
-        self.definitions[place(cursor)] = unique
+        name = f"{parent.spelling}::{name}" if cursor.kind in MEMBERS else name
+        self.definitions[place(cursor)] = name
         if macro or cursor.lexical_parent.kind == Kind.UNIT:
-            self.extents.append((cursor.extent.start.line, cursor.extent.end.line, unique))
+            self.extents.append((cursor.extent.start.line, cursor.extent.end.line, name))
 
     def refer(self, cursor):
         to, where = cursor.referenced, place(cursor)
@@ -87,14 +93,13 @@ class Names:
         for to in (to and to.get_definition(), to):
             target = to and self.definitions.get(place(to))
             if target and where and where not in self.definitions:
-                self.mentions.setdefault((*self.spot(*where), to.spelling), target)
-
-    def spot(self, line, column):
-        return line, 0 if line in self.moved else column
+                line, column = where
+                key = line, column * (line not in self.moved), to.spelling
+                self.mentions.setdefault(key, target)
 
     def find(self, line, column, word):
-        """The id that a word of the source refers to, or None"""
-        found = self.mentions.get((*self.spot(line, column), word))
+        """What a word of the source refers to, or None"""
+        found = self.mentions.get((line, column * (line not in self.moved), word))
         first, last, user = self.extents[bisect.bisect(self.extents, (line, 1e9)) - 1]
         if found and first <= line <= last and found != user:
             self.used_by[found].add(user)
@@ -103,13 +108,12 @@ class Names:
 
 # ----- Code: what a word is, say Pygments (its colour) and clang (its link) ----------------------
 
-KINDS = {Token.Comment.Preproc: "p", Token.Comment: "c", Token.Keyword.Type: "t"}
-KINDS |= {Token.Keyword: "k", Token.Literal.String: "s", Token.Literal.Number: "n"}
+KINDS = {Token.Comment.Preproc: "p", Token.Comment: "c", Token.Keyword: "k", Token.Literal: "s"}
 
 
 def highlighted(source, names):
-    """The lines of the source in HTML"""
-    lines, column = [""], 1
+    """The lines of the source in HTML. Of overloads the first one has the link's target"""
+    lines, column, seen = [""], 1, set()
     for kind, text in pygments.lexers.CudaLexer(stripnl=False, ensurenl=False).get_tokens(source):
         css = next((c for k, c in KINDS.items() if kind in k), None)
         for part in re.split(r"(\n|\w+)", text):
@@ -121,8 +125,9 @@ def highlighted(source, names):
                 shown = f"<i class={css}>{shown}</i>"
             if part and at in names.definitions:
                 name = names.definitions[at]
-                tag = "span" if "::" in name else f'a class=d href="#{name}"'
-                shown = f'<{tag} id="{name}">{shown}</{tag.split()[0]}>'
+                anchor = "" if name in seen else f' id="{name}"'
+                shown = f"<b{' class=d' * ('::' not in name)}{anchor}>{shown}</b>"
+                seen.add(name)
             elif css not in ("c", "s") and (name := names.find(*at, part)):
                 shown = f'<a href="#{name}">{shown}</a>'
             lines[-1] += shown
@@ -143,69 +148,59 @@ def printed(text, output):
 
 # ----- Prose: the comments at the left margin ---------------------------------------------------
 
-INLINE = r"""`[^`]+` | \bmake\ [a-z]+\b(?:\ [A-Z_]+=\w+)* | (?P<url>https?://[\w/.-]+\w) | \b[A-Z_]+=[\w,.]*\w | (?P<call>\b[\w.]+\([^()]*\)) |
-    (?P<section>\b[Ss]ections?\ \d+((,|\ to|\ and)\ \d+)*) | (?P<title>\d+)\.\ (?:TITLES)\b |
-    \b\w+(?:\[(?:[^][\s]|\[[^][\s]*\])*\])+ | [\w/]*[a-zA-Z]\w*_\w*(?:\.h\b)? | \b_+\w+ |
-    \b\w+::\w+"""
+INLINE = r"""`[^`]+` | \bmake\ [a-z]+\b(?:\ [A-Z_]+=\w+)* | \b[A-Z_]+=[\w,.]*\w | \b\w+::\w+ |
+    (?P<plain>\b[\w.]+\([^()]*\)) | (?P<section>\b[Ss]ections?\ \d+((,|\ to|\ and)\ \d+)*) |
+    (?P<title>\d+)\.\ (?:TITLES)\b | \b\w+(?:\[(?:[^][\s]|\[[^][\s]*\])*\])+ |
+    [\w/]*[a-zA-Z]\w*_\w*(?:\.h\b)? | \b_+\w+"""
 
 
-def inline(text, names, titles):
+def inline(text, names):
     """Names, `code`, "section 8" and "8. Title", with links"""
 
     def shown(match):
-        word = html.escape(match[0].strip("`"), quote=False)
-        target = word.partition("(")[0]
-        if match["url"]:
-            return f'<a href="{word}">{word}</a>'
+        word = match[0].strip("`")
+        name = word.partition("(")[0]
         if match["section"]:
             return re.sub(r"(^\w+ )?(\d+)", r'<a href="#section-\2">\1\2</a>', word)
         if match["title"]:
             return f'<a href="#section-{match["title"]}">{word}</a>'
-        if target in names.known:
-            return f'<a href="#{target}"><code>{word}</code></a>'
-        return word if match["call"] else f"<code>{word}</code>"
+        if name in names.known:
+            return f'<a href="#{name}"><code>{word}</code></a>'
+        return word if match["plain"] else f"<code>{word}</code>"
 
-    pattern = INLINE.replace("TITLES", "|".join(re.escape(title) for title in titles))
-    pieces, at = [], 0
-    for match in re.finditer(pattern, text, re.VERBOSE):
-        pieces += [html.escape(text[at : match.start()], quote=False), shown(match)]
-        at = match.end()
-    return "".join(pieces) + html.escape(text[at:], quote=False)
+    pattern = INLINE.replace("TITLES", "|".join(map(re.escape, names.titles)))
+    return re.sub(pattern, shown, html.escape(text, quote=False), flags=re.VERBOSE)
 
 
-def prose(comment, link):
-    """Paragraphs and lists; what is indented, or has gaps, is a picture or a table"""
-    blocks, before = [("", [])], ""
-    for line in comment:
-        gaps, item = re.search(r"\S {3,}\S", line), re.match(r"  \d+\. (.*)", line)
-        tag = "p" if line else ""
-        if item and not gaps or before == "li" and line.startswith("     "):
-            tag = "li"
-        elif gaps or line.startswith("  "):
-            tag = "pre"
-        if tag != before or tag == "li" and item:
-            blocks.append((tag, []))
-        blocks[-1][1].append(item[1] if tag == "li" and item else line)
-        before = tag
+def block(line):
+    """What is indented, or has gaps, is a table or a picture, but for items of a list"""
+    if re.match(r"  \d+\. (?!.* {3})|     \S", line):
+        return "ol"
+    return "pre" if re.search(r"^  |\S {3,}\S", line) else "p" if line else ""
+
+
+def prose(comment, names):
     out = ""
-    for tag, lines in blocks:
-        if tag == "pre":
-            out += table(lines, link)
-        elif tag:
-            out += f"<{tag}>{link(' '.join(line.strip() for line in lines))}</{tag}>"
-    return re.sub(r"(<li>.*</li>)", r"<ol>\1</ol>", out)
+    for tag, lines in itertools.groupby(comment, block):
+        lines = list(lines)
+        text = inline(" ".join(map(str.strip, lines)), names)
+        if tag == "ol":
+            text = re.sub(r"(^| )\d+\. ", "<li>", text)
+        if tag:
+            out += table(lines, names) if tag == "pre" else f"<{tag}>{text}</{tag}>"
+    return out
 
 
-def table(lines, link):
+def table(lines, names):
     """Two columns, or else text that stays as it is: a picture, or what may be wrapped"""
     rows = [re.fullmatch(r" *((?:\S+ )*) +((?:\S+ )*\S+)", line) for line in lines]
     starts = [row.start(2) if row else -9 * i for i, row in enumerate(rows)]
     if len(lines) > 1 and max(starts) - min(starts) < 2:
-        rows = "".join(f"<tr><td>{link(row[1])}<td>{link(row[2])}" for row in rows)
-        return f"<table>{rows}</table>"
-    indent = min(len(line) - len(line.lstrip()) for line in lines)
-    css = "" if any(not re.search(r"\w\w", line) for line in lines) else " class=wrap"
-    return f"<pre tabindex=0{css}>" + link("\n".join(line[indent:] for line in lines)) + "</pre>"
+        cells = [[inline(cell, names) for cell in row.groups()] for row in rows]
+        return f"<table>{''.join(f'<tr><td>{a}<td>{b}' for a, b in cells)}</table>"
+    picture = any(not re.search(r"\w\w", line) for line in lines)
+    text = inline(textwrap.dedent("\n".join(lines)), names)
+    return f"<pre tabindex=0{'' if picture else ' class=wrap'}>{text}</pre>"
 
 
 def split(lines, begin, end):
@@ -222,20 +217,15 @@ def split(lines, begin, end):
         begin = stop
 
 
-def row(lines, code, first, middle, last, names, link):
+def row(lines, code, first, middle, last, names):
     comment, heading = [line[3:] for line in lines[first:middle]], ""
     if comment and comment[0].startswith("--- "):
         heading, _, text = comment[0][4:].partition(": ")
         comment[0] = re.sub(r"^[a-z](?=[a-z]* )", lambda letter: letter[0].upper(), text)
-    users = collections.defaultdict(set)
-    for line, _, name in names.extents:
-        if middle < line <= last and (others := names.used_by[name]):
-            name = name.split("-")[0]
-            users[name] |= {other.split("-")[0] for other in others} - {name}
+    defined = [name for line, _, name in names.extents if middle < line <= last]
+    used = {name: sorted(names.used_by[name]) for name in defined if names.used_by[name]}
     text = "\n".join(code[middle:last]).rstrip().replace("</samp>\n", "</samp>")
-    return dict(
-        heading=heading, prose=prose(comment, link), code=text, line=middle + 1, users=users
-    )
+    return dict(heading=heading, prose=prose(comment, names), code=text, line=middle + 1, used=used)
 
 
 def sections(source, names, output):
@@ -245,37 +235,29 @@ def sections(source, names, output):
         code[begin - 1 + line] += f"\n<samp>{html.escape(text.rstrip(), quote=False)}</samp>"
     starts = [i for i, line in enumerate(lines) if re.fullmatch("// -{80,}", line)]
     heads = [re.match(HEAD, lines[i + 1]) for i in starts]
-    link = lambda text: inline(text, names, [head[2].strip() for head in heads])
+    names.titles = [head[2] for head in heads]
     for head, begin, end in zip([None] + heads, [-2] + starts, starts + [len(lines)]):
-        parts = split(lines, begin + 2, end)
-        section = dict(rows=[row(lines, code, *part, names, link) for part in parts])
-        if head:
-            section.update(number=head[1], title=head[2].strip(), tutorial=head[4])
-            anchor = re.sub(r"\W+", "-", (head[4] or "").lower())
-            section["url"] = CONCISE if head[3] == "tutorials" else f"{CHAPTER}#{anchor}"
-        yield section
+        rows = [row(lines, code, *part, names) for part in split(lines, begin + 2, end)]
+        anchor = head and slug(head["tutorial"] or "")
+        url = CONCISE if head and head[3] == "tutorials" else f"{CHAPTER}#{anchor}"
+        yield dict(rows=rows, url=url, **head.groupdict() if head else {})
 
 
 def main(source, translated, output, explorer, page):
     read = lambda path: pathlib.Path(path).read_text()
     source = read(source).rstrip("\n")
     names = Names(source, read(translated).split("\n", 1)[1])  # without its #line 1
-    show = read(explorer) if pathlib.Path(explorer).exists() else ""
-    show = re.search(r"(?s)<!-- explorer -->(.*)<!-- /explorer -->", show)
+    parts = list(sections(source, names, read(output)))
     loader = jinja2.FileSystemLoader(pathlib.Path(__file__).parent)
     template = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True)
-    template.filters["slug"] = lambda text: re.sub(r"\W+", "-", text.lower())
-    text = template.get_template("page.html").render(
-        sections=list(sections(source, names, read(output))),
-        chapter=CHAPTER,
-        explorer=show[1] if show else "",
-    )
+    template.filters["slug"] = slug
+    template = template.get_template("page.html")
+    text = template.render(sections=parts, chapter=CHAPTER, explorer=read(explorer))
     tags = re.sub(r"(?s)<(script|style).*?</\1>", "", text)
-    ids = collections.Counter(re.findall(r'<[^>]+\sid="?([^\s">]+)', tags))
-    twice = [i for i, n in ids.items() if n > 1]
-    dead = [link for link in re.findall(r'href="#([^"]*)"', tags) if link not in ids]
-    if twice or dead:
-        sys.exit(f"page.py: ids that are there twice: {twice}; links to nowhere: {dead}")
+    ids = re.findall(r'<[^>]+\sid="?([^\s">]+)', tags)
+    wrong = set(re.findall(r'href="#([^"]*)"', tags)) - set(ids)
+    if wrong := wrong | {i for i in ids if ids.count(i) > 1}:
+        sys.exit(f"page.py: ids that are not there, or twice: {sorted(wrong)}")
     pathlib.Path(page).write_text(text)
 
 

@@ -50,7 +50,7 @@ def test_names_lead_to_definitions(visit):
     page = visit(PAGE)
     for place, word in ("#Tensor", "size"), ("#allreduce_ring", "chunk"), ("#relu", "relu_kernel"):
         page.locator(f".code:has({place}) a[href='#{word}']").first.click()
-        assert page.locator("a.d:target").text_content() == word
+        assert page.locator("b:target").text_content() == word
     page.click(".used a[href='#train_batch']:visible")
     assert page.evaluate("location.hash") == "#train_batch"
     page.click("summary >> text=Contents")
