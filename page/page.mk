@@ -12,7 +12,8 @@ page:  ## mgpu.cu beside its comments, for a browser: index.html in DIR
 	{ sed -n '/^<!-- explorer -->/,/^<!-- .explorer -->/p' build/show.html 2>/dev/null || :; } \
 	    >build/page/explorer && \
 	build/page_venv/bin/python page/page.py mgpu.cu build/cpp/mgpu.cu build/page/output \
-	    build/page/explorer "$$folder/index.html" && echo "$$folder/index.html"
+	    build/page/explorer "$$folder/index.html" -xc++ -std=c++17 -Icpu \
+	    -isystem "$$($(CXX) -print-file-name=include)" && echo "$$folder/index.html"
 page_test:  ## the page and the explorer in Chromium
 	@$(if $(chromium),$(MAKE) --no-print-directory page build/page_venv/tests.txt && \
 	    CHROMIUM=$(chromium) build/page_venv/bin/python -Bm pytest -qp no:cacheprovider \

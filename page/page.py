@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Makes a page of mgpu.cu for a browser: comments at the left, at the right the code they explain.
 
-    page.py mgpu.cu build/cpp/mgpu.cu OUTPUT EXPLORER PAGE
+    page.py mgpu.cu build/cpp/mgpu.cu OUTPUT EXPLORER PAGE FLAGS...
 
-The second file is the first in C++, line by line, for clang: it says what each name refers to.
+The second file is the first in C++, line by line, for clang, which takes FLAGS and says what each
+name refers to.
 OUTPUT is what the program has printed; EXPLORER a part of what make show has made, or empty.
 Of mgpu.cu this knows the form of its comments, and that demos prints what a reader wants to see.
 """
@@ -15,7 +16,6 @@ import html
 import itertools
 import pathlib
 import re
-import subprocess
 import sys
 import textwrap
 
@@ -49,9 +49,7 @@ def slug(title):
 class Names:
     """Where each name is defined, and what each mention of one refers to"""
 
-    def __init__(self, source, translated):
-        gcc = subprocess.run(["g++", "-print-file-name=include"], capture_output=True, text=True)
-        flags = ["-xc++", "-std=c++17", "-Icpu", "-isystem", gcc.stdout.strip()]
+    def __init__(self, source, translated, flags):
         macros = clang.TranslationUnit.PARSE_DETAILED_PROCESSING_RECORD
         unit = clang.Index.create().parse("mgpu.cu", flags, [("mgpu.cu", translated)], macros)
         for d in unit.diagnostics:
@@ -225,7 +223,9 @@ def row(lines, code, first, middle, last, names):
     defined = [name for line, _, name in names.extents if middle < line <= last]
     used = {name: sorted(names.used_by[name]) for name in defined if names.used_by[name]}
     text = "\n".join(code[middle:last]).rstrip().replace("</samp>\n", "</samp>")
-    return dict(heading=heading, prose=prose(comment, names), code=text, line=middle + 1, used=used)
+    anchor = f"about-{slug(heading)}" if heading else f"line-{middle + 1}"
+    row = dict(id=anchor, heading=heading, line=middle + 1, code=text, used=used)
+    return dict(row, prose=prose(comment, names))
 
 
 def sections(source, names, output):
@@ -238,15 +238,16 @@ def sections(source, names, output):
     names.titles = [head[2] for head in heads]
     for head, begin, end in zip([None] + heads, [-2] + starts, starts + [len(lines)]):
         rows = [row(lines, code, *part, names) for part in split(lines, begin + 2, end)]
-        anchor = head and slug(head["tutorial"] or "")
-        url = CONCISE if head and head[3] == "tutorials" else f"{CHAPTER}#{anchor}"
-        yield dict(rows=rows, url=url, **head.groupdict() if head else {})
+        section = head.groupdict(default="") if head else dict(number="0")
+        url = CONCISE if head and head[3] == "tutorials" else CHAPTER
+        url += "#" + slug(section.get("tutorial", ""))
+        yield dict(section, rows=rows, url=url, id="section-" + section["number"])
 
 
-def main(source, translated, output, explorer, page):
+def main(source, translated, output, explorer, page, *flags):
     read = lambda path: pathlib.Path(path).read_text()
     source = read(source).rstrip("\n")
-    names = Names(source, read(translated).split("\n", 1)[1])  # without its #line 1
+    names = Names(source, read(translated).split("\n", 1)[1], flags)  # but for #line 1
     parts = list(sections(source, names, read(output)))
     loader = jinja2.FileSystemLoader(pathlib.Path(__file__).parent)
     template = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True)
