@@ -4,7 +4,11 @@
 
 .PHONY: page page_test
 page: build/page_venv/requirements.txt build/cpu/mgpu build/cpp/mgpu.cu $(dataset)
-page: $(if $(wildcard lab/show.html),show) # the explorer in section 7
+ifneq ($(wildcard lab/show.html),)
+page: show # for section 7
+page: ALLREDUCE ?= ring
+page: GPUS ?= 4
+endif
 page:  ## mgpu.cu beside its comments, for a browser: index.html in DIR
 	@folder=$(call quote,$(or $(value DIR),build/page)); mkdir -p build/page "$$folder" && \
 	build/cpu/mgpu --gpus 2 --steps 1 --limit 2 --log build/page/log.csv $(call valued,DATA) \
@@ -14,12 +18,14 @@ page:  ## mgpu.cu beside its comments, for a browser: index.html in DIR
 	build/page_venv/bin/python page/page.py mgpu.cu build/cpp/mgpu.cu build/page/output \
 	    build/page/explorer "$$folder/index.html" -xc++ -std=c++17 -Icpu \
 	    -isystem "$$($(CXX) -print-file-name=include)" && echo "$$folder/index.html"
-page_test:  ## the page and the explorer in Chromium
-	@$(if $(chromium),$(MAKE) --no-print-directory page build/page_venv/tests.txt && \
-	    CHROMIUM=$(chromium) build/page_venv/bin/python -Bm pytest -qp no:cacheprovider \
-	    page/tests.py, \
-	    echo 'page_test: skipped, there is no Chromium (Debian: apt-get install chromium)')
 chromium = $(shell command -v chromium || command -v chromium-browser)
+page_test:  ## the page and the explorer in Chromium
+	@$(if $(chromium),,echo 'page_test: skipped, no Chromium (Debian: apt-get install chromium)'; exit)
+	@$(if $(wildcard lab/wrong),$(MAKE) show SUBMISSION=lab/wrong/counted_twice.cu && \
+	    mkdir -p build/page && mv build/show.html build/page/wrong.html)
+	@$(MAKE) page build/page_venv/tests.txt DIR=
+	@FILES='page/index show page/wrong' CHROMIUM=$(chromium) \
+	    build/page_venv/bin/python -Bm pytest -qp no:cacheprovider page/tests.py
 
 # Packages of Python, in a folder of their own
 build/page_venv/tests.txt: build/page_venv/requirements.txt
