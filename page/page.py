@@ -3,10 +3,9 @@
 
     page.py mgpu.cu build/cpp/mgpu.cu OUTPUT EXPLORER PAGE FLAGS...
 
-The second file is the first in C++, line by line, for clang, which takes FLAGS and says what each
-name refers to.
-OUTPUT is what the program has printed; EXPLORER a part of what make show has made, or empty.
-Of mgpu.cu this knows the form of its comments, and that demos prints what a reader wants to see.
+The second file is the first in C++, line by line: by it clang, with FLAGS, says what a name means.
+OUTPUT is what the program has printed, EXPLORER a part of what make show has made, or empty. This
+knows mgpu.cu's form of comments, and that its demos print what a reader wants to see.
 """
 
 import bisect
@@ -27,6 +26,7 @@ from pygments.token import Token
 CHAPTER = "https://d2l.ai/chapter_computational-performance/multiple-gpus.html"
 CONCISE = CHAPTER.replace(".html", "-concise.html")
 HEAD = r'// (?P<number>\d+)\. (?P<title>.*?)(?: {3,}(tutorials?): "(?P<tutorial>.*?)".*)?$'
+slug = lambda title: re.sub(r"\W+", "-", title.lower())
 Kind = clang.CursorKind
 Kind.UNIT, Kind.MACRO = Kind.TRANSLATION_UNIT, Kind.MACRO_DEFINITION
 MEMBERS = Kind.FIELD_DECL, Kind.CXX_METHOD
@@ -42,10 +42,6 @@ def place(cursor):
     return (line.value, column.value) if file and clang.File(file).name == "mgpu.cu" else None
 
 
-def slug(title):
-    return re.sub(r"\W+", "-", title.lower())
-
-
 class Names:
     """Where each name is defined, and what each mention of one refers to"""
 
@@ -55,9 +51,8 @@ class Names:
         for d in unit.diagnostics:
             if d.severity >= clang.Diagnostic.Error:
                 sys.exit(f"page.py: clang does not understand mgpu.cu: {d}")
-        # A launch is something else in C++: on its line columns say nothing
-        pairs = zip(source.split("\n"), translated.split("\n"))
-        self.moved = {n for n, (a, b) in enumerate(pairs, 1) if a != b}
+        pairs = enumerate(zip(source.split("\n"), translated.split("\n")), 1)
+        self.moved = {n for n, (a, b) in pairs if a != b}  # launches: there columns say nothing
         self.definitions = {}  # by place: the name, such as Tensor::ptr; overloads have the same
         self.mentions = {}  # by line, column and word: the same
         self.extents = []  # (first line, last line, name), of what is defined outside of structs
@@ -74,15 +69,11 @@ class Names:
     def define(self, cursor):
         name, parent, macro = cursor.spelling, cursor.semantic_parent, cursor.kind == Kind.MACRO
         outside = macro or cursor.is_definition() and parent.kind in (Kind.UNIT, Kind.STRUCT_DECL)
-        if (
-            not (name and outside and cursor.kind in DEFINITIONS)
-            or place(cursor) in self.definitions
-        ):
-            return
-        name = f"{parent.spelling}::{name}" if cursor.kind in MEMBERS else name
-        self.definitions[place(cursor)] = name
-        if macro or cursor.lexical_parent.kind == Kind.UNIT:
-            self.extents.append((cursor.extent.start.line, cursor.extent.end.line, name))
+        if name and outside and cursor.kind in DEFINITIONS:
+            name = f"{parent.spelling}::{name}" if cursor.kind in MEMBERS else name
+            self.definitions.setdefault(place(cursor), name)
+            if macro or cursor.lexical_parent.kind == Kind.UNIT:
+                self.extents.append((cursor.extent.start.line, cursor.extent.end.line, name))
 
     def refer(self, cursor):
         to, where = cursor.referenced, place(cursor)
@@ -91,8 +82,7 @@ class Names:
         for to in (to and to.get_definition(), to):
             target = to and self.definitions.get(place(to))
             if target and where and where not in self.definitions:
-                line, column = where
-                key = line, column * (line not in self.moved), to.spelling
+                key = where[0], where[1] * (where[0] not in self.moved), to.spelling
                 self.mentions.setdefault(key, target)
 
     def find(self, line, column, word):
@@ -121,8 +111,7 @@ def highlighted(source, names):
             shown, at = html.escape(part, quote=False), (len(lines), column)
             if css and part.strip():
                 shown = f"<i class={css}>{shown}</i>"
-            if part and at in names.definitions:
-                name = names.definitions[at]
+            if part and (name := names.definitions.get(at)):
                 anchor = "" if name in seen else f' id="{name}"'
                 shown = f"<b{' class=d' * ('::' not in name)}{anchor}>{shown}</b>"
                 seen.add(name)
@@ -148,7 +137,7 @@ def printed(text, output):
 
 INLINE = r"""`[^`]+` | \bmake\ [a-z]+\b(?:\ [A-Z_]+=\w+)* | \b[A-Z_]+=[\w,.]*\w | \b\w+::\w+ |
     (?P<plain>\b[\w.]+\([^()]*\)) | (?P<section>\b[Ss]ections?\ \d+((,|\ to|\ and)\ \d+)*) |
-    (?P<title>\d+)\.\ (?:TITLES)\b | \b\w+(?:\[(?:[^][\s]|\[[^][\s]*\])*\])+ |
+    ^(?P<title>\d+)\..* | \b\w+(?:\[(?:[^][\s]|\[[^][\s]*\])*\])+ |
     [\w/]*[a-zA-Z]\w*_\w*(?:\.h\b)? | \b_+\w+"""
 
 
@@ -166,26 +155,19 @@ def inline(text, names):
             return f'<a href="#{name}"><code>{word}</code></a>'
         return word if match["plain"] else f"<code>{word}</code>"
 
-    pattern = INLINE.replace("TITLES", "|".join(map(re.escape, names.titles)))
-    return re.sub(pattern, shown, html.escape(text, quote=False), flags=re.VERBOSE)
-
-
-def block(line):
-    """What is indented, or has gaps, is a table or a picture, but for items of a list"""
-    if re.match(r"  \d+\. (?!.* {3})|     \S", line):
-        return "ol"
-    return "pre" if re.search(r"^  |\S {3,}\S", line) else "p" if line else ""
+    return re.sub(INLINE, shown, html.escape(text, quote=False), flags=re.VERBOSE)
 
 
 def prose(comment, names):
+    """Paragraphs and lists; what is indented, or has gaps, is a table or a picture"""
+    item, wide = re.compile(r"  \d+\. (?!.* {3})|     \S"), re.compile(r"  |.*\S {3,}\S")
+    kind = lambda t: "ol" if item.match(t) else "pre" if wide.match(t) else "p" if t else ""
     out = ""
-    for tag, lines in itertools.groupby(comment, block):
+    for tag, lines in itertools.groupby(comment, kind):
         lines = list(lines)
-        text = inline(" ".join(map(str.strip, lines)), names)
-        if tag == "ol":
-            text = re.sub(r"(^| )\d+\. ", "<li>", text)
-        if tag:
-            out += table(lines, names) if tag == "pre" else f"<{tag}>{text}</{tag}>"
+        parts = re.split(r"(?:^|\s+)\d+\. " if tag == "ol" else "^", " ".join(lines))[1:]
+        text = ("<li>" * (tag == "ol")).join([""] + [inline(part, names) for part in parts])
+        out += table(lines, names) if tag == "pre" else f"<{tag}>{text}</{tag}>" if tag else ""
     return out
 
 
@@ -194,11 +176,10 @@ def table(lines, names):
     rows = [re.fullmatch(r" *((?:\S+ )*) +((?:\S+ )*\S+)", line) for line in lines]
     starts = [row.start(2) if row else -9 * i for i, row in enumerate(rows)]
     if len(lines) > 1 and max(starts) - min(starts) < 2:
-        cells = [[inline(cell, names) for cell in row.groups()] for row in rows]
+        cells = [[inline(cell.strip(), names) for cell in row.groups()] for row in rows]
         return f"<table>{''.join(f'<tr><td>{a}<td>{b}' for a, b in cells)}</table>"
-    picture = any(not re.search(r"\w\w", line) for line in lines)
-    text = inline(textwrap.dedent("\n".join(lines)), names)
-    return f"<pre tabindex=0{'' if picture else ' class=wrap'}>{text}</pre>"
+    css = "" if any(not re.search(r"\w\w", line) for line in lines) else " class=wrap"
+    return f"<pre tabindex=0{css}>{inline(textwrap.dedent(chr(10).join(lines)), names)}</pre>"
 
 
 def split(lines, begin, end):
@@ -221,7 +202,8 @@ def row(lines, code, first, middle, last, names):
         heading, _, text = comment[0][4:].partition(": ")
         comment[0] = re.sub(r"^[a-z](?=[a-z]* )", lambda letter: letter[0].upper(), text)
     defined = [name for line, _, name in names.extents if middle < line <= last]
-    used = {name: sorted(names.used_by[name]) for name in defined if names.used_by[name]}
+    link = '<a href="#{0}">{0}</a>'.format
+    used = {n: [*map(link, sorted(names.used_by[n]))] for n in defined if names.used_by[n]}
     text = "\n".join(code[middle:last]).rstrip().replace("</samp>\n", "</samp>")
     anchor = f"about-{slug(heading)}" if heading else f"line-{middle + 1}"
     row = dict(id=anchor, heading=heading, line=middle + 1, code=text, used=used)
@@ -235,7 +217,6 @@ def sections(source, names, output):
         code[begin - 1 + line] += f"\n<samp>{html.escape(text.rstrip(), quote=False)}</samp>"
     starts = [i for i, line in enumerate(lines) if re.fullmatch("// -{80,}", line)]
     heads = [re.match(HEAD, lines[i + 1]) for i in starts]
-    names.titles = [head[2] for head in heads]
     for head, begin, end in zip([None] + heads, [-2] + starts, starts + [len(lines)]):
         rows = [row(lines, code, *part, names) for part in split(lines, begin + 2, end)]
         section = head.groupdict(default="") if head else dict(number="0")
@@ -251,7 +232,6 @@ def main(source, translated, output, explorer, page, *flags):
     parts = list(sections(source, names, read(output)))
     loader = jinja2.FileSystemLoader(pathlib.Path(__file__).parent)
     template = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True)
-    template.filters["slug"] = slug
     template = template.get_template("page.html")
     text = template.render(sections=parts, chapter=CHAPTER, explorer=read(explorer))
     tags = re.sub(r"(?s)<(script|style).*?</\1>", "", text)
@@ -262,5 +242,4 @@ def main(source, translated, output, explorer, page, *flags):
     pathlib.Path(page).write_text(text)
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+main(*sys.argv[1:])
