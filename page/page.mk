@@ -20,11 +20,11 @@ page:  ## mgpu.cu beside its comments, for a browser: index.html in DIR
 	echo "$$folder/index.html"
 chromium = $(shell command -v chromium || command -v chromium-browser)
 page_test:
-	@$(if $(chromium),,echo 'page_test: skipped, no Chromium (Debian: apt-get install chromium)'; exit)
-	@$(if $(has_show),$(MAKE) show SUBMISSION=lab/wrong/counted_twice.cu && mkdir -p build/page && \
-	    mv build/show.html build/page/wrong.html)
-	@$(MAKE) page DIR= && build/page_venv/bin/python -m pip install -q $(page_tests)
-	@FILES='build/page/index.html $(if $(has_show),build/show.html build/page/wrong.html)' \
+	@$(if $(chromium),,echo 'page_test: skipped: no Chromium (apt-get install chromium)'; exit;) \
+	$(if $(has_show),$(MAKE) show SUBMISSION=lab/wrong/counted_twice.cu && mkdir -p build/page && \
+	    mv build/show.html build/page/wrong.html &&) $(MAKE) page DIR= && \
+	build/page_venv/bin/python -m pip install -q $(page_tests) && \
+	FILES='build/page/index.html $(if $(has_show),build/show.html build/page/wrong.html)' \
 	    CHROMIUM=$(chromium) build/page_venv/bin/python -Bm pytest -qp no:cacheprovider page/tests.py
 page_tests = pytest==9.2.0 playwright==1.65.2 axe-playwright-python==0.1.8
 
