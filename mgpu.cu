@@ -81,8 +81,8 @@ Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2) on the
 Tensor reshape(const Tensor &X, std::vector<int> shape); // the same memory; one size may be -1
 Tensor rows(const Tensor &X, int begin, int end);        // X[begin:end], the same memory
 
-// Operators. Each enqueues its forward kernels on the device of its arguments, and puts its
-// backward on that device's tape.
+// Operators. Each enqueues its forward kernels, and puts its backward on its device's tape.
+
 // (N,C,H,W) (O,C,K,K) (O) -> (N,O,OH,OW), OH = (H + 2*padding - K)/stride + 1
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride = 1, int padding = 0);
 // any shape -> the same
@@ -257,7 +257,7 @@ split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices
 
 // ---------------------------------------------------------------------------------------------
 // 5. Training                                                              tutorial: "Training"
-// train_batch trains one minibatch on all devices, train whole epochs.
+// train_batch takes one step, on one minibatch and all devices; train goes on for whole epochs.
 
 // The gradients of sum(l). They replace the old ones, which PyTorch would add to: no zero_grad().
 void backward(const Tensor &l);
@@ -424,7 +424,7 @@ Tensor arange(int n);                   // 0, 1, ..., n-1   (n) on the host
 std::string to_string(const Tensor &t); // as NumPy prints it; waits for the device
 std::vector<float> to_host(const Tensor &t);
 void run_allreduce(const std::string &name, const Grads &grads); // by name: section 7
-
+// The tutorial's outputs: a parameter and its gradient, an allreduce, a matrix that is distributed.
 void demos(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     std::vector<Tensor> new_params = get_params(params, try_gpu(0));
@@ -1138,14 +1138,14 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
 }
 
 // --- convolution
-// y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i*stride+u-padding,j*stride+v-padding] * W[o,c,u,v]
+// y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i*stride+u-padding,j*stride+v-padding] * W[o,c,u,v].
 // As in PyTorch, it is a cross-correlation. With the windows of an image as the columns of a
 // matrix, column p = (i,j), row t = (c,u,v), it is a matrix product: y[n] = b + W @ columns[n].
 struct ConvShape {
     int N, C, H, W, O, K, stride, padding, OH, OW;
 };
 // columns[n,t,p] = X[n,c,i*stride+u-padding,j*stride+v-padding], or 0 beyond the image's border.
-// Neighbours in t and p are by_t and by_p apart.   One thread per window and channel.
+// Neighbours in t and p are by_t and by_p apart. One thread per window and channel.
 __global__ void im2col_kernel(float *columns, const float *X, ConvShape s, int by_t, int by_p) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     const int j = at % s.OW, i = at / s.OW % s.OH, c = at / s.OW / s.OH % s.C;
@@ -1229,7 +1229,7 @@ struct BatchNorm {                                  // X (N,C,plane), all else (
     float *mean, *var, *running_mean, *running_var;
 };
 
-// mean and var; running = (1-momentum) * running + momentum * new   One block per channel.
+// mean and var; running = (1-momentum) * running + momentum * new. One block per channel.
 __global__ void batch_norm_moments_kernel(BatchNorm a, Planes s) {
     __shared__ float scratch[threads];
     const int c = blockIdx.x, n = s.N * s.plane;
@@ -1244,7 +1244,7 @@ __global__ void batch_norm_moments_kernel(BatchNorm a, Planes s) {
     a.running_mean[c] = (1 - bn_momentum) * a.running_mean[c] + bn_momentum * mean;
     a.running_var[c] = (1 - bn_momentum) * a.running_var[c] + bn_momentum * unbiased;
 }
-// y = (X - mean) * gamma / sqrt(var + eps) + beta   One thread per element.
+// y = (X - mean) * gamma / sqrt(var + eps) + beta. One thread per element.
 __global__ void batch_norm_kernel(float *y, BatchNorm a, Planes s) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= s.N * s.C * s.plane) return;
@@ -1254,7 +1254,7 @@ __global__ void batch_norm_kernel(float *y, BatchNorm a, Planes s) {
 // With sum and product, the sums of dy and of dy * (X - mean) over the channel, and M = N*plane:
 // dbeta += sum, dgamma += product / sqrt(var + eps), dX += gamma / sqrt(var + eps) * (dy - sum/M -
 // (X - mean) / (var + eps) * product/M): mean and var depend on X, too. A gradient that is null is
-// not wanted.   One block per channel.
+// not wanted. One block per channel.
 __global__ void batch_norm_backward_kernel(float *dX, float *dgamma, float *dbeta, const float *dy,
                                            BatchNorm a, Planes s) {
     __shared__ float scratch[threads];
@@ -2114,7 +2114,7 @@ static std::map<std::string, Tensor> by_name(const std::vector<Tensor> &params) 
     for (size_t i = 0; i < params.size(); i++) tensors[param_names[i]] = params[i];
     return tensors;
 }
-// "W1":{"dtype":"F32","shape":[20,1,3,3],"data_offsets":[0,720]},...}
+//   "W1":{"dtype":"F32","shape":[20,1,3,3],"data_offsets":[0,720]},...}
 static std::string tensors_json(const std::map<std::string, Tensor> &tensors) {
     std::string json;
     size_t begin = 0;
@@ -2152,7 +2152,7 @@ void save_safetensors(const std::string &path, const std::vector<Tensor> &params
     const uint64_t length = header.size();
     write_file(path, std::string((const char *)&length, 8) + header + numbers);
 }
-// Read the file into `params`, on the host.   ->   its metadata
+// Read the file into `params`, on the host; returns its metadata.
 Metadata load_safetensors(const std::string &path, const std::vector<Tensor> &params) {
     std::ifstream file(path, std::ios::binary);
     uint64_t length = 0;

@@ -29,4 +29,5 @@ for folder in fast:1700 lab:5260 nodes:420; do
     done
     if [ $# -gt 0 ]; then part "${folder%:*}/, without tests" "${folder#*:}" "$@"; fi
 done
+part 'page/, with tests' 500 page/* .github/workflows/page.yml
 exit "$longer"
