@@ -26,6 +26,7 @@
 # T              words for the tests, such as T='-tc=allreduce*'
 # BUILD          folder to build in, where this one cannot be written
 ifneq ($(BUILD),)
+  .PHONY: $(MAKECMDGOALS)
   $(or $(MAKECMDGOALS),usage): ; @sh cpu/elsewhere.sh '$(BUILD)' && \
     MAKELEVEL=0 $(MAKE) --no-print-directory -C '$(BUILD)' BUILD= $@
 else
@@ -118,8 +119,7 @@ help:  ## this list
 backend: ; @echo $(call quote,backend: $(why)) >&2
 
 # ----- Compiling -------------------------------------------------------------------------------
-# (ASSERTIONS: an index beyond the end of a std::vector ends the program and is named)
-# Code for each SM, and PTX for whatever else is there
+# Code for each SM, and PTX for others. (ASSERTIONS: an index beyond a std::vector's end is named)
 oldest = $(shell printf '%s\n' $(SM) | sort -n | sed q)
 nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS \
     $(foreach sm,$(SM),-gencode arch=compute_$(sm),code=sm_$(sm)) \

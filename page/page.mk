@@ -22,12 +22,12 @@ chromium = $(shell command -v chromium || command -v chromium-browser)
 page_test:
 	@$(if $(chromium),,echo 'page_test: skipped: no Chromium (apt-get install chromium)'; exit;) \
 	$(if $(has_show),$(MAKE) show SUBMISSION=lab/wrong/counted_twice.cu && mkdir -p build/page && \
-	    mv build/show.html build/page/wrong.html &&) $(MAKE) page DIR= && \
-	build/page_venv/bin/python -m pip install -q $(page_tests) && \
+	    mv build/show.html build/page/wrong.html &&) $(MAKE) page build/page_venv/tests DIR= && \
 	FILES='build/page/index.html $(if $(has_show),build/show.html build/page/wrong.html)' \
 	    CHROMIUM=$(chromium) build/page_venv/bin/python -Bm pytest -qp no:cacheprovider page/tests.py
+build/page_venv/tests: build/page_venv/requirements.txt
+	@build/page_venv/bin/python -m pip install -q $(page_tests) && touch $@
 page_tests = pytest==9.2.0 playwright==1.65.2 axe-playwright-python==0.1.8
-
 # Packages of Python, in a folder of their own
 build/page_venv/requirements.txt: page/requirements.txt
 	@mkdir -p build; python3 -m venv build/page_venv >build/page_venv.log 2>&1 || \
