@@ -424,6 +424,7 @@ Tensor arange(int n);                   // 0, 1, ..., n-1   (n) on the host
 std::string to_string(const Tensor &t); // as NumPy prints it; waits for the device
 std::vector<float> to_host(const Tensor &t);
 void run_allreduce(const std::string &name, const Grads &grads); // by name: section 7
+
 // The tutorial's outputs: a parameter and its gradient, an allreduce, a matrix that is distributed.
 void demos(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
@@ -2108,7 +2109,6 @@ void Animator::add(int epoch, float acc, double seconds) {
 // endian); the header, JSON filled up with spaces to a multiple of 8; the numbers, tensor by
 // tensor, in the order of their names. Its __metadata__ says what RESUME must find.
 typedef std::map<std::string, std::string> Metadata;
-
 static std::map<std::string, Tensor> by_name(const std::vector<Tensor> &params) {
     std::map<std::string, Tensor> tensors;
     for (size_t i = 0; i < params.size(); i++) tensors[param_names[i]] = params[i];
@@ -2339,7 +2339,7 @@ struct Flag {
 };
 static void set_split(const char *value) {
     options.split.clear();
-    for (int part, n; *value; value += n) { // n: characters of a number and the comma behind it
+    for (int part, n = 0; *value || !n; value += n) { // n: of a number and the comma behind it
         if (sscanf(value, "%d%n", &part, &n) < 1 || part < 1 || part > 1000)
             error("%s: whole numbers from 1 to 1000 are wanted, such as 3,1", value);
         options.split.push_back(part);
