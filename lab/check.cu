@@ -577,7 +577,9 @@ static std::vector<Row> rows_of_train(const std::string &log) {
 // The same epochs by train_batch alone, with the order of samples that `train` has had
 static void check_train(const std::string &where) {
     const int train_count = train_set.count, batch = options.batch;
+    const float lr = options.lr;
     options.batch = std::max(options.gpus, std::min(batch, 16));
+    options.lr = std::min(lr, 1.0f); // with more a right program's loss may become nan
     train_set.count = std::min(train_count, 5 * options.batch / 2);
     const auto before = rng;
     const std::string log = format("build/check.%d.csv", getpid());
@@ -621,7 +623,7 @@ static void check_train(const std::string &where) {
     }
     check_replicas(device_params);
     train_set.count = train_count;
-    options.batch = batch;
+    options.batch = batch, options.lr = lr;
 }
 
 // --- a model
