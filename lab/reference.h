@@ -537,6 +537,22 @@ void check_operators() {
     for (const Case &c : cases) check_case(c);
 }
 
+// Is a layer's parameter called after the argument that it is?
+static void check_roles(const std::string &who, const Call &made,
+                        const std::vector<std::string> &arguments,
+                        const std::vector<Tensor> &params) {
+    std::map<std::string, std::string> called = {
+        {"W", "weight"}, {"b", "bias"}, {"gamma", "weight"}, {"beta", "bias"}};
+    for (size_t i = 0; i < made.inputs.size(); i++)
+        for (size_t j = 0; j < params.size(); j++) {
+            const std::string &argument = arguments[i], &name = param_names[j];
+            const std::string want = called.count(argument) ? called[argument] : argument;
+            if (params[j].data == made.inputs[i].data && name.find('.') < name.size() &&
+                name.substr(name.find('.') + 1) != want)
+                error("%s%s: its %s is %s: are arguments exchanged in the layer that calls it?",
+                      who.c_str(), made.op.c_str(), argument.c_str(), name.c_str());
+        }
+}
 // Each operator of the network at its own size, its inputs those that it got
 static void check_network(const std::string &who, const Tensor &X,
                           const std::vector<Tensor> &params) {
@@ -544,6 +560,7 @@ static void check_network(const std::string &who, const Tensor &X,
     for (const Call &made : calls_of([&] { net(X, params); })) {
         Case c = {made.op, made.how, {}};
         for (const Tensor &t : made.inputs) c.shapes.push_back(t.shape);
+        check_roles(who, made, arguments(c), params);
         compare(format("%soperator %d of the network, ", who.c_str(), ++number) + in_words(c), "y",
                 made.y.shape, to_host(made.y), in_double(c, all_in_double(made.inputs)),
                 10 * float_error, where_to_look(c, "y"));
