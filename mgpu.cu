@@ -5,7 +5,7 @@
 //
 // A first reading starts at section 2 and ends with section 6, the tutorial beside it: same titles,
 // names and order. Section 7 is its exercise, with a slot for an allreduce of your own. Sections 8
-// to 14 build what the tutorial takes for granted. Words in capitals are make's: MODEL=lenet.
+// to 14 build what the tutorial takes for granted. Capitals: make's options, MODEL=lenet.
 //
 //   1. The vocabulary                    8. Kernels and operators
 //   2. A toy network                     9. Autograd
@@ -65,12 +65,12 @@ struct Tensor {
     std::shared_ptr<float> data;  // size(t) floats in the memory of `device`
     std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
     bool requires_grad = true;    // for get_params; false: a buffer (a running statistic)
-    float *ptr() const;           // data.get(); take it before you enqueue what uses it
+    float *ptr() const;           // data.get(), once what was put off on it is launched
 
     // Of a gradient, for autograd (section 9):
     unsigned written = 0; // the number of the backward pass that wrote it last
     std::shared_ptr<struct Event> complete = nullptr; // recorded after that write
-    std::shared_ptr<struct Note> note = nullptr;      // of other operators than section 8's
+    std::shared_ptr<struct Note> note = nullptr;      // other programs' operators put work off
 };
 int size(const Tensor &t); // the product of the shape
 
@@ -81,7 +81,7 @@ Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2) on the
 Tensor reshape(const Tensor &X, std::vector<int> shape); // the same memory; one size may be -1
 Tensor rows(const Tensor &X, int begin, int end);        // X[begin:end], the same memory
 
-// Operators. Each enqueues its forward kernels, and puts its backward on its device's tape.
+// Operators. Each enqueues kernels, which a device runs later, and records its backward on a tape.
 
 // (N,C,H,W) (O,C,K,K) (O) -> (N,O,OH,OW), OH = (H + 2*padding - K)/stride + 1
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride = 1, int padding = 0);
@@ -150,7 +150,7 @@ struct Stream {
 };
 Stream &stream(Device device);
 cudaStream_t on(Device device); // its stream's handle; makes the device CUDA's current one
-int physical(Device device);    // CUDA's number of the GPU that is gpu(i)
+int physical(Device device);    // CUDA's number of the GPU behind gpu(i): several may share one
 void attach_grad(std::vector<Tensor> &params); // gradients of zeros, contiguous in memory
 void add_(const Tensor &a, const Tensor &b);   // a[:] += b, on the same device
 
@@ -161,8 +161,8 @@ void add_(const Tensor &a, const Tensor &b);   // a[:] += b, on the same device
 void check_cuda(cudaError_t code, const char *call, const char *file, int line);
 
 // Work enqueued on `device` after this call starts only when all work already enqueued on `other`
-// has finished. The host does not wait. (A wait is for the last record before it; so one event per
-// stream is enough.)
+// has finished. The host does not wait. (The wait keeps to this record, even if `ready` is recorded
+// anew: one event per stream is enough.)
 //   other's stream    ... work ... [record ready] ... more work ...
 //                                        |
 //                                        v
@@ -220,7 +220,7 @@ std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device)
 }
 
 // data[c] lies on device c; afterwards each of them holds the elementwise sum of all. A received
-// copy is freed at once, but its memory is reused in stream order only (section 11).
+// copy is freed at once, but only later work of its device gets that memory (section 11).
 // With k devices and tensors of n bytes: 2(k-1) messages, all to or from device 0, which receives
 // (k-1)n bytes and sends as many; every other device receives n bytes and sends n.
 void allreduce(std::vector<Tensor> data) {
@@ -294,12 +294,12 @@ Exchange exchange = allreduce_naive;
 //   3. Sum the k gradients of each parameter, and
 //   4. broadcast the sum to all devices: allreduce does both.
 //   5. Each device updates its copy with the same sum, so that the copies stay equal.
-// Returns the losses: ls[c] has shape (size of shard c).
+// Returns the losses, which train prints: ls[c] has shape (size of shard c).
 std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y,
                                 std::vector<std::vector<Tensor>> &device_params,
                                 const std::vector<Device> &devices, float lr) {
     auto [X_shards, y_shards] = split_batch(X, y, devices); // 1.
-    std::vector<Tensor> ls; // 2. Loss is calculated separately on each GPU
+    std::vector<Tensor> ls; // 2. Loss is calculated separately on each GPU, and recorded: section 9
     for (size_t c = 0; c < devices.size(); c++)
         ls.push_back(loss(net(X_shards[c], device_params[c]), y_shards[c]));
     for (const Tensor &l : ls) backward(l); // Back Propagation is performed separately on each GPU
@@ -317,7 +317,7 @@ std::vector<Device> first_devices(int k); // gpu(0) to gpu(k-1)
 void waitall();                           // npx.waitall: the host waits for all devices
 std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
 
-// The command line (section 14). batch, epochs, lr, allreduce: 0 or empty is the model's (10).
+// The command line (section 14). batch, epochs, lr, allreduce: 0 or empty: the model's own.
 struct Options {
     int gpus = 1, batch = 0, epochs = 0; // batch: samples over all devices
     int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
@@ -352,16 +352,16 @@ struct Timer { // seconds, mean over start-stop pairs
     double t0 = 0;
     void start();
     void stop();
-    void exclude(const std::function<void()> &f); // run f meanwhile, in no time
+    void exclude(const std::function<void()> &f); // run f; its time does not count
     double avg() const;
 };
 // The tutorial's plot: a progress bar on a terminal, a row an epoch, and a file for `make plot`.
 struct Animator {
     int steps; // of an epoch
     std::ofstream log = {};
-    std::vector<Tensor> ls = {};           // of the last minibatch: not counted yet
-    int epoch, done = 0, samples = 0;      // this epoch, from 1; what is counted of it
-    double loss = 0, start = 0, drawn = 0; // the sum; when the epoch began, and the bar was drawn
+    std::vector<Tensor> ls = {};           // the last minibatch's losses: not counted yet
+    int epoch, done = 0, samples = 0;      // this epoch, from 1; its minibatches and samples so far
+    double loss = 0, start = 0, drawn = 0; // their losses' sum; when it began; when a bar was drawn
     explicit Animator(int steps);
     void step(const std::vector<Tensor> &ls);       // a minibatch has been enqueued
     void add(int epoch, float acc, double seconds); // an epoch is done: a row
@@ -391,7 +391,7 @@ void train(int num_gpus, int batch_size, float lr) {
     int steps = 0;
     bool more = true; // STEPS may end the training
     for (int epoch = 0; epoch < first_epoch; epoch++)
-        train_iter.reset(); // samples keep their order
+        train_iter.reset(); // shuffle as often as the epochs that are done did
     for (int epoch = first_epoch; epoch < num_epochs && more; epoch++) {
         timer.start();
         train_iter.reset();
@@ -402,7 +402,7 @@ void train(int num_gpus, int batch_size, float lr) {
             animator.step(ls);
             more = steps != options.steps;
         }
-        waitall();
+        waitall(); // the text: after each minibatch; here animator.step waits for the last but one
         timer.stop();
         check_replicas(device_params);
         if (options.evaluate_all) // the chapter's exercise 4
@@ -436,9 +436,9 @@ void demos(int num_gpus) {
     for (int i = 0; i < num_gpus; i++) data.push_back(full({1, 2}, i + 1, try_gpu(i)));
     printf("before allreduce:\n");
     for (const Tensor &t : data) printf(" %s\n", to_string(t).c_str());
-    Grads grads; // the list [data]: one tensor on each device
+    Grads grads; // `data` as Grads: a list of one tensor for each device
     for (const Tensor &t : data) grads.push_back({t});
-    run_allreduce(options.allreduce, grads); // naive: allreduce(data)
+    run_allreduce(options.allreduce, grads); // by default naive: allreduce(data)
     printf("after allreduce:\n");
     const float sum = num_gpus * (num_gpus + 1) / 2;
     for (const Tensor &t : data)
@@ -480,7 +480,7 @@ void experiment() {
 
 Stream &link_stream(Device src, Device dst); // the stream of messages from src to dst
 void wait_for_gradient(const Tensor &grad);  // later work on its device waits until it is written
-void use_comm_streams(bool use); // stream(d) is now d's second stream, for communication, or not
+void use_comm_streams(bool use); // true: stream(d) is d's second stream, for communication
 void join_comm_streams(int k);   // later work on the first k devices waits for those streams
 std::string str(Device device);  // gpu(0)
 __attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...);
@@ -492,9 +492,9 @@ __attribute__((format(printf, 1, 2))) static std::string format(const char *form
         __VA_ARGS__;                                                                               \
         check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__);                   \
     } while (0)
-inline void touch(long) {} // the next kernel reads or writes so many numbers: for who counts bytes
+inline void touch(long) {} // so many numbers the next kernel uses: for programs that count bytes
 #endif
-// A part of a step, as long as this lives: nsys shows it.
+// Names a part of a step while the object exists: NVIDIA's profiler nsys shows it.
 struct Part {
     explicit Part(const char *name) { nvtxRangePushA(name); }
     ~Part() { nvtxRangePop(); }
@@ -537,9 +537,9 @@ static void send(const std::vector<Message> &messages) {
     for (const auto &[src, dst] : messages) {
         if (size(src) != size(dst))
             error("send: %d numbers do not fit a tensor of %d", size(src), size(dst));
-        src.ptr(); // launch first what other operators have put off: it is earlier work
+        src.ptr(); // launches what operators have put off: it is earlier work
         if (size(src) > 0 && !places.insert(dst.ptr()).second)
-            error("send: two messages of a round go to the same place on %s: empty() for each",
+            error("send: two messages of a round go to the same place on %s: use an empty() each",
                   str(dst.device).c_str());
     }
     for (const auto &[src, dst] : messages)
@@ -589,7 +589,7 @@ static void sum_on_owners(const Grads &grads, const std::vector<int> &owner) {
             broadcast.push_back({sum, part});
         }
     send(gather);
-    for (size_t m = 0; m < gather.size(); m++) add_(broadcast[m].src, gather[m].dst);
+    for (size_t m = 0; m < gather.size(); m++) add_(broadcast[m].src, gather[m].dst); // the sum
     send(broadcast);
 }
 
@@ -636,7 +636,7 @@ static void allreduce_ring(const Grads &grads) {
     for (int step = 0; step < 2 * (k - 1); step++) {
         const bool reduce = step < k - 1;
         std::vector<Message> messages;
-        std::vector<Tensor> theirs; // the neighbours' chunks of the same numbers
+        std::vector<Tensor> theirs; // the same chunk on the right neighbour
         for (int c = 0; c < k; c++) {
             const int j = (c - step + 2 * k) % k;
             const Tensor part = chunk(flat[c], j, k);
@@ -689,7 +689,7 @@ constexpr bool on_cpu = true; // the stand-in, see cpu/
 constexpr bool on_cpu = false;
 #endif
 constexpr int threads = 256;                         // of a block, where nothing else decides
-inline int blocks(long n, int per_block = threads) { // at least one: an empty grid is an error
+inline int blocks(long n, int per_block = threads) { // at least one: CUDA refuses to launch none
     if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
     return n > 0 ? (n + per_block - 1) / per_block : 1;
 }
@@ -698,12 +698,12 @@ inline int blocks(long n, int per_block = threads) { // at least one: an empty g
 // of this section. The tools:
 //   send       copyto(src, dst), one message, or send({{src, dst}, ...}), a round of them
 //   add        add_(a, b): a += b
-//   allocate   empty(shape, device); its last handle frees it, which is safe in stream order
+//   allocate   empty(shape, device); freed with its last handle, safe while enqueued work uses it
 //   cut        chunk(t, j, k) or chunk(t, j, k, count), flatten(grads)
-//   look       printf("%s\n", to_string(t).c_str()), which waits: make run ALLREDUCE=yours STEPS=1
+//   look       printf("%s\n", to_string(t).c_str()): the host waits. make run STEPS=1 shows it
 // For powers of two only? Say so in `algorithms` below: {"yours", allreduce_yours, powers_of_two}.
 // The commands:
-//   make exercise                           is it right, and what does it cost beside naive?
+//   make exercise, make show                is it right? its cost? whose numbers are where, when?
 //   make race ALLREDUCE=yours GPUS=3        is every wait there?
 //   make run ALLREDUCE=yours GPUS=2         does it train?
 // ---- kernels of your own, from here; relu_kernel in section 8 is the simplest to start from:

@@ -38,9 +38,10 @@ using wire::Request;
 
 struct Options {
     std::string worker, allreduce = "yours", model = "lenet", rows, show, fabric;
-    int gpus = limits::usual_devices;
+    int gpus = 0; // not given: limits::usual_devices
     unsigned seed = std::random_device()();
     bool points = false;
+    int given = 0;   // gpus, as they were given
     int result = -1; // an open file for what lab/grade.py reads
     double seconds = limits::seconds_of_case;
 };
@@ -267,8 +268,9 @@ static std::string explain_own(const std::vector<Flat> &sums, int i, int c, int 
         return own + "as all of its numbers are, and no device has the sum: is it put into the "
                      "tensor, with add_ and copyto(sum, grads[c][i]), or into a list alone "
                      "(data[c] = ...)? Or does a loop end too early, or is a wait missing?";
-    return own + "and no device has the sum: does a chunk, a grid or a loop end too early, or is a "
-                 "wait for the sum missing?";
+    return own +
+           "and no device has the sum at the end: is it overwritten, as by a chunk that was not "
+           "yet the sum, does a chunk, a grid or a loop end too early, or is a wait missing?";
 }
 // What may have gone wrong, from a wrong number of device c at index i.
 static std::string explain(const std::vector<Flat> &sums, int i, int c, int k, int n) {
@@ -492,8 +494,8 @@ static std::string what_binds(const wire::Traffic &t, int k) {
                        text.empty() ? "" : " ", t.steps, t.messages);
     if (text.empty())
         text =
-            format("No device moves more than its share. %ld messages follow one another: that is "
-                   "what short lists wait for.",
+            format("No device moves more than its share. %ld messages follow one another: small "
+                   "gradients wait for these, not for bytes.",
                    t.steps);
     return text + "\n";
 }
@@ -619,6 +621,12 @@ static Answer greet(int devices) {
     Worker worker(devices);
     return worker.ask({}, "the start of " + options.worker);
 }
+static std::string listed(const std::vector<std::string> &words) {
+    std::string text;
+    for (const std::string &word : words) text += (text.empty() ? "" : ", ") + word;
+    return text;
+}
+
 #include "show.h"
 
 static void exercise() {
@@ -626,8 +634,7 @@ static void exercise() {
     const Answer of = greet(options.gpus);
     slow = of.slow;
     races = of.races;
-    std::string names;
-    for (const std::string &other : of.names) names += (names.empty() ? "" : ", ") + other;
+    const std::string names = listed(of.names);
     // Numbers of devices up to options.gpus
     auto meant_for = [&](const std::string &name, std::vector<int> *not_meant = nullptr) {
         const size_t i = std::find(of.names.begin(), of.names.end(), name) - of.names.begin();
@@ -726,6 +733,8 @@ static void parse_options(int argc, char **argv) {
                 "--fabric NAME");
     }
     if (optind < argc) throw Verdict(std::string("unknown argument ") + argv[optind]);
+    options.given = options.gpus;
+    if (!options.given) options.gpus = limits::usual_devices;
     if (options.worker.empty()) throw Verdict("--worker PROGRAM is wanted: what lab/worker.cu is");
     if (options.model != "lenet" && options.model != "lab_cnn" && options.model != "resnet18")
         throw Verdict("--model " + options.model + ": unknown, there are lenet, resnet18, lab_cnn");
@@ -761,7 +770,7 @@ int main(int argc, char **argv) {
         say_wrong(Verdict(e.what()), e.what());
     }
     if (numbers_were_wrong)
-        fprintf(stderr, "judge: SEED=%u gives these numbers again\n", options.seed);
+        fprintf(stderr, "judge: make exercise SEED=%u gives these numbers again\n", options.seed);
     const char *submission = getenv("SUBMISSION"); // of make
     const bool shows = asked_first_wrong > 1 && asked_first_wrong <= limits::shown_devices;
     if (numbers_were_wrong && shows && !races && options.result < 0)
@@ -773,5 +782,7 @@ int main(int argc, char **argv) {
         printf("Score: %d/%d\n", points_sums + points_bits + points_host,
                limits::points_sums + limits::points_bits + limits::points_host);
     if (options.result >= 0) write_result();
-    return fflush(stdout) || ferror(stdout) || first_verdict ? 1 : 0;
+    if (!fflush(stdout) && !ferror(stdout)) return first_verdict ? 1 : 0;
+    fprintf(stderr, "judge: what is printed cannot be written to stdout\n");
+    return 1;
 }

@@ -1,8 +1,8 @@
 # The laboratory's targets. The Makefile includes this file where it is there.
 
 # BENCH          what make bench times: step (of training), allreduce, kernels, or all
-# FABRIC         another machine's network: nvlink, pcie, sockets, ethernet100, ethernet10, '10,25',
-#                8xnvlink+ethernet100; nvlink,host=0
+# FABRIC         another machine's network: nvlink, pcie, sockets, ethernet100, ethernet10; see lab/
+#                README.md: '10,25', 8xnvlink+ethernet100, nvlink,host=0
 # PROFILE        what kernels take, for make trace with FABRIC, such as data/profile.csv
 # TRACE_MS       milliseconds that the picture of make trace is wide, by default what the steps take
 # STEP_MS        milliseconds of a step on one device, for make scale; by default it is measured
@@ -133,8 +133,10 @@ build/submission/mgpu.cu: ;
 else
 	@$(compile_worker) -DSUBMISSION='"../../submission/mgpu.cu"' -x c++ build/cpp/lab/worker.cu -o $@
 build/submission/mgpu.cu: cpu/to_cpp.sed FORCE
-	@[ -r $(call quote,$(value SUBMISSION)) ] || { echo SUBMISSION=$(call quote,$(value \
+	@[ -f $(call quote,$(value SUBMISSION)) ] || { echo SUBMISSION=$(call quote,$(value \
 	    SUBMISSION)): no such file >&2; exit 1; }
+	@grep -qE 'allreduce_yours|yours.h' $(call quote,$(value SUBMISSION)) || { echo SUBMISSION=$(call \
+	    quote,$(value SUBMISSION)): a whole mgpu.cu with allreduce_yours is wanted >&2; exit 1; }
 	@mkdir -p $(@D); { echo '#line 1 "$(lastword $(subst /, ,$(SUBMISSION)))"'; \
 	    LC_ALL=C sed -zEf $< $(call quote,$(value SUBMISSION)); } >$@
 endif

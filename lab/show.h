@@ -93,7 +93,11 @@ static void show() {
     std::vector<fabric::Fabric> fabrics = fabric::fabrics;
     if (!options.fabric.empty())
         fabrics.insert(fabrics.begin(), fabric::find_fabric(options.fabric));
-    if (fabrics[0].name.empty()) throw Verdict("FABRIC=" + options.fabric + " is unknown");
+    if (fabrics[0].name.empty()) {
+        std::vector<std::string> known;
+        for (const fabric::Fabric &f : fabric::fabrics) known.push_back(f.name);
+        throw Verdict("FABRIC=" + options.fabric + " is unknown: there are " + listed(known));
+    }
     const long bytes = sizeof(float) * total(limits::gradients(options.model));
     const double scale = bytes / (sizeof(float) * total(limits::shown));
     std::string runs;
@@ -103,7 +107,12 @@ static void show() {
         return std::find(of.names.begin(), of.names.end(), name) - of.names.begin();
     };
     const size_t mine = index(options.allreduce), yours = index("yours");
-    if (mine == of.names.size()) throw Verdict("--allreduce " + options.allreduce + ": unknown");
+    if (mine == of.names.size())
+        throw Verdict("--allreduce " + options.allreduce + ": unknown, there are " +
+                      listed(of.names));
+    if (options.given == 1 || options.given > limits::shown_devices)
+        throw Verdict(
+            format("make show has 2 to %d devices, not %d", limits::shown_devices, options.given));
     std::vector<size_t> order = {mine};
     for (size_t i = 0; i <= yours && i < of.names.size(); i++)
         if (i != mine) order.push_back(i);
@@ -142,11 +151,14 @@ static void show() {
             array(limits::shown, [](int n) { return std::to_string(n); }).c_str(),
             array(tensors, quoted).c_str(),
             array(fabrics, [](const fabric::Fabric &f) { return quoted(f.name); }).c_str(),
-            quoted(options.allreduce).c_str(), std::clamp(options.gpus, 2, limits::shown_devices),
+            quoted(options.allreduce).c_str(),
+            options.given   ? options.given
+            : wrong.empty() ? 4
+                            : wrong[0],
             runs.c_str());
     if (ferror(file) | fclose(file)) throw Verdict("cannot write " + options.show);
     printf("%s, one operation after another: ", options.allreduce.c_str());
     if (!right.empty()) printf("the sum on %s", devices(right).c_str());
-    if (!wrong.empty()) printf("%snot on %s", right.empty() ? "" : ", ", devices(wrong).c_str());
+    if (!wrong.empty()) printf("%sWRONG on %s", right.empty() ? "" : ", ", devices(wrong).c_str());
     puts(wrong.empty() ? "; a wait that is missing cannot show: make race" : "");
 }
