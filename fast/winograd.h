@@ -292,30 +292,32 @@ __device__ __forceinline__ void transform_tiles(float *V, const Panels &p, const
     float pixels[size][2 * row_of_tiles + 5][tile_n];
     for_rows(s, begin, end, [&](int n, int h0, int w0, int t, int count) {
         const int plane = s.H * s.W;
+        // A row of four pixels at a time, so that channels become neighbours in half the time. First
+        // all are loaded: what has just been stored in parts cannot be loaded as a whole at once.
+        float fours[row_of_tiles / 2 + 2][tile_n][4];
         for (int u = 0; u < size; u++)
-            for (int k = 0; k < 2 * count + size - 2;) {
-                const int h = h0 + u - s.padding, w = w0 + k - s.padding;
-                const bool inside = h >= 0 && h < s.H && w >= 0 && w < s.W;
-                const float *from = X + (n * s.C + c0) * plane + (inside ? h * s.W + w : 0);
-                float(*to)[tile_n] = &pixels[u][k];
-                if (inside && w + 4 <= s.W) { // four pixels at a time
-                    float fours[tile_n][4];
-                    for (int q = 0; q < tile_n; q++) {
+            for (bool load : {true, false})
+                for (int k = 0, next; k < 2 * count + size - 2; k = next) {
+                    const int h = h0 + u - s.padding, w = w0 + k - s.padding;
+                    const bool inside = h >= 0 && h < s.H && w >= 0 && w < s.W;
+                    const float *from = X + (n * s.C + c0) * plane + (inside ? h * s.W + w : 0);
+                    float(*to)[tile_n] = &pixels[u][k], (*four)[4] = fours[k / 4];
+                    next = inside && w + 4 <= s.W ? k + 4 : k + 1;
+                    if (next == k + 4 && load) {
+                        for (int q = 0; q < tile_n; q++) {
+                            UNROLL
+                            for (int i = 0; i < 4; i++) four[q][i] = from[q * plane + i];
+                        }
+                    } else if (next == k + 4) {
                         UNROLL
-                        for (int i = 0; i < 4; i++) fours[q][i] = from[q * plane + i];
-                    }
-                    UNROLL
-                    for (int i = 0; i < 4; i++) UNROLL_LANES
-                    for (int q = 0; q < tile_n; q++) to[i][q] = fours[q][i];
-                    k += 4;
-                } else {
-                    if (inside)
+                        for (int i = 0; i < 4; i++) UNROLL_LANES
+                        for (int q = 0; q < tile_n; q++) to[i][q] = four[q][i];
+                    } else if (load && inside) {
                         for (int q = 0; q < tile_n; q++) to[0][q] = from[q * plane];
-                    else
+                    } else if (load) {
                         for (int q = 0; q < tile_n; q++) to[0][q] = 0;
-                    k++;
+                    }
                 }
-            }
         for (int j = 0; j < count; j++)
             for (int q = 0; q < tile_n; q += wide) {
                 Wide d[4][4];
@@ -369,16 +371,22 @@ __device__ __forceinline__ void transform_products(const Store &y, const float *
         }
     });
 }
-// M (rows,tile_n) = or += A @ B of K terms, of the first product_m rows: A has (m,k) at offset[m] +
-// k*by_k, but from each tile_n terms to the next at by_panel.
+// M (rows,tile_n) = or += A @ B, K terms, of product_m rows of A from `first` on, which are rows of
+// its panels or, with turned, columns. Of its own: inlined, the sums would leave the registers.
 constexpr int product_m = tile_m == 12 ? 13 : tile_m; // 64, 128, 256, 512 fill tiles of 13
-__device__ __forceinline__ void product_tile(float *M, const float *A,
-                                             const int (&offset)[product_m], int by_k, int by_panel,
-                                             const float *B, int rows, int K, bool add) {
+template <bool turned>
+__device__ __noinline__ void product_tile(float *M, const float *A, const Panels &p, int first,
+                                          int rows, const float *B, int K, bool add) {
     float sum[product_m][tile_n] = {};
-    for (int begin = 0; begin < K; begin += tile_n, A += by_panel) {
+    int offset[product_m];
+    UNROLL
+    for (int r = 0; r < product_m; r++)
+        offset[r] = turned ? p.at(0, min(first + r, rows - 1)) : r * tile_n;
+    if (!turned) A += first * tile_n;
+    for (int begin = 0; begin < K; begin += tile_n, A += turned ? tile_n * tile_n : p.by_panel) {
         const float *a = A;
-        for (int k = begin; k < min(K, begin + tile_n); k++, a += by_k, B += tile_n) {
+        for (int k = begin; k < min(K, begin + tile_n);
+             k++, a += turned ? tile_n : 1, B += tile_n) {
             UNROLL
             for (int r = 0; r < product_m; r++) {
                 const float ar = a[offset[r]];
@@ -387,6 +395,7 @@ __device__ __forceinline__ void product_tile(float *M, const float *A,
             }
         }
     }
+    rows -= first;
     UNROLL
     for (int r = 0; r < product_m; r++) {
         if (r >= rows) break;
@@ -399,7 +408,7 @@ __device__ __forceinline__ void product_tile(float *M, const float *A,
 }
 // Each block, a thread, takes a part of the tiles, `group` at a time: their V and M, in memory of
 // its own, stay in the core's cache.
-constexpr int group = 5 * product_m;
+constexpr int group = (64 + product_m - 1) / product_m * product_m;
 __global__ void winograd_kernel(Store y, const float *X, TiledImages x, const float *U, Panels u,
                                 const float *b, TiledImages out, float *memory, Panels v,
                                 Panels m) {
@@ -410,12 +419,9 @@ __global__ void winograd_kernel(Store y, const float *X, TiledImages x, const fl
         for (int c = 0; c < x.C; c += tile_n) transform_tiles<false>(V, v, X, x, t, end, c);
         for (int e = 0; e < 16; e++)
             for (int o = 0; o < out.C; o += tile_n)
-                for (int r = 0; r < rows; r += product_m) {
-                    int offset[product_m];
-                    for (int i = 0; i < product_m; i++) offset[i] = min(r + i, rows - 1) * tile_n;
-                    product_tile(M + e * m.by_e + m.at(r, o), V + e * v.by_e, offset, 1, v.by_panel,
-                                 U + e * u.by_e + u.at(0, o), rows - r, x.C, false);
-                }
+                for (int r = 0; r < rows; r += product_m)
+                    product_tile<false>(M + e * m.by_e + m.at(r, o), V + e * v.by_e, v, r, rows,
+                                        U + e * u.by_e + u.at(0, o), x.C, false);
         for (int o = 0; o < out.C; o += tile_n) transform_products(y, M, m, b, out, t, end, o);
     }
 }
@@ -444,10 +450,8 @@ __global__ void winograd_sum_kernel(float *S, Panels s, const float *Y, Panels y
     const int of_panel = (O + product_m - 1) / product_m, o = i % of_panel * product_m;
     const int c = i / of_panel * tile_n;
     if (c >= C) return;
-    int offset[product_m];
-    for (int r = 0; r < product_m; r++) offset[r] = y.at(0, min(o + r, O - 1));
-    product_tile(S + e * s.by_e + s.at(o, c), Y + e * y.by_e, offset, tile_n, tile_n * tile_n,
-                 V + e * v.by_e + v.at(0, c), O - o, tiles, add);
+    product_tile<true>(S + e * s.by_e + s.at(o, c), Y + e * y.by_e, y, o, O,
+                       V + e * v.by_e + v.at(0, c), tiles, add);
 }
 static Tensor winograd_sums(const float *X, const Tensor &dy, Panels s, const TiledImages &x,
                             const TiledImages &out, int &slices) {
