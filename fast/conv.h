@@ -27,6 +27,7 @@ static bool skips(const ConvShape &s, bool leave) { return leave && s.rung != tf
 
 static void product_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
                             const ConvShape &s) {
+    if (is_winograd(s)) return winograd_forward(y, X, W, b, s);
     const int out = s.OH * s.OW, zeros = s.rung == tiled ? s.padding : 0;
     const Images x = pad(X, s.H, s.W, zeros, zeros);
     if (is_shallow(s)) return shallow_forward(y, x, W, b, s);
@@ -87,11 +88,13 @@ static void product_backward_input(const Tensor &X, const Tensor &W, const Tenso
     const int wide = blocks(s.C, tile_n) * s.K * s.W, narrow = blocks(s.C * s.K, tile_n) * s.OW;
     const bool pays = s.rung == tiled ? 4 * narrow < 3 * wide : s.C <= 32;
     const bool fits = (double)s.N * s.C * s.K * s.H * s.OW <= INT_MAX; // into a Tensor
-    if (pays && fits && s.K > 1 && s.stride == 1) product_backward_narrow_input(X, W, y, s);
+    if (is_winograd(s)) winograd_backward_input(X, W, y, s);
+    else if (pays && fits && s.K > 1 && s.stride == 1) product_backward_narrow_input(X, W, y, s);
     else product_backward_wide_input(X, W, y, s);
 }
 static void product_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
                                      const Tensor &y, const ConvShape &s) {
+    if (winograd_backward_weights(X, W, b, y, s)) return;
     const int out = s.OH * s.OW, terms = s.C * s.K * s.K, zeros = s.rung == tiled ? s.padding : 0;
     const Images x = pad(X, s.H, s.W, zeros, zeros);
     const Tensor dy = dy_of(y);

@@ -22,6 +22,7 @@
 #include "tf32.h"
 #include "tiles.h"
 #include "narrow.h"
+#include "winograd.h"
 #include "conv.h"
 
 // The operators of mgpu.cu that have been edited since fast/ was fitted to them, as fast.mk finds

@@ -65,6 +65,15 @@ static const Shape shapes[] = {
     {1, 1, 6, 22, 3, 5, 1, 0}, // and with a larger kernel
     {3, 33, 8, 9, 3, 5, 3, 2}, // so many channels that no (c,v) is a column of its own,
     {3, 33, 8, 9, 3, 5, 1, 2}, // with a stride of 1, too
+    // Winograd's: 3x3, stride 1, multiples of 32 channels
+    {2, 32, 5, 8, 64, 3, 1, 1},   // a row of outputs that is half a tile
+    {1, 64, 6, 3, 32, 3, 1, 0},   // a single column of outputs
+    {2, 32, 5, 3, 32, 3, 1, 1},   // a row that is half a tile, and a column
+    {2, 32, 1, 1, 32, 3, 1, 2},   // more zeros than pixels,
+    {1, 32, 2, 3, 32, 3, 1, 4},   // or windows in the zeros alone
+    {1, 32, 2, 70, 32, 3, 1, 1},  // more tiles in a row than are computed at a time
+    {260, 32, 3, 3, 32, 3, 1, 1}, // more tiles than in a cache
+    {0, 32, 3, 3, 32, 3, 1, 1},   // no images
     // Dense layers
     {2, 3, 1, 1, 1, 1},
     {3, 5, 1, 1, 7, 1},
@@ -266,6 +275,46 @@ TEST_CASE("tuned conv2d, linear: as loops in double") {
             check_close(got[3], db, rounding(s.N * plane));
         }
     });
+}
+
+// Root mean squares of the errors of Winograd's filtering, which adds before it multiplies, and of
+// the simple operators. Of ResNet-18's layers, with smaller planes.
+TEST_CASE("tuned conv2d, Winograd's: errors of at most 4 times a direct sum's" *
+          doctest::skip(small_only)) {
+    Usual usual;
+    for (const Shape &s : std::vector<Shape>{{2, 64, 8, 8, 64, 3, 1, 1},
+                                             {1, 128, 8, 8, 128, 3, 1, 1},
+                                             {1, 256, 4, 4, 256, 3, 1, 1},
+                                             {1, 512, 4, 4, 512, 3, 1, 1}}) {
+        CAPTURE(s.C);
+        const std::vector<Ints> inputs = inputs_of(s);
+        const Doubles X = doubles(numbers(count(inputs[0]), 1)),
+                      W = doubles(numbers(count(inputs[1]), 2)), b = doubles(numbers(s.O, 3));
+        const int plane = s.OH() * s.OW();
+        const Doubles dy = doubles(numbers(s.N * s.O * plane, 10));
+        Doubles y(dy.size()), dX(X.size()), dW(W.size());
+        for (size_t at = 0; at < y.size(); at++) y[at] = b[at / plane % s.O];
+        conv_terms(s, [&](int at, int x, int w) {
+            y[at] += X[x] * W[w], dX[x] += dy[at] * W[w], dW[w] += dy[at] * X[x];
+        });
+        auto errors = [&](const char *rung) {
+            use_kernels(rung);
+            const auto got = results(operator_of(s), inputs, 1, false);
+            Doubles all;
+            for (const auto &[i, want] : {std::pair(0, &y), {1, &dX}, {2, &dW}}) {
+                double sum = 0;
+                for (size_t at = 0; at < want->size(); at++)
+                    sum += std::pow(got[i][at] - (*want)[at], 2);
+                all.push_back(std::sqrt(sum / want->size()));
+            }
+            return all;
+        };
+        const Doubles direct = errors("plain"), winograd = errors(usual_kernels);
+        for (int i = 0; i < 3; i++) {
+            CAPTURE(i);
+            CHECK(winograd[i] <= 4 * direct[i]);
+        }
+    }
 }
 
 TEST_CASE("tuned relu, add: the simple ones' bits") {
