@@ -95,7 +95,7 @@ build/cpu/cuda_runtime.o: build/cpu/functions.h build/cpu/flags
 
 # PEERS          0 copies between devices through the host, where the direct way changes bytes
 word_if_0 += PEERS
-# LANES          orders of warps and lanes for make lanes, by default forwards backwards 1 (a seed)
+# LANES          orders of lanes for make lanes: by default forwards backwards 1, and 2 under asan
 # What make asan, make race and make lanes add to them
 flags_asan := -Og -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 flags_race := -O1 -fsanitize=thread
