@@ -493,10 +493,9 @@ static std::string what_binds(const wire::Traffic &t, int k) {
         text += format("%s%ld of %ld messages follow one another: send lets them travel together.",
                        text.empty() ? "" : " ", t.steps, t.messages);
     if (text.empty())
-        text =
-            format("No device moves more than its share. %ld messages follow one another: small "
-                   "gradients wait for these, not for bytes.",
-                   t.steps);
+        text = format("No device moves more than its share. %ld messages follow one another: small "
+                      "gradients wait for these, not for bytes.",
+                      t.steps);
     return text + "\n";
 }
 // Does it send the same in the same order?
