@@ -143,7 +143,8 @@ lanes: $(if $(value LANES),,build/lanes_asan/tests)
 lanes: build/lanes/tests build/cpu/runtime_tests $(dataset)  ## tests in a GPU's shape, lane by lane
 	@for order in $(or $(LANES),forwards backwards 1); do echo "CUDA_CPU_LANES=$$order" >&2; \
 	    ($(call run_tests,$(lanes_tests),env CUDA_CPU_LANES=$$order)) || exit 1; done
-	@set -f; $(if $(value LANES),:,echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2); for tests in $(lanes_asan_tests); do \
+	@set -f; $(if $(value LANES),:,echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2); \
+	for tests in $(lanes_asan_tests); do \
 	    CUDA_CPU_LANES=2 $$tests $(lanes_asan_T) || [ $$? = 4 ] || exit 1; done
 
 checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \

@@ -269,8 +269,8 @@ static std::string explain_own(const std::vector<Flat> &sums, int i, int c, int 
                      "tensor, with add_ and copyto(sum, grads[c][i]), or into a list alone "
                      "(data[c] = ...)? Or does a loop end too early, or is a wait missing?";
     return own +
-           "and no device has the sum at the end: is it overwritten, as by a chunk that was not "
-           "yet the sum, does a chunk, a grid or a loop end too early, or is a wait missing?";
+           "and no device has the sum: does a chunk, a grid or a loop end too early, is the sum "
+           "overwritten (by a chunk that was not yet the sum?), or is a wait for it missing?";
 }
 // What may have gone wrong, from a wrong number of device c at index i.
 static std::string explain(const std::vector<Flat> &sums, int i, int c, int k, int n) {
