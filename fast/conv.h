@@ -94,7 +94,7 @@ static void product_backward_input(const Tensor &X, const Tensor &W, const Tenso
 }
 static void product_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
                                      const Tensor &y, const ConvShape &s) {
-    if (winograd_backward_weights(X, W, b, y, s)) return;
+    if (is_winograd(s)) return winograd_backward_weights(X, W, b, y, s);
     const int out = s.OH * s.OW, terms = s.C * s.K * s.K, zeros = s.rung == tiled ? s.padding : 0;
     const Images x = pad(X, s.H, s.W, zeros, zeros);
     const Tensor dy = dy_of(y);

@@ -11,17 +11,24 @@
 //     M[e] (tiles,O) = V[e] (tiles,C) @ U[e] (C,O)
 // dX is the same convolution of dy, with the filter turned by 180 degrees. And because all is
 // linear, dg takes the transposes: G^T [sum over tiles of (A dy A^T) * (B^T d B)] G.
-// Gain: on a CPU ResNet-18's step takes 0.76 of the time; on an H200 y and dX 0.9, by the model.
+// Gain: on a CPU ResNet-18's step takes 0.76 of the time. On a GPU it was tried through shared memory,
+// for 110 lines, and gained nothing by the model: 16 numbers have to be loaded for 64 products of a
+// thread. So the direct product is left there.
 // Cost: rounding errors of at most 1.9 times a direct sum's on ResNet-18's layers (RMS).
 // defines: is_winograd, winograd_forward, winograd_backward_input, winograd_backward_weights
 
 namespace fast {
+#if defined(__CUDACC__) || defined(MGPU_LANES)
+static bool is_winograd(const ConvShape &) { return false; }
+template <class... T> static void winograd_forward(const T &...) {}
+template <class... T> static void winograd_backward_input(const T &...) {}
+template <class... T> static void winograd_backward_weights(const T &...) {}
+#else
 static bool is_winograd(const ConvShape &s) {
-    return s.rung == (warp_size > 1 ? shared : tiled) && s.K == 3 && s.stride == 1 &&
-           s.C % 32 == 0 && s.O % 32 == 0;
+    return s.rung == tiled && s.K == 3 && s.stride == 1 && s.C % 32 == 0 && s.O % 32 == 0;
 }
 
-// --- The transforms, of a column or a row, then of a tile: on a CPU of `wide` channels at once
+// --- The transforms, of a column or a row, then of a tile, and of `wide` channels at once
 __device__ __forceinline__ void times_BT(Wide &a, Wide &b, Wide &c, Wide &d) {
     const Wide old = b;
     a -= c, b += c, c -= old, d = old - d;
@@ -51,15 +58,12 @@ __device__ __forceinline__ void transform_dy(Wide (&d)[4][4]) { // A dy A^T of d
     for (int k = 0; k < 4; k++) times_A(d[k][0], d[k][1], d[k][2], d[k][3]);
 }
 
-// Where an array [e][row][column] has its elements. On a CPU its columns form panels of tile_n.
+// Where an array [e][row][column] has its elements: its columns form panels of tile_n
 struct Panels {
-    int by_panel, by_row, by_e;
-    Panels(int rows, int columns)
-        : by_panel(warp_size > 1 ? tile_n : rows * tile_n),
-          by_row(warp_size > 1 ? columns : tile_n), by_e(rows * columns + 16) {
-    } // a multiple of 4 KiB would be the same set of a cache
-    __host__ __device__ int at(int row, int column) const {
-        return column / tile_n * by_panel + row * by_row + column % tile_n;
+    int by_panel, by_e; // (a multiple of 4 KiB would be the same set of a cache)
+    Panels(int rows, int columns) : by_panel(rows * tile_n), by_e(rows * columns + 16) {}
+    int at(int row, int column) const {
+        return column / tile_n * by_panel + row * tile_n + column % tile_n;
     }
 };
 // U[e][c][o] = (G g G^T)[e] of the filter g of output o and input c, which begins at W[o*by_o +
@@ -93,110 +97,7 @@ struct TiledImages {
     __host__ __device__ int tiles() const { return N * rows.d * columns.d; }
 };
 
-#if defined(__CUDACC__) || defined(MGPU_LANES)
-// --- On a GPU, through shared memory: y and dX. A block has M[e] of 32 tiles and 32 outputs for all
-// e, a thread 8 x 8 of one e. Half of the threads load and transform windows, the others load U.
-constexpr int side = 32, terms = 4, pitch = side + 8; // padded, so that a warp meets all banks
-struct alignas(16) Factors {
-    float of[16][terms * pitch + 16];
-};
-__global__ void __launch_bounds__(256, 2)
-    winograd_product_kernel(Store y, const float *X, TiledImages x, const float *U, Panels u,
-                            const float *bias, TiledImages out) {
-    __shared__ Factors rows[2], columns[2];
-    const int thread = threadIdx.x, i = thread % 128, n0 = blockIdx.y * side;
-    const bool windows = thread < 128;
-    // A thread loads tile or column m, term k; of U four neighbouring columns, of four e
-    const int m = windows ? i % 32 : i % 8 * 4, k = windows ? i / 32 : i / 8 % 4;
-    int t = blockIdx.x * side + m, row = x.columns(t), n = x.rows(row);
-    int h = (row - n * x.rows.d) * 2, w = (t - row * x.columns.d) * 2;
-    const int from = windows ? ((n * x.C + k) * x.H + h - x.padding) * x.W + w - x.padding
-                             : i / 32 * u.by_e + k * u.by_row + n0 + m;
-    unsigned inside = 0; // bit q: is that pixel of the window?
-    UNROLL
-    for (int q = 0; q < 16; q++)
-        inside |= (t < x.tiles() && unsigned(h - x.padding + q / 4) < unsigned(x.H) &&
-                   unsigned(w - x.padding + q % 4) < unsigned(x.W))
-                  << q;
-    float d[4][4];
-    auto load = [&](int term, Factors &to_rows, Factors &to_columns) {
-        if (!windows) {
-            UNROLL
-            for (int q = 0; q < 4; q++)
-                (float4 &)to_columns.of[q * 4 + i / 32][k * pitch + m] =
-                    (const float4 &)U[from + q * 4 * u.by_e + term * u.by_row];
-            return;
-        }
-        UNROLL
-        for (int q = 0; q < 16; q++) { // no branch: X[0] is loaded for what lies outside
-            const bool there = inside >> q & 1;
-            const unsigned place = there ? from + (term * x.H + q / 4) * x.W + q % 4 : 0;
-            const float pixel = X[place];
-            d[q / 4][q % 4] = there ? pixel : 0;
-        }
-        transform_window(d);
-        UNROLL
-        for (int e = 0; e < 16; e++) to_rows.of[e][k * pitch + m] = d[e / 4][e % 4];
-    };
-    const int e = thread / 16, r = thread % 4 * 4, c = thread / 4 % 4 * 4; // of this thread's sums
-    float sum[8][8] = {};
-    load(0, rows[0], columns[0]);
-    __syncthreads();
-    for (int term = 0, half = 0; term < x.C; term += terms, half ^= 1) {
-        if (term + terms < x.C) load(term + terms, rows[half ^ 1], columns[half ^ 1]);
-        UNROLL
-        for (int k = 0; k < terms; k++) {
-            const float *a = rows[half].of[e] + k * pitch + r;
-            const float *b = columns[half].of[e] + k * pitch + c;
-            float y[8];
-            UNROLL
-            for (int q = 0; q < 8; q++) y[q] = b[q / 4 * 16 + q % 4];
-            UNROLL
-            for (int p = 0; p < 8; p += 4) {
-                float x[4];
-                UNROLL
-                for (int i = 0; i < 4; i++) x[i] = a[p * 4 + i];
-                UNROLL
-                for (int i = 0; i < 4; i++) {
-                    UNROLL
-                    for (int q = 0; q < 8; q++) sum[p + i][q] += x[i] * y[q];
-                }
-            }
-        }
-        __syncthreads();
-    }
-    // All e of a tile and an output meet in shared memory, two columns of each thread at a time
-    float *const staged = rows[0].of[0];
-    const int slot = thread / side;
-    t = blockIdx.x * side + thread % side, row = out.columns(t), n = out.rows(row);
-    h = (row - n * out.rows.d) * 2, w = (t - row * out.columns.d) * 2;
-    UNROLL
-    for (int q = 0; q < 8; q += 2) {
-        UNROLL
-        for (int i = 0; i < 16; i++)
-            staged[(e * 8 + c / 2 + i / 8) * side + r + i % 8 / 4 * 16 + i % 4] =
-                sum[i % 8][q + i / 8];
-        __syncthreads();
-        UNROLL
-        for (int e = 0; e < 16; e++)
-            d[e / 4][e % 4] = staged[(e * 8 + slot) * side + thread % side];
-        transform_back(d);
-        const int column = q + slot % 2, o = n0 + slot / 2 * 4 + column / 4 * 16 + column % 4;
-        const int at = ((n * out.C + o) * out.H + h) * out.W + w;
-        UNROLL
-        for (int k = 0; k < 4; k++)
-            if (t < x.tiles() && h + k / 2 < out.H && w + k % 2 < out.W)
-                y.store(at + k / 2 * out.W + k % 2, d[k / 2][k % 2] + (bias ? bias[o] : 0));
-        __syncthreads();
-    }
-}
-static void winograd_products(const Store &y, const float *X, const Tensor &U, Panels u,
-                              const float *b, const TiledImages &x, const TiledImages &out) {
-    const dim3 grid(blocks(x.tiles(), side), out.C / side);
-    LAUNCH(winograd_product_kernel<<<grid, 256, 0, on(U.device)>>>(y, X, x, U.ptr(), u, b, out));
-}
-#else
-// --- On a CPU: channels are neighbours, so that a register holds those of a pixel
+// --- Channels are neighbours, so that a register holds those of a pixel
 // Call visit(n, h, w, t, count) for the tiles from begin to end, a row of at most row_of_tiles of
 // them at a time: tile t is the first of `count`, and has output (h,w) of image n.
 constexpr int row_of_tiles = 16;
@@ -350,14 +251,6 @@ __global__ void winograd_kernel(Store y, const float *X, TiledImages x, const fl
         for (int o = 0; o < out.C; o += tile_n) transform_products(y, M, m, b, out, t, end, o);
     }
 }
-static void winograd_products(const Store &y, const float *X, const Tensor &U, Panels u,
-                              const float *b, const TiledImages &x, const TiledImages &out) {
-    const Panels v(group, x.C), m(group, out.C);
-    const dim3 parts(1, 1, min(32, blocks(x.tiles(), group)));
-    const Tensor memory = empty({(int)parts.z, 16, v.by_e + m.by_e}, U.device);
-    LAUNCH(winograd_kernel<<<parts, 1, 0, on(U.device)>>>(y, X, x, U.ptr(), u, b, out, memory.ptr(),
-                                                          v, m));
-}
 // transform_tiles, for row_of_tiles tiles and tile_n channels a thread
 template <bool of_dy>
 __global__ void winograd_tiles_kernel(float *V, Panels p, const float *X, TiledImages s, int first,
@@ -409,7 +302,6 @@ __global__ void __launch_bounds__(bn_threads)
     });
     if (threadIdx.x == 0) db.store(blockIdx.x, sum.dy);
 }
-#endif
 
 static TiledImages tiled_images(const ConvShape &s, bool outputs) {
     const int rows = blocks(s.OH, 2), columns = blocks(s.OW, 2);
@@ -424,7 +316,12 @@ static void winograd(const Store &y, const float *X, const float *W, int by_o, i
     const Tensor U = empty({16, u.by_e}, device);
     LAUNCH(winograd_filter_kernel<<<blocks(s.O * s.C / wide, 64), 64, 0, on(device)>>>(
         U.ptr(), u, W, by_o, by_c, by_k, s.O, s.C));
-    winograd_products(y, X, U, u, b, tiled_images(s, false), tiled_images(s, true));
+    const TiledImages x = tiled_images(s, false), out = tiled_images(s, true);
+    const Panels v(group, s.C), m(group, s.O);
+    const dim3 parts(1, 1, min(32, blocks(x.tiles(), group)));
+    const Tensor memory = empty({(int)parts.z, 16, v.by_e + m.by_e}, device);
+    LAUNCH(winograd_kernel<<<parts, 1, 0, on(device)>>>(y, X, x, U.ptr(), u, b, out, memory.ptr(),
+                                                        v, m));
 }
 static void winograd_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
                              const ConvShape &s) {
@@ -439,17 +336,14 @@ static void winograd_backward_input(const Tensor &X, const Tensor &W, const Tens
     winograd(target_of(X), dy.ptr(), W.ptr() + 8 * k, 9 * k, s.W_stride_o, -k, nullptr,
              {turned, s.rung, 0, 0}, X.device);
 }
-// Of the weights: on a CPU
-static bool winograd_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
+static void winograd_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
                                       const Tensor &y, const ConvShape &s) {
-#if !defined(__CUDACC__) && !defined(MGPU_LANES)
-    if (!is_winograd(s)) return false;
     const Device device = X.device;
     const Tensor dy = dy_of(y);
     const Store dW = target_of(W), db = target_of(b);
     if (db.data)
         LAUNCH(winograd_bias_kernel<<<s.O, bn_threads, 0, on(device)>>>(db, dy.ptr(), planes(y)));
-    if (!dW.data) return true;
+    if (!dW.data) return;
     const TiledImages x = tiled_images(s, false), out = tiled_images(s, true);
     const int C = s.C, O = s.O, at_once = min(x.tiles(), 1 << 10) + 1; // what a cache holds
     const Panels sums(O, C), v(at_once, C), g(at_once, O);
@@ -467,10 +361,6 @@ static bool winograd_backward_weights(const Tensor &X, const Tensor &W, const Te
     }
     LAUNCH(winograd_weights_kernel<<<blocks(O * C), threads, 0, on(device)>>>(
         dW, S.ptr(), sums, s.W_stride_o, s.W_stride_k, O, C));
-    return true;
-#else
-    (void)X, (void)W, (void)b, (void)y, (void)s; // there it takes as long as the direct product
-    return false;
-#endif
 }
+#endif
 } // namespace fast
