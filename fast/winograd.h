@@ -3,17 +3,17 @@
 // the matrices of F(2x2,3x3) (Lavin and Gray 2016) it takes 16, where * multiplies elements:
 //     y = A^T [(G g G^T) * (B^T d B)] A
 //             1  0 -1  0           1   0   0
-//     B^T  =  0  1  1  0     G  =  ½   ½   ½     A^T  =  1  1  1  0
-//             0 -1  1  0           ½  -½   ½             0  1 -1 -1
+//     B^T  =  0  1  1  0     G  =  h   h   h     A^T  =  1  1  1  0     h = 1/2
+//             0 -1  1  0           h  -h   h             0  1 -1 -1
 //             0  1  0 -1           0   0   1
 // Filters U = G g G^T are transformed once, windows V = B^T d B once for all outputs, and the sum
 // over channels comes before A^T [] A. So each of the 16 elements e is a product of matrices:
 //     M[e] (tiles,O) = V[e] (tiles,C) @ U[e] (C,O)
 // dX is the same convolution of dy, with the filter turned by 180 degrees. And because all is
 // linear, dg takes the transposes: G^T [sum over tiles of (A dy A^T) * (B^T d B)] G.
-// Gain: on a CPU ResNet-18's step takes 0.76 of the time. On a GPU it was tried through shared memory,
-// for 110 lines, and gained nothing by the model: 16 numbers have to be loaded for 64 products of a
-// thread. So the direct product is left there.
+// Gain: on a CPU ResNet-18's step takes 0.76 of the time. On a GPU it was tried, through shared
+// memory, and gained nothing by the model: a thread loads 16 numbers for 64 products. So it is left
+// out there, for 110 lines less.
 // Cost: rounding errors of at most 1.9 times a direct sum's on ResNet-18's layers (RMS).
 // defines: is_winograd, winograd_forward, winograd_backward_input, winograd_backward_weights
 
