@@ -2135,7 +2135,7 @@ TEST_CASE("parse_options: a wrong value is refused, and what is wanted is said")
          {"nan", "inf", "-inf", "0", "-1", "-0.0", "1e999", "1e-999", "0.1x", "", "0,2"})
         check_says(parsed("--lr " + v).error,
                    "--lr " + v + ": a number from 1e-30 to 1e+30 is wanted");
-    for (std::string split : {"", ",1", "a", "3;1", "0,1", "3,-1", "1001,1", "1,,2", "99999999999,1"})
+    for (std::string split : {"", ",1", "a", "3;1", "0,1", "3,-1", "1001,1", "1,,2", "9999999999,1"})
         check_says(parsed("--gpus 2 --split " + split).error,
                    "--split ... : whole numbers from 1 to 1000 are wanted");
     const std::pair<const char *, const char *> cases[] = {

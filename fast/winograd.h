@@ -118,8 +118,8 @@ __device__ __forceinline__ void transform_tiles(float *V, const Panels &p, const
     float pixels[size][2 * row_of_tiles + 5][tile_n];
     for_rows(s, begin, end, [&](int n, int h0, int w0, int t, int count) {
         const int plane = s.H * s.W;
-        // A row of four pixels at a time, so that channels become neighbours in half the time. First
-        // all are loaded: what has just been stored in parts cannot be loaded as a whole at once.
+        // Four pixels of a row at a time: so channels become neighbours in half the time. First all
+        // are loaded: what has just been stored in parts cannot be loaded as a whole at once.
         float fours[row_of_tiles / 2 + 2][tile_n][4];
         for (int u = 0; u < size; u++)
             for (bool load : {true, false})
