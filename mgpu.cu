@@ -1953,7 +1953,7 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims) {
     std::vector<uint8_t> right = {0, 0, 8, uint8_t(dims)};
     for (uint32_t number : {n, 28u, 28u})
         for (int shift : {24, 16, 8, 0}) right.push_back(number >> shift);
-    if (!unpacked || n == 0 || size != header + n * sample ||
+    if (!unpacked || n == 0 || size != header + n * sample || std::ifstream(path).get() != 0x1f ||
         !std::equal(right.begin(), right.begin() + header, bytes.begin()))
         error("%s: this is no .gz file of %s%s", path.c_str(),
               dims == 3 ? "28x28 images" : "labels",

@@ -1621,6 +1621,17 @@ TEST_CASE("load_data: the files' bytes, of the first samples with --limit") {
     }
 }
 
+// As the one entry of a zip file, stored: gzip unpacks that, too
+static std::string zipped(const std::string &bytes) {
+    uint32_t crc = ~0u, n = bytes.size();
+    for (uint8_t byte : bytes) {
+        crc ^= byte;
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
+    }
+    const uint32_t sizes[] = {~crc, n, n};
+    return std::string("PK\3\4\24\0\0\0\0\0\0\0\0\0", 14) +
+           std::string((const char *)sizes, 12) + std::string("\1\0\0\0x", 5) + bytes;
+}
 TEST_CASE("load_idx, load_data: a wrong file is named, and what to do") {
     TestFolder folder;
     const std::string path = folder.file("file.gz"), images = idx_images(3), labels = idx_labels(3);
@@ -1657,7 +1668,7 @@ TEST_CASE("load_idx, load_data: a wrong file is named, and what to do") {
     const std::string packed = read_text(path);
     for (size_t n = 0; n < packed.size(); n += small_only ? 7 : 1)
         write_text(path, packed.substr(0, n)), check_wrong(1);
-    for (const std::string &bytes : {labels, packed + "garbage"})
+    for (const std::string &bytes : {labels, packed + "garbage", zipped(labels)})
         write_text(path, bytes), check_wrong(1);
     std::filesystem::remove(path);
     std::filesystem::create_directory(path);
@@ -2135,7 +2146,8 @@ TEST_CASE("parse_options: a wrong value is refused, and what is wanted is said")
          {"nan", "inf", "-inf", "0", "-1", "-0.0", "1e999", "1e-999", "0.1x", "", "0,2"})
         check_says(parsed("--lr " + v).error,
                    "--lr " + v + ": a number from 1e-30 to 1e+30 is wanted");
-    for (std::string split : {"", ",1", "a", "3;1", "0,1", "3,-1", "1001,1", "1,,2", "9999999999,1"})
+    for (std::string split :
+         {"", ",1", "a", "3;1", "0,1", "3,-1", "1001,1", "1,,2", "9999999999,1"})
         check_says(parsed("--gpus 2 --split " + split).error,
                    "--split ... : whole numbers from 1 to 1000 are wanted");
     const std::pair<const char *, const char *> cases[] = {
