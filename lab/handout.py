@@ -146,7 +146,7 @@ def main(folder, hidden):
     change("Makefile", makefile)
     change(
         "lab/predict.sh",
-        lambda text: re.sub(rf" (?:{'|'.join(hidden)})\b(?=[a-z_ ]*\}})", "", text),
+        lambda text: re.sub(rf"(?:(?<=:-)| )(?:{'|'.join(hidden)})\b(?=[a-z_ ]*\}})", "", text),
     )
     for picture in ("data/overlap.svg", "data/allreduce.svg"):
         if picture not in read(os.path.join(folder, "README.md")):
