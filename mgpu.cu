@@ -5,7 +5,7 @@
 //
 // A first reading starts at section 2 and ends with section 6, the tutorial beside it: same titles,
 // names and order. Section 7 is its exercise, with a slot for an allreduce of your own. Sections 8
-// to 14 build what the tutorial takes for granted. Capitals: make's options, MODEL=lenet.
+// to 14 build what the tutorial takes for granted. Words in capitals: make's options.
 //
 //   1. The vocabulary                    8. Kernels and operators
 //   2. A toy network                     9. Autograd
@@ -65,12 +65,12 @@ struct Tensor {
     std::shared_ptr<float> data;  // size(t) floats in the memory of `device`
     std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
     bool requires_grad = true;    // for get_params; false: a buffer (a running statistic)
-    float *ptr() const;           // data.get(), once what was put off on it is launched
+    float *ptr() const;           // launches what was put off on it, then data.get()
 
     // Of a gradient, for autograd (section 9):
     unsigned written = 0; // the number of the backward pass that wrote it last
     std::shared_ptr<struct Event> complete = nullptr; // recorded after that write
-    std::shared_ptr<struct Note> note = nullptr;      // other programs' operators put work off
+    std::shared_ptr<struct Note> note = nullptr;      // work that other operators have put off
 };
 int size(const Tensor &t); // the product of the shape
 
@@ -317,7 +317,7 @@ std::vector<Device> first_devices(int k); // gpu(0) to gpu(k-1)
 void waitall();                           // npx.waitall: the host waits for all devices
 std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
 
-// The command line (section 14). batch, epochs, lr, allreduce: 0 or empty: the model's own.
+// The command line (section 14). batch, epochs, lr, allreduce: the model's own if 0 or empty.
 struct Options {
     int gpus = 1, batch = 0, epochs = 0; // batch: samples over all devices
     int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
@@ -581,7 +581,7 @@ static void allreduce_host(const Grads &grads) {
 // Device owner[i] receives tensor i of every other device, adds them all, and sends the sum back.
 // It begins with its right neighbour's: if all began with device 0's, they would queue up there.
 static void sum_on_owners(const Grads &grads, const std::vector<int> &owner) {
-    std::vector<Message> gather, broadcast; // the m-th of both: of the same device and tensor
+    std::vector<Message> gather, broadcast; // the m-th of both: of one device and one sum
     for (int k = grads.size(), step = 1; step < k; step++)
         for (size_t i = 0; i < owner.size(); i++) {
             const Tensor &sum = grads[owner[i]][i], &part = grads[(owner[i] + step) % k][i];
@@ -589,7 +589,7 @@ static void sum_on_owners(const Grads &grads, const std::vector<int> &owner) {
             broadcast.push_back({sum, part});
         }
     send(gather);
-    for (size_t m = 0; m < gather.size(); m++) add_(broadcast[m].src, gather[m].dst); // the sum
+    for (size_t m = 0; m < gather.size(); m++) add_(broadcast[m].src, gather[m].dst);
     send(broadcast);
 }
 
@@ -2339,7 +2339,7 @@ struct Flag {
 };
 static void set_split(const char *value) {
     options.split.clear();
-    for (int part, n = 0; *value || !n; value += n) { // n: of a number and the comma behind it
+    for (int part, n = 0; *value || !n; value += n) { // n: length of a part and its comma
         if (sscanf(value, "%d%n", &part, &n) < 1 || part < 1 || part > 1000)
             error("%s: whole numbers from 1 to 1000 are wanted, such as 3,1", value);
         options.split.push_back(part);

@@ -23,7 +23,7 @@ exercise: backend build/cpu/judge $(worker) build/simulate  ## judge yours, or A
 	@build/cpu/judge --worker $(worker) --rows build/exercise.csv $(judged)
 	@$(predict) build/exercise.csv
 endif
-show: backend build/cpu/judge $(worker)  ## look at what yours, or ALLREDUCE=name, does, step by step
+show: backend build/cpu/judge $(worker)  ## look at what yours, or ALLREDUCE, does
 	@build/cpu/judge --worker $(worker) --show build/show.json $(judged) \
 	    $(call valued,FABRIC)
 	@sed -e '/^@data$$/{r build/show.json' -e 'd;}' lab/show.html >build/show.html
@@ -70,7 +70,7 @@ tests += $(addprefix $(dir)/,$(lab_tests))
 lab_headers := $(wildcard lab/*.h)
 wrong := $(wildcard lab/wrong/*.cu)
 host_program = $(CXX) -std=c++17 -O2 -Wall -Wextra $(if $(WERROR),-Werror)
-build/cpu/judge: lab/judge.cc lab/limits.h lab/wire.h build/cpu/flags
+build/cpu/judge: lab/judge.cc lab/limits.h lab/wire.h lab/show.h lab/fabric.h build/cpu/flags
 	$(host_program) $< -o $@
 build/simulate: lab/simulate.cc lab/fabric.h build/cpu/flags
 	$(host_program) $< -o $@

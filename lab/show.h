@@ -38,7 +38,7 @@ static std::vector<fabric::Op> operations(const std::vector<wire::Row> &rows) {
     return ops;
 }
 
-// {messages, steps, busiest, right, seconds: [of each fabric], ops: [[step, [src, dst, from, to,
+// {messages, steps, busiest, right, us: [of each fabric], ops: [[step, [src, dst, from, to,
 // numbers] or 0, carried, changes, [begin, end of the first fabric, ...]], ...]}, with carried and
 // changes [[device, begin, length, code], ...]
 static std::string shown(const Answer &answer, int k, const std::vector<fabric::Fabric> &fabrics,
@@ -99,7 +99,7 @@ static void show() {
         throw Verdict("FABRIC=" + options.fabric + " is unknown: there are " + listed(known));
     }
     const long bytes = sizeof(float) * total(limits::gradients(options.model));
-    const double scale = bytes / (sizeof(float) * total(limits::shown));
+    const double scale = (double)bytes / (sizeof(float) * total(limits::shown));
     std::string runs;
     std::vector<int> right, wrong; // numbers of devices of the algorithm that is looked at
     // This one, then the others up to yours: what stands behind it are other words, or one's own

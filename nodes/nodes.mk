@@ -25,8 +25,8 @@ ifneq ($(value NODES)$(value HOSTS),)
   $(need_mpi)
   $(if $(findstring <$(or $(value NODES),1)>,$(patsubst %,<%>,$(shell seq 1024))),,\
     $(error NODES=$(value NODES): a number of processes, 1 to 1024, is wanted))
-  $(foreach x,$(filter bench summary trace profile scale sweep plot test race asan lanes sanitize,\
-    $(MAKECMDGOALS)),$(error make $x is for one process: leave NODES and HOSTS out))
+  $(foreach x,$(filter show bench summary trace profile scale sweep plot test race asan lanes \
+    sanitize,$(MAKECMDGOALS)),$(error make $x is for one process: leave NODES and HOSTS out))
   wrong := $(if $(value HOSTS),$(wrong_hosts))
   $(if $(wrong),$(error HOSTS=$(value HOSTS): $(wrong)))
   start := $(mpirun) $(if $(value NODES),-n $(value NODES)) \
