@@ -695,15 +695,19 @@ inline std::string line_of(void **frames, int n, void *interrupted, bool exact) 
     return in_allreduce && last != first ? last + ", in " + first : first;
 }
 // Of a signal's handler.
-inline std::string interrupted_line(void *context) {
-    void *frames[64], *interrupted = nullptr;
+inline void *interrupted(void *context) {
 #if defined(__x86_64__)
-    interrupted = (void *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+    return (void *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
 #elif defined(__aarch64__)
-    interrupted = (void *)((ucontext_t *)context)->uc_mcontext.pc;
+    return (void *)((ucontext_t *)context)->uc_mcontext.pc;
+#else
+    return nullptr;
 #endif
+}
+inline std::string interrupted_line(void *context) {
+    void *frames[64];
     const int n = backtrace(frames, 64);
-    return line_of(frames, n, interrupted, true);
+    return line_of(frames, n, interrupted(context), true);
 }
 
 inline bool in_dynamic_shared(const void *pointer, ptrdiff_t &offset, size_t &bytes);
@@ -1659,9 +1663,26 @@ inline bool in_dynamic_shared(const void *pointer, ptrdiff_t &offset, size_t &by
 }
 
 // The host, in what nvtxMarkA has named: it has taken too long, or somebody else asks where it is.
+// In a library malloc may be at work, which finding the line needs: a little later the host is back
+// in its own code, or it waits there for good, after which nothing is at work.
+inline __thread int host_timer = -1;
+inline void set_watchdog(int timer, double seconds) { // of processor time, again and again; 0: never
+    itimerspec every = {};
+    every.it_value.tv_sec = seconds;
+    every.it_value.tv_nsec = 1e9 * (seconds - every.it_value.tv_sec);
+    every.it_interval = every.it_value;
+    syscall(SYS_timer_settime, timer, 0, &every, nullptr);
+}
+extern "C" char etext; // where the program's own code ends
 inline void say_where_host_is(siginfo_t *info, void *context) {
+    static bool asked = false;
+    static int tries = 0;
+    asked = asked || info->si_code != SI_TIMER;
+    if (!*host_is_in && asked) _exit(1); // as without this handler
     if (!*host_is_in) return;
-    const bool asked = info->si_code == SI_USER;
+    const char *at = (const char *)interrupted(context);
+    if ((at < &__executable_start || at >= &etext) && tries++ < 50)
+        return set_watchdog(host_timer, 1e-3);
     alarm(10);
     const std::string line = interrupted_line(context);
     fprintf(stderr, "%s%sthe host is in %s", line.c_str(), line.empty() ? "" : ": ", host_is_in);
@@ -1674,6 +1695,10 @@ inline void say_where_host_is(siginfo_t *info, void *context) {
 // whose signal comes to itself: it can say where it is. Not under sanitizers, which are slow.
 inline void on_watchdog(int, siginfo_t *info, void *context) {
     if (!worker) return say_where_host_is(info, context);
+    if (info->si_code != SI_TIMER) { // somebody asks the process: that is the host's to answer
+        syscall(SYS_tgkill, getpid(), getpid(), SIGVTALRM);
+        return;
+    }
     static std::atomic<bool> said{false};
     static __thread unsigned long long last = 0;
     Worker &w = *worker;
@@ -1690,11 +1715,6 @@ inline void on_watchdog(int, siginfo_t *info, void *context) {
         running.where.file, running.where.line, running.name, running.device, blockIdx.x,
         blockIdx.y, blockIdx.z, machine().watchdog, thread.x, thread.y, thread.z,
         line.empty() ? "" : ", in ", line.c_str(), machine().devices[running.device]->cores);
-}
-inline void set_watchdog(int timer, int seconds) { // 0: never
-    itimerspec every = {};
-    every.it_value.tv_sec = every.it_interval.tv_sec = seconds;
-    syscall(SYS_timer_settime, timer, 0, &every, nullptr);
 }
 inline int start_watchdog() { // of the calling thread; -1: it has none
     int timer = -1;
@@ -1715,7 +1735,6 @@ inline int start_watchdog() { // of the calling thread; -1: it has none
     return timer;
 }
 // The host is in this from now on, until it is in nothing, "".
-inline __thread int host_timer = -1;
 inline void host_enters(const char *what) {
     if (!*what && !*host_is_in) return;
     snprintf(host_is_in, sizeof host_is_in, "%s", what);

@@ -1,4 +1,4 @@
-// forever.cu:11, in ... the host is in ... k = 2, 1 tensor, 1000 numbers: no answer within
+// forever.cu: ... the host is in forever, k = 2 ... no answer within
 // d is never doubled: the loop does not end.
 #include "yours.h"
 
