@@ -1666,7 +1666,7 @@ inline bool in_dynamic_shared(const void *pointer, ptrdiff_t &offset, size_t &by
 // In a library malloc may be at work, which finding the line needs: a little later the host is back
 // in its own code, or it waits there for good, after which nothing is at work.
 inline __thread int host_timer = -1;
-inline void set_watchdog(int timer, double seconds) { // of processor time, again and again; 0: never
+inline void set_watchdog(int timer, double seconds) { // of processor time, repeated; 0: never
     itimerspec every = {};
     every.it_value.tv_sec = seconds;
     every.it_value.tv_nsec = 1e9 * (seconds - every.it_value.tv_sec);
