@@ -1,7 +1,8 @@
 // Batch normalization, one warp a plane.
-// y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel. A warp sums over a plane,
-// which is contiguous; mean and variance of a plane are merged into the channel's, so X is read
-// once from memory, the second time from a cache.
+// y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel. A warp sums over a plane, which
+// is contiguous, in the order of memory: X is read once, the second time from a cache. A second
+// kernel merges the planes of a channel. (One kernel, a block a channel, jumps from image to image:
+// its sums took a CPU twice as long.)
 // Gain: on a CPU ResNet-18 takes 1.66 times as much user time with mgpu.cu's in its place
 // (4 steps of 16, the whole program, median of 3 pairs).
 // defines: batch_norm
@@ -10,15 +11,13 @@ namespace fast {
 constexpr int bn_warps = warp_size == 1 ? 8 : 32; // of a block, which sums over a channel
 constexpr int bn_threads = bn_warps * warp_size;
 
-// The merged parts of all planes of this block's channel. Each of its warps takes every bn_warps-th
-// plane; thread 0 returns the result.
-template <class Part, class OfPlane>
-__device__ inline Part of_channel(const Planes &s, OfPlane of_plane) {
+// What a channel's planes give, merged: of_plane(n) is that of image n. Each warp of the channel's
+// block takes every bn_warps-th; thread 0 returns the result.
+template <class Part, class OfPlane> __device__ inline Part of_channel(int N, OfPlane of_plane) {
     __shared__ Part parts[bn_warps];
     const int warp = threadIdx.x / warp_size;
     Part all = {};
-    for (int n = warp; n < s.N; n += bn_warps)
-        all = merge(all, of_plane((n * s.C + blockIdx.x) * s.plane)); // where it begins
+    for (int n = warp; n < N; n += bn_warps) all = merge(all, of_plane(n));
     if (threadIdx.x % warp_size == 0) parts[warp] = all;
     __syncthreads();
     for (int i = 1; i < bn_warps && threadIdx.x == 0; i++) all = merge(all, parts[i]);
@@ -36,16 +35,21 @@ __device__ inline Moments merge(Moments a, Moments b) {
     return {count, a.mean + d * (b.count / count),
             a.squares + b.squares + d * d * (a.count / count * b.count)};
 }
+// parts[p] = the moments of plane p. One warp per plane: in the order in which X lies in memory.
+__global__ void plane_moments_kernel(Moments *parts, const float *X, Planes s) {
+    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size;
+    if (p >= s.N * s.C) return;
+    const float *x = X + p * s.plane;
+    const float m = warp_sum(s.plane, [=](int i) { return x[i]; }) / s.plane;
+    const float squares = warp_sum(s.plane, [=](int i) { return (x[i] - m) * (x[i] - m); });
+    if (threadIdx.x % warp_size == 0) parts[p] = {(float)s.plane, m, squares};
+}
 // mean and var of each channel; running = (1-momentum) * running + momentum * new
 // One block per channel.
-__global__ void __launch_bounds__(bn_threads) batch_norm_moments_kernel(BatchNorm a, Planes s) {
-    const Moments all = of_channel<Moments>(s, [=](int plane) -> Moments {
-        const float *x = a.X + plane;
-        const float m = warp_sum(s.plane, [=](int i) { return x[i]; }) / s.plane;
-        const float squares = warp_sum(s.plane, [=](int i) { return (x[i] - m) * (x[i] - m); });
-        return {(float)s.plane, m, squares};
-    });
+__global__ void __launch_bounds__(bn_threads)
+    batch_norm_moments_kernel(BatchNorm a, const Moments *parts, Planes s) {
     const int c = blockIdx.x;
+    const Moments all = of_channel<Moments>(s.N, [=](int n) { return parts[n * s.C + c]; });
     if (threadIdx.x > 0) return;
     a.mean[c] = all.mean;
     a.var[c] = all.squares / all.count;
@@ -64,37 +68,42 @@ __global__ void batch_norm_kernel(Store y, BatchNorm a, Planes s) {
     for (int i = threadIdx.x % warp_size; i < s.plane; i += warp_size)
         y.store(i, (X[i] - m) * scale + shift);
 }
-// sum (C) and product (C) are, for each channel, the sums of dy and of dy * (X - mean);
-// dbeta = or += sum, dgamma = or += product / sqrt(var + eps), where not null
-// One block per channel.
+// The sums of dy and of dy * (X - mean) over a plane or a channel
 struct Sums {
     float dy, product;
 };
 __device__ inline Sums merge(Sums a, Sums b) { return {a.dy + b.dy, a.product + b.product}; }
+// parts[p] = those of plane p; without X of dy alone. One warp per plane.
+__global__ void plane_sums_kernel(Sums *parts, const float *dy, const float *X, const float *mean,
+                                  Planes s) {
+    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size;
+    if (p >= s.N * s.C) return;
+    const float m = X ? mean[p % s.C] : 0, *x = X + p * s.plane, *g = dy + p * s.plane;
+    const float sum = warp_sum(s.plane, [=](int i) { return g[i]; });
+    const float product = X ? warp_sum(s.plane, [=](int i) { return g[i] * (x[i] - m); }) : 0;
+    if (threadIdx.x % warp_size == 0) parts[p] = {sum, product};
+}
+// sums (C); dbeta = or += sums.dy, dgamma = or += sums.product / sqrt(var + eps), where not null.
+// One block per channel.
 __global__ void __launch_bounds__(bn_threads)
-    batch_norm_sums_kernel(float *sum, float *product, Store dgamma, Store dbeta, const float *dy,
-                           BatchNorm a, Planes s) {
+    channel_sums_kernel(Sums *sums, Store dgamma, Store dbeta, const Sums *parts, BatchNorm a,
+                        Planes s) {
     const int c = blockIdx.x;
-    const float m = a.mean[c];
-    const Sums all = of_channel<Sums>(s, [=](int plane) -> Sums {
-        const float *x = a.X + plane, *g = dy + plane;
-        return {warp_sum(s.plane, [=](int i) { return g[i]; }),
-                warp_sum(s.plane, [=](int i) { return g[i] * (x[i] - m); })};
-    });
+    const Sums all = of_channel<Sums>(s.N, [=](int n) { return parts[n * s.C + c]; });
     if (threadIdx.x > 0) return;
-    sum[c] = all.dy;
-    product[c] = all.product;
+    sums[c] = all;
     if (dgamma.data) dgamma.store(c, all.product / sqrtf(a.var[c] + bn_eps));
     if (dbeta.data) dbeta.store(c, all.dy);
 }
 // dX = or += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) / (var + eps) * product/M), where
 // M = N*plane: mean and var depend on X, too.   One warp per plane.
-__global__ void batch_norm_backward_kernel(Store dX, const float *dy, const float *sum,
-                                           const float *product, BatchNorm a, Planes s) {
+__global__ void batch_norm_backward_kernel(Store dX, const float *dy, const Sums *sums, BatchNorm a,
+                                           Planes s) {
     const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
     if (p >= s.N * s.C) return;
     const float M = (float)s.N * s.plane, m = a.mean[c], var = a.var[c] + bn_eps;
-    const float scale = a.gamma[c] / sqrtf(var), dy_mean = sum[c] / M, slope = product[c] / M / var;
+    const float scale = a.gamma[c] / sqrtf(var), dy_mean = sums[c].dy / M;
+    const float slope = sums[c].product / M / var;
     const float *X = a.X + p * s.plane;
     dy += p * s.plane;
     dX = dX.from(p * s.plane);
@@ -103,6 +112,18 @@ __global__ void batch_norm_backward_kernel(Store dX, const float *dy, const floa
         dX.store(i, scale * (dy[i] - dy_mean - (X[i] - m) * slope));
 }
 
+// The Sums of each channel, from two kernels. Without a.X of dy alone: a convolution's bias
+static Tensor channel_sums(Store dgamma, Store dbeta, const Tensor &dy, const BatchNorm &a) {
+    const Planes s = planes(dy);
+    constexpr int floats = sizeof(Sums) / sizeof(float);
+    const Tensor parts = empty({s.N * s.C, floats}, dy.device),
+                 sums = empty({s.C, floats}, dy.device);
+    LAUNCH(plane_sums_kernel<<<blocks((long)s.N * s.C * warp_size), threads, 0, on(dy.device)>>>(
+        (Sums *)parts.ptr(), dy.ptr(), a.X, a.mean, s));
+    LAUNCH(channel_sums_kernel<<<s.C, bn_threads, 0, on(dy.device)>>>(
+        (Sums *)sums.ptr(), dgamma, dbeta, (const Sums *)parts.ptr(), a, s));
+    return sums;
+}
 static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
                          const Tensor &running_mean, const Tensor &running_var) {
     const std::vector<Tensor> inputs = {X, gamma, beta, running_mean, running_var};
@@ -113,25 +134,26 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
     const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
                          var.ptr(), running_mean.ptr(), running_var.ptr()};
     const Planes s = planes(X);
-    if (recording && N > 0) {
-        LAUNCH(fast::batch_norm_moments_kernel<<<C, bn_threads, 0, on(X.device)>>>(a, s));
-    }
     const int by_plane = blocks((long)N * C * warp_size);
+    if (recording && N > 0) {
+        const Tensor parts = empty({N * C, sizeof(Moments) / sizeof(float)}, X.device);
+        auto *const moments = (Moments *)parts.ptr();
+        LAUNCH(plane_moments_kernel<<<by_plane, threads, 0, on(X.device)>>>(moments, X.ptr(), s));
+        LAUNCH(fast::batch_norm_moments_kernel<<<C, bn_threads, 0, on(X.device)>>>(a, moments, s));
+    }
     launch(y, [=](Store y) {
         (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
         LAUNCH(fast::batch_norm_kernel<<<by_plane, threads, 0, on(X.device)>>>(y, a, s));
     });
     record(y, [=] {
         (void)inputs, (void)mean, (void)var;
-        const float *dy = dy_of(y).ptr();
-        const Tensor sum = empty({C}, X.device), product = empty({C}, X.device);
+        const Tensor dy = dy_of(y);
         // In this order, so that dbeta is added where gamma and beta are the same tensor
         const Store dgamma = target_of(gamma), dbeta = target_of(beta);
-        LAUNCH(fast::batch_norm_sums_kernel<<<C, bn_threads, 0, on(X.device)>>>(
-            sum.ptr(), product.ptr(), dgamma, dbeta, dy, a, s));
+        const Tensor sums = channel_sums(dgamma, dbeta, dy, a);
         if (!X.grad) return;
         LAUNCH(fast::batch_norm_backward_kernel<<<by_plane, threads, 0, on(X.device)>>>(
-            target_of(X), dy, sum.ptr(), product.ptr(), a, s));
+            target_of(X), dy.ptr(), (const Sums *)sums.ptr(), a, s));
     });
     return y;
 }

@@ -294,15 +294,6 @@ __global__ void winograd_weights_kernel(Store dW, const float *S, Panels p, int 
         dW.store(at + 2 * by_k, half + r[u][3]);
     }
 }
-// db[o] = or += the sum of dy[n,o,i,j]   One block per channel.
-__global__ void __launch_bounds__(bn_threads)
-    winograd_bias_kernel(Store db, const float *dy, Planes s) {
-    const Sums sum = of_channel<Sums>(s, [=](int plane) -> Sums {
-        return {warp_sum(s.plane, [=](int i) { return dy[plane + i]; }), 0};
-    });
-    if (threadIdx.x == 0) db.store(blockIdx.x, sum.dy);
-}
-
 static TiledImages tiled_images(const ConvShape &s, bool outputs) {
     const int rows = blocks(s.OH, 2), columns = blocks(s.OW, 2);
     if (outputs) return {s.N, s.O, s.OH, s.OW, 0, rows, columns};
@@ -341,8 +332,7 @@ static void winograd_backward_weights(const Tensor &X, const Tensor &W, const Te
     const Device device = X.device;
     const Tensor dy = dy_of(y);
     const Store dW = target_of(W), db = target_of(b);
-    if (db.data)
-        LAUNCH(winograd_bias_kernel<<<s.O, bn_threads, 0, on(device)>>>(db, dy.ptr(), planes(y)));
+    if (db.data) channel_sums({}, db, dy, {});
     if (!dW.data) return;
     const TiledImages x = tiled_images(s, false), out = tiled_images(s, true);
     const int C = s.C, O = s.O, at_once = min(x.tiles(), 1 << 10) + 1; // what a cache holds
