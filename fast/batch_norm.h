@@ -1,8 +1,8 @@
 // Batch normalization, one warp a plane.
 // y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel. A warp sums over a plane, which
-// is contiguous, in the order of memory: X is read once, the second time from a cache. A second
-// kernel merges the planes of a channel. (One kernel, a block a channel, jumps from image to image:
-// its sums took a CPU twice as long.)
+// is contiguous; what the planes of a channel give is merged by one block, so X is read once from
+// memory, the second time from a cache. That block jumps from image to image, which takes a CPU
+// twice as long: there a kernel before it takes the planes in the order of memory.
 // Gain: on a CPU ResNet-18 takes 1.66 times as much user time with mgpu.cu's in its place
 // (4 steps of 16, the whole program, median of 3 pairs).
 // defines: batch_norm
@@ -11,16 +11,35 @@ namespace fast {
 constexpr int bn_warps = warp_size == 1 ? 8 : 32; // of a block, which sums over a channel
 constexpr int bn_threads = bn_warps * warp_size;
 
-// What a channel's planes give, merged: of_plane(n) is that of image n. Each warp of the channel's
-// block takes every bn_warps-th; thread 0 returns the result.
-template <class Part, class OfPlane> __device__ inline Part of_channel(int N, OfPlane of_plane) {
-    __shared__ Part parts[bn_warps];
+// parts[p] = of_plane(p), for all planes in the order of memory. One warp per plane.
+template <class Part, class OfPlane>
+__global__ void planes_kernel(Part *parts, OfPlane of_plane, int planes) {
+    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size;
+    if (p >= planes) return;
+    const Part part = of_plane(p);
+    if (threadIdx.x % warp_size == 0) parts[p] = part;
+}
+template <class Part, class OfPlane>
+static Tensor in_order(OfPlane of_plane, const Planes &s, Device device) { // nothing on a GPU
+    const int planes = warp_size == 1 ? s.N * s.C : 0;
+    const Tensor parts = empty({planes, sizeof(Part) / sizeof(float)}, device);
+    if (planes > 0)
+        LAUNCH(planes_kernel<<<blocks(planes), threads, 0, on(device)>>>((Part *)parts.ptr(),
+                                                                         of_plane, planes));
+    return parts;
+}
+// What the planes of this block's channel give, merged: parts[p], or of_plane(p) if that is null.
+// Each of its warps takes every bn_warps-th; thread 0 returns the result.
+template <class Part, class OfPlane>
+__device__ inline Part of_channel(const Part *parts, OfPlane of_plane, const Planes &s) {
+    __shared__ Part of_warps[bn_warps];
     const int warp = threadIdx.x / warp_size;
     Part all = {};
-    for (int n = warp; n < N; n += bn_warps) all = merge(all, of_plane(n));
-    if (threadIdx.x % warp_size == 0) parts[warp] = all;
+    for (int p = warp * s.C + blockIdx.x; p < s.N * s.C; p += bn_warps * s.C)
+        all = merge(all, parts ? parts[p] : of_plane(p));
+    if (threadIdx.x % warp_size == 0) of_warps[warp] = all;
     __syncthreads();
-    for (int i = 1; i < bn_warps && threadIdx.x == 0; i++) all = merge(all, parts[i]);
+    for (int i = 1; i < bn_warps && threadIdx.x == 0; i++) all = merge(all, of_warps[i]);
     return all;
 }
 
@@ -35,21 +54,21 @@ __device__ inline Moments merge(Moments a, Moments b) {
     return {count, a.mean + d * (b.count / count),
             a.squares + b.squares + d * d * (a.count / count * b.count)};
 }
-// parts[p] = the moments of plane p. One warp per plane: in the order in which X lies in memory.
-__global__ void plane_moments_kernel(Moments *parts, const float *X, Planes s) {
-    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size;
-    if (p >= s.N * s.C) return;
-    const float *x = X + p * s.plane;
-    const float m = warp_sum(s.plane, [=](int i) { return x[i]; }) / s.plane;
-    const float squares = warp_sum(s.plane, [=](int i) { return (x[i] - m) * (x[i] - m); });
-    if (threadIdx.x % warp_size == 0) parts[p] = {(float)s.plane, m, squares};
-}
+struct MomentsOf { // a plane, by one warp
+    const float *X;
+    int plane;
+    __device__ Moments operator()(int p) const {
+        const float *x = X + p * plane;
+        const float m = warp_sum(plane, [=](int i) { return x[i]; }) / plane;
+        return {(float)plane, m, warp_sum(plane, [=](int i) { return (x[i] - m) * (x[i] - m); })};
+    }
+};
 // mean and var of each channel; running = (1-momentum) * running + momentum * new
 // One block per channel.
 __global__ void __launch_bounds__(bn_threads)
     batch_norm_moments_kernel(BatchNorm a, const Moments *parts, Planes s) {
     const int c = blockIdx.x;
-    const Moments all = of_channel<Moments>(s.N, [=](int n) { return parts[n * s.C + c]; });
+    const Moments all = of_channel(parts, MomentsOf{a.X, s.plane}, s);
     if (threadIdx.x > 0) return;
     a.mean[c] = all.mean;
     a.var[c] = all.squares / all.count;
@@ -68,28 +87,28 @@ __global__ void batch_norm_kernel(Store y, BatchNorm a, Planes s) {
     for (int i = threadIdx.x % warp_size; i < s.plane; i += warp_size)
         y.store(i, (X[i] - m) * scale + shift);
 }
-// The sums of dy and of dy * (X - mean) over a plane or a channel
+// The sums of dy and of dy * (X - mean) over a plane or a channel; without X that of dy alone
 struct Sums {
     float dy, product;
 };
 __device__ inline Sums merge(Sums a, Sums b) { return {a.dy + b.dy, a.product + b.product}; }
-// parts[p] = those of plane p; without X of dy alone. One warp per plane.
-__global__ void plane_sums_kernel(Sums *parts, const float *dy, const float *X, const float *mean,
-                                  Planes s) {
-    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size;
-    if (p >= s.N * s.C) return;
-    const float m = X ? mean[p % s.C] : 0, *x = X + p * s.plane, *g = dy + p * s.plane;
-    const float sum = warp_sum(s.plane, [=](int i) { return g[i]; });
-    const float product = X ? warp_sum(s.plane, [=](int i) { return g[i] * (x[i] - m); }) : 0;
-    if (threadIdx.x % warp_size == 0) parts[p] = {sum, product};
-}
+struct SumsOf { // a plane, by one warp
+    const float *dy, *X, *mean;
+    int C, plane;
+    __device__ Sums operator()(int p) const {
+        const float *g = dy + p * plane, *x = X + p * plane;
+        const float m = X ? mean[p % C] : 0;
+        const float sum = warp_sum(plane, [=](int i) { return g[i]; });
+        return {sum, X ? warp_sum(plane, [=](int i) { return g[i] * (x[i] - m); }) : 0};
+    }
+};
 // sums (C); dbeta = or += sums.dy, dgamma = or += sums.product / sqrt(var + eps), where not null.
 // One block per channel.
 __global__ void __launch_bounds__(bn_threads)
-    channel_sums_kernel(Sums *sums, Store dgamma, Store dbeta, const Sums *parts, BatchNorm a,
-                        Planes s) {
+    channel_sums_kernel(Sums *sums, Store dgamma, Store dbeta, const Sums *parts, SumsOf of_plane,
+                        BatchNorm a, Planes s) {
     const int c = blockIdx.x;
-    const Sums all = of_channel<Sums>(s.N, [=](int n) { return parts[n * s.C + c]; });
+    const Sums all = of_channel(parts, of_plane, s);
     if (threadIdx.x > 0) return;
     sums[c] = all;
     if (dgamma.data) dgamma.store(c, all.product / sqrtf(a.var[c] + bn_eps));
@@ -112,16 +131,14 @@ __global__ void batch_norm_backward_kernel(Store dX, const float *dy, const Sums
         dX.store(i, scale * (dy[i] - dy_mean - (X[i] - m) * slope));
 }
 
-// The Sums of each channel, from two kernels. Without a.X of dy alone: a convolution's bias
+// The Sums of each channel. Without a.X of dy alone: a convolution's bias
 static Tensor channel_sums(Store dgamma, Store dbeta, const Tensor &dy, const BatchNorm &a) {
     const Planes s = planes(dy);
-    constexpr int floats = sizeof(Sums) / sizeof(float);
-    const Tensor parts = empty({s.N * s.C, floats}, dy.device),
-                 sums = empty({s.C, floats}, dy.device);
-    LAUNCH(plane_sums_kernel<<<blocks((long)s.N * s.C * warp_size), threads, 0, on(dy.device)>>>(
-        (Sums *)parts.ptr(), dy.ptr(), a.X, a.mean, s));
+    const SumsOf of_plane = {dy.ptr(), a.X, a.mean, s.C, s.plane};
+    const Tensor parts = in_order<Sums>(of_plane, s, dy.device);
+    const Tensor sums = empty({s.C, sizeof(Sums) / sizeof(float)}, dy.device);
     LAUNCH(channel_sums_kernel<<<s.C, bn_threads, 0, on(dy.device)>>>(
-        (Sums *)sums.ptr(), dgamma, dbeta, (const Sums *)parts.ptr(), a, s));
+        (Sums *)sums.ptr(), dgamma, dbeta, (const Sums *)parts.ptr(), of_plane, a, s));
     return sums;
 }
 static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
@@ -136,10 +153,9 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
     const Planes s = planes(X);
     const int by_plane = blocks((long)N * C * warp_size);
     if (recording && N > 0) {
-        const Tensor parts = empty({N * C, sizeof(Moments) / sizeof(float)}, X.device);
-        auto *const moments = (Moments *)parts.ptr();
-        LAUNCH(plane_moments_kernel<<<by_plane, threads, 0, on(X.device)>>>(moments, X.ptr(), s));
-        LAUNCH(fast::batch_norm_moments_kernel<<<C, bn_threads, 0, on(X.device)>>>(a, moments, s));
+        const Tensor parts = in_order<Moments>(MomentsOf{a.X, s.plane}, s, X.device);
+        LAUNCH(fast::batch_norm_moments_kernel<<<C, bn_threads, 0, on(X.device)>>>(
+            a, (const Moments *)parts.ptr(), s));
     }
     launch(y, [=](Store y) {
         (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
