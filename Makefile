@@ -115,7 +115,7 @@ clean:  ## remove build/ (data/ stays)
 help:  ## this list
 	@echo 'make TARGET [NAME=value ...]'; echo
 	@sed -nE 's/^([a-z]+):.*  ## (.*)/\1\t\2/p' $(makefiles) | expand -t 15; echo
-	@sed -nE 's/^# ([A-Z_]+  )/\1/p' $(makefiles)
+	@sed -nE 's/^# ([A-Z_]+  )/\1/p' $(makefiles) | awk '!n[$$0]++'
 backend: ; @echo $(call quote,backend: $(why)) >&2
 
 # ----- Compiling -------------------------------------------------------------------------------

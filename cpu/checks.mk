@@ -98,7 +98,7 @@ word_if_0 += PEERS
 # LANES          orders of lanes for make lanes: by default forwards backwards 1, and 2 under asan
 # What make asan, make race and make lanes add to them
 flags_asan := -Og -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-flags_race := -O1 -fsanitize=thread
+flags_race := -fsanitize=thread
 flags_lanes := -DMGPU_LANES
 flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
 

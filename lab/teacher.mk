@@ -2,7 +2,7 @@
 
 # SUBMISSIONS    folders that make grade judges: each NAME.cu and NAME/mgpu.cu in them
 # ONLY           the part that make grade counts: sums, bits or host
-# DIR            of make handout: the folder that it makes
+# DIR            folder that make handout makes; or make page, by default build/page
 # HIDE           algorithms that it leaves out, by default all but naive and bucket
 # NAMES          mistakes that make plant tries: parts of their names; by default all
 

@@ -35,10 +35,10 @@ same() {
     pass "$name"
 }
 # The last minibatch is uneven: 10 samples; or 3, which leaves a node, or a device, without any
-training="--model lenet --limit 1000 --batch 90 --epochs 5"
+training="--model lenet --limit 550 --batch 90 --epochs 5"
 same 2 2 tree "--allreduce ring --overlap"
 same 4 1 tree ""
-training="--model lab_cnn --limit 1000 --batch 90 --epochs 5"
+training="--model lab_cnn --limit 550 --batch 90 --epochs 5"
 same 2 2 tree ""
 same 4 1 ring "--allreduce ring"
 training="--model resnet18 --limit 13 --batch 5 --epochs 5 --lr 0.01 --no-first-check"

@@ -1,6 +1,6 @@
 # mgpu.cu as a page for a browser, and its tests. The Makefile includes this file where it is there.
 
-# DIR            of make page: the folder for index.html, by default build/page
+# DIR            folder that make handout makes; or make page, by default build/page
 
 .PHONY: page page_test
 page: build/page_venv/requirements.txt build/cpu/mgpu build/cpp/mgpu.cu build/data.ok
