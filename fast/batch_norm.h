@@ -1,8 +1,8 @@
 // Batch normalization, one warp a plane.
-// y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel. A warp sums over a plane, which
-// is contiguous; what the planes of a channel give is merged by one block, so X is read once from
-// memory, the second time from a cache. That block jumps from image to image, which takes a CPU
-// twice as long: there a kernel before it takes the planes in the order of memory.
+// y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel. A warp sums over a plane,
+// which is contiguous; what the planes of a channel give is merged by one block, so X is read once
+// from memory, the second time from a cache. That block jumps from image to image, which takes a
+// CPU twice as long: there a kernel before it takes the planes in the order of memory.
 // Gain: on a CPU ResNet-18 takes 1.66 times as much user time with mgpu.cu's in its place
 // (4 steps of 16, the whole program, median of 3 pairs).
 // defines: batch_norm
@@ -23,7 +23,7 @@ template <class Part, class OfPlane>
 static Tensor in_order(OfPlane of_plane, const Planes &s, Device device) { // nothing on a GPU
     const int planes = warp_size == 1 ? s.N * s.C : 0;
     const Tensor parts = empty({planes, sizeof(Part) / sizeof(float)}, device);
-    if (planes > 0)
+    if constexpr (warp_size == 1)
         LAUNCH(planes_kernel<<<blocks(planes), threads, 0, on(device)>>>((Part *)parts.ptr(),
                                                                          of_plane, planes));
     return parts;
@@ -56,11 +56,12 @@ __device__ inline Moments merge(Moments a, Moments b) {
 }
 struct MomentsOf { // a plane, by one warp
     const float *X;
-    int plane;
+    Planes s;
     __device__ Moments operator()(int p) const {
-        const float *x = X + p * plane;
-        const float m = warp_sum(plane, [=](int i) { return x[i]; }) / plane;
-        return {(float)plane, m, warp_sum(plane, [=](int i) { return (x[i] - m) * (x[i] - m); })};
+        const float *x = X + p * s.plane;
+        const float m = warp_sum(s.plane, [=](int i) { return x[i]; }) / s.plane;
+        const float squares = warp_sum(s.plane, [=](int i) { return (x[i] - m) * (x[i] - m); });
+        return {(float)s.plane, m, squares};
     }
 };
 // mean and var of each channel; running = (1-momentum) * running + momentum * new
@@ -68,7 +69,7 @@ struct MomentsOf { // a plane, by one warp
 __global__ void __launch_bounds__(bn_threads)
     batch_norm_moments_kernel(BatchNorm a, const Moments *parts, Planes s) {
     const int c = blockIdx.x;
-    const Moments all = of_channel(parts, MomentsOf{a.X, s.plane}, s);
+    const Moments all = of_channel(parts, MomentsOf{a.X, s}, s);
     if (threadIdx.x > 0) return;
     a.mean[c] = all.mean;
     a.var[c] = all.squares / all.count;
@@ -94,21 +95,20 @@ struct Sums {
 __device__ inline Sums merge(Sums a, Sums b) { return {a.dy + b.dy, a.product + b.product}; }
 struct SumsOf { // a plane, by one warp
     const float *dy, *X, *mean;
-    int C, plane;
+    Planes s;
     __device__ Sums operator()(int p) const {
-        const float *g = dy + p * plane, *x = X + p * plane;
-        const float m = X ? mean[p % C] : 0;
-        const float sum = warp_sum(plane, [=](int i) { return g[i]; });
-        return {sum, X ? warp_sum(plane, [=](int i) { return g[i] * (x[i] - m); }) : 0};
+        const float *g = dy + p * s.plane, *x = X + p * s.plane;
+        const float m = X ? mean[p % s.C] : 0, sum = warp_sum(s.plane, [=](int i) { return g[i]; });
+        return {sum, X ? warp_sum(s.plane, [=](int i) { return g[i] * (x[i] - m); }) : 0};
     }
 };
 // sums (C); dbeta = or += sums.dy, dgamma = or += sums.product / sqrt(var + eps), where not null.
 // One block per channel.
 __global__ void __launch_bounds__(bn_threads)
-    channel_sums_kernel(Sums *sums, Store dgamma, Store dbeta, const Sums *parts, SumsOf of_plane,
+    channel_sums_kernel(Sums *sums, Store dgamma, Store dbeta, const Sums *parts, const float *dy,
                         BatchNorm a, Planes s) {
     const int c = blockIdx.x;
-    const Sums all = of_channel(parts, of_plane, s);
+    const Sums all = of_channel(parts, SumsOf{dy, a.X, a.mean, s}, s);
     if (threadIdx.x > 0) return;
     sums[c] = all;
     if (dgamma.data) dgamma.store(c, all.product / sqrtf(a.var[c] + bn_eps));
@@ -134,11 +134,10 @@ __global__ void batch_norm_backward_kernel(Store dX, const float *dy, const Sums
 // The Sums of each channel. Without a.X of dy alone: a convolution's bias
 static Tensor channel_sums(Store dgamma, Store dbeta, const Tensor &dy, const BatchNorm &a) {
     const Planes s = planes(dy);
-    const SumsOf of_plane = {dy.ptr(), a.X, a.mean, s.C, s.plane};
-    const Tensor parts = in_order<Sums>(of_plane, s, dy.device);
+    const Tensor parts = in_order<Sums>(SumsOf{dy.ptr(), a.X, a.mean, s}, s, dy.device);
     const Tensor sums = empty({s.C, sizeof(Sums) / sizeof(float)}, dy.device);
     LAUNCH(channel_sums_kernel<<<s.C, bn_threads, 0, on(dy.device)>>>(
-        (Sums *)sums.ptr(), dgamma, dbeta, (const Sums *)parts.ptr(), of_plane, a, s));
+        (Sums *)sums.ptr(), dgamma, dbeta, (const Sums *)parts.ptr(), dy.ptr(), a, s));
     return sums;
 }
 static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
@@ -153,7 +152,7 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
     const Planes s = planes(X);
     const int by_plane = blocks((long)N * C * warp_size);
     if (recording && N > 0) {
-        const Tensor parts = in_order<Moments>(MomentsOf{a.X, s.plane}, s, X.device);
+        const Tensor parts = in_order<Moments>(MomentsOf{a.X, s}, s, X.device);
         LAUNCH(fast::batch_norm_moments_kernel<<<C, bn_threads, 0, on(X.device)>>>(
             a, (const Moments *)parts.ptr(), s));
     }
