@@ -1678,8 +1678,10 @@ inline void say_where_host_is(siginfo_t *info, void *context) {
     static bool asked = false;
     static int tries = 0;
     asked = asked || info->si_code != SI_TIMER;
-    if (!*host_is_in && asked) _exit(1); // as without this handler
-    if (!*host_is_in) return;
+    if (!*host_is_in) {
+        if (asked) _exit(1); // as without this handler
+        return;
+    }
     const char *at = (const char *)interrupted(context);
     if ((at < &__executable_start || at >= &etext) && tries++ < 50)
         return set_watchdog(host_timer, 1e-3);

@@ -13,19 +13,20 @@ constexpr int bn_threads = bn_warps * warp_size;
 
 // parts[p] = of_plane(p), for all planes in the order of memory. One warp per plane.
 template <class Part, class OfPlane>
-__global__ void planes_kernel(Part *parts, OfPlane of_plane, int planes) {
+__global__ void planes_kernel(Part *parts, OfPlane of_plane, int P) {
     const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size;
-    if (p >= planes) return;
+    if (p >= P) return;
     const Part part = of_plane(p);
     if (threadIdx.x % warp_size == 0) parts[p] = part;
 }
+// These parts for a CPU; for a GPU a null pointer: of_channel() then works them out itself.
 template <class Part, class OfPlane>
-static Tensor in_order(OfPlane of_plane, const Planes &s, Device device) { // nothing on a GPU
-    const int planes = warp_size == 1 ? s.N * s.C : 0;
-    const Tensor parts = empty({planes, sizeof(Part) / sizeof(float)}, device);
+static Tensor in_order(OfPlane of_plane, const Planes &s, Device device) {
+    const int P = warp_size == 1 ? s.N * s.C : 0;
+    const Tensor parts = empty({P, sizeof(Part) / sizeof(float)}, device);
     if constexpr (warp_size == 1)
-        LAUNCH(planes_kernel<<<blocks(planes), threads, 0, on(device)>>>((Part *)parts.ptr(),
-                                                                         of_plane, planes));
+        LAUNCH(
+            planes_kernel<<<blocks(P), threads, 0, on(device)>>>((Part *)parts.ptr(), of_plane, P));
     return parts;
 }
 // What the planes of this block's channel give, merged: parts[p], or of_plane(p) if that is null.
@@ -150,12 +151,12 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
     const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
                          var.ptr(), running_mean.ptr(), running_var.ptr()};
     const Planes s = planes(X);
-    const int by_plane = blocks((long)N * C * warp_size);
     if (recording && N > 0) {
         const Tensor parts = in_order<Moments>(MomentsOf{a.X, s}, s, X.device);
         LAUNCH(fast::batch_norm_moments_kernel<<<C, bn_threads, 0, on(X.device)>>>(
             a, (const Moments *)parts.ptr(), s));
     }
+    const int by_plane = blocks((long)N * C * warp_size);
     launch(y, [=](Store y) {
         (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
         LAUNCH(fast::batch_norm_kernel<<<by_plane, threads, 0, on(X.device)>>>(y, a, s));

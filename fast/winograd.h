@@ -294,6 +294,7 @@ __global__ void winograd_weights_kernel(Store dW, const float *S, Panels p, int 
         dW.store(at + 2 * by_k, half + r[u][3]);
     }
 }
+
 static TiledImages tiled_images(const ConvShape &s, bool outputs) {
     const int rows = blocks(s.OH, 2), columns = blocks(s.OW, 2);
     if (outputs) return {s.N, s.O, s.OH, s.OW, 0, rows, columns};
