@@ -58,19 +58,19 @@ struct Device {
 inline Device gpu(int i) { return {i}; }
 inline Device cpu() { return {-1}; }
 
-// A handle: copies of a Tensor share its numbers.
+// A handle: copies of a Tensor share its numbers, which a const one may change, too.
 struct Tensor {
     Device device = {-1};
     std::vector<int> shape;
     std::shared_ptr<float> data;  // size(t) floats in the memory of `device`
     std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
     bool requires_grad = true;    // for get_params; false: a buffer (a running statistic)
-    float *ptr() const;           // launches what was put off on it, then data.get()
+    float *ptr() const;           // data.get()
 
     // Of a gradient, for autograd (section 9):
     unsigned written = 0; // the number of the backward pass that wrote it last
     std::shared_ptr<struct Event> complete = nullptr; // recorded after that write
-    std::shared_ptr<struct Note> note = nullptr;      // work that other operators have put off
+    std::shared_ptr<struct Note> note = nullptr;      // null, but for `operators` of others
 };
 int size(const Tensor &t); // the product of the shape
 
@@ -78,8 +78,8 @@ int size(const Tensor &t); // the product of the shape
 Tensor empty(std::vector<int> shape, Device device); // unwritten memory
 Tensor full(std::vector<int> shape, float value, Device device);
 Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2) on the host
-Tensor reshape(const Tensor &X, std::vector<int> shape); // the same memory; one size may be -1
-Tensor rows(const Tensor &X, int begin, int end);        // X[begin:end], the same memory
+Tensor reshape(const Tensor &X, std::vector<int> shape); // same memory, gradient; a size may be -1
+Tensor rows(const Tensor &X, int begin, int end);        // X[begin:end]: same memory, no gradient
 
 // Operators. Each enqueues kernels, which a device runs later, and records its backward on a tape.
 
@@ -284,7 +284,8 @@ std::vector<Tensor> column(const Grads &grads, size_t i) {
 void allreduce_naive(const Grads &grads) {
     for (size_t i = 0; i < grads[0].size(); i++) allreduce(column(grads, i));
 }
-// Where ALLREDUCE or OVERLAP ask for another way, main puts that in its place (section 7).
+// With ALLREDUCE=ring main puts allreduce_ring there (section 7); with OVERLAP it is called for one
+// bucket of gradients after another.
 typedef std::function<void(const Grads &)> Exchange;
 Exchange exchange = allreduce_naive;
 
@@ -485,15 +486,6 @@ void join_comm_streams(int k);   // later work on the first k devices waits for 
 std::string str(Device device);  // gpu(0)
 __attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...);
 
-// Launches a kernel and checks the launch. A program that includes this file may have defined it.
-#ifndef LAUNCH
-#define LAUNCH(...)                                                                                \
-    do {                                                                                           \
-        __VA_ARGS__;                                                                               \
-        check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__);                   \
-    } while (0)
-inline void touch(long) {} // so many numbers the next kernel uses: for programs that count bytes
-#endif
 // Names a part of a step while the object exists: NVIDIA's profiler nsys shows it.
 struct Part {
     explicit Part(const char *name) { nvtxRangePushA(name); }
@@ -537,7 +529,7 @@ static void send(const std::vector<Message> &messages) {
     for (const auto &[src, dst] : messages) {
         if (size(src) != size(dst))
             error("send: %d numbers do not fit a tensor of %d", size(src), size(dst));
-        src.ptr(); // launches what operators have put off: it is earlier work
+        src.ptr(); // what was put off (section 9) is earlier work
         if (size(src) > 0 && !places.insert(dst.ptr()).second)
             error("send: two messages of a round go to the same place on %s: use an empty() each",
                   str(dst.device).c_str());
@@ -632,7 +624,8 @@ static void allreduce_ring(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
     // In each step device c sends chunk (c - step) mod k: for k-1 steps a partial sum, which its
-    // neighbour adds to its own (reduce-scatter); for k-1 more the sum itself (all-gather).
+    // neighbour adds to its own (reduce-scatter); for k-1 more the sum itself (all-gather): by then
+    // it has the whole one of chunk c+1.
     for (int step = 0; step < 2 * (k - 1); step++) {
         const bool reduce = step < k - 1;
         std::vector<Message> messages;
@@ -681,8 +674,9 @@ static void allreduce_rebind(const Grads &grads) {
 }
 
 // --- launching a kernel: a function (__global__) that many threads run at once, in equal blocks.
-// f<<<blocks, threads, 0, stream>>>(x) enqueues it. A thread computes element i = blockIdx.x *
-// blockDim.x + threadIdx.x; those beyond the last element do nothing.
+// f<<<blocks, threads, 0, stream>>>(x) enqueues it (0: bytes of more shared memory). A thread
+// computes element i = blockIdx.x * blockDim.x + threadIdx.x; those beyond the last do nothing.
+// Grids and blocks may have a y and a z, too (dim3). __device__: a function that kernels call.
 #ifdef CUDA_CPU
 constexpr bool on_cpu = true; // the stand-in, see cpu/
 #else
@@ -693,6 +687,15 @@ inline int blocks(long n, int per_block = threads) { // at least one: CUDA refus
     if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
     return n > 0 ? (n + per_block - 1) / per_block : 1;
 }
+// Launches a kernel and checks the launch. A program that includes this file may have defined it.
+#ifndef LAUNCH
+#define LAUNCH(...)                                                                                \
+    do {                                                                                           \
+        __VA_ARGS__;                                                                               \
+        check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__);                   \
+    } while (0)
+inline void touch(long) {} // so many numbers the next kernel uses: for programs that count bytes
+#endif
 
 // --- yours: the student's slot. It starts as the tutorial's algorithm; the contract is at the top
 // of this section. The tools:
@@ -706,11 +709,9 @@ inline int blocks(long n, int per_block = threads) { // at least one: CUDA refus
 //   make exercise, make show                is it right? its cost? whose numbers are where, when?
 //   make race ALLREDUCE=yours GPUS=3        is every wait there?
 //   make run ALLREDUCE=yours GPUS=2         does it train?
-// ---- kernels of your own, from here; relu_kernel in section 8 is the simplest to start from:
+// A kernel of your own goes above it; relu_kernel in section 8 is the simplest to start from:
 //   LAUNCH(my_kernel<<<blocks(n), threads, 0, on(t.device)>>>(t.ptr(), n));
-// ---- to here ----
 static void allreduce_yours(const Grads &grads) {
-    // ---- yours, from here ----
     const size_t k = grads.size(), P = grads[0].size();
     for (size_t i = 0; i < P; i++) {
         for (size_t c = 1; c < k; c++) {
@@ -720,7 +721,6 @@ static void allreduce_yours(const Grads &grads) {
         }
         for (size_t c = 1; c < k; c++) copyto(grads[0][i], grads[c][i]);
     }
-    // ---- to here ----
 }
 
 inline bool powers_of_two(int k) { return (k & (k - 1)) == 0; }
@@ -735,19 +735,24 @@ static std::vector<Algorithm> algorithms = {
     {"tree", allreduce_tree},           {"rebind", allreduce_rebind},    {"yours", allreduce_yours},
     {"local", allreduce_host},          {"device", allreduce_by_tensor}, // the lab's words
 };
+static const Algorithm &find_algorithm(const std::string &name) {
+    std::string names;
+    for (const Algorithm &a : algorithms)
+        if (a.name == name) return a;
+        else names += (names.empty() ? "" : ", ") + std::string(a.name);
+    error("--allreduce %s: unknown, there are %s", name.c_str(), names.c_str());
+}
 void run_allreduce(const std::string &name, const Grads &grads) {
     const int k = grads.size();
     const Part sum("sum");
-    auto named = [&](const Algorithm &a) { return a.name == name; };
-    const auto a = std::find_if(algorithms.begin(), algorithms.end(), named);
-    if (a == algorithms.end()) error("there is no allreduce %s", name.c_str());
+    const Algorithm &a = find_algorithm(name);
     size_t P = grads[0].size(), n = 0; // for a mark: nsys shows it, the stand-in if this hangs
     for (const Tensor &t : grads[0]) n += size(t);
-    nvtxMarkA(format("%s, k = %d, tensors: %zu, numbers: %zu", a->name, k, P, n).c_str());
+    nvtxMarkA(format("%s, k = %d, tensors: %zu, numbers: %zu", a.name, k, P, n).c_str());
     try {
-        if (a->meant_for && !a->meant_for(k)) error("it is not meant for so many devices");
-        a->run(grads);
-    } catch (const std::exception &e) { error("%s, k = %d: %s", a->name, k, e.what()); }
+        if (a.meant_for && !a.meant_for(k)) error("it is not meant for so many devices");
+        a.run(grads);
+    } catch (const std::exception &e) { error("%s, k = %d: %s", a.name, k, e.what()); }
 }
 
 // --- exchange: all gradients of a step by one of these algorithms, and OVERLAP: "start exchanging
@@ -786,11 +791,13 @@ Exchange exchange_by(const std::string &name, bool overlap) {
 // 8. Kernels and operators
 // Each operation stands with its kernels, its forward and its backward, from an elementwise ReLU to
 // batch normalization: the simplest kernels that are right and not too slow to train with. Their
-// arguments are outputs, then inputs, then sizes. A backward adds to a gradient, which may have
-// several parts. An operator of your own starts as a copy of relu.
+// arguments are outputs, then inputs, then sizes. The backward of y = f(X) finds in dy the loss's
+// derivatives by the numbers of y, and adds to dX what follows for those of X: it adds, as others
+// may use X, too. An operator of your own starts as a copy of relu.
 
 // What an operator takes from autograd (section 9): output() allocates y, record() puts the
-// backward onto the tape, grad_of() says where dX is to be added.
+// backward onto the tape, a lambda with copies of its tensors, whose memory so lives until it has
+// run; grad_of() says where dX is to be added.
 Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape);
 void record(const Tensor &y, std::function<void()> backward);
 float *grad_of(const Tensor &X); // null where X wants no gradient
@@ -980,7 +987,7 @@ __global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
     y[at] = s.max ? x[largest(x, s)] : sum / (s.KH * s.KW);
 }
 // dX[h,w] += the sum of what the windows (i,j) that hold (h,w) give it: of each one's dy an equal
-// part, or all to its largest number
+// part, or all to its largest number. Window i has the rows from i*S to i*S+KH-1.
 //   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)   One thread per element of dX.
 __global__ void pool2d_backward_kernel(float *dX, const float *dy, const float *X, PoolShape s) {
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
@@ -1041,7 +1048,8 @@ struct Strides {
 constexpr int run = on_cpu ? 32 : 1;
 const dim3 matmul_block = on_cpu ? dim3(1, 32) : dim3(32, 8);
 // C[b,m,n] += sum over k of A[b,m,k] * B[b,k,n]. If all C[b] are the same matrix it gets their sum,
-// added up matrix by matrix, so that rounding errors stay small.
+// added up matrix by matrix, so that rounding errors stay small. (The letters are this product's
+// own; on a GPU, where run is 1, read the loops over q as their one step.)
 //   A (batch,M,K)   B (batch,K,N)   C (batch,M,N)
 __global__ void matmul_kernel(float *C, Strides c, const float *A, Strides a, const float *B,
                               Strides b, int batch, int M, int N, int K) {
@@ -1121,7 +1129,6 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
     bool right = X.shape.size() == 2 && W.shape.size() == 2 && W.shape[0] == X.shape[1] &&
                  b.shape == std::vector<int>{W.shape[1]} && size(W) > 0;
     check_shape("linear", right, "(N,C), (C,O), (O) with C and O > 0", {X, W, b});
-    if (W.grad && W.grad == b.grad) error("linear: W and b share a gradient, each wants its own");
     if (operators.linear) return operators.linear(X, W, b);
     const int N = X.shape[0], C = X.shape[1], O = W.shape[1];
     Tensor y = output("linear", {X, W, b}, {N, O});
@@ -1193,7 +1200,6 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int
     check_shape("conv2d", right,
                 "(N,C,H,W), (O,C,K,K), (O) with K <= H and W + 2*padding, stride > 0, padding >= 0",
                 {X, W, b});
-    if (W.grad && W.grad == b.grad) error("conv2d: W and b share a gradient, each wants its own");
     const int N = X.shape[0], C = X.shape[1], H = X.shape[2], width = X.shape[3];
     const int O = W.shape[0], K = W.shape[2];
     const int OH = (H + 2 * padding - K) / stride + 1, OW = (width + 2 * padding - K) / stride + 1;
@@ -1311,7 +1317,8 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
 // ---------------------------------------------------------------------------------------------
 // 9. Autograd
 // The tutorial's `autograd.record()` and `l.backward()`. Each device has a tape: the backward of
-// every operator that ran on it, in order. backward(l) runs it in reverse.
+// every operator that ran on it, in order. backward(l) runs it in reverse: what used a result then
+// comes before what made it, and dy is complete.
 
 struct TapeEntry {
     std::shared_ptr<Tensor> grad; // of the operator's result
@@ -1399,7 +1406,7 @@ void backward(const Tensor &l) {
     const Part part("backward");
     pass++;
     grad_of(l);
-    fill(*l.grad, 1);
+    fill(*l.grad, 1); // the derivatives of sum(l) by l
     while (!tape.empty()) {
         TapeEntry entry = std::move(tape.back());
         tape.pop_back();
@@ -1409,6 +1416,8 @@ void backward(const Tensor &l) {
     }
 }
 
+// Operators of another program may put launches off. `flush` sends them: where a tensor is read or
+// written (here), and before its stream gets other work (stream).
 float *Tensor::ptr() const {
     if (note) operators.flush(device, note);
     if (device.id >= 0) touch(size(*this));
@@ -1654,7 +1663,6 @@ std::vector<Device> first_devices(int k) {
 }
 
 // --- errors, and the words in them
-// What printf would print
 static std::string vformat(const char *format, va_list args) {
     char text[1000];
     vsnprintf(text, sizeof text, format, args);
@@ -1811,7 +1819,8 @@ static float *cuda_malloc(Device device, size_t bytes) {
           str(device).c_str(), bytes / 1e6, free / 1e6, total / 1e6);
 }
 // Memory for n floats. On a device from a caching allocator: a free list per (stream, bytes).
-// Stream order makes reuse safe; after the first epoch cudaMalloc is not called again. On the host
+// Stream order makes reuse safe, since copyto and send make a tensor's stream wait for who reads it
+// elsewhere; after the first epoch cudaMalloc is not called again. On the host
 // it is pinned: devices copy while the host goes on.
 static std::shared_ptr<float> allocate(int n, Device device) {
     const size_t bytes = n * sizeof(float);
@@ -2013,7 +2022,6 @@ bool DataIter::next(Tensor &X, Tensor &y) {
     return true;
 }
 
-// What rounding leaves over goes to the first devices, a sample each.
 std::vector<int> shard_sizes(int n, int k) {
     const bool equal = options.split.empty() || k == 1;
     const std::vector<int> weights = equal ? std::vector<int>(k, 1) : options.split;
@@ -2086,7 +2094,6 @@ void Animator::count() {
            std::ceil(seconds / done * (steps - done)));
     fflush(stdout);
 }
-// A row, and the same in the file for `make plot`.
 void Animator::add(int epoch, float acc, double seconds) {
     count();
     if (isatty(STDOUT_FILENO)) printf("\r\033[K");
@@ -2196,13 +2203,8 @@ static std::string training() {
 }
 void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples) {
     if (options.save.empty()) return;
-    static std::filesystem::file_time_type written; // by this run
-    if (epoch > first_epoch && std::filesystem::exists(options.save) &&
-        std::filesystem::last_write_time(options.save) != written)
-        error("%s: another program has written it since the last epoch", options.save.c_str());
     const std::string done = str(epoch + 1) + (samples < train_set.count ? ", not whole" : "");
     save_safetensors(options.save, params, {{"epoch", done}, {"training", training()}});
-    written = std::filesystem::last_write_time(options.save);
 }
 // RESUME: start with the parameters, and at the epoch, of a file that SAVE has written.
 static void resume(const std::string &path) {
@@ -2405,11 +2407,7 @@ static void complete_options() {
     if (!options.lr) options.lr = resnet ? 0.1f * k : lab ? 0.3f : 0.2f;
     if (!options.epochs) options.epochs = lab ? 5 : 10;
     if (options.allreduce.empty()) options.allreduce = lab ? "local" : "naive";
-    std::vector<std::string> names;
-    for (const Algorithm &a : algorithms) names.push_back(a.name);
-    if (std::find(names.begin(), names.end(), options.allreduce) == names.end())
-        error("--allreduce %s: unknown, there are %s", options.allreduce.c_str(),
-              listed(names, ", ").c_str());
+    find_algorithm(options.allreduce);
     if (resnet || lab) options.evaluate_all = true;
     if (!options.split.empty() && (int)options.split.size() != k)
         error("--split has %zu parts, but there are %d devices: use GPUS=%zu", options.split.size(),

@@ -1224,10 +1224,7 @@ TEST_CASE("conv2d, linear, pools, batch_norm, softmax_cross_entropy, add, empty:
     for (const auto &w : layers)
         REFUSED(linear(t(w[0]), t(w[1]), t(w[2])),
                 "linear: wants ... , got " + str(w[0]) + ", " + str(w[1]) + ", " + str(w[2]));
-    const Tensor both = get_params({host({3})}, gpu(0))[0], three = t({3});
-    REFUSED(linear(t({2, 1}), reshape(both, {1, 3}), both), "linear ... share a gradient");
-    REFUSED(conv2d(t({1, 1, 2, 2}), reshape(both, {3, 1, 1, 1}), both),
-            "conv2d ... share a gradient");
+    const Tensor three = t({3});
     REFUSED(avg_pool2d(t({1, 1, 2, 3}), 3, 1), "avg_pool2d: wants ... (1,1,2,3)");
     REFUSED(max_pool2d(t({1, 1, 3, 2}), 3, 1), "max_pool2d: wants ... (1,1,3,2)");
     for (int K : {2, 0}) REFUSED(avg_pool2d(t({1, 1, 3, 3}), K, !K), "avg_pool2d: wants");
