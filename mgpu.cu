@@ -62,10 +62,10 @@ inline Device cpu() { return {-1}; }
 struct Tensor {
     Device device = {-1};
     std::vector<int> shape;
-    std::shared_ptr<float> data;  // size(t) floats in the memory of `device`
-    std::shared_ptr<Tensor> grad; // of the same shape; null where no gradient is wanted
-    bool requires_grad = true;    // for get_params; false: a buffer (a running statistic)
-    float *ptr() const;           // data.get()
+    std::shared_ptr<float> data = nullptr;  // size(t) floats in the memory of `device`
+    std::shared_ptr<Tensor> grad = nullptr; // of the same shape; null: no gradient is wanted
+    bool requires_grad = true;              // for get_params; false: a buffer (a running statistic)
+    float *ptr() const;                     // data.get()
 
     // Of a gradient, for autograd (section 9):
     unsigned written = 0; // the number of the backward pass that wrote it last
@@ -85,14 +85,12 @@ Tensor rows(const Tensor &X, int begin, int end);        // X[begin:end]: same m
 
 // (N,C,H,W) (O,C,K,K) (O) -> (N,O,OH,OW), OH = (H + 2*padding - K)/stride + 1
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride = 1, int padding = 0);
-// any shape -> the same
-Tensor relu(const Tensor &X);
+Tensor relu(const Tensor &X); // any shape -> the same
 // (N,C,H,W) -> (N,C,OH,OW), OH = (H - kernel_size)/stride + 1
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);
 // (N,C) (C,O) (O) -> (N,O): X @ W + b. (F.linear has W transposed.)
 Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b);
-// (N,classes) (N) -> (N)
-Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y);
+Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y); // (N,classes) (N) -> (N)
 
 // ---------------------------------------------------------------------------------------------
 // 2. A toy network                                                     tutorial: "A Toy Network"
@@ -139,8 +137,7 @@ Net net = lenet;
 
 // ---------------------------------------------------------------------------------------------
 // 3. Data synchronization                                      tutorial: "Data Synchronization"
-// How parameters get to every device, how one device waits for another, and how the devices'
-// gradients become one sum: `allreduce`.
+// How parameters get to every device, how devices wait, how their gradients become one sum.
 
 // A device's stream: what is enqueued on it runs in order, beside the streams of other devices. An
 // event is a mark in a stream: another stream can wait until work has passed it.
@@ -189,11 +186,9 @@ void copyto(const Tensor &src, const Tensor &dst) {
     if (bytes == 0) return;
     const float *x = src.ptr();
     float *y = dst.ptr();
-    if (from.id < 0 && to.id < 0) {
-        memcpy(y, x, bytes);
-    } else if (from.id < 0) {
-        CHECK(cudaMemcpyAsync(y, x, bytes, cudaMemcpyHostToDevice, on(to)));
-    } else if (to.id < 0) {
+    if (from.id < 0 && to.id < 0) memcpy(y, x, bytes);
+    else if (from.id < 0) CHECK(cudaMemcpyAsync(y, x, bytes, cudaMemcpyHostToDevice, on(to)));
+    else if (to.id < 0) {
         CHECK(cudaMemcpyAsync(y, x, bytes, cudaMemcpyDeviceToHost, on(from)));
         CHECK(cudaStreamSynchronize(on(from))); // the host will read it
     } else if (from.id == to.id) {
@@ -218,11 +213,17 @@ std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device)
     attach_grad(new_params);
     return new_params;
 }
+// The same on each device: the parameters [c] lie on device c.
+typedef std::vector<std::vector<Tensor>> Replicas;
+static Replicas replicate(const std::vector<Device> &devices) {
+    Replicas device_params;
+    for (Device d : devices) device_params.push_back(get_params(params, d));
+    return device_params;
+}
 
 // data[c] lies on device c; afterwards each of them holds the elementwise sum of all. A received
 // copy is freed at once, but only later work of its device gets that memory (section 11).
-// With k devices and tensors of n bytes: 2(k-1) messages, all to or from device 0, which receives
-// (k-1)n bytes and sends as many; every other device receives n bytes and sends n.
+// With k devices and tensors of n bytes: 2(k-1) messages, all to or from device 0: (k-1)n each way.
 void allreduce(std::vector<Tensor> data) {
     for (size_t i = 1; i < data.size(); i++)
         add_(data[0], copyto(data[i], data[0].device)); // data[0][:] += data[i]
@@ -261,13 +262,16 @@ split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices
 
 // The gradients of sum(l). They replace the old ones, which PyTorch would add to: no zero_grad().
 void backward(const Tensor &l);
-const Tensor &gradient(const Tensor &param); // *param.grad, or an error where it has none
-// param -= lr * param.grad / batch_size
+// param -= lr * param.grad / batch_size, for each param that has a gradient
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 
 // The gradients of all parameters on all devices: grads[c][i] lies on device c.
 typedef std::vector<std::vector<Tensor>> Grads;
-Grads gradients(const std::vector<std::vector<Tensor>> &device_params) {
+const Tensor &gradient(const Tensor &param) {
+    if (!param.grad) error("a parameter has no gradient: does get_params call attach_grad?");
+    return *param.grad;
+}
+Grads gradients(const Replicas &device_params) {
     Grads grads(device_params.size());
     for (size_t c = 0; c < device_params.size(); c++)
         for (const Tensor &p : device_params[c])
@@ -284,39 +288,37 @@ std::vector<Tensor> column(const Grads &grads, size_t i) {
 void allreduce_naive(const Grads &grads) {
     for (size_t i = 0; i < grads[0].size(); i++) allreduce(column(grads, i));
 }
-// With ALLREDUCE=ring main puts allreduce_ring there (section 7); with OVERLAP it is called for one
-// bucket of gradients after another.
+// ALLREDUCE=bucket puts allreduce_bucket there (section 7), OVERLAP a loop over parts of the
+// gradients that calls it for each.
 typedef std::function<void(const Grads &)> Exchange;
 Exchange exchange = allreduce_naive;
 
-// One step of data parallelism, on k devices:
-//   1. Split the minibatch into k shards, one on each device.
-//   2. Each device computes loss and gradients of its shard, with its copy of the parameters.
-//   3. Sum the k gradients of each parameter, and
-//   4. broadcast the sum to all devices: allreduce does both.
-//   5. Each device updates its copy with the same sum, so that the copies stay equal.
+// One step of data parallelism, on k devices.
 // Returns the losses, which train prints: ls[c] has shape (size of shard c).
-std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y,
-                                std::vector<std::vector<Tensor>> &device_params,
+std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y, Replicas &device_params,
                                 const std::vector<Device> &devices, float lr) {
-    auto [X_shards, y_shards] = split_batch(X, y, devices); // 1.
+    auto [X_shards, y_shards] = split_batch(X, y, devices); // 1. Split: one shard on each device
     std::vector<Tensor> ls; // 2. Loss is calculated separately on each GPU, and recorded: section 9
     for (size_t c = 0; c < devices.size(); c++)
         ls.push_back(loss(net(X_shards[c], device_params[c]), y_shards[c]));
     for (const Tensor &l : ls) backward(l); // Back Propagation is performed separately on each GPU
-    // 3. and 4. Sum all gradients from each GPU and broadcast them to all GPUs
+    // 3. Sum all gradients from each GPU and 4. broadcast them to all GPUs: allreduce does both
     exchange(gradients(device_params));
-    // 5. The model parameters are updated separately on each GPU
+    // 5. The model parameters are updated separately on each GPU, by the same sum: they stay equal
     for (const auto &param : device_params)
         sgd(param, lr, X.shape[0]); // Here, we use a full-size batch
     return ls;
 }
 
 // What train takes from d2l and from the sections below.
-Device try_gpu(int i);                    // gpu(i), or an error if there are fewer devices
-std::vector<Device> first_devices(int k); // gpu(0) to gpu(k-1)
-void waitall();                           // npx.waitall: the host waits for all devices
 std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
+void waitall();                                      // npx.waitall: the host waits for all devices
+Device try_gpu(int i);                     // gpu(i), or an error if there are fewer devices
+std::vector<Device> first_devices(int k) { // gpu(0) to gpu(k-1)
+    std::vector<Device> devices;
+    for (int i = 0; i < k; i++) devices.push_back(try_gpu(i));
+    return devices;
+}
 
 // The command line (section 14). batch, epochs, lr, allreduce: the model's own if 0 or empty.
 struct Options {
@@ -346,8 +348,8 @@ struct DataIter {
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // for training, for testing
 float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
                             Device device);
-float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tensor>> &device_params,
-                             DataIter &test_iter, const std::vector<Device> &devices);
+float evaluate_accuracy_gpus(const Net &net, const Replicas &device_params, DataIter &test_iter,
+                             const std::vector<Device> &devices);
 struct Timer { // seconds, mean over start-stop pairs
     std::vector<double> times;
     double t0 = 0;
@@ -370,11 +372,10 @@ struct Animator {
 };
 // Is the first step of k devices that of one device? Are the k replicas equal? (section 13)
 void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
-                      const std::vector<std::vector<Tensor>> &device_params, float lr);
-void check_replicas(const std::vector<std::vector<Tensor>> &device_params);
+                      const Replicas &device_params, float lr);
+void check_replicas(const Replicas &device_params);
 int first_epoch = 0; // RESUME begins with a later one
-// Where SAVE says, after `samples` of an epoch
-void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples);
+void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples); // as SAVE says
 
 // The tutorial's train. The host enqueues a minibatch while the devices compute the one before.
 // What is added checks the first step and the replicas, stops after STEPS, saves and resumes.
@@ -382,8 +383,7 @@ void train(int num_gpus, int batch_size, float lr) {
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
     const std::vector<Device> devices = first_devices(num_gpus);
     // Copy model parameters to num_gpus GPUs
-    std::vector<std::vector<Tensor>> device_params;
-    for (Device d : devices) device_params.push_back(get_params(params, d));
+    Replicas device_params = replicate(devices);
     const int num_epochs = options.epochs;
     Animator animator((train_iter.X.shape[0] + batch_size - 1) / batch_size);
     Timer timer;
@@ -391,8 +391,7 @@ void train(int num_gpus, int batch_size, float lr) {
     float acc = 0;
     int steps = 0;
     bool more = true; // STEPS may end the training
-    for (int epoch = 0; epoch < first_epoch; epoch++)
-        train_iter.reset(); // shuffle as often as the epochs that are done did
+    for (int epoch = 0; epoch < first_epoch; epoch++) train_iter.reset(); // shuffles as they did
     for (int epoch = first_epoch; epoch < num_epochs && more; epoch++) {
         timer.start();
         train_iter.reset();
@@ -421,24 +420,29 @@ void train(int num_gpus, int batch_size, float lr) {
 // 6. Experiment                                                          tutorial: "Experiment"
 // The tutorial's demonstrations, which print what the devices' memory really holds, and its run.
 
-Tensor arange(int n);                   // 0, 1, ..., n-1   (n) on the host
 std::string to_string(const Tensor &t); // as NumPy prints it; waits for the device
-std::vector<float> to_host(const Tensor &t);
+std::vector<float> to_host(const Tensor &t) {
+    const Tensor host = copyto(t, cpu());
+    return std::vector<float>(host.ptr(), host.ptr() + size(t));
+}
+Tensor arange(int n) { // 0, 1, ..., n-1   (n) on the host
+    Tensor t = empty({n}, cpu());
+    std::iota(t.ptr(), t.ptr() + n, 0.0f);
+    return t;
+}
 void run_allreduce(const std::string &name, const Grads &grads); // by name: section 7
 
-// The tutorial's outputs: a parameter and its gradient, an allreduce, a matrix that is distributed.
 void demos(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     std::vector<Tensor> new_params = get_params(params, try_gpu(0));
     printf("b1 weight: %s\n", to_string(new_params[1]).c_str());
     printf("b1 grad: %s\n", to_string(gradient(new_params[1])).c_str());
 
-    std::vector<Tensor> data;
-    for (int i = 0; i < num_gpus; i++) data.push_back(full({1, 2}, i + 1, try_gpu(i)));
+    Grads grads; // the tutorial's `data` as Grads: a list of one tensor for each device
+    for (int i = 0; i < num_gpus; i++) grads.push_back({full({1, 2}, i + 1, try_gpu(i))});
+    const std::vector<Tensor> data = column(grads, 0);
     printf("before allreduce:\n");
     for (const Tensor &t : data) printf(" %s\n", to_string(t).c_str());
-    Grads grads; // `data` as Grads: a list of one tensor for each device
-    for (const Tensor &t : data) grads.push_back({t});
     run_allreduce(options.allreduce, grads); // by default naive: allreduce(data)
     printf("after allreduce:\n");
     const float sum = num_gpus * (num_gpus + 1) / 2;
@@ -475,16 +479,15 @@ void experiment() {
 // and may overwrite them. Any k from 1 up, any sizes, 0 among them.
 //
 // Cost, for k devices and P tensors of n bytes together: messages; bytes into the busiest device
-// (as many leave it); steps, the length of the longest chain of messages that follow one another,
-// by a wait or on one stream. The alpha-beta model: time = steps * alpha + bytes * beta, alpha the
-// latency of a message, 1/beta the bandwidth.
+// (as many leave it); steps, the longest chain of messages that follow one another, by a wait or on
+// one stream. Alpha-beta model: time = steps*alpha + bytes*beta, latency alpha, bandwidth 1/beta.
 
 Stream &link_stream(Device src, Device dst); // the stream of messages from src to dst
 void wait_for_gradient(const Tensor &grad);  // later work on its device waits until it is written
 void use_comm_streams(bool use); // true: stream(d) is d's second stream, for communication
 void join_comm_streams(int k);   // later work on the first k devices waits for those streams
-std::string str(Device device);  // gpu(0)
 __attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...);
+std::string str(Device d) { return d.id < 0 ? "cpu" : format("gpu(%d)", d.id); }
 
 // Names a part of a step while the object exists: NVIDIA's profiler nsys shows it.
 struct Part {
@@ -497,7 +500,7 @@ struct Part {
 static std::vector<Tensor> flatten(const Grads &grads) {
     std::vector<Tensor> flat;
     for (const auto &list : grads) {
-        Tensor all = list[0];
+        Tensor &all = flat.emplace_back(list[0]);
         all.shape = {0};
         for (const Tensor &t : list) {
             if (size(t) > 0 && t.ptr() != all.ptr() + size(all))
@@ -505,7 +508,6 @@ static std::vector<Tensor> flatten(const Grads &grads) {
                       str(t.device).c_str());
             all.shape[0] += size(t);
         }
-        flat.push_back(all);
     }
     return flat;
 }
@@ -564,8 +566,7 @@ static void allreduce_host(const Grads &grads) {
     Tensor sum = copyto(flat[0], cpu());
     for (size_t c = 1; c < flat.size(); c++) {
         Tensor part = copyto(flat[c], cpu());
-        const float *x = part.ptr();
-        std::transform(x, x + size(part), sum.ptr(), sum.ptr(), std::plus<float>());
+        std::transform(sum.ptr(), sum.ptr() + size(sum), part.ptr(), sum.ptr(), std::plus<float>());
     }
     for (const Tensor &t : flat) copyto(sum, t);
 }
@@ -588,24 +589,21 @@ static void sum_on_owners(const Grads &grads, const std::vector<int> &owner) {
 // --- by_tensor: the tutorial's third exercise, different parameters on different devices: a
 // parameter server sharded by tensor, the lab's kvstore='device'. Greedy balance: the largest
 // tensor first, each to the device with the least load.
-//   messages 2(k-1)P   busiest (k-1)L + n-L, L bytes the largest load   steps 2m, m the most
-//   tensors that one device owns
+//   messages 2(k-1)P   busiest (k-1)L + n-L   steps 2m; one device owns at most L bytes, m tensors
 static void allreduce_by_tensor(const Grads &grads) {
     const int k = grads.size(), P = grads[0].size();
-    std::vector<int> largest_first(P), owner(P);
+    std::multimap<int, int, std::greater<int>> largest_first; // its size -> a tensor's index
+    for (int i = 0; i < P; i++) largest_first.insert({size(grads[0][i]), i});
+    std::vector<int> owner(P);
     std::vector<long> load(k);
-    std::iota(largest_first.begin(), largest_first.end(), 0);
-    std::stable_sort(largest_first.begin(), largest_first.end(),
-                     [&](int a, int b) { return size(grads[0][a]) > size(grads[0][b]); });
-    for (int i : largest_first) {
+    for (auto [n, i] : largest_first) {
         owner[i] = std::min_element(load.begin(), load.end()) - load.begin();
-        load[owner[i]] += size(grads[0][i]);
+        load[owner[i]] += n;
     }
     sum_on_owners(grads, owner);
 }
 
-// --- sharded: the same with k chunks of equal size, of which each device owns one: a direct
-// reduce-scatter, then a direct all-gather of the sums
+// --- sharded: the same with k chunks, one a device: a direct reduce-scatter, a direct all-gather
 //   messages 2k(k-1)   busiest 2(k-1)n/k   steps 2
 static void allreduce_sharded(const Grads &grads) {
     std::vector<Tensor> flat = flatten(grads);
@@ -690,10 +688,7 @@ inline int blocks(long n, int per_block = threads) { // at least one: CUDA refus
 // Launches a kernel and checks the launch. A program that includes this file may have defined it.
 #ifndef LAUNCH
 #define LAUNCH(...)                                                                                \
-    do {                                                                                           \
-        __VA_ARGS__;                                                                               \
-        check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__);                   \
-    } while (0)
+    (__VA_ARGS__, check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__))
 inline void touch(long) {} // so many numbers the next kernel uses: for programs that count bytes
 #endif
 
@@ -763,7 +758,6 @@ void run_allreduce(const std::string &name, const Grads &grads) {
 // bucket of gradients, the last layers first, because backward writes their gradients first.
 static size_t bucket_bytes = 256 * 1024; // at least; the last bucket may be smaller
 
-// The exchange that calls `sum` for one bucket after another, beside the backward pass
 static Exchange in_buckets(const Exchange &sum) {
     return [=](const Grads &grads) {
         for (size_t end = grads[0].size(), begin = end, bytes = 0; begin > 0;) {
@@ -797,21 +791,19 @@ Exchange exchange_by(const std::string &name, bool overlap) {
 
 // What an operator takes from autograd (section 9): output() allocates y, record() puts the
 // backward onto the tape, a lambda with copies of its tensors, whose memory so lives until it has
-// run; grad_of() says where dX is to be added.
+// run, and returns y; grad_of() says where dX is to be added.
 Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape);
-void record(const Tensor &y, std::function<void()> backward);
+Tensor record(const Tensor &y, std::function<void()> backward);
 float *grad_of(const Tensor &X); // null where X wants no gradient
 bool recording = true;           // false under NoGrad
 void check_shape(const char *op, bool right, const char *wants, const std::vector<Tensor> &inputs);
 void same_device(const char *op, const std::vector<Tensor> &inputs);
 
-// The table of operators. An entry that is null, as all are here, leaves the work to this section;
-// a program that includes this file may put its own functions there. Their arguments have been
-// checked; `op` is what the user called.
+// The table of operators. A null entry, as all are here, leaves the work to this section; a program
+// may put its own function there. Arguments have been checked; `op` is what the user called.
 struct Operators {
     std::string name = "simple"; // what the first line of a run calls them
-    // A gradient's rounding errors are at most this part of its largest number
-    float rounding = 1e-3f;
+    float rounding = 1e-3f; // a gradient's rounding errors, at most, as part of its largest number
     Tensor (*conv2d)(const Tensor &X, const Tensor &W, const Tensor &b, const struct ConvShape &s);
     Tensor (*linear)(const Tensor &X, const Tensor &W, const Tensor &b);
     Tensor (*relu)(const Tensor &X);
@@ -841,11 +833,10 @@ Tensor relu(const Tensor &X) {
     Tensor y = output("relu", {X}, X.shape);
     const int n = size(X);
     LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
-    record(y, [=] {
+    return record(y, [=] {
         LAUNCH(relu_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
             grad_of(X), y.grad->ptr(), X.ptr(), n));
     });
-    return y;
 }
 
 // --- in place, without gradients
@@ -879,13 +870,12 @@ Tensor add(const Tensor &A, const Tensor &B) {
     Tensor y = output("add", {A, B}, A.shape);
     const int n = size(A);
     LAUNCH(add_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
-    record(y, [=] {
+    return record(y, [=] {
         const float *dy = y.grad->ptr();
         for (const Tensor &X : {A, B}) // dX += dy
             if (float *dX = grad_of(X))
                 LAUNCH(add_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, dX, dy, n));
     });
-    return y;
 }
 
 // --- sgd
@@ -894,7 +884,6 @@ __global__ void sgd_kernel(float *param, const float *grad, int n, float lr, flo
     if (i < n) param[i] -= lr * grad[i] / batch_size;
 }
 
-// param -= lr * param.grad / batch_size, for each param that has a gradient
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
     const Part update("update");
     if (operators.sgd) return operators.sgd(params, lr, batch_size);
@@ -941,8 +930,7 @@ __global__ void cross_entropy_backward_kernel(float *dy_hat, const float *dl, co
     }
 }
 
-// y_hat (N,classes)   y (N)   ->   (N). Labels must be whole numbers from 0 to classes-1.
-// Same as nn.CrossEntropyLoss(reduction='none')(y_hat, y); y gets no gradient.
+// Same as nn.CrossEntropyLoss(reduction='none')(y_hat, y). y: whole numbers from 0 to classes-1.
 Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
     bool right = y_hat.shape.size() == 2 && y.shape == std::vector<int>{y_hat.shape[0]} &&
                  y_hat.shape[1] > 0;
@@ -952,11 +940,10 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
     Tensor l = output("softmax_cross_entropy", {y_hat}, {N}); // y gets no gradient
     LAUNCH(cross_entropy_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
         l.ptr(), y_hat.ptr(), y.ptr(), N, classes));
-    record(l, [=] {
+    return record(l, [=] {
         LAUNCH(cross_entropy_backward_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
             grad_of(y_hat), l.grad->ptr(), y_hat.ptr(), y.ptr(), N, classes));
     });
-    return l;
 }
 
 // --- average and max pooling
@@ -1013,40 +1000,35 @@ static Tensor pool2d(const char *op, const Tensor &X, int KH, int KW, int S, boo
     if (operators.pool2d) return operators.pool2d(op, X, s);
     Tensor y = output(op, {X}, {N, C, s.OH, s.OW});
     LAUNCH(pool2d_kernel<<<blocks(size(y)), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
-    record(y, [=] {
+    return record(y, [=] {
         LAUNCH(pool2d_backward_kernel<<<blocks(size(X)), threads, 0, on(X.device)>>>(
             grad_of(X), y.grad->ptr(), X.ptr(), s));
     });
-    return y;
 }
 
-// X (N,C,H,W)   ->   y (N,C,OH,OW). Same as F.avg_pool2d(X, kernel_size, stride).
+// X (N,C,H,W)   ->   y (N,C,OH,OW). Same as F.avg_pool2d and F.max_pool2d(X, kernel_size, stride).
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
     return pool2d("avg_pool2d", X, kernel_size, kernel_size, stride, false);
 }
-// X (N,C,H,W)   ->   y (N,C,OH,OW). Same as F.max_pool2d(X, kernel_size, stride).
 Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
     return pool2d("max_pool2d", X, kernel_size, kernel_size, stride, true);
 }
 // X (N,C,H,W)   ->   y (N,C), means. Same as nn.AdaptiveAvgPool2d((1,1)) and nn.Flatten().
 Tensor global_avg_pool2d(const Tensor &X) {
-    check_shape("global_avg_pool2d",
-                X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0,
-                "(N,C,H,W)", {X});
+    bool right = X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0;
+    check_shape("global_avg_pool2d", right, "(N,C,H,W)", {X});
     const int H = X.shape[2], W = X.shape[3];
     return reshape(pool2d("global_avg_pool2d", X, H, W, std::max(H, W), false), {X.shape[0], -1});
 }
 
 // --- matrix product
-// How far apart neighbours of `batch` matrices are, 0 if all are the same one; a transposed one has
-// the last two exchanged
+// How far apart neighbours are: matrices (0: all are one), rows, columns. A^T: the last two swapped
 struct Strides {
     int batch, row, column;
 };
 // A thread computes `run` neighbours of a row of C: of emulated devices so many that the compiler
 // makes vectors of them, and a block's threads then share the same columns of B in a core's cache.
 constexpr int run = on_cpu ? 32 : 1;
-const dim3 matmul_block = on_cpu ? dim3(1, 32) : dim3(32, 8);
 // C[b,m,n] += sum over k of A[b,m,k] * B[b,k,n]. If all C[b] are the same matrix it gets their sum,
 // added up matrix by matrix, so that rounding errors stay small. (The letters are this product's
 // own; on a GPU, where run is 1, read the loops over q as their one step.)
@@ -1073,7 +1055,7 @@ __global__ void matmul_kernel(float *C, Strides c, const float *A, Strides a, co
 static void matmul(float *C, Strides c, const float *A, Strides a, const float *B, Strides b,
                    int batch, int M, int N, int K, Device device) {
     if (batch == 0 || M == 0) return; // an empty shard
-    const dim3 block = matmul_block;
+    const dim3 block = on_cpu ? dim3(1, 32) : dim3(32, 8);
     const dim3 grid(blocks(N, block.x * run), blocks(M, block.y), c.batch ? batch : 1);
     LAUNCH(matmul_kernel<<<grid, block, 0, on(device)>>>(C, c, A, a, B, b, batch, M, N, K));
 }
@@ -1111,8 +1093,7 @@ __global__ void bias_backward_kernel(float *db, const float *dy, Planes s) {
     if (threadIdx.x == 0) db[blockIdx.x] += sum;
 }
 static Planes planes(const Tensor &y) {
-    const int N = y.shape[0], C = y.shape[1];
-    return {N, C, size(y) / std::max(1, N * C)};
+    return {y.shape[0], y.shape[1], size(y) / std::max(1, y.shape[0] * y.shape[1])};
 }
 static void bias(const Tensor &y, const Tensor &b) {
     LAUNCH(bias_kernel<<<blocks(size(y)), threads, 0, on(y.device)>>>(y.ptr(), b.ptr(), planes(y)));
@@ -1134,7 +1115,7 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
     Tensor y = output("linear", {X, W, b}, {N, O});
     bias(y, b); // y = b + X @ W
     matmul(y.ptr(), {0, O, 1}, X.ptr(), {0, C, 1}, W.ptr(), {0, O, 1}, 1, N, O, C, X.device);
-    record(y, [=] {
+    return record(y, [=] {
         float *dy = y.grad->ptr();
         bias_backward(y, b);
         if (float *dW = grad_of(W)) // dW += X^T @ dy
@@ -1142,7 +1123,6 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
         if (float *dX = grad_of(X)) // dX += dy @ W^T
             matmul(dX, {0, C, 1}, dy, {0, O, 1}, W.ptr(), {0, 1, O}, 1, N, C, O, X.device);
     });
-    return y;
 }
 
 // --- convolution
@@ -1190,8 +1170,7 @@ static Tensor im2col(const Tensor &X, const ConvShape &s, int by_t, int by_p) {
                                                                         by_t, by_p));
     return columns;
 }
-// X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW)
-// Same as F.conv2d(X, W, b, stride, padding); PyTorch's gradients.
+// X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW). Same as F.conv2d, also its gradients.
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int padding) {
     bool right = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
                  W.shape[2] == W.shape[3] && b.shape == std::vector<int>{W.shape[0]} &&
@@ -1211,7 +1190,7 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int
     bias(y, b); // y[n] = b + W @ columns[n]
     const Tensor columns = im2col(X, s, P, 1);
     matmul(y.ptr(), {O * P, P, 1}, W.ptr(), {0, T, 1}, columns.ptr(), {T * P, P, 1}, N, O, P, T, d);
-    record(y, [=] {
+    return record(y, [=] {
         float *dy = y.grad->ptr();
         bias_backward(y, b);
         if (float *dW = grad_of(W)) {                  // += the sum over n of dy[n] @ columns[n]^T
@@ -1225,11 +1204,9 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int
             LAUNCH(col2im_kernel<<<blocks(size(X)), threads, 0, on(d)>>>(dX, dcolumns.ptr(), s));
         }
     });
-    return y;
 }
 
 // --- batch normalization
-// y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel.
 constexpr float bn_eps = 1e-5f, bn_momentum = 0.1f; // momentum: the weight of new statistics
 struct BatchNorm {                                  // X (N,C,plane), all else (C)
     const float *X, *gamma, *beta;
@@ -1258,10 +1235,9 @@ __global__ void batch_norm_kernel(float *y, BatchNorm a, Planes s) {
     const int c = i / s.plane % s.C;
     y[i] = (a.X[i] - a.mean[c]) * (a.gamma[c] / sqrtf(a.var[c] + bn_eps)) + a.beta[c];
 }
-// With sum and product, the sums of dy and of dy * (X - mean) over the channel, and M = N*plane:
-// dbeta += sum, dgamma += product / sqrt(var + eps), dX += gamma / sqrt(var + eps) * (dy - sum/M -
-// (X - mean) / (var + eps) * product/M): mean and var depend on X, too. A gradient that is null is
-// not wanted. One block per channel.
+// With the channel's sums, sum of dy and product of dy * (X - mean), and M = N*plane: dbeta += sum,
+// dgamma += product / sqrt(var + eps), dX += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) /
+// (var + eps) * product/M): mean and var depend on X, too. One block per channel; null: not wanted.
 __global__ void batch_norm_backward_kernel(float *dX, float *dgamma, float *dbeta, const float *dy,
                                            BatchNorm a, Planes s) {
     __shared__ float scratch[threads];
@@ -1279,16 +1255,14 @@ __global__ void batch_norm_backward_kernel(float *dX, float *dgamma, float *dbet
 }
 
 // X (N,C,H,W)   gamma, beta, running_mean, running_var (C)   ->   y (N,C,H,W)
-// While autograd records, mean and var are those of X, this device's shard, and the running ones
-// move a tenth of the way to them (running_var's divisor is N*H*W-1, or 1 for a single value).
-// Under NoGrad they are the running ones. An empty shard changes nothing.
+// While autograd records, mean and var are those of X, this device's shard, and move the running
+// ones; under NoGrad they are the running ones. An empty shard changes nothing.
 // Same as F.batch_norm(X, running_mean, running_var, gamma, beta, training).
 Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
                   const Tensor &running_mean, const Tensor &running_var) {
-    const std::vector<int> channels = {X.shape.size() == 4 ? X.shape[1] : 0};
     bool right = X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0;
     for (const Tensor &t : {gamma, beta, running_mean, running_var})
-        right = right && t.shape == channels;
+        right = right && t.shape == std::vector<int>{X.shape[1]};
     const std::vector<Tensor> inputs = {X, gamma, beta, running_mean, running_var};
     check_shape("batch_norm", right, "(N,C,H,W), (C), (C), (C), (C)", inputs);
     same_device("batch_norm", inputs);
@@ -1304,14 +1278,13 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
     if (recording && N > 0)
         LAUNCH(batch_norm_moments_kernel<<<C, threads, 0, on(X.device)>>>(a, s));
     LAUNCH(batch_norm_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), a, s));
-    record(y, [=] {
+    return record(y, [=] {
         (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
         // In this order, so that dbeta is added where gamma and beta are the same tensor
         float *const dgamma = grad_of(gamma), *const dbeta = grad_of(beta);
         LAUNCH(batch_norm_backward_kernel<<<C, threads, 0, on(X.device)>>>(
             grad_of(X), dgamma, dbeta, y.grad->ptr(), a, s));
     });
-    return y;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1342,7 +1315,6 @@ struct Event { // a CUDA event of a device
     ~Event() { cudaEventDestroy(handle); }
 };
 
-// The gradients lie one behind the other: an allreduce can take them as one.
 void attach_grad(std::vector<Tensor> &params) {
     if (params.empty()) return;
     int n = 0;
@@ -1356,33 +1328,27 @@ void attach_grad(std::vector<Tensor> &params) {
         n += size(p);
     }
 }
-const Tensor &gradient(const Tensor &param) {
-    if (!param.grad) error("a parameter has no gradient: does get_params call attach_grad?");
-    return *param.grad;
-}
 void wait_for_gradient(const Tensor &grad) {
     CHECK(cudaStreamWaitEvent(on(grad.device), grad.complete->handle, 0));
 }
 
-// A new tensor on the inputs' device. It wants a gradient if one of them does; the gradient gets
-// its memory when the backward pass first writes it.
+// On the inputs' device. It wants a gradient if one of them does, which gets its memory in grad_of.
 Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape) {
     same_device(op, inputs);
     Tensor y = empty(shape, inputs[0].device);
     for (const Tensor &X : inputs)
-        if (recording && X.grad)
-            y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape, nullptr, nullptr});
+        if (recording && X.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape});
     return y;
 }
-void record(const Tensor &y, std::function<void()> backward) {
+Tensor record(const Tensor &y, std::function<void()> backward) {
     if (y.grad) tapes[y.device.id].push_back({y.grad, std::move(backward)});
+    return y;
 }
 
 static unsigned pass = 0;                             // backward passes so far
 static std::vector<std::shared_ptr<Event>> completes; // of the gradients that entry.backward writes
 
-// Gradients are those of the last backward pass that reached them, not a sum over passes: the first
-// to ask in a pass gets zeros. A parameter that l does not depend on keeps its old gradient.
+// The first to ask in a pass gets zeros. What l does not depend on keeps its old gradient.
 float *grad_of(const Tensor &X) {
     if (!X.grad) return nullptr;
     Tensor &g = *X.grad;
@@ -1393,9 +1359,8 @@ float *grad_of(const Tensor &X) {
     return g.ptr();
 }
 
-// Run the tape of l's device in reverse and empty it, which frees memory on the way. The gradients
-// are those of sum(l). An event is recorded after each write of a parameter's gradient; if there
-// are several, waits are for the last one.
+// Run the tape of l's device in reverse and empty it, which frees memory on the way. An event is
+// recorded after each write of a parameter's gradient: of several, the last one is waited for.
 void backward(const Tensor &l) {
     auto &tape = tapes[l.device.id];
     auto made_l = [&](const TapeEntry &entry) { return entry.grad == l.grad; };
@@ -1430,7 +1395,7 @@ float *Tensor::ptr() const {
 
 static std::mt19937 rng; // seeded by set_up
 template <class Distribution>
-static Tensor random(std::vector<int> shape, Distribution distribution) { // on the host
+static Tensor random(std::vector<int> shape, Distribution distribution, std::mt19937 &rng = ::rng) {
     Tensor t = empty(std::move(shape), cpu());
     for (int i = 0; i < size(t); i++) t.ptr()[i] = distribution(rng);
     return t;
@@ -1439,6 +1404,7 @@ Tensor normal(float scale, std::vector<int> shape) {
     if (!(scale > 0)) error("normal: the scale must be greater than 0, not %g", scale);
     return random(shape, std::normal_distribution<float>(0, scale));
 }
+
 static Tensor uniform(float scale, std::vector<int> shape) { // U(-scale, scale)
     return random(shape, std::uniform_real_distribution<float>(-scale, scale));
 }
@@ -1461,8 +1427,7 @@ struct Layers {
                 const Init &init, bool requires_grad = true) {
         if (list) return (*list)[used++];
         if (what == ".weight") layers[layer]++; // a layer's first parameter
-        params.push_back(init(shape));
-        params.back().requires_grad = requires_grad;
+        params.emplace_back(init(shape)).requires_grad = requires_grad;
         param_names.push_back(layer + std::to_string(layers[layer] - 1) + what);
         return copyto(params.back(), gpu(0));
     }
@@ -1552,8 +1517,8 @@ static int count_correct(const Tensor &y_hat, const Tensor &y) {
     return correct;
 }
 // The test accuracy, computed on all devices: each sample counts once.
-float evaluate_accuracy_gpus(const Net &net, const std::vector<std::vector<Tensor>> &device_params,
-                             DataIter &test_iter, const std::vector<Device> &devices) {
+float evaluate_accuracy_gpus(const Net &net, const Replicas &device_params, DataIter &test_iter,
+                             const std::vector<Device> &devices) {
     NoGrad guard;
     Tensor X, y;
     double correct = 0;
@@ -1574,17 +1539,7 @@ float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, Da
     auto one = [&](const Tensor &X, const std::vector<Tensor> &) { return net(X); };
     return evaluate_accuracy_gpus(one, {{}}, test_iter, {device});
 }
-
-// A replica of the parameters on each device.
-static std::vector<std::vector<Tensor>> replicate(const std::vector<Device> &devices) {
-    std::vector<std::vector<Tensor>> device_params;
-    for (Device d : devices) device_params.push_back(get_params(params, d));
-    return device_params;
-}
-
-// Print the network's output for each device's shard.
-static void print_outputs(const std::vector<Tensor> &shards,
-                          const std::vector<std::vector<Tensor>> &device_params) {
+static void print_outputs(const std::vector<Tensor> &shards, const Replicas &device_params) {
     NoGrad guard;
     for (size_t c = 0; c < shards.size(); c++)
         printf("%s\n", to_string(net(shards[c], device_params[c])).c_str());
@@ -1598,10 +1553,9 @@ static std::string channel0(const Tensor &weight) {
 void demos_resnet18(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     const auto device_params = replicate(devices); // net.initialize(ctx=devices)
-    Tensor x = empty({std::max(4, num_gpus), 1, 28, 28}, cpu());
-    std::mt19937 random(options.seed);
-    for (int i = 0; i < size(x); i++)
-        x.ptr()[i] = std::uniform_real_distribution<float>(0, 1)(random);
+    std::mt19937 dice(options.seed);
+    const Tensor x = random({std::max(4, num_gpus), 1, 28, 28},
+                            std::uniform_real_distribution<float>(0, 1), dice);
     print_outputs(split_and_load(x, devices), device_params);
     if (device_params[0][0].device.id >= 0) printf("not initialized on cpu\n"); // weight.data()
     for (const auto &params : device_params) printf("%s\n", channel0(params[0]).c_str());
@@ -1632,18 +1586,14 @@ void demos_lab_cnn(int num_gpus) {
 // k logical devices on the GPUs there are, their streams, the memory of tensors; errors.
 //
 // A program may include this file, as its tests do. These seams are meant for that, and no others:
-//   MGPU_NO_MAIN   defined before, leaves main out
-//   LAUNCH, touch  may be defined before (section 7); a Part is an NVTX range: forward is what
-//                  stands before "backward", "sum" and "update"
-//   operators      the table of kernels (section 8); Tensor::note is for who fills it
-//   exchange       what train_batch does with the gradients (section 5)
-//   flags          the table of options (section 14)
+// MGPU_NO_MAIN, LAUNCH and touch, defined before; the ranges of Part (forward stands before
+// "backward"); operators, with Tensor::note for who fills them; exchange; flags.
 
 struct Gpu { // a logical device
     int physical;
     Stream streams[2];           // of computation, and of the communication beside it
     std::map<int, Stream> links; // for messages from each device
-    std::map<size_t, std::vector<float *>> free_blocks[2]; // a free list per (stream, bytes)
+    std::map<std::pair<int, size_t>, std::vector<float *>> free_blocks; // by stream, bytes
 };
 static std::vector<Gpu> &gpus = *new std::vector<Gpu>; // never destroyed: tensors may outlive main
 static int comm = 0;                                   // the index in Gpu::streams of stream(d)
@@ -1656,11 +1606,6 @@ static Gpu &state(Device device) {
 }
 int physical(Device device) { return state(device).physical; }
 Device try_gpu(int i) { return state(gpu(i)), gpu(i); }
-std::vector<Device> first_devices(int k) {
-    std::vector<Device> devices;
-    for (int i = 0; i < k; i++) devices.push_back(try_gpu(i));
-    return devices;
-}
 
 // --- errors, and the words in them
 static std::string vformat(const char *format, va_list args) {
@@ -1692,7 +1637,6 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
             cudaGetErrorName(code), late ? ": CUDA_LAUNCH_BLOCKING=1 shows the line" : "");
     _exit(1); // what CUDA still has in its streams is worth nothing now
 }
-std::string str(Device d) { return d.id < 0 ? "cpu" : format("gpu(%d)", d.id); }
 static std::string str(int n) { return std::to_string(n); }
 inline std::string str(const std::string &s) { return s; }
 template <class T> static std::string listed(const std::vector<T> &list, const char *separator) {
@@ -1719,9 +1663,8 @@ void use_comm_streams(bool use) {
     comm = use;
 }
 Stream &stream(Device device) {
-    Gpu &g = state(device);
     if (operators.flush) operators.flush(device, nullptr);
-    return g.streams[comm];
+    return state(device).streams[comm];
 }
 cudaStream_t on(Device device) {
     CHECK(cudaSetDevice(physical(device)));
@@ -1772,8 +1715,7 @@ void use_devices(int k, bool quiet = false, int first = 0) {
     if (code != cudaSuccess || count == 0)
         error("no GPU (%s): `make run BACKEND=cpu` emulates devices", cudaGetErrorString(code));
     for (int i = gpus.size(); i < k; i++) {
-        gpus.emplace_back();
-        gpus[i].physical = (first + i) % count;
+        gpus.emplace_back().physical = (first + i) % count;
         for (Stream &s : gpus[i].streams) s = new_stream(gpu(i));
     }
     if (k > count && !quiet)
@@ -1798,10 +1740,9 @@ void use_devices(int k, bool quiet = false, int first = 0) {
 void empty_cache() {
     waitall();
     for (Gpu &g : gpus)
-        for (auto &free_blocks : g.free_blocks) {
-            for (auto &[bytes, blocks] : free_blocks)
-                for (float *p : blocks) CHECK(cudaFree(p));
-            free_blocks.clear();
+        for (auto &[key, blocks] : g.free_blocks) {
+            for (float *p : blocks) CHECK(cudaFree(p));
+            blocks.clear();
         }
 }
 static float *cuda_malloc(Device device, size_t bytes) {
@@ -1818,10 +1759,9 @@ static float *cuda_malloc(Device device, size_t bytes) {
           "smaller BATCH",
           str(device).c_str(), bytes / 1e6, free / 1e6, total / 1e6);
 }
-// Memory for n floats. On a device from a caching allocator: a free list per (stream, bytes).
-// Stream order makes reuse safe, since copyto and send make a tensor's stream wait for who reads it
-// elsewhere; after the first epoch cudaMalloc is not called again. On the host
-// it is pinned: devices copy while the host goes on.
+// Memory for n floats. On a device from a caching allocator: stream order makes reuse safe, since
+// copyto and send make a tensor's stream wait for who reads it elsewhere; after the first epoch
+// cudaMalloc is not called again. On the host it is pinned: devices copy while the host goes on.
 static std::shared_ptr<float> allocate(int n, Device device) {
     const size_t bytes = n * sizeof(float);
     float *p = nullptr;
@@ -1837,13 +1777,13 @@ static std::shared_ptr<float> allocate(int n, Device device) {
             cudaFreeHost(p);
         });
     }
-    if (auto &blocks = state(device).free_blocks[comm][bytes]; !blocks.empty()) {
-        p = blocks.back();
-        blocks.pop_back();
-    } else p = cuda_malloc(device, bytes); // which may empty the lists
-    return std::shared_ptr<float>(p, [device, which = comm, bytes](float *p) {
-        gpus[device.id].free_blocks[which][bytes].push_back(p);
-    });
+    const auto key = std::make_pair(comm, bytes);
+    auto &blocks = state(device).free_blocks[key];
+    if (blocks.empty()) blocks.push_back(cuda_malloc(device, bytes));
+    p = blocks.back();
+    blocks.pop_back();
+    auto give_back = [=](float *p) { gpus[device.id].free_blocks[key].push_back(p); };
+    return std::shared_ptr<float>(p, give_back);
 }
 
 int size(const Tensor &t) {
@@ -1855,7 +1795,7 @@ int size(const Tensor &t) {
     return n;
 }
 Tensor empty(std::vector<int> shape, Device device) {
-    Tensor t = {device, std::move(shape), nullptr, nullptr};
+    Tensor t = {device, std::move(shape)};
     t.data = allocate(size(t), device);
     return t;
 }
@@ -1863,11 +1803,6 @@ Tensor full(std::vector<int> shape, float value, Device device) {
     Tensor t = empty(std::move(shape), device);
     if (device.id < 0) std::fill_n(t.ptr(), size(t), value);
     else fill(t, value);
-    return t;
-}
-Tensor arange(int n) {
-    Tensor t = empty({n}, cpu());
-    std::iota(t.ptr(), t.ptr() + n, 0.0f);
     return t;
 }
 // The gradient is shared like the numbers.
@@ -1891,10 +1826,6 @@ Tensor rows(const Tensor &X, int begin, int end) {
     const size_t row = size(X) / std::max(1, X.shape[0]); // numbers in one
     if (X.data) y.data = std::shared_ptr<float>(X.data, X.data.get() + begin * row);
     return y;
-}
-std::vector<float> to_host(const Tensor &t) {
-    const Tensor host = copyto(t, cpu());
-    return std::vector<float>(host.ptr(), host.ptr() + size(t));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1964,8 +1895,7 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims) {
         for (int shift : {24, 16, 8, 0}) right.push_back(number >> shift);
     if (!unpacked || n == 0 || size != header + n * sample || std::ifstream(path).get() != 0x1f ||
         !std::equal(right.begin(), right.begin() + header, bytes.begin()))
-        error("%s: this is no .gz file of %s%s", path.c_str(),
-              dims == 3 ? "28x28 images" : "labels",
+        error("%s: this is no .gz file of %s%s", path.c_str(), dims > 1 ? "28x28 images" : "labels",
               options.data == "data" ? ": remove it, `make data` brings the right one" : "");
     return {bytes.begin() + header, bytes.end()};
 }
@@ -2036,9 +1966,8 @@ std::vector<int> shard_sizes(int n, int k) {
 }
 
 // --- timing and progress
-static double now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
+static double now() { // seconds
+    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::duration<double>(1);
 }
 void Timer::start() { t0 = now(); }
 void Timer::stop() { times.push_back(now() - t0); }
@@ -2097,14 +2026,12 @@ void Animator::count() {
 void Animator::add(int epoch, float acc, double seconds) {
     count();
     if (isatty(STDOUT_FILENO)) printf("\r\033[K");
-    if (options.model == "lab_cnn") // as the lab prints it
+    const bool lab = options.model == "lab_cnn"; // a row as the lab prints it
+    if (!lab && epoch == first_epoch + 1) printf("epoch      loss  test acc   seconds\n");
+    if (lab)
         printf("Epoch %d, training time = %.1f sec\n         validation accuracy = %.4f\n",
                epoch - 1, seconds, acc);
-    else {
-        if (epoch == first_epoch + 1) // the first row
-            printf("%5s  %8s  %8s  %8s\n", "epoch", "loss", "test acc", "seconds");
-        printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss / samples, acc, seconds);
-    }
+    else printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss / samples, acc, seconds);
     log << format("%d,%.6f,%.4f,%.4f,%s,%d,%s,%g\n", epoch, loss / samples, acc, seconds,
                   options.model.c_str(), options.gpus, options.allreduce.c_str(), options.lr);
     if (!log.flush()) error("cannot write %s: %s", options.log.c_str(), strerror(errno));
@@ -2148,16 +2075,15 @@ void write_file(const std::string &path, const std::string &bytes) {
 }
 void save_safetensors(const std::string &path, const std::vector<Tensor> &params,
                       const Metadata &metadata) {
-    std::string header, numbers;
+    std::string json, numbers;
     for (const auto &[name, value] : metadata)
-        header +=
-            (header.empty() ? "{\"__metadata__\":{\"" : ",\"") + name + "\":\"" + value + "\"";
-    header += (metadata.empty() ? "{" : "},") + tensors_json(by_name(params));
-    header.resize((header.size() + 7) / 8 * 8, ' ');
+        json += (json.empty() ? "{\"__metadata__\":{\"" : ",\"") + name + "\":\"" + value + "\"";
+    json += (metadata.empty() ? "{" : "},") + tensors_json(by_name(params));
+    json.resize((json.size() + 7) / 8 * 8, ' ');
     for (const auto &[name, t] : by_name(params))
         numbers.append((const char *)to_host(t).data(), sizeof(float) * size(t));
-    const uint64_t length = header.size();
-    write_file(path, std::string((const char *)&length, 8) + header + numbers);
+    const uint64_t length = json.size();
+    write_file(path, std::string((const char *)&length, 8) + json + numbers);
 }
 // Read the file into `params`, on the host; returns its metadata.
 Metadata load_safetensors(const std::string &path, const std::vector<Tensor> &params) {
@@ -2182,15 +2108,13 @@ Metadata load_safetensors(const std::string &path, const std::vector<Tensor> &pa
     if (header.compare(at, wanted.size(), wanted) != 0)
         error("%s: its tensors are not those of %s: %.200s...", path.c_str(), options.model.c_str(),
               &header[at]);
-    for (const auto &[name, t] : by_name(params))
-        file.read((char *)t.ptr(), sizeof(float) * size(t));
+    for (const auto &[_, t] : by_name(params)) file.read((char *)t.ptr(), sizeof(float) * size(t));
     if (!file || file.get() != EOF) error("%s: it is not as long as it says", path.c_str());
     return metadata;
 }
 
 // What decides the bits of a training
 static std::string training() {
-    const std::string labels(train_set.labels.begin(), train_set.labels.end());
     std::string data = options.data;
     for (char &c : data)
         if (strchr("\"\\{}", c)) c = '?'; // they would end the text, or its place in the file
@@ -2199,7 +2123,7 @@ static std::string training() {
                   options.model.c_str(), options.gpus, options.batch, options.lr, options.seed,
                   options.shuffle, options.limit, listed(options.split, ",").c_str(),
                   options.allreduce.c_str(), options.overlap, operators.name.c_str(), data.c_str(),
-                  std::hash<std::string>()(labels));
+                  std::hash<std::string>()({train_set.labels.begin(), train_set.labels.end()}));
 }
 void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples) {
     if (options.save.empty()) return;
@@ -2242,7 +2166,7 @@ static std::string name_of(int j) {
     return param_names[i] + "[" + std::to_string(j) + "]";
 }
 static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
-    const std::vector<std::vector<Tensor>> one = {get_params(params, gpu(0))};
+    const Replicas one = {get_params(params, gpu(0))};
     backward(loss(net(copyto(X, gpu(0)), one[0]), copyto(y, gpu(0))));
     return all_to_host(gradients(one)[0]);
 }
@@ -2257,19 +2181,16 @@ static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y
         begin += n;
     }
     auto first = unit.begin();
-    for (const Tensor &p : params) {
-        if (!p.requires_grad) continue;
-        std::fill_n(first, size(p), *std::max_element(first, first + size(p)));
-        first += size(p);
-    }
+    for (const Tensor &p : params)
+        if (p.requires_grad)
+            first = std::fill_n(first, size(p), *std::max_element(first, first + size(p)));
     return {sum, unit};
 }
 // X, y: the first minibatch; ls, device_params: what a step on k devices has made of it and of
-// `params`. The devices' gradients must be those of the whole minibatch on gpu(0) (where batch norm
-// sees each device's shard by itself: of the k shards one by one), to 1e-3 of a parameter's largest
-// (or as the operators say); the update must be lr * gradient / n.
+// `params`. The gradients must be those of the whole minibatch on gpu(0) (with batch norm, of the k
+// shards one by one), to operators.rounding of a parameter's largest; the update lr * gradient / n.
 void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
-                      const std::vector<std::vector<Tensor>> &device_params, float lr) {
+                      const Replicas &device_params, float lr) {
     if (!options.first_check) return;
     const int n = X.shape[0], k = device_params.size();
     int losses = 0;
@@ -2289,14 +2210,13 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
     const Flat old = all_to_host(params);
     float largest = 0; // difference of the gradients, in units
     for (int c = 0; c < k; c++) {
-        const Flat got = all_to_host(gradients(device_params)[c]),
-                   now = all_to_host(device_params[c]);
-        for (size_t j = 0; j < got.size(); j++) {
-            const float off = std::fabs(got[j] - want[j]), update = old[j] - now[j];
-            const float right = lr * got[j] / n;
+        const Flat g = all_to_host(gradients(device_params)[c]), p = all_to_host(device_params[c]);
+        for (size_t j = 0; j < g.size(); j++) {
+            const float off = std::fabs(g[j] - want[j]), update = old[j] - p[j];
+            const float right = lr * g[j] / n;
             if (!(off <= operators.rounding * unit[j]))
                 error("the first minibatch: the gradient of %s on %s is %.6g, not %.6g%s%s",
-                      name_of(j).c_str(), str(gpu(c)).c_str(), got[j], want[j], see, meant);
+                      name_of(j).c_str(), str(gpu(c)).c_str(), g[j], want[j], see, meant);
             if (!(std::fabs(update - right) <=
                   1e-5f * std::fabs(right) + 1e-6f * std::fabs(old[j]) + 1e-37f))
                 error("the first minibatch: the update of %s on %s is %.6g, not %.6g%s%s",
@@ -2311,9 +2231,8 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
     if (k > 1) empty_cache(); // gpu(0) has computed the whole minibatch: that memory is free again
 }
 
-// All trained parameters must have the same bits on every device, after every epoch. (Running
-// statistics are each device's own; SAVE keeps gpu(0)'s.)
-void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
+// The same bits on every device. (Running statistics are each device's own; SAVE keeps gpu(0)'s.)
+void check_replicas(const Replicas &device_params) {
     if (!options.replica_check) return;
     const Flat first = all_to_host(device_params[0]);
     for (size_t c = 1; c < device_params.size(); c++) {
@@ -2331,7 +2250,7 @@ void check_replicas(const std::vector<std::vector<Tensor>> &device_params) {
 // 14. Program
 // The command line and main.
 
-// The table of options, of which the usage text and getopt's array are made
+// The table of options, of which usage text and getopt's array are made; other programs add to it
 typedef std::function<void(const char *value)> Setter; // or says what is wrong with the value
 struct Flag {
     const char *name, *value; // --name VALUE; null: a switch
@@ -2348,8 +2267,7 @@ static void set_split(const char *value) {
         n += value[n] == ',';
     }
 }
-// clang-format off
-static std::vector<Flag> flags = { // other programs add their own
+static std::vector<Flag> flags = {
     {"gpus", "K", &options.gpus, "number of devices; if too many, they share GPUs (1)", 1, 64},
     {"model", "NAME", &options.model, "lenet, resnet18 or lab_cnn (lenet)"},
     {"batch", "N", &options.batch,
@@ -2375,16 +2293,13 @@ static std::vector<Flag> flags = { // other programs add their own
     {"resume", "FILE", &options.resume, "go on with the training that --save wrote there"},
     {"log", "FILE", &options.log, "a row for each epoch (build/log.csv)"},
 };
-// clang-format on
 
 static void set(const Flag &f, const char *value) {
-    if (auto *field = std::get_if<bool *>(&f.field)) {
-        **field = strncmp(f.name, "no-", 3) != 0;
-    } else if (auto *field = std::get_if<std::string *>(&f.field)) {
+    if (auto *field = std::get_if<bool *>(&f.field)) **field = strncmp(f.name, "no-", 3) != 0;
+    else if (auto *setter = std::get_if<Setter>(&f.field)) (*setter)(value);
+    else if (auto *field = std::get_if<std::string *>(&f.field)) {
         if (!*value) error("'' is empty");
         **field = value;
-    } else if (auto *setter = std::get_if<Setter>(&f.field)) {
-        (*setter)(value);
     } else {
         char *end;
         const double x = strtod(value, &end);
@@ -2399,7 +2314,7 @@ static void set(const Flag &f, const char *value) {
 
 // What was not given is what the chapters train with. Refuse what does not go together.
 static void complete_options() {
-    const int k = options.gpus;
+    const int k = options.gpus, parts = options.split.size();
     const bool resnet = options.model == "resnet18", lab = options.model == "lab_cnn";
     if (!resnet && !lab && options.model != "lenet")
         error("--model %s: unknown, there are lenet, resnet18, lab_cnn", options.model.c_str());
@@ -2409,9 +2324,8 @@ static void complete_options() {
     if (options.allreduce.empty()) options.allreduce = lab ? "local" : "naive";
     find_algorithm(options.allreduce);
     if (resnet || lab) options.evaluate_all = true;
-    if (!options.split.empty() && (int)options.split.size() != k)
-        error("--split has %zu parts, but there are %d devices: use GPUS=%zu", options.split.size(),
-              k, options.split.size());
+    if (parts > 0 && parts != k)
+        error("--split has %d parts, but there are %d devices: use GPUS=%d", parts, k, parts);
     if (!options.init.empty() && !options.resume.empty())
         error("--init and --resume: one of them says where to start");
     options.first_check = options.first_check && options.replica_check;
@@ -2425,8 +2339,7 @@ bool parse_options(int argc, char **argv) {
     for (const Flag &f : flags)
         names.push_back({f.name, f.value ? required_argument : no_argument, nullptr, 0});
     names.push_back({});
-    opterr = 0;
-    optind = 0; // from the start, also after an earlier call
+    opterr = optind = 0; // getopt prints nothing; it starts anew, also after an earlier call
     for (int c, index; (c = getopt_long(argc, argv, ":", names.data(), &index)) != -1;) {
         if (c == ':') error("%s wants a value: try --help", argv[optind - 1]);
         if (c == '?') error("unknown option %s: try --help", argv[optind - 1]);
@@ -2450,8 +2363,7 @@ bool parse_options(int argc, char **argv) {
 static void set_up(int devices, bool quiet, int first = 0) {
     train_set = load_data(options.data, "train");
     test_set = load_data(options.data, "t10k");
-    // The stand-in shows as many devices as are wanted
-    if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
+    if (on_cpu) setenv("CUDA_CPU_DEVICES", str(devices).c_str(), 0); // the stand-in shows so many
     use_devices(devices, quiet, first);
     rng.seed(options.seed);
     init_model();
