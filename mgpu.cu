@@ -265,12 +265,12 @@ void backward(const Tensor &l);
 // param -= lr * param.grad / batch_size, for each param that has a gradient
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
 
-// The gradients of all parameters on all devices: grads[c][i] lies on device c.
-typedef std::vector<std::vector<Tensor>> Grads;
 const Tensor &gradient(const Tensor &param) {
     if (!param.grad) error("a parameter has no gradient: does get_params call attach_grad?");
     return *param.grad;
 }
+// The gradients of all parameters on all devices: grads[c][i] lies on device c.
+typedef std::vector<std::vector<Tensor>> Grads;
 Grads gradients(const Replicas &device_params) {
     Grads grads(device_params.size());
     for (size_t c = 0; c < device_params.size(); c++)
@@ -288,8 +288,8 @@ std::vector<Tensor> column(const Grads &grads, size_t i) {
 void allreduce_naive(const Grads &grads) {
     for (size_t i = 0; i < grads[0].size(); i++) allreduce(column(grads, i));
 }
-// ALLREDUCE=bucket puts allreduce_bucket there (section 7), OVERLAP a loop over parts of the
-// gradients that calls it for each.
+// What train_batch calls. ALLREDUCE=bucket puts allreduce_bucket in its place, OVERLAP a function
+// that calls that for one part of the gradients after another (section 7).
 typedef std::function<void(const Grads &)> Exchange;
 Exchange exchange = allreduce_naive;
 
