@@ -760,10 +760,12 @@ static size_t bucket_bytes = 256 * 1024; // at least; the last bucket may be sma
 
 static Exchange in_buckets(const Exchange &sum) {
     return [=](const Grads &grads) {
-        for (size_t end = grads[0].size(), begin = end, bytes = 0; begin > 0;) {
-            bytes += size(grads[0][--begin]) * sizeof(float);
-            if (bytes < bucket_bytes && begin > 0) continue;
-            Grads bucket;
+        for (size_t begin = grads[0].size(); begin > 0;) {
+            const size_t end = begin;
+            size_t bytes = 0;
+            while (begin > 0 && bytes < bucket_bytes)
+                bytes += sizeof(float) * size(grads[0][--begin]);
+            Grads bucket; // from begin to end
             for (const auto &list : grads)
                 bucket.push_back({list.begin() + begin, list.begin() + end});
             use_comm_streams(true);
@@ -771,7 +773,6 @@ static Exchange in_buckets(const Exchange &sum) {
                 for (const Tensor &grad : list) wait_for_gradient(grad);
             sum(bucket);
             use_comm_streams(false);
-            end = begin, bytes = 0;
         }
         join_comm_streams(grads.size()); // before sgd reads the sums
     };
@@ -953,7 +954,7 @@ struct PoolShape {
     int max;                        // 1: the largest, 0: the mean
 };
 // Where the largest number of the window at x lies: the first of several; NaN is larger than any
-__device__ inline int largest(const float *x, const PoolShape &s) {
+__device__ inline int argmax(const float *x, const PoolShape &s) {
     int best = 0;
     for (int u = 0; u < s.KH; u++)
         for (int v = 0; v < s.KW; v++) {
@@ -971,7 +972,7 @@ __global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
     float sum = 0;
     for (int u = 0; u < s.KH && !s.max; u++)
         for (int v = 0; v < s.KW; v++) sum += x[u * s.W + v];
-    y[at] = s.max ? x[largest(x, s)] : sum / (s.KH * s.KW);
+    y[at] = s.max ? x[argmax(x, s)] : sum / (s.KH * s.KW);
 }
 // dX[h,w] += the sum of what the windows (i,j) that hold (h,w) give it: of each one's dy an equal
 // part, or all to its largest number. Window i has the rows from i*S to i*S+KH-1.
@@ -986,7 +987,7 @@ __global__ void pool2d_backward_kernel(float *dX, const float *dy, const float *
             const float g = dy[(p * s.OH + i) * s.OW + j];
             const int corner = (p * s.H + i * s.S) * s.W + j * s.S; // of the window, in X
             if (!s.max) sum += g / (s.KH * s.KW);
-            else if (largest(X + corner, s) == at - corner) sum += g;
+            else if (argmax(X + corner, s) == at - corner) sum += g;
         }
     dX[at] += sum;
 }
@@ -2248,7 +2249,6 @@ void check_replicas(const Replicas &device_params) {
 
 // ---------------------------------------------------------------------------------------------
 // 14. Program
-// The command line and main.
 
 // The table of options, of which usage text and getopt's array are made; other programs add to it
 typedef std::function<void(const char *value)> Setter; // or says what is wrong with the value
