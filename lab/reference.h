@@ -501,7 +501,7 @@ static void check_equal_numbers() {
     const Tensor X = get_params({full({1, 1, 2, 2}, 1, cpu())}, last())[0];
     backward(reshape(max_pool2d(X, 2, 2), {1}));
     compare("max_pool2d, four equal numbers: ", "dX", X.shape, to_host(gradient(X)), {1, 0, 0, 0},
-            0, "the first of the largest gets it all: look at largest and pool2d_backward_kernel");
+            0, "the first of the largest gets it all: look at argmax and pool2d_backward_kernel");
 }
 
 static const std::vector<Case> cases = {
