@@ -1053,8 +1053,9 @@ inline void Stream::work() {
         leave_callers();
         running.name = nullptr;
         Hidden hidden;
-        if (!task->is_mark) unfinished--;
-        delete task;
+        const bool is_mark = task->is_mark;
+        delete task; // and what it uses: who finds the stream idle may free that
+        if (!is_mark) unfinished--;
     }
 }
 

@@ -1310,6 +1310,12 @@ TEST_CASE("cudaFree, cudaFreeHost, devices, events, functions: what is wrong is 
         hold.release_and_wait_for(stream);
         CHECK(*in_use == 5);
         OK(cudaFreeHost(in_use));
+        for (int i = 0; i < (small_only ? 200 : 20000); i++) { // a stream that is idle uses nothing
+            OK(cudaMallocHost(&in_use, one_float));
+            OK(cudaMemcpyAsync(in_use, x.get(), one_float, down, stream));
+            while (cudaStreamQuery(stream) == cudaErrorNotReady) {}
+            OK(cudaFreeHost(in_use));
+        }
     }
     REFUSED(device, cudaSetDevice(2), "cudaSetDevice: device 2 of 2");
     int can;
