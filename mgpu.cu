@@ -2128,8 +2128,13 @@ static std::string training() {
 }
 void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples) {
     if (options.save.empty()) return;
+    static std::filesystem::file_time_type written; // by this run
+    if (epoch > first_epoch && std::filesystem::exists(options.save) &&
+        std::filesystem::last_write_time(options.save) != written)
+        error("%s: another program has written it since the last epoch", options.save.c_str());
     const std::string done = str(epoch + 1) + (samples < train_set.count ? ", not whole" : "");
     save_safetensors(options.save, params, {{"epoch", done}, {"training", training()}});
+    written = std::filesystem::last_write_time(options.save);
 }
 // RESUME: start with the parameters, and at the epoch, of a file that SAVE has written.
 static void resume(const std::string &path) {
