@@ -1405,7 +1405,6 @@ Tensor normal(float scale, std::vector<int> shape) {
     if (!(scale > 0)) error("normal: the scale must be greater than 0, not %g", scale);
     return random(shape, std::normal_distribution<float>(0, scale));
 }
-
 static Tensor uniform(float scale, std::vector<int> shape) { // U(-scale, scale)
     return random(shape, std::uniform_real_distribution<float>(-scale, scale));
 }
@@ -1587,8 +1586,8 @@ void demos_lab_cnn(int num_gpus) {
 // k logical devices on the GPUs there are, their streams, the memory of tensors; errors.
 //
 // A program may include this file, as its tests do. These seams are meant for that, and no others:
-// MGPU_NO_MAIN, LAUNCH and touch, defined before; the ranges of Part (forward stands before
-// "backward"); operators, with Tensor::note for who fills them; exchange; flags.
+// MGPU_NO_MAIN, LAUNCH and touch, which it may define first; the ranges of Part (forward is what
+// stands before "backward"); operators, with Tensor::note for who fills them; exchange; flags.
 
 struct Gpu { // a logical device
     int physical;
