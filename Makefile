@@ -27,7 +27,7 @@
 # BUILD          folder to build in, where this one cannot be written
 ifneq ($(BUILD),)
   .PHONY: $(MAKECMDGOALS)
-  $(or $(MAKECMDGOALS),usage): ; @sh cpu/elsewhere.sh '$(BUILD)' && \
+  $(or $(MAKECMDGOALS),usage): ; @sh extras/cpu/elsewhere.sh '$(BUILD)' && \
     MAKELEVEL=0 $(MAKE) --no-print-directory -C '$(BUILD)' BUILD= $@
 else
 # GPUS=2 is passed on as --gpus '2', in quotes as typed: the program judges it, not the shell
@@ -85,12 +85,12 @@ dataset := $(if $(filter data data/mnist,$(folder)),build/$(notdir $(folder)).ok
 program := $(dir)/mgpu
 start :=
 source := mgpu.cu
-# Each folder brings targets of its own. cpu/: misspelt variables, the stand-in, sanitizers
-makefiles := Makefile $(wildcard */*.mk)
+# Each folder brings targets of its own. extras/cpu/: misspelt variables, the stand-in, sanitizers
+makefiles := Makefile $(wildcard extras/*/*.mk)
 usage:
 	@echo 'make run GPUS=2   trains on two devices'; echo 'make test         checks it'; \
 	echo 'make help         lists the other targets and all variables'
--include $(sort $(wildcard */*.mk))
+-include $(sort $(wildcard extras/*/*.mk))
 
 .PHONY: usage all run test data clean help backend
 .DELETE_ON_ERROR .SUFFIXES:

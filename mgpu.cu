@@ -17,7 +17,7 @@
 //
 // Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K side of
 // a convolution kernel, k devices. All numbers are 32-bit floats. A gradient is called dX, dW, db.
-// Without a GPU the same file is compiled by g++ with cpu/cuda_runtime.h in place of CUDA's own.
+// Without a GPU g++ compiles the same file, with extras/cpu/cuda_runtime.h in place of CUDA's own.
 
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
@@ -676,7 +676,7 @@ static void allreduce_rebind(const Grads &grads) {
 // computes element i = blockIdx.x * blockDim.x + threadIdx.x; those beyond the last do nothing.
 // Grids and blocks may have a y and a z, too (dim3). __device__: a function that kernels call.
 #ifdef CUDA_CPU
-constexpr bool on_cpu = true; // the stand-in, see cpu/
+constexpr bool on_cpu = true; // the stand-in, see extras/cpu/
 #else
 constexpr bool on_cpu = false;
 #endif
@@ -2406,6 +2406,6 @@ int mgpu_main(int argc, char **argv, void (*run)() = run_program) {
     _exit(1); // what is enqueued on the devices is dropped
 }
 
-#ifndef MGPU_NO_MAIN // tests.cu and lab/ have a main of their own
+#ifndef MGPU_NO_MAIN // tests.cu and extras/lab/ have a main of their own
 int main(int argc, char **argv) { return mgpu_main(argc, argv); }
 #endif

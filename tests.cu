@@ -4,7 +4,7 @@
 //     make test T='-tc=allreduce*'    one function's: a test's name starts with what it tests
 //     make asan, make race            the same under AddressSanitizer and ThreadSanitizer
 //
-// The sections follow mgpu.cu's. The CPU stand-in has tests of its own, cpu/tests.cu.
+// The sections follow mgpu.cu's. The CPU stand-in has tests of its own, extras/cpu/tests.cu.
 
 // Other folders' tests define TESTS_SHARED to take what the cases share, and no case, from here.
 #ifndef TESTS_SHARED

@@ -1,0 +1,174 @@
+# What a first reading of the Makefile, which includes it, leaves out: misspelt variables, the CPU
+# stand-in, the tests under sanitizers and in a GPU's order of lanes, the sizes of the parts.
+
+# A variable on the command line is one of these, or for CUDA or its stand-in, or misspelt
+variables := $(shell sed -nE 's/^. ([A-Z_]+)  .*/\1/p' $(makefiles))
+typed := $(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v))
+misspelt := $(firstword $(filter-out $(variables) CUDA_% CC MAKE MAKEFLAGS SHELL,$(typed)))
+# Other programs' words for them
+words := LEARNING_RATE=LR ETA=LR BATCH_SIZE=BATCH NUM_GPUS=GPUS NGPUS=GPUS DEVICES=GPUS \
+    NUM_EPOCHS=EPOCHS MAX_STEPS=STEPS NETWORK=MODEL DATASET=DATA CHECKPOINT=SAVE
+ifneq ($(and $(misspelt),$(filter 0,$(MAKELEVEL))),)
+  $(if $(filter NCCL_%,$(misspelt)),$(error $(misspelt) does nothing here: there is no NCCL. \
+      make help lists what there is))
+  word := $(patsubst $(misspelt)=%,%,$(filter $(misspelt)=%,$(words)))
+  $(if $(word),$(error $(misspelt) is unknown: here it is $(word). make help lists all))
+  meant := $(shell printf '%s\n' $(variables) | awk -v typed=$(call quote,$(misspelt)) '{ \
+      rest = $$0; alone = 0; \
+      for (i = 1; i <= length(typed); i++) alone += !sub(toupper(substr(typed, i, 1)), "", rest); \
+      print alone + length(rest), $$0 }' | sort -n | sed 's/.* //; q')
+  $(error $(misspelt) is unknown: did you mean $(meant)? make help lists all)
+endif
+
+# A word that doctest would not heed
+ifneq ($(and $(filter command,$(origin T)),$(filter-out -%,$(firstword $(value T)))),)
+  $(error T=$(value T) is no option of the tests: try T='-tc=$(value T)*', or T=--help)
+endif
+
+# ----- The stand-in ---------------------------------------------------------------------------
+
+CXX := $(if $(filter default,$(origin CXX)),$(notdir \
+    $(shell command -v g++ || command -v clang++ || echo g++)),$(CXX))
+# MARCH          processor of the stand-in; empty where the compiler does not know -march=native
+MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && echo -march=native)
+# CPUFLAGS       compiler flags of the stand-in
+# (wide: AVX-512 where there is one, which compilers avoid on some processors that have it)
+wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 2>&1 && \
+    echo -mprefer-vector-width=512)
+# (g++: -Og, and garbage of up to a GB, compile quickly; kernels get -O3 in extras/cpu/cuda_runtime.h)
+CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra \
+    $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed -fstack-clash-protection,\
+    -Og --param ggc-min-heapsize=1000000)
+cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Iextras/cpu
+# DOCTEST        doctest's header: the system's, or the one that make brings
+DOCTEST ?= $(firstword $(wildcard /usr/include/doctest/doctest.h \
+    /usr/local/include/doctest/doctest.h) build/doctest/doctest.h)
+doctest = -isystem $(dir $(DOCTEST))
+linked = -DDOCTEST_LINKED $(doctest) # doctest's own code is compiled once, as doctest.o
+build/doctest/doctest.h: ; @sh data/fetch.sh doctest
+
+build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
+    build/cpp/mgpu.cu extras/cpu/cuda_runtime.h build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) -x c++ $< -o $@
+$(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
+    build/cpp/tests.cu build/cpp/mgpu.cu extras/cpu/cuda_runtime.h build/%/doctest.o build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
+    build/cpp/runtime_tests.cu extras/cpu/cuda_runtime.h build/%/doctest.o build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+build/%/doctest.o: $(DOCTEST) build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) -O0 -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< -o $@
+
+# The .cu files in C++
+build/cpp/mgpu.cu build/cpp/tests.cu: build/cpp/%: % extras/cpu/to_cpp.sed
+	@$(translate)
+build/cpp/runtime_tests.cu: extras/cpu/tests.cu extras/cpu/to_cpp.sed
+	@$(translate)
+translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } >$@; \
+    ! sed 1d $@ | grep -nE '<<<|__shared__' || \
+    { echo '$<: extras/cpu/to_cpp.sed does not understand the lines above' >&2; exit 1; }
+
+# ----- What an edit does not change is compiled once --------------------------------------------
+
+# headers.h has what mgpu.cu includes, with the stand-in's functions declared: g++ takes a second to
+# read it, but no time if a .gch fits the flags. If that does not work, an empty one is passed over.
+# The functions are in cuda_runtime.o, which saves more than a second.
+pch_cpu := -include build/cpu/headers.h
+once_cpu := $(pch_cpu) -x none build/cpu/cuda_runtime.o
+compiled_once := build/cpu/headers.h.gch build/cpu/cuda_runtime.o
+build/cpu/mgpu build/cpu/tests: $(compiled_once)
+build/cpu/headers.h.gch: build/cpu/headers.h $(wildcard extras/cpu/*.h extras/cpu/*/*.h) build/cpu/flags
+	@echo "reading the headers into $@"; \
+	{ $(CXX) $(cpu_flags) -x c++-header $< -o $@.$$$$ && mv $@.$$$$ $@ && \
+	    echo | $(CXX) $(cpu_flags) $(pch_cpu) -fsyntax-only -x c++ -; } 2>/dev/null || : >$@
+split = { echo '\#line 1 "extras/cpu/cuda_runtime.h"'; \
+    LC_ALL=C awk -f extras/cpu/split.awk $1 extras/cpu/cuda_runtime.h; }
+build/cpu/headers.h: mgpu.cu extras/cpu/cuda_runtime.h extras/cpu/split.awk
+	@mkdir -p $(@D); { $(split); grep '^#include <' $<; } >$@.$$$$; \
+	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+build/cpu/functions.h: extras/cpu/cuda_runtime.h extras/cpu/split.awk
+	@mkdir -p $(@D); $(call split,-v bodies=1) >$@.$$$$ && mv $@.$$$$ $@
+build/cpu/cuda_runtime.o: build/cpu/functions.h build/cpu/flags
+	$(CXX) $(cpu_flags) -include $< -x c++ -c /dev/null -o $@
+
+# ----- Sanitizers and orders of lanes ---------------------------------------------------------
+
+# PEERS          0 copies between devices through the host, where the direct way changes bytes
+word_if_0 += PEERS
+# LANES          orders of lanes for make lanes: by default forwards backwards 1, and 2 under asan
+# What make asan, make race and make lanes add to them
+flags_asan := -Og -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+flags_race := -fsanitize=thread
+flags_lanes := -DMGPU_LANES
+flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
+
+.PHONY: asan race lanes limits sanitize FORCE
+asan_tests += build/asan/tests build/asan/runtime_tests
+asan: build/asan/tests build/asan/runtime_tests $(dataset)  ## tests under AddressSanitizer, UBSan
+	@$(call run_tests,$(asan_tests))
+# The kernel may spread addresses too widely for ThreadSanitizer: setarch -R turns that off
+tsan = sh extras/cpu/race.sh $(setarch)
+setarch = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
+# With ALLREDUCE only what is about that one
+core_race_tests := $(if $(value ALLREDUCE),,build/race/tests build/race/runtime_tests)
+race_tests += $(core_race_tests)
+race_program := build/race/mgpu
+race_trains := yes
+race: $(core_race_tests) $(dataset)  ## tests, a training under ThreadSanitizer
+	@$(if $(strip $(race_tests)),$(call run_tests,$(race_tests),$(tsan)))
+	@set -e; $(race_more)
+	@$(if $(race_trains),$(MAKE) --no-print-directory $(race_program))
+	@$(if $(race_trains),$(tsan) $(race_program) --gpus 2 --batch 8 --limit 12 --epochs 1 \
+	    --no-first-check --log build/race/log $(options))
+	@echo 'race: none found'
+
+# A program whose CUDA calls fail when FAIL_AT says so
+build/limits/failing: build/cpp/mgpu.cu build/cpu/flags $(compiled_once)
+	@mkdir -p $(@D); sed '/^void check_cuda(cudaError_t code.*{$$/a static long calls = 0; \
+	    static struct Count { ~Count() { if (getenv("COUNT")) \
+	    fprintf(stderr, "calls: %ld\\n", calls); } } count; \
+	    if (const char *at = getenv("FAIL_AT")) \
+	    if (++calls == atol(at)) code = cudaErrorLaunchFailure; else; else calls++;' $< >$@.cc
+	@$(CXX) $(cpu_flags) -w $(once_cpu) -x c++ $@.cc -o $@
+limits: build/cpu/mgpu build/limits/failing $(dataset)  ## kills, full disks, failing calls
+	@bash extras/cpu/limits.sh
+# All but what trains for long or is not about kernels, in each order of warps and lanes; what is
+# about kernels alone under AddressSanitizer too, unless LANES says which orders
+lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
+lanes_asan_T := $(if $(filter command,$(origin T)),$(value T), \
+    -tc='conv*,matmul*,linear*,*pool*,relu*,add*,*norm*,softmax*,allreduce*,tuned*')
+lanes_tests += build/lanes/tests build/cpu/runtime_tests
+lanes_asan_tests += $(if $(value LANES),,build/lanes_asan/tests)
+lanes: $(if $(value LANES),,build/lanes_asan/tests)
+lanes: build/lanes/tests build/cpu/runtime_tests $(dataset)  ## tests in a GPU's shape, lane by lane
+	@for order in $(or $(LANES),forwards backwards 1); do echo "CUDA_CPU_LANES=$$order" >&2; \
+	    ($(call run_tests,$(lanes_tests),env CUDA_CPU_LANES=$$order)) || exit 1; done
+	@set -f; $(if $(value LANES),:,echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2); \
+	for tests in $(lanes_asan_tests); do \
+	    CUDA_CPU_LANES=2 $$tests $(lanes_asan_T) || [ $$? = 4 ] || exit 1; done
+
+checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \
+    /usr/local/cuda/bin/compute-sanitizer))
+# CUDA may refuse what mgpu.cu only tries: a second access to a peer, the time between two GPUs
+sanitizer = $(checker) --report-api-errors no --error-exitcode 1
+sanitize:  ## tests (but whole trainings), a short training under compute-sanitizer (GPU)
+	@$(if $(has_gpu),,echo 'make sanitize needs a GPU: none found' >&2; exit 1)
+	@$(if $(checker),,echo 'make sanitize needs compute-sanitizer (CUDA Toolkit)' >&2; exit 1)
+	@$(MAKE) --no-print-directory BACKEND=cuda build/gpu/mgpu build/gpu/tests $(dataset)
+	@set -f; $(sanitizer) build/gpu/tests $(if $T,$(value T),-tce=program*,train*)
+	@set -e; for tool in memcheck racecheck initcheck synccheck; do \
+	    echo "compute-sanitizer --tool $$tool"; \
+	    $(sanitizer) --tool $$tool build/gpu/mgpu --gpus 2 --batch 64 --limit 160 \
+	        --epochs 1 --log build/gpu/log.csv $(options); done
+
+# What the programs of other folders include: rewritten only when that changes
+build/source: FORCE
+	@mkdir -p $(@D); echo $(call quote,$(source) $(source_flags)) >$@.$$$$; \
+	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+
+# ----- Sizes ----------------------------------------------------------------------------------
+
+# Each part's most lines, and of mgpu.cu its most lines of code
+.PHONY: size
+size:  ## lines of each part, and of code among them, against its limit
+	@sh extras/cpu/size.sh

@@ -1,0 +1,87 @@
+#!/bin/sh
+# cu.sh WORD ...: compiles the program $FILE, one or several .cu files, and starts it with these
+# words. make cu says how: CU_ON is gpu or cpu, CU_COMPILE the compiler with its flags, CU_OBJECTS
+# what is compiled already; CHECK is asan, race, lanes or nothing.
+
+# FILE names one file, whose path may have spaces, or several, then with quotes around such a path
+files=${FILE?}
+if [ ! -f "$files" ]; then files=$(printf '%s' "$files" | xargs printf '%s\n'); fi
+words() { # one in each line of $files, as "$@" of who calls: eval "$(words)"
+    printf 'set --'
+    printf '%s\n' "$files" | sed "s/'/'\\\\''/g; s/^/ '/; s/\$/'/" | tr -d '\n'
+}
+arguments=$(for word; do printf '%s' "$word" | sed "s/'/'\\\\''/g; s/^/ '/; \$s/\$/'/"; done)
+eval "$(words)"
+for file; do
+    if [ ! -f "$file" ]; then
+        echo "make cu: no such file: $file" >&2
+        exit 1
+    fi
+done
+name=$(basename "$1")
+name=${name%.*}
+tree=build/cu/$name.${CHECK:-$CU_ON}
+program=$tree/$name
+rm -rf "$tree"
+mkdir -p "$tree"
+
+# translate FILE: to C++, under its absolute path in $tree, with the headers that it includes. What
+# lies beside it and is no header, g++ finds by -iquote.
+translate() {
+    folder=$(cd "$(dirname "$1")" && pwd -P)
+    to=$tree/tree$folder/$(basename "$1")
+    if [ -e "$to" ]; then return 0; fi
+    mkdir -p "$tree/tree$folder"
+    { printf '#line 1 "%s"\n' "$1"; LC_ALL=C sed -zEf extras/cpu/to_cpp.sed "$1"; } >"$to"
+    if sed 1d "$to" | grep -nE '<<<|__shared__'; then
+        echo "$1: extras/cpu/to_cpp.sed does not understand the lines above" >&2
+        return 1
+    fi
+    sed -nE 's/^[ \t]*#[ \t]*include[ \t]*"([^"]+)".*/\1/p' "$1" | while read -r header; do
+        header=$(dirname "$1")/$header
+        if [ -f "$header" ]; then (translate "${header#./}") || return 1; fi
+    done
+}
+
+# CU_COMPILE, CU_OBJECTS, CU_SETARCH are lists of words
+# shellcheck disable=SC2086
+if [ "$CU_ON" = gpu ]; then
+    $CU_COMPILE "$@" -o "$program" || exit 1
+else
+    # A kernel may stand in one file and be launched in another
+    if [ $# -gt 1 ]; then
+        echo '#undef __global__' >"$tree/global.h"
+        echo '#define __global__ inline CUDA_CPU_OPTIMIZED __attribute__((used))' >>"$tree/global.h"
+        CU_COMPILE="$CU_COMPILE -w -include" # -w: of a kernel that is only declared
+    fi
+    objects=0
+    for file; do
+        translate "$file" || exit 1
+        folder=$(cd "$(dirname "$file")" && pwd -P)
+        objects=$((objects + 1))
+        $CU_COMPILE ${2:+"$tree/global.h"} -iquote "$folder" -x c++ -c \
+            "$tree/tree$folder/$(basename "$file")" -o "$tree/$objects.o" || exit 1
+    done
+    ${CU_COMPILE%% -include*} "$tree"/*.o $CU_OBJECTS -o "$program" || exit 1
+fi
+
+eval "set -- $arguments"
+# shellcheck disable=SC2086
+case $CHECK in
+asan) ASAN_OPTIONS="detect_leaks=0:$ASAN_OPTIONS" "$program" "$@" ;;
+race) sh extras/cpu/race.sh $CU_SETARCH "$program" "$@" && echo 'race: none found' >&2 ;;
+lanes) # in each order of warps and lanes the same
+    first=
+    for order in ${LANES:-forwards backwards 1}; do
+        echo "CUDA_CPU_LANES=$order" >&2
+        CUDA_CPU_LANES=$order "$program" "$@" >"$tree/$order" || { cat "$tree/$order"; exit 1; }
+        if [ ! "$first" ]; then
+            first=$order
+            cat "$tree/$order"
+        elif ! diff "$tree/$first" "$tree/$order"; then
+            echo "make cu: what the program prints depends on the order of a warp's lanes" >&2
+            exit 1
+        fi
+    done ;;
+*) "$program" "$@" ;;
+esac

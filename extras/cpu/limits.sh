@@ -1,0 +1,133 @@
+#!/bin/bash
+# limits.sh [TIMES]: trainings that are killed, two at once with one SAVE, CUDA calls that fail, and
+# too little memory, too few files, too little room on a disk. What is left on the disk must be the
+# old file or the new one, and what is said one line. TIMES: how often, by default 3.
+times=${1:-3}
+program=$(pwd)/build/cpu/mgpu
+failing=$(pwd)/build/limits/failing
+data=$(pwd)/data
+folder=$(pwd)/build/limits/run
+passed=0 failed=0
+rm -rf "$folder" && mkdir -p "$folder" && cd "$folder" || exit 1
+
+check() { # check WHAT COMMAND...
+    if "${@:2}"; then passed=$((passed + 1)); else
+        failed=$((failed + 1))
+        echo "FAILED: $1" | tee -a ../failed
+        head -c 500 err 2>/dev/null
+    fi
+}
+train() { # train OPTION...: 4 epochs of two minibatches, or less
+    "$program" --data "$data" --limit 60 --batch 30 --epochs 4 --log log "$@" >out 2>err
+}
+loads() { # the file is whole
+    "$program" --data "$data" --limit 60 --epochs 1 --steps 1 --log log2 --init "$1" >out2 2>&1
+}
+no_parts() { [ -z "$(find . -name '*.part' -o -name '*.test')" ]; }
+# It ends with a status of 1 and a line of its own, or with 0 and none. $1: its status
+one_line() {
+    case $1 in
+    0) [ ! -s err ] ;;
+    1) [ "$(grep -vc '^gzip: ' err)" = 1 ] && grep -qE '^(mgpu|cuda_runtime.h): ' err ;;
+    *) false ;;
+    esac
+}
+not_the_data() { ! grep -q 'remove it' err; }
+
+# Killed at any moment: the old file or the new one. Its part may stay
+train --save s --epochs 1
+for i in $(seq "$times"); do
+    for signal in KILL TERM; do
+        {
+            train --save s --seed "$i" &
+            sleep "0.$((RANDOM % 10))$((RANDOM % 10))"
+            pkill -"$signal" -P $! mgpu
+            wait
+        } 2>/dev/null
+        check "killed by $signal: SAVE loads" loads s
+    done
+done
+rm -f ./*.part ./*.test
+
+# Two at once with one SAVE: it is one's, whole, and the other is told
+told=0
+for i in $(seq "$times"); do
+    "$program" --data "$data" --limit 60 --batch 30 --epochs 9 --log l1 --save both >out1 2>err1 &
+    one=$!
+    train --epochs 9 --save both --seed 1
+    wait $one || true
+    cat err1 >>err
+    told=$((told + $(grep -c 'another program' err)))
+    check "two at once: SAVE loads" loads both
+    check "two at once: no parts" no_parts
+done
+check "two at once: one of them is told" [ "$told" -gt 0 ]
+
+# A CUDA call that fails, each in turn: no part, the SAVE as it was
+train --save s --epochs 1 && cp s before
+calls=$(COUNT=1 "$failing" --data "$data" --limit 60 --batch 30 --gpus 2 --epochs 1 --log log \
+    --save t 2>&1 >out | sed -n 's/^calls: //p')
+for i in $(seq $((4 * times))); do
+    at=$((1 + RANDOM * calls / 32768))
+    FAIL_AT=$at "$failing" --data "$data" --limit 60 --batch 30 --gpus 2 --epochs 1 --log log \
+        --save s >out 2>err
+    check "call $at of $calls fails: one line" one_line $?
+    check "call $at of $calls fails: no parts" no_parts
+    check "call $at of $calls fails: SAVE" eval 'cmp -s s before || loads s'
+done
+
+# Too little of something
+limited() { # limited NAME COMMAND: in a shell with that limit
+    rm -f ./*.part ./*.test
+    (eval "$2"; train --save s --gpus 2) 2>/dev/null
+    status=$?
+    check "$1: one line, status $status" one_line $status
+    check "$1: not the data" not_the_data
+    check "$1: no parts" no_parts
+    check "$1: SAVE loads" loads s
+}
+for n in 4 5 6 8 10 16; do limited "ulimit -n $n" "ulimit -n $n"; done
+for n in 1 100 400; do limited "ulimit -f $n" "ulimit -f $n"; done
+for mb in 20 60 200 800; do limited "ulimit -v $mb MB" "ulimit -v $((1024 * mb))"; done
+
+# A full disk, a SAVE that cannot be: said before training
+cannot() { # cannot WHAT SAVE
+    train --save "$2"
+    check "$1" one_line $?
+    check "$1: before training" eval "! grep -q '^ *1  ' out"
+    check "$1: no parts" no_parts
+}
+rm -f ./*.part ./*.test
+mkdir -p folder && cannot 'SAVE is a folder' folder
+cannot 'SAVE in a file' s/t
+train --save /proc/none
+check 'SAVE where nothing can be' one_line $?
+if unshare -Urm true 2>/dev/null; then
+    full() { # /mnt has little room
+        mount -t tmpfs -o size=64k tmpfs /mnt && train --save /mnt/s --log /mnt/log
+        status=$?
+        ls /mnt >left
+        return $status
+    }
+    export -f full train
+    export program data
+    unshare -Urm bash -c full
+    check 'a full disk: one line' one_line $?
+    check 'a full disk: no parts' eval '! grep -q part left'
+    # A picture that was good stays
+    picture() {
+        cd ../../.. && mount -t tmpfs -o size=64k tmpfs /mnt && cp build/limits/run/log /mnt &&
+            sh extras/lab/draw.sh accuracy /mnt/log /mnt/plot.svg && { head -c 100000 /dev/zero >/mnt/fill
+            sh extras/lab/draw.sh accuracy /mnt/log /mnt/plot.svg && return 1
+            grep -q '</svg>' /mnt/plot.svg; }
+    }
+    export -f picture
+    train
+    if [ -e ../../../extras/lab/draw.sh ] && command -v gnuplot >/dev/null; then
+        check 'a picture on a full disk' unshare -Urm bash -c picture >out 2>err
+    fi
+else
+    echo 'full disks: skipped, unshare cannot mount here'
+fi
+echo "limits: $passed passed, $failed failed"
+[ $failed = 0 ]

@@ -1,0 +1,33 @@
+#!/bin/sh
+# make size: lines of each part, and lines of code among them (those that are neither empty nor all
+# comment), against its limit. Status 1 if a part is longer.
+longer=0
+# part NAME LIMIT FILE...: the limit is for lines, or for LINES/CODE
+part() {
+    name=$1 limit=$2
+    shift 2
+    [ -e "$1" ] || return 0
+    lines=$(cat "$@" | wc -l)
+    code=$(cat "$@" | grep -vcE '^[[:space:]]*((//|#).*)?$')
+    verdict=
+    if [ "$lines" -gt "${limit%/*}" ]; then verdict='too long'; fi
+    case $limit in */*) if [ "$code" -gt "${limit#*/}" ]; then verdict='too long'; fi ;; esac
+    if [ "$verdict" ]; then longer=1; fi
+    printf '%-22s %7d %7d   %-10s %s\n' "$name" "$lines" "$code" "$limit" "$verdict"
+}
+printf '%-22s %7s %7s   %s\n' part lines code limit
+part mgpu.cu 2411/1920 mgpu.cu
+part tests.cu 2284 tests.cu
+part Makefile 150 Makefile
+part README.md 150 README.md
+tests='extras/fast/tests.cu extras/lab/tests.cu'
+for folder in fast:2095 lab:5320 nodes:420; do
+    set --
+    for f in extras/"${folder%:*}"/*.cu extras/"${folder%:*}"/*.cc extras/"${folder%:*}"/*.h \
+        extras/"${folder%:*}"/*.gp extras/"${folder%:*}"/*.html; do
+        case " $tests " in *" $f "*) ;; *) if [ -e "$f" ]; then set -- "$@" "$f"; fi ;; esac
+    done
+    if [ $# -gt 0 ]; then part "${folder%:*}/, without tests" "${folder#*:}" "$@"; fi
+done
+part 'page/, with tests' 500 extras/page/* .github/workflows/page.yml
+exit "$longer"

@@ -1,0 +1,923 @@
+// Tests of the tuned operators: against the simple ones, and against plain loops in double.
+//
+//     make test T='-tc=tuned*'                      the operators, on the shapes below
+//     build/cpu/fast_tests --no-skip -tc=ladder     what each rung takes for each of these shapes
+
+#define MGPU_NO_MAIN
+#include "fast.cu"
+
+#define TESTS_SHARED
+#include "../../tests.cu"
+
+// Lane by lane under AddressSanitizer the operators' tests are to take half a minute together.
+#if defined(CUDA_CPU_ASAN) && defined(MGPU_LANES)
+constexpr bool tiny = true;
+#else
+constexpr bool tiny = false;
+#endif
+
+static const std::string rungs[] = {"plain", "tiled", "fast", "tf32"};
+struct Usual { // restores the table at the end of a test
+    ~Usual() { use_usual_kernels(); }
+};
+
+// The one list of shapes, for tests and for timing: of convolutions and, where H = W = K = 1, dense
+// layers.
+struct Shape {
+    int N, C, H, W, O, K, S = 1, P = 0; // stride, padding
+    int OH() const { return (H + 2 * P - K) / S + 1; }
+    int OW() const { return (W + 2 * P - K) / S + 1; }
+    double work() const { return 1.0 * N * O * OH() * OW() * C * K * K; } // products
+};
+static const Shape shapes[] = {
+    // N C   H   W   O  K
+    {1, 1, 1, 1, 1, 1},    // the smallest
+    {2, 1, 3, 3, 2, 3},    // one output pixel: K = H = W
+    {2, 3, 4, 9, 3, 4},    // K = H only, K even
+    {1, 3, 5, 7, 4, 3},    // odd, H != W
+    {33, 1, 4, 6, 3, 2},   // slices that begin in the midst of an image
+    {33, 1, 4, 18, 2, 3},  // more images than slices of a shallow convolution
+    {2, 16, 6, 5, 17, 2},  // a tile of channels, and one more
+    {3, 17, 5, 9, 16, 3},  // or the other way round
+    {2, 50, 4, 3, 3, 1},   // K = 1
+    {1, 2, 7, 7, 50, 7},   // K = 7
+    {2, 2, 16, 17, 3, 15}, // the widest whose taps fit a mask
+    {2, 2, 17, 16, 3, 16}, // one more
+    {0, 3, 5, 5, 4, 3},    // no images
+    {28, 1, 30, 30, 2, 3}, // sums of so many terms that slices are many
+    // N C H  W  O  K  S  P
+    {1, 1, 1, 1, 1, 3, 1, 1},  // one pixel, all around it zeros
+    {2, 3, 5, 7, 4, 3, 1, 1},  // as large as before
+    {2, 3, 6, 9, 4, 3, 2, 1},  // half as large, H even, W odd
+    {2, 3, 9, 6, 4, 3, 2, 0},  // H is used up, a column of W is left over
+    {2, 5, 8, 7, 17, 1, 2, 0}, // three of four pixels in no window
+    {2, 3, 7, 8, 3, 2, 2, 0},  // windows side by side
+    {2, 3, 7, 5, 3, 1, 1, 2},  // more zeros than the kernel reaches over
+    {1, 2, 5, 6, 3, 2, 5, 1},  // gaps between windows
+    {3, 2, 11, 9, 3, 5, 3, 2}, // taps that do not divide evenly: 2, 2 and 1 of them
+    {2, 2, 4, 5, 3, 4, 2, 3},  // K even, windows that meet one row of X
+    {1, 2, 3, 9, 2, 3, 4, 0},  // one row of windows
+    {2, 3, 4, 9, 3, 3, 1, 4},  // windows in the zeros alone
+    {0, 3, 6, 6, 4, 3, 2, 1},  // no images
+    {2, 1, 5, 18, 3, 3, 1, 0}, // few channels, rows of 16 pixels: full registers,
+    {3, 2, 4, 19, 9, 3, 1, 1}, // or of 19: a last one that begins earlier
+    {1, 2, 4, 37, 3, 3, 2, 1}, // such rows with a stride,
+    {1, 1, 6, 22, 3, 5, 1, 0}, // and with a larger kernel
+    {3, 33, 8, 9, 3, 5, 3, 2}, // so many channels that no (c,v) is a column of its own,
+    {3, 33, 8, 9, 3, 5, 1, 2}, // with a stride of 1, too
+    // Winograd's: 3x3, stride 1, multiples of 32 channels
+    {2, 32, 5, 8, 64, 3, 1, 1},   // a row of outputs that is half a tile
+    {1, 64, 6, 3, 32, 3, 1, 0},   // a single column of outputs
+    {2, 32, 5, 3, 32, 3, 1, 1},   // a row that is half a tile, and a column
+    {2, 32, 1, 1, 32, 3, 1, 2},   // more zeros than pixels,
+    {1, 32, 2, 3, 32, 3, 1, 4},   // or windows in the zeros alone
+    {1, 32, 2, 70, 32, 3, 1, 1},  // more tiles in a row than are computed at a time
+    {260, 32, 3, 3, 32, 3, 1, 1}, // more tiles than in a cache
+    {0, 32, 3, 3, 32, 3, 1, 1},   // no images
+    // Dense layers
+    {2, 3, 1, 1, 1, 1},
+    {3, 5, 1, 1, 7, 1},
+    {0, 5, 1, 1, 3, 1},
+    {33, 17, 1, 1, 50, 1},
+    {65, 1, 1, 1, 16, 1},
+    {2, 800, 1, 1, 128, 1},
+    {300, 128, 1, 1, 10, 1},
+    {2, 1, 1, 1, 70000, 1},
+    // The networks': LeNet's, ResNet-18's with planes of fewer pixels than a tile
+    {2, 1, 28, 28, 20, 3},
+    {2, 20, 13, 13, 50, 5},
+    {2, 1, 28, 28, 40, 3, 1, 1},
+    {2, 40, 13, 14, 40, 3, 1, 1},
+    {2, 40, 14, 14, 72, 3, 2, 1},
+    {2, 40, 14, 14, 72, 1, 2, 0},
+    {2, 256, 7, 7, 48, 3, 2, 1},
+    {5, 128, 2, 2, 72, 3, 1, 1},
+    {40, 3, 3, 33, 33, 3, 1, 1},
+    // A GPU's large tiles, which a CPU has not: see takes_long
+    {1, 256, 32, 32, 20, 3, 1, 1},
+    {1, 256, 32, 32, 28, 3, 1, 1},
+    {1, 256, 32, 32, 50, 3, 1, 1},
+    {1, 256, 32, 32, 64, 3, 1, 1},
+    {1, 20, 32, 32, 256, 5, 1, 2},
+    {1, 256, 23, 23, 120, 3, 1, 1},
+};
+static bool takes_long(const Shape &s) {
+    return s.work() > (tiny ? 3e4 : small_only ? 3e5 : warp_size > 1 ? 1e12 : 4e7);
+}
+template <class Call> static void for_shapes(Call call) {
+    for (const Shape &s : shapes) {
+        if (takes_long(s)) continue;
+        INFO("NCHWOKSP: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.O, " ", s.K, " ", s.S, " ",
+             s.P);
+        call(s);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// What the tests share
+
+// The nearest number of 10 bits of mantissa, ties away from 0
+static float to_tf32(float x) {
+    int exponent;
+    const double mantissa = std::frexp((double)x, &exponent);
+    return std::isfinite(x) ? std::ldexp(std::round(std::ldexp(mantissa, 11)), exponent - 11) : x;
+}
+// Numbers from N(0, 1), the same for the same seed; few bits of each, so that they are TF32, too
+static Floats numbers(size_t n, unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> distribution;
+    Floats list(n);
+    for (float &x : list) x = to_tf32(distribution(random));
+    return list;
+}
+static int count(const Ints &shape) {
+    return std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<int>());
+}
+// Its gradient holds NaN for now: a backward must write every number of it.
+static Tensor with_grad(const Floats &numbers, const Ints &shape) {
+    Tensor t = on_device(numbers, shape);
+    t.grad = std::make_shared<Tensor>(full(shape, NAN, t.device));
+    return t;
+}
+static Doubles doubles(const Floats &a) { return Doubles(a.begin(), a.end()); }
+static Floats together(const Tensors &list) { return all_to_host(list); }
+
+// backward(), but with dys in place of ones as the gradients of ys.
+static void backward_from(const Tensors &ys, const std::vector<Floats> &dys) {
+    const Tensor l = output("backward_from", ys, {1});
+    record(l, [=] {
+        for (size_t i = 0; i < ys.size(); i++) {
+            const Tensor dy = on_device(dys[i], ys[i].shape);
+            const int n = size(dy);
+            float *const sum = grad_of(ys[i]);
+            LAUNCH(add_kernel<<<blocks(n), threads, 0, on(gpu(0))>>>(sum, sum, dy.ptr(), n));
+        }
+    });
+    backward(l);
+}
+
+// What an operator makes of inputs of these shapes: its result, then the gradients. `uses`: how
+// often it is used, so that gradients are sums. masked: X is a ReLU's result, whose gradient is
+// masked.
+typedef std::function<Tensor(const Tensors &)> Operator;
+static std::vector<Floats> results(const Operator &op, const std::vector<Ints> &inputs, int uses,
+                                   bool masked, int wanted = ~0) {
+    Tensors in;
+    for (size_t i = 0; i < inputs.size(); i++) {
+        in.push_back(with_grad(numbers(count(inputs[i]), i + 1), inputs[i]));
+        if (!(wanted >> i & 1)) in[i].grad = nullptr;
+    }
+    Tensors used = in, ys;
+    if (masked) used[0] = relu(in[0]);
+    std::vector<Floats> dys;
+    for (int i = 0; i < uses; i++) {
+        ys.push_back(op(used));
+        dys.push_back(numbers(size(ys[i]), 10 + i));
+    }
+    if (wanted) backward_from(ys, dys);
+    std::vector<Floats> all = {to_host(ys[0])};
+    for (const Tensor &t : in) all.push_back(t.grad ? grad(t) : Floats());
+    return all;
+}
+// The tuned operator against the simple one, and each gradient the same bits whether or not the
+// other inputs want one. rel is of the result, then of each gradient.
+static void check_operator(const Operator &op, const std::vector<Ints> &inputs,
+                           const Doubles &rel) {
+    Usual usual;
+    for (int uses : {1, 2})
+        for (bool masked : {false, true}) {
+            if (tiny && masked == (uses == 1)) continue;
+            use_kernels("plain");
+            const std::vector<Floats> want = results(op, inputs, uses, masked);
+            for (const std::string rung : {"tiled", "fast", "tf32"}) {
+                INFO(rung, ", uses ", uses, ", masked ", masked);
+                use_kernels(rung);
+                const std::vector<Floats> got = results(op, inputs, uses, masked);
+                for (size_t i = 0; i < want.size(); i++) {
+                    CAPTURE(i);
+                    // A sum of two dy is no TF32; and one that is almost 0 is off by more of itself
+                    if (rung == "tf32" && uses > 1 && i > 0) continue;
+                    check_close(got[i], want[i], uses * rel[i]);
+                }
+                for (int wanted = 0; wanted < 1 << inputs.size() && uses == 1; wanted++) {
+                    if (tiny && wanted != 1 && wanted != 6) continue;
+                    CAPTURE(wanted); // bit i: input i wants its gradient
+                    const auto some = results(op, inputs, uses, masked, wanted);
+                    for (size_t i = 0; i < some.size(); i++)
+                        if (i == 0 || (wanted >> (i - 1) & 1)) CHECK(same_bits(some[i], got[i]));
+                }
+            }
+        }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The operators
+
+// y[n,o,i,j] has X[n,c,i*S+u-P,j*S+v-P] * W[o,c,u,v]: visit(index in y, in X, in W)
+template <class Visit> static void conv_terms(const Shape &s, Visit visit) {
+    const int OH = s.OH(), OW = s.OW();
+    for (int at = 0; at < s.N * s.O * OH * OW; at++) {
+        const int j = at % OW, i = at / OW % OH, o = at / OW / OH % s.O, n = at / OW / OH / s.O;
+        for (int k = 0; k < s.C * s.K * s.K; k++) {
+            const int h = i * s.S + k / s.K % s.K - s.P, w = j * s.S + k % s.K - s.P;
+            if (h < 0 || h >= s.H || w < 0 || w >= s.W) continue;
+            visit(at, ((n * s.C + k / s.K / s.K) * s.H + h) * s.W + w, o * s.C * s.K * s.K + k);
+        }
+    }
+}
+static bool dense(const Shape &s) { return s.H * s.W * s.K == 1; }
+static std::vector<Ints> inputs_of(const Shape &s) {
+    if (dense(s)) return {{s.N, s.C}, {s.C, s.O}, {s.O}};
+    return {{s.N, s.C, s.H, s.W}, {s.O, s.C, s.K, s.K}, {s.O}};
+}
+static Operator operator_of(const Shape &s) {
+    return [=](const Tensors &in) {
+        return dense(s) ? linear(in[0], in[1], in[2]) : conv2d(in[0], in[1], in[2], s.S, s.P);
+    };
+}
+static int in_W(const Shape &s, int at) { // of a dense layer, whose W is (C,O)
+    return dense(s) ? at % s.C * s.O + at / s.C : at;
+}
+
+TEST_CASE("tuned conv2d, linear: as the simple ones") {
+    for_shapes([](const Shape &s) {
+        const int taps = s.K * s.K, pixels = s.N * s.OH() * s.OW();
+        // The simple ones take long, with a block for each channel
+        if (s.work() < (small_only ? 1e4 : 3e6) && s.O < 10000)
+            check_operator(
+                operator_of(s), inputs_of(s),
+                {rounding(s.C * taps), rounding(s.O * taps), rounding(pixels), rounding(pixels)});
+    });
+}
+
+TEST_CASE("tuned conv2d, linear: as loops in double") {
+    Usual usual;
+    for_shapes([](const Shape &s) {
+        const std::vector<Ints> inputs = inputs_of(s);
+        const Doubles X = doubles(numbers(count(inputs[0]), 1)),
+                      W = doubles(numbers(count(inputs[1]), 2)), b = doubles(numbers(s.O, 3));
+        const int plane = s.OH() * s.OW();
+        const Doubles dy = doubles(numbers(s.N * s.O * plane, 10));
+        Doubles y(dy.size()), dX(X.size()), dW(W.size()), db(s.O);
+        for (size_t at = 0; at < y.size(); at++)
+            y[at] = b[at / plane % s.O], db[at / plane % s.O] += dy[at];
+        conv_terms(s, [&](int at, int x, int w) {
+            w = in_W(s, w);
+            y[at] += X[x] * W[w], dX[x] += dy[at] * W[w], dW[w] += dy[at] * X[x];
+        });
+        for (const std::string rung : {"tiled", "fast", "tf32"}) {
+            CAPTURE(rung);
+            use_kernels(rung);
+            const auto got = results(operator_of(s), inputs, 1, false);
+            check_close(got[0], y, rounding(s.C * s.K * s.K));
+            check_close(got[1], dX, rounding(s.O * s.K * s.K));
+            check_close(got[2], dW, rounding(s.N * plane));
+            check_close(got[3], db, rounding(s.N * plane));
+        }
+    });
+}
+
+// Root mean squares of the errors of Winograd's filtering, which adds before it multiplies, and of
+// the simple operators. Of ResNet-18's layers, with smaller planes.
+TEST_CASE("tuned conv2d, Winograd's: errors of at most 4 times a direct sum's" *
+          doctest::skip(small_only)) {
+    Usual usual;
+    for (const Shape &s : std::vector<Shape>{{2, 64, 8, 8, 64, 3, 1, 1},
+                                             {1, 128, 8, 8, 128, 3, 1, 1},
+                                             {1, 256, 4, 4, 256, 3, 1, 1},
+                                             {1, 512, 4, 4, 512, 3, 1, 1}}) {
+        CAPTURE(s.C);
+        const std::vector<Ints> inputs = inputs_of(s);
+        const Doubles X = doubles(numbers(count(inputs[0]), 1)),
+                      W = doubles(numbers(count(inputs[1]), 2)), b = doubles(numbers(s.O, 3));
+        const int plane = s.OH() * s.OW();
+        const Doubles dy = doubles(numbers(s.N * s.O * plane, 10));
+        Doubles y(dy.size()), dX(X.size()), dW(W.size());
+        for (size_t at = 0; at < y.size(); at++) y[at] = b[at / plane % s.O];
+        conv_terms(s, [&](int at, int x, int w) {
+            y[at] += X[x] * W[w], dX[x] += dy[at] * W[w], dW[w] += dy[at] * X[x];
+        });
+        auto errors = [&](const char *rung) {
+            use_kernels(rung);
+            const auto got = results(operator_of(s), inputs, 1, false);
+            Doubles all;
+            for (const auto &[i, want] : {std::pair(0, &y), {1, &dX}, {2, &dW}}) {
+                double sum = 0;
+                for (size_t at = 0; at < want->size(); at++)
+                    sum += std::pow(got[i][at] - (*want)[at], 2);
+                all.push_back(std::sqrt(sum / want->size()));
+            }
+            return all;
+        };
+        const Doubles direct = errors("plain"), winograd = errors(usual_kernels);
+        for (int i = 0; i < 3; i++) {
+            CAPTURE(i);
+            CHECK(winograd[i] <= 4 * direct[i]);
+        }
+    }
+}
+
+TEST_CASE("tuned relu, add: the simple ones' bits") {
+    Usual usual;
+    for (const Ints &shape : std::vector<Ints>{{1}, {255}, {2, 3, 4, 5}, {1001}, {0, 3}}) {
+        CAPTURE(str(shape));
+        check_operator([](auto &in) { return relu(in[0]); }, {shape}, {0, 0});
+        check_operator([](auto &in) { return add(in[0], in[1]); }, {shape, shape}, {0, 0, 0});
+        check_operator([](auto &in) { return relu(relu(add(in[0], in[0]))); }, {shape}, {0, 0});
+    }
+    use_kernels(usual_kernels);
+    const Floats y = to_host(relu(on_device({NAN, -INFINITY, INFINITY, -0.0f}, {4})));
+    CHECK((std::isnan(y[0]) && y[1] == 0 && y[2] == INFINITY && y[3] == 0));
+}
+
+struct Window {
+    int N, C, H, W, K, S;
+};
+TEST_CASE("tuned pools: the simple ones' bits, and loops in double") {
+    Usual usual;
+    for (const Window &s : std::vector<Window>{{1, 1, 2, 2, 2, 2},
+                                               {2, 3, 4, 6, 2, 2},
+                                               {2, 1, 9, 9, 2, 2},   // a row and a column too many
+                                               {1, 2, 39, 71, 2, 2}, // more than a block's threads
+                                               {0, 2, 4, 4, 2, 2},
+                                               {2, 20, 26, 26, 2, 2},
+                                               {3, 2, 7, 5, 3, 2},
+                                               {3, 2, 8, 11, 2, 3}}) {
+        INFO("N C H W K S: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.K, " ", s.S);
+        const Ints shape = {s.N, s.C, s.H, s.W};
+        if (tiny && count(shape) > 6000) continue;
+        const int OH = (s.H - s.K) / s.S + 1, OW = (s.W - s.K) / s.S + 1;
+        for (bool max : {false, true}) {
+            CAPTURE(max);
+            const Operator op = [=](const Tensors &in) {
+                return (max ? max_pool2d : avg_pool2d)(in[0], s.K, s.S);
+            };
+            check_operator(op, {shape}, {0, 0});
+            const Floats X = numbers(count(shape), 1), dy = numbers(s.N * s.C * OH * OW, 10);
+            Doubles y(dy.size()), dX(X.size());
+            for (size_t at = 0; at < y.size(); at++) {
+                const int first = (at / (OH * OW) * s.H + at / OW % OH * s.S) * s.W + at % OW * s.S;
+                int best = first;
+                for (int k = 0; k < s.K * s.K; k++) {
+                    const int x = first + k / s.K * s.W + k % s.K;
+                    if (X[x] > X[best]) best = x;
+                    if (!max) y[at] += X[x] / (s.K * s.K), dX[x] += dy[at] / (s.K * s.K);
+                }
+                if (max) y[at] = X[best], dX[best] += dy[at];
+            }
+            use_kernels(usual_kernels);
+            const auto got = results(op, {shape}, 1, false);
+            check_close(got[0], y, 1e-6);
+            check_close(got[1], dX, 1e-6);
+        }
+    }
+    use_kernels(usual_kernels);
+    // Of equal numbers the first gets the gradient; NaN is larger than any
+    Tensor X = with_grad({-1, -1, -3, -INFINITY, -1, -1, -2, -2}, {1, 1, 2, 4});
+    backward(max_pool2d(X, 2, 2));
+    CHECK(grad(X) == Floats{1, 0, 0, 0, 0, 0, 1, 0});
+    X = with_grad({1, NAN, INFINITY, 1, NAN, 2, 1, NAN}, {1, 1, 2, 4});
+    const Tensor y = max_pool2d(X, 2, 2);
+    for (float largest : to_host(y)) CHECK(std::isnan(largest));
+    backward(y);
+    CHECK(grad(X) == Floats{0, 1, 0, 0, 0, 0, 0, 1});
+}
+
+TEST_CASE("tuned batch_norm: as the simple one, and as loops in double") {
+    Usual usual;
+    for (const Ints &X : std::vector<Ints>{{2, 1, 2, 2},
+                                           {3, 2, 1, 1},
+                                           {1, 3, 3, 5},
+                                           {5, 4, 3, 3},
+                                           {0, 3, 2, 2},
+                                           {2, 300, 2, 3},
+                                           {40, 3, 7, 7},
+                                           {7, 5, 9, 11},
+                                           {2, 5, 29, 31}}) {
+        if (tiny && X[1] > 5) continue;
+        CAPTURE(str(X));
+        const int C = X[1], plane = X[2] * X[3], M = X[0] * plane;
+        Tensor mean, var;
+        const Operator op = [&](const Tensors &in) {
+            mean = full({C}, 1, gpu(0)), var = full({C}, 2, gpu(0));
+            return batch_norm(in[0], in[1], in[2], mean, var);
+        };
+        // a small variance of few numbers makes the rounding of X - mean larger, dX's twice; and of
+        // three numbers, one of them 0, almost nothing is left of dX
+        check_operator(op, {X, {C}, {C}},
+                       {8e-6, M < 4 ? 2e-3 : 4e-5, 2 * rounding(M), 2 * rounding(M)});
+        use_kernels(usual_kernels);
+        const auto got = results(op, {X, {C}, {C}}, 1, false);
+        const Floats x = numbers(count(X), 1), gamma = numbers(C, 2), beta = numbers(C, 3),
+                     dy = numbers(count(X), 10);
+        Doubles y(x.size()), dX(x.size()), dgamma(C), dbeta(C), means(C), vars(C);
+        auto channel = [&](auto visit) {
+            for (size_t i = 0; i < x.size(); i++) visit(i, i / plane % C);
+        };
+        channel([&](int i, int c) { means[c] += x[i] / (double)M; });
+        channel([&](int i, int c) { vars[c] += std::pow(x[i] - means[c], 2) / M; });
+        auto z = [&](int i, int c) { return (x[i] - means[c]) / std::sqrt(vars[c] + bn_eps); };
+        channel([&](int i, int c) {
+            y[i] = z(i, c) * gamma[c] + beta[c];
+            dgamma[c] += dy[i] * z(i, c), dbeta[c] += dy[i];
+        });
+        channel([&](int i, int c) {
+            dX[i] = gamma[c] / std::sqrt(vars[c] + bn_eps) *
+                    (dy[i] - dbeta[c] / M - z(i, c) * dgamma[c] / M);
+        });
+        check_close(got[0], y, 4e-6);
+        check_close(got[1], dX, 2e-5);
+        check_close(got[2], dgamma, rounding(M));
+        check_close(got[3], dbeta, rounding(M));
+        for (int c = 0; c < C && M; c++) {
+            means[c] = 0.9 + 0.1 * means[c];
+            vars[c] = 0.9 * 2 + 0.1 * vars[c] * M / std::max(1, M - 1);
+        }
+        if (M) check_close(to_host(mean), means, 1e-6);
+        if (M) check_close(to_host(var), vars, 1e-6);
+    }
+    // A mean far from 0: E[X^2] - E[X]^2 would have no digit right
+    use_kernels(usual_kernels);
+    Floats far = numbers(4096, 7);
+    for (float &x : far) x += 10000;
+    const Tensor one = full({1}, 1, gpu(0)), var = full({1}, 0, gpu(0));
+    batch_norm(on_device(far, {4, 1, 32, 32}), one, one, full({1}, 0, gpu(0)), var);
+    double m = 0, v = 0;
+    for (float x : far) m += x / 4096.0;
+    for (float x : far) v += (x - m) * (x - m) / 4095;
+    check_close(to_host(var), Doubles{0.1 * v}, 1e-4);
+}
+
+TEST_CASE("tuned sgd: the simple one's bits, of any number of parameters") {
+    Usual usual;
+    std::vector<Floats> all;
+    for (const char *rung : {"plain", usual_kernels}) {
+        use_kernels(rung);
+        Tensors p;
+        for (int i = 0; i < 300; i++) {
+            const int n = i % 7 ? i : 5000 * (i % 2);
+            p.push_back(with_grad(numbers(n, i), {n}));
+            copyto(on_device(numbers(n, i + 1), {n}), *p[i].grad);
+            if (i % 5 == 0) p[i].grad = nullptr; // a buffer
+        }
+        sgd(p, 0.3f, 7);
+        all.push_back(together(p));
+    }
+    CHECK(same_bits(all[0], all[1]));
+}
+
+TEST_CASE("tuned tf32: factors are rounded to 10 bits, sums are not") {
+    Usual usual;
+    use_kernels("tf32");
+    Floats x;
+    for (float one : {1.0f, -1.0f, 1.37f, 1024.0f, 3e-30f}) // ties, what lies next to them, carries
+        for (int ulps : {0, 1, 4095, 4096, 4097, 8191, 8192, 12288})
+            x.push_back(one * (1 + ulps * 0x1p-23f));
+    x.insert(x.end(), {0, 2 - 0x1p-23f, INFINITY, -INFINITY, NAN});
+    const int n = x.size();
+    const Tensor one = on_device({1}, {1, 1}), b = on_device({0x1p-20f}, {1});
+    const Floats X = to_host(linear(on_device(x, {n, 1}), one, b));
+    const Floats W = to_host(linear(one, on_device(x, {1, n}), full({n}, 0, gpu(0))));
+    for (int i = 0; i < n; i++) {
+        CAPTURE(x[i]);
+        const float want = to_tf32(x[i]);
+        CHECK((X[i] == want + 0x1p-20f || std::isnan(x[i])));
+        CHECK((W[i] == want || std::isnan(x[i])));
+        CHECK((!std::isnan(x[i]) || (std::isnan(X[i]) && std::isnan(W[i]))));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Fusion
+
+// relu(add(batch_norm(conv2d(h0)), h0)), pools, a dense layer, additions and a loss, whose backward
+// adds to a gradient that others share; and an update. -> the result, the gradients and the new
+// parameters. `look(t)` is called for tensors that may be left out.
+static std::vector<Floats> block_of(const std::function<void(const Tensor &)> &look) {
+    auto some = [](const Ints &shape, int seed) {
+        return with_grad(numbers(count(shape), seed), shape);
+    };
+    const Tensor X = some({3, 2, 6, 6}, 1), W = some({2, 2, 3, 3}, 2), b = some({2}, 3);
+    const Tensor gamma = some({2}, 4), beta = some({2}, 5), V = some({2, 2, 1, 1}, 6);
+    const Tensor U = some({8, 8}, 7), u = some({8}, 8);
+    const Tensor mean = full({2}, 0, gpu(0)), var = full({2}, 1, gpu(0));
+    Tensor h0 = relu(conv2d(X, W, b, 1, 1)), h1 = conv2d(h0, W, b, 1, 1);
+    look(h1);
+    Tensor h2 = batch_norm(h1, gamma, beta, mean, var);
+    look(h2);
+    Tensor h3 = add(h2, h0);
+    look(h3);
+    Tensor h4 = relu(h3);
+    look(h4);
+    Tensor h5 = relu(conv2d(h4, W, b)), h6 = conv2d(h5, V, b); // a dX that fold does not write
+    Tensor h7 = reshape(add(max_pool2d(h6, 2, 2), avg_pool2d(h4, 3, 3)), {3, 8});
+    Tensor h8 = linear(h7, U, u), l = softmax_cross_entropy(h7, full({3}, 1, gpu(0)));
+    Tensor y = add(h8, h7); // backward, h7 and h8 get the same gradient, then l adds to h7's
+    y = add(y, linear(reshape(l, {3, 1}), full({1, 8}, 1, gpu(0)), full({8}, 0, gpu(0))));
+    backward(y);
+    const Tensors params = {X, W, b, gamma, beta, V, U, u};
+    std::vector<Floats> all = {to_host(y)};
+    for (const Tensor &p : params) all.push_back(grad(p));
+    sgd(params, 0.1f, 3);
+    for (const Tensor &p : params) all.push_back(to_host(p));
+    return all;
+}
+
+TEST_CASE("fusion: the same bits as each kernel alone, and what the simple operators compute") {
+    Usual usual;
+    for (const std::string rung : {"tiled", "fast"}) {
+        CAPTURE(rung);
+        use_kernels("plain");
+        const std::vector<Floats> plain = block_of([](const Tensor &) {});
+        use_kernels(rung);
+        const std::vector<Floats> fused = block_of([](const Tensor &) {});
+        const std::vector<Floats> alone = block_of([](const Tensor &t) { t.ptr(); });
+        for (size_t i = 0; i < fused.size(); i++) {
+            CAPTURE(i);
+            CHECK(same_bits(fused[i], alone[i]));
+            check_close(fused[i], plain[i], 1e-5);
+        }
+    }
+}
+
+TEST_CASE("fusion: any of the operators may be mgpu.cu's own, which add to gradients in place") {
+    Usual usual;
+    use_kernels("plain");
+    const std::vector<Floats> want = block_of([](const Tensor &) {});
+    for (int simple = 0; simple < 1 << 7; simple++) { // a bit each
+        if (small_only && (simple & (simple - 1))) continue;
+        CAPTURE(simple);
+        use_kernels(usual_kernels);
+        int bits = simple;
+        auto leave = [&](auto &entry) {
+            if (bits & 1) entry = nullptr;
+            bits /= 2;
+        };
+        leave(operators.conv2d), leave(operators.linear), leave(operators.relu);
+        leave(operators.add), leave(operators.pool2d), leave(operators.batch_norm);
+        leave(operators.sgd);
+        const std::vector<Floats> got = block_of([](const Tensor &) {});
+        for (size_t i = 0; i < got.size(); i++) {
+            CAPTURE(i);
+            check_close(got[i], want[i], 1e-5);
+        }
+    }
+}
+
+static bool put_off(const Tensor &t) { return t.note && t.note->kernel; }
+static bool waits(const Tensor &t) { return put_off(t) && t.note->left_out < 0; }
+static bool left_out(const Tensor &t) { return put_off(t) && t.note->left_out >= 0; }
+
+TEST_CASE("fusion: a launch waits for an addition and a relu, and for nothing else") {
+    Usual usual;
+    const Tensor x = on_device({-1, 2}, {1, 2}), W = on_device({1, 0, 0, 1}, {2, 2});
+    const Tensor b = full({2}, 0, gpu(0)), four = full({1, 2}, 4, gpu(0));
+    for (const std::string &rung : rungs) {
+        CAPTURE(rung);
+        use_kernels(rung);
+        const bool joins = rung != "plain";
+        Tensor y = linear(x, W, b);
+        CHECK(waits(y) == joins);
+        Tensor sum = add(four, y), z = relu(sum); // either operand may be the one that waits
+        CHECK((left_out(y) == joins && left_out(sum) == joins && waits(z) == joins));
+        CHECK(to_host(z) == Floats{3, 6});
+        CHECK_FALSE(waits(z));
+        Tensor twice = add(z, z); // z has been sent off
+        CHECK((!left_out(z) && to_host(twice) == Floats{6, 12}));
+        y = linear(x, W, b);
+        Tensor r = relu(y), s = add(r, four), t = relu(relu(linear(x, W, b)));
+        CHECK(to_host(s) == Floats{4, 6}); // nothing is added to a relu's result
+        CHECK(to_host(t) == Floats{0, 2});
+        CHECK(to_host(add(add(linear(x, W, b), four), four)) ==
+              Floats{7, 10}); // one addition joins
+        CHECK(std::isnan(to_host(relu(linear(x, W, full({2}, NAN, gpu(0)))))[0]));
+        for (int i = 0; i < 2; i++) { // rows of what waits: to join would compute all of it
+            const Tensor h = linear(on_device({-1, 2, 3, -4}, {2, 2}), W, b);
+            CHECK(to_host(relu(rows(h, 1, 2))) == Floats{3, 0});
+            CHECK(to_host(add(rows(h, 1, 2), four)) == Floats{7, 0});
+        }
+        { // what is left out keeps what was to be added to it
+            NoGrad guard;
+            Tensor addend = full({1, 2}, 4, gpu(0)), u = add(linear(x, W, b), addend);
+            addend = Tensor();
+            const Tensor v = relu(u), other = full({1, 2}, 5, gpu(0));
+            CHECK(to_host(u) == Floats{3, 6});
+        }
+        // What goes elsewhere sends off what waits: another stream, the other device, the host
+        y = linear(x, W, b);
+        use_comm_streams(true), use_comm_streams(false);
+        CHECK_FALSE(waits(y));
+        y = linear(x, W, b);
+        stream(gpu(1));
+        CHECK(waits(y) == joins);
+        wait_for(gpu(1), gpu(0));
+        CHECK_FALSE(waits(y));
+        y = linear(x, W, b);
+        waitall();
+        CHECK_FALSE(waits(y));
+        y = linear(x, W, b);
+        use_kernels("plain"); // another rung: what has been put off is not forgotten
+        CHECK((!waits(y) && to_host(relu(y)) == Floats{0, 2}));
+        use_kernels(rung);
+        y = linear(x, W, b);
+        linear(x, W, b); // dropped: its memory may be another's when its kernel runs
+        CHECK(to_host(add(y, four)) == Floats{3, 6});
+    }
+}
+
+TEST_CASE("fusion: what was left out is computed when somebody asks, with the old parameters") {
+    Tensors params = {on_device({1, 0, 0, 1}, {2, 2}), full({2}, 0, gpu(0))};
+    attach_grad(params);
+    const Tensor x = on_device({-1, 2}, {1, 2});
+    const Tensor h = linear(x, params[0], params[1]), y = relu(h);
+    CHECK(to_host(y) == Floats{0, 2});
+    CHECK(together({h, copyto(h, gpu(1))}) == Floats{-1, 2, -1, 2});
+    const Tensor later = linear(x, params[0], params[1]), z = relu(later);
+    backward(z);
+    CHECK(together({gradient(params[0]), gradient(params[1])}) == Floats{0, -1, 0, 2, 0, 1});
+    sgd(params, 1, 1);
+    CHECK(together({z, h}) == Floats{0, 2, -1, 2});
+    CHECK(error_of([&] { to_host(later); }).find("KERNELS=plain") != std::string::npos);
+}
+
+static Tensor times(const Tensor &X, float a) { // X (1,1)
+    return linear(X, full({1, 1}, a, gpu(0)), full({1}, 0, gpu(0)));
+}
+TEST_CASE("fusion: gradients that share memory part when one is added to") {
+    // y = A + B, of which A = 2x is used again and B = 3x, too
+    const Tensor x = with_grad({5}, {1, 1});
+    const Tensor A = times(x, 2), B = times(x, 3), C = times(A, 7), D = times(B, 11);
+    const Tensor y = add(A, B);
+    backward(add(add(y, C), add(D, y)));
+    CHECK(grad(x) == Floats{2 * (2 + 7) + 3 * (2 + 11)});
+    CHECK((grad(A) == Floats{9} && grad(B) == Floats{13} && grad(C) == Floats{1}));
+}
+TEST_CASE("fusion: a gradient of another pass stays when what it was shared with is written") {
+    const Tensor x = with_grad({5}, {1, 1});
+    const Tensor A = times(x, 2), B = times(x, 3), y = add(A, B);
+    backward(y);
+    backward(times(y, 7));
+    CHECK(together({*A.grad, *B.grad, *y.grad}) == Floats{1, 1, 7});
+}
+TEST_CASE("fusion: a relu's gradient after operators that mask and one that does not") {
+    // The loss writes an unmasked gradient; the tuned ones, before it or after it, masked ones
+    Usual usual;
+    for (int order = 0; order < 3; order++) {
+        CAPTURE(order);
+        std::vector<Floats> all;
+        for (const char *rung : {"plain", usual_kernels}) {
+            use_kernels(rung);
+            const Tensor X = with_grad({-1, 2, -3, 4, -5, 6}, {2, 3});
+            const Tensor W = on_device(numbers(9, 1), {3, 3}), b = full({3}, 0, gpu(0));
+            Tensor h = relu(linear(X, W, b));
+            auto loss = [&] {
+                const Tensor l = softmax_cross_entropy(h, full({2}, 1, gpu(0)));
+                return linear(reshape(l, {2, 1}), full({1, 3}, 1, gpu(0)), b);
+            };
+            Tensor y = order == 0 ? loss() : linear(h, W, b);
+            if (order > 0) y = order == 1 ? add(y, loss()) : add(loss(), linear(h, W, b));
+            backward(y);
+            all.push_back(grad(X));
+        }
+        check_close(all[1], all[0], 1e-5);
+    }
+}
+TEST_CASE("fusion: attach_grad of a relu's result: the gradient is its own") {
+    const Tensor X = with_grad({-1, 2}, {2});
+    Tensor h = relu(X);
+    Tensors list = {h}, part = {rows(h, 0, 1)};
+    attach_grad(list);
+    backward(add(list[0], full({2}, 1, gpu(0))));
+    CHECK(grad(list[0]) == Floats{1, 1});
+    list = part;
+    attach_grad(list);
+    backward(add(list[0], list[0]));
+    CHECK(grad(list[0]) == Floats{2});
+}
+
+// Free memory: an allocation of a device does not become one of CUDA's.
+static void fill_cache() {
+    Tensors kept;
+    for (int n : {1, 2, 4, 32, 64, 96, 128})
+        for (int i = 0; i < 20; i++) kept.push_back(full({n}, 55, gpu(0)));
+}
+TEST_CASE("fusion: what is left out is computed before what waits and reads it") {
+    fill_cache();
+    const Tensor x = on_device({-1, 2}, {1, 2}), W = on_device({1, 0, 0, 1}, {2, 2});
+    const Tensor b = full({2}, 0, gpu(0));
+    Tensor h = linear(x, W, b), y = relu(h), z = linear(h, W, b);
+    CHECK(together({h, z, y}) == Floats{-1, 2, -1, 2, 0, 2});
+    // An update comes after what waits, too
+    Tensors params = {on_device({1, 0, 0, 1}, {2, 2}), full({2}, 0, gpu(0))};
+    attach_grad(params);
+    h = linear(x, params[0], params[1]);
+    y = relu(h);
+    backward(y);
+    z = linear(h, W, b);
+    sgd(params, 1, 1);
+    CHECK(to_host(z) == Floats{-1, 2});
+}
+TEST_CASE("fusion: an allreduce of what was left out") {
+    const int n = 1000; // rows: a message that goes too early shows
+    for (const Algorithm &a : algorithms) {
+        if (a.name == std::string("rebind")) continue; // wrong
+        CAPTURE(std::string(a.name));
+        fill_cache();
+        Grads grads;
+        Tensors kept;
+        Floats sums;
+        for (int c = 0; c < 2; c++) {
+            const Tensor x = on_device(numbers(n * 2, 1), {n, 2}, gpu(c));
+            const Tensor I = on_device({1, 0, 0, 1}, {2, 2}, gpu(c)), b = full({2}, 0, gpu(c));
+            Tensor h = linear(x, I, b);
+            kept.push_back(relu(h));
+            grads.push_back({h});
+            for (float number : to_host(x)) sums.push_back(2 * number);
+        }
+        run_allreduce(a.name, grads);
+        CHECK(together({grads[0][0], grads[1][0]}) == sums);
+    }
+}
+TEST_CASE("fusion: whether launches are joined does not depend on what CUDA has to allocate") {
+    empty_cache();
+    const Tensor x = full({1, 777}, 1, gpu(0)), W = full({777, 777}, 0, gpu(0));
+    Tensor h = linear(x, W, full({777}, 2, gpu(0))), y = relu(h);
+    CHECK(left_out(h));
+}
+
+// ---------------------------------------------------------------------------------------------
+// The program
+
+TEST_CASE("use_kernels: the name says which operators run") {
+    Usual usual;
+    use_kernels("plain");
+    CHECK((!operators.relu && operators.flush && operators.name == "simple"));
+    use_kernels("tf32");
+    CHECK((operators.relu == fast::relu && operators.name == "tuned, fast in tf32"));
+    fast::edited = "relu sgd";
+    use_usual_kernels();
+    CHECK((!operators.relu && !operators.sgd && operators.add == fast::add && operators.conv2d));
+    CHECK(operators.name == std::string("your mgpu.cu's relu, sgd; tuned, ") + usual_kernels +
+                                " otherwise (KERNELS=" + usual_kernels + " for the tuned ones)");
+    fast::edited = "conv2d linear relu add pool2d batch_norm sgd";
+    use_usual_kernels();
+    CHECK(operators.name ==
+          std::string("your mgpu.cu's (KERNELS=") + usual_kernels + " for the tuned ones)");
+    fast::edited = "";
+}
+
+static std::string said(std::vector<const char *> words) {
+    Usual usual;
+    const Options kept = options;
+    fast::kernels = fast::precision = "";
+    words.insert(words.begin(), "mgpu");
+    const std::string error =
+        error_of([&] { parse_options(words.size(), const_cast<char **>(words.data())); });
+    options = kept;
+    return error.empty() ? operators.name : error;
+}
+TEST_CASE("--kernels, --precision") {
+    CHECK(said({}) == std::string("tuned, ") + usual_kernels);
+    CHECK(said({"--kernels", "plain"}) == "simple");
+    CHECK(said({"--kernels", "tiled"}) == "tuned, tiled");
+    CHECK(said({"--precision", "tf32"}) == "tuned, fast in tf32");
+    CHECK(said({"--precision", "tf32", "--kernels", "fast"}) == "tuned, fast in tf32");
+    CHECK(said({"--precision", "fp32"}) == std::string("tuned, ") + usual_kernels);
+    const std::string leave = ": tf32 is for the fast kernels alone: leave --kernels out";
+    CHECK(said({"--precision", "tf32", "--kernels", "tiled"}) == "--kernels tiled" + leave);
+    CHECK(said({"--kernels", "tiled", "--precision", "tf32"}) == "--precision tf32" + leave);
+    CHECK(said({"--kernels", "slow"}) == "--kernels slow: unknown, there are fast, tiled, plain");
+    CHECK(said({"--precision", "fp16"}) == "--precision fp16: unknown, there are fp32, tf32");
+}
+
+// ---------------------------------------------------------------------------------------------
+// What each rung takes for these shapes, forward and backward: GFLOP/s
+TEST_CASE("ladder" * doctest::skip()) {
+    Usual usual;
+    printf("%-34s", "N C H W O K S P");
+    for (const std::string &rung : rungs) printf(" %8s", rung.c_str());
+    printf("   GFLOP/s\n");
+    for_shapes([](const Shape &s) {
+        if (s.work() < 1e5) return;
+        const std::string name =
+            format("%d %d %d %d %d %d %d %d", s.N, s.C, s.H, s.W, s.O, s.K, s.S, s.P);
+        printf("%-34s", name.c_str());
+        Tensors in;
+        for (const Ints &shape : inputs_of(s))
+            in.push_back(with_grad(numbers(count(shape), 1), shape));
+        for (const std::string &rung : rungs) {
+            use_kernels(rung);
+            double best = INFINITY;
+            for (int trial = 0; trial < 5; trial++) {
+                const double begin = now();
+                backward(operator_of(s)(in));
+                waitall();
+                best = std::min(best, now() - begin);
+            }
+            printf(" %8.2f", 6 * s.work() / best / 1e9);
+        }
+        printf("\n");
+    });
+}
+
+// ---------------------------------------------------------------------------------------------
+// Training
+
+TEST_CASE("train_batch: each rung trains as the simple operators do") {
+    Usual usual;
+    const int k = small_only ? 1 : 2;
+    for (const std::string rung : {"tiled", "fast"}) {
+        CAPTURE(rung);
+        Training simple(k, steady_params()), tuned(k, steady_params());
+        for (int s = 0; s < (small_only ? 1 : 5); s++) {
+            CAPTURE(s);
+            const auto batch = minibatch(small_only ? 2 : 7, s);
+            use_kernels("plain");
+            const Floats losses = simple.step(batch);
+            use_kernels(rung);
+            check_close(tuned.step(batch), losses, 1e-6 * (1 + s)); // they drift apart by rounding
+            const Floats got = tuned.numbers(0, true), want = simple.numbers(0, true);
+            check_close(got, want, 5e-6 * (1 + s));
+            CHECK_FALSE(same_bits(got, want)); // or the operators are the same
+        }
+    }
+}
+
+TEST_CASE("train_batch: PRECISION=tf32 trains as FP32 does, to two digits") {
+    Usual usual;
+    const auto batch = minibatch(small_only ? 2 : 7, 3);
+    auto step = [&](const char *rung) { // the losses, then the gradients
+        use_kernels(rung);
+        Training training(small_only ? 1 : 2, lively_params());
+        Floats numbers = training.step(batch);
+        const Floats gradients = training.numbers(0, true);
+        numbers.insert(numbers.end(), gradients.begin(), gradients.end());
+        return numbers;
+    };
+    const Floats want = step("fast"), got = step("tf32");
+    check_close(got, want, 1e-2);
+    CHECK_FALSE(same_bits(got, want));
+    CHECK(same_bits(step("tf32"), got));
+}
+
+TEST_CASE("check_first_step: a right step passes with each rung" * doctest::skip(no_training)) {
+    ModelKept kept;
+    Usual usual;
+    set_model("lenet", 0);
+    for (const std::string &rung : rungs) {
+        CAPTURE(rung);
+        use_kernels(rung);
+        const auto batch = minibatch(7, 3);
+        Training training(2, params);
+        const Tensors ls = train_batch(batch.first, batch.second, training.device_params,
+                                       training.devices, options.lr);
+        CHECK(error_of([&] {
+                  check_first_step(batch.first, batch.second, ls, training.device_params,
+                                   options.lr);
+              }) == "");
+    }
+}
+
+#ifdef MGPU_LANES
+// A GPU of 132 multiprocessors holds 2112 warps of these kernels. A launch of a training step that
+// leaves more than nine tenths of it empty needs a reason.
+TEST_CASE("launches: 26 a step; those that leave a GPU nearly empty, each with its reason") {
+    const std::map<std::string, std::string> reasons = {
+        {"fill_kernel", "of a loss for each sample"},
+        {"cross_entropy_kernel", "a thread a sample: 256"},
+        {"cross_entropy_backward_kernel", "a thread a sample: 256"},
+        {"product_kernel", "dense layers: few products, and they wait for memory"},
+        {"product_sum_kernel", "a thread a weight"}};
+    DataFolder folder(512, 256);
+    auto launched = [&](const std::string &steps) {
+        return run_in_shell(folder, "CUDA_CPU_LAUNCHES=1",
+                            "--epochs 1 --no-replica-check --log l --steps " + steps)
+            .err;
+    };
+    const std::string one = launched("1"), two = launched("2");
+    const int launches = std::count(one.begin(), one.end(), '\n');
+    CHECK(launches > 30);
+    CHECK(std::count(two.begin(), two.end(), '\n') - launches == 26);
+    std::istringstream lines(one);
+    std::set<std::string> empty;
+    for (std::string line; std::getline(lines, line);) {
+        const size_t name = line.find(' ') + 1, end = line.find_first_of("< ", name),
+                     warps = line.find(" warps ");
+        REQUIRE((end != std::string::npos && warps != std::string::npos));
+        if (atoi(line.c_str() + warps + 7) < 2112 / 10) empty.insert(line.substr(name, end - name));
+    }
+    for (const std::string &kernel : empty) {
+        CAPTURE(kernel);
+        CHECK(reasons.count(kernel) == 1);
+    }
+    for (const auto &reason : reasons) { // one that is no longer needed goes
+        CAPTURE(reason.first);
+        CHECK(empty.count(reason.first) == 1);
+    }
+}
+#endif
+
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "--program") == 0) return mgpu_main(argc - 1, argv + 1);
+    return tests_main(argc, argv);
+}

@@ -1,0 +1,728 @@
+// make check: what a training consists of, from the bottom up, each part against something that was
+// not made by it: copies, operators (reference.h), data, replicas, allreduce, the network, steps,
+// accuracy, epochs. The first thing that is wrong is named by what it looks like (explain.h).
+// defines: check_copies, check_data, check_replicated, check_exchange, check_slopes, check_step,
+// check_accuracy, check_train, check, main
+#ifndef MGPU_NO_MAIN // the tests have included mgpu.cu, and have a main
+#define MGPU_NO_MAIN
+#define CHECK_MAIN
+#ifndef PROGRAM
+#define PROGRAM "../../mgpu.cu"
+#endif
+#include PROGRAM
+#endif
+#include <atomic>
+#include <fcntl.h>
+
+#include "explain.h"
+#include "reference.h"
+
+// --- does copyto move what it is to move, and wait for it?
+
+// A pattern is copied over and compared, its source overwritten at once, while i is late and while
+// j is.
+static void check_copy_while_late(Device i, Device j) {
+    const Tensor zeros = full({1 << 14}, 0, cpu());
+    const Tensor pattern = random(zeros.shape, std::uniform_real_distribution<float>(1, 2 + j.id));
+    for (Device late : {i, j}) {
+        const Tensor src = copyto(zeros, i), dst = empty(pattern.shape, j);
+        waitall();
+        pause_stream(late);
+        copyto(pattern, src);
+        copyto(src, dst);
+        copyto(zeros, src);
+        pause_stream(j); // the host is to wait too
+        const Tensor back = copyto(dst, cpu());
+        const Flat got(back.ptr(), back.ptr() + size(back)), want = to_host(pattern);
+        const int wrong = std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin();
+        if (wrong == size(pattern)) continue;
+        waitall();
+        error("what copyto moves from %s to %s arrives changed from index %d of %d on: %s",
+              str(i).c_str(), str(j).c_str(), wrong, size(pattern),
+              to_host(back) == want ? "does the host wait for what it reads?"
+              : wrong > 0           ? "are the bytes sizeof(float) * numbers?"
+              : got[0] == 0 ? "src was read too early or too late: are both wait_for there? (If "
+                              "they are: the machine, IOMMU or ACS? PEERS=0 avoids it)"
+                            : "is it src that is copied to dst, after it was written?");
+    }
+}
+static void check_copies() { // between all devices that are there
+    for (int i = 0; i < (int)gpus.size(); i++)
+        for (int j = 0; j < (int)gpus.size(); j++)
+            if (j != i) check_copy_while_late(gpu(i), gpu(j));
+}
+
+static int notices = 0;
+__attribute__((format(printf, 1, 2))) static void notice(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    printf("notice: %s\n", vformat(format, args).c_str());
+    va_end(args);
+    notices++;
+}
+
+// --- the data: minibatches against the bytes of the files
+
+// Which pixels are not background tells images apart, in whatever way pixels are scaled
+template <class Pixel> static size_t outline(const Pixel *image, Pixel background) {
+    size_t hash = 0;
+    for (int p = 0; p < 28 * 28; p++) hash = (hash ^ (image[p] != background)) * 0x100000001b3 + p;
+    return hash;
+}
+static void check_epochs(const std::string &who, DataIter iter, const DataSet &set) {
+    std::map<size_t, std::multiset<int>> file; // the labels of images with this outline
+    for (int i = 0; i < set.count; i++)
+        file[outline<uint8_t>(&set.images[i * 28 * 28], 0)].insert(set.labels[i]);
+    std::vector<size_t> orders[2];
+    float background = 0;
+    for (auto &order : orders) {
+        auto left = file;
+        Tensor X, y;
+        iter.reset();
+        while (iter.next(X, y)) {
+            if (order.empty()) { // look at the first minibatch's pixels
+                const std::set<float> pixels(X.ptr(), X.ptr() + size(X));
+                background = *pixels.begin();
+                const float brightest = *pixels.rbegin();
+                if (pixels.size() <= 2)
+                    error("%s: pixels are only %g and %g: is byte / 255 computed in whole numbers? "
+                          "Look at DataIter::next",
+                          who.c_str(), background, brightest);
+                if (brightest > 20 || brightest - background < 0.1f)
+                    notice("%s: pixels go from %g to %g: are they divided by 255, and once? Look "
+                           "at DataIter::next",
+                           who.c_str(), background, brightest);
+            }
+            for (int i = 0; i < X.shape[0]; i++) {
+                const int sample = order.size();
+                order.push_back(outline(X.ptr() + i * 28 * 28, background));
+                auto found = left.find(order.back());
+                if (!file.count(order.back()))
+                    error(
+                        "%s: image %d of an epoch is none of the file's: look at DataIter::next%s",
+                        who.c_str(), sample, meant);
+                if (found == left.end())
+                    error("%s: image %d of an epoch has been there before: look at `order`, "
+                          "DataIter::next and reset",
+                          who.c_str(), sample);
+                auto label = found->second.find(y.ptr()[i]);
+                if (label == found->second.end())
+                    error("%s: image %d of an epoch comes with label %g, in the file it has %d: "
+                          "are images and labels taken in the same order? Look at DataIter::next",
+                          who.c_str(), sample, y.ptr()[i], *found->second.begin());
+                found->second.erase(label);
+                if (found->second.empty()) left.erase(found);
+            }
+        }
+        if (!left.empty())
+            error("%s: an epoch has %zu samples, the data set %d: does DataIter::next leave out "
+                  "the last, smaller minibatch?",
+                  who.c_str(), order.size(), set.count);
+    }
+    if ((orders[0] == orders[1]) == iter.shuffle && set.count > 10)
+        error("%s: two epochs have the samples in %s order: look at DataIter::reset", who.c_str(),
+              iter.shuffle ? "the same" : "another");
+}
+static void check_data() {
+    if (memcmp(&train_set.images[0], &test_set.images[0], 28 * 28) == 0)
+        error("the first test image is the first training image: look at load_data's files");
+    const int train_count = train_set.count;
+    train_set.count = std::min(train_count, 5000);
+    auto [train_iter, test_iter] = load_data_fashion_mnist(97); // the last one is smaller
+    check_epochs("training data", std::move(train_iter), train_set);
+    check_epochs("test data", std::move(test_iter), test_set);
+    train_set.count = train_count;
+    const std::vector<int> split = options.split;
+    for (std::vector<int> parts : {std::vector<int>{1, 1, 1}, {5, 2, 1}}) {
+        options.split = parts;
+        const int whole = std::accumulate(parts.begin(), parts.end(), 0);
+        const std::vector<int> sizes = shard_sizes(97, 3);
+        for (int i = 0; i < 3; i++)
+            if (std::fabs(sizes.at(i) - 97. * parts[i] / whole) > 2)
+                error("shard_sizes: SPLIT=%s of 97 samples gives the devices %s",
+                      listed(parts, ",").c_str(), listed(sizes, ", ").c_str());
+    }
+    options.split = split;
+    for (int n : {97, 10, 1}) { // samples on k devices
+        const Tensor X = reshape(arange(6 * n), {n, 2, 3});
+        const std::vector<Device> devices = first_devices(options.gpus);
+        const auto shards = split_batch(X, arange(n), devices);
+        if (shards.first.size() != devices.size() || shards.second.size() != devices.size())
+            error("split_batch: %zu shards of X, %zu of its labels y, for %zu devices",
+                  shards.first.size(), shards.second.size(), devices.size());
+        std::set<float> seen; // sample i has the numbers from 6 * i on, and label i
+        for (size_t s = 0; s < devices.size(); s++) {
+            const Tensor &x = shards.first.at(s), &label = shards.second.at(s);
+            if (x.device.id != (int)s || label.device.id != (int)s)
+                error("split_and_load: shard %zu lies on %s", s, str(x.device).c_str());
+            const Flat numbers = to_host(x), labels = to_host(label);
+            if (numbers.size() != 6 * labels.size())
+                error("split_batch: shard %zu has %zu samples but %zu labels", s,
+                      numbers.size() / 6, labels.size());
+            for (size_t i = 0; i < labels.size(); i++) {
+                if (numbers[6 * i] != 6 * labels[i] || numbers[6 * i + 5] != 6 * labels[i] + 5)
+                    error("split_batch: sample %zu of shard %zu is not that of its label: do X and "
+                          "y go to the devices alike? Look at split_and_load",
+                          i, s);
+                if (!seen.insert(labels[i]).second)
+                    error("split_batch: two shards hold the same sample, %g of %d: look at "
+                          "split_and_load (begin) and shard_sizes",
+                          labels[i], n);
+            }
+        }
+        if ((int)seen.size() != n)
+            error("split_batch: the shards on %zu devices hold %zu of %d samples: look at "
+                  "split_and_load and shard_sizes",
+                  devices.size(), seen.size(), n);
+    }
+}
+
+// --- replicas, before a step
+
+static void check_replicated(const std::vector<std::vector<Tensor>> &device_params) {
+    for (size_t c = 0; c < device_params.size(); c++)
+        check_replica(params, param_names, device_params[c], gpu(c));
+    const Grads grads = gradients(device_params);
+    for (size_t c = 0; c < device_params.size(); c++)
+        for (size_t i = 0, g = 0; i < params.size(); i++) {
+            if (!params[i].requires_grad) continue;
+            if (g >= grads[c].size() || grads[c][g].ptr() != gradient(device_params[c][i]).ptr())
+                error("gradients: the %zu. of gpu(%zu) is not that of its %s", g + 1, c,
+                      param_names[i].c_str());
+            if (column(grads, g)[c].ptr() != grads[c][g].ptr())
+                error("column %zu: its element %zu is not grads[%zu][%zu]", g, c, c, g);
+            g++;
+        }
+}
+
+// --- allreduce, with numbers that tell whose they are: 8^c from device c
+
+// Copies that are staged through the host may wait there
+static bool all_are_peers(int k) {
+    for (int i = 0; i < k; i++)
+        for (int j = 0; j < k; j++) {
+            int can = physical(gpu(i)) == physical(gpu(j));
+            if (!can) CHECK(cudaDeviceCanAccessPeer(&can, physical(gpu(i)), physical(gpu(j))));
+            if (!can) return false;
+        }
+    return true;
+}
+// The late device waits until the host has come back from the exchange, or a while
+static std::atomic<bool> came_back, was_waited_for;
+static void be_late(void *) {
+    for (int ms = 0; ms < 3 || !came_back; ms++) {
+        usleep(1000);
+        if (ms < 2000) continue;
+        was_waited_for = true;
+        return;
+    }
+}
+static void check_exchange_while(const Grads &grads, const std::string &who, int late) {
+    const int k = grads.size();
+    std::vector<std::string> names;
+    for (size_t i = 0; i < params.size(); i++)
+        if (params[i].requires_grad) names.push_back(param_names[i]);
+    auto number = [](int c, int j) { return (float)((1 + j % 3) * (1 << 3 * c)); };
+    std::vector<std::vector<Tensor>> host(k);
+    for (int c = 0; c < k; c++)
+        for (const Tensor &g : grads[c]) {
+            copyto(full(g.shape, 0, cpu()), g);
+            Tensor t = empty(g.shape, cpu());
+            for (int j = 0; j < size(t); j++) t.ptr()[j] = number(c, j);
+            host[c].push_back(t);
+        }
+    waitall();
+    came_back = was_waited_for = false;
+    if (late >= 0) CHECK(cudaLaunchHostFunc(on(gpu(late)), be_late, nullptr));
+    for (int c = 0; c < k; c++)
+        for (size_t i = 0; i < grads[c].size(); i++) {
+            copyto(host[c][i], grads[c][i]);
+            CHECK(cudaEventRecord(grads[c][i].complete->handle, on(gpu(c))));
+        }
+    exchange(grads);
+    came_back = true;
+    if (was_waited_for && all_are_peers(k) && options.allreduce != "host" &&
+        options.allreduce != "local")
+        error("%s: the host waits for gpu(%d), where only its stream is to wait: look at wait_for "
+              "(cudaStreamWaitEvent) and copyto, which blocks only for a copy to the host%s",
+              who.c_str(), late, meant);
+    for (int c = 0; c < k; c++) {
+        long wrong = 0, numbers = 0;
+        size_t at = 0, last = 0; // the tensors of the first wrong number and of the last one
+        int first = 0;
+        float value = 0;
+        for (size_t i = 0; i < grads[c].size(); i++) {
+            const Flat got = to_host(grads[c][i]);
+            for (int j = 0; j < (int)got.size(); j++, numbers++) {
+                float want = 0;
+                for (int d = 0; d < k; d++) want += number(d, j);
+                if (got[j] == want) continue;
+                if (wrong++ == 0) at = i, first = j, value = got[j];
+                last = i;
+            }
+        }
+        if (wrong == 0) continue;
+        std::vector<double> times(k); // so often device d's number is in it
+        double want = 0, sum = 0;
+        int left = std::isfinite(value) ? value : -1;
+        for (int d = k - 1; d >= 0; d--) {
+            times[d] = left / (1 << 3 * d) / (1. + first % 3);
+            left %= 1 << 3 * d;
+            want += number(d, first);
+            sum += times[d] * number(d, first);
+        }
+        const bool mean = near(value, want / k);
+        if (mean) times.assign(k, 1. / k);
+        const std::string what =
+            mean || (sum == value && value >= 0)
+                ? explain_sum(times, c, true)
+                : "it is no sum of the devices' numbers: is a wait missing, or "
+                  "something added that nobody has written?";
+        const std::string part =
+            wrong == numbers ? "all numbers are wrong"
+                             : format("%ld of %ld numbers are wrong, in %s to %s, all others are "
+                                      "right: does a loop, a chunk or a grid leave them out",
+                                      wrong, numbers, names[at].c_str(), names[last].c_str());
+        error("%s%s: the sum of %s, number %d, on gpu(%d) is %g, not %g (%s): %s%s", who.c_str(),
+              late < 0 ? "" : format(", gpu(%d) late", late).c_str(), names[at].c_str(), first, c,
+              value, want, part.c_str(), what.c_str(),
+              mean        ? meant
+              : late >= 0 ? " It is right when no device is late: is a wait_for missing, or the "
+                            "wrong way round?"
+                          : "");
+    }
+}
+static void check_exchange() {
+    const int k = options.gpus;
+    if (k > 7 || !options.first_check) return; // 24 bits have place for seven
+    const std::string who = format("allreduce %s, k = %d%s", options.allreduce.c_str(), k,
+                                   options.overlap ? ", OVERLAP" : "");
+    const Grads grads = make_grads(k, trained_sizes());
+    for (int late = -1; late < k; late++) check_exchange_while(grads, who, late);
+}
+
+// --- the network: is its gradient the slope of its loss?
+
+static double sum_of(const Tensor &t) {
+    const Flat numbers = to_host(t);
+    return std::accumulate(numbers.begin(), numbers.end(), 0.0);
+}
+// Where there are buffers, batch norm sees each device's shard by itself
+static bool has_batch_norm() {
+    return std::any_of(params.begin(), params.end(), [](auto &p) { return !p.requires_grad; });
+}
+// Parameters at which a loss can be measured: weights of N(0, 2 / fan_in), so that every layer
+// counts; biases away from 0, where the background of an image would lie on ReLU's kink.
+static std::vector<Tensor> well_scaled() {
+    std::vector<Tensor> scaled;
+    dice.seed(2);
+    for (const Tensor &p : params) {
+        Tensor t = copyto(p, cpu());
+        const int dims = p.shape.size(), fan_in = dims > 2 ? size(p) / p.shape[0] : p.shape[0];
+        std::normal_distribution<float> normal(0, std::sqrt(2.0f / fan_in));
+        for (int j = 0; j < size(p) && p.requires_grad; j++)
+            if (dims > 1) t.ptr()[j] = normal(dice);
+            else t.ptr()[j] += 0.1f * std::sin(j + 1.0f);
+        scaled.push_back(t);
+    }
+    return scaled;
+}
+// A small step of one parameter along its gradient must raise the mean loss by step * |gradient|^2,
+// one against it lower it by as much, to 5% (10% with batch norm): ReLUs switch on the way.
+static void check_slopes(const std::string &where, const Tensor &X, const Tensor &y) {
+    if (operators.rounding > 1e-3f) return; // tf32 rounds the steps off
+    const bool bn = has_batch_norm();
+    const int n = std::min(bn ? 4 : 8, X.shape[0]);
+    const Tensor x = copyto(rows(X, 0, n), gpu(0)), labels = copyto(rows(y, 0, n), gpu(0));
+    const std::vector<Tensor> start = well_scaled(), p = get_params(start, gpu(0));
+    check_network(where, rows(x, 0, bn ? 1 : std::min(n, 2)), get_params(start, gpu(0)));
+    auto mean_loss = [&] { // recording, so that batch norm is in training, too
+        const double sum = sum_of(loss(net(x, p), labels));
+        tapes[0].clear();
+        return sum / n;
+    };
+    backward(loss(net(x, p), labels));
+    const Flat first = all_to_host(gradients({p})[0]);
+    backward(loss(net(x, p), labels));
+    const Flat second = all_to_host(gradients({p})[0]);
+    for (size_t j = 0; j < first.size(); j++)
+        if (first[j] != second[j])
+            error("%sa second backward of the same minibatch makes the gradient of %s %.6g, the "
+                  "first %.6g: is the old one cleared (grad_of)?",
+                  where.c_str(), name_of(j).c_str(), second[j], first[j]);
+    const Flat logits = to_host(net(x, p));
+    tapes[0].clear();
+    if (*std::min_element(logits.begin(), logits.end()) >= 0)
+        notice("%sno output of the network is below 0: is there a relu after the last layer?",
+               where.c_str());
+    const double whole = std::fabs(mean_loss());
+    double largest = whole; // of the numbers that are rounded on the way to it
+    for (double z : logits) largest = std::max(largest, std::fabs(z));
+    const size_t every = 1 + p.size() / 32; // parameter
+    for (size_t i = 0; i < p.size(); i += every) {
+        if (!p[i].requires_grad) continue;
+        const Flat g = to_host(gradient(p[i])), old = to_host(start[i]);
+        double slope = 0, squares = 0; // |gradient of the mean loss|^2, |parameter|^2
+        for (double a : g) slope += a / n * a / n;
+        for (double a : old) squares += a * a;
+        if (slope == 0)
+            error("%sthe gradient of %s is 0 everywhere: does the network use it, does every "
+                  "operator between it and the loss record its backward, with all its inputs?",
+                  where.c_str(), param_names[i].c_str());
+        const double step =
+            std::min(1e-3 * whole / slope, 1e-2 * (0.1 + std::sqrt(squares)) / std::sqrt(slope));
+        double change = 0;
+        for (int way : {1, -1}) {
+            const Tensor moved = empty(p[i].shape, cpu());
+            for (size_t j = 0; j < g.size(); j++) moved.ptr()[j] = old[j] + way * step / n * g[j];
+            copyto(moved, p[i]);
+            change += way * mean_loss();
+        }
+        copyto(start[i], p[i]);
+        const double want = 2 * step * slope, tolerance = bn ? 0.1 : 0.05;
+        if (want > 1e-5 * largest && !(std::fabs(change - want) <= tolerance * want))
+            error("%sa step of %s along its gradient changes the loss by %.3g, not by %.3g, though "
+                  "every operator alone is right: look at the network, backward, record, reshape",
+                  where.c_str(), param_names[i].c_str(), change, want);
+    }
+}
+
+// --- a step
+
+// The losses: one for each sample, those that one device gives.
+static void check_losses(const std::string &where, const std::vector<Tensor> &ls, const Tensor &X,
+                         const Tensor &y) {
+    const int n = X.shape[0];
+    Flat losses;
+    for (const Tensor &l : ls) {
+        const Flat part = to_host(l);
+        losses.insert(losses.end(), part.begin(), part.end());
+        const double sum = sum_of(l);
+        if (!std::isfinite(sum))
+            error("%sthe loss on %s is %s: is memory read "
+                  "that nobody has written, or a barrier (__syncthreads) or a wait missing?",
+                  where.c_str(), str(l.device).c_str(), std::isnan(sum) ? "nan" : "infinite");
+    }
+    if ((int)losses.size() != n)
+        error("%sit has %d samples, the devices' losses together are %zu: one a sample (loss, "
+              "softmax_cross_entropy)? What does split_and_load lose or repeat?",
+              where.c_str(), n, losses.size());
+    if (has_batch_norm()) return;
+    NoGrad guard;
+    const std::vector<Tensor> p = get_params(params, gpu(0));
+    const Flat one = to_host(loss(net(copyto(X, gpu(0)), p), copyto(y, gpu(0))));
+    auto other = [](float a, float b) {
+        return !(std::fabs(a - b) <= 1e-3f * std::max(1.0f, std::fabs(b)));
+    };
+    Flat in_order = losses, one_in_order = one; // samples may go to other devices than here
+    std::sort(in_order.begin(), in_order.end());
+    std::sort(one_in_order.begin(), one_in_order.end());
+    int wrong = 0;
+    for (int i = 0; i < n; i++) wrong += other(in_order[i], one_in_order[i]);
+    for (int i = 0, c = 0, first = 0; i < n && wrong; i++) {
+        while (i - first == size(ls[c])) first += size(ls[c++]);
+        if (other(losses[i], one[i]))
+            error("%sthe loss of sample %d, on %s, is %.6g, on one device %.6g: does a shard of X "
+                  "meet the same shard of its labels y, and the parameters of its device? Look at "
+                  "train_batch and split_batch",
+                  where.c_str(), i, str(gpu(c)).c_str(), losses[i], one[i]);
+    }
+}
+
+// What train_batch has made of a minibatch and of `params`: ls and device_params. An error names
+// the first number that is wrong.
+static void check_step(const std::string &where, const Tensor &X, const Tensor &y,
+                       const std::vector<Tensor> &ls,
+                       const std::vector<std::vector<Tensor>> &device_params, float lr) {
+    const int n = X.shape[0], k = device_params.size();
+    for (int c = 0; c < k; c++)
+        if (!tapes[c].empty())
+            error("%safter train_batch %zu operators are still on the tape of %s: does backward "
+                  "run for every device's loss?",
+                  where.c_str(), tapes[c].size(), str(gpu(c)).c_str());
+    check_losses(where, ls, X, y);
+    const auto [want, unit] = gradient_in_shards(X, y, has_batch_norm() ? k : 1);
+    for (size_t j = 0; j < unit.size(); j++)
+        if (unit[j] == 0 && name_of(j).find("[0]") != std::string::npos)
+            notice("%sthe gradient of %s is 0 everywhere", where.c_str(),
+                   name_of(j).substr(0, name_of(j).size() - 3).c_str());
+    const Flat old = all_to_host(params);
+    const Grads grads = gradients(device_params);
+    for (int c = 0; c < k; c++) {
+        const Flat got = all_to_host(grads[c]), now = all_to_host(device_params[c]);
+        std::vector<int> wrong, wrong_update;
+        Flat update(got.size()), right(got.size());
+        for (size_t j = 0; j < got.size(); j++) {
+            update[j] = old[j] - now[j];
+            right[j] = lr * got[j] / n;
+            if (!(std::fabs(got[j] - want[j]) <= operators.rounding * unit[j])) wrong.push_back(j);
+            if (update[j] != right[j] && // both infinite: the loss will tell
+                !(std::fabs(update[j] - right[j]) <=
+                  1e-5f * std::fabs(right[j]) + 1e-6f * std::fabs(old[j])))
+                wrong_update.push_back(j);
+        }
+        auto at = [&](int j) { return name_of(j) + " on " + str(gpu(c)); };
+        std::vector<Flat> shards;
+        if (!wrong.empty() || !wrong_update.empty()) shards = gradients_of_shards(X, y, k);
+        if (!wrong.empty())
+            error("%sthe gradient of %s is %.6g, on one device %.6g (%zu of %zu numbers are "
+                  "wrong): %s%s",
+                  where.c_str(), at(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]], wrong.size(),
+                  got.size(), explain_gradient(got, want, wrong, shards, c).c_str(), meant);
+        if (wrong_update.empty()) continue;
+        double off = 0, squares = 0; // from what the device's own gradient would have made
+        for (int j : wrong_update) {
+            off += std::pow(update[j] - lr * shards[c][j] / n, 2);
+            squares += std::pow(update[j], 2);
+        }
+        error(
+            "%sthe update of %s is %.6g, not %.6g: %s%s", where.c_str(),
+            at(wrong_update[0]).c_str(), update[wrong_update[0]], right[wrong_update[0]],
+            k > 1 && off < 1e-4 * squares
+                ? "it is made of the device's own gradient: does sgd run before allreduce?"
+                : explain_update(dot(update, right, wrong_update) / dot(right, right, wrong_update),
+                                 n, size(ls[c]), lr, options.batch, k)
+                      .c_str(),
+            meant);
+    }
+}
+
+// --- test accuracy, and whole epochs
+
+static void no_tape(const char *who) {
+    for (const auto &[d, tape] : tapes)
+        if (!tape.empty())
+            error("%s leaves %zu operators on the tape of gpu(%d): is there a NoGrad?", who,
+                  tape.size(), d);
+}
+// Counted on the host
+static double accuracy_of(DataIter iter, const std::vector<Tensor> &p) {
+    NoGrad guard;
+    Tensor X, y;
+    int correct = 0, count = 0;
+    for (iter.reset(); iter.next(X, y); count += X.shape[0]) {
+        const Flat z = to_host(net(copyto(X, gpu(0)), p));
+        const int classes = z.size() / X.shape[0];
+        for (int i = 0; i < X.shape[0]; i++) {
+            int best = 0;
+            for (int j = 1; j < classes; j++)
+                if (z[i * classes + j] > z[i * classes + best]) best = j;
+            correct += best == y.ptr()[i];
+        }
+    }
+    return (double)correct / count;
+}
+static void check_accuracy(const std::string &where) {
+    const std::vector<Device> devices = first_devices(options.gpus);
+    std::vector<std::vector<Tensor>> p;
+    for (Device d : devices) p.push_back(get_params(well_scaled(), d));
+    DataIter test_iter = load_data_fashion_mnist(97).second;
+    const double counted = accuracy_of(load_data_fashion_mnist(97).second, p[0]);
+    auto on_one = [&](const Tensor &x) { return net(x, p[0]); };
+    const double one = evaluate_accuracy_gpu(on_one, test_iter, devices[0]);
+    no_tape("evaluate_accuracy_gpu");
+    const double all = evaluate_accuracy_gpus(net, p, test_iter, devices);
+    no_tape("evaluate_accuracy_gpus");
+    // A network that says each sample's label: all are right
+    int seen = 0;
+    auto says_labels = [&seen](const Tensor &x) {
+        Tensor z = full({x.shape[0], 10}, 0, cpu());
+        for (int i = 0; i < x.shape[0]; i++)
+            z.ptr()[i * 10 + test_set.labels[seen++ % test_set.count]] = 1;
+        return copyto(z, x.device);
+    };
+    const double all_right = evaluate_accuracy_gpu(says_labels, test_iter, devices[0]);
+    for (const auto &[name, got, want] : {std::tuple("evaluate_accuracy_gpu", one, counted),
+                                          {"evaluate_accuracy_gpus", all, counted},
+                                          {"evaluate_accuracy_gpu", all_right, 1.0}})
+        if (std::fabs(got - want) > 1e-5)
+            error(
+                "%s%s says %.5f of %d test samples, counted here %.5f are right: look there and at "
+                "count_correct (the largest of 10 logits, at the label; all samples, each once)",
+                where.c_str(), name, got, test_set.count, want);
+}
+
+struct Row { // of an epoch
+    double loss, acc;
+};
+// Two epochs of `train`, what it wrote to the log; it prints nothing
+static std::vector<Row> rows_of_train(const std::string &log) {
+    const Options as_given = options;
+    options.log = log;
+    options.epochs = 2;
+    options.first_check = false;
+    options.save.clear();
+    fflush(stdout);
+    const int out = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY);
+    dup2(null, STDOUT_FILENO);
+    std::string said;
+    size_t used = 0; // devices
+    const Exchange as_it_was = exchange;
+    exchange = [&](const Grads &grads) {
+        used = grads.size();
+        as_it_was(grads);
+    };
+    try {
+        train(options.gpus, options.batch, options.lr);
+    } catch (const std::exception &e) { said = e.what(); }
+    fflush(stdout);
+    dup2(out, STDOUT_FILENO);
+    close(out), close(null);
+    options = as_given;
+    exchange = as_it_was;
+    if (used && (int)used != options.gpus)
+        error("train: %zu devices exchange gradients, GPUS is %d: look at first_devices(num_gpus) "
+              "and device_params",
+              used, options.gpus);
+    if (!said.empty()) error("train, of %d samples: %s", train_set.count, said.c_str());
+    std::vector<Row> rows;
+    std::ifstream file(log);
+    std::string line;
+    for (std::getline(file, line); std::getline(file, line);) {
+        Row row;
+        if (sscanf(line.c_str(), "%*d,%lf,%lf", &row.loss, &row.acc) == 2) rows.push_back(row);
+    }
+    return rows;
+}
+// The same epochs by train_batch alone, with the order of samples that `train` has had
+static void check_train(const std::string &where) {
+    const int train_count = train_set.count, batch = options.batch;
+    const float lr = options.lr;
+    options.batch = std::max(options.gpus, std::min(batch, 16));
+    options.lr = std::min(lr, 1.0f); // with more a right program's loss may become nan
+    train_set.count = std::min(train_count, 5 * options.batch / 2);
+    const auto before = rng;
+    const std::string log = format("build/check.%d.csv", getpid());
+    const std::vector<Row> rows = rows_of_train(log);
+    remove(log.c_str());
+    rng = before;
+    const std::vector<Device> devices = first_devices(options.gpus);
+    auto device_params = replicate(devices);
+    auto [train_iter, test_iter] = load_data_fashion_mnist(options.batch);
+    for (size_t epoch = 0; epoch < 2; epoch++) {
+        Tensor X, y;
+        double sum = 0;
+        int n = 0;
+        for (train_iter.reset(); train_iter.next(X, y); n += X.shape[0])
+            for (const Tensor &l : train_batch(X, y, device_params, devices, options.lr))
+                sum += sum_of(l);
+        waitall();
+        if (epoch >= rows.size())
+            error("%strain stops after %zu of 2 epochs", where.c_str(), rows.size());
+        const auto [loss, acc] = rows[epoch];
+        if (!(std::fabs(loss - sum / n) <= 1e-4 * std::fabs(sum / n)))
+            error("%strain's loss of epoch %zu is %.6g, its minibatches one after another give "
+                  "%.6g: %s%s",
+                  where.c_str(), epoch + 1, loss, sum / n,
+                  std::isfinite(loss)
+                      ? "does it take every minibatch, in a new order each epoch "
+                        "(train_iter.reset()), train the same device_params throughout, with "
+                        "the same lr, and count each loss?"
+                      : "has it no minibatch: where is train_iter.reset()?",
+                  meant);
+        const double want = accuracy_of(load_data_fashion_mnist(97).second, device_params[0]);
+        if (std::fabs(acc - want) > 1e-3)
+            error("%strain's accuracy after epoch %zu is %.4f, counted here it is %.4f%s: look at "
+                  "what "
+                  "train gives evaluate_accuracy",
+                  where.c_str(), epoch + 1, acc, want,
+                  std::fabs(acc -
+                            accuracy_of(load_data_fashion_mnist(97).first, device_params[0])) < 1e-3
+                      ? " (on the training samples it is as much)"
+                      : "");
+    }
+    check_replicas(device_params);
+    train_set.count = train_count;
+    options.batch = batch, options.lr = lr;
+}
+
+// --- a model
+
+// Some minibatches of a model on the run's devices, from the parameters that a run starts with.
+// Each step is compared with one device's from the same parameters.
+static void check_model(int minibatches) {
+    const std::vector<Device> devices = first_devices(options.gpus);
+    rng.seed(options.seed);
+    init_model();
+    if (!options.init.empty()) load_safetensors(options.init, params);
+    exchange = exchange_by(options.allreduce, options.overlap);
+    const std::string who = format("%s, %d device%s, batch %d", options.model.c_str(), options.gpus,
+                                   options.gpus > 1 ? "s" : "", options.batch);
+    for (size_t i = 0; i < params.size(); i++) {
+        const Flat numbers = to_host(params[i]);
+        if (params[i].shape.size() > 1 &&
+            std::count(numbers.begin(), numbers.end(), 0) > size(params[i]) / 2)
+            notice("%s: the weight %s is 0 at first: no gradient passes it (init_params)",
+                   who.c_str(), param_names[i].c_str());
+    }
+    auto device_params = replicate(devices);
+    check_replicated(device_params);
+    check_exchange();
+    DataIter train_iter = load_data_fashion_mnist(options.batch).first;
+    Tensor X, y;
+    train_iter.reset();
+    train_iter.next(X, y);
+    check_slopes(who + ": ", X, y);
+    int step = 0;
+    do {
+        const std::string where = format("%s, minibatch %d: ", who.c_str(), step + 1);
+        if (step == 1) { // a smaller one, as the last of an epoch
+            const int n = std::max(options.gpus, X.shape[0] * 2 / 3);
+            X = rows(X, 0, n), y = rows(y, 0, n);
+        }
+        for (size_t i = 0; i < params.size(); i++) copyto(device_params[0][i], params[i]);
+        const auto ls = train_batch(X, y, device_params, devices, options.lr);
+        if (options.first_check) check_step(where, X, y, ls, device_params, options.lr);
+        double mean = 0;
+        for (const Tensor &l : ls) mean += sum_of(l) / X.shape[0];
+        if (step == 0 && mean > 10)
+            notice("%sthe mean loss is %.3g, log(10) = 2.3 is usual: how large are the first "
+                   "parameters (init_params, normal), and the pixels?",
+                   where.c_str(), mean);
+        check_replicas(device_params);
+    } while (++step < minibatches && train_iter.next(X, y));
+    check_accuracy(who + ": ");
+    if (options.first_check) check_train(who + ": ");
+    printf("%s: %d minibatch%s right\n", who.c_str(), step, step > 1 ? "es are" : " is");
+}
+static int minibatches = 3;
+// MODEL alone, or lenet and lab_cnn (resnet18 takes minutes on a CPU: ask for it).
+void check() {
+    if (options.first_check) check_operators();
+    if (options.first_check) check_data();
+    for (const std::string model : {"lenet", "lab_cnn", "resnet18"}) {
+        if (given("model") ? model != options.model : model == "resnet18") continue;
+        const Options as_given = options;
+        options.model = model;
+        options.batch = given("batch")        ? options.batch
+                        : model == "resnet18" ? 4 * options.gpus
+                                              : 31;
+        if (!given("lr")) options.lr = 0; // what this model's chapter has
+        if (!given("allreduce")) options.allreduce.clear();
+        complete_options();
+        test_set.count = std::min(test_set.count, model == "resnet18" ? 7 : 47);
+        check_model(model == "resnet18" ? 1 : minibatches);
+        options = as_given;
+    }
+    if (notices) printf("check: %d notice%s above\n", notices, notices > 1 ? "s" : "");
+    else printf("check: nothing wrong was found\n");
+    params.clear();
+}
+
+#ifdef CHECK_MAIN
+static void run_check() {
+    try {
+        set_up(options.gpus, true);
+    } catch (const std::exception &) { // of a copy it says nothing more
+        check_copies();
+        throw;
+    }
+    check_copies();
+    check();
+}
+int main(int argc, char **argv) {
+    options.gpus = 2;
+    note_given();
+    return mgpu_main(argc, argv, run_check);
+}
+#endif

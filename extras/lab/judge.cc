@@ -1,0 +1,788 @@
+// Judges an allreduce: is it right, does it give the same bits everywhere, does the host go on, and
+// what does it cost? The submission runs in other processes, the workers: whatever happens there, a
+// crash, an endless loop, an exit, is a verdict with its case. No line of a submission is in here.
+// defines: main
+//
+//     judge --worker PROGRAM [--gpus K] [--allreduce NAME] [--model NAME]
+//         [--seed N] [--seconds OF_A_CASE] [--rows FILE] [--points] [--result FD]
+//     judge --worker PROGRAM --show FILE ... [--fabric NAME]     does not judge: see show.h
+#include "limits.h"
+#include "wire.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include <fcntl.h>
+#include <getopt.h>
+#include <linux/capability.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+using wire::Answer;
+using wire::Flat;
+using wire::Request;
+
+struct Options {
+    std::string worker, allreduce = "yours", model = "lenet", rows, show, fabric;
+    int gpus = 0; // not given: limits::usual_devices
+    unsigned seed = std::random_device()();
+    bool points = false;
+    int given = 0;   // gpus, as they were given
+    int result = -1; // an open file for what extras/lab/grade.py reads
+    double seconds = limits::seconds_of_case;
+};
+static Options options;
+
+__attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...) {
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    std::string text(vsnprintf(nullptr, 0, format, args), 0);
+    va_end(args);
+    vsnprintf(text.data(), text.size() + 1, format, again);
+    va_end(again);
+    return text;
+}
+static std::string gpu(int i) { return i < 0 ? "cpu" : format("gpu(%d)", i); }
+
+// What is wrong with the submission, or with how the judge was called.
+enum Kind { wrong, crash, timeout };
+struct Verdict : std::runtime_error {
+    Kind kind;
+    explicit Verdict(const std::string &text, Kind kind = wrong)
+        : std::runtime_error(text), kind(kind) {}
+};
+
+static bool numbers_were_wrong = false; // then the seed is worth knowing
+static Verdict wrong_numbers(const std::string &text) {
+    numbers_were_wrong = true;
+    return Verdict(text);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The worker: a process for a group of cases
+
+static double slow = 1;    // a sanitizer's factor
+static bool races = false; // ThreadSanitizer: what it says of the waits is what is wanted
+static int cases = -1;     // sums that this worker was asked for before
+static bool quiet = false; // what workers print is not shown: a first one has said it
+static double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+class Worker {
+public:
+    explicit Worker(int devices) {
+        int in[2], out[2], printed[2];
+        if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC) || pipe2(printed, O_CLOEXEC))
+            throw Verdict("no pipe to a worker");
+        const pid_t judge = getpid();
+        fflush(stdout);
+        pid = fork();
+        if (pid < 0) throw Verdict("no process for a worker");
+        if (pid == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (getppid() != judge) _exit(1);
+            prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE); // even root's worker: see main
+            // Above 4 first: one of them may be 3 or 4 now
+            const int ends[] = {fcntl(in[0], F_DUPFD, 10), fcntl(out[1], F_DUPFD, 10)};
+            const int null = open("/dev/null", O_RDONLY);
+            dup2(null, 0), dup2(printed[1], 1), dup2(ends[0], 3), dup2(ends[1], 4);
+            if (quiet) dup2(printed[1], 2);
+            close(ends[0]), close(ends[1]);
+            const std::string devices_text = std::to_string(devices);
+            execl(options.worker.c_str(), options.worker.c_str(), devices_text.c_str(), nullptr);
+            _exit(127);
+        }
+        for (int end : {in[0], out[1], printed[1]}) close(end);
+        questions = in[1], answers = out[0], prints = printed[0], cases = -1;
+        fcntl(questions, F_SETFL, O_NONBLOCK);
+        for (int end : {questions, answers}) fcntl(end, F_SETPIPE_SZ, 1 << 20); // fewer switches
+    }
+    Worker(const Worker &) = delete;
+    ~Worker() {
+        for (int end : {questions, answers, prints}) close(end);
+        if (!ended) kill(pid, SIGKILL), waitpid(pid, nullptr, 0);
+    }
+    // `where` names the case, for a verdict on a process that does not answer
+    Answer ask(const Request &request, const std::string &where) {
+        const std::string question = wire::packed(request);
+        const double limit = slow * (options.seconds + question.size() / limits::bytes_of_second);
+        const double until = now() + limit;
+        std::string got;
+        size_t sent = 0, wanted = sizeof(size_t);
+        while (got.size() < wanted) {
+            pollfd ends[] = {{answers, POLLIN, 0},
+                             {prints, POLLIN, 0},
+                             {sent < question.size() ? questions : -1, POLLOUT, 0}};
+            const int ms = std::max(0.0, 1e3 * (until - now()));
+            if (poll(ends, 3, ms) == 0) {
+                say_where_it_is();
+                throw Verdict(
+                    format("%s: no answer within %.0f s: does a loop never end, or a wait "
+                           "that waits for itself?",
+                           where.c_str(), limit),
+                    timeout);
+            }
+            if (ends[2].revents) {
+                const ssize_t n = write(questions, &question[sent], question.size() - sent);
+                if (n < 0 && errno != EAGAIN) sent = question.size(); // it has ended: see below
+                else sent += std::max<ssize_t>(0, n);
+            }
+            if (ends[1].revents && !print_on()) prints = -1;
+            if (printed > limits::bytes_printed)
+                throw Verdict(
+                    format("%s: it prints more than %zu bytes: does a loop never end, or is "
+                           "a large tensor printed? (make run ALLREDUCE=yours STEPS=1 has a "
+                           "small one)",
+                           where.c_str(), limits::bytes_printed));
+            if (!ends[0].revents) continue;
+            static char bytes[1 << 20];
+            const ssize_t n = read(answers, bytes, sizeof bytes);
+            if (n <= 0) throw Verdict(where + ": " + how_it_ended(), crash);
+            got.append(bytes, n);
+            if (got.size() >= sizeof(size_t) && wanted == sizeof(size_t)) {
+                memcpy(&wanted, got.data(), sizeof(size_t));
+                wanted = std::min(wanted, limits::bytes_of_memory(options.gpus)) + sizeof(size_t);
+            }
+        }
+        while (print_on(true)) {}
+        try {
+            const Answer answer = wire::unpacked<Answer>(got.substr(sizeof(size_t)));
+            if (answer.error.empty()) return answer;
+            const std::string again = format("%s, k = %d: ", request.algorithm.c_str(), request.k);
+            const bool said = answer.error.compare(0, again.size(), again) == 0;
+            const std::string what = answer.error.substr(said ? again.size() : 0);
+            throw Verdict(where + ": " +
+                          (what == "std::bad_alloc" ? "the host is out of memory" : what));
+        } catch (const Verdict &) { throw; } catch (const std::exception &e) {
+            throw Verdict(where + ": what comes back is no answer (" + e.what() +
+                          "): does the submission write into the judge's pipe?");
+        }
+    }
+
+private:
+    void say_where_it_is() { // the stand-in does, on this signal, soon, and ends
+        for (int i = 0; i < 600 && !ended; i++) {
+            kill(pid, SIGVTALRM);
+            ended = waitpid(pid, nullptr, WNOHANG) || usleep(20000);
+        }
+        while (print_on(true)) {}
+    }
+    // What the submission prints is shown as its own
+    bool print_on(bool only_if_there = false) {
+        char bytes[4096];
+        pollfd end = {prints, POLLIN, 0};
+        if (prints < 0 || (only_if_there && poll(&end, 1, 0) <= 0)) return false;
+        const ssize_t n = read(prints, bytes, sizeof bytes);
+        for (ssize_t i = 0; i < n && !quiet && printed + i < limits::bytes_shown; i++) {
+            if (line_begins) fputs("| ", stdout);
+            putchar(bytes[i]);
+            line_begins = bytes[i] == '\n';
+        }
+        if (!quiet && printed < limits::bytes_shown && printed + n >= limits::bytes_shown)
+            puts("\n| ... what more it prints is not shown");
+        fflush(stdout);
+        printed += std::max<ssize_t>(0, n);
+        return n > 0;
+    }
+    std::string how_it_ended() {
+        int status = 0;
+        while (print_on()) {}
+        if (!line_begins) putchar('\n');
+        waitpid(pid, &status, 0);
+        ended = true;
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
+            return options.worker + " cannot be started";
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 1) return "it has stopped, see above";
+        if (WIFEXITED(status))
+            return format("the program has ended, with status %d, before it was done: who calls "
+                          "exit?",
+                          WEXITSTATUS(status));
+        switch (WTERMSIG(status)) {
+        case SIGSEGV:
+        case SIGBUS:
+            return "segmentation fault: an index beyond its list, a null pointer, endless "
+                   "recursion?";
+        case SIGABRT: return "stopped by what stands above: an index beyond the end of a list?";
+        case SIGFPE: return "a division by zero?";
+        case SIGKILL: return "the system has ended it: did it run out of memory?";
+        }
+        return format("ended by signal %d, %s", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    }
+    pid_t pid = 0;
+    int questions = -1, answers = -1, prints = -1;
+    size_t printed = 0;
+    bool line_begins = true, ended = false;
+};
+
+// ---------------------------------------------------------------------------------------------
+// The numbers, and what a wrong one says
+
+// Device c's number i is code(i) * base^c: the digits of sum / code(i) then tell how often each
+// device's number is in the sum. All sums are whole and below 2^24: exact in any order. The seed is
+// secret, and each case of a worker has other numbers: no submission can know a sum that it has not
+// computed.
+static int base_bits(int k) { return k <= 8 ? 2 : 1; } // base 4, or 2 where that would be too much
+static int code(long i) { return 1 + (i + options.seed % 251 + 97L * cases) % 251; }
+static float input(int i, int c, int k) { return (float)code(i) * (1 << base_bits(k) * c); }
+static float expected(int i, int k) { // the sum
+    float sum = 0;
+    for (int c = 0; c < k; c++) sum += input(i, c, k);
+    return sum;
+}
+static bool poisoned(float x) {
+    unsigned bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits == wire::poison_byte * 0x01010101u;
+}
+
+static bool right_before = false; // sums of other lists on as many devices
+
+// Device c still has its own number at index i, of n. Is the sum somewhere else?
+static std::string explain_own(const std::vector<Flat> &sums, int i, int c, int k, int n) {
+    const std::string own = "it is still " + gpu(c) + "'s own number, ";
+    for (int d = 0; d < k; d++)
+        if (sums[d][i] == expected(i, k))
+            return own + "but " + gpu(d) +
+                   " has the sum: is it sent back into the tensor: copyto(sum, grads[c][i])? "
+                   "data[c] = ... puts it into a list alone. Or is a wait for it missing, or does "
+                   "a chunk, a grid or a loop end too early?";
+    bool all = !right_before;
+    for (int j = 0; j < n; j++) all = all && sums[c][j] == input(j, c, k);
+    if (all)
+        return own + "as all of its numbers are, and no device has the sum: is it put into the "
+                     "tensor, with add_ and copyto(sum, grads[c][i]), or into a list alone "
+                     "(data[c] = ...)? Or does a loop end too early, or is a wait missing?";
+    return own +
+           "and no device has the sum: does a chunk, a grid or a loop end too early, is the sum "
+           "overwritten (by a chunk that was not yet the sum?), or is a wait for it missing?";
+}
+// What may have gone wrong, from a wrong number of device c at index i.
+static std::string explain(const std::vector<Flat> &sums, int i, int c, int k, int n) {
+    const float got = sums[c][i];
+    if (std::isnan(got))
+        return "nobody had written it yet: is a message missing, a wait before it is read, or in a "
+               "kernel __syncthreads()?";
+    if (poisoned(got))
+        return "the judge put that there after the allreduce: is a wait missing after a message?";
+    if (got == input(i, c, k)) return explain_own(sums, i, c, k, n);
+    if (std::fabs(got * k - expected(i, k)) < 0.5f)
+        return "it is the mean: the sum is wanted, sgd divides by the batch size";
+    for (int ago = 1; ago <= cases && ago < 251 && n > 1; ago++) {
+        bool all = true; // of the sums that were right then
+        for (int j = 0; j < n && all; j++) all = sums[c][j] == expected(j - 97 * ago, k);
+        if (all) return "it is the sum of an earlier call: is something kept from call to call?";
+    }
+    const float times = got / code(i);
+    const double all = ((1 << base_bits(k) * k) - 1.0) / ((1 << base_bits(k)) - 1); // sum of base^c
+    const double other = got / all; // whose code: if it is a sum
+    const bool an_index = other == std::floor(other) && other >= 1 && other <= 251;
+    const int shift = an_index ? ((int)other - code(i) + 251) % 251 : 0;
+    if (an_index && i + shift < n)
+        return format("it is the sum of an index %d further on: are the bounds of a chunk wrong?",
+                      shift);
+    if (times != std::floor(times) || times < 1 || times >= 1 << base_bits(k) * k)
+        return "it is no sum of the devices' numbers at this index";
+    std::string missing, repeated;
+    for (int d = 0, rest = times; d < k; d++, rest >>= base_bits(k)) {
+        const int count = rest & ((1 << base_bits(k)) - 1);
+        if (count == 0) missing += " " + gpu(d);
+        if (count > 1) repeated += " " + gpu(d) + format(" (%d times)", count);
+    }
+    std::string text;
+    if (!missing.empty())
+        text = "without the number of" + missing +
+               ": is it not added, or is a wait missing before the sum is read?";
+    if (!repeated.empty())
+        text += std::string(text.empty() ? "" : " ") + "more than once the number of" + repeated +
+                ": is it added again?";
+    return text;
+}
+
+// ---------------------------------------------------------------------------------------------
+// The parts of the exercise
+
+// What extras/lab/grade.py reads
+static int points_sums = 0, points_bits = 0, points_host = 0;
+static std::unique_ptr<Verdict> first_verdict; // null: all is right
+static std::unique_ptr<wire::Traffic> counted;
+// For a submission that has not done what its sums show
+static Verdict no_points(const std::string &text) {
+    points_sums = points_bits = 0;
+    return Verdict(text);
+}
+static int asked = 0, asked_first_wrong = 0; // a case's k; that of the first verdict
+static void say_wrong(const Verdict &v, const char *what) {
+    fflush(stdout);
+    fprintf(stderr, "judge: %s\n", what);
+    if (first_verdict) return;
+    first_verdict.reset(new Verdict(v));
+    asked_first_wrong = asked;
+}
+
+static int total(const std::vector<int> &sizes) {
+    return std::accumulate(sizes.begin(), sizes.end(), 0);
+}
+static std::string case_of(int k, const std::vector<int> &sizes) {
+    const int n = total(sizes);
+    return format("k = %d, %zu tensor%s, %d number%s", k, sizes.size(), sizes.size() > 1 ? "s" : "",
+                  n, n == 1 ? "" : "s");
+}
+static Answer ask(Worker &worker, const Request &request) {
+    asked = request.k;
+    return worker.ask(request, request.algorithm + ", " + case_of(request.k, request.sizes));
+}
+
+static void check_sums(const Answer &answer, const std::string &name, int k, int n) {
+    bool there = (int)answer.sums.size() == k;
+    for (const Flat &sum : answer.sums) there = there && (int)sum.size() == n;
+    if (!there) throw Verdict(name + ": what comes back is no answer");
+}
+// A question with the judge's whole numbers. Wrong sums are a verdict that names the first.
+static Answer judge_sums(Worker &worker, const std::string &name, int k,
+                         const std::vector<int> &sizes, int straggler,
+                         wire::What what = wire::sums) {
+    const int n = total(sizes);
+    cases++;
+    Request r;
+    r.what = what, r.k = k, r.straggler = straggler;
+    r.algorithm = name, r.sizes = sizes;
+    r.numbers.assign(k, Flat(n));
+    Flat sum(n);
+    for (int c = 0; c < k; c++)
+        for (int i = 0; i < n; i++) sum[i] += r.numbers[c][i] = input(i, c, k);
+    const Answer answer = ask(worker, r);
+    check_sums(answer, name, k, n);
+    for (int c = 0; c < k; c++) {
+        const Flat &got = answer.sums[c];
+        if (got == sum) continue;
+        std::vector<int> wrong;
+        for (int i = 0; i < n; i++)
+            if (got[i] != sum[i]) wrong.push_back(i);
+        const int first = wrong[0];
+        int index = first, i = 0; // in tensor i
+        for (; index >= sizes[i]; i++) index -= sizes[i];
+        const std::string late = straggler < 0    ? ""
+                                 : straggler == k ? ", late: the messages"
+                                                  : ", late: " + gpu(straggler);
+        throw wrong_numbers(
+            format("%s is wrong: %s%s: %s has %.9g at index %d of tensor %d, not %.9g "
+                   "(%zu of %d wrong): %s",
+                   name.c_str(), case_of(k, sizes).c_str(), late.c_str(), gpu(c).c_str(),
+                   std::isnan(got[first]) ? NAN : got[first], index, i, sum[first], wrong.size(), n,
+                   explain(answer.sums, first, c, k, n).c_str()));
+    }
+    return answer;
+}
+static void judge_all_sums(Worker &worker, const std::string &name, int k) {
+    right_before = false;
+    for (int n : limits::lengths(k)) {
+        if (races && n > limits::most_when_slow) continue; // it sees the same waits in short lists
+        const std::vector<int> list = limits::four_tensors(n);
+        const int last = limits::with_stragglers(n, k) ? k : -1;
+        for (int straggler = -1; straggler <= last; straggler++) {
+            judge_sums(worker, name, k, {n}, straggler);
+            judge_sums(worker, name, k, list, straggler);
+            right_before = right_before || n > 0;
+        }
+    }
+    if (!races) judge_sums(worker, name, k, limits::gradients(options.model), -1);
+}
+
+// The same bits on every device, and whichever device is late?
+static size_t first_difference(const Flat &a, const Flat &b) {
+    for (size_t i = 0; i < a.size(); i++)
+        if (memcmp(&a[i], &b[i], sizeof(float)) != 0) return i;
+    return a.size();
+}
+static void judge_bits(Worker &worker, const std::string &name, int k,
+                       const std::vector<int> &sizes) {
+    const int n = total(sizes);
+    Request r;
+    r.what = wire::sums, r.k = k, r.algorithm = name, r.sizes = sizes;
+    r.numbers.assign(k, Flat(n));
+    for (int c = 0; c < k; c++)
+        for (int i = 0; i < n; i++)
+            r.numbers[c][i] =
+                std::sin(1.0f + options.seed % 1000 + i * 7 + c * 1000) * (1 + i % 10);
+    auto sums_of = [&](int straggler) {
+        r.straggler = straggler;
+        Answer answer = ask(worker, r);
+        check_sums(answer, name, k, n);
+        return std::move(answer.sums);
+    };
+    const auto first = sums_of(-1);
+    for (int c = 0; c < k; c++)
+        for (int i = 0; i < n; i++) {
+            double sum = 0, largest = 0; // of the numbers, and of their sizes
+            for (const auto &own : r.numbers) sum += own[i], largest += std::fabs(own[i]);
+            if (!(std::fabs(first[c][i] - sum) <= 1e-6 * largest))
+                throw wrong_numbers(format(
+                    "%s is wrong for numbers that are not whole: k = %d, index %d: %s has %.9g, "
+                    "not %.9g: is something in it no float?",
+                    name.c_str(), k, i, gpu(c).c_str(), first[c][i], sum));
+        }
+    for (int straggler = 0; straggler < k; straggler++) {
+        const auto sums = sums_of(straggler);
+        for (int c = 0; c < k; c++) {
+            if (size_t i = first_difference(sums[c], first[c]); i < sums[c].size())
+                throw wrong_numbers(
+                    format("%s is not deterministic: k = %d, index %zu of %s: %.9g, but "
+                           "%.9g when %s is late: the order of additions must not depend "
+                           "on time",
+                           name.c_str(), k, i, gpu(c).c_str(), first[c][i], sums[c][i],
+                           gpu(straggler).c_str()));
+            if (size_t i = first_difference(sums[c], sums[0]); i < sums[c].size())
+                throw wrong_numbers(
+                    format("%s gives the devices different sums: k = %d, index %zu: "
+                           "%.9g on gpu(0), %.9g on %s: add once, then copy, or add in "
+                           "one order everywhere",
+                           name.c_str(), k, i, sums[0][i], sums[c][i], gpu(c).c_str()));
+        }
+    }
+}
+
+static bool waits_on_host(const std::string &name, int k) {
+    Worker worker(k);
+    Request r;
+    r.what = wire::waits, r.k = k, r.algorithm = name, r.sizes = limits::few;
+    return ask(worker, r).waited;
+}
+
+// For extras/lab/simulate.cc: what was counted, as rows of a trace. First all gradients are there.
+static void write_rows(const std::string &name, int k, const std::vector<wire::Row> &rows) {
+    FILE *file = fopen(options.rows.c_str(), "w");
+    if (!file) throw Verdict("cannot write " + options.rows);
+    const std::vector<int> sizes = limits::gradients(options.model);
+    fprintf(file, "# %s, %d device%s, %s, %zu bytes of gradients\n", options.model.c_str(), k,
+            k > 1 ? "s" : "", name.c_str(), total(sizes) * sizeof(float));
+    fprintf(file, "device,lane,stream,kind,name,begin,end,src,dst,bytes,after\n");
+    const char *const kinds[] = {"sum", "message", "wait"};
+    for (const wire::Row &row : rows)
+        fprintf(file, "%d,%d,,%s,%s,0,0,%d,%d,%.0f,%d\n", row.device, row.stream, kinds[row.kind],
+                row.name, row.src, row.dst, row.bytes, row.after);
+    if (ferror(file) | fclose(file)) throw Verdict("cannot write " + options.rows);
+}
+
+// What keeps it from being faster, in a sentence or two.
+static std::string what_binds(const wire::Traffic &t, int k) {
+    int who = 0;
+    const double part = (double)t.busiest(&who) / t.bytes;
+    std::string text;
+    if (part * k > 1.25)
+        text =
+            format("%s moves %.0f%% of the bytes, %.0f%% would be its share: let every device sum "
+                   "as much.",
+                   gpu(who).c_str(), 100 * part, 100.0 / k);
+    if (2 * t.steps > t.messages && t.messages > 2)
+        text += format("%s%ld of %ld messages follow one another: send lets them travel together.",
+                       text.empty() ? "" : " ", t.steps, t.messages);
+    if (text.empty())
+        text = format("No device moves more than its share. %ld messages follow one another: small "
+                      "gradients wait for these, not for bytes.",
+                      t.steps);
+    return text + "\n";
+}
+// Does it send the same in the same order?
+static bool like(const Answer &a, const Answer &b) {
+    auto sent = [](const Answer &answer) {
+        std::string text;
+        for (const wire::Row &row : answer.rows)
+            if (row.kind == 1)
+                text += format("%d %d %.0f %d,", row.src, row.dst, row.bytes, row.steps);
+        return text;
+    };
+    return !sent(a).empty() && sent(a) == sent(b);
+}
+
+// What it costs for the model's gradients, beside naive and the least that is possible. What is
+// counted is judged: the sums of that very call must be right.
+static void judge_costs(const Answer &of, const std::string &name, int k) {
+    const std::vector<int> sizes = limits::gradients(options.model);
+    const long n = sizeof(float) * total(sizes);
+    const long messages = 2 * (k - 1), bytes = messages * n; // what no allreduce does without
+    std::string text, binds;
+    Answer own;
+    bool tutorial = false;
+    std::vector<std::string> names = {name};
+    if (name != "naive") names.push_back("naive");
+    for (const std::string &row : names) {
+        Worker worker(k);
+        const Answer answer = judge_sums(worker, row, k, sizes, -1, wire::counts);
+        const wire::Traffic t(answer.rows);
+        if (row == name) {
+            own = answer;
+            counted.reset(new wire::Traffic(t));
+            if (k > 1) binds = what_binds(t, k);
+            for (int i : answer.called)
+                if (const std::string other = of.names.at(i); other != name)
+                    throw no_points(format("%s: this is %s: it calls the allreduce_%s of the same "
+                                           "file, and is to be one of its own",
+                                           name.c_str(), other.c_str(), other.c_str()));
+            auto enough = [&](long counted, const char *what, long least) {
+                if (counted < least)
+                    throw no_points(
+                        format("%s: only %ld %s were counted, and no allreduce on %d "
+                               "devices does with fewer than %ld: send them with copyto "
+                               "or send, which count",
+                               name.c_str(), counted, what, k, least));
+            };
+            enough(t.messages, "messages", messages);
+            enough(t.bytes, "bytes", bytes);
+            if (!options.rows.empty()) write_rows(name, k, answer.rows);
+        } else {
+            tutorial = like(own, answer);
+            if (!options.rows.empty()) {
+                options.rows += ".naive";
+                write_rows(row, k, answer.rows);
+            }
+        }
+        text += format("%-10s %9ld %11ld %15ld %13ld %7ld", row.c_str(), t.messages, t.bytes,
+                       t.busiest(), t.busiest_link(), t.steps);
+        if (!of.on_cpu) {
+            Request r;
+            r.what = wire::seconds, r.k = k, r.algorithm = row, r.sizes = sizes;
+            const double us = 1e6 * ask(worker, r).seconds;
+            text += format(" %9.1f %11.2f", us, n / us * 2 * (k - 1) / k / 1e3);
+        }
+        text += "\n";
+    }
+    printf("%s: passed%s. What it costs for the %zu gradients of %s, %ld bytes, on %d devices:\n",
+           name.c_str(), tutorial ? ", and is still the tutorial's algorithm" : "", sizes.size(),
+           options.model.c_str(), n, k);
+    printf("%-10s %9s %11s %15s %13s %7s%s\n%s", "", "messages", "bytes", "busiest device",
+           "busiest link", "steps", of.on_cpu ? "" : "        us    bus GB/s", text.c_str());
+    printf("%-10s %9ld %11ld %15ld %13ld %7d   the least of each\n", "optimum", messages, bytes,
+           bytes / k, k > 1 ? 2 * n / k : 0, k > 1 ? 1 : 0);
+    printf("%s", binds.c_str());
+}
+
+// ---------------------------------------------------------------------------------------------
+// The whole
+
+static std::string listed(const std::vector<int> &ks) { // 1 to 8; or 1, 2, 4, 8
+    std::string text;
+    for (int k : ks) text += (text.empty() ? "" : ", ") + std::to_string(k);
+    if (ks.size() > 2 && ks.back() - ks[0] + 1 == (int)ks.size())
+        text = format("%d to %d", ks[0], ks.back());
+    return text.empty() ? "none" : text;
+}
+static std::string devices(const std::vector<int> &ks) {
+    return listed(ks) + (ks == std::vector<int>{1} ? " device" : " devices");
+}
+static bool is_power_of_two(int k) { return (k & (k - 1)) == 0; }
+
+// Each in a process of its own. A number of devices on which it is wrong does not keep the others
+// from being tried, but the parts that follow.
+static void judge_devices(const std::string &name, const std::vector<int> &ks) {
+    std::vector<int> right, wrong;
+    int late = 0;
+    for (int k : ks) {
+        if (late == 2) break; // it takes as long again on each
+        try {
+            Worker worker(k);
+            judge_all_sums(worker, name, k);
+            right.push_back(k);
+        } catch (const Verdict &v) {
+            if (wrong.empty()) say_wrong(v, v.what());
+            wrong.push_back(k);
+            late += v.kind == timeout;
+            quiet = true;
+        }
+    }
+    if (wrong.empty()) return;
+    const bool powers = std::count(right.begin(), right.end(), 2) &&
+                        std::all_of(right.begin(), right.end(), is_power_of_two) &&
+                        std::none_of(wrong.begin(), wrong.end(), is_power_of_two);
+    throw Verdict(format(
+        "%s is right on these numbers of devices: %s; wrong on: %s%s%s", name.c_str(),
+        listed(right).c_str(), listed(wrong).c_str(), late == 2 ? "; the rest was not tried" : "",
+        powers ? ". Does it work for powers of two only? Say so in algorithms: {\"yours\", "
+                 "allreduce_yours, powers_of_two}"
+               : ""));
+}
+static Answer greet(int devices) {
+    Worker worker(devices);
+    return worker.ask({}, "the start of " + options.worker);
+}
+static std::string listed(const std::vector<std::string> &words) {
+    std::string text;
+    for (const std::string &word : words) text += (text.empty() ? "" : ", ") + word;
+    return text;
+}
+
+#include "show.h"
+
+static void exercise() {
+    const std::string &name = options.allreduce;
+    const Answer of = greet(options.gpus);
+    slow = of.slow;
+    races = of.races;
+    const std::string names = listed(of.names);
+    // Numbers of devices up to options.gpus
+    auto meant_for = [&](const std::string &name, std::vector<int> *not_meant = nullptr) {
+        const size_t i = std::find(of.names.begin(), of.names.end(), name) - of.names.begin();
+        if (i == of.names.size())
+            throw Verdict("--allreduce " + name + ": unknown, there are " + names);
+        std::vector<int> ks, others;
+        for (int k = 1; k <= options.gpus; k++)
+            (of.meant.at(i) >> k & 1 ? ks : others).push_back(k);
+        if (not_meant) *not_meant = others;
+        return ks;
+    };
+    std::vector<int> others;
+    const std::vector<int> ks = meant_for(name, &others);
+    if (ks.empty() || (options.gpus > 1 && ks.back() == 1))
+        throw Verdict(format("%s is meant for no number of devices from 2 to %d", name.c_str(),
+                             options.gpus));
+    const int most = ks.back(),
+              two = std::count(ks.begin(), ks.end(), 2) ? std::min(most, 2) : most;
+    if (name != "naive") { // what the tutorial's own cannot do here, no other is to blame for
+        std::vector<int> few = meant_for("naive");
+        few.resize(std::min<size_t>(few.size(), limits::naive_devices));
+        try {
+            judge_devices("naive", few);
+        } catch (const Verdict &v) {
+            throw Verdict(std::string(v.what()) +
+                          ". It is the tutorial's own: an edit outside of " + name +
+                          ", or this machine, is to blame. " + name + " is not judged");
+        }
+    }
+    judge_devices(name, ks);
+    points_sums = limits::points_sums;
+    printf("%s: right sums on %s, each of them late once%s\n", name.c_str(), devices(ks).c_str(),
+           others.empty() ? "" : (" (" + listed(others) + ": not meant for)").c_str());
+    {
+        Worker worker(most);
+        for (int k : ks) judge_bits(worker, name, k, limits::few);
+    }
+    points_bits = limits::points_bits;
+    printf("%s: the same bits on all devices, whichever is late\n", name.c_str());
+    if (races) {
+        printf("%s: passed. make exercise judges the rest\n", name.c_str());
+        return;
+    }
+    {
+        Worker worker(two);
+        judge_sums(worker, name, two, limits::many_tensors(), -1);
+    }
+    // The host may wait in every staged copy, or in every call: then the tutorial's own waits, too
+    const bool may = limits::may_wait(name), judged = !may && !waits_on_host("naive", most);
+    if (judged && name != "naive" && waits_on_host(name, most))
+        throw Verdict(name +
+                      " waits on the host for a device: enqueue work and return, wait_for "
+                      "and copyto make the devices wait (and to_string and to_host the host)");
+    printf("%s: the host %s\n", name.c_str(),
+           may      ? "may wait: it adds"
+           : judged ? "never waits"
+                    : "waits in the tutorial's naive, too: on this machine that is not judged");
+    judge_costs(of, name, most);
+    points_host = limits::points_host;
+}
+
+static long whole(const char *option, const char *text, long min, long max) {
+    char *end;
+    errno = 0;
+    const long n = strtol(text, &end, 10);
+    if (end == text || *end || errno || n < min || n > max)
+        throw Verdict(
+            format("--%s %s: a whole number from %ld to %ld is wanted", option, text, min, max));
+    return n;
+}
+static void parse_options(int argc, char **argv) {
+    const option names[] = {
+        {"worker", 1, nullptr, 'w'}, {"gpus", 1, nullptr, 'g'},    {"allreduce", 1, nullptr, 'a'},
+        {"model", 1, nullptr, 'm'},  {"seed", 1, nullptr, 's'},    {"rows", 1, nullptr, 'r'},
+        {"points", 0, nullptr, 'p'}, {"seconds", 1, nullptr, 't'}, {"result", 1, nullptr, 'o'},
+        {"show", 1, nullptr, 'S'},   {"fabric", 1, nullptr, 'f'},  {}};
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, ":", names, nullptr)) != -1;) {
+        if (c == 'w') options.worker = optarg;
+        else if (c == 'g') options.gpus = whole("gpus", optarg, 1, limits::most_devices);
+        else if (c == 'a') options.allreduce = optarg;
+        else if (c == 'm') options.model = optarg;
+        else if (c == 's') options.seed = whole("seed", optarg, 0, 4294967295);
+        else if (c == 'r') options.rows = optarg;
+        else if (c == 't') options.seconds = whole("seconds", optarg, 1, 3600);
+        else if (c == 'o') options.result = whole("result", optarg, 3, 1 << 20);
+        else if (c == 'p') options.points = true;
+        else if (c == 'S') options.show = optarg, options.seconds = limits::seconds_of_show;
+        else if (c == 'f') options.fabric = optarg;
+        else if (c == ':') throw Verdict(std::string(argv[optind - 1]) + " wants a value");
+        else
+            throw Verdict(
+                std::string("unknown option ") + argv[optind - 1] +
+                ": there are --worker PROGRAM, --gpus K, --allreduce NAME, --model "
+                "NAME, --seed N, --seconds N, --rows FILE, --points, --result FD, --show FILE, "
+                "--fabric NAME");
+    }
+    if (optind < argc) throw Verdict(std::string("unknown argument ") + argv[optind]);
+    options.given = options.gpus;
+    if (!options.given) options.gpus = limits::usual_devices;
+    if (options.worker.empty()) throw Verdict("--worker PROGRAM is wanted: what extras/lab/worker.cu is");
+    if (options.model != "lenet" && options.model != "lab_cnn" && options.model != "resnet18")
+        throw Verdict("--model " + options.model + ": unknown, there are lenet, resnet18, lab_cnn");
+}
+
+// Lines of a name and a value
+static void write_result() {
+    static const char *const statuses[] = {"wrong", "crash", "timeout"};
+    FILE *file = fdopen(options.result, "w"); // main has found it open
+    fprintf(file, "status %s\n", first_verdict ? statuses[first_verdict->kind] : "passed");
+    fprintf(file, "sums %d\nbits %d\nhost %d\n", points_sums, points_bits, points_host);
+    if (counted)
+        fprintf(file, "messages %ld\nbytes %ld\nbusiest %ld\nsteps %ld\n", counted->messages,
+                counted->bytes, counted->busiest(), counted->steps);
+    if (first_verdict) fprintf(file, "error %s\n", first_verdict->what());
+    fclose(file);
+}
+
+int main(int argc, char **argv) {
+    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+    signal(SIGPIPE, SIG_IGN);
+    prctl(PR_SET_DUMPABLE, 0); // no worker can read the sums that are expected in this memory
+    try {
+        parse_options(argc, argv);
+        if (options.result >= 0 &&
+            fcntl(options.result, F_SETFD, FD_CLOEXEC) < 0) { // not a worker's
+            options.result = -1;
+            throw Verdict("--result: no open file has this number");
+        }
+        if (options.show.empty()) exercise();
+        else show();
+    } catch (const Verdict &v) { say_wrong(v, v.what()); } catch (const std::exception &e) {
+        say_wrong(Verdict(e.what()), e.what());
+    }
+    if (numbers_were_wrong)
+        fprintf(stderr, "judge: make exercise SEED=%u gives these numbers again\n", options.seed);
+    const char *submission = getenv("SUBMISSION"); // of make
+    const bool shows = asked_first_wrong > 1 && asked_first_wrong <= limits::shown_devices;
+    if (numbers_were_wrong && shows && !races && options.result < 0)
+        fprintf(stderr, "judge: to look at it: make show GPUS=%d%s%s%s%s\n", asked_first_wrong,
+                options.allreduce == "yours" ? "" : " ALLREDUCE=",
+                options.allreduce == "yours" ? "" : options.allreduce.c_str(),
+                submission ? " SUBMISSION=" : "", submission ? submission : "");
+    if (options.points)
+        printf("Score: %d/%d\n", points_sums + points_bits + points_host,
+               limits::points_sums + limits::points_bits + limits::points_host);
+    if (options.result >= 0) write_result();
+    if (!fflush(stdout) && !ferror(stdout)) return first_verdict ? 1 : 0;
+    fprintf(stderr, "judge: what is printed cannot be written to stdout\n");
+    return 1;
+}

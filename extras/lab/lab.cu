@@ -1,0 +1,76 @@
+// The laboratory: counts, times and draws what mgpu.cu does, which it includes and watches from
+// outside (watch.h).
+// defines: run_lab, main
+//
+//     lab bench|trace|profile|summary|dry-run OPTION ...      mgpu's options, and a few of its own
+#define MGPU_NO_MAIN
+#include "watch.h"
+
+#ifndef PROGRAM
+#define PROGRAM "../../mgpu.cu"
+#endif
+#include PROGRAM
+
+#include "bench.h"
+#include "profile.h"
+#include "summary.h"
+#include "trace.h"
+
+struct Command {
+    const char *name, *help;
+    void (*run)();
+};
+static const Command commands[] = {
+    {"bench", "time step, allreduce, kernels, or all: build/bench.csv", bench},
+    {"trace", "print what three steps enqueue, and when it ran, as CSV (make trace)", trace},
+    {"profile", "print what the kernels and copies of a step take", profile},
+    {"summary", "print the operators: shapes, parameters, FLOPs, memory (of 1 image)", summary},
+    {"dry-run", "print what an exchange enqueues on devices that are not there", dry_run},
+};
+static const Command *command = nullptr;
+
+static const std::vector<Flag> lab_flags = {
+    {"what", "NAME", &bench_what, "of bench: all, step, allreduce, kernels (all)"},
+    {"devices", "K", &dry_devices, "of dry-run (8)", 1, 1024},
+    {"node", "K", &dry_node, "of dry-run: devices of a process, as extras/nodes/ sums (all)", 1, 1024},
+};
+
+static void run_lab() {
+    const bool bench = command->run == ::bench, dry = command->run == dry_run;
+    for (const auto &[option, fits] :
+         {std::pair("what", bench), std::pair("devices", dry), std::pair("node", dry)})
+        if (given(option) && !fits) error("--%s: not with %s", option, command->name);
+    const std::set<std::string> parts = {"all", "step", "allreduce", "kernels"};
+    if (!parts.count(bench_what))
+        error("--what %s: unknown, there are all, step, allreduce, kernels", bench_what.c_str());
+    const bool few = bench_what != "all" && bench_what != "allreduce";
+    const int devices = !bench || few || given("gpus") ? options.gpus : 4;
+    if (!on_cpu && !bench) watch::show_devices(devices);
+    if (command->run == summary || dry) options.replica_check = false;
+    // mgpu.cu's set_up without the data: the samples are random ones
+    if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
+    use_devices(devices, !bench);
+    rng.seed(options.seed);
+    init_model();
+    if (!options.init.empty()) load_safetensors(options.init, params);
+    command->run();
+    params.clear();
+}
+// The command is the first word; what follows is mgpu's command line with the lab's flags.
+int lab_main(int argc, char **argv) {
+    const std::string word = argc > 1 ? argv[1] : "";
+    for (const Command &c : commands)
+        if (word == c.name) command = &c;
+    if (!command) {
+        fprintf(stderr, "lab: the first word is one of these:\n");
+        for (const Command &c : commands) fprintf(stderr, "  %-8s %s\n", c.name, c.help);
+        return 1;
+    }
+    flags.insert(flags.end(), lab_flags.begin(), lab_flags.end());
+    note_given();
+    return mgpu_main(argc - 1, argv + 1, run_lab);
+}
+
+#ifndef LAB_NO_MAIN // its tests have a main of their own
+int main(int argc, char **argv) { return lab_main(argc, argv); }
+#endif

@@ -1,0 +1,126 @@
+#!/bin/sh
+# What an exchange takes on other machines.
+#
+#   predict.sh exercise FABRICS ALGORITHM ROWS         what the judge has counted (its --rows),
+#              beside naive: microseconds
+#   predict.sh bench FABRIC ALGORITHMS LAB OPTION ...  4 KB to 1 GB, of messages in proportion to
+#              those of MODEL's gradients, on 2 to 1024 devices: build/allreduce.csv, .svg, and
+#              map.svg, which is fastest; with machines (8xnvlink+ethernet100) flat and as extras/nodes/
+#   predict.sh scale FABRIC ALGORITHM LAB OPTION ...   a training step on 1 to 1024 devices, from
+#              one that is measured on a single device here: build/scale.csv, .svg. STEP_MS: as
+#              if it took so long there
+#
+# `LAB dry-run` prints what is enqueued, `LAB trace` when it ran; build/simulate, made of
+# simulate.cc and fabric.h, says how long it takes there. Empty words: the usual ones.
+what=$1 fabrics=$2 algorithms=$3 lab=$4
+shift 4
+own=build/predict.$$ # files of this run: another one may be on its way
+rows=$own/dry-run.csv
+mkdir -p $own || exit 1
+trap 'rm -rf $own' EXIT
+trap 'exit 130' INT HUP TERM
+devices='2 4 8 16 32 64 128 256 512 1024'
+node=${fabrics%%x*} # devices of a machine, in 8xnvlink+ethernet100: as extras/nodes/ sums
+case $node in '' | *[!0-9]*) node= ;; esac
+
+case $what in
+exercise)
+    fabrics=${fabrics:-nvlink pcie sockets ethernet100 ethernet10}
+    printf '%-10s' 'us on'
+    for fabric in $fabrics; do printf ' %11s' "$fabric"; done
+    for algorithm in "${algorithms:-yours}" naive; do
+        printf '\n%-10s' "$algorithm"
+        # shellcheck disable=SC2086
+        build/simulate total $fabrics <"$lab" || exit 1
+        lab=$lab.naive
+        [ "$algorithm" != naive ] || break
+    done
+    k=$(sed -n '1s/.*, \([0-9]*\) device.*/\1/p' "${lab%%.naive*}")
+    echo "   simulated, on $k devices"
+    ;;
+bench)
+    echo 'fabric,by,gpus,bytes,us' | tee build/allreduce.csv
+    for k in $devices; do
+        none='' no_host='' more=''
+        # Where all messages share a link, those of sharded are too many to simulate
+        case $fabrics in sockets* | *x*+*) [ "$k" -le 256 ] || none=sharded ;; esac
+        if [ "$node" ] && [ "$k" -gt "$node" ]; then # machines have no host in common
+            no_host=host
+            for name in ${algorithms:-ring tree}; do more="$more extras/nodes/$name"; done
+        fi
+        all=''
+        for name in ${algorithms:-naive bucket host by_tensor sharded ring tree}; do
+            case $name in "$none" | "$no_host") ;; *) all="$all $name" ;; esac
+        done
+        all="$all$more"
+        for algorithm in optimum $all; do
+            if [ "$algorithm" = optimum ]; then
+                build/simulate optimum "$fabrics" "$k" >$rows.times || exit 1
+            else
+                case $algorithm in extras/nodes/*) in_nodes="--node $node" ;; *) in_nodes= ;; esac
+                # shellcheck disable=SC2086
+                $lab dry-run --devices "$k" "$@" --allreduce "${algorithm#nodes/}" $in_nodes \
+                    >$rows || exit 1
+                build/simulate sweep "$fabrics" <$rows >$rows.times || exit 1
+            fi
+            sed "s:^:$fabrics,$algorithm,$k,:" $rows.times | tee -a build/allreduce.csv
+        done
+    done
+    # Of the algorithms the fastest one: a row for each size, an empty line behind each k
+    awk -F, 'NR > 1 && $2 != "optimum" {
+            if (!(($3, $4) in us) || $5 < us[$3, $4]) { us[$3, $4] = $5; by[$3, $4] = $2 }
+        }
+        END {
+            for (k = 2; k <= 1024; k *= 2) {
+                for (i = 0; i < 10; i++)
+                    printf "%d %d %s %s\n", log(k) / log(2) + 0.5, i, by[k, 4096 * 4 ^ i],
+                        us[k, 4096 * 4 ^ i]
+                print ""
+            }
+        }' build/allreduce.csv >build/map.dat
+    sh extras/lab/draw.sh allreduce build/allreduce.csv build/allreduce.svg "$fabrics" || true
+    sh extras/lab/draw.sh map build/map.dat build/map.svg "$fabrics" || true
+    ;;
+scale)
+    printf '%s\n' "${STEP_MS:-1}" | grep -xE '[0-9]*[.]?[0-9]*' | grep -q '[1-9]' || {
+        echo "STEP_MS=$STEP_MS: milliseconds are wanted, such as 16.5" >&2
+        exit 1
+    }
+    $lab trace "$@" --steps 1 --gpus 1 >$own/step.csv || exit 1
+    title=$(sed -n '1s/^# \(.*, batch [0-9]*\),.*/\1/p' $own/step.csv)
+    batch=${title##* }
+    eighth=$((batch < 8 ? 1 : batch / 8))
+    $lab trace "$@" --steps 1 --gpus 1 --batch $eighth >$own/eighth.csv || exit 1
+    algorithm=${algorithms:-naive} one=
+    echo "$title, on $fabrics: a step on k devices, from one that is measured here on a single" \
+        "device${STEP_MS:+, as if that took $STEP_MS ms}."
+    echo 'strong: with this minibatch on all; weak: on each. Efficiency: of k times the speed.'
+    echo 'k,overlap,strong_ms,strong,weak_ms,weak' >build/scale.csv
+    for overlap in '' --overlap; do
+        printf '%5s %12s %11s %12s %11s   %s\n' k 'strong, ms' efficiency 'weak, ms' efficiency \
+            "$algorithm${overlap:+ with OVERLAP=1}"
+        for k in 1 $devices; do
+            # shellcheck disable=SC2086
+            $lab dry-run --devices "$k" "$@" --allreduce "$algorithm" $overlap \
+                ${node:+--node "$node"} >$rows || exit 1
+            # shellcheck disable=SC2086
+            times=$(build/simulate scale "$fabrics" "$k" $own/step.csv $own/eighth.csv \
+                $STEP_MS <$rows) || exit 1
+            one=${one:-${times% *}}
+            echo "$k $([ "$overlap" ] && echo 1 || echo 0) $times $one $batch" | awk '{
+                few = $1 > $6  # samples
+                strong = few ? "nan,nan" : sprintf("%.3f,%.4f", $3, $5 / $3 / $1)
+                printf "%5d %12s %11s", $1, few ? "-" : sprintf("%.3f", $3),
+                    few ? "-" : sprintf("%.0f%%", 100 * $5 / $3 / $1)
+                printf " %12.3f %10.0f%%\n", $4, 100 * $5 / $4
+                printf "%d,%d,%s,%.3f,%.4f\n", $1, $2, strong, $4, $5 / $4 >>"build/scale.csv"
+            }'
+            if [ "$(wc -l <$rows)" -gt 6000000 ]; then
+                echo '      more devices: too many messages to simulate'
+                break
+            fi
+        done
+    done
+    sh extras/lab/draw.sh scale build/scale.csv build/scale.svg "$title, $algorithm on $fabrics" || true
+    ;;
+esac

@@ -1,0 +1,232 @@
+// Runs the allreduces of a submission for the judge, which is another program: numbers come in
+// through one pipe, what each device then holds and what was sent go out through another. It
+// judges nothing, so that nothing in it is worth changing.
+// defines: main. SUBMISSION is the file that is judged: a mgpu.cu.
+#define MGPU_NO_MAIN
+#include "watch.h"
+
+#ifndef SUBMISSION
+#define SUBMISSION "../../mgpu.cu"
+#endif
+#include SUBMISSION
+
+#include "common.h"
+#include "limits.h"
+#include "wire.h"
+
+#include <sys/resource.h>
+#include <unwind.h>
+
+// In place of libstdc++'s, which name a line of libstdc++: whoever handles the signal, as the
+// stand-in does, says where that is in the submission.
+namespace std {
+__attribute__((noreturn)) void __glibcxx_assert_fail(const char *, int, const char *,
+                                                     const char *what) noexcept {
+    if (!on_cpu) fprintf(stderr, "%s: does not hold\n", what);
+    abort();
+}
+void __throw_out_of_range_fmt(const char *, ...) { abort(); }
+} // namespace std
+
+namespace worker {
+
+// Which of `algorithms`, beside the one that is judged, stand in the chain of calls that has
+// enqueued something
+static std::set<int> called;
+static const void *judged = nullptr;
+static void note_callers() {
+    auto note = [](_Unwind_Context *context, void *) {
+        const void *function = _Unwind_FindEnclosingFunction((void *)(_Unwind_GetIP(context) - 1));
+        for (size_t i = 0; i < algorithms.size(); i++)
+            if ((const void *)algorithms[i].run == function && function != judged) called.insert(i);
+        return _URC_NO_REASON;
+    };
+    _Unwind_Backtrace(note, nullptr);
+}
+
+static std::vector<wire::Row> rows_of(const watch::Recorder &r) {
+    std::vector<wire::Row> rows;
+    for (const watch::Op &op : r.ops) {
+        wire::Row row = {!op.works() ? 2 : op.src != -2,
+                         op.device,
+                         op.lane,
+                         op.src,
+                         op.dst,
+                         op.after,
+                         op.steps,
+                         op.bytes,
+                         ""};
+        snprintf(row.name, sizeof row.name, "%s", watch::kernel_name(op.name).c_str());
+        rows.push_back(row);
+    }
+    return rows;
+}
+
+} // namespace worker
+
+#include "seen.h"
+
+namespace worker {
+
+// On each tensor's device, after all that it has been given. Reports of races have these names.
+static void overwrite_sums(const std::vector<Tensor> &list, int byte) {
+    for (const Tensor &t : list)
+        CHECK(cudaMemsetAsync(t.ptr(), byte, size(t) * sizeof(float), on(t.device)));
+}
+static void write_gradients(const std::vector<Tensor> &list, const float *host) {
+    for (const Tensor &t : list) {
+        CHECK(cudaMemcpyAsync(t.ptr(), host, size(t) * sizeof(float), cudaMemcpyHostToDevice,
+                              on(t.device)));
+        host += size(t);
+    }
+}
+static void read_sums(const std::vector<Tensor> &list, float *host) {
+    for (const Tensor &t : list) {
+        CHECK(cudaMemcpyAsync(host, t.ptr(), size(t) * sizeof(float), cudaMemcpyDeviceToHost,
+                              on(t.device)));
+        host += size(t);
+    }
+}
+
+// Call the algorithm with the numbers on the devices, one tensor after another, while one device
+// is late, or each message. Then do at once what the contract allows: copy the sums, overwrite
+// their memory. All by CUDA alone: the functions of the submission are what is judged.
+static void sums(const wire::Request &r, wire::Answer &answer) {
+    const int n = r.numbers[0].size();
+    const Grads grads = make_grads(r.k, r.sizes);
+    std::vector<Tensor> inputs, results; // of each device, on the host
+    for (int c = 0; c < r.k; c++) {
+        overwrite_sums(grads[c], 0xff); // NaN
+        inputs.push_back(empty({n}, cpu()));
+        results.push_back(empty({n}, cpu()));
+        std::copy(r.numbers[c].begin(), r.numbers[c].end(), inputs[c].ptr());
+    }
+    watch::wait_for_all();
+    for (int c = 0; c < r.k; c++) {
+        if (c == r.straggler) watch::pause(stream(gpu(c)).handle, limits::late_ms);
+        write_gradients(grads[c], inputs[c].ptr());
+    }
+    watch::late_messages = r.straggler == r.k;
+    if (r.what == wire::counts) {
+        called.clear();
+        for (const Algorithm &a : algorithms)
+            if (a.name == r.algorithm) judged = (const void *)a.run;
+        watch::on_record = note_callers;
+        const watch::Recorder recorder(false);
+        run_allreduce(r.algorithm, grads);
+        watch::on_record = nullptr;
+        answer.rows = rows_of(recorder);
+        answer.called.assign(called.begin(), called.end());
+    } else {
+        run_allreduce(r.algorithm, grads);
+    }
+    watch::late_messages = false;
+    for (int c = 0; c < r.k; c++) {
+        read_sums(grads[c], results[c].ptr());
+        overwrite_sums(grads[c], wire::poison_byte);
+    }
+    watch::wait_for_all();
+    for (const Tensor &t : results) answer.sums.push_back(wire::Flat(t.ptr(), t.ptr() + n));
+}
+
+// Does it not return while the devices cannot go on? They stand still until it has, or half a
+// second. (A driver takes 1024 operations a stream before its host waits: few and small tensors.)
+static bool waits_on_host(const wire::Request &r) {
+    const Grads grads = make_grads(r.k, r.sizes);
+    run_allreduce(r.algorithm, grads); // what memory it needs is there from now on
+    watch::wait_for_all();
+    struct Gate {
+        std::atomic<bool> open{false}, given_up{false};
+    } gate;
+    auto stand_still = [](void *data) {
+        Gate &gate = *(Gate *)data;
+        for (int ms = 0; !gate.open && !gate.given_up; ms++) {
+            usleep(1000);
+            if (ms > limits::standstill_ms) gate.given_up = true;
+        }
+    };
+    for (int c = 0; c < r.k; c++)
+        CHECK(cudaLaunchHostFunc(stream(gpu(c)).handle, stand_still, &gate));
+    run_allreduce(r.algorithm, grads);
+    gate.open = true;
+    const bool waited = gate.given_up;
+    watch::wait_for_all();
+    return waited;
+}
+
+static void hello(wire::Answer &answer) {
+    for (const Algorithm &a : algorithms) {
+        int meant = 0;
+        for (int k = 1; k <= limits::most_devices; k++)
+            meant |= (!a.meant_for || a.meant_for(k)) << k;
+        answer.names.push_back(a.name);
+        answer.meant.push_back(meant);
+    }
+    answer.on_cpu = on_cpu;
+#if defined(CUDA_CPU_TSAN) || defined(CUDA_CPU_ASAN)
+    answer.slow = 30;
+#endif
+#ifdef CUDA_CPU_TSAN
+    answer.races = true;
+#endif
+}
+static wire::Answer answer_to(const wire::Request &r) {
+    wire::Answer answer;
+    if (r.what == wire::hello) hello(answer);
+    else if (r.what == wire::waits) answer.waited = waits_on_host(r);
+    else if (r.what == wire::seconds)
+        answer.seconds = time_allreduce(r.algorithm, make_grads(r.k, r.sizes));
+    else if (r.what == wire::show) seen(r, answer);
+    else sums(r, answer);
+    return answer;
+}
+
+// All of `bytes`, to or from a pipe. The judge is gone: so is the worker.
+static void transfer(int file, char *bytes, size_t n, bool out) {
+    while (n > 0) {
+        const ssize_t moved = out ? write(file, bytes, n) : read(file, bytes, n);
+        if (moved <= 0) _exit(0);
+        bytes += moved, n -= moved;
+    }
+}
+
+static void limit_memory([[maybe_unused]] int devices) {
+#if defined(CUDA_CPU) && !defined(CUDA_CPU_TSAN) && !defined(CUDA_CPU_ASAN)
+    const rlim_t bytes = limits::bytes_of_memory(devices);
+    const rlimit most = {bytes, bytes};
+    setrlimit(RLIMIT_DATA, &most);
+#endif
+    const rlimit no_core = {0, 0};
+    setrlimit(RLIMIT_CORE, &no_core);
+}
+
+} // namespace worker
+
+// worker DEVICES: questions come through file 3, answers go through file 4.
+int main(int argc, char **argv) {
+    const int devices = argc > 1 ? atoi(argv[1]) : 1;
+    std::string error;
+    worker::limit_memory(devices);
+    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+    // The stand-in shows as many devices as are wanted; one GPU stands for several
+    if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
+    else watch::show_devices(devices);
+    for (bool started = false;; started = true) {
+        wire::Answer answer;
+        size_t n = 0;
+        std::string bytes;
+        worker::transfer(3, (char *)&n, sizeof n, false);
+        try {
+            bytes.resize(n);
+            worker::transfer(3, bytes.data(), n, false);
+            if (!started) use_devices(devices, true);
+            answer = worker::answer_to(wire::unpacked<wire::Request>(bytes));
+        } catch (const std::bad_alloc &) {
+            answer.error = "the host is out of memory";
+        } catch (const std::exception &e) { answer.error = e.what(); }
+        fflush(stdout);
+        bytes = wire::packed(answer);
+        worker::transfer(4, bytes.data(), bytes.size(), true);
+        if (!answer.error.empty()) _exit(1); // what it has left enqueued is dropped
+    }
+}

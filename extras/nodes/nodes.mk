@@ -1,0 +1,71 @@
+# Several machines: with NODES or HOSTS, make run and make exercise start extras/nodes/nodes.cu by MPI.
+
+# NODES          processes, started by MPI, each with GPUS devices of its own
+# HOSTS          file with the names of their machines, for mpirun; by default all run here
+# MPICXX         MPI's compiler, for NODES
+MPICXX ?= mpicxx
+
+no_mpi = $(foreach x,mpirun $(MPICXX),$(if $(shell command -v $x),,no $x: NODES wants MPI, in \
+    Debian openmpi-bin and libopenmpi-dev))
+need_mpi = $(if $(strip $(no_mpi)),$(error $(strip $(no_mpi))))
+# More processes than cores are allowed, and root
+mpirun = mpirun $(if $(shell mpirun --version | grep 'Open MPI'),-q --oversubscribe --bind-to none \
+    $(if $(filter 0,$(shell id -u)),--allow-run-as-root))
+
+# What is wrong with HOSTS, of which mpirun -q would not say a word
+word := [a-z_-]*(slots|cpus?|count)[a-z_-]*[ \t]*=[ \t]*[0-9]+|user[a-z_-]*[ \t]*=[ \t]*[^ \t]+
+host_line := ^[ \t]*([A-Za-z0-9_.:@^-]+([ \t]+($(word)))*[ \t]*)?(\#.*)?$$
+wrong_hosts = $(shell awk '/^[ \t]*[^ \t\#\r]/ { some = 1 } \
+    /\r$$/ { bad = "its lines end as those of Windows do: sed -i s/.$$// removes that"; exit } \
+    !/$(host_line)/ { bad = "line " NR ", " $$0 ": pc01, say, or pc01 slots=2 is wanted"; exit } \
+    END { print bad ? bad : some ? "" : "a file with a machine in each line is wanted" }' \
+    $(call quote,$(value HOSTS)) 2>/dev/null || echo it cannot be read)
+
+ifneq ($(value NODES)$(value HOSTS),)
+  $(need_mpi)
+  $(if $(findstring <$(or $(value NODES),1)>,$(patsubst %,<%>,$(shell seq 1024))),,\
+    $(error NODES=$(value NODES): a number of processes, 1 to 1024, is wanted))
+  $(foreach x,$(filter show bench summary trace profile scale sweep plot test race asan lanes \
+    sanitize,$(MAKECMDGOALS)),$(error make $x is for one process: leave NODES and HOSTS out))
+  wrong := $(if $(value HOSTS),$(wrong_hosts))
+  $(if $(wrong),$(error HOSTS=$(value HOSTS): $(wrong)))
+  start := $(mpirun) $(if $(value NODES),-n $(value NODES)) \
+      $(if $(value HOSTS),--hostfile $(call quote,$(value HOSTS)))
+  program := build/mpi/nodes
+  why += with $(if $(value NODES),$(value NODES) processes) on \
+      $(or $(value HOSTS),$(shell nproc) cores)
+endif
+
+# Of NODES, on the backend: nvcc's host compiler is MPI's, which calls g++
+export OMPI_CXX = $(CXX)
+export MPICH_CXX = $(CXX)
+# nodes.cu includes the program's source, in C++ for the stand-in
+mpi_gpu = $(NVCC) $(nvcc_flags) -ccbin $(MPICXX)
+mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) -x c++
+in_cpp := $(if $(filter build/cpu,$(dir)),build/cpp/)
+mpi = $(if $(in_cpp),$(mpi_cpu),$(mpi_gpu)) $(source_flags) -DPROGRAM='"../../$(source)"'
+build/mpi/nodes build/mpi_asan/nodes build/mpi_race/nodes: build/mpi%/nodes: \
+    $(in_cpp)extras/nodes/nodes.cu $(in_cpp)extras/nodes/exercise.h $(in_cpp)$(source) $(in_cpp)mgpu.cu \
+    $(if $(in_cpp),$(source_needs_cpp) extras/cpu/cuda_runtime.h,$(source_needs)) build/source \
+    build/mpi%/flags
+	$(need_mpi)$(call mpi,$(*:_%=%)) $< -o $@
+build/cpp/extras/nodes/%: extras/nodes/% extras/cpu/to_cpp.sed
+	@$(translate)
+build/mpi/flags build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi,$(*:mpi_%=%))
+
+ifneq ($(start),)
+exercise: backend $(program)
+	@$(start) $(program) --exercise $(options)
+endif
+
+.PHONY: nodes nodes_asan nodes_race
+nodes: backend $(program) build/mpi/nodes $(dataset)  ## tests of NODES on this machine (MPI)
+	@sh extras/nodes/test.sh $(program) build/mpi/nodes $(mpirun)
+# MPI's own leaks and locks are suppressed by name
+nodes_asan: build/mpi_asan/nodes $(dataset)
+	@ASAN_OPTIONS=fast_unwind_on_malloc=0 \
+	    LSAN_OPTIONS=suppressions=extras/nodes/mpi.lsan:print_suppressions=0 \
+	    $(mpirun) -n 2 $< --gpus 2 --limit 90 --batch 40 --epochs 1 --overlap --log build/nodes_log
+nodes_race: build/mpi_race/nodes $(dataset)
+	@TSAN_OPTIONS="exitcode=66 suppressions=extras/nodes/mpi.tsan" $(mpirun) -n 2 $(setarch) $< --gpus 2 \
+	    --limit 6 --batch 4 --epochs 1 --no-first-check --overlap --log build/nodes_log
