@@ -45,7 +45,6 @@
 #include <utility>
 #include <variant>
 #include <vector>
-#include <getopt.h>
 #include <unistd.h>
 
 // ---------------------------------------------------------------------------------------------
@@ -330,7 +329,7 @@ struct Options {
     bool evaluate_all = false; // test accuracy on all devices, not on the first alone
     std::string model = "lenet", allreduce;
     std::vector<int> split; // proportions of the devices' shards; empty: equal ones
-    std::string data = "data", init, save, resume, log = "build/log.csv"; // a folder, files
+    std::string data = "data", init, save, log = "build/log.csv"; // a folder, files
 } options;
 
 // Minibatches of a data set, in pinned host memory: X (N,1,28,28) in [0,1], y (N) the class.
@@ -374,11 +373,10 @@ struct Animator {
 void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
                       const Replicas &device_params, float lr);
 void check_replicas(const Replicas &device_params);
-int first_epoch = 0; // RESUME begins with a later one
-void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples); // as SAVE says
+void save_params(const std::vector<Tensor> &params); // to the file SAVE
 
 // The tutorial's train. The host enqueues a minibatch while the devices compute the one before.
-// What is added checks the first step and the replicas, stops after STEPS, saves and resumes.
+// What is added checks the first step and the replicas, stops after STEPS, and saves.
 void train(int num_gpus, int batch_size, float lr) {
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
     const std::vector<Device> devices = first_devices(num_gpus);
@@ -391,8 +389,7 @@ void train(int num_gpus, int batch_size, float lr) {
     float acc = 0;
     int steps = 0;
     bool more = true; // STEPS may end the training
-    for (int epoch = 0; epoch < first_epoch; epoch++) train_iter.reset(); // shuffles as they did
-    for (int epoch = first_epoch; epoch < num_epochs && more; epoch++) {
+    for (int epoch = 0; epoch < num_epochs && more; epoch++) {
         timer.start();
         train_iter.reset();
         while (more && train_iter.next(X, y)) {
@@ -411,7 +408,7 @@ void train(int num_gpus, int batch_size, float lr) {
             acc = evaluate_accuracy_gpu([&](const Tensor &x) { return net(x, device_params[0]); },
                                         test_iter, devices[0]);
         animator.add(epoch + 1, acc, timer.times.back());
-        save_checkpoint(device_params[0], epoch, train_iter.begin);
+        save_params(device_params[0]);
     }
     printf("test acc: %.2f, %.1f sec/epoch on %s\n", acc, timer.avg(), str(devices).c_str());
 }
@@ -735,7 +732,7 @@ static const Algorithm &find_algorithm(const std::string &name) {
     for (const Algorithm &a : algorithms)
         if (a.name == name) return a;
         else names += (names.empty() ? "" : ", ") + std::string(a.name);
-    error("--allreduce %s: unknown, there are %s", name.c_str(), names.c_str());
+    error("ALLREDUCE=%s is unknown: there are %s", name.c_str(), names.c_str());
 }
 void run_allreduce(const std::string &name, const Grads &grads) {
     const int k = grads.size();
@@ -1498,7 +1495,7 @@ void init_model() {
                    }};
     NoGrad guard;
     forward(made, full({1, 1, 28, 28}, 0, gpu(0)), 10);
-    waitall(); // INIT and RESUME overwrite what is being copied
+    waitall(); // INIT overwrites what is being copied
     net = [=](const Tensor &X, const std::vector<Tensor> &params) {
         Layers given = {&params};
         return forward(given, X, 10);
@@ -1869,47 +1866,68 @@ struct DataSet {
 };
 static DataSet train_set, test_set; // main reads them before anything starts
 
-// Unpack a .gz file in the IDX format of http://yann.lecun.com/exdb/mnist: two zeros, 8 for bytes,
-// the number of dimensions; their sizes (big-endian, 4 bytes each); the bytes, and no more.
-//   dims: 1 for labels, 3 for images of 28 x 28   ->   the bytes of at least one sample
+// Read a file in the IDX format of http://yann.lecun.com/exdb/mnist: two zeros, 8 for bytes, the
+// number of dimensions; their sizes, big-endian in 4 bytes each; then one byte for each number.
+//   dims: 1 for labels, 3 for images of 28 x 28   ->   the bytes of all samples, at least one
 std::vector<uint8_t> load_idx(const std::string &path, int dims) {
-    if (access(path.c_str(), R_OK) != 0)
-        error("%s: %s%s", path.c_str(), strerror(errno),
-              errno == ENOENT ? ": `make data` brings it to data/" : "");
-    signal(SIGCHLD, SIG_DFL); // this program's parent may ignore it: gzip's status would be lost
-    setenv("IDX", path.c_str(), 1); // a shell does not read what is in there
-    FILE *pipe = popen("exec 2>/dev/null; gzip -dc \"$IDX\"", "r");
-    if (!pipe) error("%s: cannot start gzip: %s", path.c_str(), strerror(errno));
-    std::vector<uint8_t> bytes;
-    uint8_t buffer[1 << 16];
-    while (size_t n = fread(buffer, 1, sizeof buffer, pipe))
-        bytes.insert(bytes.end(), buffer, buffer + n);
-    const bool unpacked = pclose(pipe) == 0;
-    if (bytes.empty())
-        error("%s: gzip makes nothing of it: no .gz file, or too few files or processes (ulimit)?",
-              path.c_str());
-    const size_t size = bytes.size(), header = 4 + 4 * dims, sample = dims == 3 ? 28 * 28 : 1;
-    const uint32_t n = size > header ? (size - header) / sample : 0;
-    std::vector<uint8_t> right = {0, 0, 8, uint8_t(dims)};
-    for (uint32_t number : {n, 28u, 28u})
-        for (int shift : {24, 16, 8, 0}) right.push_back(number >> shift);
-    if (!unpacked || n == 0 || size != header + n * sample || std::ifstream(path).get() != 0x1f ||
-        !std::equal(right.begin(), right.begin() + header, bytes.begin()))
-        error("%s: this is no .gz file of %s%s", path.c_str(), dims > 1 ? "28x28 images" : "labels",
-              options.data == "data" ? ": remove it, `make data` brings the right one" : "");
+    const char *const kind = dims == 3 ? "images" : "labels", *const name = path.c_str();
+    const std::string remedy =
+        options.data == "data" ? ": remove it, and `make data` brings the right one" : "";
+    std::error_code code;
+    if (std::filesystem::is_directory(path, code))
+        error("%s is a folder: a file of %s is wanted", name, kind);
+    std::ifstream file(path, std::ios::binary | std::ios::ate); // at its end: tellg() is the size
+    if (!file) error("%s: %s", name, strerror(errno));
+    std::vector<uint8_t> bytes(file.tellg());
+    file.seekg(0);
+    if (!file.read((char *)bytes.data(), bytes.size())) error("%s cannot be read", name);
+
+    auto number = [&](size_t at) { // in the four bytes from `at` on
+        return (uint32_t)bytes[at] << 24 | bytes[at + 1] << 16 | bytes[at + 2] << 8 | bytes[at + 3];
+    };
+    const size_t header = 4 + 4 * dims, sample = dims == 3 ? 28 * 28 : 1;
+    if (bytes.size() < header || number(0) != 0x800u + dims)
+        error("%s is not an IDX file of %s%s", name, kind,
+              bytes.size() > 2 && bytes[0] == 0x1f && bytes[1] == 0x8b
+                  ? ": it is packed, gzip -d unpacks it"
+                  : remedy.c_str());
+    if (dims == 3 && (number(8) != 28 || number(12) != 28))
+        error("%s has images of %ux%u pixels: 28x28 are wanted", name, number(8), number(12));
+    const size_t count = number(4), size = header + count * sample;
+    if (count == 0) error("%s has no %s", name, kind);
+    if (bytes.size() != size)
+        error("%s is too %s: its %zu %s need %zu bytes, it has %zu%s", name,
+              bytes.size() < size ? "short" : "long", count, kind, size, bytes.size(),
+              remedy.c_str());
     return {bytes.begin() + header, bytes.end()};
 }
-DataSet load_data(const std::string &folder, const std::string &which) { // train or t10k
+// Return the path of a data file: in the folder, or below build/, where make unpacks archives.
+static std::string data_path(const std::string &folder, const std::string &name) {
+    auto exists = [](const std::string &path) { return access(path.c_str(), F_OK) == 0; };
+    const std::string path = folder + "/" + name, unpacked = "build/" + path;
+    if (exists(path)) return path;
+    if (exists(unpacked)) return unpacked;
+    const int reason = errno;
+    if (exists(path + ".gz"))
+        error("%s is packed: `make data DATA=%s` unpacks it", (path + ".gz").c_str(),
+              folder.c_str());
+    error("%s: %s%s", path.c_str(), strerror(reason),
+          folder == "data" ? ": `make data` brings it" : "");
+}
+// Load one half of a data set: `which` is train or t10k.
+DataSet load_data(const std::string &folder, const std::string &which) {
     DataSet set;
-    const std::string path = folder + "/" + which;
-    set.images = load_idx(path + "-images-idx3-ubyte.gz", 3);
-    set.labels = load_idx(path + "-labels-idx1-ubyte.gz", 1);
+    const std::string images_path = data_path(folder, which + "-images-idx3-ubyte"),
+                      labels_path = data_path(folder, which + "-labels-idx1-ubyte");
+    set.images = load_idx(images_path, 3);
+    set.labels = load_idx(labels_path, 1);
     set.count = set.labels.size();
     const int images = set.images.size() / (28 * 28);
     if (images != set.count)
-        error("%s-*: there are %d images, but %d labels", path.c_str(), images, set.count);
+        error("%s has %d labels, but %s has %d images", labels_path.c_str(), set.count,
+              images_path.c_str(), images);
     for (int label : set.labels)
-        if (label > 9) error("%s-labels*: a label is %d, not 0 to 9", path.c_str(), label);
+        if (label > 9) error("%s: a label is %d, not 0 to 9", labels_path.c_str(), label);
     if (options.limit) set.count = std::min(set.count, options.limit);
     return set;
 }
@@ -1985,10 +2003,10 @@ static void make_folder(const std::string &path) { // of this file
     std::error_code code; // what cannot be made is found when the file is opened
     std::filesystem::create_directories(std::filesystem::path(path).parent_path(), code);
 }
-Animator::Animator(int steps) : steps(steps), epoch(first_epoch + 1), start(now()) {
+Animator::Animator(int steps) : steps(steps), epoch(1), start(now()) {
     make_folder(options.log);
-    log.open(options.log, first_epoch ? std::ios::app : std::ios::trunc);
-    if (!first_epoch) log << "epoch,loss,test_acc,seconds,model,gpus,allreduce,lr\n";
+    log.open(options.log);
+    log << "epoch,loss,test_acc,seconds,model,gpus,allreduce,lr\n";
     if (!log.flush()) error("cannot write %s: %s", options.log.c_str(), strerror(errno));
 }
 // The host is at most one minibatch ahead of the devices: it waits for the one before this, whose
@@ -2027,7 +2045,7 @@ void Animator::add(int epoch, float acc, double seconds) {
     count();
     if (isatty(STDOUT_FILENO)) printf("\r\033[K");
     const bool lab = options.model == "lab_cnn"; // a row as the lab prints it
-    if (!lab && epoch == first_epoch + 1) printf("epoch      loss  test acc   seconds\n");
+    if (!lab && epoch == 1) printf("epoch      loss  test acc   seconds\n");
     if (lab)
         printf("Epoch %d, training time = %.1f sec\n         validation accuracy = %.4f\n",
                epoch - 1, seconds, acc);
@@ -2038,28 +2056,12 @@ void Animator::add(int epoch, float acc, double seconds) {
     this->epoch = epoch + 1, done = samples = 0, loss = 0, start = now();
 }
 
-// --- SAVE, INIT and RESUME: all parameters in one file
+// --- SAVE and INIT: all parameters in one file
 // The format of https://github.com/huggingface/safetensors: the header's length (8 bytes, little
-// endian); the header, JSON filled up with spaces to a multiple of 8; the numbers, tensor by
-// tensor, in the order of their names. Its __metadata__ says what RESUME must find.
-typedef std::map<std::string, std::string> Metadata;
-static std::map<std::string, Tensor> by_name(const std::vector<Tensor> &params) {
-    std::map<std::string, Tensor> tensors;
-    for (size_t i = 0; i < params.size(); i++) tensors[param_names[i]] = params[i];
-    return tensors;
-}
-//   "W1":{"dtype":"F32","shape":[20,1,3,3],"data_offsets":[0,720]},...}
-static std::string tensors_json(const std::map<std::string, Tensor> &tensors) {
-    std::string json;
-    size_t begin = 0;
-    for (const auto &[name, t] : tensors) {
-        const size_t end = begin + sizeof(float) * size(t);
-        json += format("%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
-                       begin ? "," : "", name.c_str(), listed(t.shape, ",").c_str(), begin, end);
-        begin = end;
-    }
-    return json + "}";
-}
+// endian); the header, in JSON; the numbers of all tensors. Of these, a tensor has the bytes from
+// the first of its data_offsets up to, not including, the second:
+//   {"W1":{"dtype":"F32","shape":[20,1,3,3],"data_offsets":[0,720]},"W2":{...},...}
+
 // Write a file in one go: whoever looks there finds the old one or the new one, whole.
 void write_file(const std::string &path, const std::string &bytes) {
     const std::string part = path + format(".%d.part", getpid());
@@ -2073,79 +2075,79 @@ void write_file(const std::string &path, const std::string &bytes) {
     remove(part.c_str());
     error("cannot write %s: %s", path.c_str(), strerror(reason));
 }
-void save_safetensors(const std::string &path, const std::vector<Tensor> &params,
-                      const Metadata &metadata) {
-    std::string json, numbers;
-    for (const auto &[name, value] : metadata)
-        json += (json.empty() ? "{\"__metadata__\":{\"" : ",\"") + name + "\":\"" + value + "\"";
-    json += (metadata.empty() ? "{" : "},") + tensors_json(by_name(params));
-    json.resize((json.size() + 7) / 8 * 8, ' ');
-    for (const auto &[name, t] : by_name(params))
+void save_safetensors(const std::string &path, const std::vector<Tensor> &params) {
+    std::map<std::string, Tensor> by_name; // which sorts them
+    for (size_t i = 0; i < params.size(); i++) by_name[param_names[i]] = params[i];
+    std::string header, numbers;
+    for (const auto &[name, t] : by_name) {
+        const size_t begin = numbers.size();
         numbers.append((const char *)to_host(t).data(), sizeof(float) * size(t));
-    const uint64_t length = json.size();
-    write_file(path, std::string((const char *)&length, 8) + json + numbers);
+        header += format("%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
+                         begin ? "," : "{", name.c_str(), listed(t.shape, ",").c_str(), begin,
+                         numbers.size());
+    }
+    header += "}";
+    header.resize((header.size() + 7) / 8 * 8, ' '); // so that the numbers are aligned
+    const uint64_t length = header.size();
+    write_file(path, std::string((const char *)&length, 8) + header + numbers);
 }
-// Read the file into `params`, on the host; returns its metadata.
-Metadata load_safetensors(const std::string &path, const std::vector<Tensor> &params) {
+
+// Return the text between `begin` and the next `end`, or nothing if `begin` is not there.
+static std::string between(const std::string &text, const std::string &begin, char end) {
+    const size_t at = text.find(begin), from = at + begin.size();
+    return at == std::string::npos ? "" : text.substr(from, text.find(end, from) - from);
+}
+// Read into `params`, which are on the host, the tensors that have their names. Writers differ in
+// spaces, in the order of keys, and in what else they write. (A quote inside of a string has a
+// backslash before it, so that "W1":{ is never a part of one.)
+void load_safetensors(const std::string &path, const std::vector<Tensor> &params) {
     std::ifstream file(path, std::ios::binary);
     uint64_t length = 0;
     if (!file) error("%s: %s", path.c_str(), strerror(errno));
-    if (!file.read((char *)&length, 8) || length == 0 || length > 1000000)
+    file.read((char *)&length, 8);
+    std::string header(file && length < 100'000'000 ? length : 0, ' ');
+    if (header.empty() || !file.read(&header[0], length) || header[0] != '{')
         error("%s: this is no .safetensors file", path.c_str());
-    std::string header(length, 0);
-    file.read(&header[0], length);
-    Metadata metadata;
-    const std::string start = "{\"__metadata__\":{", wanted = tensors_json(by_name(params));
-    size_t at = std::min<size_t>(1, length); // where the tensors begin
-    if (header.compare(0, start.size(), start) == 0) {
-        at = std::min(header.find("},"), length);
-        std::istringstream text(header.substr(start.size(), at - start.size()));
-        auto word = [&](std::string *s) { return (bool)std::getline(text, *s, '"'); };
-        for (std::string name, value; word(&value) && word(&name) && word(&value) && word(&value);)
-            metadata[name] = value;
-        at = std::min(at + 2, length);
+    header.erase(std::remove_if(header.begin(), header.end(), isspace), header.end());
+
+    std::string names; // that are there
+    for (size_t at = 1; (at = header.find("\":{", at)) != std::string::npos; at++) {
+        const std::string name = header.substr(0, at).substr(header.rfind('"', at - 1) + 1);
+        if (name != "__metadata__") names += (names.empty() ? "" : ", ") + name;
     }
-    if (header.compare(at, wanted.size(), wanted) != 0)
-        error("%s: its tensors are not those of %s: %.200s...", path.c_str(), options.model.c_str(),
-              &header[at]);
-    for (const auto &[_, t] : by_name(params)) file.read((char *)t.ptr(), sizeof(float) * size(t));
-    if (!file || file.get() != EOF) error("%s: it is not as long as it says", path.c_str());
-    return metadata;
+    for (size_t i = 0; i < params.size(); i++) {
+        const std::string start = path + ": " + param_names[i];
+        const std::string entry = between(header, "\"" + param_names[i] + "\":{", '}');
+        if (entry.empty())
+            error("%s is missing: %s needs it. There are %.500s", start.c_str(),
+                  options.model.c_str(), names.c_str());
+        const std::string dtype = between(entry, "\"dtype\":\"", '"'),
+                          shape = between(entry, "\"shape\":[", ']'),
+                          offsets = between(entry, "\"data_offsets\":[", ']'),
+                          wanted = listed(params[i].shape, ",");
+        if (dtype != "F32") error("%s is %s: F32 is wanted", start.c_str(), dtype.c_str());
+        if (shape != wanted)
+            error("%s has the shape [%s]: %s needs [%s]", start.c_str(), shape.c_str(),
+                  options.model.c_str(), wanted.c_str());
+        size_t begin = 0, end = 0, bytes = sizeof(float) * size(params[i]);
+        sscanf(offsets.c_str(), "%zu,%zu", &begin, &end);
+        if (end - begin != bytes)
+            error("%s has data_offsets [%s]: they are %zu bytes apart", start.c_str(),
+                  offsets.c_str(), bytes);
+        if (!file.seekg(8 + length + begin).read((char *)params[i].ptr(), bytes))
+            error("%s is cut off: the file is too short", start.c_str());
+    }
 }
 
-// What decides the bits of a training
-static std::string training() {
-    std::string data = options.data;
-    for (char &c : data)
-        if (strchr("\"\\{}", c)) c = '?'; // they would end the text, or its place in the file
-    return format("%s with GPUS=%d BATCH=%d LR=%.8g SEED=%d SHUFFLE=%d LIMIT=%d SPLIT=%s "
-                  "ALLREDUCE=%s OVERLAP=%d, %s operators, DATA=%s (%zx)",
-                  options.model.c_str(), options.gpus, options.batch, options.lr, options.seed,
-                  options.shuffle, options.limit, listed(options.split, ",").c_str(),
-                  options.allreduce.c_str(), options.overlap, operators.name.c_str(), data.c_str(),
-                  std::hash<std::string>()({train_set.labels.begin(), train_set.labels.end()}));
-}
-void save_checkpoint(const std::vector<Tensor> &params, int epoch, int samples) {
+// Write the parameters to the file SAVE, if there is one.
+void save_params(const std::vector<Tensor> &params) {
     if (options.save.empty()) return;
     static std::filesystem::file_time_type written; // by this run
-    if (epoch > first_epoch && std::filesystem::exists(options.save) &&
+    if (written != std::filesystem::file_time_type() && std::filesystem::exists(options.save) &&
         std::filesystem::last_write_time(options.save) != written)
         error("%s: another program has written it since the last epoch", options.save.c_str());
-    const std::string done = str(epoch + 1) + (samples < train_set.count ? ", not whole" : "");
-    save_safetensors(options.save, params, {{"epoch", done}, {"training", training()}});
+    save_safetensors(options.save, params);
     written = std::filesystem::last_write_time(options.save);
-}
-// RESUME: start with the parameters, and at the epoch, of a file that SAVE has written.
-static void resume(const std::string &path) {
-    Metadata saved = load_safetensors(path, params);
-    if (saved["training"] != training())
-        error("%s: RESUME goes on with the same training, which was %s, not %s", path.c_str(),
-              saved["training"].c_str(), training().c_str());
-    first_epoch = atoi(saved["epoch"].c_str());
-    if (str(first_epoch) != saved["epoch"] || first_epoch >= options.epochs)
-        error("%s: epoch %s is trained, of %d: RESUME wants a whole one, and more EPOCHS",
-              path.c_str(), saved["epoch"].c_str(), options.epochs);
-    printf("%s: going on after %d epochs\n", path.c_str(), first_epoch);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2253,67 +2255,124 @@ void check_replicas(const Replicas &device_params) {
 
 // ---------------------------------------------------------------------------------------------
 // 14. Program
+// Options are words NAME=value, the same for make and for this program: mgpu GPUS=2 LR=0.1
 
-// The table of options, of which usage text and getopt's array are made; other programs add to it
-typedef std::function<void(const char *value)> Setter; // or says what is wrong with the value
-struct Flag {
-    const char *name, *value; // --name VALUE; null: a switch
+typedef std::function<void(const std::string &value)> Setter; // or say what is wrong with it
+struct Option {
+    const char *name;
     std::variant<bool *, int *, float *, std::string *, Setter> field; // where the value goes
-    const char *help;
-    double min = 1, max = 1e9; // of a number
+    const char *help;                                                  // (the default)
+    double least = 0, most = 1e9;                                      // of a number
+    bool given = false;                                                // on the command line
 };
-static void set_split(const char *value) {
+static void set_split(const std::string &value) {
     options.split.clear();
-    for (int part, n = 0; *value || !n; value += n) { // n: length of a part and its comma
-        if (sscanf(value, "%d%n", &part, &n) < 1 || part < 1 || part > 1000)
-            error("%s: whole numbers from 1 to 1000 are wanted, such as 3,1", value);
+    const char *rest = value.c_str();
+    for (int part, n = 0; *rest || !n; rest += n) { // n: length of a part and its comma
+        if (sscanf(rest, "%d%n", &part, &n) < 1 || part < 1 || part > 1000)
+            error("SPLIT=%s: whole numbers from 1 to 1000 are wanted, such as 3,1", value.c_str());
         options.split.push_back(part);
-        n += value[n] == ',';
+        n += rest[n] == ',';
     }
 }
-static std::vector<Flag> flags = {
-    {"gpus", "K", &options.gpus, "number of devices; if too many, they share GPUs (1)", 1, 64},
-    {"model", "NAME", &options.model, "lenet, resnet18 or lab_cnn (lenet)"},
-    {"batch", "N", &options.batch,
-     "samples of a minibatch, all devices (256; a device: resnet18 256, lab_cnn 64)", 1, 60000},
-    {"lr", "X", &options.lr, "learning rate (0.2; resnet18: 0.1 each; lab_cnn: 0.3)", 1e-30, 1e30},
-    {"epochs", "N", &options.epochs, "passes over the training set (10; lab_cnn: 5)"},
-    {"split", "A,B,...", set_split, "parts of a minibatch, for unequal devices (equal ones)"},
-    {"allreduce", "NAME", &options.allreduce,
-     "how gradients are summed: naive, bucket, host, by_tensor, sharded, ring,\n"
-     "                    tree, rebind, yours; the lab's local, device (naive; lab_cnn: local)"},
-    {"overlap", nullptr, &options.overlap, "exchange the last gradients while others are computed"},
-    {"no-first-check", nullptr, &options.first_check, "do not compare step 1 with one device's"},
-    {"no-replica-check", nullptr, &options.replica_check, "nor, after each epoch, the replicas"},
-    {"no-peers", nullptr, &options.peers, "copies between devices go through the host"},
-    {"evaluate-all", nullptr, &options.evaluate_all, "test accuracy on all devices, not on gpu(0)"},
-    {"steps", "N", &options.steps, "stop after N minibatches"},
-    {"limit", "N", &options.limit, "only the first N training and the first N test samples"},
-    {"seed", "N", &options.seed, "of the parameters and of the shuffling (0)", 0},
-    {"no-shuffle", nullptr, &options.shuffle, "minibatches in the order of the file"},
-    {"data", "DIR", &options.data, "folder with the four .gz files of (Fashion-)MNIST (data)"},
-    {"init", "FILE", &options.init, "start from these parameters: FILE.safetensors"},
-    {"save", "FILE", &options.save, "write them there after each epoch: FILE.safetensors"},
-    {"resume", "FILE", &options.resume, "go on with the training that --save wrote there"},
-    {"log", "FILE", &options.log, "a row for each epoch (build/log.csv)"},
+// Other programs add their own. (make help reads these lines: one for each option.)
+static std::vector<Option> option_table = {
+    {"GPUS", &options.gpus, "number of devices; if too many, they share GPUs (1)", 1, 64},
+    {"MODEL", &options.model, "network: lenet, resnet18, lab_cnn (lenet)"},
+    {"BATCH", &options.batch, "samples of a minibatch, over all devices (256)", 1, 60000},
+    {"LR", &options.lr, "learning rate (0.2; resnet18: 0.1 a device; lab_cnn: 0.3)", 1e-30, 1e30},
+    {"EPOCHS", &options.epochs, "passes over the training set (10; lab_cnn: 5)", 1},
+    {"SPLIT", set_split, "parts of a minibatch, such as 3,1, for unequal devices (equal ones)"},
+    {"ALLREDUCE", &options.allreduce, "how gradients are summed: see section 7 (naive)"},
+    {"KVSTORE", &options.allreduce, "the lab's word for ALLREDUCE: local, device (local)"},
+    {"OVERLAP", &options.overlap, "1: exchange gradients while others are still computed (0)"},
+    {"FIRST_CHECK", &options.first_check, "0: do not compare step 1 with one device's (1)"},
+    {"REPLICA_CHECK", &options.replica_check, "0: nor, after each epoch, the replicas (1)"},
+    {"PEERS", &options.peers, "0: copies between devices go through the host (1)"},
+    {"EVALUATE_ALL", &options.evaluate_all, "1: test accuracy on all devices, not on gpu(0) (0)"},
+    {"STEPS", &options.steps, "stop after so many minibatches (0: never)"},
+    {"LIMIT", &options.limit, "use only so many training and test samples (0: all)"},
+    {"SEED", &options.seed, "of the parameters and of the shuffling (0)"},
+    {"SHUFFLE", &options.shuffle, "0: minibatches in the order of the file (1)"},
+    {"DATA", &options.data, "folder with the four files of (Fashion-)MNIST (data)"},
+    {"INIT", &options.init, "start from the parameters in this .safetensors file"},
+    {"SAVE", &options.save, "write the parameters to this file after each epoch"},
+    {"LOG", &options.log, "file with a row for each epoch (build/log.csv)"},
 };
+static Option *find_option(const std::string &name) {
+    for (Option &option : option_table)
+        if (option.name == name) return &option;
+    return nullptr;
+}
+// Is the option on the command line?
+bool given(const std::string &name) { return find_option(name) && find_option(name)->given; }
 
-static void set(const Flag &f, const char *value) {
-    if (auto *field = std::get_if<bool *>(&f.field)) **field = strncmp(f.name, "no-", 3) != 0;
-    else if (auto *setter = std::get_if<Setter>(&f.field)) (*setter)(value);
-    else if (auto *field = std::get_if<std::string *>(&f.field)) {
-        if (!*value) error("'' is empty");
+static void set_option(Option &option, const std::string &value) {
+    const std::string word = std::string(option.name) + "=" + value;
+    if (auto *setter = std::get_if<Setter>(&option.field)) {
+        (*setter)(value);
+    } else if (auto *field = std::get_if<std::string *>(&option.field)) {
         **field = value;
+    } else if (auto *field = std::get_if<bool *>(&option.field)) {
+        if (value != "0" && value != "1") error("%s: 0 or 1 is wanted", word.c_str());
+        **field = value == "1";
     } else {
         char *end;
-        const double x = strtod(value, &end);
-        auto *whole = std::get_if<int *>(&f.field);
-        if (end == value || *end || !(x >= f.min && x <= f.max) || (whole && x != (int)x))
-            error("%s: a%s number from %g to %g is wanted", value, whole ? " whole" : "", f.min,
-                  f.max);
+        const double x = strtod(value.c_str(), &end);
+        auto *whole = std::get_if<int *>(&option.field);
+        if (*end || !(x >= option.least && x <= option.most) || (whole && x != (int)x))
+            error("%s: a%s number from %g to %g is wanted", word.c_str(), whole ? " whole" : "",
+                  option.least, option.most);
         if (whole) **whole = x;
-        else *std::get<float *>(f.field) = x;
+        else *std::get<float *>(option.field) = x;
     }
+}
+
+// Return how many letters are in one of two words alone.
+static size_t differing_letters(const std::string &a, std::string b) {
+    size_t count = 0;
+    for (char c : a) {
+        const size_t at = b.find(c);
+        if (at == std::string::npos) count++;
+        else b.erase(at, 1);
+    }
+    return count + b.size();
+}
+// Return the option that somebody may have meant, or null.
+static const Option *similar_option(const std::string &name) {
+    static const std::map<std::string, const char *> words_elsewhere = {{"LEARNING_RATE", "LR"},
+                                                                        {"BATCH_SIZE", "BATCH"},
+                                                                        {"NUM_EPOCHS", "EPOCHS"},
+                                                                        {"MAX_STEPS", "STEPS"},
+                                                                        {"NUM_GPUS", "GPUS"},
+                                                                        {"DEVICES", "GPUS"},
+                                                                        {"NETWORK", "MODEL"},
+                                                                        {"DATASET", "DATA"},
+                                                                        {"CHECKPOINT", "SAVE"},
+                                                                        {"RESUME", "INIT"},
+                                                                        {"ETA", "LR"}};
+    if (words_elsewhere.count(name)) return find_option(words_elsewhere.at(name));
+    const Option *nearest = nullptr;
+    size_t least = 2 + name.size() / 4; // a word with so many other letters is another word
+    for (const Option &option : option_table) {
+        const size_t differing = differing_letters(name, option.name);
+        if (differing < least) least = differing, nearest = &option;
+    }
+    return nearest;
+}
+// Refuse a word that is no option: GPU=2, gpus=2, or --gpus 2, of which `next` is the 2.
+[[noreturn]] static void refuse_word(const std::string &word, const char *next) {
+    std::string name = word.substr(0, word.find('=')), value = "1";
+    if (name.size() < word.size()) value = word.substr(name.size() + 1);
+    else if (next && *next != '-') value = next;
+    name.erase(0, std::min(name.find_first_not_of('-'), name.size()));
+    if (name.compare(0, 3, "no-") == 0) name.erase(0, 3), value = "0";
+    for (char &c : name) c = c == '-' ? '_' : toupper(c);
+    const Option *similar = similar_option(name);
+    if (similar && std::get_if<bool *>(&similar->field) && value != "0") value = "1";
+    if (similar)
+        error("%s is unknown: did you mean %s=%s?", word.c_str(), similar->name, value.c_str());
+    error("%s is unknown: options are NAME=value, and `make help` lists them", word.c_str());
 }
 
 // What was not given is what the chapters train with. Refuse what does not go together.
@@ -2321,7 +2380,8 @@ static void complete_options() {
     const int k = options.gpus, parts = options.split.size();
     const bool resnet = options.model == "resnet18", lab = options.model == "lab_cnn";
     if (!resnet && !lab && options.model != "lenet")
-        error("--model %s: unknown, there are lenet, resnet18, lab_cnn", options.model.c_str());
+        error("MODEL=%s is unknown: there are lenet, resnet18, lab_cnn", options.model.c_str());
+    if (given("KVSTORE") && given("ALLREDUCE")) error("KVSTORE and ALLREDUCE: one is enough");
     if (!options.batch) options.batch = resnet ? 256 * k : lab ? 64 * k : 256;
     if (!options.lr) options.lr = resnet ? 0.1f * k : lab ? 0.3f : 0.2f;
     if (!options.epochs) options.epochs = lab ? 5 : 10;
@@ -2329,36 +2389,31 @@ static void complete_options() {
     find_algorithm(options.allreduce);
     if (resnet || lab) options.evaluate_all = true;
     if (parts > 0 && parts != k)
-        error("--split has %d parts, but there are %d devices: use GPUS=%d", parts, k, parts);
-    if (!options.init.empty() && !options.resume.empty())
-        error("--init and --resume: one of them says where to start");
+        error("SPLIT has %d parts, but there are %d devices: use GPUS=%d", parts, k, parts);
     options.first_check = options.first_check && options.replica_check;
     if (options.batch < k)
         error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k, k);
 }
 
-// Read the command line into `options`; false if --help was asked for.
+// Read the command line into `options`. Return false if it asks for help, which is then printed.
 bool parse_options(int argc, char **argv) {
-    std::vector<option> names = {{"help", no_argument, nullptr, 0}};
-    for (const Flag &f : flags)
-        names.push_back({f.name, f.value ? required_argument : no_argument, nullptr, 0});
-    names.push_back({});
-    opterr = optind = 0; // getopt prints nothing; it starts anew, also after an earlier call
-    for (int c, index; (c = getopt_long(argc, argv, ":", names.data(), &index)) != -1;) {
-        if (c == ':') error("%s wants a value: try --help", argv[optind - 1]);
-        if (c == '?') error("unknown option %s: try --help", argv[optind - 1]);
-        if (index == 0) {
-            printf("Train a network on Fashion-MNIST on k devices, as Dive into Deep Learning.\n");
-            for (const Flag &f : flags)
-                printf("%-20s%s\n", format("  --%s %s", f.name, f.value ? f.value : "").c_str(),
-                       f.help);
+    for (Option &option : option_table) option.given = false;
+    for (int i = 1; i < argc; i++) {
+        const std::string word = argv[i], name = word.substr(0, word.find('='));
+        if (word == "help" || word == "--help" || word == "-h") {
+            printf("Options, as in GPUS=2 (with their defaults):\n");
+            for (const Option &option : option_table)
+                printf("  %-14s %s\n", option.name, option.help);
             return false;
         }
-        try {
-            set(flags[index - 1], optarg);
-        } catch (const std::exception &e) { error("--%s %s", names[index].name, e.what()); }
+        Option *const option = find_option(name);
+        if (!option) refuse_word(word, i + 1 < argc ? argv[i + 1] : nullptr);
+        if (name.size() + 1 >= word.size())
+            error("%s has no value: write %s=value", name.c_str(), name.c_str());
+        if (option->given) error("%s is given twice", name.c_str());
+        option->given = true;
+        set_option(*option, word.substr(name.size() + 1));
     }
-    if (optind < argc) error("unknown argument %s: try --help", argv[optind]);
     complete_options();
     return true;
 }
@@ -2372,10 +2427,9 @@ static void set_up(int devices, bool quiet, int first = 0) {
     rng.seed(options.seed);
     init_model();
     if (!options.init.empty()) load_safetensors(options.init, params);
-    if (!options.resume.empty()) resume(options.resume);
     if (options.save.empty()) return;
     if (access((options.save + "/.").c_str(), F_OK) == 0)
-        error("--save %s: it is a folder, a file is wanted", options.save.c_str());
+        error("SAVE=%s is a folder: a file is wanted", options.save.c_str());
     const std::string probe = options.save + format(".%d.test", getpid());
     write_file(probe, ""); // better found now than after an epoch
     remove(probe.c_str());

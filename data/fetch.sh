@@ -27,7 +27,7 @@ mnist)
     sources="https://storage.googleapis.com/cvdf-datasets/mnist
         https://ossci-datasets.s3.amazonaws.com/mnist" ;;
 doctest)
-    folder=build/doctest sums=extras/cpu/doctest.sha256
+    folder=build/doctest sums=data/doctest.sha256
     sources="apt:doctest-dev
         apt-update:doctest-dev
         $debian/doctest/doctest-dev_2.4.9~ds-1_all.deb

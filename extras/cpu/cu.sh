@@ -4,7 +4,16 @@
 # what is compiled already; CHECK is asan, race, lanes or nothing.
 
 # FILE names one file, whose path may have spaces, or several, then with quotes around such a path
-files=${FILE?}
+files=${FILE:-}
+if [ ! "$files" ]; then
+    echo 'make cu wants a program, such as make cu FILE=own.cu' >&2
+    exit 1
+fi
+case $CHECK in '' | asan | race | lanes) ;; *)
+    echo "CHECK=$CHECK is unknown: use asan, race or lanes" >&2
+    exit 1 ;;
+esac
+if [ "$CU_GPUS" ] && [ ! "$CUDA_CPU_DEVICES" ]; then export CUDA_CPU_DEVICES="$CU_GPUS"; fi
 if [ ! -f "$files" ]; then files=$(printf '%s' "$files" | xargs printf '%s\n'); fi
 words() { # one in each line of $files, as "$@" of who calls: eval "$(words)"
     printf 'set --'

@@ -3023,6 +3023,12 @@ static int run_wrong(const std::string &name) {
 
 // doctest's run; status 4 where no test matches the filters, for then nothing was tested.
 static int run_tests(int argc, char **argv) {
+    for (int i = 1; i < argc; i++)
+        if (argv[i][0] != '-') {
+            fprintf(stderr, "%s is no option of the tests: try -tc='%s*', or --help\n", argv[i],
+                    argv[i]);
+            return 1;
+        }
     doctest::Context tests(argc, argv);
     const int status = tests.run();
     if (tests.shouldExit()) return status; // --help, --list-test-cases and the like

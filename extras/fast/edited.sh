@@ -2,12 +2,11 @@
 # sh extras/fast/edited.sh [make variables]: an edit of mgpu.cu's relu acts, and the first line says whose
 # operators run. It builds in build/edited, from copies.
 cd "$(dirname "$0")/../.." || exit 1
-data=$(pwd)/data
+data=$(pwd)/build/data
 rm -rf build/edited && mkdir -p build/edited/extras &&
     cp -a Makefile mgpu.cu build/edited && cp -a extras/cpu extras/fast build/edited/extras &&
-    mkdir build/edited/data && cp data/*sha256 data/fetch.sh build/edited/data && cd build/edited || exit 1
-mkdir -p build && touch build/data.ok # the data lie elsewhere
-cp -a ../cpu ../cpp ../source build/ 2>/dev/null # what is built already
+    mkdir -p build/edited/build && cp -a data build/edited/ && cd build/edited || exit 1
+cp -a ../cpu ../cpp ../included build/ 2>/dev/null # what is built already
 run() { make -s run "$@" DATA="$data" GPUS=1 BATCH=32 STEPS=2 LIMIT=64 FIRST_CHECK=0 2>make.err; }
 fail() { echo "extras/fast/edited.sh: $1" >&2; cat make.err out >&2; exit 1; }
 says() { grep -m 1 '^operators' out | grep -q "^operators: $1" || fail "no line: operators: $1"; }

@@ -79,26 +79,30 @@ void use_usual_kernels() {
 
 namespace fast {
 static std::string kernels, precision; // as the command line has them
-static void choose(const char *value) {
+static void choose() {
     const bool tf32 = precision == "tf32";
     if (tf32 && !kernels.empty() && kernels != "fast")
-        error("%s: tf32 is for the fast kernels alone: leave --kernels out", value);
+        error("PRECISION=tf32 is for the fast kernels alone: leave KERNELS out");
     if (tf32 || !kernels.empty()) use_kernels(tf32 ? "tf32" : kernels);
 }
-static Setter chosen(std::string *field, const std::string &names) { // "a, b, c"
-    return [=](const char *value) {
-        if ((", " + names + ", ").find(", " + std::string(value) + ", ") == std::string::npos)
-            error("%s: unknown, there are %s", value, names.c_str());
-        *field = value;
-        choose(value);
-    };
+static void set_kernels(const std::string &value) {
+    if (value != "fast" && value != "tiled" && value != "plain")
+        error("KERNELS=%s is unknown: there are fast, tiled, plain", value.c_str());
+    kernels = value;
+    choose();
 }
+static void set_precision(const std::string &value) {
+    if (value != "fp32" && value != "tf32")
+        error("PRECISION=%s is unknown: there are fp32, tf32", value.c_str());
+    precision = value;
+    choose();
+}
+static const std::vector<Option> fast_options = {
+    {"KERNELS", set_kernels, "operators: fast, tiled or mgpu.cu's plain (your edits; else fast)"},
+    {"PRECISION", set_precision, "of the fast kernels: fp32, or tf32 on tensor cores (fp32)"},
+};
 static const bool ready = [] {
-    flags.insert(flags.end(),
-                 {{"kernels", "NAME", chosen(&kernels, "fast, tiled, plain"),
-                   "of operators: fast, tiled, or plain, mgpu.cu's (tiled on a CPU, else fast)"},
-                  {"precision", "NAME", chosen(&precision, "fp32, tf32"),
-                   "of what the fast kernels multiply: fp32, or tf32 on tensor cores (fp32)"}});
+    option_table.insert(option_table.end(), fast_options.begin(), fast_options.end());
     use_usual_kernels();
     return true;
 }();

@@ -1,8 +1,4 @@
-# The tuned operators: where this folder is, make run runs extras/fast/fast.cu, which includes mgpu.cu.
-
-# KERNELS        operators: plain, mgpu.cu's; tiled; fast, on a GPU; by default your own edits
-# PRECISION      of what the fast kernels multiply: fp32; tf32, on tensor cores
-with_value += KERNELS PRECISION
+# The tuned operators: where this folder is, make run runs fast.cu, which includes mgpu.cu.
 
 program := $(dir)/fast
 source := extras/fast/fast.cu
@@ -16,9 +12,9 @@ tests += $(dir)/fast_tests
 
 build/gpu/fast: extras/fast/fast.cu $(source_needs) mgpu.cu build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(source_flags) $< -o $@
-build/gpu/fast_tests: extras/fast/tests.cu extras/fast/fast.cu $(source_needs) tests.cu mgpu.cu $(DOCTEST) \
-    build/gpu/flags
-	$(NVCC) $(nvcc_flags) $(doctest) $< -o $@
+build/gpu/fast_tests: extras/fast/tests.cu extras/fast/fast.cu $(source_needs) tests.cu mgpu.cu \
+    $(DOCTEST) build/gpu/flags
+	$(NVCC) $(nvcc_flags) -isystem $(dir $(DOCTEST)) $< -o $@
 
 # On a CPU each header passes through to_cpp.sed, too
 build/cpp/extras/fast/%: extras/fast/% extras/cpu/to_cpp.sed
@@ -36,8 +32,8 @@ asan_tests += build/asan/fast_tests
 asan: build/asan/fast_tests
 race_program := build/race/fast
 lanes_tests += build/lanes/fast_tests
-lanes_asan_tests += $(if $(value LANES),,build/lanes_asan/fast_tests)
-lanes: build/lanes/fast_tests $(if $(value LANES),,build/lanes_asan/fast_tests)
+lanes_asan_tests += $(if $(LANES),,build/lanes_asan/fast_tests)
+lanes: build/lanes/fast_tests $(if $(LANES),,build/lanes_asan/fast_tests)
 
 .PHONY: checksum
 checksum:  ## do the tuned operators know mgpu.cu's as they are?

@@ -776,18 +776,19 @@ static std::string said(std::vector<const char *> words) {
     options = kept;
     return error.empty() ? operators.name : error;
 }
-TEST_CASE("--kernels, --precision") {
+TEST_CASE("KERNELS, PRECISION") {
     CHECK(said({}) == std::string("tuned, ") + usual_kernels);
-    CHECK(said({"--kernels", "plain"}) == "simple");
-    CHECK(said({"--kernels", "tiled"}) == "tuned, tiled");
-    CHECK(said({"--precision", "tf32"}) == "tuned, fast in tf32");
-    CHECK(said({"--precision", "tf32", "--kernels", "fast"}) == "tuned, fast in tf32");
-    CHECK(said({"--precision", "fp32"}) == std::string("tuned, ") + usual_kernels);
-    const std::string leave = ": tf32 is for the fast kernels alone: leave --kernels out";
-    CHECK(said({"--precision", "tf32", "--kernels", "tiled"}) == "--kernels tiled" + leave);
-    CHECK(said({"--kernels", "tiled", "--precision", "tf32"}) == "--precision tf32" + leave);
-    CHECK(said({"--kernels", "slow"}) == "--kernels slow: unknown, there are fast, tiled, plain");
-    CHECK(said({"--precision", "fp16"}) == "--precision fp16: unknown, there are fp32, tf32");
+    CHECK(said({"KERNELS=plain"}) == "simple");
+    CHECK(said({"KERNELS=tiled"}) == "tuned, tiled");
+    CHECK(said({"PRECISION=tf32"}) == "tuned, fast in tf32");
+    CHECK(said({"PRECISION=tf32", "KERNELS=fast"}) == "tuned, fast in tf32");
+    CHECK(said({"PRECISION=fp32"}) == std::string("tuned, ") + usual_kernels);
+    const std::string leave = "PRECISION=tf32 is for the fast kernels alone: leave KERNELS out";
+    CHECK(said({"PRECISION=tf32", "KERNELS=tiled"}) == leave);
+    CHECK(said({"KERNELS=tiled", "PRECISION=tf32"}) == leave);
+    CHECK(said({"KERNELS=slow"}) == "KERNELS=slow is unknown: there are fast, tiled, plain");
+    CHECK(said({"PRECISION=fp16"}) == "PRECISION=fp16 is unknown: there are fp32, tf32");
+    CHECK(said({"KERNEL=plain"}) == "KERNEL=plain is unknown: did you mean KERNELS=plain?");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -891,7 +892,7 @@ TEST_CASE("launches: 26 a step; those that leave a GPU nearly empty, each with i
     DataFolder folder(512, 256);
     auto launched = [&](const std::string &steps) {
         return run_in_shell(folder, "CUDA_CPU_LAUNCHES=1",
-                            "--epochs 1 --no-replica-check --log l --steps " + steps)
+                            "EPOCHS=1 REPLICA_CHECK=0 LOG=l STEPS=" + steps)
             .err;
     };
     const std::string one = launched("1"), two = launched("2");

@@ -691,14 +691,14 @@ void check() {
     if (options.first_check) check_operators();
     if (options.first_check) check_data();
     for (const std::string model : {"lenet", "lab_cnn", "resnet18"}) {
-        if (given("model") ? model != options.model : model == "resnet18") continue;
+        if (given("MODEL") ? model != options.model : model == "resnet18") continue;
         const Options as_given = options;
         options.model = model;
-        options.batch = given("batch")        ? options.batch
+        options.batch = given("BATCH")        ? options.batch
                         : model == "resnet18" ? 4 * options.gpus
                                               : 31;
-        if (!given("lr")) options.lr = 0; // what this model's chapter has
-        if (!given("allreduce")) options.allreduce.clear();
+        if (!given("LR")) options.lr = 0; // what this model's chapter has
+        if (!given("ALLREDUCE") && !given("KVSTORE")) options.allreduce.clear();
         complete_options();
         test_set.count = std::min(test_set.count, model == "resnet18" ? 7 : 47);
         check_model(model == "resnet18" ? 1 : minibatches);
@@ -722,7 +722,6 @@ static void run_check() {
 }
 int main(int argc, char **argv) {
     options.gpus = 2;
-    note_given();
     return mgpu_main(argc, argv, run_check);
 }
 #endif

@@ -195,7 +195,7 @@ def grade(name, path, options, sandbox):
 
     read_end, write_end = os.pipe()  # the judge closes it to the workers
     os.set_inheritable(write_end, True)
-    judge = ["build/cpu/judge", "--worker", worker, "--result", str(write_end)] + options.judge
+    judge = ["build/cpu/judge", f"WORKER={worker}", f"RESULT={write_end}"] + options.judge
     status, text, seconds = sandbox.run(
         judge, folder, LIMITS["seconds_of_submission"], writes=False, pass_fds=(write_end,)
     )
@@ -300,14 +300,14 @@ def cores():
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--submissions", required=True, help="folders, with spaces between")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--translate", help="a sed script for the sources")
-    parser.add_argument("--compiler", required=True, help="a command; @SUBMISSION@ to @WORKER@")
-    parser.add_argument("--judge", default="", help="options of the judge")
-    options = parser.parse_args()
-    options.compiler, options.judge = shlex.split(options.compiler), shlex.split(options.judge)
+    words = dict(word.split("=", 1) for word in sys.argv[1:])
+    options = argparse.Namespace(
+        submissions=words.pop("SUBMISSIONS", ""),  # folders, with spaces between
+        only=words.pop("ONLY", ""),
+        translate=words.pop("TRANSLATE", ""),  # a sed script for the sources
+        compiler=shlex.split(words.pop("COMPILER")),  # a command: @SUBMISSION@ to @WORKER@
+        judge=[f"{name}={value}" for name, value in words.items()],
+    )
     folders = options.submissions
     folders = [folders] if os.path.isdir(folders) else folders.split()
     if options.only and options.only not in PARTS:

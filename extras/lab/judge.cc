@@ -3,9 +3,9 @@
 // crash, an endless loop, an exit, is a verdict with its case. No line of a submission is in here.
 // defines: main
 //
-//     judge --worker PROGRAM [--gpus K] [--allreduce NAME] [--model NAME]
-//         [--seed N] [--seconds OF_A_CASE] [--rows FILE] [--points] [--result FD]
-//     judge --worker PROGRAM --show FILE ... [--fabric NAME]     does not judge: see show.h
+//     judge WORKER=program [GPUS=k] [ALLREDUCE=name] [MODEL=name] [SEED=n]
+//         [SECONDS=of a case] [ROWS=file] [POINTS=1] [RESULT=number of an open file]
+//     judge WORKER=program SHOW=file ... [FABRIC=name]     does not judge: see show.h
 #include "limits.h"
 #include "wire.h"
 
@@ -25,7 +25,6 @@
 #include <set>
 
 #include <fcntl.h>
-#include <getopt.h>
 #include <linux/capability.h>
 #include <poll.h>
 #include <sys/prctl.h>
@@ -639,7 +638,7 @@ static void exercise() {
     auto meant_for = [&](const std::string &name, std::vector<int> *not_meant = nullptr) {
         const size_t i = std::find(of.names.begin(), of.names.end(), name) - of.names.begin();
         if (i == of.names.size())
-            throw Verdict("--allreduce " + name + ": unknown, there are " + names);
+            throw Verdict("ALLREDUCE=" + name + " is unknown: there are " + names);
         std::vector<int> ks, others;
         for (int k = 1; k <= options.gpus; k++)
             (of.meant.at(i) >> k & 1 ? ks : others).push_back(k);
@@ -696,48 +695,51 @@ static void exercise() {
     points_host = limits::points_host;
 }
 
-static long whole(const char *option, const char *text, long min, long max) {
+static long whole(const char *option, const std::string &text, long min, long max) {
     char *end;
     errno = 0;
-    const long n = strtol(text, &end, 10);
-    if (end == text || *end || errno || n < min || n > max)
-        throw Verdict(
-            format("--%s %s: a whole number from %ld to %ld is wanted", option, text, min, max));
+    const long n = strtol(text.c_str(), &end, 10);
+    if (text.empty() || *end || errno || n < min || n > max)
+        throw Verdict(format("%s=%s: a whole number from %ld to %ld is wanted", option,
+                             text.c_str(), min, max));
     return n;
 }
+static const std::map<std::string, std::function<void(const std::string &)>> option_table = {
+    {"WORKER", [](auto &value) { options.worker = value; }},
+    {"GPUS", [](auto &value) { options.gpus = whole("GPUS", value, 1, limits::most_devices); }},
+    {"ALLREDUCE", [](auto &value) { options.allreduce = value; }},
+    {"KVSTORE", [](auto &value) { options.allreduce = value; }}, // the lab's word for it
+    {"MODEL", [](auto &value) { options.model = value; }},
+    {"SEED", [](auto &value) { options.seed = whole("SEED", value, 0, 4294967295); }},
+    {"FABRIC", [](auto &value) { options.fabric = value; }}, // of SHOW
+    {"ROWS", [](auto &value) { options.rows = value; }},
+    {"SHOW", [](auto &value) { options.show = value, options.seconds = limits::seconds_of_show; }},
+    {"SECONDS", [](auto &value) { options.seconds = whole("SECONDS", value, 1, 3600); }},
+    {"POINTS", [](auto &value) { options.points = whole("POINTS", value, 0, 1); }},
+    {"RESULT", [](auto &value) { options.result = whole("RESULT", value, 3, 1 << 20); }},
+};
 static void parse_options(int argc, char **argv) {
-    const option names[] = {
-        {"worker", 1, nullptr, 'w'}, {"gpus", 1, nullptr, 'g'},    {"allreduce", 1, nullptr, 'a'},
-        {"model", 1, nullptr, 'm'},  {"seed", 1, nullptr, 's'},    {"rows", 1, nullptr, 'r'},
-        {"points", 0, nullptr, 'p'}, {"seconds", 1, nullptr, 't'}, {"result", 1, nullptr, 'o'},
-        {"show", 1, nullptr, 'S'},   {"fabric", 1, nullptr, 'f'},  {}};
-    opterr = 0;
-    for (int c; (c = getopt_long(argc, argv, ":", names, nullptr)) != -1;) {
-        if (c == 'w') options.worker = optarg;
-        else if (c == 'g') options.gpus = whole("gpus", optarg, 1, limits::most_devices);
-        else if (c == 'a') options.allreduce = optarg;
-        else if (c == 'm') options.model = optarg;
-        else if (c == 's') options.seed = whole("seed", optarg, 0, 4294967295);
-        else if (c == 'r') options.rows = optarg;
-        else if (c == 't') options.seconds = whole("seconds", optarg, 1, 3600);
-        else if (c == 'o') options.result = whole("result", optarg, 3, 1 << 20);
-        else if (c == 'p') options.points = true;
-        else if (c == 'S') options.show = optarg, options.seconds = limits::seconds_of_show;
-        else if (c == 'f') options.fabric = optarg;
-        else if (c == ':') throw Verdict(std::string(argv[optind - 1]) + " wants a value");
-        else
-            throw Verdict(
-                std::string("unknown option ") + argv[optind - 1] +
-                ": there are --worker PROGRAM, --gpus K, --allreduce NAME, --model "
-                "NAME, --seed N, --seconds N, --rows FILE, --points, --result FD, --show FILE, "
-                "--fabric NAME");
+    std::set<std::string> given;
+    for (int i = 1; i < argc; i++) {
+        const std::string word = argv[i], name = word.substr(0, word.find('='));
+        if (!option_table.count(name)) {
+            std::vector<std::string> names;
+            for (const auto &[known, _] : option_table) names.push_back(known);
+            throw Verdict(name + " is unknown to the judge: options are NAME=value, and it has " +
+                          listed(names));
+        }
+        if (name.size() + 1 >= word.size())
+            throw Verdict(name + " has no value: write " + name + "=value");
+        if (!given.insert(name).second) throw Verdict(name + " is given twice");
+        option_table.at(name)(word.substr(name.size() + 1));
     }
-    if (optind < argc) throw Verdict(std::string("unknown argument ") + argv[optind]);
+    if (given.count("ALLREDUCE") && given.count("KVSTORE"))
+        throw Verdict("KVSTORE and ALLREDUCE: one is enough");
     options.given = options.gpus;
     if (!options.given) options.gpus = limits::usual_devices;
-    if (options.worker.empty()) throw Verdict("--worker PROGRAM is wanted: what extras/lab/worker.cu is");
+    if (options.worker.empty()) throw Verdict("WORKER=program is wanted: worker.cu, compiled");
     if (options.model != "lenet" && options.model != "lab_cnn" && options.model != "resnet18")
-        throw Verdict("--model " + options.model + ": unknown, there are lenet, resnet18, lab_cnn");
+        throw Verdict("MODEL=" + options.model + " is unknown: there are lenet, resnet18, lab_cnn");
 }
 
 // Lines of a name and a value
@@ -762,7 +764,7 @@ int main(int argc, char **argv) {
         if (options.result >= 0 &&
             fcntl(options.result, F_SETFD, FD_CLOEXEC) < 0) { // not a worker's
             options.result = -1;
-            throw Verdict("--result: no open file has this number");
+            throw Verdict("RESULT: no open file has this number");
         }
         if (options.show.empty()) exercise();
         else show();

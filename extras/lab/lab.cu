@@ -2,7 +2,7 @@
 // outside (watch.h).
 // defines: run_lab, main
 //
-//     lab bench|trace|profile|summary|dry-run OPTION ...      mgpu's options, and a few of its own
+//     lab bench|trace|profile|summary|dry-run NAME=value ...    mgpu's options, and a few of its own
 #define MGPU_NO_MAIN
 #include "watch.h"
 
@@ -29,22 +29,20 @@ static const Command commands[] = {
 };
 static const Command *command = nullptr;
 
-static const std::vector<Flag> lab_flags = {
-    {"what", "NAME", &bench_what, "of bench: all, step, allreduce, kernels (all)"},
-    {"devices", "K", &dry_devices, "of dry-run (8)", 1, 1024},
-    {"node", "K", &dry_node, "of dry-run: devices of a process, as extras/nodes/ sums (all)", 1, 1024},
+static const std::vector<Option> lab_options = {
+    {"BENCH", &bench_what, "of make bench: step, allreduce, kernels, all (all)"},
 };
+static const Option dry_gpus = {"DRY_GPUS", &dry_devices, "devices (8)", 1, 1024};
+static const Option dry_nodes = {"DRY_NODE", &dry_node, "devices of a process (all)", 1, 1024};
 
 static void run_lab() {
     const bool bench = command->run == ::bench, dry = command->run == dry_run;
-    for (const auto &[option, fits] :
-         {std::pair("what", bench), std::pair("devices", dry), std::pair("node", dry)})
-        if (given(option) && !fits) error("--%s: not with %s", option, command->name);
+    if (given("BENCH") && !bench) error("BENCH is not for %s", command->name);
     const std::set<std::string> parts = {"all", "step", "allreduce", "kernels"};
     if (!parts.count(bench_what))
-        error("--what %s: unknown, there are all, step, allreduce, kernels", bench_what.c_str());
+        error("BENCH=%s is unknown: there are all, step, allreduce, kernels", bench_what.c_str());
     const bool few = bench_what != "all" && bench_what != "allreduce";
-    const int devices = !bench || few || given("gpus") ? options.gpus : 4;
+    const int devices = !bench || few || given("GPUS") ? options.gpus : 4;
     if (!on_cpu && !bench) watch::show_devices(devices);
     if (command->run == summary || dry) options.replica_check = false;
     // mgpu.cu's set_up without the data: the samples are random ones
@@ -56,7 +54,7 @@ static void run_lab() {
     command->run();
     params.clear();
 }
-// The command is the first word; what follows is mgpu's command line with the lab's flags.
+// The command is the first word; what follows is mgpu's command line with the lab's options.
 int lab_main(int argc, char **argv) {
     const std::string word = argc > 1 ? argv[1] : "";
     for (const Command &c : commands)
@@ -66,8 +64,8 @@ int lab_main(int argc, char **argv) {
         for (const Command &c : commands) fprintf(stderr, "  %-8s %s\n", c.name, c.help);
         return 1;
     }
-    flags.insert(flags.end(), lab_flags.begin(), lab_flags.end());
-    note_given();
+    option_table.insert(option_table.end(), lab_options.begin(), lab_options.end());
+    if (command->run == dry_run) option_table.insert(option_table.end(), {dry_gpus, dry_nodes});
     return mgpu_main(argc - 1, argv + 1, run_lab);
 }
 

@@ -1,7 +1,6 @@
 # The laboratory's targets. The Makefile includes this file where it is there.
 
-# BENCH          what make bench times: step (of training), allreduce, kernels, or all
-# FABRIC         another machine's network: nvlink, pcie, sockets, ethernet100, ethernet10; see extras/lab/
+# FABRIC         another machine's network: nvlink, pcie, sockets, ethernet100, ethernet10; see lab/
 #                README.md: '10,25', 8xnvlink+ethernet100, nvlink,host=0
 # PROFILE        what kernels take, for make trace with FABRIC, such as data/profile.csv
 # TRACE_MS       milliseconds that the picture of make trace is wide, by default what the steps take
@@ -10,57 +9,42 @@
 # SWEEP_GPUS     numbers of devices that make sweep trains on, by default 1 2
 # SWEEP_LR       learning rates that make sweep trains with, by default 0.05 0.1 0.2 0.4
 # SUBMISSION     a mgpu.cu whose allreduce make exercise judges, by default the one here
+own += SUBMISSION
+source ?= mgpu.cu
 
 .PHONY: edited exercise show check bench summary trace profile scale plot sweep
 
-judged = $(foreach x,GPUS MODEL ALLREDUCE SEED,$(call valued,$x)) \
-    $(call valued,KVSTORE,allreduce) $(value ARGS)
-worker := $(if $(value SUBMISSION),build/submission,$(dir))/worker
-run_lab = $(dir)/lab $@ $(options)
-
+worker := $(if $(SUBMISSION),build/submission,$(dir))/worker
 ifeq ($(value NODES)$(value HOSTS),)
 exercise: backend build/cpu/judge $(worker) build/simulate  ## judge yours, or ALLREDUCE=name
-	@build/cpu/judge --worker $(worker) --rows build/exercise.csv $(judged)
-	@$(predict) build/exercise.csv
+	@build/cpu/judge WORKER=$(worker) ROWS=build/exercise.csv $(words)
+	@sh extras/lab/predict.sh exercise build/exercise.csv $(words)
 endif
 show: backend build/cpu/judge $(worker)  ## look at what yours, or ALLREDUCE, does
-	@build/cpu/judge --worker $(worker) --show build/show.json $(judged) \
-	    $(call valued,FABRIC)
+	@build/cpu/judge WORKER=$(worker) SHOW=build/show.json $(words)
 	@sed -e '/^@data$$/{r build/show.json' -e 'd;}' extras/lab/show.html >build/show.html
 	@echo build/show.html: for a browser
-check: backend $(dir)/check $(dataset)  ## what is wrong? each part, from copies to epochs
-	@$(dir)/check $(options)
+check: backend $(dir)/check data  ## what is wrong? each part, from copies to epochs
+	@$(dir)/check $(words)
 # Operators that were edited: make check knows more than a training
 run: edited
 edited:
 	@$(if $(wildcard extras/fast/checksum.sh),[ -z "$$(sh extras/fast/checksum.sh)" ] || \
 	    echo 'operators were edited: make check compares them with the same in double' >&2)
 bench: backend $(dir)/lab build/simulate  ## time BENCH: build/bench.csv; allreduce on FABRIC: .svg
-	@$(if $(value FABRIC),$(predict) $(dir)/lab $(options),\
-	    $(run_lab) --what $(call quote,$(or $(value BENCH),all)))
+	@$(if $(value FABRIC),sh extras/lab/predict.sh bench $(dir)/lab,$(dir)/lab bench) $(words)
 trace: backend $(dir)/lab build/simulate  ## three steps, what ran when: build/trace.json, .svg
-	@$(run_lab) >build/trace.csv
-	@build/simulate trace $(call quote,$(or $(value FABRIC),$(here))) build/trace.json \
-	    build/trace.svg $(call quote,$(value PROFILE)) $(call quote,$(value TRACE_MS)) \
-	    <build/trace.csv && printf '%s\n' build/trace.svg \
-	    'build/trace.json: for https://ui.perfetto.dev or chrome://tracing'
-here := $(if $(filter build/cpu,$(dir)),emulated,here)
+	@sh extras/lab/predict.sh trace $(dir)/lab $(words)
 profile: backend $(dir)/lab  ## where the time of a step goes: kernels and copies of each device
-	@$(run_lab)
-scale: with_value := $(filter-out SPLIT GPUS,$(with_value))
-scale: word_if_1 := $(filter-out OVERLAP,$(word_if_1)) # without it and with it
+	@$(dir)/lab profile $(words)
 scale: backend $(dir)/lab build/simulate  ## predict a step on 1 to 1024 devices, on FABRIC
-	@STEP_MS=$(call quote,$(value STEP_MS)) $(predict) $(dir)/lab $(options)
-# What an exchange takes on other machines
-predict = sh extras/lab/predict.sh $@ $(call quote,$(or $(value FABRIC),$(if $(filter scale,$@),pcie))) \
-    $(call quote,$(or $(value ALLREDUCE),$(value KVSTORE)))
+	@sh extras/lab/predict.sh scale $(dir)/lab $(words)
 summary: backend $(dir)/lab  ## the network's operators: shapes, parameters, FLOPs, memory
-	@$(run_lab)
+	@$(dir)/lab summary $(words)
 plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or test acc as text
-	@sh extras/lab/plot.sh $(call quote,$(or $(value RUNS),$(value LOG),build/log.csv))
-sweep: backend $(program) $(dataset)  ## test acc by learning rates and devices, BATCH for each
-	@sh extras/lab/sweep.sh $(call quote,$(value SWEEP_GPUS)) $(call quote,$(value SWEEP_LR)) \
-	    $(call quote,$(value BATCH)) $(program) $(options)
+	@sh extras/lab/plot.sh $(words)
+sweep: backend $(program) data  ## test acc by learning rates and devices, BATCH for each
+	@sh extras/lab/sweep.sh $(program) $(words)
 
 # ----- Compiling -------------------------------------------------------------------------------
 
@@ -70,7 +54,7 @@ tests += $(addprefix $(dir)/,$(lab_tests))
 lab_headers := $(wildcard extras/lab/*.h)
 wrong := $(wildcard extras/lab/wrong/*.cu)
 host_program = $(CXX) -std=c++17 -O2 -Wall -Wextra $(if $(WERROR),-Werror)
-build/cpu/judge: extras/lab/judge.cc extras/lab/limits.h extras/lab/wire.h extras/lab/show.h extras/lab/fabric.h build/cpu/flags
+build/cpu/judge: extras/lab/judge.cc $(wildcard extras/lab/*.h) build/cpu/flags
 	$(host_program) $< -o $@
 build/simulate: extras/lab/simulate.cc extras/lab/fabric.h build/cpu/flags
 	$(host_program) $< -o $@
@@ -78,27 +62,30 @@ build/simulate: extras/lab/simulate.cc extras/lab/fabric.h build/cpu/flags
 # lab, check and the tests include the program's source, with the tuned operators where they are
 # there; a worker includes the submission alone
 included = $(source_flags) -DPROGRAM='"../../$(source)"'
+build/included/flags: flags = $(source) $(source_flags)
 # (under a sanitizer tuned operators would take a minute to compile)
 included_asan := -DPROGRAM='"../../mgpu.cu"'
 $(dir)/lab_tests build/asan/lab_tests: %/lab_tests: | %/wrong build/cpu/judge
 build/gpu/lab build/gpu/check: build/gpu/%: extras/lab/%.cu mgpu.cu $(source) $(source_needs) \
-    $(lab_headers) build/source build/gpu/flags
+    $(lab_headers) build/included/flags build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(included) $< -o $@
 build/gpu/worker: extras/lab/worker.cu mgpu.cu $(lab_headers) build/gpu/flags
 	$(NVCC) $(nvcc_flags) $< -o $@
-build/gpu/wrong: extras/lab/worker.cu build/gpu/wrong.cu $(wrong) mgpu.cu $(lab_headers) build/gpu/flags
+build/gpu/wrong: extras/lab/worker.cu build/gpu/wrong.cu $(wrong) mgpu.cu $(lab_headers) \
+    build/gpu/flags
 	$(NVCC) $(nvcc_flags) -DALL_WRONG -DSUBMISSION='"../../build/gpu/wrong.cu"' $< -o $@
 build/gpu/wrong.cu: $(wrong) extras/lab/lab.mk
 	@mkdir -p $(@D); printf '#include "../../%s"\n' $(wrong) >$@
 build/gpu/lab_tests: extras/lab/tests.cu tests.cu mgpu.cu $(source) $(source_needs) $(lab_headers) \
-    extras/lab/lab.cu extras/lab/check.cu extras/lab/simulate.cc $(DOCTEST) build/source build/gpu/flags
-	$(NVCC) $(nvcc_flags) $(included) $(doctest) $< -o $@
+    extras/lab/lab.cu extras/lab/check.cu extras/lab/simulate.cc $(DOCTEST) build/included/flags \
+    build/gpu/flags
+	$(NVCC) $(nvcc_flags) $(included) -isystem $(dir $(DOCTEST)) $< -o $@
 
 # On the stand-in, and under the sanitizers: first in C++, below build/cpp/
 lab_cpp = build/cpp/extras/lab/$1.cu build/cpp/mgpu.cu $(lab_headers) extras/cpu/cuda_runtime.h
 define lab_programs
 build/$1/lab build/$1/check: build/$1/%: $$(call lab_cpp,%) build/cpp/$$(source) \
-    $$(source_needs_cpp) build/source build/$1/flags
+    $$(source_needs_cpp) build/included/flags build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab $$(included) $$(once_$1) -x c++ $$< -o $$@
 build/$1/worker: $$(call lab_cpp,worker) build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(if $$(filter cpu,$1),$$(whole)) -iquote extras/lab \
@@ -108,8 +95,9 @@ build/$1/wrong: $$(call lab_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/extras
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab -DALL_WRONG -DSUBMISSION='"wrong/all.cu"' \
 	    $$(once_$1) -x c++ $$< -o $$@
 build/$1/lab_tests: $$(call lab_cpp,tests) build/cpp/$$(source) $$(source_needs_cpp) \
-    build/cpp/extras/lab/lab.cu build/cpp/extras/lab/check.cu build/cpp/tests.cu extras/lab/simulate.cc \
-    build/$1/doctest.o build/source build/$1/flags
+    build/cpp/extras/lab/lab.cu build/cpp/extras/lab/check.cu build/cpp/tests.cu \
+    extras/lab/simulate.cc \
+    build/$1/doctest.o build/included/flags build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab $$(or $$(included_$1),$$(included)) \
 	    $$(once_$1) $$(linked) -x c++ $$< -x none build/$1/doctest.o -o $$@
 endef
@@ -123,28 +111,32 @@ build/cpp/extras/lab/wrong/all.cu: $(wrong) extras/lab/lab.mk
 
 # A worker needs little of what it includes: the rest is not compiled
 whole := $(if $(findstring clang,$(CXX)),,-fwhole-program)
-compile_worker = $(CXX) $(cpu_flags) $(whole) -iquote extras/lab -iquote build/cpp/extras/lab/wrong $(once_cpu)
+compile_worker = $(CXX) $(cpu_flags) $(whole) -iquote extras/lab \
+    -iquote build/cpp/extras/lab/wrong $(once_cpu)
 
 # A submission from elsewhere: made anew each time, since nobody knows what it includes
-build/submission/worker: build/submission/mgpu.cu $(dir)/worker build/cpp/extras/lab/wrong/yours.h FORCE
+build/submission/worker: build/submission/mgpu.cu $(dir)/worker \
+    build/cpp/extras/lab/wrong/yours.h FORCE
 ifeq ($(dir),build/gpu)
-	@$(NVCC) $(nvcc_flags) -DSUBMISSION='"$(abspath $(SUBMISSION))"' extras/lab/worker.cu -o $@
+	@$(NVCC) $(nvcc_flags) -DSUBMISSION='"$(abspath $(SUBMISSION))"' \
+	    extras/lab/worker.cu -o $@
 build/submission/mgpu.cu: ;
 else
-	@$(compile_worker) -DSUBMISSION='"../../../submission/mgpu.cu"' -x c++ build/cpp/extras/lab/worker.cu -o $@
+	@$(compile_worker) -DSUBMISSION='"../../../submission/mgpu.cu"' \
+	    -x c++ build/cpp/extras/lab/worker.cu -o $@
 build/submission/mgpu.cu: extras/cpu/to_cpp.sed FORCE
-	@[ -f $(call quote,$(value SUBMISSION)) ] || { echo SUBMISSION=$(call quote,$(value \
-	    SUBMISSION)): no such file >&2; exit 1; }
-	@grep -qE 'allreduce_yours|yours.h' $(call quote,$(value SUBMISSION)) || { echo SUBMISSION=$(call \
-	    quote,$(value SUBMISSION)): a whole mgpu.cu with allreduce_yours is wanted >&2; exit 1; }
+	@[ -f $(submission) ] || { echo SUBMISSION=$(submission): no such file >&2; exit 1; }
+	@grep -qE 'allreduce_yours|yours.h' $(submission) || { echo SUBMISSION=$(submission): \
+	    a whole mgpu.cu with allreduce_yours is wanted >&2; exit 1; }
 	@mkdir -p $(@D); { echo '#line 1 "$(lastword $(subst /, ,$(SUBMISSION)))"'; \
-	    LC_ALL=C sed -zEf $< $(call quote,$(value SUBMISSION)); } >$@
+	    LC_ALL=C sed -zEf $< $(submission); } >$@
+submission = '$(subst ','\'',$(value SUBMISSION))'
 endif
 
 # ----- With sanitizers -------------------------------------------------------------------------
 
 # The judge's tests under AddressSanitizer, which take a minute to compile: not in CI
-asan_lab_tests := $(if $(value CI),,$(addprefix build/asan/,$(lab_tests)))
+asan_lab_tests := $(if $(CI),,$(addprefix build/asan/,$(lab_tests)))
 asan_tests += $(asan_lab_tests)
 asan: $(asan_lab_tests)
 # `wrong` is a worker, too: its mgpu.cu is the one here
@@ -153,6 +145,9 @@ race_judges := $(if $(value ALLREDUCE),,$(addprefix build/cpu/,$(lab_tests)))
 race: $(race_judges) $(race_worker) build/cpu/judge
 # (a training shows of one allreduce no more than the judge does, but with OVERLAP)
 race_trains := $(if $(value ALLREDUCE),$(filter 1,$(value OVERLAP)),yes)
-race_more += $(tsan) build/cpu/judge --worker $(race_worker) --gpus 3 $(judged);
+race_more += $(tsan) build/cpu/judge WORKER=$(race_worker) $(if $(value GPUS),,GPUS=3) \
+    $(words_of_judge);
+words_of_judge = $(foreach name,GPUS ALLREDUCE KVSTORE MODEL SEED,$(if $(value $(name)),\
+    '$(name)=$(subst ','\'',$(value $(name)))'))
 race_more += $(if $(race_judges),RACE_WORKER=../../$(race_worker) $(tsan) $(race_judges) \
     -tc='*ThreadSanitizer*';)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 LIST, SOURCE, FOLDER = "extras/lab/mistakes.txt", "mgpu.cu", "build/plant"
 # Less than the program takes by itself: a third, smaller minibatch shall be the last
-OPTIONS = {"run": "run --gpus 2 --epochs 1 --batch 64 --limit 150", "check": "--model lenet"}
+OPTIONS = {"run": "run GPUS=2 EPOCHS=1 BATCH=64 LIMIT=150", "check": "MODEL=lenet"}
 WIDTH = 300  # of what is printed of the words
 SECONDS = {"run": 60, "check": 120}
 MEANT = "if that is meant, FIRST_CHECK=0"
@@ -102,7 +102,7 @@ def build(entries, name=""):
         if not os.path.exists(path) or open(path).read() != text:
             open(path, "w").write(text)
     programs = [f"{FOLDER}/{name}{n}/check" for n in range(len(copies))]
-    make = ["nice", "make", "-k", "--no-print-directory", "BACKEND=cpu", *programs, "build/data.ok"]
+    make = ["nice", "make", "-k", "--no-print-directory", "BACKEND=cpu", *programs, "data"]
     if subprocess.run(make).returncode:
         sys.exit("a copy does not compile: see above")
     return programs
@@ -110,7 +110,8 @@ def build(entries, name=""):
 
 def start(program, number, what, options):
     """-> was something noticed, the words, seconds"""
-    words = [*OPTIONS[what].split(), "--log", "/dev/null", *options]  # an option given twice: the last one counts
+    words = [*OPTIONS[what].split(), "LOG=/dev/null", *options]
+    words = list({word.split("=")[0]: word for word in words}.values())  # the last of each name
     begin = time.time()
     try:
         p = subprocess.run([program, *words], capture_output=True, text=True,

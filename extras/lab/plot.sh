@@ -1,8 +1,8 @@
 #!/bin/sh
-# sh extras/lab/plot.sh 'FILE.csv ...': train loss and test accuracy over epochs, in build/plot.svg and
-# .png; where gnuplot is missing, the accuracy as text
+# plot.sh NAME=value ...: train loss and test accuracy over epochs of the logs RUNS, by default LOG, in
+# build/plot.svg and .png; where gnuplot is missing, the accuracy as text
 #
-# sh extras/lab/plot.sh --about FILE.csv: the columns model, gpus, allreduce, lr, if the log has them
+# plot.sh --about FILE.csv: the columns model, gpus, allreduce, lr, if the log has them
 set -f
 if [ "$1" = --about ]; then
     exec awk -F, 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i }
@@ -11,11 +11,24 @@ if [ "$1" = --about ]; then
                 $at["model"], $at["gpus"], $at["allreduce"], $at["lr"]
         }' "$2"
 fi
+log=build/log.csv runs=''
+for word; do
+    case $word in
+    RUNS=*) runs=${word#RUNS=} ;;
+    LOG=*) log=${word#LOG=} ;;
+    *)
+        echo "make plot: ${word%%=*} is not for it: RUNS and LOG are" >&2
+        exit 1
+        ;;
+    esac
+done
+runs=${runs:-$log}
 if command -v gnuplot >/dev/null; then
-    sh extras/lab/draw.sh accuracy "$1" build/plot.svg && exec sh extras/lab/draw.sh accuracy "$1" build/plot.png
+    sh extras/lab/draw.sh accuracy "$runs" build/plot.svg &&
+        exec sh extras/lab/draw.sh accuracy "$runs" build/plot.png
     exit 1
 fi
-for log in $1; do
+for log in $runs; do
     [ -r "$log" ] || { echo "no picture of $log: it cannot be read (make run)" >&2; exit 1; }
     awk -F, -v run="$log" -v width=60 -v height=20 '
         NR > 1 && NF >= 3 { acc[++n] = $3 }

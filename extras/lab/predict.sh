@@ -1,26 +1,40 @@
 #!/bin/sh
-# What an exchange takes on other machines.
+# predict.sh WHAT PROGRAM NAME=value ...: what an exchange takes on another machine, FABRIC.
 #
-#   predict.sh exercise FABRICS ALGORITHM ROWS         what the judge has counted (its --rows),
-#              beside naive: microseconds
-#   predict.sh bench FABRIC ALGORITHMS LAB OPTION ...  4 KB to 1 GB, of messages in proportion to
-#              those of MODEL's gradients, on 2 to 1024 devices: build/allreduce.csv, .svg, and
-#              map.svg, which is fastest; with machines (8xnvlink+ethernet100) flat and as extras/nodes/
-#   predict.sh scale FABRIC ALGORITHM LAB OPTION ...   a training step on 1 to 1024 devices, from
-#              one that is measured on a single device here: build/scale.csv, .svg. STEP_MS: as
-#              if it took so long there
+#   predict.sh exercise ROWS ...   what the judge has counted (its ROWS), beside naive: microseconds
+#   predict.sh trace LAB ...       what three steps do, and when: build/trace.json, .svg
+#   predict.sh bench LAB ...       4 KB to 1 GB, of messages in proportion to those of MODEL's
+#              gradients, on 2 to 1024 devices: build/allreduce.csv, .svg, and map.svg, which is
+#              fastest; with machines (8xnvlink+ethernet100) flat and as nodes/
+#   predict.sh scale LAB ...       a training step on 1 to 1024 devices, from one that is measured on
+#              a single device here: build/scale.csv, .svg. STEP_MS: as if it took so long there
 #
 # `LAB dry-run` prints what is enqueued, `LAB trace` when it ran; build/simulate, made of
-# simulate.cc and fabric.h, says how long it takes there. Empty words: the usual ones.
-what=$1 fabrics=$2 algorithms=$3 lab=$4
-shift 4
+# simulate.cc and fabric.h, says how long it takes there.
+what=$1 lab=$2
+shift 2
+fabrics='' algorithms='' batch_word='' STEP_MS='' profile='' trace_ms=''
+for word; do # the words for this script; the others are left for LAB
+    shift
+    value=${word#*=}
+    case $what/$word in
+    */FABRIC=*) fabrics=$value ;;
+    */ALLREDUCE=* | */KVSTORE=*) algorithms=$value ;;
+    trace/PROFILE=*) profile=$value ;;
+    trace/TRACE_MS=*) trace_ms=$value ;;
+    scale/STEP_MS=*) STEP_MS=$value ;;
+    scale/BATCH=*) batch_word=$word ;;
+    scale/GPUS=* | scale/STEPS=* | scale/SPLIT=* | scale/OVERLAP=*) ;; # it has its own
+    *) set -- "$@" "$word" ;;
+    esac
+done
 own=build/predict.$$ # files of this run: another one may be on its way
 rows=$own/dry-run.csv
 mkdir -p $own || exit 1
 trap 'rm -rf $own' EXIT
 trap 'exit 130' INT HUP TERM
 devices='2 4 8 16 32 64 128 256 512 1024'
-node=${fabrics%%x*} # devices of a machine, in 8xnvlink+ethernet100: as extras/nodes/ sums
+node=${fabrics%%x*} # devices of a machine, in 8xnvlink+ethernet100: as nodes/ sums
 case $node in '' | *[!0-9]*) node= ;; esac
 
 case $what in
@@ -38,6 +52,15 @@ exercise)
     k=$(sed -n '1s/.*, \([0-9]*\) device.*/\1/p' "${lab%%.naive*}")
     echo "   simulated, on $k devices"
     ;;
+trace)
+    case $lab in build/cpu/*) here=emulated ;; *) here=here ;; esac
+    $lab trace ${algorithms:+"ALLREDUCE=$algorithms"} "$@" >build/trace.csv &&
+        build/simulate trace "${fabrics:-$here}" build/trace.json build/trace.svg "$profile" \
+            "$trace_ms" <build/trace.csv &&
+        printf '%s\n' build/trace.svg \
+            'build/trace.json: for https://ui.perfetto.dev or chrome://tracing'
+    exit
+    ;;
 bench)
     echo 'fabric,by,gpus,bytes,us' | tee build/allreduce.csv
     for k in $devices; do
@@ -46,7 +69,7 @@ bench)
         case $fabrics in sockets* | *x*+*) [ "$k" -le 256 ] || none=sharded ;; esac
         if [ "$node" ] && [ "$k" -gt "$node" ]; then # machines have no host in common
             no_host=host
-            for name in ${algorithms:-ring tree}; do more="$more extras/nodes/$name"; done
+            for name in ${algorithms:-ring tree}; do more="$more nodes/$name"; done
         fi
         all=''
         for name in ${algorithms:-naive bucket host by_tensor sharded ring tree}; do
@@ -57,9 +80,9 @@ bench)
             if [ "$algorithm" = optimum ]; then
                 build/simulate optimum "$fabrics" "$k" >$rows.times || exit 1
             else
-                case $algorithm in extras/nodes/*) in_nodes="--node $node" ;; *) in_nodes= ;; esac
+                case $algorithm in nodes/*) in_nodes="DRY_NODE=$node" ;; *) in_nodes= ;; esac
                 # shellcheck disable=SC2086
-                $lab dry-run --devices "$k" "$@" --allreduce "${algorithm#nodes/}" $in_nodes \
+                $lab dry-run DRY_GPUS="$k" "$@" ALLREDUCE="${algorithm#nodes/}" $in_nodes \
                     >$rows || exit 1
                 build/simulate sweep "$fabrics" <$rows >$rows.times || exit 1
             fi
@@ -82,27 +105,29 @@ bench)
     sh extras/lab/draw.sh map build/map.dat build/map.svg "$fabrics" || true
     ;;
 scale)
+    fabrics=${fabrics:-pcie}
     printf '%s\n' "${STEP_MS:-1}" | grep -xE '[0-9]*[.]?[0-9]*' | grep -q '[1-9]' || {
         echo "STEP_MS=$STEP_MS: milliseconds are wanted, such as 16.5" >&2
         exit 1
     }
-    $lab trace "$@" --steps 1 --gpus 1 >$own/step.csv || exit 1
+    # shellcheck disable=SC2086
+    $lab trace "$@" $batch_word STEPS=1 GPUS=1 >$own/step.csv || exit 1
     title=$(sed -n '1s/^# \(.*, batch [0-9]*\),.*/\1/p' $own/step.csv)
     batch=${title##* }
     eighth=$((batch < 8 ? 1 : batch / 8))
-    $lab trace "$@" --steps 1 --gpus 1 --batch $eighth >$own/eighth.csv || exit 1
+    $lab trace "$@" STEPS=1 GPUS=1 BATCH=$eighth >$own/eighth.csv || exit 1
     algorithm=${algorithms:-naive} one=
     echo "$title, on $fabrics: a step on k devices, from one that is measured here on a single" \
         "device${STEP_MS:+, as if that took $STEP_MS ms}."
     echo 'strong: with this minibatch on all; weak: on each. Efficiency: of k times the speed.'
     echo 'k,overlap,strong_ms,strong,weak_ms,weak' >build/scale.csv
-    for overlap in '' --overlap; do
+    for overlap in '' OVERLAP=1; do
         printf '%5s %12s %11s %12s %11s   %s\n' k 'strong, ms' efficiency 'weak, ms' efficiency \
             "$algorithm${overlap:+ with OVERLAP=1}"
         for k in 1 $devices; do
             # shellcheck disable=SC2086
-            $lab dry-run --devices "$k" "$@" --allreduce "$algorithm" $overlap \
-                ${node:+--node "$node"} >$rows || exit 1
+            $lab dry-run DRY_GPUS="$k" "$@" $batch_word ALLREDUCE="$algorithm" $overlap \
+                ${node:+DRY_NODE="$node"} >$rows || exit 1
             # shellcheck disable=SC2086
             times=$(build/simulate scale "$fabrics" "$k" $own/step.csv $own/eighth.csv \
                 $STEP_MS <$rows) || exit 1

@@ -108,7 +108,7 @@ static void show() {
     };
     const size_t mine = index(options.allreduce), yours = index("yours");
     if (mine == of.names.size())
-        throw Verdict("--allreduce " + options.allreduce + ": unknown, there are " +
+        throw Verdict("ALLREDUCE=" + options.allreduce + " is unknown: there are " +
                       listed(of.names));
     if (options.given == 1 || options.given > limits::shown_devices)
         throw Verdict(

@@ -1,11 +1,23 @@
 #!/bin/sh
-# sh extras/lab/sweep.sh 'GPUS ...' 'LR ...' BATCH PROGRAM OPTION ...     an empty word: as by default
+# sweep.sh PROGRAM NAME=value ...
 #
-# Trains with every learning rate on every number of devices, BATCH samples for each device. Prints
-# the test accuracies as a table, writes them to build/sweep.csv and draws build/sweep.svg. A run
-# that diverges is a result, nan; any other failure ends the sweep.
-devices=${1:-1 2} rates=${2:-0.05 0.1 0.2 0.4} batch_of_each=${3:-256}
-shift 3
+# Trains with each learning rate of SWEEP_LR on each number of devices of SWEEP_GPUS, with BATCH
+# samples for each device. Prints the test accuracies as a table, writes them to build/sweep.csv and
+# draws build/sweep.svg. A run that diverges is a result, nan; any other failure ends the sweep.
+program=$1
+shift
+devices='1 2' rates='0.05 0.1 0.2 0.4' batch_of_each=256
+for word; do # the words for this script; the others are left for the program
+    shift
+    value=${word#*=}
+    case $word in
+    SWEEP_GPUS=*) devices=$value ;;
+    SWEEP_LR=*) rates=$value ;;
+    BATCH=*) batch_of_each=$value ;;
+    GPUS=* | LR=* | LOG=*) ;; # it has its own
+    *) set -- "$@" "$word" ;;
+    esac
+done
 set -f
 mkdir -p build/sweep || exit 1
 echo 'gpus,batch,lr,test_acc' >build/sweep.csv
@@ -21,7 +33,7 @@ for lr in $rates; do
         esac
         log=build/sweep/gpus$gpus-lr$lr.csv
         rm -f "$log"
-        if "$@" --gpus "$gpus" --batch "$batch" --lr "$lr" --log "$log" \
+        if "$program" "$@" GPUS="$gpus" BATCH="$batch" LR="$lr" LOG="$log" \
             >build/sweep/out 2>build/sweep/err; then
             acc=$(tail -n 1 "$log" | cut -d, -f3)
         elif grep -q 'the loss is' build/sweep/err; then

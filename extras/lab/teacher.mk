@@ -5,32 +5,32 @@
 # DIR            folder that make handout makes; or make page, by default build/page
 # HIDE           algorithms that it leaves out, by default all but naive and bucket
 # NAMES          mistakes that make plant tries: parts of their names; by default all
+own += NAMES
 
 .PHONY: handout grade plant
 
 handout:  ## a copy for students in DIR, without the solutions, or without HIDE
-	@python3 extras/lab/handout.py $(call quote,$(value DIR)) $(call quote,$(value HIDE))
+	@python3 extras/lab/handout.py $(words)
 plant:  ## plant the mistakes of extras/lab/mistakes.txt: do make run and make check explain them?
-	@python3 extras/lab/plant.py try $(value NAMES)
+	@python3 extras/lab/plant.py try $(NAMES)
 
 # Any .cu, in a folder of its own
 ifeq ($(dir),build/gpu)
-compile_submission = $(NVCC) $(nvcc_flags) -DSUBMISSION='"@SUBMISSION@"' extras/lab/worker.cu -o @WORKER@
+compile_submission = $(NVCC) $(nvcc_flags) -DSUBMISSION='"@SUBMISSION@"' \
+    extras/lab/worker.cu -o @WORKER@
 else
 compile_submission = $(compile_worker) -DSUBMISSION='"@SUBMISSION@"' -x c++ \
     build/cpp/extras/lab/worker.cu -o @WORKER@
 grade: $(compiled_once) $(call lab_cpp,worker) build/cpp/extras/lab/wrong/yours.h
 endif
 grade: backend build/cpu/judge  ## judge what is in SUBMISSIONS, each by itself: build/grades
-	@python3 extras/lab/grade.py --submissions $(call quote,$(value SUBMISSIONS)) \
-	    --only=$(call quote,$(value ONLY)) --judge=$(call quote,$(judged)) \
-	    $(if $(filter build/cpu,$(dir)),--translate extras/cpu/to_cpp.sed) \
-	    --compiler $(call quote,$(compile_submission))
+	@python3 extras/lab/grade.py $(if $(filter build/cpu,$(dir)),TRANSLATE=extras/cpu/to_cpp.sed) \
+	    COMPILER='$(subst ','\'',$(compile_submission))' $(words)
 
 # Copies of mgpu.cu with planted mistakes
 .PRECIOUS: build/cpp/build/plant/%/mgpu.cu
-build/plant/%/check: build/cpp/build/plant/%/mgpu.cu $(call lab_cpp,plant) build/cpp/extras/lab/check.cu \
-    build/cpu/flags $(compiled_once)
+build/plant/%/check: build/cpp/build/plant/%/mgpu.cu $(call lab_cpp,plant) \
+    build/cpp/extras/lab/check.cu build/cpu/flags $(compiled_once)
 	@echo $@
 	@$(CXX) $(cpu_flags) -w -iquote extras/lab $(once_cpu) -DPROGRAM='"../../build/plant/$*/mgpu.cu"' \
 	    -x c++ build/cpp/extras/lab/plant.cu -o $@

@@ -82,11 +82,12 @@ static Run judged(const std::string &options, const std::string &environment = "
                   const std::string &worker = "wrong") {
     static const std::string judge = std::filesystem::absolute("build/cpu/judge");
     TestFolder folder;
-    const std::string command = "cd " + shell_quoted(folder.path) +
-                                " && exec >out 2>&1; unset CUDA_CPU_DEVICES; export "
-                                "TSAN_OPTIONS=\"$TSAN_OPTIONS log_path=stderr\"; " +
-                                environment + " " + judge + " --worker " +
-                                shell_quoted(beside(worker)) + " " + options;
+    const std::string command =
+        "cd " + shell_quoted(folder.path) +
+        " && exec >out 2>&1; unset CUDA_CPU_DEVICES; export "
+        "TSAN_OPTIONS=\"$TSAN_OPTIONS log_path=stderr\"; " +
+        environment + " " + judge + " " + options +
+        (contains(options, "WORKER=") ? "" : " WORKER=" + shell_quoted(beside(worker)));
     const int status = system(command.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_text(folder.file("out")), ""};
 }
@@ -110,7 +111,7 @@ TEST_CASE("judge: each file of extras/lab/wrong/ gets the verdict in its first l
         const std::string name = entry.path().stem(), text = read_text(entry.path());
         const std::string verdict = text.substr(3, text.find('\n') - 3);
         const std::string seconds = contains(verdict, "no answer within") ? "1" : "3";
-        const Run run = judged("--gpus 4 --seed 0 --seconds " + seconds + " --allreduce " + name);
+        const Run run = judged("GPUS=4 SEED=0 SECONDS=" + seconds + " ALLREDUCE=" + name);
         CAPTURE(name);
         check_parts(run.out, verdict);
         const bool right = text.find("\n// Right: ") < text.size();
@@ -125,7 +126,7 @@ TEST_CASE("show: what the page plays has the judge's counts, its times, and show
     const TestFolder folder;
     auto shown = [&](const std::string &name) {
         const Run run =
-            judged("--gpus 4 --allreduce " + name + " --show " + shell_quoted(folder.file("json")));
+            judged("GPUS=4 ALLREDUCE=" + name + " SHOW=" + shell_quoted(folder.file("json")));
         CHECK(run.status == 0);
         return std::pair(run.out, read_text(folder.file("json")));
     };
@@ -148,7 +149,7 @@ TEST_CASE("show: what the page plays has the judge's counts, its times, and show
     }
     // What the judge's own rows would take on the last network, where bytes count
     const std::string rows = shell_quoted(folder.file("rows")), total = folder.file("total");
-    CHECK(judged("--gpus 4 --allreduce ring --rows " + rows).status == 0);
+    CHECK(judged("GPUS=4 ALLREDUCE=ring ROWS=" + rows).status == 0);
     CHECK(
         system(("build/simulate total ethernet10 <" + rows + " >" + shell_quoted(total)).c_str()) ==
         0);
@@ -163,21 +164,22 @@ TEST_CASE("show: what the page plays has the judge's counts, its times, and show
     check_parts(twice,
                 "\"added_back\":{\"2\": ... \"right\":false ... [[1,0,50,17]] ... \"yours\":");
     check_parts(shown("crash").second, "\"3\":{\"error\":\"crash, k = 3 ... segmentation fault");
-    const Run run = judged("--show no-such-folder/json");
+    const Run run = judged("SHOW=no-such-folder/json");
     check_parts(run.out, "cannot write no-such-folder/json");
     CHECK(run.status == 1);
-    check_parts(judged("--show json --fabric nothing").out, "FABRIC=nothing is unknown: ... pcie");
-    check_parts(judged("--show json --allreduce no").out, "no: unknown, there are naive, bucket");
-    check_parts(judged("--show json --gpus 9").out, "make show has 2 to 8 devices, not 9");
+    check_parts(judged("SHOW=json FABRIC=nothing").out, "FABRIC=nothing is unknown: ... pcie");
+    check_parts(judged("SHOW=json ALLREDUCE=no").out,
+                "ALLREDUCE=no is unknown: there are naive, bucket");
+    check_parts(judged("SHOW=json GPUS=9").out, "make show has 2 to 8 devices, not 9");
 }
 TEST_CASE("judge: each seed has other numbers, and finds the same") {
     for (int seed : {1, 77, 123456789}) {
-        const Run run = judged(format("--gpus 2 --seed %d --allreduce mean", seed));
+        const Run run = judged(format("GPUS=2 SEED=%d ALLREDUCE=mean", seed));
         check_parts(run.out, "it is the mean ... to look at it: make show GPUS=2 ALLREDUCE=mean");
         CHECK(contains(run.out, format("SEED=%d gives these numbers again", seed)));
         CHECK(!contains(run.out, "not 5 (")); // seed 0's sum
     }
-    const Run shifted = judged("--gpus 2 --seed 240 --allreduce shifted_parts");
+    const Run shifted = judged("GPUS=2 SEED=240 ALLREDUCE=shifted_parts");
     check_parts(shifted.out, "the sum of an index 1 further on");
 }
 TEST_CASE("judge: right algorithms pass, with their costs beside naive's and the optimum's" *
@@ -195,40 +197,43 @@ TEST_CASE("judge: right algorithms pass, with their costs beside naive's and the
                  {"by_tensor", 2, {}}};
     for (const auto &c : cases) {
         const Run run =
-            judged(format("--points --gpus %d --allreduce %s", c.gpus, c.name), "", "wrong");
+            judged(format("POINTS=1 GPUS=%d ALLREDUCE=%s", c.gpus, c.name), "", "wrong");
         CAPTURE(run.out);
         CHECK((run.status == 0 && contains(run.out, std::string(c.name) + ": passed")));
         CHECK(contains(run.out, "Score: 100/100"));
         for (const char *row : c.rows) CHECK(contains(run.out, row));
     }
-    const Run staged = judged("--gpus 2 --allreduce naive", "export CUDA_CPU_PEERS=0;");
+    const Run staged = judged("GPUS=2 ALLREDUCE=naive", "export CUDA_CPU_PEERS=0;");
     check_parts(staged.out,
                 "naive: the host waits in the tutorial's naive, too: on this machine that is not");
-    const Run other = judged("--gpus 2 --allreduce owner", "export CUDA_CPU_PEERS=0;");
+    const Run other = judged("GPUS=2 ALLREDUCE=owner", "export CUDA_CPU_PEERS=0;");
     check_parts(other.out, "owner: the host waits in the tutorial's naive, too ... owner: passed");
 }
 TEST_CASE("judge: where naive fails nobody else is blamed; an untouched slot is named" *
           doctest::skip(no_training)) {
-    const Run broken =
-        judged("--gpus 2 --model resnet18 --allreduce owner", "export CUDA_CPU_MEMORY=1;");
+    const Run broken = judged("GPUS=2 MODEL=resnet18 ALLREDUCE=owner", "export CUDA_CPU_MEMORY=1;");
     check_parts(broken.out, "judge: naive ... tutorial's own: an edit outside of owner, or this "
                             "machine, is to blame. owner is not judged");
     CHECK(broken.status == 1);
-    const Run untouched = judged("--gpus 4 --allreduce yours");
+    const Run untouched = judged("GPUS=4 ALLREDUCE=yours");
     check_parts(untouched.out, "yours: passed, and is still the tutorial's algorithm. What");
-    CHECK(!contains(judged("--gpus 4 --allreduce owner").out, "still the tutorial's"));
+    CHECK(!contains(judged("GPUS=4 ALLREDUCE=owner").out, "still the tutorial's"));
 }
 TEST_CASE("judge: wrong arguments, a worker that is none") {
     for (const auto &mistake : std::vector<std::pair<std::string, std::string>>{
-             {"--allreduce magic", "--allreduce magic: unknown, there are naive, bucket"},
-             {"--gpus 17", "--gpus 17: a whole number from 1 to 16 is wanted"},
-             {"--gpus two", "--gpus two: a whole number"},
-             {"--model alexnet", "--model alexnet: unknown, there are lenet"},
-             {"--gpuss 2", "unknown option --gpuss"},
-             {"--gpus", "--gpus wants a value"},
-             {"ring", "unknown argument ring"},
-             {"--worker no-such-program", "no-such-program cannot be started"},
-             {"--worker /bin/true", "has ended, with status 0"}}) {
+             {"ALLREDUCE=magic", "ALLREDUCE=magic is unknown: there are naive, bucket"},
+             {"GPUS=17", "GPUS=17: a whole number from 1 to 16 is wanted"},
+             {"GPUS=two", "GPUS=two: a whole number"},
+             {"MODEL=alexnet", "MODEL=alexnet is unknown: there are lenet"},
+             {"LR=0.1",
+              "LR is unknown to the judge: options are NAME=value, and it has ALLREDUCE,"},
+             {"--gpus 2", "--gpus is unknown to the judge: options are NAME=value"},
+             {"GPUS=", "GPUS has no value: write GPUS=value"},
+             {"GPUS=2 GPUS=2", "GPUS is given twice"},
+             {"KVSTORE=local ALLREDUCE=ring", "KVSTORE and ALLREDUCE: one is enough"},
+             {"ring", "ring is unknown to the judge"},
+             {"WORKER=no-such-program", "no-such-program cannot be started"},
+             {"WORKER=/bin/true", "has ended, with status 0"}}) {
         const std::string options = mistake.first, says = mistake.second;
         const Run run = judged(options);
         CAPTURE(options);
@@ -240,13 +245,15 @@ TEST_CASE("judge: ThreadSanitizer sees an allreduce's missing event within three
     const char *worker = getenv("RACE_WORKER"); // beside these tests: of make race
     if (!worker) return needs_tsan();
     auto found = [&](const std::string &algorithm, const std::string &line) {
-        const std::string out = judged("--gpus 2 --allreduce " + algorithm, "", worker).out;
+        const std::string out = judged("GPUS=2 ALLREDUCE=" + algorithm, "", worker).out;
         return contains(out, "ThreadSanitizer: data race") && contains(out, "race on gpu(") &&
                contains(out, line);
     };
     for (const auto &mistake : std::map<std::string, std::string>{
-             {"no_wait_before", "(copy_too_early) enqueued at extras/lab/wrong/no_wait_before.cu:17"},
-             {"no_wait_after", "(copy_and_go_on) enqueued at extras/lab/wrong/no_wait_after.cu:20"}}) {
+             {"no_wait_before",
+              "(copy_too_early) enqueued at extras/lab/wrong/no_wait_before.cu:17"},
+             {"no_wait_after",
+              "(copy_and_go_on) enqueued at extras/lab/wrong/no_wait_after.cu:20"}}) {
         const std::string name = mistake.first, says = "a message " + mistake.second;
         CAPTURE(name);
         CHECK((found(name, says) || found(name, says) || found(name, says)));
@@ -1098,7 +1105,7 @@ TEST_CASE("lab summary counts parameters and FLOPs") {
         if (small_only && n.parameters > 1000000) continue;
         CAPTURE(n.model);
         std::string text; // with single spaces
-        for (char c : output_of(folder, "summary --batch 2 --model " + std::string(n.model)))
+        for (char c : output_of(folder, "summary BATCH=2 MODEL=" + std::string(n.model)))
             if (c != ' ' || (!text.empty() && text.back() != ' ')) text += c;
         CHECK(contains(text, "\n" + std::string(n.row) + " "));
         const std::string total = "\n" + std::string(n.model) + " ";
@@ -1114,8 +1121,7 @@ TEST_CASE("lab summary counts parameters and FLOPs") {
 }
 TEST_CASE("lab trace prints a row for each operation") {
     TestFolder folder;
-    const std::string out =
-        output_of(folder, "trace --gpus 2 --batch 8 --steps 2 --allreduce ring");
+    const std::string out = output_of(folder, "trace GPUS=2 BATCH=8 STEPS=2 ALLREDUCE=ring");
     const std::string head = "# lenet, batch 8, 2 devices, ring, 516272 bytes of gradients\n"
                              "device,lane,stream,kind,name,begin,end,src,dst,bytes,after\n";
     CHECK(out.compare(0, head.size(), head) == 0);
@@ -1135,7 +1141,7 @@ TEST_CASE("lab trace prints a row for each operation") {
 }
 TEST_CASE("lab profile, whose shares add up to 100%") {
     TestFolder folder;
-    const std::string out = output_of(folder, "profile --gpus 2 --batch 2 --steps 3");
+    const std::string out = output_of(folder, "profile GPUS=2 BATCH=2 STEPS=3");
     CHECK(out.rfind("lenet, batch 2, 2 devices, naive: ", 0) == 0);
     for (int c : {0, 1}) {
         const size_t at = out.find("gpu(" + std::to_string(c) + "): idle for ");
@@ -1170,21 +1176,20 @@ TEST_CASE("lab profile, whose shares add up to 100%") {
 }
 TEST_CASE("lab dry-run prints the messages of devices that are not there") {
     TestFolder folder;
-    const std::string out = output_of(folder, "dry-run --devices 1024 --allreduce tree");
+    const std::string out = output_of(folder, "dry-run DRY_GPUS=1024 ALLREDUCE=tree");
     // 129068 numbers, and 980 more: equal chunks
     CHECK(contains(out, "# lenet, batch 256, 1024 devices, tree, 520192 bytes of gradients\n"));
     size_t messages = 0;
     for (size_t at = 0; (at = out.find(",message,message,0,0,", at)) != std::string::npos; at++)
         messages++;
     CHECK(messages == 2 * 1023);
-    check_line(run_in_shell(folder, "", "dry-run --devices 1025").err,
-               "--devices 1025: a whole number from 1 to 1024 is wanted");
+    check_line(run_in_shell(folder, "", "dry-run DRY_GPUS=1025").err,
+               "DRY_GPUS=1025: a whole number from 1 to 1024 is wanted");
 }
-TEST_CASE("lab bench --what allreduce times every algorithm" * doctest::skip(small_only)) {
+TEST_CASE("lab bench BENCH=allreduce times every algorithm" * doctest::skip(small_only)) {
     TestFolder folder; // with 2 MiB a device the larger sizes are skipped
     std::filesystem::create_directory(folder.file("build"));
-    const std::string out =
-        output_of(folder, "bench --what allreduce --gpus 2", "CUDA_CPU_MEMORY=2");
+    const std::string out = output_of(folder, "bench BENCH=allreduce GPUS=2", "CUDA_CPU_MEMORY=2");
     const std::string csv = read_text(folder.file("build/bench.csv"));
     CHECK(csv.compare(0, 44, "what,model,by,gpus,batch,bytes,us,rate,unit\n") == 0);
     for (std::string name : {"naive", "bucket", "host", "by_tensor", "sharded", "ring", "tree"})
@@ -1200,22 +1205,20 @@ TEST_CASE("lab bench --what allreduce times every algorithm" * doctest::skip(sma
     CHECK((!contains(csv, "rebind") && !contains(csv, "local") &&
            contains(out, "1048576 bytes and more: skipped")));
 }
-TEST_CASE("lab bench --what kernels times the kernels of each rung" * doctest::skip(small_only)) {
+TEST_CASE("lab bench BENCH=kernels times the kernels of each rung" * doctest::skip(small_only)) {
     TestFolder folder;
     std::filesystem::create_directory(folder.file("build"));
-    const bool tuned = std::any_of(flags.begin(), flags.end(), [](const Flag &f) {
-        return std::string(f.name) == "kernels"; // extras/fast/ is there
-    });
+    const bool tuned = find_option("KERNELS"); // extras/fast/ is there
     auto rows = [&](const std::string &more) {
-        output_of(folder, "bench --what kernels --gpus 1 --batch 1 " + more);
+        output_of(folder, "bench BENCH=kernels GPUS=1 BATCH=1 " + more);
         return read_text(folder.file("build/bench.csv"));
     };
-    const std::string one = tuned ? "tiled" : "plain", csv = rows(tuned ? "--kernels tiled" : "");
+    const std::string one = tuned ? "tiled" : "plain", csv = rows(tuned ? "KERNELS=tiled" : "");
     for (std::string layer : {"lenet conv2", "resnet18 3x3", "lenet dense1"})
         CHECK(contains(csv, "\nkernels," + layer + "," + one + ",1,1,,"));
     if (!tuned) return;
     CHECK((!contains(csv, "plain") && !contains(csv, "fast") && !contains(csv, "tf32")));
-    const std::string tf32 = rows("--precision tf32"), all = rows("");
+    const std::string tf32 = rows("PRECISION=tf32"), all = rows("");
     CHECK((contains(tf32, ",tf32,1,1,,") && !contains(tf32, "fast")));
     for (std::string rung : {"plain", "tiled", "fast", "tf32"})
         CHECK(contains(all, "\nkernels,lenet conv2," + rung + ",1,1,,"));
@@ -1223,9 +1226,9 @@ TEST_CASE("lab bench --what kernels times the kernels of each rung" * doctest::s
 TEST_CASE("lab: what is wrong is said in a line") {
     TestFolder folder;
     for (const auto &[line, says] : std::vector<std::pair<std::string, std::string>>{
-             {"bench --what x", "--what x: unknown, there are all, step, allreduce, kernels"},
-             {"trace --what step", "--what: not with trace"},
-             {"profile --devices 2", "--devices: not with profile"}}) {
+             {"bench BENCH=x", "BENCH=x is unknown: there are all, step, allreduce, kernels"},
+             {"trace BENCH=step", "BENCH is not for trace"},
+             {"profile DRY_GPUS=2", "DRY_GPUS=2 is unknown: "}}) {
         const Run run = run_in_shell(folder, "", line);
         CHECK(run.status == 1);
         check_line(run.err, "mgpu: " + says);

@@ -34,7 +34,7 @@ static std::string explain(float got, float sum, int i, int n) {
 }
 
 static void exercise_nodes() {
-    if (nodes < 2 || nodes > 16) error("--exercise judges on 2 to 16 nodes, not on %d", nodes);
+    if (nodes < 2 || nodes > 16) error("exercise judges on 2 to 16 nodes, not on %d", nodes);
     alarm(patience);
     for (int n : {0, 1, nodes - 1, nodes, nodes + 1, 1000, 107768}) {
         std::vector<float> a(n), b(n);

@@ -167,8 +167,7 @@ static void train_on_nodes(float lr) {
     float acc = 0;
     int steps = 0;
     bool more = true;
-    for (int epoch = 0; epoch < first_epoch; epoch++) train_iter.reset();
-    for (int epoch = first_epoch; epoch < options.epochs && more; epoch++) {
+    for (int epoch = 0; epoch < options.epochs && more; epoch++) {
         timer.start();
         train_iter.reset();
         while (more && train_iter.next(X, y)) {
@@ -188,7 +187,7 @@ static void train_on_nodes(float lr) {
         acc = accuracy_on_nodes(device_params, test_iter,
                                 first_devices(options.evaluate_all ? options.gpus : 1));
         animator.add(epoch + 1, acc, timer.times.back());
-        save_checkpoint(device_params[0], epoch, train_iter.begin);
+        save_params(device_params[0]);
     }
     std::string where;
     for (int i = 0; i < nodes; i++)
@@ -254,11 +253,12 @@ static void meet_nodes() {
             data = 31 * data + hash_of({bytes->begin(), bytes->end()});
     std::ifstream program("/proc/self/exe", std::ios::binary);
     const std::string text =
-        training() + format(" EPOCHS=%d STEPS=%d REPLICA_CHECK=%d FIRST_CHECK=%d data=%zx "
-                            "program=%zx",
-                            options.epochs, options.steps, options.replica_check,
-                            options.first_check, data,
-                            hash_of({std::istreambuf_iterator<char>(program), {}}));
+        format("MODEL=%s GPUS=%d BATCH=%d LR=%.8g EPOCHS=%d STEPS=%d SEED=%d SHUFFLE=%d LIMIT=%d "
+               "ALLREDUCE=%s OVERLAP=%d REPLICA_CHECK=%d FIRST_CHECK=%d data=%zx program=%zx",
+               options.model.c_str(), options.gpus, options.batch, options.lr, options.epochs,
+               options.steps, options.seed, options.shuffle, options.limit,
+               options.allreduce.c_str(), options.overlap, options.replica_check,
+               options.first_check, data, hash_of({std::istreambuf_iterator<char>(program), {}}));
     char bytes[2000] = {};
     text.copy(bytes, sizeof bytes - 1);
     from_node_0(bytes, sizeof bytes);
@@ -271,19 +271,17 @@ static void meet_nodes() {
     alarm(0);
 }
 
-static bool exercise = false;
+static bool exercise = false; // the first word: judge ring_between_nodes
 // The options, as mgpu.cu would complete them for the devices of all nodes together.
 static bool parse_options_of_nodes(int argc, char **argv) {
-    flags.push_back({"exercise", nullptr, &exercise, "judge ring_between_nodes"});
-    for (Flag &f : flags) {
-        if (!strcmp(f.name, "gpus"))
-            f.field = Setter([gpus = f](const char *value) {
-                set(gpus, value);
-                options.gpus *= nodes;
-            });
-        if (!strcmp(f.name, "split") && nodes > 1)
-            f.field = Setter([](auto) { error("is for one process: leave NODES out"); });
-    }
+    if (argc > 1 && !strcmp(argv[1], "exercise")) exercise = true, argc--, argv++;
+    Option *const gpus = find_option("GPUS"), *const split = find_option("SPLIT");
+    gpus->field = Setter([gpus = *gpus](const std::string &value) mutable {
+        set_option(gpus, value);
+        options.gpus *= nodes;
+    });
+    if (nodes > 1)
+        split->field = Setter([](auto) { error("SPLIT is for one process: leave NODES out"); });
     options.gpus = nodes;
     if (!parse_options(argc, argv)) return false;
     options.gpus /= nodes;
@@ -293,10 +291,8 @@ static bool parse_options_of_nodes(int argc, char **argv) {
 
 static void run_on_nodes() {
     if (node > 0) // node 0 reads, logs and saves
-        options.init = options.save = options.resume = "", options.log = "/dev/null";
+        options.init = options.save = "", options.log = "/dev/null";
     printf("operators: %s\n", operators.name.c_str());
-    // SAVE and RESUME name how many nodes there are, which decides the bits, too
-    if (nodes > 1) operators.name = str(nodes) + " nodes with " + operators.name;
     const int cores = std::thread::hardware_concurrency() / neighbours / options.gpus;
     if (on_cpu) setenv("CUDA_CPU_CORES", str(std::max(1, cores)).c_str(), 0);
     if (nodes > 1)
@@ -305,7 +301,6 @@ static void run_on_nodes() {
     set_up(options.gpus, false, place * options.gpus);
     meet_nodes();
     for (const Tensor &p : params) from_node_0(p.ptr(), sizeof(float) * size(p));
-    from_node_0(&first_epoch, sizeof first_epoch);
     const Exchange sum = [](const Grads &grads) {
         run_allreduce(options.allreduce, grads);
         sum_over_nodes(grads);

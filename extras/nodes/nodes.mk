@@ -1,9 +1,11 @@
-# Several machines: with NODES or HOSTS, make run and make exercise start extras/nodes/nodes.cu by MPI.
+# Several machines: with NODES or HOSTS, make run and make exercise start nodes.cu by MPI.
 
 # NODES          processes, started by MPI, each with GPUS devices of its own
 # HOSTS          file with the names of their machines, for mpirun; by default all run here
 # MPICXX         MPI's compiler, for NODES
 MPICXX ?= mpicxx
+own += NODES HOSTS MPICXX
+source ?= mgpu.cu
 
 no_mpi = $(foreach x,mpirun $(MPICXX),$(if $(shell command -v $x),,no $x: NODES wants MPI, in \
     Debian openmpi-bin and libopenmpi-dev))
@@ -19,7 +21,7 @@ wrong_hosts = $(shell awk '/^[ \t]*[^ \t\#\r]/ { some = 1 } \
     /\r$$/ { bad = "its lines end as those of Windows do: sed -i s/.$$// removes that"; exit } \
     !/$(host_line)/ { bad = "line " NR ", " $$0 ": pc01, say, or pc01 slots=2 is wanted"; exit } \
     END { print bad ? bad : some ? "" : "a file with a machine in each line is wanted" }' \
-    $(call quote,$(value HOSTS)) 2>/dev/null || echo it cannot be read)
+    '$(subst ','\'',$(value HOSTS))' 2>/dev/null || echo it cannot be read)
 
 ifneq ($(value NODES)$(value HOSTS),)
   $(need_mpi)
@@ -30,10 +32,10 @@ ifneq ($(value NODES)$(value HOSTS),)
   wrong := $(if $(value HOSTS),$(wrong_hosts))
   $(if $(wrong),$(error HOSTS=$(value HOSTS): $(wrong)))
   start := $(mpirun) $(if $(value NODES),-n $(value NODES)) \
-      $(if $(value HOSTS),--hostfile $(call quote,$(value HOSTS)))
+      $(if $(value HOSTS),--hostfile '$(subst ','\'',$(value HOSTS))')
   program := build/mpi/nodes
-  why += with $(if $(value NODES),$(value NODES) processes) on \
-      $(or $(value HOSTS),$(shell nproc) cores)
+  backend += with $(if $(value NODES),$(value NODES) processes) on \
+      $(or $(subst ',,$(value HOSTS)),$(shell nproc) cores)
 endif
 
 # Of NODES, on the backend: nvcc's host compiler is MPI's, which calls g++
@@ -44,9 +46,10 @@ mpi_gpu = $(NVCC) $(nvcc_flags) -ccbin $(MPICXX)
 mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) -x c++
 in_cpp := $(if $(filter build/cpu,$(dir)),build/cpp/)
 mpi = $(if $(in_cpp),$(mpi_cpu),$(mpi_gpu)) $(source_flags) -DPROGRAM='"../../$(source)"'
+build/included/flags: flags = $(source) $(source_flags)
 build/mpi/nodes build/mpi_asan/nodes build/mpi_race/nodes: build/mpi%/nodes: \
     $(in_cpp)extras/nodes/nodes.cu $(in_cpp)extras/nodes/exercise.h $(in_cpp)$(source) $(in_cpp)mgpu.cu \
-    $(if $(in_cpp),$(source_needs_cpp) extras/cpu/cuda_runtime.h,$(source_needs)) build/source \
+    $(if $(in_cpp),$(source_needs_cpp) extras/cpu/cuda_runtime.h,$(source_needs)) build/included/flags \
     build/mpi%/flags
 	$(need_mpi)$(call mpi,$(*:_%=%)) $< -o $@
 build/cpp/extras/nodes/%: extras/nodes/% extras/cpu/to_cpp.sed
@@ -55,17 +58,17 @@ build/mpi/flags build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi,$(
 
 ifneq ($(start),)
 exercise: backend $(program)
-	@$(start) $(program) --exercise $(options)
+	@$(start) $(program) exercise $(words)
 endif
 
 .PHONY: nodes nodes_asan nodes_race
-nodes: backend $(program) build/mpi/nodes $(dataset)  ## tests of NODES on this machine (MPI)
+nodes: backend $(program) build/mpi/nodes data  ## tests of NODES on this machine (MPI)
 	@sh extras/nodes/test.sh $(program) build/mpi/nodes $(mpirun)
 # MPI's own leaks and locks are suppressed by name
-nodes_asan: build/mpi_asan/nodes $(dataset)
+nodes_asan: build/mpi_asan/nodes data
 	@ASAN_OPTIONS=fast_unwind_on_malloc=0 \
 	    LSAN_OPTIONS=suppressions=extras/nodes/mpi.lsan:print_suppressions=0 \
-	    $(mpirun) -n 2 $< --gpus 2 --limit 90 --batch 40 --epochs 1 --overlap --log build/nodes_log
-nodes_race: build/mpi_race/nodes $(dataset)
-	@TSAN_OPTIONS="exitcode=66 suppressions=extras/nodes/mpi.tsan" $(mpirun) -n 2 $(setarch) $< --gpus 2 \
-	    --limit 6 --batch 4 --epochs 1 --no-first-check --overlap --log build/nodes_log
+	    $(mpirun) -n 2 $< GPUS=2 LIMIT=90 BATCH=40 EPOCHS=1 OVERLAP=1 LOG=build/nodes_log
+nodes_race: build/mpi_race/nodes data
+	@TSAN_OPTIONS="exitcode=66 suppressions=extras/nodes/mpi.tsan" $(mpirun) -n 2 $(setarch) $< \
+	    GPUS=2 LIMIT=6 BATCH=4 EPOCHS=1 FIRST_CHECK=0 OVERLAP=1 LOG=build/nodes_log

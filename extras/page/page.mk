@@ -1,18 +1,18 @@
 # mgpu.cu as a page for a browser, and its tests. The Makefile includes this file where it is there.
 
 # DIR            folder that make handout makes; or make page, by default build/page
+page: own += DIR
 
 .PHONY: page page_test
-page: build/page_venv/requirements.txt build/cpu/mgpu build/cpp/mgpu.cu build/data.ok
+page: build/page_venv/requirements.txt build/cpu/mgpu build/cpp/mgpu.cu data
 has_show := $(wildcard extras/lab/show.html)
 ifneq ($(has_show),)
-page: ALLREDUCE ?= ring
-page: GPUS ?= 4
 page: show # for section 7
+page: words += $(if $(value ALLREDUCE),,ALLREDUCE=ring) $(if $(value GPUS),,GPUS=4)
 endif
 page:  ## mgpu.cu beside its comments, for a browser: index.html in DIR
-	@folder=$(call quote,$(or $(value DIR),build/page)); mkdir -p build/page "$$folder" && \
-	build/cpu/mgpu --gpus 2 --steps 1 --limit 2 --log build/page/log.csv >build/page/output && \
+	@folder='$(subst ','\'',$(or $(value DIR),build/page))'; mkdir -p build/page "$$folder" && \
+	build/cpu/mgpu GPUS=2 STEPS=1 LIMIT=2 LOG=build/page/log.csv >build/page/output && \
 	sed -n '/^<!-- explorer/,/^<!-- .explorer/p' $(if $(has_show),build/show.html,/dev/null) \
 	    >build/page/explorer && build/page_venv/bin/python extras/page/page.py mgpu.cu \
 	    build/cpp/mgpu.cu build/page/output build/page/explorer "$$folder/index.html" -xc++ \
@@ -21,14 +21,14 @@ page:  ## mgpu.cu beside its comments, for a browser: index.html in DIR
 chromium = $(shell command -v chromium || command -v chromium-browser)
 page_test:
 	@$(if $(chromium),,echo 'page_test: skipped: no Chromium (apt-get install chromium)'; exit;) \
-	$(if $(has_show),$(MAKE) show SUBMISSION=extras/lab/wrong/counted_twice.cu && mkdir -p build/page && \
-	    mv build/show.html build/page/wrong.html &&) $(MAKE) page build/page_venv/tests DIR= && \
+	$(if $(has_show),$(MAKE) show SUBMISSION=extras/lab/wrong/counted_twice.cu && \
+	    mkdir -p build/page && mv build/show.html build/page/wrong.html &&) \
+	$(MAKE) page build/page_venv/tests DIR= && \
 	FILES='build/page/index.html $(if $(has_show),build/show.html build/page/wrong.html)' \
 	    CHROMIUM=$(chromium) build/page_venv/bin/python -Bm pytest -qp no:cacheprovider extras/page/tests.py
 build/page_venv/tests: build/page_venv/requirements.txt
 	@build/page_venv/bin/python -m pip install -q $(page_tests) && touch $@
 page_tests = pytest==9.2.0 playwright==1.65.2 axe-playwright-python==0.1.8
-# Packages of Python, in a folder of their own
 build/page_venv/requirements.txt: extras/page/requirements.txt
 	@mkdir -p build; python3 -m venv build/page_venv >build/page_venv.log 2>&1 || \
 	    { echo 'page: python3 with its venv is missing: apt-get install python3-venv' >&2; exit 1; }

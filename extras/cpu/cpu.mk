@@ -1,51 +1,32 @@
-# What a first reading of the Makefile, which includes it, leaves out: misspelt variables, the CPU
-# stand-in, the tests under sanitizers and in a GPU's order of lanes, the sizes of the parts.
+# The CPU stand-in; the tests under sanitizers and in other orders of lanes; programs of one's own.
 
-# A variable on the command line is one of these, or for CUDA or its stand-in, or misspelt
-variables := $(shell sed -nE 's/^. ([A-Z_]+)  .*/\1/p' $(makefiles))
-typed := $(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v))
-misspelt := $(firstword $(filter-out $(variables) CUDA_% CC MAKE MAKEFLAGS SHELL,$(typed)))
-# Other programs' words for them
-words := LEARNING_RATE=LR ETA=LR BATCH_SIZE=BATCH NUM_GPUS=GPUS NGPUS=GPUS DEVICES=GPUS \
-    NUM_EPOCHS=EPOCHS MAX_STEPS=STEPS NETWORK=MODEL DATASET=DATA CHECKPOINT=SAVE
-ifneq ($(and $(misspelt),$(filter 0,$(MAKELEVEL))),)
-  $(if $(filter NCCL_%,$(misspelt)),$(error $(misspelt) does nothing here: there is no NCCL. \
-      make help lists what there is))
-  word := $(patsubst $(misspelt)=%,%,$(filter $(misspelt)=%,$(words)))
-  $(if $(word),$(error $(misspelt) is unknown: here it is $(word). make help lists all))
-  meant := $(shell printf '%s\n' $(variables) | awk -v typed=$(call quote,$(misspelt)) '{ \
-      rest = $$0; alone = 0; \
-      for (i = 1; i <= length(typed); i++) alone += !sub(toupper(substr(typed, i, 1)), "", rest); \
-      print alone + length(rest), $$0 }' | sort -n | sed 's/.* //; q')
-  $(error $(misspelt) is unknown: did you mean $(meant)? make help lists all)
-endif
-
-# A word that doctest would not heed
-ifneq ($(and $(filter command,$(origin T)),$(filter-out -%,$(firstword $(value T)))),)
-  $(error T=$(value T) is no option of the tests: try T='-tc=$(value T)*', or T=--help)
-endif
+# MARCH          processor of the stand-in; empty where the compiler does not know -march=native
+# CPUFLAGS       compiler flags of the stand-in
+# LANES          orders of lanes for make lanes: by default forwards backwards 1, and 2 under asan
+# FILE           make cu: the program, a .cu file or several, such as FILE='own.cu kernels.cu'
+# ARGS           make cu: words for the program, written as in a shell
+# CHECK          make cu: asan, race or lanes looks for what make asan, make race, make lanes find
+own += MARCH CPUFLAGS LANES FILE ARGS CHECK
 
 # ----- The stand-in ---------------------------------------------------------------------------
 
 CXX := $(if $(filter default,$(origin CXX)),$(notdir \
     $(shell command -v g++ || command -v clang++ || echo g++)),$(CXX))
-# MARCH          processor of the stand-in; empty where the compiler does not know -march=native
 MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && echo -march=native)
-# CPUFLAGS       compiler flags of the stand-in
-# (wide: AVX-512 where there is one, which compilers avoid on some processors that have it)
+# AVX-512 where there is one: compilers avoid it on some processors that have it
 wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 2>&1 && \
     echo -mprefer-vector-width=512)
-# (g++: -Og, and garbage of up to a GB, compile quickly; kernels get -O3 in extras/cpu/cuda_runtime.h)
+# (g++: -Og, and garbage of up to a GB, compile quickly; kernels get -O3 in cuda_runtime.h)
 CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra \
     $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed -fstack-clash-protection,\
     -Og --param ggc-min-heapsize=1000000)
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Iextras/cpu
-# DOCTEST        doctest's header: the system's, or the one that make brings
-DOCTEST ?= $(firstword $(wildcard /usr/include/doctest/doctest.h \
-    /usr/local/include/doctest/doctest.h) build/doctest/doctest.h)
 doctest = -isystem $(dir $(DOCTEST))
 linked = -DDOCTEST_LINKED $(doctest) # doctest's own code is compiled once, as doctest.o
-build/doctest/doctest.h: ; @sh data/fetch.sh doctest
+
+# What is built again when the compiler, its flags or, because of -march=native, the processor change
+build/%/flags: flags = $(CXX) $(cpu_flags) $(flags_$*) $(processor)
+processor := $(shell grep -m1 '^model name' /proc/cpuinfo)
 
 build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
     build/cpp/mgpu.cu extras/cpu/cuda_runtime.h build/%/flags
@@ -93,18 +74,17 @@ build/cpu/cuda_runtime.o: build/cpu/functions.h build/cpu/flags
 
 # ----- Sanitizers and orders of lanes ---------------------------------------------------------
 
-# PEERS          0 copies between devices through the host, where the direct way changes bytes
-word_if_0 += PEERS
-# LANES          orders of lanes for make lanes: by default forwards backwards 1, and 2 under asan
+# The short trainings of race and sanitize have these options of their own
+race sanitize: own += BATCH LIMIT EPOCHS LOG FIRST_CHECK
 # What make asan, make race and make lanes add to them
 flags_asan := -Og -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 flags_race := -fsanitize=thread
 flags_lanes := -DMGPU_LANES
 flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
 
-.PHONY: asan race lanes limits sanitize FORCE
+.PHONY: asan race lanes limits sanitize
 asan_tests += build/asan/tests build/asan/runtime_tests
-asan: build/asan/tests build/asan/runtime_tests $(dataset)  ## tests under AddressSanitizer, UBSan
+asan: build/asan/tests build/asan/runtime_tests data  ## tests under AddressSanitizer, UBSan
 	@$(call run_tests,$(asan_tests))
 # The kernel may spread addresses too widely for ThreadSanitizer: setarch -R turns that off
 tsan = sh extras/cpu/race.sh $(setarch)
@@ -114,12 +94,12 @@ core_race_tests := $(if $(value ALLREDUCE),,build/race/tests build/race/runtime_
 race_tests += $(core_race_tests)
 race_program := build/race/mgpu
 race_trains := yes
-race: $(core_race_tests) $(dataset)  ## tests, a training under ThreadSanitizer
+race: $(core_race_tests) data  ## tests, a training under ThreadSanitizer
 	@$(if $(strip $(race_tests)),$(call run_tests,$(race_tests),$(tsan)))
 	@set -e; $(race_more)
 	@$(if $(race_trains),$(MAKE) --no-print-directory $(race_program))
-	@$(if $(race_trains),$(tsan) $(race_program) --gpus 2 --batch 8 --limit 12 --epochs 1 \
-	    --no-first-check --log build/race/log $(options))
+	@$(if $(race_trains),$(tsan) $(race_program) FIRST_CHECK=0 LOG=build/race/log \
+	    $(if $(value GPUS),,GPUS=2) BATCH=8 LIMIT=12 EPOCHS=1 $(words))
 	@echo 'race: none found'
 
 # A program whose CUDA calls fail when FAIL_AT says so
@@ -130,20 +110,20 @@ build/limits/failing: build/cpp/mgpu.cu build/cpu/flags $(compiled_once)
 	    if (const char *at = getenv("FAIL_AT")) \
 	    if (++calls == atol(at)) code = cudaErrorLaunchFailure; else; else calls++;' $< >$@.cc
 	@$(CXX) $(cpu_flags) -w $(once_cpu) -x c++ $@.cc -o $@
-limits: build/cpu/mgpu build/limits/failing $(dataset)  ## kills, full disks, failing calls
+limits: build/cpu/mgpu build/limits/failing data  ## kills, full disks, failing calls
 	@bash extras/cpu/limits.sh
 # All but what trains for long or is not about kernels, in each order of warps and lanes; what is
 # about kernels alone under AddressSanitizer too, unless LANES says which orders
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
-lanes_asan_T := $(if $(filter command,$(origin T)),$(value T), \
+lanes_asan_T := $(if $(filter command,$(origin T)),$(T), \
     -tc='conv*,matmul*,linear*,*pool*,relu*,add*,*norm*,softmax*,allreduce*,tuned*')
 lanes_tests += build/lanes/tests build/cpu/runtime_tests
-lanes_asan_tests += $(if $(value LANES),,build/lanes_asan/tests)
-lanes: $(if $(value LANES),,build/lanes_asan/tests)
-lanes: build/lanes/tests build/cpu/runtime_tests $(dataset)  ## tests in a GPU's shape, lane by lane
+lanes_asan_tests += $(if $(LANES),,build/lanes_asan/tests)
+lanes: $(if $(LANES),,build/lanes_asan/tests)
+lanes: build/lanes/tests build/cpu/runtime_tests data  ## tests in a GPU's shape, lane by lane
 	@for order in $(or $(LANES),forwards backwards 1); do echo "CUDA_CPU_LANES=$$order" >&2; \
 	    ($(call run_tests,$(lanes_tests),env CUDA_CPU_LANES=$$order)) || exit 1; done
-	@set -f; $(if $(value LANES),:,echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2); \
+	@set -f; $(if $(LANES),:,echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2); \
 	for tests in $(lanes_asan_tests); do \
 	    CUDA_CPU_LANES=2 $$tests $(lanes_asan_T) || [ $$? = 4 ] || exit 1; done
 
@@ -154,17 +134,12 @@ sanitizer = $(checker) --report-api-errors no --error-exitcode 1
 sanitize:  ## tests (but whole trainings), a short training under compute-sanitizer (GPU)
 	@$(if $(has_gpu),,echo 'make sanitize needs a GPU: none found' >&2; exit 1)
 	@$(if $(checker),,echo 'make sanitize needs compute-sanitizer (CUDA Toolkit)' >&2; exit 1)
-	@$(MAKE) --no-print-directory BACKEND=cuda build/gpu/mgpu build/gpu/tests $(dataset)
-	@set -f; $(sanitizer) build/gpu/tests $(if $T,$(value T),-tce=program*,train*)
+	@$(MAKE) --no-print-directory BACKEND=cuda build/gpu/mgpu build/gpu/tests data
+	@set -f; $(sanitizer) build/gpu/tests $(or $(T),-tce=program*,train*)
 	@set -e; for tool in memcheck racecheck initcheck synccheck; do \
 	    echo "compute-sanitizer --tool $$tool"; \
-	    $(sanitizer) --tool $$tool build/gpu/mgpu --gpus 2 --batch 64 --limit 160 \
-	        --epochs 1 --log build/gpu/log.csv $(options); done
-
-# What the programs of other folders include: rewritten only when that changes
-build/source: FORCE
-	@mkdir -p $(@D); echo $(call quote,$(source) $(source_flags)) >$@.$$$$; \
-	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+	    $(sanitizer) --tool $$tool build/gpu/mgpu $(if $(value GPUS),,GPUS=2) BATCH=64 LIMIT=160 \
+	        EPOCHS=1 LOG=build/gpu/log.csv $(words); done
 
 # ----- Sizes ----------------------------------------------------------------------------------
 
@@ -172,3 +147,43 @@ build/source: FORCE
 .PHONY: size
 size:  ## lines of each part, and of code among them, against its limit
 	@sh extras/cpu/size.sh
+
+# ----- A program of one's own: make cu compiles and starts it, on a GPU or on the stand-in ------
+
+# Warnings are nvcc's or, of the stand-in, none. As nvcc does, g++ includes the runtime's header by
+# itself: compiled before, or, under a sanitizer, with all of its functions. -O2, since such
+# a program often computes all once more on the host: 15 times as fast there as -Og.
+cu_on := $(if $(CHECK),cpu,$(notdir $(dir)))
+cu_flags = $(patsubst -Og,-O2,$(filter-out -Wall -Wextra -Werror,$(cpu_flags)))
+cu_once := $(if $(filter asan race,$(CHECK)),,build/cu/headers.h.gch build/cu/cuda_runtime.o)
+cu_needs := $(if $(CHECK),,backend) $(if $(filter cpu,$(cu_on)),$(cu_once))
+cu_gpu = $(filter-out -Xcompiler -Wall$(comma)-Wextra -Werror all-warnings,$(nvcc_flags))
+comma := ,
+cu_compile = $(if $(filter gpu,$(cu_on)),$(NVCC) $(cu_gpu),\
+    $(CXX) $(cu_flags) $(flags_$(filter-out lanes,$(CHECK))) -iquote . \
+    -include $(if $(cu_once),build/cu/headers.h,extras/cpu/cuda_runtime.h))
+cu programs: export CU_ON = $(cu_on)
+cu programs: export CU_GPUS = $(value GPUS)
+cu programs: export CU_COMPILE = $(cu_compile)
+cu programs: export CU_OBJECTS = $(filter %.o,$(cu_once))
+cu programs: export CU_SETARCH = $(if $(filter race,$(CHECK)),$(setarch))
+
+.PHONY: cu programs programs_nvcc
+cu: $(cu_needs)  ## a program of your own: make cu FILE=own.cu
+	@sh extras/cpu/cu.sh $(value ARGS)
+
+build/cu/headers.h: extras/cpu/cuda_runtime.h extras/cpu/split.awk
+	@mkdir -p $(@D); $(split) >$@.$$$$ && mv $@.$$$$ $@
+build/cu/headers.h.gch: build/cu/headers.h build/cpu/flags
+	@{ $(CXX) $(cu_flags) -x c++-header $< -o $@.$$$$ && mv $@.$$$$ $@; } 2>/dev/null || : >$@
+
+build/cu/cuda_runtime.o: build/cpu/functions.h build/cpu/flags
+	@$(CXX) $(cu_flags) -include $< -x c++ -c /dev/null -o $@
+
+# Small programs of a first course: each prints what its head says
+programs: $(cu_needs)  ## run the programs of extras/cpu/programs
+	@sh extras/cpu/programs.sh extras/cpu/programs/*.cu
+programs_nvcc:
+	@mkdir -p build/cu; printf '%s\n' extras/cpu/programs/*.cu | xargs -P 2 -I FILE sh -c '$(NVCC) \
+	    -std=c++17 -arch=sm_90 -c "$$1" -o "build/cu/$$(basename "$$1").o"' compile FILE
+	@echo 'nvcc compiles all of extras/cpu/programs'

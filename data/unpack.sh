@@ -1,0 +1,39 @@
+#!/bin/sh
+# sh data/unpack.sh [DATA=FOLDER] [WORD ...]
+#
+# Prepares the data set in FOLDER, by default data. A file that lies there packed is unpacked below
+# build/. What is missing in data/ or data/mnist/ is downloaded first. Other words are ignored.
+folder=data
+for word; do
+    case $word in DATA=*) folder=${word#DATA=} ;; esac
+done
+names='train-images-idx3-ubyte train-labels-idx1-ubyte t10k-images-idx3-ubyte t10k-labels-idx1-ubyte'
+
+unpacked() {  # unpacked NAME: is the file there, plain, and not older than its archive?
+    [ -e "$folder/$1" ] ||
+        { [ -f "build/$folder/$1" ] &&
+            [ ! "$(find "$folder/$1.gz" -newer "build/$folder/$1" 2>/dev/null)" ]; }
+}
+for name in $names; do unpacked "$name" || missing=yes; done
+[ "$missing" ] || exit 0
+
+case ${folder%/} in
+data | ./data) sh data/fetch.sh data || exit 1 ;;
+data/mnist | ./data/mnist) sh data/fetch.sh mnist || exit 1 ;;
+esac
+for name in $names; do
+    archive=$folder/$name.gz
+    if unpacked "$name" || [ ! -e "$archive" ]; then continue; fi  # the program says what is missing
+    case /$folder/ in */../*)
+        echo "DATA=$folder: archives are unpacked into build/: give a path without .." >&2
+        exit 1 ;;
+    esac
+    part=build/$folder/$name.$$
+    trap 'rm -f "$part"' EXIT
+    trap 'exit 1' HUP INT PIPE TERM
+    if ! mkdir -p "build/$folder" || ! gzip -dc "$archive" >"$part" ||
+        ! mv -f "$part" "build/$folder/$name"; then
+        echo "$archive cannot be unpacked into build/$folder/" >&2
+        exit 1
+    fi
+done
