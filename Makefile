@@ -53,8 +53,9 @@ known = $(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch))
 SM := $(or $(SM),$(if $(has_gpu),$(or $(filter $(gpus),$(known)),$(lastword $(known)))),75)
 
 # ----- What you can make --------------------------------------------------------------------------
-# The folders below extras/ add targets, tests, and options. With fast/, `make run` runs build/*/fast.
-program := $(dir)/mgpu
+# The folders below extras/ add targets, tests, and options. The program is mgpu.cu, or includes it.
+source := $(firstword $(wildcard extras/fast/fast.cu extras/networks/networks.cu) mgpu.cu)
+program := $(dir)/$(basename $(notdir $(source)))
 tests := $(dir)/tests
 DOCTEST := $(or $(wildcard /usr/include/doctest/doctest.h),build/doctest/doctest.h)
 usage:
@@ -64,7 +65,6 @@ unexport $(filter-out $(own),$(typed)) # make would expand a $ in them
 
 .PHONY: usage all run test data clean help backend FORCE
 .DELETE_ON_ERROR .SUFFIXES:
-
 all: $(dir)/mgpu $(tests)  ## build the program and the tests
 run: backend $(program) data  ## train: make run GPUS=2 BATCH=256 LR=0.2 EPOCHS=10
 	@$(start) $(program) $(words)

@@ -1,19 +1,19 @@
-// Training on multiple GPUs, from scratch: chapters of "Dive into Deep Learning" in one CUDA file.
+// Training on multiple GPUs, from scratch: a chapter of "Dive into Deep Learning" in one CUDA file.
 //
 //     make run GPUS=2      train LeNet on Fashion-MNIST on two devices
 //     make test            check every kernel, and that k devices learn what one device learns
 //
 // A first reading starts at section 2 and ends with section 6, the tutorial beside it: same titles,
 // names and order. Section 7 is its exercise, with a slot for an allreduce of your own. Sections 8
-// to 14 build what the tutorial takes for granted. Words in capitals: make's options.
+// to 13 build what the tutorial takes for granted. Words in capitals, such as GPUS, are options.
 //
 //   1. The vocabulary                    8. Kernels and operators
 //   2. A toy network                     9. Autograd
-//   3. Data synchronization             10. The other two networks
-//   4. Distributing data                11. Devices and memory
-//   5. Training                         12. Data, timing, files
-//   6. Experiment                       13. The first minibatch
-//   7. The allreduce lab                14. Program
+//   3. Data synchronization             10. Devices and memory
+//   4. Distributing data                11. Data, timing, files
+//   5. Training                         12. The first minibatch
+//   6. Experiment                       13. Program
+//   7. The allreduce lab
 //
 // Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K side of
 // a convolution kernel, k devices. All numbers are 32-bit floats. A gradient is called dX, dW, db.
@@ -63,13 +63,12 @@ struct Tensor {
     std::vector<int> shape;
     std::shared_ptr<float> data = nullptr;  // size(t) floats in the memory of `device`
     std::shared_ptr<Tensor> grad = nullptr; // of the same shape; null: no gradient is wanted
-    bool requires_grad = true;              // for get_params; false: a buffer (a running statistic)
+    bool requires_grad = true;              // false: it is not trained and gets no gradient
     float *ptr() const;                     // data.get()
 
-    // Of a gradient, for autograd (section 9):
-    unsigned written = 0; // the number of the backward pass that wrote it last
-    std::shared_ptr<struct Event> complete = nullptr; // recorded after that write
-    std::shared_ptr<struct Note> note = nullptr;      // null, but for `operators` of others
+    // Only of a gradient, see section 9:
+    bool stale = false;                              // it is to be zeroed before its next use
+    std::shared_ptr<struct Event> written = nullptr; // recorded after each write, of a parameter's
 };
 int size(const Tensor &t); // the product of the shape
 
@@ -82,10 +81,10 @@ Tensor rows(const Tensor &X, int begin, int end);        // X[begin:end]: same m
 
 // Operators. Each enqueues kernels, which a device runs later, and records its backward on a tape.
 
-// (N,C,H,W) (O,C,K,K) (O) -> (N,O,OH,OW), OH = (H + 2*padding - K)/stride + 1
-Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride = 1, int padding = 0);
+// (N,C,H,W) (O,C,K,K) (O) -> (N,O,OH,OW), OH = H - K + 1
+Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b);
 Tensor relu(const Tensor &X); // any shape -> the same
-// (N,C,H,W) -> (N,C,OH,OW), OH = (H - kernel_size)/stride + 1
+// (N,C,H,W) -> (N,C,OH,OW), OH = H / kernel_size, rounded down
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);
 // (N,C) (C,O) (O) -> (N,O): X @ W + b. (F.linear has W transposed.)
 Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b);
@@ -96,7 +95,7 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y); // (N,classe
 // LeNet as the tutorial writes it: its parameters, the model, its loss.
 
 std::vector<Tensor> params; // on the host
-std::vector<std::string> param_names = {"W1", "b1", "W2", "b2", "W3", "b3", "W4", "b4"};
+std::vector<std::string> param_names;
 
 // Initialize model parameters
 void init_params() {
@@ -110,6 +109,7 @@ void init_params() {
     Tensor W4 = normal(scale, {128, 10});
     Tensor b4 = full({10}, 0, cpu());
     params = {W1, b1, W2, b2, W3, b3, W4, b4};
+    param_names = {"W1", "b1", "W2", "b2", "W3", "b3", "W4", "b4"};
 }
 
 // Define the model
@@ -130,7 +130,7 @@ Tensor lenet(const Tensor &X, const std::vector<Tensor> &params) {
 // Cross-entropy loss function, one number for each sample
 Tensor loss(const Tensor &y_hat, const Tensor &y) { return softmax_cross_entropy(y_hat, y); }
 
-// The model that is trained: lenet, or another chapter's network (MODEL=, section 10)
+// The network that is trained. MODEL selects one of `models` (section 13).
 typedef std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> Net;
 Net net = lenet;
 
@@ -221,7 +221,7 @@ static Replicas replicate(const std::vector<Device> &devices) {
 }
 
 // data[c] lies on device c; afterwards each of them holds the elementwise sum of all. A received
-// copy is freed at once, but only later work of its device gets that memory (section 11).
+// copy is freed at once, but only later work of its device gets that memory (section 10).
 // With k devices and tensors of n bytes: 2(k-1) messages, all to or from device 0: (k-1)n each way.
 void allreduce(std::vector<Tensor> data) {
     for (size_t i = 1; i < data.size(); i++)
@@ -319,14 +319,13 @@ std::vector<Device> first_devices(int k) { // gpu(0) to gpu(k-1)
     return devices;
 }
 
-// The command line (section 14). batch, epochs, lr, allreduce: the model's own if 0 or empty.
+// The command line (section 13). batch, epochs, lr, allreduce: the model's own if 0 or empty.
 struct Options {
     int gpus = 1, batch = 0, epochs = 0; // batch: samples over all devices
     int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
     int seed = 0;             // of the parameters and of the order of the samples
     float lr = 0;
     bool shuffle = true, overlap = false, first_check = true, replica_check = true, peers = true;
-    bool evaluate_all = false; // test accuracy on all devices, not on the first alone
     std::string model = "lenet", allreduce;
     std::vector<int> split; // proportions of the devices' shards; empty: equal ones
     std::string data = "data", init, save, log = "build/log.csv"; // a folder, files
@@ -347,8 +346,6 @@ struct DataIter {
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // for training, for testing
 float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
                             Device device);
-float evaluate_accuracy_gpus(const Net &net, const Replicas &device_params, DataIter &test_iter,
-                             const std::vector<Device> &devices);
 struct Timer { // seconds, mean over start-stop pairs
     std::vector<double> times;
     double t0 = 0;
@@ -367,9 +364,11 @@ struct Animator {
     explicit Animator(int steps);
     void step(const std::vector<Tensor> &ls);       // a minibatch has been enqueued
     void add(int epoch, float acc, double seconds); // an epoch is done: a row
+    void add_to_log(int epoch, float acc, double seconds); // the row in the file
+    void clear_bar();
     void count();                                   // waits for the last minibatch
 };
-// Is the first step of k devices that of one device? Are the k replicas equal? (section 13)
+// Is the first step of k devices that of one device? Are the k replicas equal? (section 12)
 void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
                       const Replicas &device_params, float lr);
 void check_replicas(const Replicas &device_params);
@@ -402,11 +401,9 @@ void train(int num_gpus, int batch_size, float lr) {
         waitall(); // the text: after each minibatch; here animator.step waits for the last but one
         timer.stop();
         check_replicas(device_params);
-        if (options.evaluate_all) // the chapter's exercise 4
-            acc = evaluate_accuracy_gpus(net, device_params, test_iter, devices);
-        else // Verify the model on GPU 0
-            acc = evaluate_accuracy_gpu([&](const Tensor &x) { return net(x, device_params[0]); },
-                                        test_iter, devices[0]);
+        // Verify the model on GPU 0
+        acc = evaluate_accuracy_gpu([&](const Tensor &x) { return net(x, device_params[0]); },
+                                    test_iter, devices[0]);
         animator.add(epoch + 1, acc, timer.times.back());
         save_params(device_params[0]);
     }
@@ -453,15 +450,6 @@ void demos(int num_gpus) {
     printf("load into %s\n", str(devices).c_str());
     printf("output:\n");
     for (const Tensor &t : split) printf(" %s\n", to_string(t).c_str());
-}
-
-void demos_resnet18(int num_gpus); // the other chapters', in section 10
-void demos_lab_cnn(int num_gpus);
-void experiment() {
-    if (options.model == "resnet18") demos_resnet18(options.gpus);
-    else if (options.model == "lab_cnn") demos_lab_cnn(options.gpus);
-    else demos(options.gpus);
-    train(options.gpus, options.batch, options.lr);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -528,7 +516,6 @@ static void send(const std::vector<Message> &messages) {
     for (const auto &[src, dst] : messages) {
         if (size(src) != size(dst))
             error("send: %d numbers do not fit a tensor of %d", size(src), size(dst));
-        src.ptr(); // what was put off (section 9) is earlier work
         if (size(src) > 0 && !places.insert(dst.ptr()).second)
             error("send: two messages of a round go to the same place on %s: use an empty() each",
                   str(dst.device).c_str());
@@ -668,27 +655,6 @@ static void allreduce_rebind(const Grads &grads) {
     }
 }
 
-// --- launching a kernel: a function (__global__) that many threads run at once, in equal blocks.
-// f<<<blocks, threads, 0, stream>>>(x) enqueues it (0: bytes of more shared memory). A thread
-// computes element i = blockIdx.x * blockDim.x + threadIdx.x; those beyond the last do nothing.
-// Grids and blocks may have a y and a z, too (dim3). __device__: a function that kernels call.
-#ifdef CUDA_CPU
-constexpr bool on_cpu = true; // the stand-in, see extras/cpu/
-#else
-constexpr bool on_cpu = false;
-#endif
-constexpr int threads = 256;                         // of a block, where nothing else decides
-inline int blocks(long n, int per_block = threads) { // at least one: CUDA refuses to launch none
-    if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
-    return n > 0 ? (n + per_block - 1) / per_block : 1;
-}
-// Launches a kernel and checks the launch. A program that includes this file may have defined it.
-#ifndef LAUNCH
-#define LAUNCH(...)                                                                                \
-    (__VA_ARGS__, check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__))
-inline void touch(long) {} // so many numbers the next kernel uses: for programs that count bytes
-#endif
-
 // --- yours: the student's slot. It starts as the tutorial's algorithm; the contract is at the top
 // of this section. The tools:
 //   send       copyto(src, dst), one message, or send({{src, dst}, ...}), a round of them
@@ -725,7 +691,6 @@ static std::vector<Algorithm> algorithms = {
     {"naive", allreduce_naive},         {"bucket", allreduce_bucket},    {"host", allreduce_host},
     {"by_tensor", allreduce_by_tensor}, {"sharded", allreduce_sharded},  {"ring", allreduce_ring},
     {"tree", allreduce_tree},           {"rebind", allreduce_rebind},    {"yours", allreduce_yours},
-    {"local", allreduce_host},          {"device", allreduce_by_tensor}, // the lab's words
 };
 static const Algorithm &find_algorithm(const std::string &name) {
     std::string names;
@@ -781,113 +746,131 @@ Exchange exchange_by(const std::string &name, bool overlap) {
 
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
-// Each operation stands with its kernels, its forward and its backward, from an elementwise ReLU to
-// batch normalization: the simplest kernels that are right and not too slow to train with. Their
-// arguments are outputs, then inputs, then sizes. The backward of y = f(X) finds in dy the loss's
-// derivatives by the numbers of y, and adds to dX what follows for those of X: it adds, as others
-// may use X, too. An operator of your own starts as a copy of relu.
+// The simplest kernels that are fast enough to train with, from ReLU to convolution. An operator is
+// written as its kernels and then the function that launches them, forward and backward. To write
+// one of your own, start with a copy of relu.
+//
+// A kernel, marked __global__, is a function that many threads of a device run at the same time.
+// This launches one:
+//
+//     relu_kernel<<<blocks, threads, 0, stream>>>(y, X, n);
+//
+// The host enqueues it on the stream and goes on. When its turn comes, the device starts `blocks`
+// blocks of `threads` threads each. (0: the blocks need no more shared memory.) Each thread finds
+// out from its position which element it computes. With 3 blocks of 4 threads:
+//
+//     blockIdx.x       0 0 0 0   1 1 1 1   2 2 2 2
+//     threadIdx.x      0 1 2 3   0 1 2 3   0 1 2 3
+//     i                0 1 2 3   4 5 6 7   8 9 ...      i = blockIdx.x * blockDim.x + threadIdx.x
+//
+// If there are n = 10 elements, two threads of the last block have nothing to do: `if (i < n)`.
+// Blocks and threads can also be counted in two or three dimensions (.y and .z, dim3). Kernels may
+// call functions marked __device__.
 
-// What an operator takes from autograd (section 9): output() allocates y, record() puts the
-// backward onto the tape, a lambda with copies of its tensors, whose memory so lives until it has
-// run, and returns y; grad_of() says where dX is to be added.
-Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape);
-Tensor record(const Tensor &y, std::function<void()> backward);
-float *grad_of(const Tensor &X); // null where X wants no gradient
-bool recording = true;           // false under NoGrad
-void check_shape(const char *op, bool right, const char *wants, const std::vector<Tensor> &inputs);
-void same_device(const char *op, const std::vector<Tensor> &inputs);
+#ifdef CUDA_CPU
+constexpr bool on_cpu = true; // compiled by g++ with extras/cpu/cuda_runtime.h, the stand-in
+#else
+constexpr bool on_cpu = false;
+#endif
 
-// The table of operators. A null entry, as all are here, leaves the work to this section; a program
-// may put its own function there. Arguments have been checked; `op` is what the user called.
-struct Operators {
-    std::string name = "simple"; // what the first line of a run calls them
-    float rounding = 1e-3f; // a gradient's rounding errors, at most, as part of its largest number
-    Tensor (*conv2d)(const Tensor &X, const Tensor &W, const Tensor &b, const struct ConvShape &s);
-    Tensor (*linear)(const Tensor &X, const Tensor &W, const Tensor &b);
-    Tensor (*relu)(const Tensor &X);
-    Tensor (*add)(const Tensor &A, const Tensor &B);
-    Tensor (*pool2d)(const char *op, const Tensor &X, const struct PoolShape &s);
-    Tensor (*batch_norm)(const Tensor &X, const Tensor &gamma, const Tensor &beta,
-                         const Tensor &running_mean, const Tensor &running_var);
-    void (*sgd)(const std::vector<Tensor> &params, float lr, int batch_size);
-    // Enqueues what operators have put off: the device's last launch, and that of the noted tensor
-    void (*flush)(Device device, const std::shared_ptr<Note> &note);
-} operators;
+constexpr int threads = 256; // in a block
+
+// Return how many blocks have a thread for each of n elements. CUDA wants at least one block.
+inline int blocks(long n, int threads_per_block = threads) {
+    if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
+    return n > 0 ? (n + threads_per_block - 1) / threads_per_block : 1;
+}
+
+// Launch a kernel and check whether the launch has failed.
+#ifndef LAUNCH // a program that includes this file may have another one
+#define LAUNCH(...)                                                                                \
+    (__VA_ARGS__, check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__))
+#endif
+
+// --- functions of sections 9 and 10 that operators use
+
+// Fail unless `right` is true and all inputs are on the same device. `wants` describes the inputs.
+void check_inputs(const char *op, bool right, const char *wants, const std::vector<Tensor> &inputs);
+
+// Return y, the result of an operator, and record the operator's backward if an input wants a
+// gradient. backward(dy) gets dy, the gradient of the loss with respect to y, and adds to the
+// gradients of the inputs. It must add, because an input may be used by several operators. It keeps
+// copies of the tensors that it mentions, and with them their memory.
+typedef std::function<void(const Tensor &dy)> Backward;
+Tensor record(const char *op, Tensor y, const std::vector<Tensor> &inputs,
+              const Backward &backward);
+
+// Return the address of the gradient of X, or null if X wants none.
+float *grad_of(const Tensor &X);
 
 // --- relu
-// y = max(X, 0), NaN stays NaN. One thread per element.
+// y[i] = max(X[i], 0)
+//   X (n)   ->   y (n)
+// One thread per element. NaN stays NaN.
 __global__ void relu_kernel(float *y, const float *X, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = X[i] < 0 ? 0 : X[i];
 }
-// dX += dy where X > 0
+
+// dX[i] += dy[i] where X[i] > 0
+//   dy (n)   X (n)   ->   dX (n)
+// One thread per element.
 __global__ void relu_backward_kernel(float *dX, const float *dy, const float *X, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) dX[i] += X[i] > 0 ? dy[i] : 0;
 }
 
+// Same as F.relu(X).
 Tensor relu(const Tensor &X) {
-    if (operators.relu) return operators.relu(X);
-    Tensor y = output("relu", {X}, X.shape);
+    check_inputs("relu", true, "a tensor", {X});
     const int n = size(X);
+    const Tensor y = empty(X.shape, X.device);
     LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
-    return record(y, [=] {
-        LAUNCH(relu_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(
-            grad_of(X), y.grad->ptr(), X.ptr(), n));
+    return record("relu", y, {X}, [=](const Tensor &dy) {
+        float *dX = grad_of(X);
+        LAUNCH(relu_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, dy.ptr(), X.ptr(),
+                                                                             n));
     });
 }
 
 // --- in place, without gradients
+// a[i] = value. One thread per element.
 __global__ void fill_kernel(float *a, float value, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) a[i] = value;
 }
-void fill(const Tensor &a, float value) { // a[:] = value
+
+void fill(const Tensor &a, float value) {
     const int n = size(a);
     LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(a.device)>>>(a.ptr(), value, n));
 }
 
-// --- addition
-// y = A + B, where y may be A. One thread per element.
-__global__ void add_kernel(float *y, const float *A, const float *B, int n) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = A[i] + B[i];
+// a[i] += b[i]. One thread per element.
+__global__ void add_kernel(float *a, const float *b, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) a[i] += b[i];
 }
+
 void add_(const Tensor &a, const Tensor &b) {
-    same_device("add_", {a, b});
-    check_shape("add_", a.shape == b.shape, "two of the same shape", {a, b});
+    check_inputs("add_", a.shape == b.shape, "two of the same shape", {a, b});
     const int n = size(a);
-    float *const sum = a.ptr(); // before the launch: see Tensor::ptr
-    const float *const x = b.ptr();
-    LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(sum, sum, x, n));
-}
-// A + B, of one shape. They may be the same tensor: its gradient is then 2 dy.
-Tensor add(const Tensor &A, const Tensor &B) {
-    check_shape("add", A.shape == B.shape, "two of the same shape", {A, B});
-    if (operators.add) return operators.add(A, B);
-    Tensor y = output("add", {A, B}, A.shape);
-    const int n = size(A);
-    LAUNCH(add_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
-    return record(y, [=] {
-        const float *dy = y.grad->ptr();
-        for (const Tensor &X : {A, B}) // dX += dy
-            if (float *dX = grad_of(X))
-                LAUNCH(add_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, dX, dy, n));
-    });
+    float *sum = a.ptr();
+    const float *addend = b.ptr();
+    LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(sum, addend, n));
 }
 
 // --- sgd
+// param[i] -= lr * grad[i] / batch_size. One thread per element.
 __global__ void sgd_kernel(float *param, const float *grad, int n, float lr, float batch_size) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) param[i] -= lr * grad[i] / batch_size;
 }
 
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
     const Part update("update");
-    if (operators.sgd) return operators.sgd(params, lr, batch_size);
     for (const Tensor &p : params) {
         if (!p.grad) continue; // a buffer
-        same_device("sgd", {params[0], p});
+        check_inputs("sgd", true, "parameters", {params[0], p});
         const int n = size(p);
         LAUNCH(sgd_kernel<<<blocks(n), threads, 0, on(p.device)>>>(p.ptr(), p.grad->ptr(), n, lr,
                                                                    batch_size));
@@ -895,29 +878,39 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
 }
 
 // --- softmax cross-entropy
-// The sum of exp(z[j] - largest). It cannot overflow: it lies between 1 and `classes`.
+// Return the sum of exp(z[j] - largest) over j. With the largest logit subtracted nothing
+// overflows: the sum lies between 1 and `classes`.
 __device__ inline float exp_sum(const float *z, int classes, float *largest) {
     float sum = 0;
     *largest = z[0];
-    for (int j = 1; j < classes; j++) *largest = z[j] > *largest ? z[j] : *largest;
-    for (int j = 0; j < classes; j++) sum += expf(z[j] - *largest);
+    for (int j = 1; j < classes; j++) {
+        *largest = z[j] > *largest ? z[j] : *largest;
+    }
+    for (int j = 0; j < classes; j++) {
+        sum += expf(z[j] - *largest);
+    }
     return sum;
 }
-// l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]], the largest logit subtracted from both
-//   y_hat (N,classes)   y (N) class numbers   ->   l (N)   One thread per sample.
+
+// l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]]
+//   y_hat (N,classes)   y (N), class numbers   ->   l (N)
+// One thread per sample.
 __global__ void cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N,
                                      int classes) {
-    int n = blockIdx.x * blockDim.x + threadIdx.x;
+    const int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const float *z = y_hat + n * classes;
     float largest;
     const float sum = exp_sum(z, classes, &largest);
     l[n] = logf(sum) - (z[(int)y[n]] - largest);
 }
-// dy_hat[n,j] += dl[n] * (softmax(y_hat[n])[j] - [j == y[n]])
+
+// dy_hat[n,j] += dl[n] * (softmax(y_hat[n])[j] - (1 if j == y[n] else 0))
+//   dl (N)   y_hat (N,classes)   y (N)   ->   dy_hat (N,classes)
+// One thread per sample.
 __global__ void cross_entropy_backward_kernel(float *dy_hat, const float *dl, const float *y_hat,
                                               const float *y, int N, int classes) {
-    int n = blockIdx.x * blockDim.x + threadIdx.x;
+    const int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) return;
     const float *z = y_hat + n * classes;
     float largest;
@@ -928,95 +921,75 @@ __global__ void cross_entropy_backward_kernel(float *dy_hat, const float *dl, co
     }
 }
 
-// Same as nn.CrossEntropyLoss(reduction='none')(y_hat, y). y: whole numbers from 0 to classes-1.
+// Same as F.cross_entropy(y_hat, y, reduction='none'). y gets no gradient.
 Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
-    bool right = y_hat.shape.size() == 2 && y.shape == std::vector<int>{y_hat.shape[0]} &&
-                 y_hat.shape[1] > 0;
-    check_shape("softmax_cross_entropy", right, "(N,classes), (N)", {y_hat, y});
+    const bool right = y_hat.shape.size() == 2 && y.shape == std::vector<int>{y_hat.shape[0]} &&
+                       y_hat.shape[1] > 0;
+    check_inputs("softmax_cross_entropy", right, "(N,classes), (N)", {y_hat, y});
     const int N = y_hat.shape[0], classes = y_hat.shape[1], block = 64;
-    same_device("softmax_cross_entropy", {y_hat, y});
-    Tensor l = output("softmax_cross_entropy", {y_hat}, {N}); // y gets no gradient
+    const Tensor l = empty({N}, y_hat.device);
     LAUNCH(cross_entropy_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
         l.ptr(), y_hat.ptr(), y.ptr(), N, classes));
-    return record(l, [=] {
+    return record("softmax_cross_entropy", l, {y_hat}, [=](const Tensor &dl) {
+        float *dy_hat = grad_of(y_hat);
         LAUNCH(cross_entropy_backward_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
-            grad_of(y_hat), l.grad->ptr(), y_hat.ptr(), y.ptr(), N, classes));
+            dy_hat, dl.ptr(), y_hat.ptr(), y.ptr(), N, classes));
     });
 }
 
-// --- average and max pooling
-// y[n,c,i,j] = the mean, or the largest, of X[n,c,i*S+u,j*S+v] over u < KH, v < KW
+// --- average pooling
+// A plane is one channel of one image. The P = N*C planes are pooled independently.
 struct PoolShape {
-    int P, H, W, OH, OW, KH, KW, S; // P = N*C planes; OH = (H - KH)/S + 1, rounded down
-    int max;                        // 1: the largest, 0: the mean
+    int P, H, W, OH, OW, K; // OH = H / K and OW = W / K, rounded down
 };
-// Where the largest number of the window at x lies: the first of several; NaN is larger than any
-__device__ inline int argmax(const float *x, const PoolShape &s) {
-    int best = 0;
-    for (int u = 0; u < s.KH; u++)
-        for (int v = 0; v < s.KW; v++) {
-            const int at = u * s.W + v;
-            if (x[best] == x[best] && !(x[at] <= x[best])) best = at;
-        }
-    return best;
-}
-// X (P,H,W)   ->   y (P,OH,OW)   One thread per element of y.
-__global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
-    const int at = blockIdx.x * blockDim.x + threadIdx.x;
-    const int j = at % s.OW, i = at / s.OW % s.OH, p = at / s.OW / s.OH;
-    if (p >= s.P) return;
-    const float *x = X + (p * s.H + i * s.S) * s.W + j * s.S;
-    float sum = 0;
-    for (int u = 0; u < s.KH && !s.max; u++)
-        for (int v = 0; v < s.KW; v++) sum += x[u * s.W + v];
-    y[at] = s.max ? x[argmax(x, s)] : sum / (s.KH * s.KW);
-}
-// dX[h,w] += the sum of what the windows (i,j) that hold (h,w) give it: of each one's dy an equal
-// part, or all to its largest number. Window i has the rows from i*S to i*S+KH-1.
-//   dy (P,OH,OW)   X (P,H,W)   ->   dX (P,H,W)   One thread per element of dX.
-__global__ void pool2d_backward_kernel(float *dX, const float *dy, const float *X, PoolShape s) {
-    const int at = blockIdx.x * blockDim.x + threadIdx.x;
-    const int w = at % s.W, h = at / s.W % s.H, p = at / s.W / s.H;
+
+// y[p,i,j] = mean over u,v of X[p,i*K+u,j*K+v]
+//   X (P,H,W)   ->   y (P,OH,OW)
+// One thread per element of y.
+__global__ void avg_pool2d_kernel(float *y, const float *X, PoolShape s) {
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    const int j = index % s.OW, i = index / s.OW % s.OH, p = index / s.OW / s.OH;
     if (p >= s.P) return;
     float sum = 0;
-    for (int i = min(h / s.S, s.OH - 1); i >= 0 && i * s.S + s.KH > h; i--)
-        for (int j = min(w / s.S, s.OW - 1); j >= 0 && j * s.S + s.KW > w; j--) {
-            const float g = dy[(p * s.OH + i) * s.OW + j];
-            const int corner = (p * s.H + i * s.S) * s.W + j * s.S; // of the window, in X
-            if (!s.max) sum += g / (s.KH * s.KW);
-            else if (argmax(X + corner, s) == at - corner) sum += g;
+    for (int u = 0; u < s.K; u++) {
+        for (int v = 0; v < s.K; v++) {
+            sum += X[(p * s.H + i * s.K + u) * s.W + j * s.K + v];
         }
-    dX[at] += sum;
+    }
+    y[index] = sum / (s.K * s.K);
 }
 
-static Tensor pool2d(const char *op, const Tensor &X, int KH, int KW, int S, bool max) {
-    bool right =
-        X.shape.size() == 4 && S > 0 && KH > 0 && KW > 0 && X.shape[2] >= KH && X.shape[3] >= KW;
-    check_shape(op, right, "(N,C,H,W) with kernel_size <= H and W", {X});
-    const int N = X.shape[0], C = X.shape[1], H = X.shape[2], W = X.shape[3];
-    const PoolShape s = {N * C, H, W, (H - KH) / S + 1, (W - KW) / S + 1, KH, KW, S, max};
-    if (operators.pool2d) return operators.pool2d(op, X, s);
-    Tensor y = output(op, {X}, {N, C, s.OH, s.OW});
-    LAUNCH(pool2d_kernel<<<blocks(size(y)), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
-    return record(y, [=] {
-        LAUNCH(pool2d_backward_kernel<<<blocks(size(X)), threads, 0, on(X.device)>>>(
-            grad_of(X), y.grad->ptr(), X.ptr(), s));
-    });
+// dX[p,h,w] += dy[p,h/K,w/K] / K^2
+//   dy (P,OH,OW)   ->   dX (P,H,W)
+// One thread per element of dX. Rows and columns that do not fill a window get no gradient.
+__global__ void avg_pool2d_backward_kernel(float *dX, const float *dy, PoolShape s) {
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    const int w = index % s.W, h = index / s.W % s.H, p = index / s.W / s.H;
+    const int j = w / s.K, i = h / s.K;
+    if (p < s.P && i < s.OH && j < s.OW) {
+        dX[index] += dy[(p * s.OH + i) * s.OW + j] / (s.K * s.K);
+    }
 }
 
-// X (N,C,H,W)   ->   y (N,C,OH,OW). Same as F.avg_pool2d and F.max_pool2d(X, kernel_size, stride).
-Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
-    return pool2d("avg_pool2d", X, kernel_size, kernel_size, stride, false);
-}
-Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
-    return pool2d("max_pool2d", X, kernel_size, kernel_size, stride, true);
-}
-// X (N,C,H,W)   ->   y (N,C), means. Same as nn.AdaptiveAvgPool2d((1,1)) and nn.Flatten().
-Tensor global_avg_pool2d(const Tensor &X) {
-    bool right = X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0;
-    check_shape("global_avg_pool2d", right, "(N,C,H,W)", {X});
+// Return the sizes of a pooling of X, or fail. The windows must not overlap.
+static PoolShape pool_shape(const char *op, const Tensor &X, int kernel_size, int stride) {
+    const bool right = X.shape.size() == 4 && kernel_size > 0 && kernel_size == stride &&
+                       X.shape[2] >= kernel_size && X.shape[3] >= kernel_size;
+    check_inputs(op, right, "(N,C,H,W) with kernel_size = stride <= H and W", {X});
     const int H = X.shape[2], W = X.shape[3];
-    return reshape(pool2d("global_avg_pool2d", X, H, W, std::max(H, W), false), {X.shape[0], -1});
+    return {X.shape[0] * X.shape[1], H, W, H / stride, W / stride, kernel_size};
+}
+
+// Same as F.avg_pool2d(X, kernel_size, stride).
+Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
+    const PoolShape s = pool_shape("avg_pool2d", X, kernel_size, stride);
+    const Tensor y = empty({X.shape[0], X.shape[1], s.OH, s.OW}, X.device);
+    LAUNCH(avg_pool2d_kernel<<<blocks(size(y)), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
+    return record("avg_pool2d", y, {X}, [=](const Tensor &dy) {
+        float *dX = grad_of(X);
+        LAUNCH(avg_pool2d_backward_kernel<<<blocks(size(X)), threads, 0, on(X.device)>>>(
+            dX, dy.ptr(), s));
+    });
 }
 
 // --- matrix product
@@ -1058,19 +1031,27 @@ static void matmul(float *C, Strides c, const float *A, Strides a, const float *
     LAUNCH(matmul_kernel<<<grid, block, 0, on(device)>>>(C, c, A, a, B, b, batch, M, N, K));
 }
 
-// --- bias, and sums over a channel
-struct Planes { // of an array (N,C,plane)
+// --- bias
+// A tensor (N,C,...) as planes: `plane` is the product of the sizes behind C.
+struct Planes {
     int N, C, plane;
 };
-// The sum of value(i) over the indices i of channel c in such an array, by one block, in a fixed
-// order: the same bits on every run. `scratch` is memory that the threads of a block share, a float
-// for each; __syncthreads: none goes on until all have come here. Then halves are added to halves.
+static Planes planes(const Tensor &y) {
+    return {y.shape[0], y.shape[1], size(y) / std::max(1, y.shape[0] * y.shape[1])};
+}
+
+// Return the sum of value(i) over the places i of channel c in such a tensor, to all threads of a
+// block. First each thread sums a part of them. Then the parts, in memory that the threads of a
+// block share, are added pairwise, the upper half to the lower half, until one is left. This order
+// is fixed, so every run gives the same bits. `scratch` has a float for each thread.
+// __syncthreads() waits until all threads of the block have arrived.
 template <class Value>
 __device__ inline float channel_sum(float *scratch, Planes s, int c, Value value) {
     float sum = 0;
-    for (int m = threadIdx.x; m < s.N * s.plane; m += threads)
+    for (int m = threadIdx.x; m < s.N * s.plane; m += threads) {
         sum += value((m / s.plane * s.C + c) * s.plane + m % s.plane);
-    __syncthreads(); // until all have read the result of an earlier call
+    }
+    __syncthreads(); // until all threads have read the result of an earlier call
     scratch[threadIdx.x] = sum;
     __syncthreads();
     for (unsigned half = threads / 2; half > 0; half /= 2) {
@@ -1079,231 +1060,178 @@ __device__ inline float channel_sum(float *scratch, Planes s, int c, Value value
     }
     return scratch[0];
 }
-// y[n,o,p] = b[o].   y (N,O,plane)   b (O)
+
+// y[n,o,p] = b[o]
+//   b (O)   ->   y (N,O,plane)
+// One thread per element.
 __global__ void bias_kernel(float *y, const float *b, Planes s) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < s.N * s.C * s.plane) y[i] = b[i / s.plane % s.C];
 }
-// db[o] += sum over n,p of dy[n,o,p].   dy (N,O,plane)   One block per channel o.
+
+// db[o] += sum over n,p of dy[n,o,p]
+//   dy (N,O,plane)   ->   db (O)
+// One block per channel o.
 __global__ void bias_backward_kernel(float *db, const float *dy, Planes s) {
     __shared__ float scratch[threads];
     const float sum = channel_sum(scratch, s, blockIdx.x, [=](int i) { return dy[i]; });
     if (threadIdx.x == 0) db[blockIdx.x] += sum;
 }
-static Planes planes(const Tensor &y) {
-    return {y.shape[0], y.shape[1], size(y) / std::max(1, y.shape[0] * y.shape[1])};
-}
+
+// Set y (N,O,...) to the bias b (O).
 static void bias(const Tensor &y, const Tensor &b) {
     LAUNCH(bias_kernel<<<blocks(size(y)), threads, 0, on(y.device)>>>(y.ptr(), b.ptr(), planes(y)));
 }
-static void bias_backward(const Tensor &y, const Tensor &b) {
-    if (float *db = grad_of(b))
-        LAUNCH(bias_backward_kernel<<<size(b), threads, 0, on(y.device)>>>(db, y.grad->ptr(),
-                                                                           planes(y)));
+
+// Add to the gradient of b, if it wants one.
+static void bias_backward(const Tensor &b, const Tensor &dy) {
+    if (float *db = grad_of(b)) {
+        LAUNCH(bias_backward_kernel<<<size(b), threads, 0, on(b.device)>>>(db, dy.ptr(),
+                                                                           planes(dy)));
+    }
 }
 
 // --- dense layer
-// X (N,C)   W (C,O)   b (O)   ->   X @ W + b (N,O)
+static void check_linear(const Tensor &X, const Tensor &W, const Tensor &b) {
+    const bool right = X.shape.size() == 2 && W.shape.size() == 2 && W.shape[0] == X.shape[1] &&
+                       b.shape == std::vector<int>{W.shape[1]} && size(W) > 0;
+    check_inputs("linear", right, "(N,C), (C,O), (O) with C and O > 0", {X, W, b});
+}
+
+// Return X @ W + b. (F.linear has W transposed.)
+//   X (N,C)   W (C,O)   b (O)   ->   y (N,O)
 Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
-    bool right = X.shape.size() == 2 && W.shape.size() == 2 && W.shape[0] == X.shape[1] &&
-                 b.shape == std::vector<int>{W.shape[1]} && size(W) > 0;
-    check_shape("linear", right, "(N,C), (C,O), (O) with C and O > 0", {X, W, b});
-    if (operators.linear) return operators.linear(X, W, b);
+    check_linear(X, W, b);
     const int N = X.shape[0], C = X.shape[1], O = W.shape[1];
-    Tensor y = output("linear", {X, W, b}, {N, O});
+    const Device device = X.device;
+    const Tensor y = empty({N, O}, device);
     bias(y, b); // y = b + X @ W
-    matmul(y.ptr(), {0, O, 1}, X.ptr(), {0, C, 1}, W.ptr(), {0, O, 1}, 1, N, O, C, X.device);
-    return record(y, [=] {
-        float *dy = y.grad->ptr();
-        bias_backward(y, b);
-        if (float *dW = grad_of(W)) // dW += X^T @ dy
-            matmul(dW, {0, O, 1}, X.ptr(), {0, 1, C}, dy, {0, O, 1}, 1, C, O, N, X.device);
-        if (float *dX = grad_of(X)) // dX += dy @ W^T
-            matmul(dX, {0, C, 1}, dy, {0, O, 1}, W.ptr(), {0, 1, O}, 1, N, C, O, X.device);
+    matmul(y.ptr(), {0, O, 1}, X.ptr(), {0, C, 1}, W.ptr(), {0, O, 1}, 1, N, O, C, device);
+    return record("linear", y, {X, W, b}, [=](const Tensor &dy) {
+        bias_backward(b, dy);
+        if (float *dW = grad_of(W)) { // dW += X^T @ dy
+            matmul(dW, {0, O, 1}, X.ptr(), {0, 1, C}, dy.ptr(), {0, O, 1}, 1, C, O, N, device);
+        }
+        if (float *dX = grad_of(X)) { // dX += dy @ W^T
+            matmul(dX, {0, C, 1}, dy.ptr(), {0, O, 1}, W.ptr(), {0, 1, O}, 1, N, C, O, device);
+        }
     });
 }
 
 // --- convolution
-// y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i*stride+u-padding,j*stride+v-padding] * W[o,c,u,v].
-// As in PyTorch, it is a cross-correlation. With the windows of an image as the columns of a
-// matrix, column p = (i,j), row t = (c,u,v), it is a matrix product: y[n] = b + W @ columns[n].
+// y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i+u,j+v] * W[o,c,u,v]
+//   X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW) with OH = H-K+1, OW = W-K+1
+// im2col turns this into a matrix product, y[n] = b + W @ columns[n]. Column p = (i,j) of the matrix
+// is the window of X that y[n,:,i,j] is computed from; row t = (c,u,v) belongs to a weight. There
+// are P = OH*OW columns and T = C*K*K rows.
 struct ConvShape {
-    int N, C, H, W, O, K, stride, padding, OH, OW;
+    int N, C, H, W, O, K, OH, OW;
 };
-// columns[n,t,p] = X[n,c,i*stride+u-padding,j*stride+v-padding], or 0 beyond the image's border.
-// Neighbours in t and p are by_t and by_p apart. One thread per window and channel.
+
+// columns[n,t,p] = X[n,c,i+u,j+v]
+//   X (N,C,H,W)   ->   columns (N,T,P), where neighbours in t and p are by_t and by_p apart
+// One thread per (n,c,i,j).
 __global__ void im2col_kernel(float *columns, const float *X, ConvShape s, int by_t, int by_p) {
-    const int at = blockIdx.x * blockDim.x + threadIdx.x;
-    const int j = at % s.OW, i = at / s.OW % s.OH, c = at / s.OW / s.OH % s.C;
-    const int n = at / s.OW / s.OH / s.C;
+    const int index = blockIdx.x * blockDim.x + threadIdx.x, P = s.OH * s.OW;
+    const int j = index % s.OW, i = index / s.OW % s.OH, c = index / P % s.C, n = index / P / s.C;
     if (n >= s.N) return;
-    X += (n * s.C + c) * s.H * s.W;
-    columns += n * s.C * s.K * s.K * s.OH * s.OW + c * s.K * s.K * by_t + (i * s.OW + j) * by_p;
-    for (int u = 0; u < s.K; u++)
+    for (int u = 0; u < s.K; u++) {
         for (int v = 0; v < s.K; v++) {
-            const int h = i * s.stride + u - s.padding, w = j * s.stride + v - s.padding;
-            const bool inside = h >= 0 && h < s.H && w >= 0 && w < s.W;
-            columns[(u * s.K + v) * by_t] = inside ? X[h * s.W + w] : 0;
+            const int t = (c * s.K + u) * s.K + v, p = i * s.OW + j;
+            columns[n * s.C * s.K * s.K * P + t * by_t + p * by_p] =
+                X[((n * s.C + c) * s.H + i + u) * s.W + j + v];
         }
+    }
 }
-// dX[n,c,h,w] += sum of dcolumns[n,t,p] over all i,j,u,v with
-//   i*stride+u-padding = h, j*stride+v-padding = w   One thread per element of dX.
+
+// dX[n,c,h,w] += sum over i,j,u,v with i+u = h and j+v = w of dcolumns[n,t,p]
+//   dcolumns (N,T,P)   ->   dX (N,C,H,W)
+// One thread per element of dX.
 __global__ void col2im_kernel(float *dX, const float *dcolumns, ConvShape s) {
-    const int at = blockIdx.x * blockDim.x + threadIdx.x;
-    const int w = at % s.W + s.padding, h = at / s.W % s.H + s.padding, plane = at / s.W / s.H;
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    const int w = index % s.W, h = index / s.W % s.H, plane = index / s.W / s.H; // n * C + c
     if (plane >= s.N * s.C) return;
-    dcolumns += plane * s.K * s.K * s.OH * s.OW;
     float sum = 0;
-    for (int i = min(h / s.stride, s.OH - 1); i >= 0 && i * s.stride + s.K > h; i--)
-        for (int j = min(w / s.stride, s.OW - 1); j >= 0 && j * s.stride + s.K > w; j--) {
-            const int u = h - i * s.stride, v = w - j * s.stride;
-            sum += dcolumns[((u * s.K + v) * s.OH + i) * s.OW + j];
+    for (int i = min(h, s.OH - 1); i >= 0 && h - i < s.K; i--) {
+        for (int j = min(w, s.OW - 1); j >= 0 && w - j < s.K; j--) {
+            const int u = h - i, v = w - j;
+            sum += dcolumns[(((plane * s.K + u) * s.K + v) * s.OH + i) * s.OW + j];
         }
-    dX[at] += sum;
+    }
+    dX[index] += sum;
 }
+
+// Return the columns (N,T,P) of X.
 static Tensor im2col(const Tensor &X, const ConvShape &s, int by_t, int by_p) {
-    Tensor columns = empty({s.N, s.C * s.K * s.K, s.OH * s.OW}, X.device);
+    const Tensor columns = empty({s.N, s.C * s.K * s.K, s.OH * s.OW}, X.device);
     const long windows = (long)s.N * s.C * s.OH * s.OW;
     LAUNCH(im2col_kernel<<<blocks(windows), threads, 0, on(X.device)>>>(columns.ptr(), X.ptr(), s,
                                                                         by_t, by_p));
     return columns;
 }
-// X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW). Same as F.conv2d, also its gradients.
-Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int padding) {
-    bool right = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
-                 W.shape[2] == W.shape[3] && b.shape == std::vector<int>{W.shape[0]} &&
-                 stride > 0 && padding >= 0 && size(W) > 0 && X.shape[2] > 0 && X.shape[3] > 0 &&
-                 X.shape[2] + 2 * padding >= W.shape[2] && X.shape[3] + 2 * padding >= W.shape[2];
-    check_shape("conv2d", right,
-                "(N,C,H,W), (O,C,K,K), (O) with K <= H and W + 2*padding, stride > 0, padding >= 0",
-                {X, W, b});
-    const int N = X.shape[0], C = X.shape[1], H = X.shape[2], width = X.shape[3];
-    const int O = W.shape[0], K = W.shape[2];
-    const int OH = (H + 2 * padding - K) / stride + 1, OW = (width + 2 * padding - K) / stride + 1;
-    const int P = OH * OW, T = C * K * K;
-    const Device d = X.device;
-    const ConvShape s = {N, C, H, width, O, K, stride, padding, OH, OW};
-    if (operators.conv2d) return operators.conv2d(X, W, b, s);
-    Tensor y = output("conv2d", {X, W, b}, {N, O, OH, OW});
+
+// Return the sizes of a convolution, or fail.
+static ConvShape conv_shape(const Tensor &X, const Tensor &W, const Tensor &b) {
+    const bool right = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
+                       W.shape[2] == W.shape[3] && b.shape == std::vector<int>{W.shape[0]} &&
+                       size(W) > 0 && X.shape[2] >= W.shape[2] && X.shape[3] >= W.shape[2];
+    check_inputs("conv2d", right, "(N,C,H,W), (O,C,K,K), (O) with K <= H and W", {X, W, b});
+    const int H = X.shape[2], width = X.shape[3], O = W.shape[0], K = W.shape[2];
+    return {X.shape[0], X.shape[1], H, width, O, K, H - K + 1, width - K + 1};
+}
+
+// Same as F.conv2d(X, W, b). As there, it is a cross-correlation.
+Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
+    const ConvShape s = conv_shape(X, W, b);
+    const int N = s.N, O = s.O, P = s.OH * s.OW, T = s.C * s.K * s.K;
+    const Device device = X.device;
+    const Tensor y = empty({N, O, s.OH, s.OW}, device);
     bias(y, b); // y[n] = b + W @ columns[n]
     const Tensor columns = im2col(X, s, P, 1);
-    matmul(y.ptr(), {O * P, P, 1}, W.ptr(), {0, T, 1}, columns.ptr(), {T * P, P, 1}, N, O, P, T, d);
-    return record(y, [=] {
-        float *dy = y.grad->ptr();
-        bias_backward(y, b);
-        if (float *dW = grad_of(W)) {                  // += the sum over n of dy[n] @ columns[n]^T
-            const Tensor columns = im2col(X, s, 1, T); // in the order in which they are read
-            matmul(dW, {0, T, 1}, dy, {O * P, P, 1}, columns.ptr(), {T * P, T, 1}, N, O, T, P, d);
+    matmul(y.ptr(), {O * P, P, 1}, W.ptr(), {0, T, 1}, columns.ptr(), {T * P, P, 1}, N, O, P, T,
+           device);
+    return record("conv2d", y, {X, W, b}, [=](const Tensor &dy) {
+        bias_backward(b, dy);
+        if (float *dW = grad_of(W)) {                  // dW += sum over n of dy[n] @ columns[n]^T
+            const Tensor columns = im2col(X, s, 1, T); // in the order in which matmul reads them
+            matmul(dW, {0, T, 1}, dy.ptr(), {O * P, P, 1}, columns.ptr(), {T * P, T, 1}, N, O, T, P,
+                   device);
         }
         if (float *dX = grad_of(X)) { // dcolumns[n] = W^T @ dy[n]
-            const Tensor dcolumns = full({N, T, P}, 0, d);
-            matmul(dcolumns.ptr(), {T * P, P, 1}, W.ptr(), {0, 1, T}, dy, {O * P, P, 1}, N, T, P, O,
-                   d);
-            LAUNCH(col2im_kernel<<<blocks(size(X)), threads, 0, on(d)>>>(dX, dcolumns.ptr(), s));
+            const Tensor dcolumns = full({N, T, P}, 0, device);
+            matmul(dcolumns.ptr(), {T * P, P, 1}, W.ptr(), {0, 1, T}, dy.ptr(), {O * P, P, 1}, N, T,
+                   P, O, device);
+            LAUNCH(
+                col2im_kernel<<<blocks(size(X)), threads, 0, on(device)>>>(dX, dcolumns.ptr(), s));
         }
-    });
-}
-
-// --- batch normalization
-constexpr float bn_eps = 1e-5f, bn_momentum = 0.1f; // momentum: the weight of new statistics
-struct BatchNorm {                                  // X (N,C,plane), all else (C)
-    const float *X, *gamma, *beta;
-    float *mean, *var, *running_mean, *running_var;
-};
-
-// mean and var; running = (1-momentum) * running + momentum * new. One block per channel.
-__global__ void batch_norm_moments_kernel(BatchNorm a, Planes s) {
-    __shared__ float scratch[threads];
-    const int c = blockIdx.x, n = s.N * s.plane;
-    const float *X = a.X;
-    const float mean = channel_sum(scratch, s, c, [=](int i) { return X[i]; }) / n;
-    const float squares =
-        channel_sum(scratch, s, c, [=](int i) { return (X[i] - mean) * (X[i] - mean); });
-    if (threadIdx.x > 0) return;
-    a.mean[c] = mean;
-    a.var[c] = squares / n;
-    const float unbiased = squares / (n > 1 ? n - 1 : 1);
-    a.running_mean[c] = (1 - bn_momentum) * a.running_mean[c] + bn_momentum * mean;
-    a.running_var[c] = (1 - bn_momentum) * a.running_var[c] + bn_momentum * unbiased;
-}
-// y = (X - mean) * gamma / sqrt(var + eps) + beta. One thread per element.
-__global__ void batch_norm_kernel(float *y, BatchNorm a, Planes s) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= s.N * s.C * s.plane) return;
-    const int c = i / s.plane % s.C;
-    y[i] = (a.X[i] - a.mean[c]) * (a.gamma[c] / sqrtf(a.var[c] + bn_eps)) + a.beta[c];
-}
-// With the channel's sums, sum of dy and product of dy * (X - mean), and M = N*plane: dbeta += sum,
-// dgamma += product / sqrt(var + eps), dX += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) /
-// (var + eps) * product/M): mean and var depend on X, too. One block per channel; null: not wanted.
-__global__ void batch_norm_backward_kernel(float *dX, float *dgamma, float *dbeta, const float *dy,
-                                           BatchNorm a, Planes s) {
-    __shared__ float scratch[threads];
-    const int c = blockIdx.x, M = s.N * s.plane;
-    const float *X = a.X, mean = a.mean[c], var = a.var[c] + bn_eps;
-    const float sum = channel_sum(scratch, s, c, [=](int i) { return dy[i]; });
-    const float product = channel_sum(scratch, s, c, [=](int i) { return dy[i] * (X[i] - mean); });
-    if (threadIdx.x == 0 && dgamma) dgamma[c] += product / sqrtf(var);
-    if (threadIdx.x == 0 && dbeta) dbeta[c] += sum;
-    const float scale = a.gamma[c] / sqrtf(var), slope = product / M / var;
-    for (int m = threadIdx.x; dX && m < M; m += threads) {
-        const int i = (m / s.plane * s.C + c) * s.plane + m % s.plane; // as in channel_sum
-        dX[i] += scale * (dy[i] - sum / M - (X[i] - mean) * slope);
-    }
-}
-
-// X (N,C,H,W)   gamma, beta, running_mean, running_var (C)   ->   y (N,C,H,W)
-// While autograd records, mean and var are those of X, this device's shard, and move the running
-// ones; under NoGrad they are the running ones. An empty shard changes nothing.
-// Same as F.batch_norm(X, running_mean, running_var, gamma, beta, training).
-Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
-                  const Tensor &running_mean, const Tensor &running_var) {
-    bool right = X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0;
-    for (const Tensor &t : {gamma, beta, running_mean, running_var})
-        right = right && t.shape == std::vector<int>{X.shape[1]};
-    const std::vector<Tensor> inputs = {X, gamma, beta, running_mean, running_var};
-    check_shape("batch_norm", right, "(N,C,H,W), (C), (C), (C), (C)", inputs);
-    same_device("batch_norm", inputs);
-    if (operators.batch_norm)
-        return operators.batch_norm(X, gamma, beta, running_mean, running_var);
-    Tensor y = output("batch_norm", {X, gamma, beta}, X.shape);
-    const int N = X.shape[0], C = X.shape[1], n = size(X);
-    const Tensor mean = recording ? full({C}, 0, X.device) : running_mean;
-    const Tensor var = recording ? full({C}, 0, X.device) : running_var;
-    const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
-                         var.ptr(), running_mean.ptr(), running_var.ptr()};
-    const Planes s = planes(X);
-    if (recording && N > 0)
-        LAUNCH(batch_norm_moments_kernel<<<C, threads, 0, on(X.device)>>>(a, s));
-    LAUNCH(batch_norm_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), a, s));
-    return record(y, [=] {
-        (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
-        // In this order, so that dbeta is added where gamma and beta are the same tensor
-        float *const dgamma = grad_of(gamma), *const dbeta = grad_of(beta);
-        LAUNCH(batch_norm_backward_kernel<<<C, threads, 0, on(X.device)>>>(
-            grad_of(X), dgamma, dbeta, y.grad->ptr(), a, s));
     });
 }
 
 // ---------------------------------------------------------------------------------------------
 // 9. Autograd
-// The tutorial's `autograd.record()` and `l.backward()`. Each device has a tape: the backward of
-// every operator that ran on it, in order. backward(l) runs it in reverse: what used a result then
-// comes before what made it, and dy is complete.
+// The tutorial's autograd.record() and l.backward(). As in Karpathy's micrograd, every operator
+// pushes a function onto a tape, and backward() calls these functions in reverse order: dy is
+// complete when it is passed on. Each device has a tape of its own.
 
+// An operator that has run, and the gradient of its result.
 struct TapeEntry {
-    std::shared_ptr<Tensor> grad; // of the operator's result
-    std::function<void()> backward;
+    const char *op;
+    std::vector<Tensor> inputs;
+    std::shared_ptr<Tensor> dy;
+    Backward backward;
 };
-static auto &tapes = *new std::map<int, std::vector<TapeEntry>>; // of each device
+static auto &tapes = *new std::map<int, std::vector<TapeEntry>>; // by Device::id; never destroyed
+static bool recording = true;
 
-struct NoGrad { // while one exists, nothing goes on the tape
+// While such an object exists, operators are not recorded, as under torch.no_grad().
+struct NoGrad {
     bool before = recording;
     NoGrad() { recording = false; }
     ~NoGrad() { recording = before; }
 };
 
-struct Event { // a CUDA event of a device
+// A mark in the work of a device: record it there, and let another stream wait for it.
+struct Event {
     cudaEvent_t handle = nullptr;
     explicit Event(Device device) {
         on(device);
@@ -1316,275 +1244,85 @@ struct Event { // a CUDA event of a device
 void attach_grad(std::vector<Tensor> &params) {
     if (params.empty()) return;
     int n = 0;
-    for (const Tensor &p : params) n += p.requires_grad ? size(p) : 0;
-    Tensor all = full({n}, 0, params[0].device);
-    n = 0;
+    for (const Tensor &p : params) {
+        n += p.requires_grad ? size(p) : 0;
+    }
+    const Tensor all = full({n}, 0, params[0].device);
+    int begin = 0;
     for (Tensor &p : params) {
         if (!p.requires_grad) continue;
-        p.grad = std::make_shared<Tensor>(reshape(rows(all, n, n + size(p)), p.shape));
-        p.grad->complete = std::make_shared<Event>(p.device);
-        n += size(p);
+        const int end = begin + size(p);
+        p.grad = std::make_shared<Tensor>(reshape(rows(all, begin, end), p.shape));
+        p.grad->written = std::make_shared<Event>(p.device);
+        begin = end;
     }
 }
+
 void wait_for_gradient(const Tensor &grad) {
-    CHECK(cudaStreamWaitEvent(on(grad.device), grad.complete->handle, 0));
+    CHECK(cudaStreamWaitEvent(on(grad.device), grad.written->handle, 0));
 }
 
-// On the inputs' device. It wants a gradient if one of them does, which gets its memory in grad_of.
-Tensor output(const char *op, const std::vector<Tensor> &inputs, std::vector<int> shape) {
-    same_device(op, inputs);
-    Tensor y = empty(shape, inputs[0].device);
-    for (const Tensor &X : inputs)
-        if (recording && X.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape});
+Tensor record(const char *op, Tensor y, const std::vector<Tensor> &inputs,
+              const Backward &backward) {
+    bool wanted = false;
+    for (const Tensor &X : inputs) {
+        wanted = wanted || X.grad;
+    }
+    if (recording && wanted) {
+        if (!y.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape});
+        y.grad->stale = true;
+        tapes[y.device.id].push_back({op, inputs, y.grad, backward});
+    }
     return y;
 }
-Tensor record(const Tensor &y, std::function<void()> backward) {
-    if (y.grad) tapes[y.device.id].push_back({y.grad, std::move(backward)});
-    return y;
-}
 
-static unsigned pass = 0;                             // backward passes so far
-static std::vector<std::shared_ptr<Event>> completes; // of the gradients that entry.backward writes
-
-// The first to ask in a pass gets zeros. What l does not depend on keeps its old gradient.
+// The first to ask in a backward pass finds zeros. A result's gradient gets its memory here.
 float *grad_of(const Tensor &X) {
     if (!X.grad) return nullptr;
     Tensor &g = *X.grad;
     if (!g.data) g.data = empty(g.shape, g.device).data;
-    if (g.written != pass) fill(g, 0);
-    g.written = pass;
-    if (g.complete) completes.push_back(g.complete);
+    if (g.stale) fill(g, 0);
+    g.stale = false;
     return g.ptr();
 }
 
-// Run the tape of l's device in reverse and empty it, which frees memory on the way. An event is
-// recorded after each write of a parameter's gradient: of several, the last one is waited for.
+// Run the tape of l's device in reverse and empty it. Each entry frees memory when it is done.
 void backward(const Tensor &l) {
-    auto &tape = tapes[l.device.id];
-    auto made_l = [&](const TapeEntry &entry) { return entry.grad == l.grad; };
-    if (!l.grad || std::none_of(tape.begin(), tape.end(), made_l))
+    std::vector<TapeEntry> &tape = tapes[l.device.id];
+    auto made_l = [&](const TapeEntry &entry) { return entry.dy == l.grad; };
+    if (!l.grad || std::none_of(tape.begin(), tape.end(), made_l)) {
         error("backward: no operator on %s was recorded that made it, or a backward pass since "
               "then used it up",
               str(l.device).c_str());
+    }
     const Part part("backward");
-    pass++;
+    for (const TapeEntry &entry : tape) {
+        for (const Tensor &X : entry.inputs) {
+            if (X.grad) X.grad->stale = true; // it has the numbers of the last minibatch
+        }
+    }
     grad_of(l);
-    fill(*l.grad, 1); // the derivatives of sum(l) by l
+    fill(*l.grad, 1); // the gradient of sum(l) with respect to l
     while (!tape.empty()) {
-        TapeEntry entry = std::move(tape.back());
+        const TapeEntry entry = std::move(tape.back());
         tape.pop_back();
-        if (entry.grad->written == pass) entry.backward(); // else l does not depend on it
-        for (const auto &event : completes) CHECK(cudaEventRecord(event->handle, on(l.device)));
-        completes.clear();
+        if (entry.dy->stale) continue; // l does not depend on it
+        entry.backward(*entry.dy);
+        for (const Tensor &X : entry.inputs) {
+            if (X.grad && X.grad->written) {
+                CHECK(cudaEventRecord(X.grad->written->handle, on(X.device)));
+            }
+        }
     }
-}
-
-// Operators of another program may put launches off. `flush` sends them: where a tensor is read or
-// written (here), and before its stream gets other work (stream).
-float *Tensor::ptr() const {
-    if (note) operators.flush(device, note);
-    if (device.id >= 0) touch(size(*this));
-    return data.get();
 }
 
 // ---------------------------------------------------------------------------------------------
-// 10. The other two networks        tutorials: "Concise Implementation for Multiple GPUs", the lab
-// Networks of layers that bring their own parameters, as in gluon.nn and torch.nn.
-
-static std::mt19937 rng; // seeded by set_up
-template <class Distribution>
-static Tensor random(std::vector<int> shape, Distribution distribution, std::mt19937 &rng = ::rng) {
-    Tensor t = empty(std::move(shape), cpu());
-    for (int i = 0; i < size(t); i++) t.ptr()[i] = distribution(rng);
-    return t;
-}
-Tensor normal(float scale, std::vector<int> shape) {
-    if (!(scale > 0)) error("normal: the scale must be greater than 0, not %g", scale);
-    return random(shape, std::normal_distribution<float>(0, scale));
-}
-static Tensor uniform(float scale, std::vector<int> shape) { // U(-scale, scale)
-    return random(shape, std::uniform_real_distribution<float>(-scale, scale));
-}
-
-typedef std::function<Tensor(std::vector<int> shape)> Init; // makes a parameter on the host
-static Init constant(float value) {
-    return [=](std::vector<int> shape) { return full(shape, value, cpu()); };
-}
-
-// Where a network's layers find their parameters, one after another: in a list; or, in its very
-// first forward pass, nowhere: then they are made, as Gluon's deferred initialization does it.
-struct Layers {
-    const std::vector<Tensor> *list;        // null: they are made, into `params`
-    Init init = nullptr;                    // of weights
-    size_t used = 0;                        // of the list
-    std::map<std::string, int> layers = {}; // of each kind, so far
-
-    // Such as conv0.weight. requires_grad: false for a buffer
-    Tensor next(const char *layer, const std::string &what, std::vector<int> shape,
-                const Init &init, bool requires_grad = true) {
-        if (list) return (*list)[used++];
-        if (what == ".weight") layers[layer]++; // a layer's first parameter
-        params.emplace_back(init(shape)).requires_grad = requires_grad;
-        param_names.push_back(layer + std::to_string(layers[layer] - 1) + what);
-        return copyto(params.back(), gpu(0));
-    }
-};
-static Tensor Conv2d(Layers &l, const Tensor &X, int channels, int kernel_size, int stride = 1,
-                     int padding = 0) {
-    Tensor W = l.next("conv", ".weight", {channels, X.shape[1], kernel_size, kernel_size}, l.init);
-    Tensor b = l.next("conv", ".bias", {channels}, constant(0));
-    return conv2d(X, W, b, stride, padding);
-}
-static Tensor Linear(Layers &l, const Tensor &X, int out_features) {
-    Tensor W = l.next("dense", ".weight", {X.shape[1], out_features}, l.init);
-    Tensor b = l.next("dense", ".bias", {out_features}, constant(0));
-    return linear(X, W, b);
-}
-static Tensor BatchNorm2d(Layers &l, const Tensor &X) {
-    const int channels = X.shape[1];
-    Tensor gamma = l.next("bn", ".weight", {channels}, constant(1));
-    Tensor beta = l.next("bn", ".bias", {channels}, constant(0));
-    Tensor mean = l.next("bn", ".running_mean", {channels}, constant(0), false);
-    Tensor var = l.next("bn", ".running_var", {channels}, constant(1), false);
-    return batch_norm(X, gamma, beta, mean, var);
-}
-
-// relu(Y + X), where Y is two convolutions of X; with use_1x1conv, X passes through a third one
-Tensor Residual(Layers &l, Tensor X, int num_channels, bool use_1x1conv = false, int strides = 1) {
-    Tensor Y = relu(BatchNorm2d(l, Conv2d(l, X, num_channels, 3, strides, 1)));
-    Y = BatchNorm2d(l, Conv2d(l, Y, num_channels, 3, 1, 1));
-    if (use_1x1conv) X = Conv2d(l, X, num_channels, 1, strides);
-    return relu(add(Y, X));
-}
-static Tensor resnet_block(Layers &l, Tensor X, int num_channels, int num_residuals,
-                           bool first_block = false) {
-    for (int i = 0; i < num_residuals; i++)
-        if (i == 0 && !first_block) X = Residual(l, X, num_channels, true, 2);
-        else X = Residual(l, X, num_channels);
-    return X;
-}
-// A slightly modified ResNet-18 model: for small images. On k devices it does not learn what it
-// learns on one: batch norm takes mean and variance over a device's n/k samples, not over all n.
-Tensor resnet18(Layers &l, Tensor X, int num_classes) {
-    // This model uses a smaller convolution kernel, stride, and padding and removes the max-pooling
-    // layer
-    X = relu(BatchNorm2d(l, Conv2d(l, X, 64, 3, 1, 1)));
-    X = resnet_block(l, X, 64, 2, true);
-    X = resnet_block(l, X, 128, 2);
-    X = resnet_block(l, X, 256, 2);
-    X = resnet_block(l, X, 512, 2);
-    return Linear(l, global_avg_pool2d(X), num_classes);
-}
-// The lab's network: LeNet with max pooling
-Tensor lab_cnn(Layers &l, Tensor X, int num_classes = 10) {
-    X = max_pool2d(relu(Conv2d(l, X, 20, 3)), 2, 2);
-    X = max_pool2d(relu(Conv2d(l, X, 50, 5)), 2, 2);
-    X = relu(Linear(l, reshape(X, {X.shape[0], -1}), 128));
-    return Linear(l, X, num_classes);
-}
-
-// MODEL's network, its parameters on the host (a seed always gives the same ones) and their names.
-void init_model() {
-    if (options.model == "lenet") return init_params(); // net and param_names are lenet's at first
-    const bool resnet = options.model == "resnet18";
-    auto *forward = resnet ? resnet18 : lab_cnn;
-    params.clear();
-    param_names.clear();
-    Layers made = {nullptr, [=](std::vector<int> shape) {
-                       return resnet ? normal(0.01f, shape) : uniform(0.07f, shape);
-                   }};
-    NoGrad guard;
-    forward(made, full({1, 1, 28, 28}, 0, gpu(0)), 10);
-    waitall(); // INIT overwrites what is being copied
-    net = [=](const Tensor &X, const std::vector<Tensor> &params) {
-        Layers given = {&params};
-        return forward(given, X, 10);
-    };
-}
-
-// How many rows of y_hat (N,classes) have their (first) largest number at the label, y (N)?
-static int count_correct(const Tensor &y_hat, const Tensor &y) {
-    const std::vector<float> z = to_host(y_hat), labels = to_host(y);
-    const int classes = y_hat.shape[1];
-    int correct = 0;
-    for (size_t n = 0; n < labels.size(); n++) {
-        const float *row = &z[n * classes];
-        correct += std::max_element(row, row + classes) - row == labels[n];
-    }
-    return correct;
-}
-// The test accuracy, computed on all devices: each sample counts once.
-float evaluate_accuracy_gpus(const Net &net, const Replicas &device_params, DataIter &test_iter,
-                             const std::vector<Device> &devices) {
-    NoGrad guard;
-    Tensor X, y;
-    double correct = 0;
-    test_iter.reset();
-    while (test_iter.next(X, y)) {
-        auto [X_shards, y_shards] = split_batch(X, y, devices);
-        std::vector<Tensor> y_hats;
-        for (size_t c = 0; c < devices.size(); c++)
-            y_hats.push_back(net(X_shards[c], device_params[c]));
-        for (size_t c = 0; c < devices.size(); c++)
-            correct += count_correct(y_hats[c], y_shards[c]);
-    }
-    return correct / test_iter.X.shape[0];
-}
-// The same on one device: net(X) is the network with that device's parameters.
-float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
-                            Device device) {
-    auto one = [&](const Tensor &X, const std::vector<Tensor> &) { return net(X); };
-    return evaluate_accuracy_gpus(one, {{}}, test_iter, {device});
-}
-static void print_outputs(const std::vector<Tensor> &shards, const Replicas &device_params) {
-    NoGrad guard;
-    for (size_t c = 0; c < shards.size(); c++)
-        printf("%s\n", to_string(net(shards[c], device_params[c])).c_str());
-}
-// Channel 0 of the first convolution's weight, or of its gradient.
-static std::string channel0(const Tensor &weight) {
-    return to_string(reshape(rows(weight, 0, 1), {1, weight.shape[2], weight.shape[3]}));
-}
-
-// The concise chapter's: parameters on all devices, a forward pass, some of the first weights.
-void demos_resnet18(int num_gpus) {
-    const std::vector<Device> devices = first_devices(num_gpus);
-    const auto device_params = replicate(devices); // net.initialize(ctx=devices)
-    std::mt19937 dice(options.seed);
-    const Tensor x = random({std::max(4, num_gpus), 1, 28, 28},
-                            std::uniform_real_distribution<float>(0, 1), dice);
-    print_outputs(split_and_load(x, devices), device_params);
-    if (device_params[0][0].device.id >= 0) printf("not initialized on cpu\n"); // weight.data()
-    for (const auto &params : device_params) printf("%s\n", channel0(params[0]).c_str());
-}
-
-// The lab's: the network's output for two images per device; some of its first weights, which are
-// equal on all devices; and their gradients, which are not.
-void demos_lab_cnn(int num_gpus) {
-    const std::vector<Device> devices = first_devices(num_gpus);
-    const auto device_params = replicate(devices);
-    Tensor X, y;
-    load_data_fashion_mnist(2 * num_gpus).first.next(X, y); // in the file's order
-    auto [data, label] = split_batch(X, y, devices);
-    print_outputs(data, device_params);
-    for (size_t c = 0; c < devices.size(); c++)
-        printf("=== channel 0 of the first conv on %s ===\n%s\n", str(devices[c]).c_str(),
-               channel0(device_params[c][0]).c_str());
-    for (size_t c = 0; c < devices.size(); c++) {
-        backward(loss(net(data[c], device_params[c]), label[c]));
-        printf("=== grad of channel 0 of the first conv2d on %s ===\n%s\n", str(devices[c]).c_str(),
-               channel0(gradient(device_params[c][0])).c_str());
-    }
-    printf("Running on %s\nBatch size is %d\n", str(devices).c_str(), options.batch);
-}
-
-// ---------------------------------------------------------------------------------------------
-// 11. Devices and memory
+// 10. Devices and memory
 // k logical devices on the GPUs there are, their streams, the memory of tensors; errors.
 //
-// A program may include this file, as its tests do. These seams are meant for that, and no others:
-// MGPU_NO_MAIN, LAUNCH and touch, which it may define first; the ranges of Part (forward is what
-// stands before "backward"); operators, with Tensor::note for who fills them; exchange; flags.
+// A program may include this file, as its tests do. It may define MGPU_NO_MAIN and LAUNCH first,
+// set on_use and exchange, and add to models, algorithms and option_table. (The ranges of Part are
+// those of a step: forward is what comes before "backward".)
 
 struct Gpu { // a logical device
     int physical;
@@ -1594,6 +1332,13 @@ struct Gpu { // a logical device
 };
 static std::vector<Gpu> &gpus = *new std::vector<Gpu>; // never destroyed: tensors may outlive main
 static int comm = 0;                                   // the index in Gpu::streams of stream(d)
+
+// Called before a tensor's memory is used; and with null before a device gets other work.
+void (*on_use)(Device device, const Tensor *tensor) = nullptr;
+float *Tensor::ptr() const {
+    if (on_use && device.id >= 0) on_use(device, this);
+    return data.get();
+}
 
 static Gpu &state(Device device) {
     if (device.id < 0) error("a tensor lies on the host, a device is wanted: get_params, copyto");
@@ -1644,14 +1389,13 @@ template <class T> static std::string listed(const std::vector<T> &list, const c
 std::string str(const std::vector<Device> &devices) { return "[" + listed(devices, ", ") + "]"; }
 std::string str(const std::vector<int> &shape) { return "(" + listed(shape, ",") + ")"; }
 static std::string str(const Tensor &X) { return str(X.shape); }
-void same_device(const char *op, const std::vector<Tensor> &inputs) {
+void check_inputs(const char *op, bool right, const char *wants,
+                  const std::vector<Tensor> &inputs) {
+    if (!right) error("%s: wants %s, got %s", op, wants, listed(inputs, ", ").c_str());
     for (const Tensor &X : inputs)
         if (X.device.id != inputs[0].device.id || X.device.id < 0)
             error("%s: its arguments lie on %s and %s, they must be on one device", op,
                   str(inputs[0].device).c_str(), str(X.device).c_str());
-}
-void check_shape(const char *op, bool right, const char *wants, const std::vector<Tensor> &inputs) {
-    if (!right) error("%s: wants %s, got %s", op, wants, listed(inputs, ", ").c_str());
 }
 
 // --- streams
@@ -1660,7 +1404,7 @@ void use_comm_streams(bool use) {
     comm = use;
 }
 Stream &stream(Device device) {
-    if (operators.flush) operators.flush(device, nullptr);
+    if (on_use) on_use(device, nullptr);
     return state(device).streams[comm];
 }
 cudaStream_t on(Device device) {
@@ -1802,6 +1546,18 @@ Tensor full(std::vector<int> shape, float value, Device device) {
     else fill(t, value);
     return t;
 }
+static std::mt19937 rng; // seeded by set_up
+template <class Distribution>
+static Tensor random(std::vector<int> shape, Distribution distribution, std::mt19937 &rng = ::rng) {
+    Tensor t = empty(std::move(shape), cpu());
+    for (int i = 0; i < size(t); i++) t.ptr()[i] = distribution(rng);
+    return t;
+}
+Tensor normal(float scale, std::vector<int> shape) {
+    if (!(scale > 0)) error("normal: the scale must be greater than 0, not %g", scale);
+    return random(shape, std::normal_distribution<float>(0, scale));
+}
+
 // The gradient is shared like the numbers.
 Tensor reshape(const Tensor &X, std::vector<int> shape) {
     int known = 1;
@@ -1811,7 +1567,8 @@ Tensor reshape(const Tensor &X, std::vector<int> shape) {
     const int row = std::accumulate(X.shape.begin() + 1, X.shape.end(), 1, std::multiplies<int>());
     for (int &s : y.shape)
         if (s < 0) s = known ? size(X) / known : row; // an empty shard keeps the size of its rows
-    check_shape("reshape", size(y) == size(X), "as many numbers as there are", {X, y});
+    if (size(y) != size(X))
+        error("reshape: %s has not as many numbers as %s", str(y).c_str(), str(X).c_str());
     return y;
 }
 Tensor rows(const Tensor &X, int begin, int end) {
@@ -1826,7 +1583,7 @@ Tensor rows(const Tensor &X, int begin, int end) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 12. Data, timing, files
+// 11. Data, timing, files
 // What d2l lends the tutorial: minibatches of a data set, the stopwatch, the plot; a run's files.
 
 // As NumPy prints an array: each number with as few digits as tell it from its neighbours, at most
@@ -1970,6 +1727,28 @@ bool DataIter::next(Tensor &X, Tensor &y) {
     return true;
 }
 
+// How many rows of y_hat (N,classes) have their (first) largest number at the label, y (N)?
+static int count_correct(const Tensor &y_hat, const Tensor &y) {
+    const std::vector<float> z = to_host(y_hat), labels = to_host(y);
+    const int classes = y_hat.shape[1];
+    int correct = 0;
+    for (size_t n = 0; n < labels.size(); n++) {
+        const float *row = &z[n * classes];
+        correct += std::max_element(row, row + classes) - row == labels[n];
+    }
+    return correct;
+}
+// Return the test accuracy of net(X), computed on one device.
+float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
+                            Device device) {
+    NoGrad guard;
+    Tensor X, y;
+    double correct = 0;
+    test_iter.reset();
+    while (test_iter.next(X, y)) correct += count_correct(net(copyto(X, device)), y);
+    return correct / test_iter.X.shape[0];
+}
+
 std::vector<int> shard_sizes(int n, int k) {
     const bool equal = options.split.empty() || k == 1;
     const std::vector<int> weights = equal ? std::vector<int>(k, 1) : options.split;
@@ -2041,15 +1820,17 @@ void Animator::count() {
            std::ceil(seconds / done * (steps - done)));
     fflush(stdout);
 }
-void Animator::add(int epoch, float acc, double seconds) {
+void Animator::clear_bar() {
     count();
     if (isatty(STDOUT_FILENO)) printf("\r\033[K");
-    const bool lab = options.model == "lab_cnn"; // a row as the lab prints it
-    if (!lab && epoch == 1) printf("epoch      loss  test acc   seconds\n");
-    if (lab)
-        printf("Epoch %d, training time = %.1f sec\n         validation accuracy = %.4f\n",
-               epoch - 1, seconds, acc);
-    else printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss / samples, acc, seconds);
+}
+void Animator::add(int epoch, float acc, double seconds) {
+    clear_bar();
+    if (epoch == 1) printf("epoch      loss  test acc   seconds\n");
+    printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss / samples, acc, seconds);
+    add_to_log(epoch, acc, seconds);
+}
+void Animator::add_to_log(int epoch, float acc, double seconds) {
     log << format("%d,%.6f,%.4f,%.4f,%s,%d,%s,%g\n", epoch, loss / samples, acc, seconds,
                   options.model.c_str(), options.gpus, options.allreduce.c_str(), options.lr);
     if (!log.flush()) error("cannot write %s: %s", options.log.c_str(), strerror(errno));
@@ -2151,10 +1932,12 @@ void save_params(const std::vector<Tensor> &params) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 13. The first minibatch
+// 12. The first minibatch
 // The chapter's promise: k devices do what one does, checked in the first step, outside the timer;
 // and their copies stay equal, after each epoch. `make check` says what a mistake looks like.
 
+// The largest rounding error of a gradient, as a part of its largest number
+float first_check_tolerance = 1e-3f;
 static const char *const see = ": make check looks for the cause";
 static const char *const meant = "; if that is meant, FIRST_CHECK=0";
 typedef std::vector<float> Flat; // the numbers of all trained parameters, one after another
@@ -2195,7 +1978,7 @@ static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y
 }
 // X, y: the first minibatch; ls, device_params: what a step on k devices has made of it and of
 // `params`. The gradients must be those of the whole minibatch on gpu(0) (with batch norm, of the k
-// shards one by one), to operators.rounding of a parameter's largest; the update lr * gradient / n.
+// shards one by one), to first_check_tolerance of a parameter's largest; the update lr * gradient / n.
 void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
                       const Replicas &device_params, float lr) {
     if (!options.first_check) return;
@@ -2221,7 +2004,7 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
         for (size_t j = 0; j < g.size(); j++) {
             const float off = std::fabs(g[j] - want[j]), update = old[j] - p[j];
             const float right = lr * g[j] / n;
-            if (!(off <= operators.rounding * unit[j]))
+            if (!(off <= first_check_tolerance * unit[j]))
                 error("the first minibatch: the gradient of %s on %s is %.6g, not %.6g%s%s",
                       name_of(j).c_str(), str(gpu(c)).c_str(), g[j], want[j], see, meant);
             if (!(std::fabs(update - right) <=
@@ -2254,8 +2037,32 @@ void check_replicas(const Replicas &device_params) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 14. Program
+// 13. Program
 // Options are words NAME=value, the same for make and for this program: mgpu GPUS=2 LR=0.1
+
+// The networks that MODEL can choose. Other programs add theirs.
+struct Model {
+    const char *name;
+    void (*init_params)(); // sets `params` and `param_names`
+    Net net;
+    void (*demos)(int num_gpus); // the examples of its chapter
+    void (*train)(int num_gpus, int batch_size, float lr);
+    void (*set_defaults)() = nullptr; // of `options` that are 0 or empty; null: the same as lenet's
+};
+static std::vector<Model> models = {{"lenet", init_params, lenet, demos, train}};
+static const Model &find_model() {
+    std::string names;
+    for (const Model &model : models) {
+        if (model.name == options.model) return model;
+        names += (names.empty() ? "" : ", ") + std::string(model.name);
+    }
+    error("MODEL=%s is unknown: there are %s", options.model.c_str(), names.c_str());
+}
+// Make MODEL's parameters, on the host. A seed always gives the same ones.
+void init_model() {
+    net = find_model().net;
+    find_model().init_params();
+}
 
 typedef std::function<void(const std::string &value)> Setter; // or say what is wrong with it
 struct Option {
@@ -2278,18 +2085,16 @@ static void set_split(const std::string &value) {
 // Other programs add their own. (make help reads these lines: one for each option.)
 static std::vector<Option> option_table = {
     {"GPUS", &options.gpus, "number of devices; if too many, they share GPUs (1)", 1, 64},
-    {"MODEL", &options.model, "network: lenet, resnet18, lab_cnn (lenet)"},
+    {"MODEL", &options.model, "network to train (lenet)"},
     {"BATCH", &options.batch, "samples of a minibatch, over all devices (256)", 1, 60000},
-    {"LR", &options.lr, "learning rate (0.2; resnet18: 0.1 a device; lab_cnn: 0.3)", 1e-30, 1e30},
-    {"EPOCHS", &options.epochs, "passes over the training set (10; lab_cnn: 5)", 1},
+    {"LR", &options.lr, "learning rate (0.2)", 1e-30, 1e30},
+    {"EPOCHS", &options.epochs, "passes over the training set (10)", 1},
     {"SPLIT", set_split, "parts of a minibatch, such as 3,1, for unequal devices (equal ones)"},
     {"ALLREDUCE", &options.allreduce, "how gradients are summed: see section 7 (naive)"},
-    {"KVSTORE", &options.allreduce, "the lab's word for ALLREDUCE: local, device (local)"},
     {"OVERLAP", &options.overlap, "1: exchange gradients while others are still computed (0)"},
     {"FIRST_CHECK", &options.first_check, "0: do not compare step 1 with one device's (1)"},
     {"REPLICA_CHECK", &options.replica_check, "0: nor, after each epoch, the replicas (1)"},
     {"PEERS", &options.peers, "0: copies between devices go through the host (1)"},
-    {"EVALUATE_ALL", &options.evaluate_all, "1: test accuracy on all devices, not on gpu(0) (0)"},
     {"STEPS", &options.steps, "stop after so many minibatches (0: never)"},
     {"LIMIT", &options.limit, "use only so many training and test samples (0: all)"},
     {"SEED", &options.seed, "of the parameters and of the shuffling (0)"},
@@ -2378,16 +2183,12 @@ static const Option *similar_option(const std::string &name) {
 // What was not given is what the chapters train with. Refuse what does not go together.
 static void complete_options() {
     const int k = options.gpus, parts = options.split.size();
-    const bool resnet = options.model == "resnet18", lab = options.model == "lab_cnn";
-    if (!resnet && !lab && options.model != "lenet")
-        error("MODEL=%s is unknown: there are lenet, resnet18, lab_cnn", options.model.c_str());
-    if (given("KVSTORE") && given("ALLREDUCE")) error("KVSTORE and ALLREDUCE: one is enough");
-    if (!options.batch) options.batch = resnet ? 256 * k : lab ? 64 * k : 256;
-    if (!options.lr) options.lr = resnet ? 0.1f * k : lab ? 0.3f : 0.2f;
-    if (!options.epochs) options.epochs = lab ? 5 : 10;
-    if (options.allreduce.empty()) options.allreduce = lab ? "local" : "naive";
+    if (find_model().set_defaults) find_model().set_defaults();
+    if (!options.batch) options.batch = 256;
+    if (!options.lr) options.lr = 0.2f;
+    if (!options.epochs) options.epochs = 10;
+    if (options.allreduce.empty()) options.allreduce = "naive";
     find_algorithm(options.allreduce);
-    if (resnet || lab) options.evaluate_all = true;
     if (parts > 0 && parts != k)
         error("SPLIT has %d parts, but there are %d devices: use GPUS=%d", parts, k, parts);
     options.first_check = options.first_check && options.replica_check;
@@ -2435,9 +2236,9 @@ static void set_up(int devices, bool quiet, int first = 0) {
     remove(probe.c_str());
 }
 void run_program() {
-    printf("operators: %s\n", operators.name.c_str());
     set_up(options.gpus, false);
-    experiment();
+    find_model().demos(options.gpus);
+    find_model().train(options.gpus, options.batch, options.lr);
     params.clear();
 }
 

@@ -111,16 +111,15 @@ template <Rung wanted>
 static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tensor &b,
                    const std::vector<int> &y_shape, ConvShape s) {
     s.rung = s.K > most_taps ? tiled : wanted; // too many for a mask
-    Tensor y = output(op, {X, W, b}, y_shape);
+    Tensor y = output({X, W, b}, y_shape);
     launch(y, [=](Store y) { product_forward(y, X, W, b, s); });
-    record(y, [=] {
+    return record(op, y, {X, W, b}, [=](const Tensor &) {
         if (W.grad || b.grad) product_backward_weights(X, W, b, y, s);
         if (X.grad) product_backward_input(X, W, y, s);
     });
-    return y;
 }
 template <Rung rung>
-static Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, const ::ConvShape &s) {
+static Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, const Sizes &s) {
     return conv<rung>("conv2d", X, W, b, {s.N, s.O, s.OH, s.OW}, {s, rung, 1, s.C * s.K * s.K});
 }
 template <Rung rung> static Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {

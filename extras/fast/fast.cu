@@ -1,19 +1,54 @@
 // mgpu.cu with tuned operators: the whole program in one translation unit.
-// It includes ../../mgpu.cu and the files below, each of which is one idea (README.md has them in a
-// table, with what each gains), and fills mgpu.cu's table `operators`. --kernels and --precision
-// choose a rung of the ladder:
+// It includes copies of mgpu.cu and networks.cu in which the operators have other names, and then the
+// files below, each of which is one idea (README.md has them in a table, with what each gains).
+// KERNELS and PRECISION choose a rung of the ladder:
 //     plain    mgpu.cu's simple operators
 //     tiled    sums tiled in registers: the default on a CPU
 //     fast     through shared memory: the default on a GPU
-//     tf32     the same on tensor cores: --precision tf32
+//     tf32     the same on tensor cores: PRECISION=tf32
 // defines: use_kernels, usual_kernels
-#include "../../mgpu.cu"
+#ifndef MGPU_NO_MAIN
+#define MGPU_NO_MAIN
+#define FAST_MAIN
+#endif
+#define FAST
+// Copies in which the operators are called plain_relu, plain_conv2d ...: see plain.sed
+#if defined(__CUDACC__) && defined(NETWORKS)
+#include "../../build/gpu/plain/extras/networks/networks.cu"
+#elif defined(__CUDACC__)
+#include "../../build/gpu/plain/mgpu.cu"
+#elif defined(NETWORKS)
+#include "../../plain/extras/networks/networks.cu" // below build/cpp/
+#else
+#include "../../plain/mgpu.cu"
+#endif
+
+// The table of operators. A null entry leaves the work to mgpu.cu's own one.
+namespace fast {
+struct Sizes;
+}
+struct Operators {
+    std::string name = "simple"; // what the first line of a run calls them
+    Tensor (*conv2d)(const Tensor &X, const Tensor &W, const Tensor &b,
+                     const fast::Sizes &s) = nullptr;
+    Tensor (*linear)(const Tensor &X, const Tensor &W, const Tensor &b) = nullptr;
+    Tensor (*relu)(const Tensor &X) = nullptr;
+    Tensor (*avg_pool2d)(const Tensor &X, const PoolShape &s) = nullptr;
+    void (*sgd)(const std::vector<Tensor> &params, float lr, int batch_size) = nullptr;
+    Tensor (*max_pool2d)(const Tensor &X, const PoolShape &s) = nullptr;
+    Tensor (*add)(const Tensor &A, const Tensor &B) = nullptr;
+    Tensor (*batch_norm)(const Tensor &X, const Tensor &gamma, const Tensor &beta,
+                         const Tensor &running_mean, const Tensor &running_var) = nullptr;
+} operators;
 
 #include "warps.h"
 #include "fusion.h"
 #include "sgd.h"
 #include "pool.h"
+#include "channel_sums.h"
+#ifdef NETWORKS
 #include "batch_norm.h"
+#endif
 #include "product.h"
 #include "split_k.h"
 #include "tiled.h"
@@ -25,27 +60,73 @@
 #include "winograd.h"
 #include "conv.h"
 
+const char *const usual_kernels = warp_size > 1 ? "fast" : "tiled";
+
+// What mgpu.cu and networks.cu call
+Tensor relu(const Tensor &X) { return operators.relu ? operators.relu(X) : plain_relu(X); }
+Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
+    if (!operators.linear) return plain_linear(X, W, b);
+    check_linear(X, W, b);
+    return operators.linear(X, W, b);
+}
+Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
+    if (!operators.conv2d) return plain_conv2d(X, W, b);
+    const ConvShape s = conv_shape(X, W, b);
+    return operators.conv2d(X, W, b, {s.N, s.C, s.H, s.W, s.O, s.K, 1, 0, s.OH, s.OW});
+}
+Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
+    if (!operators.avg_pool2d) return plain_avg_pool2d(X, kernel_size, stride);
+    return operators.avg_pool2d(X, pool_shape("avg_pool2d", X, kernel_size, stride));
+}
+void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
+    if (!operators.sgd) return plain_sgd(params, lr, batch_size);
+    const Part update("update");
+    operators.sgd(params, lr, batch_size);
+}
+#ifdef NETWORKS
+Tensor add(const Tensor &A, const Tensor &B) {
+    return operators.add ? operators.add(A, B) : plain_add(A, B);
+}
+Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int padding) {
+    if (!operators.conv2d) return plain_conv2d(X, W, b, stride, padding);
+    const ConvShape s = strided_shape(X, W, b, stride, padding).conv;
+    return operators.conv2d(X, W, b,
+                            {s.N, s.C, s.H, s.W, s.O, s.K, stride, padding, s.OH, s.OW});
+}
+Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
+    if (!operators.max_pool2d) return plain_max_pool2d(X, kernel_size, stride);
+    return operators.max_pool2d(X, pool_shape("max_pool2d", X, kernel_size, stride));
+}
+Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
+                  const Tensor &running_mean, const Tensor &running_var) {
+    if (!operators.batch_norm) return plain_batch_norm(X, gamma, beta, running_mean, running_var);
+    check_batch_norm({X, gamma, beta, running_mean, running_var});
+    return operators.batch_norm(X, gamma, beta, running_mean, running_var);
+}
+#endif
+
 // The operators of mgpu.cu that have been edited since extras/fast/ was fitted to them, as fast.mk finds
-// out: theirs run, not the tuned ones. Words of conv2d, linear, relu, add, pool2d, batch_norm, sgd.
+// out: theirs run, not the tuned ones. Words of conv2d, linear, relu, avg_pool2d, sgd, max_pool2d, add, batch_norm.
 #ifndef EDITED
 #define EDITED ""
 #endif
 
-const char *const usual_kernels = warp_size > 1 ? "fast" : "tiled";
-
 namespace fast {
 static std::string edited = EDITED;
-template <Rung rung> static Operators tuned(const std::string &name, float rounding = 1e-3f) {
-    return {"tuned, " + name, rounding,   conv2d<rung>, linear<rung>, relu, add,
-            pool2d,           batch_norm, sgd,          flush};
+template <Rung rung> static Operators tuned(const std::string &name) {
+    Operators tuned = {"tuned, " + name, conv2d<rung>, linear<rung>, relu, avg_pool2d, sgd};
+#ifdef NETWORKS
+    tuned.max_pool2d = max_pool2d;
+    tuned.add = add;
+    tuned.batch_norm = batch_norm;
+#endif
+    return tuned;
 }
 static Operators operators_of(const std::string &rung) {
     if (rung == "tiled") return tuned<tiled>("tiled");
     if (rung == "fast") return tuned<shared>("fast");
-    if (rung == "tf32") return tuned<tf32>("fast in tf32", 1e-2f);
-    Operators plain = {}; // mgpu.cu's
-    plain.flush = flush;  // there may be tensors with notes
-    return plain;
+    if (rung == "tf32") return tuned<tf32>("fast in tf32");
+    return {}; // mgpu.cu's
 }
 } // namespace fast
 
@@ -53,6 +134,7 @@ static Operators operators_of(const std::string &rung) {
 void use_kernels(const std::string &rung) {
     fast::flush_all();
     operators = fast::operators_of(rung);
+    first_check_tolerance = rung == "tf32" ? 1e-2f : 1e-3f;
 }
 // Those of this machine, but mgpu.cu's own where they have been edited.
 void use_usual_kernels() {
@@ -67,13 +149,14 @@ void use_usual_kernels() {
     leave("conv2d", &Operators::conv2d);
     leave("linear", &Operators::linear);
     leave("relu", &Operators::relu);
-    leave("add", &Operators::add);
-    leave("pool2d", &Operators::pool2d);
-    leave("batch_norm", &Operators::batch_norm);
+    leave("avg_pool2d", &Operators::avg_pool2d);
     leave("sgd", &Operators::sgd);
+    leave("max_pool2d", &Operators::max_pool2d);
+    leave("add", &Operators::add);
+    leave("batch_norm", &Operators::batch_norm);
     if (count == 0) return;
     operators.name = "your mgpu.cu's" +
-                     (count < 7 ? left + "; " + operators.name + " otherwise" : "") +
+                     (count < 8 ? left + "; " + operators.name + " otherwise" : "") +
                      " (KERNELS=" + usual_kernels + " for the tuned ones)";
 }
 
@@ -103,7 +186,16 @@ static const std::vector<Option> fast_options = {
 };
 static const bool ready = [] {
     option_table.insert(option_table.end(), fast_options.begin(), fast_options.end());
+    on_use = fast::before_use;
     use_usual_kernels();
     return true;
 }();
 } // namespace fast
+
+void run_fast() {
+    printf("operators: %s\n", operators.name.c_str());
+    run_program();
+}
+#ifdef FAST_MAIN
+int main(int argc, char **argv) { return mgpu_main(argc, argv, run_fast); }
+#endif

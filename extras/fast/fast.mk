@@ -1,20 +1,30 @@
 # The tuned operators: where this folder is, make run runs fast.cu, which includes mgpu.cu.
 
-program := $(dir)/fast
-source := extras/fast/fast.cu
 fast_headers := $(wildcard extras/fast/*.h)
+lesson := mgpu.cu $(wildcard extras/networks/networks.cu)
+networks_flag := $(if $(word 2,$(lesson)),-DNETWORKS)
 # Operators that mgpu.cu no longer has as extras/fast/ knows them: yours run in their place
-source_flags = -DEDITED='"$(shell sh extras/fast/checksum.sh)"'
-source_needs := $(fast_headers) extras/fast/checksums
-source_needs_cpp := $(fast_headers:%=build/cpp/%) extras/fast/checksums
+source_flags = $(networks_flag) -DEDITED='"$(shell sh extras/fast/checksum.sh)"'
+source_needs := $(fast_headers) extras/fast/checksums $(lesson:%=build/gpu/plain/%)
+source_needs_cpp := $(fast_headers:%=build/cpp/%) extras/fast/checksums $(lesson:%=build/cpp/plain/%)
 all: $(dir)/fast
-tests += $(dir)/fast_tests
+tests += $(if $(networks_flag),$(dir)/fast_tests) # they test the operators of both
 
 build/gpu/fast: extras/fast/fast.cu $(source_needs) mgpu.cu build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(source_flags) $< -o $@
 build/gpu/fast_tests: extras/fast/tests.cu extras/fast/fast.cu $(source_needs) tests.cu mgpu.cu \
     $(DOCTEST) build/gpu/flags
-	$(NVCC) $(nvcc_flags) -isystem $(dir $(DOCTEST)) $< -o $@
+	$(NVCC) $(nvcc_flags) $(networks_flag) -isystem $(dir $(DOCTEST)) $< -o $@
+
+# mgpu.cu and networks.cu with other names for their operators
+build/gpu/plain/%: % extras/fast/plain.sed
+	@mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf extras/fast/plain.sed $<; } >$@
+build/cpp/plain/%: build/cpp/% extras/fast/plain.sed
+	@mkdir -p $(@D); LC_ALL=C sed -zEf extras/fast/plain.sed $< >$@
+
+# For a compiler of your own: write what the build generates, and print the flags that go with it
+sources: $(lesson:%=build/gpu/plain/%)
+	@echo $(networks_flag)
 
 # On a CPU each header passes through to_cpp.sed, too
 build/cpp/extras/fast/%: extras/fast/% extras/cpu/to_cpp.sed
@@ -25,16 +35,18 @@ build/cpu/fast build/asan/fast build/race/fast: build/%/fast: build/cpp/extras/f
 $(patsubst %,build/%/fast_tests,cpu asan lanes lanes_asan): build/%/fast_tests: \
     build/cpp/extras/fast/tests.cu build/cpp/extras/fast/fast.cu $(source_needs_cpp) \
     build/cpp/tests.cu build/cpp/mgpu.cu extras/cpu/cuda_runtime.h build/%/doctest.o build/%/flags
-	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+	$(CXX) $(cpu_flags) $(flags_$*) $(networks_flag) $(once_$*) $(linked) -x c++ $< \
+	    -x none build/$*/doctest.o -o $@
 build/cpu/fast build/cpu/fast_tests: $(compiled_once)
 
-asan_tests += build/asan/fast_tests
-asan: build/asan/fast_tests
+fast_tests := $(if $(networks_flag),fast_tests)
+asan_tests += $(fast_tests:%=build/asan/%)
+asan: $(fast_tests:%=build/asan/%)
 race_program := build/race/fast
-lanes_tests += build/lanes/fast_tests
-lanes_asan_tests += $(if $(LANES),,build/lanes_asan/fast_tests)
-lanes: build/lanes/fast_tests $(if $(LANES),,build/lanes_asan/fast_tests)
+lanes_tests += $(fast_tests:%=build/lanes/%)
+lanes_asan_tests += $(if $(LANES),,$(fast_tests:%=build/lanes_asan/%))
+lanes: $(fast_tests:%=build/lanes/%) $(if $(LANES),,$(fast_tests:%=build/lanes_asan/%))
 
-.PHONY: checksum
+.PHONY: checksum sources
 checksum:  ## do the tuned operators know mgpu.cu's as they are?
 	@sh extras/fast/checksum.sh --check

@@ -8,58 +8,83 @@
 // nothing left to do.
 // Gain: a CPU's step, user time, without it: LeNet 1.20 times, lab_cnn 1.18, ResNet-18 1.02; LeNet
 // at batch 256 on an H200, by the model: 6 launches less, and 27 of 233 us.
-// defines: Note, launch, join, dy_of, target_of, share_grad, relu, add, flush
-
-// A tensor's note: of an operator's result the launch that writes it; of a gradient how its memory
-// came about. It lives as long as a tensor that has it.
-struct Note {
-    // Of an operator's result:
-    std::function<void(fast::Store)> kernel; // null once it is enqueued
-    fast::Store to;    // if its tensor is freed, others write to the memory only after this launch
-    int n;             // how many numbers it writes
-    int left_out = -1; // if another launch joined it and took its place: `updates` then
-    std::weak_ptr<Tensor> masks = {}; // of a ReLU's result: what goes into this gradient is masked
-    // Of a gradient:
-    std::weak_ptr<Tensor> grad = {}; // itself: other gradients may share its memory
-    bool masked = false;             // all its parts have been
-};
+// defines: Note, before_use, launch, join, output, dy_of, target_of, share_grad, relu, add, flush
 
 namespace fast {
+// A note on an operator's result: the launch that writes it.
+struct Note {
+    std::function<void(Store)> kernel; // null once it is enqueued
+    Store to = {};     // if its tensor is freed, others write to the memory only after this launch
+    int n = 0;         // how many numbers it writes
+    int left_out = -1; // if another launch joined it and took its place: `updates` then
+    std::weak_ptr<Tensor> masks = {}; // of a ReLU's result: what goes into this gradient is masked
+};
+// The note goes with the memory: it is kept by the function that will free it.
+struct FreeNoted {
+    std::shared_ptr<float> memory;
+    std::shared_ptr<Note> note;
+    void operator()(float *) const {}
+};
+static std::shared_ptr<Note> note_of(const Tensor &t) {
+    const FreeNoted *noted = std::get_deleter<FreeNoted>(t.data);
+    return noted ? noted->note : nullptr;
+}
+static void set_note(Tensor &y, const std::shared_ptr<Note> &note) { // y: just made
+    if (y.data) y.data = std::shared_ptr<float>(y.data.get(), FreeNoted{y.data, note});
+}
+
+// A note on a gradient: other gradients may share its memory.
+struct GradNote {
+    std::weak_ptr<Tensor> grad; // itself
+    bool masked;                // all its parts have been
+};
+static auto &grad_notes = *new std::map<const Tensor *, GradNote>;
+static const GradNote *note_of_grad(const Tensor *grad) {
+    const auto found = grad_notes.find(grad);
+    if (found == grad_notes.end()) return nullptr;
+    return found->second.grad.lock().get() == grad ? &found->second : nullptr;
+}
+
 // Each device's last launch, if that waits. (Never destroyed: tensors may outlive main.)
 static auto &waiting = *new std::map<int, std::shared_ptr<Note>>;
 static int updates = 0; // of the parameters
 
-static void send_off(std::shared_ptr<Note> launch) {
+static void send_off(Device device, const std::shared_ptr<Note> &launch) {
     if (!launch || !launch->kernel) return;
     if (launch->left_out >= 0 && launch->left_out != updates)
         error("a tensor that was fused with what follows it is read when the parameters have "
               "changed: read it earlier, or use KERNELS=plain");
-    touch(launch->n);
+    Tensor{device, {launch->n}}.ptr(); // it is used: on_use may count
     std::exchange(launch->kernel, nullptr)(launch->to);
 }
-// What waits on the device goes, then what is still to write the tensor that has this note. A
-// gradient that mgpu.cu is about to add to gets memory of its own.
+// What waits on the device goes, then what is still to write the tensor that has this note.
 static void flush(Device device, const std::shared_ptr<Note> &note) {
-    if (const auto grad = note ? note->grad.lock() : nullptr) {
-        grad->note = nullptr;
-        const Tensor shared = *grad;
-        if (grad->data.use_count() <= 2) return; // `shared` is the other one
-        grad->data = empty(grad->shape, device).data;
-        return copyto(shared, *grad);
-    }
     if (note && !note->kernel) return;
-    send_off(std::exchange(waiting[device.id], nullptr));
-    send_off(note);
+    send_off(device, std::exchange(waiting[device.id], nullptr));
+    send_off(device, note);
 }
 static void flush_all() {
     for (const auto &[device, launch] : waiting) flush({device}, nullptr);
+}
+// See on_use in mgpu.cu. A gradient that mgpu.cu is about to add to gets memory of its own.
+static void before_use(Device device, const Tensor *tensor) {
+    if (!tensor) return flush(device, nullptr);
+    if (note_of_grad(tensor)) {
+        const auto grad = grad_notes[tensor].grad.lock();
+        grad_notes.erase(tensor);
+        const Tensor shared = *grad;
+        if (grad->data.use_count() <= 2) return; // `shared` is the other one
+        grad->data = empty(grad->shape, device).data;
+        copyto(shared, *grad);
+    } else if (const auto note = note_of(*tensor)) flush(device, note);
 }
 
 // Enqueue the kernel that writes y, perhaps later, when it is known what follows.
 static void launch(Tensor &y, std::function<void(Store y)> kernel) {
     on(y.device); // sends off the launch that waits
-    y.note = waiting[y.device.id] =
+    waiting[y.device.id] =
         std::make_shared<Note>(Note{std::move(kernel), {y.data.get()}, size(y)});
+    set_note(y, waiting[y.device.id]);
 }
 // Make the launch of X, if it still waits, write y = max(0, X), or y = X + *plus, instead. (Only
 // our own sgd counts updates.)
@@ -67,7 +92,7 @@ static bool join(const Tensor &X, Tensor &y, const Tensor *plus = nullptr) {
     auto &last = waiting[X.device.id];
     if (!operators.sgd) return false;
     // Not if X's launch does not wait, already ends with a ReLU, or writes more than X
-    if (!X.note || X.note != last || last->to.relu || last->n != size(X)) return false;
+    if (!last || note_of(X) != last || last->to.relu || last->n != size(X)) return false;
     const float *addend = plus ? plus->ptr() : nullptr; // may send off the last launch
     if (!last || (plus && last->to.plus)) return false;
     auto next = std::make_shared<Note>(*last);
@@ -77,34 +102,35 @@ static bool join(const Tensor &X, Tensor &y, const Tensor *plus = nullptr) {
         next->to.plus = addend;
     } else next->to.relu = 1;
     last->left_out = updates;
-    y.note = last = next;
+    last = next;
+    set_note(y, next);
     return true;
 }
 
-static bool is_masked(const Tensor &X) { return X.note && X.note->masks.lock() == X.grad; }
+static bool is_masked(const Tensor &X) {
+    const auto note = note_of(X);
+    return note && note->masks.lock() == X.grad;
+}
 static void note_grad(const Tensor &X, bool masked) {
-    X.grad->note = std::make_shared<Note>();
-    X.grad->note->grad = X.grad;
-    X.grad->note->masked = masked;
+    for (auto it = grad_notes.begin(); grad_notes.size() > 1000 && it != grad_notes.end();)
+        it = it->second.grad.expired() ? grad_notes.erase(it) : std::next(it);
+    grad_notes[X.grad.get()] = {X.grad, masked};
 }
-static Tensor dy_of(const Tensor &y) { // to be read only: it may go on to share its memory
-    Tensor dy = *y.grad;
-    dy.note = nullptr;
-    return dy;
-}
+// The gradient of y, to be read only: a copy of the handle has no note, so it may go on sharing.
+static Tensor dy_of(const Tensor &y) { return *y.grad; }
 // Where a backward kernel puts dX, masked by X if that is a ReLU's result. The first to write it in
 // a pass overwrites it (=), without grad_of's zeros; later ones add to it (+=).
 static Store target_of(const Tensor &X) {
     if (!X.grad) return {nullptr};
     Tensor &g = *X.grad;
-    const auto note = std::exchange(g.note, nullptr);
-    const bool first = g.written != pass, masks = is_masked(X);
+    const GradNote *const note = note_of_grad(&g);
+    const bool first = g.stale, masks = is_masked(X), noted = note, masked = note && note->masked;
+    grad_notes.erase(&g);
     const float *const sum = first ? nullptr : g.ptr(); // of the parts so far
-    if (!g.data || (note && g.data.use_count() > 1)) g.data = empty(g.shape, g.device).data;
+    if (!g.data || (noted && g.data.use_count() > 1)) g.data = empty(g.shape, g.device).data;
     const Store to = {g.ptr(), sum, masks ? X.ptr() : nullptr};
-    if (masks && (first || (note && note->masked))) note_grad(X, true);
-    g.written = pass;
-    if (g.complete) completes.push_back(g.complete);
+    if (masks && (first || masked)) note_grad(X, true);
+    g.stale = false;
     return to;
 }
 // dX = dy: share its memory, if nothing else goes there. dX = 0 where X is not positive, if X is a
@@ -112,7 +138,7 @@ static Store target_of(const Tensor &X) {
 static bool share_grad(const Tensor &X, const Tensor &y) {
     if (X.grad->data || is_masked(X)) return false; // data: a parameter's, or of another part
     X.grad->data = y.grad->data;
-    X.grad->written = pass;
+    X.grad->stale = false;
     for (const Tensor &t : {X, y}) note_grad(t, false); // not to be written in place
     return true;
 }
@@ -122,39 +148,50 @@ __global__ void pass_kernel(Store dX, const float *dy, int n) {
     if (i < n) dX.store(i, dy[i]);
 }
 
+// The result of an operator; its gradient if an input wants one, and it is recorded.
+static Tensor output(const std::vector<Tensor> &inputs, const std::vector<int> &shape) {
+    Tensor y = empty(shape, inputs[0].device);
+    for (const Tensor &X : inputs)
+        if (recording && X.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape});
+    return y;
+}
+
 // --- relu
 // dX is dy, the same memory, if all that was written there has been masked.
 static Tensor relu(const Tensor &X) {
-    Tensor y = output("relu", {X}, X.shape);
+    check_inputs("relu", true, "a tensor", {X});
+    Tensor y = output({X}, X.shape);
     const int n = size(X);
     if (!join(X, y)) {
         LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
-        y.note = std::make_shared<Note>();
+        set_note(y, std::make_shared<Note>());
     }
-    y.note->masks = y.grad;
-    record(y, [=] {
-        if (y.grad->note && y.grad->note->masked && share_grad(X, y)) return;
+    if (const auto note = note_of(y)) note->masks = y.grad;
+    return record("relu", y, {X}, [=](const Tensor &) {
+        const GradNote *const note = note_of_grad(y.grad.get());
+        if (note && note->masked && share_grad(X, y)) return;
         const float *dy = dy_of(y).ptr();
         Store dX = target_of(X);
         dX.mask = y.ptr(); // if X is itself a ReLU's, it is positive at the same places
         LAUNCH(pass_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, dy, n));
     });
-    return y;
 }
 
+#ifdef NETWORKS
 // --- addition
 static Tensor add(const Tensor &A, const Tensor &B) {
-    Tensor y = output("add", {A, B}, A.shape);
+    check_inputs("add", A.shape == B.shape, "two of the same shape", {A, B});
+    Tensor y = output({A, B}, A.shape);
     const int n = size(A);
     if (!join(A, y, &B) && !join(B, y, &A))
-        LAUNCH(add_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
-    record(y, [=] {
+        LAUNCH(sum_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
+    return record("add", y, {A, B}, [=](const Tensor &) {
         for (const Tensor &X : {A, B}) {
             if (!X.grad || share_grad(X, y)) continue;
             const float *dy = dy_of(y).ptr();
             LAUNCH(pass_kernel<<<blocks(n), threads, 0, on(X.device)>>>(target_of(X), dy, n));
         }
     });
-    return y;
 }
+#endif
 } // namespace fast

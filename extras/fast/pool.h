@@ -4,7 +4,7 @@
 // which windows hold it. Other windows are left to mgpu.cu.
 // Gain: LeNet trains for 1.57 times as much user time on a CPU with mgpu.cu's in its place (100
 // steps of 64, the whole program, median of 4 pairs).
-// defines: pool2d
+// defines: avg_pool2d, max_pool2d
 
 namespace fast {
 // What mean and maximum differ in. Of a window of X, a plane W wide, find() returns the result and
@@ -87,7 +87,7 @@ __global__ void pool2d_backward_kernel(Store dX, const float *dy, const float *X
 }
 
 template <class Window> static Tensor pool2d(const char *op, const Tensor &X, const PoolShape &s) {
-    Tensor y = output(op, {X}, {X.shape[0], X.shape[1], s.OH, s.OW});
+    Tensor y = output({X}, {X.shape[0], X.shape[1], s.OH, s.OW});
     auto block_of = [=](int width) { // columns, rows, planes
         const int columns = min(width, warp_size), all_rows = blocks(s.H, 2);
         const int rounds = blocks(all_rows, threads / columns);
@@ -97,19 +97,19 @@ template <class Window> static Tensor pool2d(const char *op, const Tensor &X, co
     const dim3 block = block_of(blocks(s.W, 2)), block_back = block_of(s.W);
     LAUNCH(fast::pool2d_kernel<Window>
            <<<blocks(s.P, block.z), block, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
-    record(y, [=] {
+    return record(op, y, {X}, [=](const Tensor &) {
         const float *dy = dy_of(y).ptr();
         LAUNCH(fast::pool2d_backward_kernel<Window>
                <<<blocks(s.P, block_back.z), block_back, 0, on(X.device)>>>(target_of(X), dy,
                                                                             X.ptr(), s));
     });
-    return y;
 }
-static Tensor pool2d(const char *op, const Tensor &X, const PoolShape &s) {
-    if (s.KH == 2 && s.KW == 2 && s.S == 2)
-        return s.max ? pool2d<Max>(op, X, s) : pool2d<Mean>(op, X, s);
-    const auto kept = std::exchange(operators.pool2d, nullptr);
-    const Tensor y = ::pool2d(op, X, s.KH, s.KW, s.S, s.max);
-    return operators.pool2d = kept, y;
+static Tensor avg_pool2d(const Tensor &X, const PoolShape &s) {
+    return s.K == 2 ? pool2d<Mean>("avg_pool2d", X, s) : plain_avg_pool2d(X, s.K, s.K);
 }
+#ifdef NETWORKS
+static Tensor max_pool2d(const Tensor &X, const PoolShape &s) {
+    return s.K == 2 ? pool2d<Max>("max_pool2d", X, s) : plain_max_pool2d(X, s.K, s.K);
+}
+#endif
 } // namespace fast

@@ -8,13 +8,16 @@
 // differs is where an index of rows, columns or terms leads to in memory.
 // Gain: X is not copied K*K times, as im2col does: at batch 256 LeNet's conv2 alone would write 41
 // MB. Terms that meet only zeros around an image are skipped.
-// defines: Rung, ConvShape, Divisor, Map, Product, ProductOut, terms_inside
+// defines: Rung, Sizes, ConvShape, Divisor, Map, Product, ProductOut, terms_inside
 
 namespace fast {
 
 // The rung of the ladder that computes a product
 enum Rung { tiled, shared, tf32 };
-struct ConvShape : ::ConvShape {
+struct Sizes { // of a convolution
+    int N, C, H, W, O, K, stride, padding, OH, OW;
+};
+struct ConvShape : Sizes {
     Rung rung;
     int W_stride_k,
         W_stride_o; // W's element k = (c,u,v) of output o is W[k*W_stride_k + o*W_stride_o]

@@ -28,7 +28,7 @@ static void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
         for (; next < params.size() && count < SgdList::most; next++) {
             const Tensor &p = params[next];
             if (!p.grad) continue; // a buffer
-            same_device("sgd", {params[0], p});
+            check_inputs("sgd", true, "parameters", {params[0], p});
             list.param[count] = p.ptr();
             list.grad[count] = p.grad->ptr();
             list.n[count++] = size(p);

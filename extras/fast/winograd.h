@@ -323,7 +323,7 @@ static void winograd_forward(const Store &y, const Tensor &X, const Tensor &W, c
 static void winograd_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
                                     const ConvShape &s) {
     const int k = s.W_stride_k;
-    const ::ConvShape turned = {s.N, s.O, s.OH, s.OW, s.C, 3, 1, 2 - s.padding, s.H, s.W};
+    const Sizes turned = {s.N, s.O, s.OH, s.OW, s.C, 3, 1, 2 - s.padding, s.H, s.W};
     const Tensor dy = dy_of(y);
     winograd(target_of(X), dy.ptr(), W.ptr() + 8 * k, 9 * k, s.W_stride_o, -k, nullptr,
              {turned, s.rung, 0, 0}, X.device);

@@ -1,58 +1,46 @@
-// The operators that a network calls, written down.
+// The operators that a network has called, read from autograd's tape.
 // defines: Call, calls_of
 #pragma once
 #include "common.h"
 
 struct Call { // of an operator
     std::string op;
-    std::vector<int> how; // stride, padding; KH, KW, stride, max
+    std::vector<int> how; // stride, padding; kernel size
     std::vector<Tensor> inputs;
     Tensor y;
 };
-// The calls of operators in `work`, by functions in the table that write each down. They make the
-// call with the table as it was: with the operators that are there, or with mgpu.cu's own.
-static std::vector<Call> *calls = nullptr;
-static Operators before_calls;
-static void watch_operators();
-template <class Work>
-static Tensor write_down(const char *op, std::vector<int> how, std::vector<Tensor> inputs,
-                         const Work &work) {
-    operators = before_calls;
-    const Tensor y = work();
-    calls->push_back({op, std::move(how), std::move(inputs), y});
-    watch_operators();
-    return y;
+
+// Return what conv2d was called with, as far as the shapes of X, W and y tell.
+static std::vector<int> stride_and_padding(const Tensor &X, const Tensor &W, const Tensor &y) {
+    const int K = W.shape[2];
+    for (int stride = 1; stride <= K + 1; stride++)
+        for (int padding = 0; padding < K; padding++)
+            if ((X.shape[2] + 2 * padding - K) / stride + 1 == y.shape[2] &&
+                (X.shape[3] + 2 * padding - K) / stride + 1 == y.shape[3])
+                return {stride, padding};
+    return {1, 0};
 }
-static void watch_operators() {
-    operators.conv2d = [](const Tensor &X, const Tensor &W, const Tensor &b, const ConvShape &s) {
-        return write_down("conv2d", {s.stride, s.padding}, {X, W, b},
-                          [&] { return conv2d(X, W, b, s.stride, s.padding); });
-    };
-    operators.linear = [](const Tensor &X, const Tensor &W, const Tensor &b) {
-        return write_down("linear", {}, {X, W, b}, [&] { return linear(X, W, b); });
-    };
-    operators.relu = [](const Tensor &X) {
-        return write_down("relu", {}, {X}, [&] { return relu(X); });
-    };
-    operators.add = [](const Tensor &A, const Tensor &B) {
-        return write_down("add", {}, {A, B}, [&] { return add(A, B); });
-    };
-    operators.pool2d = [](const char *op, const Tensor &X, const PoolShape &s) {
-        return write_down(op, {s.KH, s.KW, s.S, s.max}, {X},
-                          [&] { return pool2d(op, X, s.KH, s.KW, s.S, s.max); });
-    };
-    operators.batch_norm = [](const Tensor &X, const Tensor &gamma, const Tensor &beta,
-                              const Tensor &mean, const Tensor &var) {
-        return write_down("batch_norm", {}, {X, gamma, beta, mean, var},
-                          [&] { return batch_norm(X, gamma, beta, mean, var); });
-    };
+static std::vector<int> kernel_size(const Tensor &X, const Tensor &y) { // of a pool
+    for (int K = X.shape[2]; K > 1; K--)
+        if (X.shape[2] / K == y.shape[2] && X.shape[3] / K == y.shape[3]) return {K};
+    return {1};
 }
-static std::vector<Call> calls_of(const std::function<void()> &work) {
+
+// Return the operators on the tape of y's device, in order, the last of which made y.
+static std::vector<Call> calls_of(const Tensor &y) {
+    const std::vector<TapeEntry> &tape = tapes[y.device.id];
     std::vector<Call> list;
-    calls = &list;
-    before_calls = operators;
-    watch_operators();
-    work();
-    operators = before_calls;
+    for (size_t i = 0; i < tape.size(); i++) {
+        Call call = {tape[i].op, {}, tape[i].inputs, y};
+        for (size_t j = i + 1; j < tape.size(); j++)
+            for (const Tensor &X : tape[j].inputs)
+                if (X.grad == tape[i].dy) call.y = X;
+        call.y.shape = tape[i].dy->shape;
+        if (call.op == "conv2d")
+            call.how = stride_and_padding(call.inputs[0], call.inputs[1], call.y);
+        if (call.op == "avg_pool2d" || call.op == "max_pool2d")
+            call.how = kernel_size(call.inputs[0], call.y);
+        list.push_back(call);
+    }
     return list;
 }

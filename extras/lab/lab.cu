@@ -11,6 +11,16 @@
 #endif
 #include PROGRAM
 
+// Count what kernels use.
+static void (*const on_use_before)(Device device, const Tensor *tensor) = on_use;
+static const bool counting = [] {
+    on_use = [](Device device, const Tensor *tensor) {
+        if (on_use_before) on_use_before(device, tensor);
+        if (tensor) watch::touch(size(*tensor));
+    };
+    return true;
+}();
+
 #include "bench.h"
 #include "profile.h"
 #include "summary.h"

@@ -10,7 +10,6 @@
 # SWEEP_LR       learning rates that make sweep trains with, by default 0.05 0.1 0.2 0.4
 # SUBMISSION     a mgpu.cu whose allreduce make exercise judges, by default the one here
 own += SUBMISSION
-source ?= mgpu.cu
 
 .PHONY: edited exercise show check bench summary trace profile scale plot sweep
 

@@ -407,8 +407,8 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
     for (float factor : {-1.0f, 0.3f, 3.0f}) {
         net = [=](const Tensor &X, const std::vector<Tensor> &params) {
             const Tensor y = lenet(X, params);
-            record(y, [=] { // dy *= factor
-                Tensor dy = *y.grad;
+            record("times", y, {y}, [=](const Tensor &gradient) { // dy *= factor
+                Tensor dy = gradient;
                 dy.grad = std::make_shared<Tensor>(dy);
                 sgd({dy}, 1 - factor, 1);
             });
@@ -418,6 +418,7 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
     }
 }
 
+#ifdef FAST // for its table of operators
 // What check_operators says where the result of linear is spoilt
 static std::string checked_operators(const std::function<Tensor(Tensor)> &spoil) {
     static std::function<Tensor(Tensor)> after; // the entry cannot capture
@@ -444,7 +445,9 @@ TEST_CASE("check_operators: which operator is wrong, and how" * doctest::skip(sm
                "linear(X (5,3), W (3,2), b (2)): y[0,1] is 7, not ... (1 of 10 numbers are wrong, "
                "they lie in y[0,1]): ");
     check_says(checked_operators([](Tensor y) {
-                   record(y, [=] { copyto(full({5, 2}, 0, y.device), *y.grad); });
+                   record("zero", y, {y}, [=](const Tensor &dy) {
+                       copyto(full({5, 2}, 0, y.device), dy);
+                   });
                    return y;
                }),
                "linear(X (5,3), W (3,2), b (2)): dX[0,0] is 0, not ... (15 of 15 numbers are "
@@ -456,6 +459,7 @@ TEST_CASE("check_operators: which operator is wrong, and how" * doctest::skip(sm
     check_says(checked_operators([](Tensor y) { return rows(y, 0, 1); }),
                "the result has shape (1,2), 10 numbers of 5 samples are wanted");
 }
+#endif
 TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::skip(no_training)) {
     ModelKept kept;
     set_model("lenet", 0);

@@ -129,7 +129,7 @@ void dry_run() {
         const Part part("backward");
         for (const auto &list : grads)
             for (size_t i = list.size(); i-- > 0;)
-                CHECK(cudaEventRecord(list[i].complete->handle, on(list[i].device)));
+                CHECK(cudaEventRecord(list[i].written->handle, on(list[i].device)));
     }
     if (dry_node < k) exchange = options.overlap ? in_buckets(sum_in_nodes) : sum_in_nodes;
     exchange(grads);

@@ -2,7 +2,7 @@
 // place of the runtime's that enqueue something, on a GPU and on the stand-in alike. They do what
 // was asked and, while a Recorder lives, write it down: copies, messages, kernels, calls of host
 // functions, and the waits between streams, by which one follows another.
-// defines: LAUNCH, touch, watch::Recorder, watch::show_devices, watch::late_messages, watch::dry,
+// defines: LAUNCH, watch::Recorder, watch::touch, watch::show_devices, watch::late_messages, watch::dry,
 // watch::taken_bytes
 //
 // A GPU can stand for several devices (show_devices), a message can be late (late_messages), and
@@ -420,11 +420,13 @@ inline void mark(const char *what) { // a dry run on a thousand devices takes it
     if (!dry) nvtxMarkA(what);
 }
 
+// The next kernel uses so many numbers.
+inline void touch(long numbers) {
+    if (recorder) recorder->numbers += numbers;
+}
+
 } // namespace watch
 
-inline void touch(long numbers) {
-    if (watch::recorder) watch::recorder->numbers += numbers;
-}
 #define LAUNCH(...)                                                                                \
     do {                                                                                           \
         const watch::Launch watched(#__VA_ARGS__);                                                 \

@@ -184,9 +184,14 @@ static void train_on_nodes(float lr) {
         waitall();
         timer.stop();
         check_nodes(device_params);
-        acc = accuracy_on_nodes(device_params, test_iter,
-                                first_devices(options.evaluate_all ? options.gpus : 1));
+#ifdef NETWORKS
+        const int evaluating = evaluates_all() ? options.gpus : 1;
+        acc = accuracy_on_nodes(device_params, test_iter, first_devices(evaluating));
+        add_row(animator, epoch + 1, acc, timer.times.back());
+#else
+        acc = accuracy_on_nodes(device_params, test_iter, first_devices(1));
         animator.add(epoch + 1, acc, timer.times.back());
+#endif
         save_params(device_params[0]);
     }
     std::string where;
@@ -292,7 +297,9 @@ static bool parse_options_of_nodes(int argc, char **argv) {
 static void run_on_nodes() {
     if (node > 0) // node 0 reads, logs and saves
         options.init = options.save = "", options.log = "/dev/null";
+#ifdef FAST
     printf("operators: %s\n", operators.name.c_str());
+#endif
     const int cores = std::thread::hardware_concurrency() / neighbours / options.gpus;
     if (on_cpu) setenv("CUDA_CPU_CORES", str(std::max(1, cores)).c_str(), 0);
     if (nodes > 1)
@@ -306,9 +313,7 @@ static void run_on_nodes() {
         sum_over_nodes(grads);
     };
     exchange = options.overlap ? in_buckets(sum) : sum;
-    if (options.model == "resnet18") demos_resnet18(options.gpus);
-    else if (options.model == "lab_cnn") demos_lab_cnn(options.gpus);
-    else demos(options.gpus);
+    find_model().demos(options.gpus);
     train_on_nodes(options.lr);
     params.clear();
 }

@@ -5,7 +5,6 @@
 # MPICXX         MPI's compiler, for NODES
 MPICXX ?= mpicxx
 own += NODES HOSTS MPICXX
-source ?= mgpu.cu
 
 no_mpi = $(foreach x,mpirun $(MPICXX),$(if $(shell command -v $x),,no $x: NODES wants MPI, in \
     Debian openmpi-bin and libopenmpi-dev))

@@ -1,0 +1,30 @@
+# The other two chapters' networks. The Makefile includes this file where it is there.
+
+# MODEL          also resnet18, with 256 samples and a learning rate of 0.1 a device; and lab_cnn,
+#                with 64 samples a device, a learning rate of 0.3 and 5 epochs
+
+networks_tests := $(if $(wildcard extras/networks/tests.cu),networks_tests) # a handout has none
+tests += $(networks_tests:%=$(dir)/%)
+
+build/gpu/networks: extras/networks/networks.cu mgpu.cu build/gpu/flags
+	$(NVCC) $(nvcc_flags) $< -o $@
+build/gpu/networks_tests: extras/networks/tests.cu extras/networks/networks.cu tests.cu mgpu.cu \
+    $(DOCTEST) build/gpu/flags
+	$(NVCC) $(nvcc_flags) -isystem $(dir $(DOCTEST)) $< -o $@
+
+build/cpp/extras/networks/%: extras/networks/% extras/cpu/to_cpp.sed
+	@$(translate)
+build/cpu/networks build/asan/networks build/race/networks: build/%/networks: \
+    build/cpp/extras/networks/networks.cu build/cpp/mgpu.cu extras/cpu/cuda_runtime.h build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) -x c++ $< -o $@
+$(patsubst %,build/%/networks_tests,cpu asan race lanes lanes_asan): build/%/networks_tests: \
+    build/cpp/extras/networks/tests.cu build/cpp/extras/networks/networks.cu build/cpp/tests.cu \
+    build/cpp/mgpu.cu extras/cpu/cuda_runtime.h build/%/doctest.o build/%/flags
+	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+build/cpu/networks build/cpu/networks_tests: $(compiled_once)
+
+asan_tests += $(networks_tests:%=build/asan/%)
+asan: $(networks_tests:%=build/asan/%)
+lanes_tests += $(networks_tests:%=build/lanes/%)
+lanes_asan_tests += $(if $(LANES),,$(networks_tests:%=build/lanes_asan/%))
+lanes: $(networks_tests:%=build/lanes/%) $(if $(LANES),,$(networks_tests:%=build/lanes_asan/%))
