@@ -18,7 +18,7 @@ build/gpu/fast_tests: extras/fast/tests.cu extras/fast/fast.cu $(source_needs) t
 
 # mgpu.cu and networks.cu with other names for their operators
 build/gpu/plain/%: % extras/fast/plain.sed
-	@mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf extras/fast/plain.sed $<; } >$@
+	@mkdir -p $(@D); { echo '#line 1 "$<"'; LC_ALL=C sed -zEf extras/fast/plain.sed $<; } >$@
 build/cpp/plain/%: build/cpp/% extras/fast/plain.sed
 	@mkdir -p $(@D); LC_ALL=C sed -zEf extras/fast/plain.sed $< >$@
 
