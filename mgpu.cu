@@ -1,26 +1,27 @@
 // Training on multiple GPUs, from scratch: a chapter of "Dive into Deep Learning" in one CUDA file.
 //
 //     make run GPUS=2      train LeNet on Fashion-MNIST on two devices
-//     make test            check every kernel, and that k devices learn what one device learns
+//     make test            check the kernels, and that k devices learn what one device learns
 //
-// A first reading starts at section 2 and ends with section 6, the tutorial beside it: same titles,
-// names and order. Section 7 is its exercise, with a slot for an allreduce of your own. Sections 8
-// to 13 build what the tutorial takes for granted. Words in capitals, such as GPUS, are options.
+// Read sections 2 to 6 beside the chapter: titles, names and order are the same. Section 7 is the
+// chapter's third exercise, with a place for an allreduce of your own. Sections 8 to 13 build the
+// parts that the chapter takes from its framework: operators, autograd, devices, data.
 //
-//   1. The vocabulary                    8. Kernels and operators
-//   2. A toy network                     9. Autograd
-//   3. Data synchronization             10. Devices and memory
-//   4. Distributing data                11. Data, timing, files
-//   5. Training                         12. The first minibatch
-//   6. Experiment                       13. Program
-//   7. The allreduce lab
+//    1. The vocabulary                    8. Kernels and operators
+//    2. A toy network                     9. Autograd
+//    3. Data synchronization             10. Devices and memory
+//    4. Distributing data                11. Data and files
+//    5. Training                         12. Checks
+//    6. Experiment                       13. Program
+//    7. Allreduce algorithms
 //
 // Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K side of
-// a convolution kernel, k devices. All numbers are 32-bit floats. A gradient is called dX, dW, db.
-// Without a GPU g++ compiles the same file, with extras/cpu/cuda_runtime.h in place of CUDA's own.
+// a convolution kernel, k devices. All numbers are 32-bit floats. dX is the gradient of the loss
+// with respect to X. A word in capitals, such as GPUS, is an option (section 13).
+// Without a GPU, g++ compiles this file with extras/cpu/cuda_runtime.h, which emulates k devices.
 
 #include <cuda_runtime.h>
-#include <nvtx3/nvToolsExt.h>
+#include <nvtx3/nvToolsExt.h> // defines: nvtxRangePushA, nvtxRangePop, nvtxMarkA
 
 #include <algorithm>
 #include <chrono>
@@ -33,7 +34,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <future>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -45,54 +45,172 @@
 #include <utility>
 #include <variant>
 #include <vector>
-#include <unistd.h>
+#include <unistd.h> // defines: _exit, isatty, access, getpid
 
 // ---------------------------------------------------------------------------------------------
 // 1. The vocabulary
-// The tensors and operators that the tutorial takes from np and npx: declarations to look up later.
+// The types and functions that sections 2 to 7 use. Skim it now and come back when a name is new.
 
+// A device: gpu(0), gpu(1), ... or cpu(), the host, where this program itself runs.
 struct Device {
-    int id; // 0, 1, ...: gpu(id); -1: cpu(), the host, where this program itself runs
+    int id; // i for gpu(i), -1 for cpu()
 };
+
 inline Device gpu(int i) { return {i}; }
 inline Device cpu() { return {-1}; }
 
-// A handle: copies of a Tensor share its numbers, which a const one may change, too.
+// An array of floats in the memory of one device. A Tensor is a handle, as in Python: copies share
+// their data, and even a const Tensor's data may be written. The memory is freed with the last
+// handle.
 struct Tensor {
     Device device = {-1};
     std::vector<int> shape;
-    std::shared_ptr<float> data = nullptr;  // size(t) floats in the memory of `device`
-    std::shared_ptr<Tensor> grad = nullptr; // of the same shape; null: no gradient is wanted
+    std::shared_ptr<float> data = nullptr;  // size(t) floats
+    std::shared_ptr<Tensor> grad = nullptr; // its gradient; null: none is wanted
     bool requires_grad = true;              // false: it is not trained and gets no gradient
-    float *ptr() const;                     // data.get()
 
     // Only of a gradient, see section 9:
-    bool stale = false;                              // it is to be zeroed before its next use
+    bool stale = false;                              // it still has to be zeroed
     std::shared_ptr<struct Event> written = nullptr; // recorded after each write, of a parameter's
+
+    float *ptr() const; // data.get()
 };
-int size(const Tensor &t); // the product of the shape
 
-// Making tensors. On a device these enqueue the work and return.
-Tensor empty(std::vector<int> shape, Device device); // unwritten memory
+// One list of tensors per device: x[c][i] is tensor i on device c.
+typedef std::vector<std::vector<Tensor>> PerDevice;
+
+// --- Declared here, defined in the section named beside it.
+
+// 3. Copies
+Tensor copyto(const Tensor &src, Device device);   // a copy of src on that device
+void copyto(const Tensor &src, const Tensor &dst); // dst[:] = src
+
+// 7. The function that sums the gradients as ALLREDUCE and OVERLAP say; empty: the chapter's loop
+typedef std::function<void(const PerDevice &grads)> Exchange;
+extern Exchange exchange;
+
+// 8. Operators. Each one enqueues its kernels on the inputs' device and returns at once.
+Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b); // (N,C,H,W) (O,C,K,K) (O)
+Tensor relu(const Tensor &X);                                     // any shape
+Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);  // (N,C,H,W)
+Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b); // (N,C) (C,O) (O): X @ W + b
+Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y);    // (N,classes) (N) -> (N)
+void sgd(const std::vector<Tensor> &params, float lr, int batch_size); // param -= lr * grad / batch
+void add_(const Tensor &a, const Tensor &b);                           // a[:] += b
+void fill(const Tensor &a, float value);                               // a[:] = value
+
+// 9. Autograd
+void attach_grad(std::vector<Tensor> &params);       // give each parameter a gradient of zeros
+void backward(const Tensor &l);                      // compute the gradients of sum(l)
+const Tensor &gradient(const Tensor &param);         // param.grad, or an error if there is none
+PerDevice gradients(const PerDevice &device_params); // those of all parameters on all devices
+std::vector<Tensor> column(const PerDevice &x, size_t i); // [x[c][i] for c in range(k)]
+void wait_for_gradient(const Tensor &grad); // let its device wait until backward has written it
+
+// 10. Devices and memory
+struct Stream { // a queue of work, which a device does in order
+    cudaStream_t handle = nullptr;
+    cudaEvent_t ready = nullptr; // see wait_for
+};
+Device try_gpu(int i);          // gpu(i), or an error if there are fewer
+std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
+Stream &stream(Device device);  // the stream on which the device works now
+cudaStream_t on(Device device); // its handle; makes the device CUDA's current one
+int physical(Device device);    // CUDA's number of its GPU, which several devices may share
+Stream &link_stream(Device src, Device dst); // the stream of messages from src to dst
+void use_comm_streams(bool use); // true: stream(d) is d's second stream, for communication
+void join_comm_streams(int k);   // let later work of k devices wait for those streams
+void waitall();                  // let the host wait for all devices
+int size(const Tensor &t);       // the product of its shape
+Tensor empty(std::vector<int> shape, Device device); // memory that nothing has written yet
 Tensor full(std::vector<int> shape, float value, Device device);
-Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2) on the host
-Tensor reshape(const Tensor &X, std::vector<int> shape); // same memory, gradient; a size may be -1
-Tensor rows(const Tensor &X, int begin, int end);        // X[begin:end]: same memory, no gradient
+Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2), on the host
+Tensor arange(int n);                                    // 0, 1, ..., n-1, on the host
+Tensor reshape(const Tensor &X, std::vector<int> shape); // the same memory, the same gradient
+Tensor rows(const Tensor &X, int begin, int end);        // X[begin:end]: the same memory
+std::vector<float> to_host(const Tensor &t);             // its numbers; the host waits for them
+std::string to_string(const Tensor &t);                  // its numbers as NumPy prints them
+std::string str(Device device);                          // gpu(0)
+std::string str(const std::vector<Device> &devices);     // [gpu(0), gpu(1)]
 
-// Operators. Each enqueues kernels, which a device runs later, and records its backward on a tape.
+// A user's mistake: throw an error, which main() prints in one line.
+[[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
+__attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...);
+// Check a CUDA call. If it failed, print its file, its line and CUDA's message, and exit.
+#define CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
+void check_cuda(cudaError_t code, const char *call, const char *file, int line);
 
-// (N,C,H,W) (O,C,K,K) (O) -> (N,O,OH,OW), OH = H - K + 1
-Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b);
-Tensor relu(const Tensor &X); // any shape -> the same
-// (N,C,H,W) -> (N,C,OH,OW), OH = H / kernel_size, rounded down
-Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);
-// (N,C) (C,O) (O) -> (N,O): X @ W + b. (F.linear has W transposed.)
-Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b);
-Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y); // (N,classes) (N) -> (N)
+// 11. Data and files
+
+// One half of Fashion-MNIST, in minibatches of X (N,1,28,28), from 0 to 1, and y (N), the classes.
+struct DataIter {
+    const struct DataSet *set;
+    int batch_size;
+    bool shuffle;
+    std::vector<int> order; // of the samples in this epoch
+    Tensor X, y;            // all samples in this order, on the host; a minibatch is a view
+    int steps_left;         // minibatches that STEPS still allows
+
+    int steps() const;                              // in an epoch
+    std::pair<Tensor, Tensor> minibatch(int begin); // the minibatch that starts at sample `begin`
+    std::vector<std::pair<Tensor, Tensor>> epoch(); // all minibatches, in a new order
+};
+std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // to train on, to test on
+int number_of_epochs(const DataIter &train_iter);                      // EPOCHS, as STEPS allows
+float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
+                            Device device);
+
+// A stopwatch, in seconds.
+struct Timer {
+    std::vector<double> times; // one for each start() and stop()
+    double started = 0;
+
+    void start();
+    void stop();
+    double avg() const;
+};
+
+// The chapter's plot, as a table with a row for each epoch, a progress bar and a file (LOG).
+struct Animator {
+    int steps;                   // in an epoch
+    std::vector<float> Y = {};   // test accuracy after each epoch
+    std::ofstream log = {};      // the file
+    std::vector<Tensor> ls = {}; // losses that are not counted yet, still on the devices
+    std::vector<int> parts = {}; // how many of them belong to each minibatch
+    int done = 0, samples = 0;   // minibatches and samples of this epoch
+    double loss = 0;             // sum over these samples
+    double began = 0, drawn = 0; // when the epoch began, when the bar was drawn
+
+    explicit Animator(int steps);
+    void add_losses(const std::vector<Tensor> &ls); // of a minibatch
+    void add(int epoch, float acc, double seconds); // the row of an epoch
+    void add_to_log(int epoch, float acc, double seconds);
+    void count();     // sum up the losses
+    void clear_bar(); // before something else is printed
+};
+void save_params(const std::vector<Tensor> &params); // write them to the file SAVE
+
+// 12. Checks
+void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr);
+void check_replicas(const PerDevice &device_params); // fail unless all devices have the same
+
+// 13. The options of the command line. batch, epochs, lr and allreduce: 0 or empty until the
+// command line has been read.
+struct Options {
+    int gpus = 1, batch = 0, epochs = 0;
+    int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
+    int seed = 0;             // of the parameters and of the order of the samples
+    float lr = 0;
+    bool shuffle = true, overlap = false, first_check = true, replica_check = true, peers = true;
+    std::string model = "lenet", allreduce;
+    std::vector<int> split; // proportions of the devices' shards; empty: equal ones
+    std::string data = "data", init, save, log = "build/log.csv"; // a folder, files
+};
+extern Options options;
 
 // ---------------------------------------------------------------------------------------------
-// 2. A toy network                                                     tutorial: "A Toy Network"
-// LeNet as the tutorial writes it: its parameters, the model, its loss.
+// 2. A toy network                                                     chapter: "A Toy Network"
+// LeNet: its parameters, the model, its loss.
 
 std::vector<Tensor> params; // on the host
 std::vector<std::string> param_names;
@@ -113,6 +231,8 @@ void init_params() {
 }
 
 // Define the model
+//   X (N,1,28,28) -> h1_conv (N,20,26,26) -> h1 (N,20,13,13) -> h2_conv (N,50,9,9)
+//   -> h2 (N,50,4,4) = (N,800) -> h3 (N,128) -> y_hat (N,10)
 Tensor lenet(const Tensor &X, const std::vector<Tensor> &params) {
     Tensor h1_conv = conv2d(X, params[0], params[1]);
     Tensor h1_activation = relu(h1_conv);
@@ -127,77 +247,104 @@ Tensor lenet(const Tensor &X, const std::vector<Tensor> &params) {
     return y_hat;
 }
 
-// Cross-entropy loss function, one number for each sample
-Tensor loss(const Tensor &y_hat, const Tensor &y) { return softmax_cross_entropy(y_hat, y); }
+// Cross-entropy loss function, one number per sample
+Tensor loss(const Tensor &y_hat, const Tensor &y) {
+    return softmax_cross_entropy(y_hat, y);
+}
 
-// The network that is trained. MODEL selects one of `models` (section 13).
+// The network to train: lenet, or another one that MODEL selects (section 13)
 typedef std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> Net;
 Net net = lenet;
 
 // ---------------------------------------------------------------------------------------------
-// 3. Data synchronization                                      tutorial: "Data Synchronization"
-// How parameters get to every device, how devices wait, how their gradients become one sum.
+// 3. Data synchronization                                      chapter: "Data Synchronization"
+// Two operations: copy the parameters to every device, and sum the gradients over all devices. Both
+// are made of messages, copies from one device to another.
 
-// A device's stream: what is enqueued on it runs in order, beside the streams of other devices. An
-// event is a mark in a stream: another stream can wait until work has passed it.
-struct Stream {
-    cudaStream_t handle = nullptr;
-    cudaEvent_t ready = nullptr; // wait_for records it
-};
-Stream &stream(Device device);
-cudaStream_t on(Device device); // its stream's handle; makes the device CUDA's current one
-int physical(Device device);    // CUDA's number of the GPU behind gpu(i): several may share one
-void attach_grad(std::vector<Tensor> &params); // gradients of zeros, contiguous in memory
-void add_(const Tensor &a, const Tensor &b);   // a[:] += b, on the same device
+// Copy the parameters to a device and attach gradients to the copies.
+std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device) {
+    std::vector<Tensor> new_params;
+    for (const Tensor &p : params) {
+        new_params.push_back(copyto(p, device));
+    }
+    attach_grad(new_params); // of the whole list, so that the gradients are contiguous in memory
+    return new_params;
+}
 
-// A user's mistake: main prints it in one line and ends with status 1.
-[[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
-// Checks a CUDA call: one that fails ends the program with its line and CUDA's own words.
-#define CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
-void check_cuda(cudaError_t code, const char *call, const char *file, int line);
+// Return [get_params(params, d) for d in devices].
+PerDevice replicate(const std::vector<Device> &devices) {
+    PerDevice device_params;
+    for (Device d : devices) {
+        device_params.push_back(get_params(params, d));
+    }
+    return device_params;
+}
 
-// Work enqueued on `device` after this call starts only when all work already enqueued on `other`
-// has finished. The host does not wait. (The wait keeps to this record, even if `ready` is recorded
-// anew: one event per stream is enough.)
-//   other's stream    ... work ... [record ready] ... more work ...
-//                                        |
-//                                        v
-//   device's stream   ... work ...  [wait for it]  ... later work ...
-void wait_for(Stream &stream, const Stream &other) {
+// Sum data[0], data[1], ... elementwise and leave the sum in every one of them. data[c] is on
+// device c. Device 0 does the additions: the others send it their tensors and get the sum back.
+// The temporary copy in the first loop is freed immediately. That is safe: its memory is reused
+// only by work that is enqueued later on the same stream.
+void allreduce(std::vector<Tensor> data) {
+    for (size_t i = 1; i < data.size(); i++) {
+        add_(data[0], copyto(data[i], data[0].device)); // data[0][:] += data[i]
+    }
+    for (size_t i = 1; i < data.size(); i++) {
+        copyto(data[0], data[i]); // data[i][:] = data[0]: into the tensor, not into the list
+    }
+}
+
+// --- The message itself
+// All of this is asynchronous. The host only enqueues work; each device does its own in the order
+// in which it was enqueued, while the other devices do theirs. Where one device needs the numbers
+// of another, it must wait for them.
+
+// Let later work on `waiting` wait for all earlier work on `other`. The host does not wait.
+//
+//   other       ... work ... [record ready] ... more work ...
+//                                  |
+//                                  v
+//   waiting     ... work ...  [wait for it] ... later work ...
+//
+// A wait refers to the latest record at the time of the call, so one event per stream is enough.
+void wait_for(Stream &waiting, const Stream &other) {
     CHECK(cudaEventRecord(other.ready, other.handle));
-    CHECK(cudaStreamWaitEvent(stream.handle, other.ready, 0));
+    CHECK(cudaStreamWaitEvent(waiting.handle, other.ready, 0));
 }
 void wait_for(Device device, Device other) { wait_for(stream(device), stream(other)); }
 
-// A message, dst[:] = src from one device to another, enqueued on a stream of dst's device.
+// Enqueue a copy dst[:] = src between two devices, on a stream of dst's device.
 void peer_copy(const Tensor &src, const Tensor &dst, Stream &stream) {
     CHECK(cudaMemcpyPeerAsync(dst.ptr(), physical(dst.device), src.ptr(), physical(src.device),
                               sizeof(float) * size(src), stream.handle));
 }
 
-// dst[:] = src, of equal size. Asynchronous: between devices the copy runs on dst's stream, waits
-// for src's earlier work, and src's later work waits for it. Only a copy to the host blocks.
+// Copy dst[:] = src, of equal size. The host waits only if it gets the copy.
 void copyto(const Tensor &src, const Tensor &dst) {
+    if (size(src) != size(dst)) {
+        error("copyto: %d numbers do not fit a tensor of %d", size(src), size(dst));
+    }
     const Device from = src.device, to = dst.device;
     const size_t bytes = sizeof(float) * size(src);
-    if (size(src) != size(dst))
-        error("copyto: %d numbers do not fit a tensor of %d", size(src), size(dst));
-    if (bytes == 0) return;
     const float *x = src.ptr();
     float *y = dst.ptr();
-    if (from.id < 0 && to.id < 0) memcpy(y, x, bytes);
-    else if (from.id < 0) CHECK(cudaMemcpyAsync(y, x, bytes, cudaMemcpyHostToDevice, on(to)));
-    else if (to.id < 0) {
-        CHECK(cudaMemcpyAsync(y, x, bytes, cudaMemcpyDeviceToHost, on(from)));
-        CHECK(cudaStreamSynchronize(on(from))); // the host will read it
-    } else if (from.id == to.id) {
-        CHECK(cudaMemcpyAsync(y, x, bytes, cudaMemcpyDeviceToDevice, on(to)));
-    } else {
-        wait_for(to, from); // read src only after it is written
+    if (bytes == 0) return;
+    if (from.id < 0 && to.id < 0) {
+        memcpy(y, x, bytes);
+    } else if (from.id >= 0 && to.id >= 0 && from.id != to.id) {
+        wait_for(to, from); // read src after it is written
         peer_copy(src, dst, stream(to));
-        wait_for(from, to); // overwrite src only after it is read
+        wait_for(from, to); // overwrite src after it is read
+    } else { // within a device, or between a device and the host
+        const Device device = to.id < 0 ? from : to;
+        const cudaMemcpyKind kind = from.id < 0 ? cudaMemcpyHostToDevice
+                                    : to.id < 0 ? cudaMemcpyDeviceToHost
+                                                : cudaMemcpyDeviceToDevice;
+        CHECK(cudaMemcpyAsync(y, x, bytes, kind, on(device)));
+        if (to.id < 0) CHECK(cudaStreamSynchronize(on(device))); // the host reads dst next
     }
 }
+
+// Return a copy of src on a device.
 Tensor copyto(const Tensor &src, Device device) {
     Tensor dst = empty(src.shape, device);
     dst.requires_grad = src.requires_grad;
@@ -205,471 +352,417 @@ Tensor copyto(const Tensor &src, Device device) {
     return dst;
 }
 
-// A copy of the parameters on the device, with gradients attached.
-std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device) {
-    std::vector<Tensor> new_params;
-    for (const Tensor &p : params) new_params.push_back(copyto(p, device));
-    attach_grad(new_params);
-    return new_params;
-}
-// The same on each device: the parameters [c] lie on device c.
-typedef std::vector<std::vector<Tensor>> Replicas;
-static Replicas replicate(const std::vector<Device> &devices) {
-    Replicas device_params;
-    for (Device d : devices) device_params.push_back(get_params(params, d));
-    return device_params;
-}
-
-// data[c] lies on device c; afterwards each of them holds the elementwise sum of all. A received
-// copy is freed at once, but only later work of its device gets that memory (section 10).
-// With k devices and tensors of n bytes: 2(k-1) messages, all to or from device 0: (k-1)n each way.
-void allreduce(std::vector<Tensor> data) {
-    for (size_t i = 1; i < data.size(); i++)
-        add_(data[0], copyto(data[i], data[0].device)); // data[0][:] += data[i]
-    for (size_t i = 1; i < data.size(); i++)
-        copyto(data[0], data[i]); // data[i][:] = data[0]: into the tensor, not into the list
-}
-
 // ---------------------------------------------------------------------------------------------
-// 4. Distributing data                                            tutorial: "Distributing Data"
-// How a minibatch is cut into one shard for each device.
+// 4. Distributing data                                            chapter: "Distributing Data"
+// Divide a minibatch among the devices.
 
-std::vector<int> shard_sizes(int n, int k); // of n samples on k devices: equal, or by SPLIT
+// Return how many of n samples each of k devices gets: equally many, the first n % k one more; or
+// in proportion to SPLIT.
+std::vector<int> shard_sizes(int n, int k) {
+    const bool equal = options.split.empty() || k == 1;
+    const std::vector<int> weights = equal ? std::vector<int>(k, 1) : options.split;
+    if ((int)weights.size() != k) {
+        error("SPLIT has %zu parts, but there are %d devices", weights.size(), k);
+    }
+    const long sum = std::accumulate(weights.begin(), weights.end(), 0L);
+    std::vector<int> sizes;
+    int left = n;
+    for (long weight : weights) {
+        sizes.push_back(n * weight / sum);
+        left -= sizes.back();
+    }
+    for (int c = 0; c < left; c++) {
+        sizes[c]++;
+    }
+    return sizes;
+}
 
-// k contiguous shards in order. Their sizes differ by at most one, the larger ones first (or are in
-// SPLIT's proportions, such as 3,1). If there are fewer samples than devices, the last shards are
-// empty. Same as gluon.utils.split_and_load(even_split=False).
+// Split X along its first axis into one contiguous shard per device, and copy each shard there. If
+// there are fewer samples than devices, the last shards are empty.
+// Same as gluon.utils.split_and_load(X, devices, even_split=False).
 std::vector<Tensor> split_and_load(const Tensor &X, const std::vector<Device> &devices) {
+    const std::vector<int> sizes = shard_sizes(X.shape[0], devices.size());
     std::vector<Tensor> shards;
-    std::vector<int> sizes = shard_sizes(X.shape[0], devices.size());
-    for (size_t i = 0, begin = 0; i < devices.size(); begin += sizes[i++])
-        shards.push_back(copyto(rows(X, begin, begin + sizes[i]), devices[i]));
+    int begin = 0;
+    for (size_t c = 0; c < devices.size(); c++) {
+        const int end = begin + sizes[c];
+        shards.push_back(copyto(rows(X, begin, end), devices[c]));
+        begin = end;
+    }
     return shards;
 }
 
 // Split `X` and `y` into multiple devices.
 std::pair<std::vector<Tensor>, std::vector<Tensor>>
 split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices) {
-    if (X.shape[0] != y.shape[0])
+    if (X.shape[0] != y.shape[0]) {
         error("split_batch: %d samples but %d labels", X.shape[0], y.shape[0]);
+    }
     return {split_and_load(X, devices), split_and_load(y, devices)};
 }
 
 // ---------------------------------------------------------------------------------------------
-// 5. Training                                                              tutorial: "Training"
-// train_batch takes one step, on one minibatch and all devices; train goes on for whole epochs.
+// 5. Training                                                              chapter: "Training"
+// train_batch() takes one step of SGD, on one minibatch and all devices; train() takes all steps of
+// some epochs. Lines that the chapter does not have are marked "ours".
 
-// The gradients of sum(l). They replace the old ones, which PyTorch would add to: no zero_grad().
-void backward(const Tensor &l);
-// param -= lr * param.grad / batch_size, for each param that has a gradient
-void sgd(const std::vector<Tensor> &params, float lr, int batch_size);
-
-const Tensor &gradient(const Tensor &param) {
-    if (!param.grad) error("a parameter has no gradient: does get_params call attach_grad?");
-    return *param.grad;
-}
-// The gradients of all parameters on all devices: grads[c][i] lies on device c.
-typedef std::vector<std::vector<Tensor>> Grads;
-Grads gradients(const Replicas &device_params) {
-    Grads grads(device_params.size());
-    for (size_t c = 0; c < device_params.size(); c++)
-        for (const Tensor &p : device_params[c])
-            if (p.requires_grad) grads[c].push_back(gradient(p));
-    return grads;
-}
-// The i-th gradient of every device: the tutorial's [device_params[c][i].grad for c in ...]
-std::vector<Tensor> column(const Grads &grads, size_t i) {
-    std::vector<Tensor> data;
-    for (const auto &list : grads) data.push_back(list[i]);
-    return data;
-}
-// Sums them over the devices: the tutorial's loop.
-void allreduce_naive(const Grads &grads) {
-    for (size_t i = 0; i < grads[0].size(); i++) allreduce(column(grads, i));
-}
-// What train_batch calls. ALLREDUCE=bucket puts allreduce_bucket in its place, OVERLAP a function
-// that calls that for one part of the gradients after another (section 7).
-typedef std::function<void(const Grads &)> Exchange;
-Exchange exchange = allreduce_naive;
-
-// One step of data parallelism, on k devices.
-// Returns the losses, which train prints: ls[c] has shape (size of shard c).
-std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y, Replicas &device_params,
+// Return the losses, one number for each sample: ls[c] is on device c. (The chapter returns
+// nothing.) Operators always record themselves, except under NoGrad, so autograd.record() has no
+// counterpart here.
+std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y, const PerDevice &device_params,
                                 const std::vector<Device> &devices, float lr) {
-    auto [X_shards, y_shards] = split_batch(X, y, devices); // 1. Split: one shard on each device
-    std::vector<Tensor> ls; // 2. Loss is calculated separately on each GPU, and recorded: section 9
-    for (size_t c = 0; c < devices.size(); c++)
+    auto [X_shards, y_shards] = split_batch(X, y, devices);
+    // Loss is calculated separately on each GPU
+    std::vector<Tensor> ls;
+    for (size_t c = 0; c < devices.size(); c++) {
         ls.push_back(loss(net(X_shards[c], device_params[c]), y_shards[c]));
-    for (const Tensor &l : ls) backward(l); // Back Propagation is performed separately on each GPU
-    // 3. Sum all gradients from each GPU and 4. broadcast them to all GPUs: allreduce does both
-    exchange(gradients(device_params));
-    // 5. The model parameters are updated separately on each GPU, by the same sum: they stay equal
-    for (const auto &param : device_params)
+    }
+    for (const Tensor &l : ls) { // Back Propagation is performed separately on each GPU
+        backward(l);
+    }
+    // Sum all gradients from each GPU and broadcast them to all GPUs
+    const PerDevice grads = gradients(device_params);
+    if (exchange) {
+        exchange(grads); // ours: ALLREDUCE and OVERLAP, section 7
+    } else {
+        for (size_t i = 0; i < grads[0].size(); i++) {
+            allreduce(column(grads, i)); // [device_params[c][i].grad for c in range(len(devices))]
+        }
+    }
+    // The model parameters are updated separately on each GPU
+    for (const std::vector<Tensor> &param : device_params) {
         sgd(param, lr, X.shape[0]); // Here, we use a full-size batch
+    }
     return ls;
 }
 
-// What train takes from d2l and from the sections below.
-std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
-void waitall();                                      // npx.waitall: the host waits for all devices
-Device try_gpu(int i);                     // gpu(i), or an error if there are fewer devices
-std::vector<Device> first_devices(int k) { // gpu(0) to gpu(k-1)
-    std::vector<Device> devices;
-    for (int i = 0; i < k; i++) devices.push_back(try_gpu(i));
-    return devices;
-}
-
-// The command line (section 13). batch, epochs, lr, allreduce: the model's own if 0 or empty.
-struct Options {
-    int gpus = 1, batch = 0, epochs = 0; // batch: samples over all devices
-    int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
-    int seed = 0;             // of the parameters and of the order of the samples
-    float lr = 0;
-    bool shuffle = true, overlap = false, first_check = true, replica_check = true, peers = true;
-    std::string model = "lenet", allreduce;
-    std::vector<int> split; // proportions of the devices' shards; empty: equal ones
-    std::string data = "data", init, save, log = "build/log.csv"; // a folder, files
-} options;
-
-// Minibatches of a data set, in pinned host memory: X (N,1,28,28) in [0,1], y (N) the class.
-struct DataIter {
-    const struct DataSet *set;
-    int batch_size;
-    bool shuffle;
-    Tensor X, y;            // the epoch in its order; minibatches are views of it
-    std::vector<int> order; // of the samples in this epoch
-    int begin = 0;
-    std::future<void> ahead = {};    // another thread fills the minibatch at `begin`
-    void reset();                    // a new epoch
-    bool next(Tensor &X, Tensor &y); // the next minibatch; the last one may be smaller
-};
-std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // for training, for testing
-float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
-                            Device device);
-struct Timer { // seconds, mean over start-stop pairs
-    std::vector<double> times;
-    double t0 = 0;
-    void start();
-    void stop();
-    void exclude(const std::function<void()> &f); // run f; its time does not count
-    double avg() const;
-};
-// The tutorial's plot: a progress bar on a terminal, a row an epoch, and a file for `make plot`.
-struct Animator {
-    int steps; // of an epoch
-    std::ofstream log = {};
-    std::vector<Tensor> ls = {};           // the last minibatch's losses: not counted yet
-    int epoch, done = 0, samples = 0;      // this epoch, from 1; its minibatches and samples so far
-    double loss = 0, start = 0, drawn = 0; // their losses' sum; when it began; when a bar was drawn
-    explicit Animator(int steps);
-    void step(const std::vector<Tensor> &ls);       // a minibatch has been enqueued
-    void add(int epoch, float acc, double seconds); // an epoch is done: a row
-    void add_to_log(int epoch, float acc, double seconds); // the row in the file
-    void clear_bar();
-    void count();                                   // waits for the last minibatch
-};
-// Is the first step of k devices that of one device? Are the k replicas equal? (section 12)
-void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
-                      const Replicas &device_params, float lr);
-void check_replicas(const Replicas &device_params);
-void save_params(const std::vector<Tensor> &params); // to the file SAVE
-
-// The tutorial's train. The host enqueues a minibatch while the devices compute the one before.
-// What is added checks the first step and the replicas, stops after STEPS, and saves.
+// Train on num_gpus devices. batch_size counts the samples over all devices.
 void train(int num_gpus, int batch_size, float lr) {
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
     const std::vector<Device> devices = first_devices(num_gpus);
     // Copy model parameters to num_gpus GPUs
-    Replicas device_params = replicate(devices);
-    const int num_epochs = options.epochs;
-    Animator animator((train_iter.X.shape[0] + batch_size - 1) / batch_size);
+    PerDevice device_params = replicate(devices);
+    const int num_epochs = number_of_epochs(train_iter); // 10 in the chapter
+    Animator animator(train_iter.steps());
     Timer timer;
-    Tensor X, y;
-    float acc = 0;
-    int steps = 0;
-    bool more = true; // STEPS may end the training
-    for (int epoch = 0; epoch < num_epochs && more; epoch++) {
+    check_first_minibatch(train_iter, devices, lr); // ours
+    for (int epoch = 0; epoch < num_epochs; epoch++) {
         timer.start();
-        train_iter.reset();
-        while (more && train_iter.next(X, y)) {
+        for (auto [X, y] : train_iter.epoch()) {
             // Perform multi-GPU training for a single minibatch
             std::vector<Tensor> ls = train_batch(X, y, device_params, devices, lr);
-            if (steps++ == 0) timer.exclude([&] { check_first_step(X, y, ls, device_params, lr); });
-            animator.step(ls);
-            more = steps != options.steps;
+            waitall();
+            animator.add_losses(ls); // ours
         }
-        waitall(); // the text: after each minibatch; here animator.step waits for the last but one
         timer.stop();
-        check_replicas(device_params);
+        check_replicas(device_params); // ours
         // Verify the model on GPU 0
-        acc = evaluate_accuracy_gpu([&](const Tensor &x) { return net(x, device_params[0]); },
-                                    test_iter, devices[0]);
+        auto model = [&](const Tensor &x) { return net(x, device_params[0]); };
+        const float acc = evaluate_accuracy_gpu(model, test_iter, devices[0]);
         animator.add(epoch + 1, acc, timer.times.back());
-        save_params(device_params[0]);
+        save_params(device_params[0]); // ours
     }
-    printf("test acc: %.2f, %.1f sec/epoch on %s\n", acc, timer.avg(), str(devices).c_str());
+    printf("test acc: %.2f, %.1f sec/epoch on %s\n", animator.Y.back(), timer.avg(),
+           str(devices).c_str());
 }
 
 // ---------------------------------------------------------------------------------------------
-// 6. Experiment                                                          tutorial: "Experiment"
-// The tutorial's demonstrations, which print what the devices' memory really holds, and its run.
+// 6. Experiment                                                          chapter: "Experiment"
+// The experiments are train(1, 256, 0.2) and train(2, 256, 0.2): make run GPUS=1, make run GPUS=2.
+// Before the training, main() shows the examples from the chapter's sections 3 and 4.
 
-std::string to_string(const Tensor &t); // as NumPy prints it; waits for the device
-std::vector<float> to_host(const Tensor &t) {
-    const Tensor host = copyto(t, cpu());
-    return std::vector<float>(host.ptr(), host.ptr() + size(t));
+// Print each tensor on lines of its own, below a title.
+static void print(const char *title, const std::vector<Tensor> &tensors) {
+    printf("%s:\n", title);
+    for (const Tensor &t : tensors) {
+        printf(" %s\n", to_string(t).c_str());
+    }
 }
-Tensor arange(int n) { // 0, 1, ..., n-1   (n) on the host
-    Tensor t = empty({n}, cpu());
-    std::iota(t.ptr(), t.ptr() + n, 0.0f);
-    return t;
-}
-void run_allreduce(const std::string &name, const Grads &grads); // by name: section 7
 
+// Run the examples. They print numbers that are copied back from the devices, so that a mistake in
+// copyto() or allreduce() shows here first.
 void demos(int num_gpus) {
-    const std::vector<Device> devices = first_devices(num_gpus);
     std::vector<Tensor> new_params = get_params(params, try_gpu(0));
     printf("b1 weight: %s\n", to_string(new_params[1]).c_str());
     printf("b1 grad: %s\n", to_string(gradient(new_params[1])).c_str());
 
-    Grads grads; // the tutorial's `data` as Grads: a list of one tensor for each device
-    for (int i = 0; i < num_gpus; i++) grads.push_back({full({1, 2}, i + 1, try_gpu(i))});
-    const std::vector<Tensor> data = column(grads, 0);
-    printf("before allreduce:\n");
-    for (const Tensor &t : data) printf(" %s\n", to_string(t).c_str());
-    run_allreduce(options.allreduce, grads); // by default naive: allreduce(data)
-    printf("after allreduce:\n");
-    const float sum = num_gpus * (num_gpus + 1) / 2;
-    for (const Tensor &t : data)
-        printf(" %s%s\n", to_string(t).c_str(),
-               to_host(t) == std::vector<float>{sum, sum} ? "" : "   WRONG: this is not the sum");
+    std::vector<Tensor> data;
+    std::vector<Device> devices;
+    for (int i = 0; i < num_gpus; i++) {
+        data.push_back(full({1, 2}, i + 1, try_gpu(i))); // np.ones((1, 2), ...) * (i + 1)
+        devices.push_back(try_gpu(i));
+    }
+    print("before allreduce", data);
+    allreduce(data);
+    print("after allreduce", data);
 
-    Tensor matrix = reshape(arange(20), {4, 5});
+    Tensor matrix = reshape(arange(20), {4, 5}); // also called data in the chapter
     std::vector<Tensor> split = split_and_load(matrix, devices);
-    printf("input :\n %s\n", to_string(matrix).c_str());
+    print("input ", {matrix});
     printf("load into %s\n", str(devices).c_str());
-    printf("output:\n");
-    for (const Tensor &t : split) printf(" %s\n", to_string(t).c_str());
+    print("output", split);
 }
 
 // ---------------------------------------------------------------------------------------------
-// 7. The allreduce lab                                           tutorial: "Exercises", the third
-// A ladder of algorithms, from the tutorial's up; ALLREDUCE=name trains with one of them. Last come
-// the student's slot, `allreduce_yours`, and what lets each overlap with the backward pass.
+// 7. Allreduce algorithms                                     chapter: "Exercises", the third one
+// Seven algorithms that compute the same sums at different cost, and a place for your own.
+// ALLREDUCE=name trains with one of them; OVERLAP=1 runs it while backward is still computing.
 //
-// Contract. grads[c][i] lies on device c and has the same size on every device; a device's tensors
-// lie one behind the other in memory, as attach_grad allocates them. Afterwards each of them holds
-// the sum over all c, with the same bits on every device. Asynchronous: enqueue and return, no
-// synchronisation on the host (`host` alone waits). Work enqueued later on a device sees the sums
-// and may overwrite them. Any k from 1 up, any sizes, 0 among them.
+// Contract. grads[c][i] is on device c and has the same size on every device. The tensors of a
+// device are contiguous in memory, as attach_grad() allocates them. An algorithm leaves in every
+// grads[c][i] the sum over all devices, with the same bits on every device. It enqueues its work
+// and returns (`host` alone waits); work that is enqueued later on a device sees the sums. It works
+// for any number of devices and for tensors of any size, including 0.
 //
-// Cost, for k devices and P tensors of n bytes together: messages; bytes into the busiest device
-// (as many leave it); steps, the longest chain of messages that follow one another, by a wait or on
-// one stream. Alpha-beta model: time = steps*alpha + bytes*beta, latency alpha, bandwidth 1/beta.
+// Cost, for k devices and P tensors of n bytes in total:
+//   messages   how many copies are made between devices
+//   busiest    how many bytes the busiest device receives; it sends as many
+//   steps      how many messages are in the longest chain, in which each waits for the one before
+// If a message of m bytes takes alpha + m * beta seconds (alpha is the latency, 1 / beta the
+// bandwidth), an allreduce takes about steps * alpha + busiest * beta.
 
-Stream &link_stream(Device src, Device dst); // the stream of messages from src to dst
-void wait_for_gradient(const Tensor &grad);  // later work on its device waits until it is written
-void use_comm_streams(bool use); // true: stream(d) is d's second stream, for communication
-void join_comm_streams(int k);   // later work on the first k devices waits for those streams
-__attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...);
-std::string str(Device d) { return d.id < 0 ? "cpu" : format("gpu(%d)", d.id); }
-
-// Names a part of a step while the object exists: NVIDIA's profiler nsys shows it.
+// A part of a step, which NVIDIA's profiler nsys shows, for as long as such an object exists.
 struct Part {
     explicit Part(const char *name) { nvtxRangePushA(name); }
     ~Part() { nvtxRangePop(); }
 };
 
-// --- tools of the algorithms
-// Each device's tensors as one tensor (n), in the same memory.
-static std::vector<Tensor> flatten(const Grads &grads) {
+// --- tools, besides copyto(), add_() and empty()
+
+// View all tensors of a device as one long tensor. result[c] is the memory of grads[c].
+static std::vector<Tensor> flatten(const PerDevice &grads) {
     std::vector<Tensor> flat;
-    for (const auto &list : grads) {
-        Tensor &all = flat.emplace_back(list[0]);
+    for (const std::vector<Tensor> &tensors : grads) {
+        Tensor all = tensors[0];
         all.shape = {0};
-        for (const Tensor &t : list) {
-            if (size(t) > 0 && t.ptr() != all.ptr() + size(all))
+        for (const Tensor &t : tensors) {
+            if (size(t) > 0 && t.ptr() != all.ptr() + size(all)) {
                 error("flatten: the tensors on %s do not lie one behind the other in memory",
                       str(t.device).c_str());
+            }
             all.shape[0] += size(t);
         }
+        flat.push_back(all);
     }
     return flat;
 }
-// Chunk j of k, or `count` of them from j on: the same memory. Their sizes differ by at most one.
+
+// View chunk j of k, or `count` chunks from j on, of a tensor. Their sizes differ by at most one.
 static Tensor chunk(const Tensor &t, int j, int k, int count = 1) {
-    if (j < 0 || j + count > k)
+    if (j < 0 || j + count > k) {
         error("chunk %d of %d: there are 0 to %d%s", j < 0 ? j : j + count - 1, k, k - 1,
               j < 0 ? " (% of a negative number?)" : "");
+    }
     const long n = size(t);
     return rows(reshape(t, {(int)n}), n * j / k, n * (j + count) / k);
 }
 
-// One round of messages, each dst[:] = src. A message runs on its pair's own stream, after all
-// earlier work of both devices, and the later work of both waits for it. Messages between different
-// pairs travel at the same time; so none may write what another one writes or reads.
+// A copy dst[:] = src to another device.
 struct Message {
     Tensor src, dst;
 };
+
+// Send all messages at the same time. Each starts after all earlier work of its two devices, and
+// their later work waits for it. No message may write to memory that another one reads or writes.
 static void send(const std::vector<Message> &messages) {
-    std::set<const float *> places;
     for (const auto &[src, dst] : messages) {
-        if (size(src) != size(dst))
+        if (size(src) != size(dst)) {
             error("send: %d numbers do not fit a tensor of %d", size(src), size(dst));
-        if (size(src) > 0 && !places.insert(dst.ptr()).second)
-            error("send: two messages of a round go to the same place on %s: use an empty() each",
-                  str(dst.device).c_str());
-    }
-    for (const auto &[src, dst] : messages)
-        if (size(src) > 0 && places.count(src.ptr()))
-            error("send: on %s a message writes what another of its round reads: use an empty()",
-                  str(src.device).c_str());
-    for (const auto &[src, dst] : messages) {
+        }
         if (size(src) == 0) continue;
         Stream &link = link_stream(src.device, dst.device);
-        for (Device d : {src.device, dst.device}) wait_for(link, stream(d));
+        wait_for(link, stream(src.device));
+        wait_for(link, stream(dst.device));
         peer_copy(src, dst, link);
     }
-    for (const auto &[src, dst] : messages)
-        for (Device d : {src.device, dst.device})
-            if (size(src) > 0) wait_for(stream(d), link_stream(src.device, dst.device));
-}
-
-// --- naive: allreduce_naive of section 5, tensor by tensor, device 0 the root of all
-//   messages 2(k-1)P   busiest (k-1)n   steps 2(k-1)P
-
-// --- bucket: the same with all tensors as one, so that latency is paid once and not P times
-//   messages 2(k-1)   busiest (k-1)n   steps 2(k-1)
-static void allreduce_bucket(const Grads &grads) { allreduce(flatten(grads)); }
-
-// --- host: a parameter server on the host, the lab's kvstore='local'. The host waits.
-//   messages 2k, for one device none   busiest: the host, kn; a device n   steps k + 1
-static void allreduce_host(const Grads &grads) {
-    std::vector<Tensor> flat = flatten(grads);
-    if (flat.size() == 1) return;
-    Tensor sum = copyto(flat[0], cpu());
-    for (size_t c = 1; c < flat.size(); c++) {
-        Tensor part = copyto(flat[c], cpu());
-        std::transform(sum.ptr(), sum.ptr() + size(sum), part.ptr(), sum.ptr(), std::plus<float>());
+    for (const auto &[src, dst] : messages) {
+        if (size(src) == 0) continue;
+        wait_for(stream(src.device), link_stream(src.device, dst.device));
+        wait_for(stream(dst.device), link_stream(src.device, dst.device));
     }
-    for (const Tensor &t : flat) copyto(sum, t);
 }
 
-// Device owner[i] receives tensor i of every other device, adds them all, and sends the sum back.
-// It begins with its right neighbour's: if all began with device 0's, they would queue up there.
-static void sum_on_owners(const Grads &grads, const std::vector<int> &owner) {
-    std::vector<Message> gather, broadcast; // the m-th of both: of one device and one sum
-    for (int k = grads.size(), step = 1; step < k; step++)
-        for (size_t i = 0; i < owner.size(); i++) {
-            const Tensor &sum = grads[owner[i]][i], &part = grads[(owner[i] + step) % k][i];
+// --- naive
+// Sum tensor by tensor on device 0: the loop of train_batch().
+//   messages 2(k-1)P   busiest (k-1)n   steps 2(k-1)P
+static void allreduce_naive(const PerDevice &grads) {
+    for (size_t i = 0; i < grads[0].size(); i++) {
+        allreduce(column(grads, i));
+    }
+}
+
+// --- bucket
+// Sum all tensors as one on device 0. The latency is paid once instead of P times.
+//   messages 2(k-1)   busiest (k-1)n   steps 2(k-1)
+static void allreduce_bucket(const PerDevice &grads) { allreduce(flatten(grads)); }
+
+// --- host
+// Sum on the host, a parameter server: kvstore='local' in MXNet. The host waits for the devices.
+//   messages 2k, for one device none   busiest kn, the host   steps k+1
+static void allreduce_host(const PerDevice &grads) {
+    const std::vector<Tensor> flat = flatten(grads);
+    if (flat.size() == 1) return;
+    const Tensor sum = copyto(flat[0], cpu());
+    const int n = size(sum);
+    for (size_t c = 1; c < flat.size(); c++) {
+        const Tensor received = copyto(flat[c], cpu());
+        for (int j = 0; j < n; j++) {
+            sum.ptr()[j] += received.ptr()[j];
+        }
+    }
+    for (const Tensor &t : flat) {
+        copyto(sum, t);
+    }
+}
+
+// --- by_tensor
+// Sum different parameters on different devices, as the chapter's third exercise asks. The device
+// that sums a tensor is its owner. Owners are chosen greedily: the largest tensor comes first, and
+// each goes to the device that owns the fewest numbers so far. (kvstore='device' in MXNet)
+//   messages 2(k-1)P   busiest (k-1)L + n-L   steps 2m   (an owner has up to L bytes, m tensors)
+static void allreduce_by_tensor(const PerDevice &grads) {
+    const int k = grads.size(), P = grads[0].size();
+    std::vector<int> largest_first(P);
+    std::iota(largest_first.begin(), largest_first.end(), 0);
+    std::stable_sort(largest_first.begin(), largest_first.end(),
+                     [&](int i, int j) { return size(grads[0][i]) > size(grads[0][j]); });
+
+    std::vector<int> owner(P);  // owner[i] sums tensor i
+    std::vector<long> owned(k); // how many numbers each device owns
+    for (int i : largest_first) {
+        owner[i] = std::min_element(owned.begin(), owned.end()) - owned.begin();
+        owned[owner[i]] += size(grads[0][i]);
+    }
+
+    // gather[m] takes a part to its owner, broadcast[m] takes the sum back. Each owner begins with
+    // its right neighbour, so that not all of them read from device 0 first.
+    std::vector<Message> gather, broadcast;
+    for (int distance = 1; distance < k; distance++) {
+        for (int i = 0; i < P; i++) {
+            const int sender = (owner[i] + distance) % k;
+            const Tensor part = grads[sender][i], sum = grads[owner[i]][i];
             gather.push_back({part, empty(sum.shape, sum.device)});
             broadcast.push_back({sum, part});
         }
+    }
     send(gather);
-    for (size_t m = 0; m < gather.size(); m++) add_(broadcast[m].src, gather[m].dst);
+    for (size_t m = 0; m < gather.size(); m++) {
+        add_(broadcast[m].src, gather[m].dst);
+    }
     send(broadcast);
 }
 
-// --- by_tensor: the tutorial's third exercise, different parameters on different devices: a
-// parameter server sharded by tensor, the lab's kvstore='device'. Greedy balance: the largest
-// tensor first, each to the device with the least load.
-//   messages 2(k-1)P   busiest (k-1)L + n-L   steps 2m; one device owns at most L bytes, m tensors
-static void allreduce_by_tensor(const Grads &grads) {
-    const int k = grads.size(), P = grads[0].size();
-    std::multimap<int, int, std::greater<int>> largest_first; // its size -> a tensor's index
-    for (int i = 0; i < P; i++) largest_first.insert({size(grads[0][i]), i});
-    std::vector<int> owner(P);
-    std::vector<long> load(k);
-    for (auto [n, i] : largest_first) {
-        owner[i] = std::min_element(load.begin(), load.end()) - load.begin();
-        load[owner[i]] += n;
-    }
-    sum_on_owners(grads, owner);
-}
-
-// --- sharded: the same with k chunks, one a device: a direct reduce-scatter, a direct all-gather
+// --- sharded
+// Sum chunk c on device c. The two rounds of messages are known as reduce-scatter and all-gather.
 //   messages 2k(k-1)   busiest 2(k-1)n/k   steps 2
-static void allreduce_sharded(const Grads &grads) {
-    std::vector<Tensor> flat = flatten(grads);
+static void allreduce_sharded(const PerDevice &grads) {
+    const std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
-    Grads chunks(k);
-    for (int c = 0; c < k; c++)
-        for (int j = 0; j < k; j++) chunks[c].push_back(chunk(flat[c], j, k));
-    std::vector<int> owner(k);
-    std::iota(owner.begin(), owner.end(), 0); // device j owns chunk j
-    sum_on_owners(chunks, owner);
+    std::vector<Message> gather, broadcast;
+    for (int distance = 1; distance < k; distance++) {
+        for (int owner = 0; owner < k; owner++) {
+            const int sender = (owner + distance) % k;
+            const Tensor part = chunk(flat[sender], owner, k), sum = chunk(flat[owner], owner, k);
+            gather.push_back({part, empty(sum.shape, sum.device)});
+            broadcast.push_back({sum, part});
+        }
+    }
+    send(gather);
+    for (size_t m = 0; m < gather.size(); m++) {
+        add_(broadcast[m].src, gather[m].dst);
+    }
+    send(broadcast);
 }
 
-// --- ring: a device sends to its right neighbour only, and every link is busy in every step
+// --- ring
+// Let every device send to its right neighbour only, so that all links are busy in every round.
 //   messages 2k(k-1)   busiest 2(k-1)n/k   steps 2(k-1)
-static void allreduce_ring(const Grads &grads) {
-    std::vector<Tensor> flat = flatten(grads);
+//
+//   k = 3          reduce-scatter             all-gather
+//   gpu(0) sends   chunk 0, then chunk 2      chunk 1, then chunk 0
+//   gpu(1) sends   chunk 1, then chunk 0      chunk 2, then chunk 1
+//   gpu(2) sends   chunk 2, then chunk 1      chunk 0, then chunk 2
+static void allreduce_ring(const PerDevice &grads) {
+    const std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
-    // In each step device c sends chunk (c - step) mod k: for k-1 steps a partial sum, which its
-    // neighbour adds to its own (reduce-scatter); for k-1 more the sum itself (all-gather): by then
-    // it has the whole one of chunk c+1.
-    for (int step = 0; step < 2 * (k - 1); step++) {
-        const bool reduce = step < k - 1;
+
+    // Reduce-scatter: each device sends a partial sum, which its neighbour adds to its own chunk.
+    // After k-1 rounds, device c holds the complete sum of chunk c+1.
+    for (int round = 0; round < k - 1; round++) {
         std::vector<Message> messages;
-        std::vector<Tensor> theirs; // the same chunk on the right neighbour
-        for (int c = 0; c < k; c++) {
-            const int j = (c - step + 2 * k) % k;
-            const Tensor part = chunk(flat[c], j, k);
-            theirs.push_back(chunk(flat[(c + 1) % k], j, k));
-            messages.push_back({part, reduce ? empty(part.shape, theirs[c].device) : theirs[c]});
+        std::vector<Tensor> sums; // sums[sender]: the chunk to which the receiver adds
+        for (int sender = 0; sender < k; sender++) {
+            const int receiver = (sender + 1) % k;
+            const int j = (sender - round + k) % k;
+            const Tensor part = chunk(flat[sender], j, k);
+            sums.push_back(chunk(flat[receiver], j, k));
+            messages.push_back({part, empty(part.shape, flat[receiver].device)});
         }
         send(messages);
-        for (int c = 0; c < k && reduce; c++) add_(theirs[c], messages[c].dst);
+        for (int sender = 0; sender < k; sender++) {
+            add_(sums[sender], messages[sender].dst);
+        }
+    }
+
+    // All-gather: each device passes on the complete sum that it computed or received last.
+    for (int round = 0; round < k - 1; round++) {
+        std::vector<Message> messages;
+        for (int sender = 0; sender < k; sender++) {
+            const int receiver = (sender + 1) % k;
+            const int j = (sender + 1 - round + k) % k;
+            messages.push_back({chunk(flat[sender], j, k), chunk(flat[receiver], j, k)});
+        }
+        send(messages);
     }
 }
 
-// --- tree: a reduction, in whose round r device c + 2^r sends to device c, for all multiples c of
-// 2^(r+1); then a broadcast the same way back
+// --- tree
+// Sum in pairs, then in pairs of pairs, and send the sum back the same way.
 //   messages 2(k-1)   busiest ceil(log2 k) n   steps 2 ceil(log2 k)
-static void allreduce_tree(const Grads &grads) {
-    std::vector<Tensor> flat = flatten(grads);
+//
+//   k = 4          1 -> 0 and 3 -> 2, then 2 -> 0      back: 0 -> 2, then 0 -> 1 and 2 -> 3
+static void allreduce_tree(const PerDevice &grads) {
+    const std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
-    int distance = 1;
-    for (; distance < k; distance *= 2) {
+    int distance = 1; // between sender and receiver
+    while (distance < k) {
         std::vector<Message> messages;
-        for (int c = 0; c + distance < k; c += 2 * distance)
-            messages.push_back({flat[c + distance], empty(flat[c].shape, flat[c].device)});
+        for (int receiver = 0; receiver + distance < k; receiver += 2 * distance) {
+            const Tensor part = flat[receiver + distance];
+            messages.push_back({part, empty(part.shape, flat[receiver].device)});
+        }
         send(messages);
-        for (size_t m = 0; m < messages.size(); m++) add_(flat[m * 2 * distance], messages[m].dst);
+        for (size_t m = 0; m < messages.size(); m++) {
+            add_(flat[m * 2 * distance], messages[m].dst);
+        }
+        distance *= 2;
     }
-    while ((distance /= 2) > 0) {
+    while (distance > 1) {
+        distance /= 2;
         std::vector<Message> messages;
-        for (int c = 0; c + distance < k; c += 2 * distance)
-            messages.push_back({flat[c], flat[c + distance]});
+        for (int sender = 0; sender + distance < k; sender += 2 * distance) {
+            messages.push_back({flat[sender], flat[sender + distance]});
+        }
         send(messages);
     }
 }
 
-// --- rebind: the mistake of the tutorial's older PyTorch text, kept to be looked at. `data[c] =`
-// puts a new tensor with the sum into the list; the gradient itself stays what it was.
-static void allreduce_rebind(const Grads &grads) {
-    for (size_t i = 0; i < grads[0].size(); i++) {
-        std::vector<Tensor> data = column(grads, i);
-        for (size_t c = 1; c < data.size(); c++) add_(data[0], copyto(data[c], data[0].device));
-        for (size_t c = 1; c < data.size(); c++) data[c] = copyto(data[0], data[c].device);
-    }
-}
-
-// --- yours: the student's slot. It starts as the tutorial's algorithm; the contract is at the top
-// of this section. The tools:
-//   send       copyto(src, dst), one message, or send({{src, dst}, ...}), a round of them
-//   add        add_(a, b): a += b
-//   allocate   empty(shape, device); freed with its last handle, safe while enqueued work uses it
-//   cut        chunk(t, j, k) or chunk(t, j, k, count), flatten(grads)
-//   look       printf("%s\n", to_string(t).c_str()): the host waits. make run STEPS=1 shows it
-// For powers of two only? Say so in `algorithms` below: {"yours", allreduce_yours, powers_of_two}.
-// The commands:
-//   make exercise, make show                is it right? its cost? whose numbers are where, when?
-//   make race ALLREDUCE=yours GPUS=3        is every wait there?
-//   make run ALLREDUCE=yours GPUS=2         does it train?
-// A kernel of your own goes above it; relu_kernel in section 8 is the simplest to start from:
-//   LAUNCH(my_kernel<<<blocks(n), threads, 0, on(t.device)>>>(t.ptr(), n));
-static void allreduce_yours(const Grads &grads) {
+// --- yours
+// Write your own here, to the contract at the top of this section. It starts as `naive`. Tools:
+//   copyto(src, dst)       one message; send({{src, dst}, ...}) sends several at the same time
+//   add_(a, b)             a += b, both on one device
+//   empty(shape, device)   memory. It is freed with its last handle, which is safe even while
+//                          enqueued work still uses it (section 10).
+//   flatten(grads)         one tensor per device; chunk(t, j, k) is chunk j of k of such a tensor
+//   to_string(t)           the numbers, for printf; the host waits for them
+// Is it for powers of two only? Say so below: {"yours", allreduce_yours, powers_of_two}.
+// Check it:
+//   make exercise                        Is it right on 1 to 8 devices, and what does it cost?
+//   make show GPUS=4                     Whose numbers are where, step by step?
+//   make race ALLREDUCE=yours GPUS=3     Does a device read numbers before they are written?
+//   make run ALLREDUCE=yours GPUS=2      Does LeNet learn with it?
+// A kernel of your own goes above it. The simplest one to start from is relu_kernel in section 8.
+static void allreduce_yours(const PerDevice &grads) {
     const size_t k = grads.size(), P = grads[0].size();
     for (size_t i = 0; i < P; i++) {
         for (size_t c = 1; c < k; c++) {
@@ -677,72 +770,110 @@ static void allreduce_yours(const Grads &grads) {
             copyto(grads[c][i], received);
             add_(grads[0][i], received);
         }
-        for (size_t c = 1; c < k; c++) copyto(grads[0][i], grads[c][i]);
+        for (size_t c = 1; c < k; c++) {
+            copyto(grads[0][i], grads[c][i]);
+        }
     }
 }
 
 inline bool powers_of_two(int k) { return (k & (k - 1)) == 0; }
 struct Algorithm {
     const char *name;
-    void (*run)(const Grads &grads);
+    void (*run)(const PerDevice &grads);
     bool (*meant_for)(int k) = nullptr; // null: for any number of devices
 };
 static std::vector<Algorithm> algorithms = {
-    {"naive", allreduce_naive},         {"bucket", allreduce_bucket},    {"host", allreduce_host},
-    {"by_tensor", allreduce_by_tensor}, {"sharded", allreduce_sharded},  {"ring", allreduce_ring},
-    {"tree", allreduce_tree},           {"rebind", allreduce_rebind},    {"yours", allreduce_yours},
+    {"naive", allreduce_naive},
+    {"bucket", allreduce_bucket},
+    {"host", allreduce_host},
+    {"by_tensor", allreduce_by_tensor},
+    {"sharded", allreduce_sharded},
+    {"ring", allreduce_ring},
+    {"tree", allreduce_tree},
+    {"yours", allreduce_yours},
 };
+
+// Return the algorithm of this name, or fail and name those that there are.
 static const Algorithm &find_algorithm(const std::string &name) {
     std::string names;
-    for (const Algorithm &a : algorithms)
-        if (a.name == name) return a;
-        else names += (names.empty() ? "" : ", ") + std::string(a.name);
+    for (const Algorithm &algorithm : algorithms) {
+        if (algorithm.name == name) return algorithm;
+        names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
+    }
     error("ALLREDUCE=%s is unknown: there are %s", name.c_str(), names.c_str());
 }
-void run_allreduce(const std::string &name, const Grads &grads) {
+
+// Sum the gradients by the algorithm of this name. Name it in errors and in the profiler.
+void run_allreduce(const std::string &name, const PerDevice &grads) {
+    const Algorithm &algorithm = find_algorithm(name);
     const int k = grads.size();
+    size_t n = 0;
+    for (const Tensor &t : grads[0]) {
+        n += size(t);
+    }
     const Part sum("sum");
-    const Algorithm &a = find_algorithm(name);
-    size_t P = grads[0].size(), n = 0; // for a mark: nsys shows it, the stand-in if this hangs
-    for (const Tensor &t : grads[0]) n += size(t);
-    nvtxMarkA(format("%s, k = %d, tensors: %zu, numbers: %zu", a.name, k, P, n).c_str());
+    nvtxMarkA(
+        format("%s, k = %d, tensors: %zu, numbers: %zu", algorithm.name, k, grads[0].size(), n)
+            .c_str());
     try {
-        if (a.meant_for && !a.meant_for(k)) error("it is not meant for so many devices");
-        a.run(grads);
-    } catch (const std::exception &e) { error("%s, k = %d: %s", a.name, k, e.what()); }
+        if (algorithm.meant_for && !algorithm.meant_for(k)) {
+            error("it is not meant for so many devices");
+        }
+        algorithm.run(grads);
+    } catch (const std::exception &e) {
+        error("%s, k = %d: %s", algorithm.name, k, e.what());
+    }
 }
 
-// --- exchange: all gradients of a step by one of these algorithms, and OVERLAP: "start exchanging
-// while others are still being computed". When train_batch calls it, the host has enqueued the
-// whole backward pass, with an event after the write of each gradient, but the devices have hardly
-// begun it. So an allreduce that is enqueued now on the communication streams, and waits only for
-// the events of its own gradients, runs beside the rest of the backward pass. There is one for each
-// bucket of gradients, the last layers first, because backward writes their gradients first.
-static size_t bucket_bytes = 256 * 1024; // at least; the last bucket may be smaller
+// --- OVERLAP
+// "It is highly desirable to start exchanging gradient parameters while others are still being
+// computed", says the chapter. The host is far ahead of the devices: when it calls exchange(), it
+// has enqueued all of backward, but the devices have hardly begun with it. So an allreduce that is
+// enqueued on streams of its own, and waits only for the gradients that it sums, runs at the same
+// time as the rest of backward:
+//
+//   compute streams         backward of W4 b4 W3 b3 | W2 b2 W1 b1 |                      | sgd
+//   communication streams                           | sum of W3 ... b4 | sum of W1 ... b2 |
+//
+// backward() records an event after the write of each gradient; wait_for_gradient() waits for it.
+static size_t bucket_bytes = 256 * 1024; // at least, except for the last bucket
 
+// Return a function that calls `sum` for one bucket of gradients after the other, the last layers
+// first, because backward computes them first.
 static Exchange in_buckets(const Exchange &sum) {
-    return [=](const Grads &grads) {
-        for (size_t begin = grads[0].size(); begin > 0;) {
-            const size_t end = begin;
-            size_t bytes = 0;
-            while (begin > 0 && bytes < bucket_bytes)
-                bytes += sizeof(float) * size(grads[0][--begin]);
-            Grads bucket; // from begin to end
-            for (const auto &list : grads)
-                bucket.push_back({list.begin() + begin, list.begin() + end});
+    return [=](const PerDevice &grads) {
+        size_t end = grads[0].size();
+        while (end > 0) {
+            size_t begin = end, bytes = 0;
+            while (begin > 0 && bytes < bucket_bytes) {
+                begin--;
+                bytes += sizeof(float) * size(grads[0][begin]);
+            }
+            PerDevice bucket; // the gradients begin ... end-1 of each device
+            for (const std::vector<Tensor> &tensors : grads) {
+                bucket.push_back({tensors.begin() + begin, tensors.begin() + end});
+            }
             use_comm_streams(true);
-            for (const auto &list : bucket)
-                for (const Tensor &grad : list) wait_for_gradient(grad);
+            for (const std::vector<Tensor> &tensors : bucket) {
+                for (const Tensor &grad : tensors) {
+                    wait_for_gradient(grad);
+                }
+            }
             sum(bucket);
             use_comm_streams(false);
+            end = begin;
         }
-        join_comm_streams(grads.size()); // before sgd reads the sums
+        join_comm_streams(grads.size()); // before sgd() reads the sums
     };
 }
+
+// Return what train_batch() has to call for ALLREDUCE and OVERLAP; nothing for the chapter's loop.
 Exchange exchange_by(const std::string &name, bool overlap) {
-    const Exchange sum = [=](const Grads &grads) { run_allreduce(name, grads); };
-    return overlap ? in_buckets(sum) : sum;
+    const Exchange sum = [=](const PerDevice &grads) { run_allreduce(name, grads); };
+    if (overlap) return in_buckets(sum);
+    return name == "naive" ? nullptr : sum;
 }
+Exchange exchange;
 
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
@@ -1258,6 +1389,29 @@ void attach_grad(std::vector<Tensor> &params) {
     }
 }
 
+const Tensor &gradient(const Tensor &param) {
+    if (!param.grad) error("a parameter has no gradient: does get_params call attach_grad?");
+    return *param.grad;
+}
+
+PerDevice gradients(const PerDevice &device_params) {
+    PerDevice grads(device_params.size());
+    for (size_t c = 0; c < device_params.size(); c++) {
+        for (const Tensor &p : device_params[c]) {
+            if (p.requires_grad) grads[c].push_back(gradient(p));
+        }
+    }
+    return grads;
+}
+
+std::vector<Tensor> column(const PerDevice &x, size_t i) {
+    std::vector<Tensor> tensors;
+    for (const std::vector<Tensor> &list : x) {
+        tensors.push_back(list[i]);
+    }
+    return tensors;
+}
+
 void wait_for_gradient(const Tensor &grad) {
     CHECK(cudaStreamWaitEvent(on(grad.device), grad.written->handle, 0));
 }
@@ -1347,7 +1501,17 @@ static Gpu &state(Device device) {
     return gpus[device.id];
 }
 int physical(Device device) { return state(device).physical; }
-Device try_gpu(int i) { return state(gpu(i)), gpu(i); }
+Device try_gpu(int i) {
+    state(gpu(i)); // fails if there is no such device
+    return gpu(i);
+}
+std::vector<Device> first_devices(int k) {
+    std::vector<Device> devices;
+    for (int i = 0; i < k; i++) {
+        devices.push_back(try_gpu(i));
+    }
+    return devices;
+}
 
 // --- errors, and the words in them
 static std::string vformat(const char *format, va_list args) {
@@ -1378,6 +1542,9 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
     fprintf(stderr, "mgpu: %s:%d: %s: %s (%s)%s\n", file, line, call, cudaGetErrorString(code),
             cudaGetErrorName(code), late ? ": CUDA_LAUNCH_BLOCKING=1 shows the line" : "");
     _exit(1); // what CUDA still has in its streams is worth nothing now
+}
+std::string str(Device device) {
+    return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
 }
 static std::string str(int n) { return std::to_string(n); }
 inline std::string str(const std::string &s) { return s; }
@@ -1558,6 +1725,17 @@ Tensor normal(float scale, std::vector<int> shape) {
     return random(shape, std::normal_distribution<float>(0, scale));
 }
 
+Tensor arange(int n) {
+    Tensor t = empty({n}, cpu());
+    std::iota(t.ptr(), t.ptr() + n, 0.0f);
+    return t;
+}
+
+std::vector<float> to_host(const Tensor &t) {
+    const Tensor host = copyto(t, cpu());
+    return std::vector<float>(host.ptr(), host.ptr() + size(t));
+}
+
 // The gradient is shared like the numbers.
 Tensor reshape(const Tensor &X, std::vector<int> shape) {
     int known = 1;
@@ -1689,42 +1867,51 @@ DataSet load_data(const std::string &folder, const std::string &which) {
     return set;
 }
 
-static DataIter make_iter(const DataSet &set, int batch_size, bool shuffle) {
+// Return an iterator over a set, on the host. `steps_left` minibatches may be taken.
+static DataIter make_iter(const DataSet &set, int batch_size, bool shuffle,
+                          int steps_left = INT_MAX) {
     const int n = set.count;
     std::vector<int> order(n);
     std::iota(order.begin(), order.end(), 0);
-    return {&set, batch_size, shuffle, empty({n, 1, 28, 28}, cpu()), empty({n}, cpu()), order};
+    const Tensor X = empty({n, 1, 28, 28}, cpu()), y = empty({n}, cpu());
+    return {&set, batch_size, shuffle, order, X, y, steps_left};
 }
+
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
-    return {make_iter(train_set, batch_size, options.shuffle),
+    const int steps = options.steps ? options.steps : INT_MAX;
+    return {make_iter(train_set, batch_size, options.shuffle, steps),
             make_iter(test_set, batch_size, false)};
 }
-// Call only when the devices have finished the epoch: `next` overwrites what they copy from.
-void DataIter::reset() {
-    if (ahead.valid()) ahead.get();
-    begin = 0;
-    if (shuffle) std::shuffle(order.begin(), order.end(), rng);
-}
-bool DataIter::next(Tensor &X, Tensor &y) {
-    const int count = set->count, end = std::min(begin + batch_size, count);
-    if (begin == end) return false;
-    float *const all_X = this->X.ptr(), *const all_y = this->y.ptr();
-    auto fill = [set = set, order = order.data(), all_X, all_y](int first, int last) {
-        for (int i = first; i < last; i++) {
-            const uint8_t *image = &set->images[(size_t)order[i] * 28 * 28];
-            float *x = all_X + (size_t)i * 28 * 28;
-            for (int p = 0; p < 28 * 28; p++) x[p] = image[p] / 255.0f;
-            all_y[i] = set->labels[order[i]];
+
+int DataIter::steps() const { return (set->count + batch_size - 1) / batch_size; }
+
+// Convert the samples to floats. The last minibatch of an epoch may be smaller.
+std::pair<Tensor, Tensor> DataIter::minibatch(int begin) {
+    const int end = std::min(begin + batch_size, set->count);
+    for (int i = begin; i < end; i++) {
+        const uint8_t *image = &set->images[(size_t)order[i] * 28 * 28];
+        float *x = X.ptr() + (size_t)i * 28 * 28;
+        for (int p = 0; p < 28 * 28; p++) {
+            x[p] = image[p] / 255.0f;
         }
-    };
-    if (ahead.valid()) ahead.get(); // this minibatch is filled
-    else fill(begin, end);
-    X = rows(this->X, begin, end);
-    y = rows(this->y, begin, end);
-    begin = end; // the next one is filled while the host enqueues this one
-    if (begin < count)
-        ahead = std::async(std::launch::async, fill, begin, std::min(begin + batch_size, count));
-    return true;
+        y.ptr()[i] = set->labels[order[i]];
+    }
+    return {rows(X, begin, end), rows(y, begin, end)};
+}
+
+std::vector<std::pair<Tensor, Tensor>> DataIter::epoch() {
+    if (shuffle) std::shuffle(order.begin(), order.end(), rng);
+    std::vector<std::pair<Tensor, Tensor>> minibatches;
+    for (int begin = 0; begin < set->count && steps_left > 0; begin += batch_size) {
+        minibatches.push_back(minibatch(begin));
+        steps_left--;
+    }
+    return minibatches;
+}
+
+int number_of_epochs(const DataIter &train_iter) {
+    const int most = (train_iter.steps_left - 1) / train_iter.steps() + 1;
+    return std::min(options.epochs, most);
 }
 
 // How many rows of y_hat (N,classes) have their (first) largest number at the label, y (N)?
@@ -1742,38 +1929,19 @@ static int count_correct(const Tensor &y_hat, const Tensor &y) {
 float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
                             Device device) {
     NoGrad guard;
-    Tensor X, y;
     double correct = 0;
-    test_iter.reset();
-    while (test_iter.next(X, y)) correct += count_correct(net(copyto(X, device)), y);
+    for (auto [X, y] : test_iter.epoch()) {
+        correct += count_correct(net(copyto(X, device)), y);
+    }
     return correct / test_iter.X.shape[0];
-}
-
-std::vector<int> shard_sizes(int n, int k) {
-    const bool equal = options.split.empty() || k == 1;
-    const std::vector<int> weights = equal ? std::vector<int>(k, 1) : options.split;
-    if ((int)weights.size() != k)
-        error("SPLIT has %zu parts, but there are %d devices", weights.size(), k);
-    const long sum = std::accumulate(weights.begin(), weights.end(), 0L);
-    std::vector<int> sizes;
-    int left = n;
-    for (long weight : weights) sizes.push_back(n * weight / sum), left -= sizes.back();
-    for (int i = 0; i < left; i++) sizes[i]++;
-    return sizes;
 }
 
 // --- timing and progress
 static double now() { // seconds
     return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::duration<double>(1);
 }
-void Timer::start() { t0 = now(); }
-void Timer::stop() { times.push_back(now() - t0); }
-void Timer::exclude(const std::function<void()> &f) {
-    waitall(); // what is enqueued counts
-    const double begin = now();
-    f();
-    t0 += now() - begin;
-}
+void Timer::start() { started = now(); }
+void Timer::stop() { times.push_back(now() - started); }
 double Timer::avg() const {
     return std::accumulate(times.begin(), times.end(), 0.0) / std::max<size_t>(1, times.size());
 }
@@ -1782,59 +1950,68 @@ static void make_folder(const std::string &path) { // of this file
     std::error_code code; // what cannot be made is found when the file is opened
     std::filesystem::create_directories(std::filesystem::path(path).parent_path(), code);
 }
-Animator::Animator(int steps) : steps(steps), epoch(1), start(now()) {
+Animator::Animator(int steps) : steps(steps), began(now()) {
     make_folder(options.log);
     log.open(options.log);
     log << "epoch,loss,test_acc,seconds,model,gpus,allreduce,lr\n";
     if (!log.flush()) error("cannot write %s: %s", options.log.c_str(), strerror(errno));
 }
-// The host is at most one minibatch ahead of the devices: it waits for the one before this, whose
-// losses come on a stream of their own, not behind this one's work.
-void Animator::step(const std::vector<Tensor> &ls) {
-    count();
-    this->ls = ls;
-    for (const Tensor &l : ls) wait_for(link_stream(l.device, l.device), stream(l.device));
-}
+
+// On a terminal, draw a bar ten times a second:
 //   123/235 [===============               ]  loss 0.7345  4321 images/s  26 s left
-void Animator::count() {
-    if (ls.empty()) return;
-    for (const Tensor &l : ls) {
-        std::vector<float> numbers(size(l));
-        const Stream &copies = link_stream(l.device, l.device);
-        CHECK(cudaMemcpyAsync(numbers.data(), l.ptr(), sizeof(float) * size(l),
-                              cudaMemcpyDeviceToHost, copies.handle));
-        CHECK(cudaStreamSynchronize(copies.handle));
-        loss = std::accumulate(numbers.begin(), numbers.end(), loss);
-        samples += size(l);
-    }
-    ls.clear();
-    done++;
-    if (!std::isfinite(loss))
-        error("the loss is %f in step %d of epoch %d: use a smaller LR than %g", loss, done, epoch,
-              options.lr);
-    if (!isatty(STDOUT_FILENO) || (done < steps && now() - drawn < 0.1)) return;
+void Animator::add_losses(const std::vector<Tensor> &more) {
+    ls.insert(ls.end(), more.begin(), more.end());
+    parts.push_back(more.size());
+    const int step = done + parts.size();
+    if (!isatty(STDOUT_FILENO) || (step < steps && now() - drawn < 0.1)) return;
+    count();
     drawn = now();
-    const double seconds = drawn - start;
+    const double seconds = drawn - began;
     printf("\r%5d/%d [%-30s]  loss %.4f  %.0f images/s  %.0f s left\033[K", done, steps,
            std::string(30L * done / steps, '=').c_str(), loss / samples, samples / seconds,
            std::ceil(seconds / done * (steps - done)));
     fflush(stdout);
 }
+
+void Animator::count() {
+    size_t i = 0;
+    for (int part : parts) {
+        done++;
+        for (int c = 0; c < part; c++, i++) {
+            for (float x : to_host(ls[i])) {
+                loss += x;
+            }
+            samples += size(ls[i]);
+        }
+        if (!std::isfinite(loss)) {
+            error("the loss is %f in step %d of epoch %zu: use a smaller LR than %g", loss, done,
+                  Y.size() + 1, options.lr);
+        }
+    }
+    ls.clear();
+    parts.clear();
+}
+
 void Animator::clear_bar() {
     count();
     if (isatty(STDOUT_FILENO)) printf("\r\033[K");
 }
+
 void Animator::add(int epoch, float acc, double seconds) {
     clear_bar();
     if (epoch == 1) printf("epoch      loss  test acc   seconds\n");
     printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss / samples, acc, seconds);
     add_to_log(epoch, acc, seconds);
 }
+
 void Animator::add_to_log(int epoch, float acc, double seconds) {
     log << format("%d,%.6f,%.4f,%.4f,%s,%d,%s,%g\n", epoch, loss / samples, acc, seconds,
                   options.model.c_str(), options.gpus, options.allreduce.c_str(), options.lr);
     if (!log.flush()) error("cannot write %s: %s", options.log.c_str(), strerror(errno));
-    this->epoch = epoch + 1, done = samples = 0, loss = 0, start = now();
+    Y.push_back(acc);
+    done = samples = 0;
+    loss = 0;
+    began = now();
 }
 
 // --- SAVE and INIT: all parameters in one file
@@ -1932,7 +2109,7 @@ void save_params(const std::vector<Tensor> &params) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 12. The first minibatch
+// 12. Checks
 // The chapter's promise: k devices do what one does, checked in the first step, outside the timer;
 // and their copies stay equal, after each epoch. `make check` says what a mistake looks like.
 
@@ -1956,7 +2133,7 @@ static std::string name_of(int j) {
     return param_names[i] + "[" + std::to_string(j) + "]";
 }
 static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
-    const Replicas one = {get_params(params, gpu(0))};
+    const PerDevice one = {get_params(params, gpu(0))};
     backward(loss(net(copyto(X, gpu(0)), one[0]), copyto(y, gpu(0))));
     return all_to_host(gradients(one)[0]);
 }
@@ -1980,7 +2157,7 @@ static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y
 // `params`. The gradients must be those of the whole minibatch on gpu(0) (with batch norm, of the k
 // shards one by one), to first_check_tolerance of a parameter's largest; the update lr * gradient / n.
 void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
-                      const Replicas &device_params, float lr) {
+                      const PerDevice &device_params, float lr) {
     if (!options.first_check) return;
     const int n = X.shape[0], k = device_params.size();
     int losses = 0;
@@ -2021,8 +2198,18 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
     if (k > 1) empty_cache(); // gpu(0) has computed the whole minibatch: that memory is free again
 }
 
+// Take a step from the first minibatch and the first parameters, apart from the training, and check
+// it.
+void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr) {
+    if (!options.first_check) return;
+    const PerDevice device_params = replicate(devices);
+    const auto [X, y] = train_iter.minibatch(0);
+    const std::vector<Tensor> ls = train_batch(X, y, device_params, devices, lr);
+    check_first_step(X, y, ls, device_params, lr);
+}
+
 // The same bits on every device. (Running statistics are each device's own; SAVE keeps gpu(0)'s.)
-void check_replicas(const Replicas &device_params) {
+void check_replicas(const PerDevice &device_params) {
     if (!options.replica_check) return;
     const Flat first = all_to_host(device_params[0]);
     for (size_t c = 1; c < device_params.size(); c++) {
@@ -2039,6 +2226,8 @@ void check_replicas(const Replicas &device_params) {
 // ---------------------------------------------------------------------------------------------
 // 13. Program
 // Options are words NAME=value, the same for make and for this program: mgpu GPUS=2 LR=0.1
+
+Options options;
 
 // The networks that MODEL can choose. Other programs add theirs.
 struct Model {

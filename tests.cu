@@ -354,12 +354,11 @@ static std::string fails(const TestFolder &folder, const std::string &arguments,
     return run.out;
 }
 
-// Those that must be right: all but `rebind`.
 static const std::vector<std::string> right_algorithms = {"naive",   "bucket", "host", "by_tensor",
                                                           "sharded", "ring",   "tree", "yours"};
 // Gradients of these sizes on k devices, one behind the other in memory or not.
-static Grads new_grads(int k, const Ints &sizes, bool contiguous = true) {
-    Grads grads(k);
+static PerDevice new_grads(int k, const Ints &sizes, bool contiguous = true) {
+    PerDevice grads(k);
     for (int c = 0; c < k; c++) {
         for (int n : sizes) grads[c].push_back({gpu(c), {1, n}, nullptr, nullptr});
         attach_grad(grads[c]);
@@ -371,7 +370,7 @@ static Grads new_grads(int k, const Ints &sizes, bool contiguous = true) {
 // device and at each index; all sums are below 2^24, so exact in any order of addition.
 static void check_exact_sums(const std::string &name, int k, const Ints &sizes,
                              bool contiguous = true) {
-    const Grads grads = new_grads(k, sizes, contiguous);
+    const PerDevice grads = new_grads(k, sizes, contiguous);
     Floats want(sum_of(sizes));
     for (int c = 0, i = 0; c < k; c++, i = 0)
         for (const Tensor &t : grads[c]) {
@@ -678,7 +677,7 @@ TEST_CASE("allreduce_*: of so many devices, then of others, while one is late") 
                 stop(gpu(late), 20);
                 for (int c = 0; c < 3; c++) fill(data[c], want[c]);
                 for (int k : counts) {
-                    Grads grads;
+                    PerDevice grads;
                     for (int c = 0; c < k; c++) grads.push_back({data[c]});
                     run_allreduce(name, grads);
                     const float sum = std::accumulate(want.begin(), want.begin() + k, 0.0f);
@@ -688,15 +687,12 @@ TEST_CASE("allreduce_*: of so many devices, then of others, while one is late") 
             }
 }
 
-TEST_CASE("run_allreduce: an error names the algorithm; rebind's mistake") {
+TEST_CASE("run_allreduce: an error names the algorithm") {
     algorithms.push_back({"halving", allreduce_naive, powers_of_two});
     REFUSED(run_allreduce("halving", new_grads(3, {2})), "halving, k = 3: it is not meant for");
     for (int k = 1; k <= 8; k++) CHECK(powers_of_two(k) == (k == 1 || k == 2 || k == 4 || k == 8));
     check_exact_sums("halving", 4, {5});
     algorithms.pop_back();
-    const Grads grads = {{full({2}, 1, gpu(0))}, {full({2}, 2, gpu(1))}};
-    run_allreduce("rebind", grads);
-    CHECK((to_host(grads[0][0]) == Floats{3, 3} && to_host(grads[1][0]) == Floats{2, 2}));
 }
 
 TEST_CASE("flatten: one tensor of neighbours in memory; chunk: one of k, or several; send") {
@@ -713,9 +709,6 @@ TEST_CASE("flatten: one tensor of neighbours in memory; chunk: one of k, or seve
     REFUSED(chunk(flat, -1, 3), "chunk -1 of 3: there are 0 to 2 (% of a negative number?)");
     const Tensor a = full({4}, 1, gpu(0)), b = full({4}, 2, gpu(1)), c = full({4}, 3, gpu(2));
     REFUSED(send({{full({2}, 0, gpu(0)), full({3}, 0, gpu(1))}}), "send ... 2 ... 3");
-    REFUSED(send({{a, b}, {c, b}}), "two messages ... same place on gpu(1)");
-    REFUSED(send({{a, b}, {rows(c, 0, 1), rows(b, 0, 1)}}), "two messages");
-    REFUSED(send({{a, b}, {b, c}}), "on gpu(1) a message writes what another ... reads");
     send({{rows(a, 0, 2), rows(b, 0, 2)}, {rows(c, 2, 4), rows(b, 2, 4)}, {none, rows(b, 2, 2)}});
     CHECK(to_host(b) == Floats{1, 1, 3, 3});
 }
@@ -757,14 +750,12 @@ TEST_CASE("exchange: OVERLAP=1 gives the same as without, and the replicas are e
                 CHECK(training.replicas_equal());
             }
         }
-        const Training wrong = train_small(k, "rebind", false);
-        CHECK(same_bits(wrong.numbers(0), wrong.numbers(k - 1)) == (k == 1));
     }
 }
 
 // naive, which notes how many numbers each bucket has, with an event behind it.
 static std::vector<std::pair<Ints, std::shared_ptr<Event>>> buckets;
-static void probed(const Grads &grads) {
+static void probed(const PerDevice &grads) {
     run_allreduce("naive", grads);
     buckets.push_back({{}, std::make_shared<Event>(gpu(0))});
     for (const Tensor &t : grads[0]) buckets.back().first.push_back(size(t));
@@ -776,7 +767,7 @@ TEST_CASE("exchange: buckets of so many bytes, the last layers first; one withou
     auto buckets_of = [](const Ints &sizes, size_t bytes, bool overlap) {
         bucket_bytes = bytes;
         buckets.clear();
-        const Grads grads = new_grads(2, sizes);
+        const PerDevice grads = new_grads(2, sizes);
         waitall(); // for their zeros: no backward pass has recorded their events
         exchange_by("probed", overlap)(grads);
         std::vector<Ints> list;
@@ -1389,10 +1380,9 @@ TEST_CASE("load_data: a file that is missing, archives, labels that do not fit a
 // looked at when the epoch is over: that is when a device may read the last of them.
 static Floats epoch_of(DataIter &iter, const Ints &sizes) {
     Tensors Xs, ys;
-    iter.reset();
-    for (Tensor X, y; iter.next(X, y);) {
-        Xs.push_back(X), ys.push_back(y);
-        if (iter.begin < iter.set->count) CHECK(iter.ahead.valid()); // the next one
+    for (auto [X, y] : iter.epoch()) {
+        Xs.push_back(X);
+        ys.push_back(y);
     }
     REQUIRE(Xs.size() == sizes.size());
     for (size_t b = 0; b < sizes.size(); b++) {
@@ -1423,9 +1413,6 @@ TEST_CASE("DataIter: every sample once an epoch, shuffled anew, the same for the
                 Floats sorted = epochs.back();
                 std::sort(sorted.begin(), sorted.end());
                 CHECK(sorted == file);
-                Tensor X, y; // an epoch that is left early
-                plain.reset();
-                plain.next(X, y);
             }
         }
         for (int e : {0, 1, 2}) CHECK(epochs[e] == epochs[3 + e]);
@@ -1434,20 +1421,37 @@ TEST_CASE("DataIter: every sample once an epoch, shuffled anew, the same for the
     }
 }
 
+TEST_CASE("DataIter, number_of_epochs: STEPS ends the last epoch early") {
+    OptionsKept kept;
+    const DataSet set = numbered_set(10);
+    options.epochs = 3;
+    DataIter iter = make_iter(set, 4, false, 5); // minibatches of 4, 4 and 2 samples
+    CHECK(iter.steps() == 3);
+    CHECK(number_of_epochs(iter) == 2);
+    CHECK(iter.epoch().size() == 3);
+    CHECK(iter.epoch().size() == 2);
+    CHECK(iter.epoch().size() == 0);
+    CHECK(number_of_epochs(make_iter(set, 4, false, 6)) == 2);
+    CHECK(number_of_epochs(make_iter(set, 4, false, 7)) == 3);
+    CHECK(number_of_epochs(make_iter(set, 4, false, 700)) == 3);
+    CHECK(number_of_epochs(make_iter(set, 4, false)) == 3);
+}
+
 // --- timing and progress
 
-TEST_CASE("Timer: the mean over the pairs of start and stop, without what is excluded") {
+TEST_CASE("Timer: the mean over the pairs of start and stop") {
     Timer timer;
     for (int i = 0; i < 2; i++, usleep(20000)) { // what is between them counts for nothing
         const double t0 = now();
         timer.start();
-        stop(gpu(0), 20); // work, which counts
-        timer.exclude([] { usleep(50000); });
+        usleep(20000);
         timer.stop();
-        CHECK((timer.times[i] >= 0.02 && timer.times[i] <= now() - t0 - 0.05));
+        CHECK(timer.times[i] >= 0.02);
+        CHECK(timer.times[i] <= now() - t0);
     }
     timer.times = {1, 2, 6};
-    CHECK((timer.avg() == 3 && Timer().avg() == 0));
+    CHECK(timer.avg() == 3);
+    CHECK(Timer().avg() == 0);
 }
 
 struct LogFolder : TestFolder { // the Animator's log goes to it
@@ -1464,11 +1468,11 @@ TEST_CASE("Animator: a row an epoch, the same in the log; the mean loss of all i
     LogFolder folder;
     auto epochs = [] {
         Animator animator(3);
-        animator.step(losses_on({{1, 2}, {3}, {4}}));
-        animator.step(losses_on({{10, 20}, {30}, {50}}));
-        animator.step(losses_on({{7}, {}, {}})); // the epoch's last minibatch: idle devices
+        animator.add_losses(losses_on({{1, 2}, {3}, {4}}));
+        animator.add_losses(losses_on({{10, 20}, {30}, {50}}));
+        animator.add_losses(losses_on({{7}, {}, {}})); // the epoch's last minibatch: idle devices
         animator.add(1, 0.1f, 1.25);
-        animator.step(losses_on({{8}, {16}, {}})); // the next epoch, stopped after a step
+        animator.add_losses(losses_on({{8}, {16}, {}})); // the next epoch, stopped after a step
         animator.add(12, 0.8215f, 123.456);
     };
     const std::string head = "epoch,loss,test_acc,seconds,model,gpus,allreduce,lr\n";
@@ -1488,8 +1492,8 @@ TEST_CASE("Animator: a row an epoch, the same in the log; the mean loss of all i
     // On a terminal, a line ten times a second at most, wiped away before the row
     auto bar = [] {
         Animator animator(40);
-        for (int s = 0; s < 40; s++) animator.step(losses_on({{1, 2}, {s ? 3.f : 6.f}}));
-        animator.start -= 1000; // some images/s that are known
+        animator.began -= 1000; // some images/s that are known
+        for (int s = 0; s < 40; s++) animator.add_losses(losses_on({{1, 2}, {s ? 3.f : 6.f}}));
         animator.add(1, 0, 1);
     };
     const std::string drawn = printed(bar, true);
@@ -1506,28 +1510,20 @@ TEST_CASE("Animator: a loss that is no number ends the run") {
     options.lr = 0.5f;
     for (float bad : {NAN, INFINITY, -INFINITY}) {
         Animator animator(4);
-        animator.epoch = 7;
-        for (int s = 0; s < 3; s++) animator.step(losses_on({{1, 2}, {3, s == 2 ? bad : 4}}));
-        REFUSED(animator.step({}),
-                "the loss is ... in step 3 of epoch 7: use a smaller LR than 0.5");
+        animator.Y = {0, 0, 0}; // three epochs are done
+        for (int s = 0; s < 4; s++) animator.add_losses(losses_on({{1, 2}, {3, s == 2 ? bad : 4}}));
+        REFUSED(animator.add(4, 0, 0),
+                "the loss is ... in step 3 of epoch 4: use a smaller LR than 0.5");
     }
 }
 
-TEST_CASE("program: the host is one minibatch ahead of the devices") {
+TEST_CASE("Animator: losses are read when they are needed") {
     LogFolder folder;
     const Tensors first = losses_on({{0}}), second = losses_on({{5}});
     Animator animator(2);
-    stop(gpu(0), 20);
+    animator.add_losses(first);
     fill(first[0], 3);
-    animator.step(first); // is not there yet
-    stop(gpu(0));
-    const Event event(gpu(0));
-    REQUIRE(cudaEventRecord(event.handle, on(gpu(0))) == cudaSuccess);
-    const cudaError_t stopped = cudaEventQuery(event.handle); // unless CUDA's calls do not return
-    animator.step(second); // waits for the first one's losses, not for the device
-    CHECK((animator.loss == 3 && animator.done == 1));
-    CHECK(cudaEventQuery(event.handle) == stopped);
-    open_again = true;
+    animator.add_losses(second);
     printed([&] { animator.add(1, 0, 1); });
     CHECK(contains(read_text(options.log), "\n1,4.000000,"));
 }
@@ -1665,7 +1661,7 @@ TEST_CASE("load_safetensors: what any writer writes; what is wrong is named, wit
 }
 
 // ---------------------------------------------------------------------------------------------
-// 12. The first minibatch
+// 12. Checks
 
 // What check_first_step says of a step that `spoil` has changed, and what it prints.
 typedef std::function<void(Training &training, Tensors &ls)> Spoil;
@@ -2006,16 +2002,23 @@ TEST_CASE("program: SAVE, then INIT, reach the bits of one longer training" * tr
     CHECK((saved(folder, "second") != saved(folder, "first")));
 }
 
-TEST_CASE("program: rebind is caught by the first step, the replica check, or trains on" * trains) {
+// The mistake of the chapter's older PyTorch text: data[c] = ... puts the sum into the list alone.
+static void allreduce_rebind(const PerDevice &grads) {
+    for (size_t i = 0; i < grads[0].size(); i++) {
+        std::vector<Tensor> data = column(grads, i);
+        for (size_t c = 1; c < data.size(); c++) add_(data[0], copyto(data[c], data[0].device));
+        for (size_t c = 1; c < data.size(); c++) data[c] = copyto(data[0], data[c].device);
+    }
+}
+TEST_CASE("program: a wrong allreduce is caught by the first step, by the replicas" * trains) {
     DataFolder folder(few, few / 4);
     const std::string rebind = "GPUS=2 BATCH=8 EPOCHS=1 LOG=log.csv ALLREDUCE=rebind ";
     const std::string caught = fails(folder, rebind,
                                      "the first minibatch: the gradient of W1[0] on gpu(1) is ... "
                                      "make check looks for the cause");
-    CHECK(contains(caught, "after allreduce:\n [[3. 3.]] @gpu(0)\n [[2. 2.]] @gpu(1)   "
-                           "WRONG: this is not the sum\n")); // what the devices hold
     const std::string later = fails(folder, rebind + "FIRST_CHECK=0", "the replicas differ: W1[");
-    CHECK((!contains(caught, "test acc:") && !contains(later, "test acc:")));
+    CHECK(!contains(caught, "test acc:"));
+    CHECK(!contains(later, "test acc:"));
     CHECK(contains(train_in(folder, "ALLREDUCE=rebind REPLICA_CHECK=0"), "test acc:"));
 }
 
@@ -2057,7 +2060,10 @@ int main(int argc, char **argv) {
     // Memory that is freed is used again: a fresh page costs the kernel as much as a test of it
     mallopt(M_MMAP_MAX, 0);
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
-    if (argc > 1 && strcmp(argv[1], "--program") == 0) return mgpu_main(argc - 1, argv + 1);
+    if (argc > 1 && strcmp(argv[1], "--program") == 0) {
+        algorithms.push_back({"rebind", allreduce_rebind});
+        return mgpu_main(argc - 1, argv + 1);
+    }
     return tests_main(argc, argv);
 }
 #endif

@@ -77,20 +77,18 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
     float background = 0;
     for (auto &order : orders) {
         auto left = file;
-        Tensor X, y;
-        iter.reset();
-        while (iter.next(X, y)) {
+        for (auto [X, y] : iter.epoch()) {
             if (order.empty()) { // look at the first minibatch's pixels
                 const std::set<float> pixels(X.ptr(), X.ptr() + size(X));
                 background = *pixels.begin();
                 const float brightest = *pixels.rbegin();
                 if (pixels.size() <= 2)
                     error("%s: pixels are only %g and %g: is byte / 255 computed in whole numbers? "
-                          "Look at DataIter::next",
+                          "Look at DataIter::minibatch",
                           who.c_str(), background, brightest);
                 if (brightest > 20 || brightest - background < 0.1f)
                     notice("%s: pixels go from %g to %g: are they divided by 255, and once? Look "
-                           "at DataIter::next",
+                           "at DataIter::minibatch",
                            who.c_str(), background, brightest);
             }
             for (int i = 0; i < X.shape[0]; i++) {
@@ -99,28 +97,28 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
                 auto found = left.find(order.back());
                 if (!file.count(order.back()))
                     error(
-                        "%s: image %d of an epoch is none of the file's: look at DataIter::next%s",
+                        "%s: image %d of an epoch is none of the file's: look at DataIter::minibatch%s",
                         who.c_str(), sample, meant);
                 if (found == left.end())
                     error("%s: image %d of an epoch has been there before: look at `order`, "
-                          "DataIter::next and reset",
+                          "DataIter::minibatch and epoch",
                           who.c_str(), sample);
                 auto label = found->second.find(y.ptr()[i]);
                 if (label == found->second.end())
                     error("%s: image %d of an epoch comes with label %g, in the file it has %d: "
-                          "are images and labels taken in the same order? Look at DataIter::next",
+                          "are images and labels taken in the same order? Look at DataIter::minibatch",
                           who.c_str(), sample, y.ptr()[i], *found->second.begin());
                 found->second.erase(label);
                 if (found->second.empty()) left.erase(found);
             }
         }
         if (!left.empty())
-            error("%s: an epoch has %zu samples, the data set %d: does DataIter::next leave out "
+            error("%s: an epoch has %zu samples, the data set %d: does DataIter::minibatch leave out "
                   "the last, smaller minibatch?",
                   who.c_str(), order.size(), set.count);
     }
     if ((orders[0] == orders[1]) == iter.shuffle && set.count > 10)
-        error("%s: two epochs have the samples in %s order: look at DataIter::reset", who.c_str(),
+        error("%s: two epochs have the samples in %s order: look at DataIter::epoch", who.c_str(),
               iter.shuffle ? "the same" : "another");
 }
 static void check_data() {
@@ -182,7 +180,7 @@ static void check_data() {
 static void check_replicated(const std::vector<std::vector<Tensor>> &device_params) {
     for (size_t c = 0; c < device_params.size(); c++)
         check_replica(params, param_names, device_params[c], gpu(c));
-    const Grads grads = gradients(device_params);
+    const PerDevice grads = gradients(device_params);
     for (size_t c = 0; c < device_params.size(); c++)
         for (size_t i = 0, g = 0; i < params.size(); i++) {
             if (!params[i].requires_grad) continue;
@@ -217,7 +215,7 @@ static void be_late(void *) {
         return;
     }
 }
-static void check_exchange_while(const Grads &grads, const std::string &who, int late) {
+static void check_exchange_while(const PerDevice &grads, const std::string &who, int late) {
     const int k = grads.size();
     std::vector<std::string> names;
     for (size_t i = 0; i < params.size(); i++)
@@ -239,7 +237,8 @@ static void check_exchange_while(const Grads &grads, const std::string &who, int
             copyto(host[c][i], grads[c][i]);
             CHECK(cudaEventRecord(grads[c][i].written->handle, on(gpu(c))));
         }
-    exchange(grads);
+    if (exchange) exchange(grads);
+    else run_allreduce("naive", grads);
     came_back = true;
     if (was_waited_for && all_are_peers(k) && options.allreduce != "host" &&
         options.allreduce != "local")
@@ -297,7 +296,7 @@ static void check_exchange() {
     if (k > 7 || !options.first_check) return; // 24 bits have place for seven
     const std::string who = format("allreduce %s, k = %d%s", options.allreduce.c_str(), k,
                                    options.overlap ? ", OVERLAP" : "");
-    const Grads grads = make_grads(k, trained_sizes());
+    const PerDevice grads = make_grads(k, trained_sizes());
     for (int late = -1; late < k; late++) check_exchange_while(grads, who, late);
 }
 
@@ -447,7 +446,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
             notice("%sthe gradient of %s is 0 everywhere", where.c_str(),
                    name_of(j).substr(0, name_of(j).size() - 3).c_str());
     const Flat old = all_to_host(params);
-    const Grads grads = gradients(device_params);
+    const PerDevice grads = gradients(device_params);
     for (int c = 0; c < k; c++) {
         const Flat got = all_to_host(grads[c]), now = all_to_host(device_params[c]);
         std::vector<int> wrong, wrong_update;
@@ -498,9 +497,9 @@ static void no_tape(const char *who) {
 // Counted on the host
 static double accuracy_of(DataIter iter, const std::vector<Tensor> &p) {
     NoGrad guard;
-    Tensor X, y;
     int correct = 0, count = 0;
-    for (iter.reset(); iter.next(X, y); count += X.shape[0]) {
+    for (auto [X, y] : iter.epoch()) {
+        count += X.shape[0];
         const Flat z = to_host(net(copyto(X, gpu(0)), p));
         const int classes = z.size() / X.shape[0];
         for (int i = 0; i < X.shape[0]; i++) {
@@ -560,11 +559,12 @@ static std::vector<Row> rows_of_train(const std::string &log) {
     const int out = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY);
     dup2(null, STDOUT_FILENO);
     std::string said;
-    size_t used = 0; // devices
-    const Exchange as_it_was = exchange;
-    exchange = [&](const Grads &grads) {
-        used = grads.size();
-        as_it_was(grads);
+    static std::set<int> used; // devices
+    static const auto as_it_was = on_use;
+    used.clear();
+    on_use = [](Device device, const Tensor *tensor) {
+        if (as_it_was) as_it_was(device, tensor);
+        if (tensor) used.insert(device.id);
     };
     try {
         train(options.gpus, options.batch, options.lr);
@@ -573,11 +573,11 @@ static std::vector<Row> rows_of_train(const std::string &log) {
     dup2(out, STDOUT_FILENO);
     close(out), close(null);
     options = as_given;
-    exchange = as_it_was;
-    if (used && (int)used != options.gpus)
-        error("train: %zu devices exchange gradients, GPUS is %d: look at first_devices(num_gpus) "
-              "and device_params",
-              used, options.gpus);
+    on_use = as_it_was;
+    if ((int)used.size() != options.gpus)
+        error("train: it uses %zu devices, GPUS is %d: look at first_devices(num_gpus) and "
+              "device_params",
+              used.size(), options.gpus);
     if (!said.empty()) error("train, of %d samples: %s", train_set.count, said.c_str());
     std::vector<Row> rows;
     std::ifstream file(log);
@@ -604,12 +604,13 @@ static void check_train(const std::string &where) {
     auto device_params = replicate(devices);
     auto [train_iter, test_iter] = load_data_fashion_mnist(options.batch);
     for (size_t epoch = 0; epoch < 2; epoch++) {
-        Tensor X, y;
         double sum = 0;
         int n = 0;
-        for (train_iter.reset(); train_iter.next(X, y); n += X.shape[0])
+        for (auto [X, y] : train_iter.epoch()) {
+            n += X.shape[0];
             for (const Tensor &l : train_batch(X, y, device_params, devices, options.lr))
                 sum += sum_of(l);
+        }
         waitall();
         if (epoch >= rows.size())
             error("%strain stops after %zu of 2 epochs", where.c_str(), rows.size());
@@ -620,9 +621,9 @@ static void check_train(const std::string &where) {
                   where.c_str(), epoch + 1, loss, sum / n,
                   std::isfinite(loss)
                       ? "does it take every minibatch, in a new order each epoch "
-                        "(train_iter.reset()), train the same device_params throughout, with "
+                        "(train_iter.epoch()), train the same device_params throughout, with "
                         "the same lr, and count each loss?"
-                      : "has it no minibatch: where is train_iter.reset()?",
+                      : "has it no minibatch: where is train_iter.epoch()?",
                   meant);
         const double want = accuracy_of(load_data_fashion_mnist(97).second, device_params[0]);
         if (std::fabs(acc - want) > 1e-3)
@@ -663,9 +664,8 @@ static void check_model(int minibatches) {
     check_replicated(device_params);
     check_exchange();
     DataIter train_iter = load_data_fashion_mnist(options.batch).first;
-    Tensor X, y;
-    train_iter.reset();
-    train_iter.next(X, y);
+    const auto epoch = train_iter.epoch();
+    auto [X, y] = epoch.at(0);
     check_slopes(who + ": ", X, y);
     int step = 0;
     do {
@@ -684,7 +684,8 @@ static void check_model(int minibatches) {
                    "parameters (init_params, normal), and the pixels?",
                    where.c_str(), mean);
         check_replicas(device_params);
-    } while (++step < minibatches && train_iter.next(X, y));
+        if (++step < (int)epoch.size()) std::tie(X, y) = epoch[step];
+    } while (step < minibatches && step < (int)epoch.size());
     check_accuracy(who + ": ");
     if (options.first_check) check_train(who + ": ");
     printf("%s: %d minibatch%s right\n", who.c_str(), step, step > 1 ? "es are" : " is");

@@ -4,7 +4,7 @@
     make handout DIR=folder [HIDE='ring tree']
 
 HIDE: algorithms of section 7 that leave mgpu.cu, with their names in its tables and the READMEs; by
-default all but naive, bucket, rebind and yours. What judges submissions, and shows what is wrong with
+default all but naive, bucket and yours. What judges submissions, and shows what is wrong with
 them, stays with the teacher.
 """
 
@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 
-KEPT = ["naive", "bucket", "rebind", "yours"]
+KEPT = ["naive", "bucket", "yours"]
 ALIASES = {"local": "host", "device": "by_tensor"}  # the lab's words
 TEACHERS = """extras/lab/tests.cu extras/lab/right extras/lab/mistakes.txt extras/lab/plant.py
     extras/lab/plant.cu extras/lab/grade.py extras/lab/grade_test.py extras/lab/gradescope.schema.json

@@ -85,7 +85,7 @@ static void forget_host_memory(const void *p) {
 
 static void seen(const wire::Request &r, wire::Answer &answer) {
     const int n = std::accumulate(r.sizes.begin(), r.sizes.end(), 0);
-    const Grads grads = make_grads(r.k, r.sizes);
+    const PerDevice grads = make_grads(r.k, r.sizes);
     watch::wait_for_all();
     const watch::Recorder recorder(false);
     sight = {&recorder, &answer, {}, {}};

@@ -21,7 +21,7 @@
 // ---------------------------------------------------------------------------------------------
 // What an allreduce costs
 
-static wire::Traffic traffic_of(const std::string &name, const Grads &grads) {
+static wire::Traffic traffic_of(const std::string &name, const PerDevice &grads) {
     waitall();
     watch::Recorder r(false);
     run_allreduce(name, grads);
@@ -36,7 +36,7 @@ TEST_CASE("allreduce_*: messages, bytes and steps are those of the formulas") {
     for (int k = 1; k <= most_devices; k++) {
         const int P = 4;
         const long m = k * 5, n = m * P * sizeof(float); // bytes that k divides
-        const Grads grads = make_grads(k, {(int)m, (int)m, (int)m, (int)m});
+        const PerDevice grads = make_grads(k, {(int)m, (int)m, (int)m, (int)m});
         const int rounds = std::ceil(std::log2(k));
         const int owned = (P + k - 1) / k; // by_tensor: the most tensors of one device
         const long L = owned * n / P;
@@ -63,7 +63,7 @@ TEST_CASE("allreduce_*: messages, bytes and steps are those of the formulas") {
     }
 }
 TEST_CASE("allreduce_*: a part of no numbers is no message") {
-    const Grads grads = make_grads(5, {3}); // three of five parts have a number
+    const PerDevice grads = make_grads(5, {3}); // three of five parts have a number
     for (std::string name : {"sharded", "ring"}) {
         CAPTURE(name);
         CHECK(traffic_of(name, grads).messages == 2 * 4 * 3);
@@ -133,7 +133,7 @@ TEST_CASE("show: what the page plays has the judge's counts, its times, and show
     const auto [out, page] = shown("ring");
     check_parts(out, "ring, one operation after another: the sum on 2 to 8 devices; a wait that");
     for (const std::string name :
-         {"naive", "bucket", "host", "by_tensor", "sharded", "ring", "tree", "rebind"}) {
+         {"naive", "bucket", "host", "by_tensor", "sharded", "ring", "tree"}) {
         const size_t at = page.find("\"" + name + "\":{");
         REQUIRE(at != std::string::npos);
         for (int k = 2; k <= limits::shown_devices; k++) {
@@ -142,7 +142,7 @@ TEST_CASE("show: what the page plays has the judge's counts, its times, and show
             CHECK((t.messages == lenet.messages && t.steps == lenet.steps));
             const std::string run =
                 format("\"%d\":{\"messages\":%ld,\"steps\":%ld,\"busiest\":%ld,\"right\":%s,", k,
-                       t.messages, t.steps, t.busiest() / 4, name == "rebind" ? "false" : "true");
+                       t.messages, t.steps, t.busiest() / 4, "true");
             CAPTURE(run);
             CHECK(page.find(run, at) < page.find('\n', at));
         }
@@ -470,10 +470,10 @@ TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::ski
     };
     CHECK(says(allreduce_naive) == "");
     check_says(
-        says([](const Grads &) {}),
+        says([](const PerDevice &) {}),
         "number 0, on gpu(0) is 1, not 9 (all numbers are wrong): it is still its own alone");
-    check_says(says([](const Grads &g) { allreduce({g[0][0], g[1][0]}); }), "the sum of b1, ");
-    check_says(says([](const Grads &g) {
+    check_says(says([](const PerDevice &g) { allreduce({g[0][0], g[1][0]}); }), "the sum of b1, ");
+    check_says(says([](const PerDevice &g) {
                    allreduce_naive(g);
                    add_(g[1][2], g[1][2]);
                }),
@@ -489,7 +489,7 @@ TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::ski
 // Some training steps of the model on k devices, recorded with their times.
 struct Recorded {
     watch::Recorder r;
-    Grads grads;
+    PerDevice grads;
     Floats after; // device 0's parameters
     Recorded(int k, int batch, int steps, bool timed = true, bool records = true) : r(timed) {
         watch::recorder = nullptr;
@@ -603,7 +603,7 @@ static std::vector<fabric::Op> replayable(const std::deque<watch::Op> &ops) {
     return result;
 }
 static std::vector<fabric::Op> real_allreduce(const std::string &name, int k, const Ints &sizes) {
-    const Grads grads = make_grads(k, sizes);
+    const PerDevice grads = make_grads(k, sizes);
     watch::Recorder r(false);
     run_allreduce(name, grads);
     return replayable(r.ops);
@@ -686,7 +686,7 @@ TEST_CASE("sum_in_nodes: takes what its formula says") {
         const std::string algorithm = formula.first;
         CAPTURE(algorithm);
         const DryRun devices(k);
-        const Grads grads = make_grads(k, {numbers});
+        const PerDevice grads = make_grads(k, {numbers});
         watch::Recorder r(false);
         options.allreduce = algorithm, dry_node = node;
         sum_in_nodes(grads);
@@ -852,11 +852,11 @@ TEST_CASE("simulate: on emulated devices, beside the clock: reported, nothing ti
         return seconds;
     };
     auto allreduces = [&](const char *name, int k, int n) {
-        const Grads grads = make_grads(k, {n});
+        const PerDevice grads = make_grads(k, {n});
         return least([&] { run_allreduce(name, grads); });
     };
     const int small = 10, large = 1 << 20, many = 20;
-    const Grads grads = make_grads(2, {small, large});
+    const PerDevice grads = make_grads(2, {small, large});
     const Tensor &few = grads[0][0], &all = grads[0][1];
     const double nothing = least([] {}), bytes = sizeof(float) * large;
     const double one = least([&] { add_(few, few); }) - nothing;

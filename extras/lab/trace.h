@@ -5,7 +5,7 @@
 #include "common.h"
 
 // W3, or W3-b4 of several: the gradients that a message moves, if it reads or writes some of these
-static std::string moved(const watch::Op &op, const Grads &grads) {
+static std::string moved(const watch::Op &op, const PerDevice &grads) {
     std::vector<std::string> names;
     for (size_t i = 0; i < params.size(); i++)
         if (params[i].requires_grad) names.push_back(param_names[i]);
@@ -21,7 +21,7 @@ static std::string moved(const watch::Op &op, const Grads &grads) {
     return watch::kernel_name(op.name);
 }
 static void print_ops(const watch::Recorder &r, const std::vector<int> &sizes = trained_sizes(),
-                      const Grads &grads = {}) {
+                      const PerDevice &grads = {}) {
     std::vector<std::string> lanes(r.count);
     auto named = [&](const Stream &s, const std::string &name) {
         if (s.handle.lane && s.handle.lane->number >= 0) lanes[s.handle.lane->number] = name;
@@ -57,7 +57,7 @@ void trace() {
     print_ops(r, trained_sizes(), gradients(replicas));
 }
 // ALLREDUCE=host without its additions, where the host's memory is not there, either
-static void dry_host(const Grads &grads) {
+static void dry_host(const PerDevice &grads) {
     const std::vector<Tensor> flat = flatten(grads);
     if (flat.size() == 1) return;
     const Tensor sum = copyto(flat[0], cpu());
@@ -83,7 +83,7 @@ struct DryRun {
         watch::dry = false;
     }
     void swap() {
-        static void (*run)(const Grads &grads) = nullptr; // host's; a handout lacks it
+        static void (*run)(const PerDevice &grads) = nullptr; // host's; a handout lacks it
         gpus.swap(devices);
         for (Algorithm &a : algorithms) {
             if (!run && std::string(a.name) == "host") run = a.run;
@@ -95,12 +95,12 @@ struct DryRun {
 // As extras/nodes/ sums over processes of `node` devices: in each by the algorithm; device 0's sum to the
 // host; between hosts a ring (or else a tree), here the same messages of the devices 0; and back.
 static int dry_node = 1024;
-static void sum_in_nodes(const Grads &grads) {
+static void sum_in_nodes(const PerDevice &grads) {
     const int k = grads.size(), node = dry_node;
     const Part sum("sum");
     const std::vector<Tensor> flat = flatten(grads);
     const Tensor host = empty(flat[0].shape, cpu());
-    Grads roots;
+    PerDevice roots;
     for (int c = 0; c < k; c += node) {
         const auto first = grads.begin() + c;
         run_allreduce(options.allreduce, {first, first + std::min(node, k - c)});
@@ -123,7 +123,7 @@ void dry_run() {
     std::vector<int> sizes = trained_sizes();
     const int rest = std::accumulate(sizes.begin(), sizes.end(), 0) % k;
     if (rest) sizes.back() += k - rest; // equal chunks, which stay so however large they are drawn
-    const Grads grads = make_grads(k, sizes);
+    const PerDevice grads = make_grads(k, sizes);
     watch::Recorder r(false);
     {
         const Part part("backward");
@@ -132,6 +132,7 @@ void dry_run() {
                 CHECK(cudaEventRecord(list[i].written->handle, on(list[i].device)));
     }
     if (dry_node < k) exchange = options.overlap ? in_buckets(sum_in_nodes) : sum_in_nodes;
-    exchange(grads);
+    if (exchange) exchange(grads);
+    else run_allreduce("naive", grads);
     print_ops(r, sizes);
 }

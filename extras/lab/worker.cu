@@ -93,7 +93,7 @@ static void read_sums(const std::vector<Tensor> &list, float *host) {
 // their memory. All by CUDA alone: the functions of the submission are what is judged.
 static void sums(const wire::Request &r, wire::Answer &answer) {
     const int n = r.numbers[0].size();
-    const Grads grads = make_grads(r.k, r.sizes);
+    const PerDevice grads = make_grads(r.k, r.sizes);
     std::vector<Tensor> inputs, results; // of each device, on the host
     for (int c = 0; c < r.k; c++) {
         overwrite_sums(grads[c], 0xff); // NaN
@@ -132,7 +132,7 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
 // Does it not return while the devices cannot go on? They stand still until it has, or half a
 // second. (A driver takes 1024 operations a stream before its host waits: few and small tensors.)
 static bool waits_on_host(const wire::Request &r) {
-    const Grads grads = make_grads(r.k, r.sizes);
+    const PerDevice grads = make_grads(r.k, r.sizes);
     run_allreduce(r.algorithm, grads); // what memory it needs is there from now on
     watch::wait_for_all();
     struct Gate {

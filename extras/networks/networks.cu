@@ -413,13 +413,11 @@ static bool evaluate_all = false; // EVALUATE_ALL
 bool evaluates_all() { return evaluate_all || options.model != "lenet"; }
 
 // The test accuracy, computed on all devices: each sample counts once.
-float evaluate_accuracy_gpus(const Net &net, const Replicas &device_params, DataIter &test_iter,
+float evaluate_accuracy_gpus(const Net &net, const PerDevice &device_params, DataIter &test_iter,
                              const std::vector<Device> &devices) {
     NoGrad guard;
-    Tensor X, y;
     double correct = 0;
-    test_iter.reset();
-    while (test_iter.next(X, y)) {
+    for (auto [X, y] : test_iter.epoch()) {
         auto [X_shards, y_shards] = split_batch(X, y, devices);
         std::vector<Tensor> y_hats;
         for (size_t c = 0; c < devices.size(); c++)
@@ -443,30 +441,26 @@ void add_row(Animator &animator, int epoch, float acc, double seconds) {
 void train_concise(int num_gpus, int batch_size, float lr) {
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
     const std::vector<Device> devices = first_devices(num_gpus);
-    Replicas device_params = replicate(devices);
-    Animator animator((train_iter.X.shape[0] + batch_size - 1) / batch_size);
+    PerDevice device_params = replicate(devices);
+    const int num_epochs = number_of_epochs(train_iter);
+    Animator animator(train_iter.steps());
     Timer timer;
-    Tensor X, y;
-    float acc = 0;
-    int steps = 0;
-    bool more = true; // STEPS may end the training
-    for (int epoch = 0; epoch < options.epochs && more; epoch++) {
+    check_first_minibatch(train_iter, devices, lr);
+    for (int epoch = 0; epoch < num_epochs; epoch++) {
         timer.start();
-        train_iter.reset();
-        while (more && train_iter.next(X, y)) {
+        for (auto [X, y] : train_iter.epoch()) {
             std::vector<Tensor> ls = train_batch(X, y, device_params, devices, lr);
-            if (steps++ == 0) timer.exclude([&] { check_first_step(X, y, ls, device_params, lr); });
-            animator.step(ls);
-            more = steps != options.steps;
+            waitall();
+            animator.add_losses(ls);
         }
-        waitall();
         timer.stop();
         check_replicas(device_params);
-        acc = evaluate_accuracy_gpus(net, device_params, test_iter, devices);
+        const float acc = evaluate_accuracy_gpus(net, device_params, test_iter, devices);
         add_row(animator, epoch + 1, acc, timer.times.back());
         save_params(device_params[0]);
     }
-    printf("test acc: %.2f, %.1f sec/epoch on %s\n", acc, timer.avg(), str(devices).c_str());
+    printf("test acc: %.2f, %.1f sec/epoch on %s\n", animator.Y.back(), timer.avg(),
+           str(devices).c_str());
 }
 static void train_lenet(int num_gpus, int batch_size, float lr) {
     (evaluate_all ? train_concise : train)(num_gpus, batch_size, lr);
@@ -475,7 +469,7 @@ static void train_lenet(int num_gpus, int batch_size, float lr) {
 // ---------------------------------------------------------------------------------------------
 // 4. Examples
 
-static void print_outputs(const std::vector<Tensor> &shards, const Replicas &device_params) {
+static void print_outputs(const std::vector<Tensor> &shards, const PerDevice &device_params) {
     NoGrad guard;
     for (size_t c = 0; c < shards.size(); c++)
         printf("%s\n", to_string(net(shards[c], device_params[c])).c_str());
@@ -502,8 +496,7 @@ void demos_resnet18(int num_gpus) {
 void demos_lab_cnn(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     const auto device_params = replicate(devices);
-    Tensor X, y;
-    load_data_fashion_mnist(2 * num_gpus).first.next(X, y); // in the file's order
+    auto [X, y] = load_data_fashion_mnist(2 * num_gpus).first.minibatch(0);
     auto [data, label] = split_batch(X, y, devices);
     print_outputs(data, device_params);
     for (size_t c = 0; c < devices.size(); c++)

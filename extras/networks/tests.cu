@@ -452,7 +452,7 @@ TEST_CASE("add_row: lab_cnn's rows are the lab's") {
     options.log = folder.file("log.csv");
     auto epoch = [] {
         Animator animator(1);
-        animator.step({on_device({1, 2}, {2}, gpu(0))});
+        animator.add_losses({on_device({1, 2}, {2}, gpu(0))});
         add_row(animator, 12, 0.8215f, 123.456);
     };
     options.model = "lab_cnn";

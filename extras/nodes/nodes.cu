@@ -59,7 +59,7 @@ static void mpi_between_nodes(float *a, int n) {
 
 // grads, which hold the sums over this node's devices, become those over all nodes' devices. The
 // host waits for them; with OVERLAP the devices compute meanwhile.
-static void sum_over_nodes(const Grads &grads) {
+static void sum_over_nodes(const PerDevice &grads) {
     static Tensor memory = empty({1}, cpu()); // kept: to free it is to wait for all streams
     const std::vector<Tensor> flat = flatten(grads);
     const Device root = flat[0].device;
@@ -115,10 +115,8 @@ static std::vector<Tensor> train_batch_on_nodes(const Tensor &X, const Tensor &y
 static float accuracy_on_nodes(const std::vector<std::vector<Tensor>> &device_params,
                                DataIter &test_iter, const std::vector<Device> &devices) {
     NoGrad guard;
-    Tensor X, y;
     double correct = 0;
-    test_iter.reset();
-    while (test_iter.next(X, y)) {
+    for (auto [X, y] : test_iter.epoch()) {
         auto [X_shards, y_shards] = split_over_nodes(X, y, devices);
         std::vector<Tensor> y_hats;
         for (size_t c = 0; c < devices.size(); c++)
@@ -130,10 +128,13 @@ static float accuracy_on_nodes(const std::vector<std::vector<Tensor>> &device_pa
     return correct / test_iter.X.shape[0];
 }
 
-// check_first_step, with this node's devices in the places of all nodes', and as many losses
-static void check_first_on_nodes(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
-                                 const std::vector<std::vector<Tensor>> &device_params, float lr) {
-    std::vector<std::vector<Tensor>> all;
+// check_first_minibatch, with this node's devices in the places of all nodes', and as many losses
+static void check_first_on_nodes(DataIter &train_iter, const std::vector<Device> &devices,
+                                 float lr) {
+    if (!options.first_check) return;
+    PerDevice device_params = replicate(devices), all;
+    const auto [X, y] = train_iter.minibatch(0);
+    const std::vector<Tensor> ls = train_batch_on_nodes(X, y, device_params, devices, lr);
     for (int i = 0; i < nodes; i++)
         all.insert(all.end(), device_params.begin(), device_params.end());
     double samples = 0;
@@ -161,35 +162,29 @@ static void train_on_nodes(float lr) {
     auto [train_iter, test_iter] = load_data_fashion_mnist(options.batch);
     const std::vector<Device> devices = first_devices(options.gpus);
     auto device_params = replicate(devices);
-    Animator animator((train_iter.X.shape[0] + options.batch - 1) / options.batch);
+    const int num_epochs = number_of_epochs(train_iter);
+    Animator animator(train_iter.steps());
     Timer timer;
-    Tensor X, y;
-    float acc = 0;
-    int steps = 0;
-    bool more = true;
-    for (int epoch = 0; epoch < options.epochs && more; epoch++) {
+    check_first_on_nodes(train_iter, devices, lr);
+    for (int epoch = 0; epoch < num_epochs; epoch++) {
         timer.start();
-        train_iter.reset();
-        while (more && train_iter.next(X, y)) {
+        for (auto [X, y] : train_iter.epoch()) {
             const auto ls = train_batch_on_nodes(X, y, device_params, devices, lr);
-            if (steps++ == 0 && options.first_check)
-                timer.exclude([&] { check_first_on_nodes(X, y, ls, device_params, lr); });
-            animator.step(ls);
-            more = steps != options.steps;
+            waitall();
+            animator.add_losses(ls);
         }
-        animator.count(); // the last minibatch; then over all nodes
+        timer.stop();
+        animator.count(); // what is not counted yet; then over all nodes
         double sums[] = {animator.loss, double(animator.samples)};
         sum_over_nodes(sums, 2);
         animator.loss = sums[0], animator.samples = sums[1];
-        waitall();
-        timer.stop();
         check_nodes(device_params);
 #ifdef NETWORKS
         const int evaluating = evaluates_all() ? options.gpus : 1;
-        acc = accuracy_on_nodes(device_params, test_iter, first_devices(evaluating));
+        const float acc = accuracy_on_nodes(device_params, test_iter, first_devices(evaluating));
         add_row(animator, epoch + 1, acc, timer.times.back());
 #else
-        acc = accuracy_on_nodes(device_params, test_iter, first_devices(1));
+        const float acc = accuracy_on_nodes(device_params, test_iter, first_devices(1));
         animator.add(epoch + 1, acc, timer.times.back());
 #endif
         save_params(device_params[0]);
@@ -197,7 +192,7 @@ static void train_on_nodes(float lr) {
     std::string where;
     for (int i = 0; i < nodes; i++)
         where += (i ? ", " : "") + str(devices) + (nodes > 1 ? " of node " + str(i) : "");
-    printf("test acc: %.2f, %.1f sec/epoch on %s\n", acc, timer.avg(), where.c_str());
+    printf("test acc: %.2f, %.1f sec/epoch on %s\n", animator.Y.back(), timer.avg(), where.c_str());
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -308,7 +303,7 @@ static void run_on_nodes() {
     set_up(options.gpus, false, place * options.gpus);
     meet_nodes();
     for (const Tensor &p : params) from_node_0(p.ptr(), sizeof(float) * size(p));
-    const Exchange sum = [](const Grads &grads) {
+    const Exchange sum = [](const PerDevice &grads) {
         run_allreduce(options.allreduce, grads);
         sum_over_nodes(grads);
     };

@@ -1,4 +1,4 @@
-// k = 3, 1 tensor, 1000 numbers: send: two messages
+// k = 3, 1 tensor, 1000 numbers: gpu(0) has 1 at index 0 of tensor 0, not 21
 // Two messages of a round go to one place.
 #include "yours.h"
 
