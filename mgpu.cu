@@ -569,6 +569,11 @@ static void send(const std::vector<Message> &messages) {
         if (size(src) != size(dst)) {
             error("send: %d numbers do not fit a tensor of %d", size(src), size(dst));
         }
+        if (size(src) > 0 && src.ptr() == dst.ptr()) {
+            error("send: a message on %s goes to where it comes from", str(src.device).c_str());
+        }
+    }
+    for (const auto &[src, dst] : messages) {
         if (size(src) == 0) continue;
         Stream &link = link_stream(src.device, dst.device);
         wait_for(link, stream(src.device));
@@ -1124,42 +1129,113 @@ Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
 }
 
 // --- matrix product
-// How far apart neighbours are: matrices (0: all are one), rows, columns. A^T: the last two swapped
-struct Strides {
-    int batch, row, column;
+// `count` matrices of rows x columns numbers, one after another in memory. The numbers of a row are
+// neighbours there, or those of a column if the matrix is transposed.
+struct Matrix {
+    float *data;
+    int count, rows, columns;
+    bool transposed = false;
 };
-// A thread computes `run` neighbours of a row of C: of emulated devices so many that the compiler
-// makes vectors of them, and a block's threads then share the same columns of B in a core's cache.
-constexpr int run = on_cpu ? 32 : 1;
-// C[b,m,n] += sum over k of A[b,m,k] * B[b,k,n]. If all C[b] are the same matrix it gets their sum,
-// added up matrix by matrix, so that rounding errors stay small. (The letters are this product's
-// own; on a GPU, where run is 1, read the loops over q as their one step.)
-//   A (batch,M,K)   B (batch,K,N)   C (batch,M,N)
-__global__ void matmul_kernel(float *C, Strides c, const float *A, Strides a, const float *B,
-                              Strides b, int batch, int M, int N, int K) {
-    const int n = (blockIdx.x * blockDim.x + threadIdx.x) * run, count = min(run, N - n);
-    const int m = blockIdx.y * blockDim.y + threadIdx.y;
-    const int first = blockIdx.z, last = c.batch ? first + 1 : batch;
-    if (m >= M || n >= N) return;
-    float sum[run] = {};
-    for (int i = first; i < last; i++) {
-        float part[run] = {};
-        for (int k = 0; k < K; k++) {
-            const float factor = A[i * a.batch + m * a.row + k * a.column];
-            const float *row = B + i * b.batch + k * b.row + n * b.column;
-            for (int q = 0; q < count; q++) part[q] += factor * row[q * b.column];
-        }
-        for (int q = 0; q < count; q++) sum[q] += part[q];
-    }
-    float *row = C + first * c.batch + m * c.row + n * c.column;
-    for (int q = 0; q < count; q++) row[q * c.column] += sum[q];
+
+// Swap rows and columns, without moving a number.
+static Matrix transpose(Matrix m) {
+    std::swap(m.rows, m.columns);
+    m.transposed = !m.transposed;
+    return m;
 }
-static void matmul(float *C, Strides c, const float *A, Strides a, const float *B, Strides b,
-                   int batch, int M, int N, int K, Device device) {
-    if (batch == 0 || M == 0) return; // an empty shard
-    const dim3 block = on_cpu ? dim3(1, 32) : dim3(32, 8);
-    const dim3 grid(blocks(N, block.x * run), blocks(M, block.y), c.batch ? batch : 1);
-    LAUNCH(matmul_kernel<<<grid, block, 0, on(device)>>>(C, c, A, a, B, b, batch, M, N, K));
+
+// A block computes a tile of C, one number per thread. Its threads copy a tile of A and a tile of B
+// into shared memory, multiply those, and go on to the next two tiles. So each number is loaded
+// once for `tile` products, not for one. On emulated devices a thread computes two whole rows of
+// the tile, because the compiler turns a loop over neighbouring columns into vector instructions.
+constexpr int tile = 32;
+constexpr int threads_x = on_cpu ? 1 : tile, threads_y = on_cpu ? tile / 2 : tile;
+typedef float Tile[tile][tile + 1]; // + 1 puts the numbers of a column into different memory banks
+
+// Copy the tile of matrix n that begins at (row, column), as far as the matrix goes. Threads that
+// are neighbours in x read neighbours in memory.
+__device__ inline void load_tile(Tile &to, const Matrix &m, int n, int row, int column) {
+    const float *from = m.data + (m.count > 1 ? n * m.rows * m.columns : 0);
+    const int tile_rows = min(tile, m.rows - row), tile_columns = min(tile, m.columns - column);
+    if (m.transposed) {
+        from += column * m.rows + row;
+        for (int j = threadIdx.y; j < tile_columns; j += threads_y) {
+            for (int i = threadIdx.x; i < tile_rows; i += threads_x) {
+                to[i][j] = from[j * m.rows + i];
+            }
+        }
+    } else {
+        from += row * m.columns + column;
+        for (int i = threadIdx.y; i < tile_rows; i += threads_y) {
+            for (int j = threadIdx.x; j < tile_columns; j += threads_x) {
+                to[i][j] = from[i * m.columns + j];
+            }
+        }
+    }
+}
+
+// C[n] += A[n] @ B[n]
+//   A (count,M,K) or (1,M,K)   B (count,K,N) or (1,K,N)   ->   C (count,M,N)
+// One matrix A or B is shared by all products. If C has fewer matrices than there are products, C[n]
+// gets the sum of the products n, n + C.count, n + 2 * C.count, ...
+__global__ void matmul_kernel(Matrix C, Matrix A, Matrix B) {
+    __shared__ Tile A_tile, B_tile;
+    const int x = threadIdx.x, y = threadIdx.y;
+    const int row = blockIdx.y * tile, column = blockIdx.x * tile; // where the tile of C begins
+    float sum[tile / threads_y][tile / threads_x] = {};            // one number on a GPU
+    for (int n = blockIdx.z; n < max(A.count, B.count); n += C.count) {
+        for (int k0 = 0; k0 < A.columns; k0 += tile) {
+            load_tile(A_tile, A, n, row, k0);
+            load_tile(B_tile, B, n, k0, column);
+            __syncthreads(); // until all threads have copied their part
+            const int terms = min(tile, A.columns - k0);
+            for (int k = 0; k < terms; k++) {
+                for (int i = 0; i < tile / threads_y; i++) {
+                    for (int j = 0; j < tile / threads_x; j++) {
+                        sum[i][j] += A_tile[y + i * threads_y][k] * B_tile[k][x + j * threads_x];
+                    }
+                }
+            }
+            __syncthreads(); // until all threads have used both tiles
+        }
+    }
+    for (int i = 0; i < tile / threads_y; i++) {
+        const int r = row + y + i * threads_y;
+        float *to = C.data + (blockIdx.z * C.rows + r) * C.columns;
+        for (int j = 0; j < tile / threads_x; j++) {
+            const int c = column + x + j * threads_x;
+            if (r < C.rows && c < C.columns) to[c] += sum[i][j];
+        }
+    }
+}
+
+static void matmul(Matrix C, Matrix A, Matrix B, Device device) {
+    if (C.count == 0 || C.rows == 0) return; // an empty shard
+    const dim3 grid(blocks(C.columns, tile), blocks(C.rows, tile), C.count);
+    LAUNCH(matmul_kernel<<<grid, dim3(threads_x, threads_y), 0, on(device)>>>(C, A, B));
+}
+
+// sum[i] += parts[0][i] + ... + parts[count-1][i], always in this order
+//   parts (count,n)   ->   sum (n)
+// One thread per element.
+__global__ void sum_kernel(float *sum, const float *parts, int count, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    float total = 0;
+    for (int m = 0; m < count; m++) {
+        total += parts[m * n + i];
+    }
+    sum[i] += total;
+}
+
+// Add the sum over n of A[n] @ B[n] to the matrix C. C has few tiles, so to keep a GPU busy each
+// block sums over some n only, and a second kernel adds up their results.
+static void matmul_sum(Matrix C, Matrix A, Matrix B, Device device) {
+    const int n = C.rows * C.columns, tiles = blocks(C.rows, tile) * blocks(C.columns, tile);
+    const int count = std::min(A.count, blocks(2048, tiles));
+    const Tensor parts = full({count, n}, 0, device);
+    matmul({parts.ptr(), count, C.rows, C.columns}, A, B, device);
+    LAUNCH(sum_kernel<<<blocks(n), threads, 0, on(device)>>>(C.data, parts.ptr(), count, n));
 }
 
 // --- bias
@@ -1237,14 +1313,14 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
     const Device device = X.device;
     const Tensor y = empty({N, O}, device);
     bias(y, b); // y = b + X @ W
-    matmul(y.ptr(), {0, O, 1}, X.ptr(), {0, C, 1}, W.ptr(), {0, O, 1}, 1, N, O, C, device);
+    matmul({y.ptr(), 1, N, O}, {X.ptr(), 1, N, C}, {W.ptr(), 1, C, O}, device);
     return record("linear", y, {X, W, b}, [=](const Tensor &dy) {
         bias_backward(b, dy);
         if (float *dW = grad_of(W)) { // dW += X^T @ dy
-            matmul(dW, {0, O, 1}, X.ptr(), {0, 1, C}, dy.ptr(), {0, O, 1}, 1, C, O, N, device);
+            matmul({dW, 1, C, O}, transpose({X.ptr(), 1, N, C}), {dy.ptr(), 1, N, O}, device);
         }
         if (float *dX = grad_of(X)) { // dX += dy @ W^T
-            matmul(dX, {0, C, 1}, dy.ptr(), {0, O, 1}, W.ptr(), {0, 1, O}, 1, N, C, O, device);
+            matmul({dX, 1, N, C}, {dy.ptr(), 1, N, O}, transpose({W.ptr(), 1, C, O}), device);
         }
     });
 }
@@ -1260,16 +1336,15 @@ struct ConvShape {
 };
 
 // columns[n,t,p] = X[n,c,i+u,j+v]
-//   X (N,C,H,W)   ->   columns (N,T,P), where neighbours in t and p are by_t and by_p apart
-// One thread per (n,c,i,j).
-__global__ void im2col_kernel(float *columns, const float *X, ConvShape s, int by_t, int by_p) {
+//   X (N,C,H,W)   ->   columns (N,T,P)
+// One thread per (n,c,i,j). Neighbours in j read neighbours of X and write neighbours of columns.
+__global__ void im2col_kernel(float *columns, const float *X, ConvShape s) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x, P = s.OH * s.OW;
     const int j = index % s.OW, i = index / s.OW % s.OH, c = index / P % s.C, n = index / P / s.C;
     if (n >= s.N) return;
     for (int u = 0; u < s.K; u++) {
         for (int v = 0; v < s.K; v++) {
-            const int t = (c * s.K + u) * s.K + v, p = i * s.OW + j;
-            columns[n * s.C * s.K * s.K * P + t * by_t + p * by_p] =
+            columns[(((n * s.C + c) * s.K + u) * s.K + v) * P + i * s.OW + j] =
                 X[((n * s.C + c) * s.H + i + u) * s.W + j + v];
         }
     }
@@ -1293,11 +1368,10 @@ __global__ void col2im_kernel(float *dX, const float *dcolumns, ConvShape s) {
 }
 
 // Return the columns (N,T,P) of X.
-static Tensor im2col(const Tensor &X, const ConvShape &s, int by_t, int by_p) {
+static Tensor im2col(const Tensor &X, const ConvShape &s) {
     const Tensor columns = empty({s.N, s.C * s.K * s.K, s.OH * s.OW}, X.device);
     const long windows = (long)s.N * s.C * s.OH * s.OW;
-    LAUNCH(im2col_kernel<<<blocks(windows), threads, 0, on(X.device)>>>(columns.ptr(), X.ptr(), s,
-                                                                        by_t, by_p));
+    LAUNCH(im2col_kernel<<<blocks(windows), threads, 0, on(X.device)>>>(columns.ptr(), X.ptr(), s));
     return columns;
 }
 
@@ -1318,20 +1392,18 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
     const Device device = X.device;
     const Tensor y = empty({N, O, s.OH, s.OW}, device);
     bias(y, b); // y[n] = b + W @ columns[n]
-    const Tensor columns = im2col(X, s, P, 1);
-    matmul(y.ptr(), {O * P, P, 1}, W.ptr(), {0, T, 1}, columns.ptr(), {T * P, P, 1}, N, O, P, T,
-           device);
+    const Tensor columns = im2col(X, s); // kept for dW
+    matmul({y.ptr(), N, O, P}, {W.ptr(), 1, O, T}, {columns.ptr(), N, T, P}, device);
     return record("conv2d", y, {X, W, b}, [=](const Tensor &dy) {
         bias_backward(b, dy);
-        if (float *dW = grad_of(W)) {                  // dW += sum over n of dy[n] @ columns[n]^T
-            const Tensor columns = im2col(X, s, 1, T); // in the order in which matmul reads them
-            matmul(dW, {0, T, 1}, dy.ptr(), {O * P, P, 1}, columns.ptr(), {T * P, T, 1}, N, O, T, P,
-                   device);
+        if (float *dW = grad_of(W)) { // dW += sum over n of dy[n] @ columns[n]^T
+            matmul_sum({dW, 1, O, T}, {dy.ptr(), N, O, P}, transpose({columns.ptr(), N, T, P}),
+                       device);
         }
         if (float *dX = grad_of(X)) { // dcolumns[n] = W^T @ dy[n]
             const Tensor dcolumns = full({N, T, P}, 0, device);
-            matmul(dcolumns.ptr(), {T * P, P, 1}, W.ptr(), {0, 1, T}, dy.ptr(), {O * P, P, 1}, N, T,
-                   P, O, device);
+            matmul({dcolumns.ptr(), N, T, P}, transpose({W.ptr(), 1, O, T}), {dy.ptr(), N, O, P},
+                   device);
             LAUNCH(
                 col2im_kernel<<<blocks(size(X)), threads, 0, on(device)>>>(dX, dcolumns.ptr(), s));
         }

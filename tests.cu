@@ -709,6 +709,7 @@ TEST_CASE("flatten: one tensor of neighbours in memory; chunk: one of k, or seve
     REFUSED(chunk(flat, -1, 3), "chunk -1 of 3: there are 0 to 2 (% of a negative number?)");
     const Tensor a = full({4}, 1, gpu(0)), b = full({4}, 2, gpu(1)), c = full({4}, 3, gpu(2));
     REFUSED(send({{full({2}, 0, gpu(0)), full({3}, 0, gpu(1))}}), "send ... 2 ... 3");
+    REFUSED(send({{a, b}, {c, c}}), "a message on gpu(2) goes to where it comes from");
     send({{rows(a, 0, 2), rows(b, 0, 2)}, {rows(c, 2, 4), rows(b, 2, 4)}, {none, rows(b, 2, 2)}});
     CHECK(to_host(b) == Floats{1, 1, 3, 3});
 }
@@ -896,43 +897,55 @@ TEST_CASE("avg_pool2d: result and gradient") {
     CHECK(avg_pool2d(full({2, 3, 9, 8}, 0, gpu(0)), 2, 2).shape == Ints{2, 3, 4, 4});
 }
 
-// Matrices in double and on the device
-struct Strided {
-    Strides by;
+// Matrices on the device, and in double. `numbers` lie as the device has them.
+struct Matrices {
+    Matrix there;
+    Tensor memory;
     Doubles numbers;
-    Tensor there;
-    // alone: the same one for each b. A row has `gap` numbers more than columns, a matrix rows.
-    Strided(int batch, int rows, int columns, bool transposed, bool alone, int gap) {
-        const int row = columns + gap, column = rows + gap, n = row * column;
-        by = {alone ? 0 : n, transposed ? 1 : row, transposed ? column : 1};
-        numbers = doubles(there = copyto(random_tensor({n * std::max(batch, 1)}, gap), gpu(0)));
+    Matrices(int count, int rows, int columns, bool transposed, unsigned seed) {
+        memory = copyto(random_tensor({count * rows * columns}, seed), gpu(0));
+        there = transposed ? transpose({memory.ptr(), count, columns, rows})
+                           : Matrix{memory.ptr(), count, rows, columns};
+        numbers = doubles(memory);
     }
-    double &operator()(int b, int i, int j) {
-        return numbers[b * by.batch + i * by.row + j * by.column];
+    double &operator()(int n, int i, int j) {
+        const int R = there.rows, C = there.columns;
+        const int first = there.count > 1 ? n * R * C : 0;
+        return numbers[first + (there.transposed ? j * R + i : i * C + j)];
     }
 };
-TEST_CASE("matmul: batches and their sum, transposed; numbers between rows stay") {
-    const Ints sizes[] = {{1, 1, 1, 1},  {3, 2, run, 5},  {2, 33, run + 1, 3},
-                          {2, 5, 31, 0}, {1, 31, 32, 33}, {4, 9, 2 * run + 3, 40},
-                          {0, 3, 4, 5},  {2, 0, 4, 5}};
+TEST_CASE("matmul: many products, one matrix for all, their sum; transposed matrices") {
+    const Ints sizes[] = {{1, 1, 1, 1}, {3, 2, 33, 5},          {2, 33, 32, 3}, {2, 5, 31, 0},
+                          {1, 31, 32, 33}, {4, 9, 2 * tile + 3, 40}, {0, 3, 4, 5},   {2, 0, 4, 5}};
     for (const Ints &s : sizes)
-        for (int way = 0; way < 32; way++) { // bits: A, B, C transposed; C, B the same for each b
-            INFO("batch M N K ", str(s), ", way ", way);
-            const int batch = s[0], M = s[1], N = s[2], K = s[3];
-            Strided A(batch, M, K, way & 1, false, 1), B(batch, K, N, way & 2, way & 16, 2),
-                C(batch, M, N, way & 4, way & 8, 3);
-            matmul(C.there.ptr(), C.by, A.there.ptr(), A.by, B.there.ptr(), B.by, batch, M, N, K,
-                   gpu(0));
-            const Doubles before = C.numbers;
-            for (int b = 0; b < batch; b++)
-                for (int m = 0; m < M; m++)
-                    for (int n = 0; n < N; n++)
-                        for (int k = 0; k < K; k++) C(b, m, n) += A(b, m, k) * B(b, k, n);
-            const Floats got = to_host(C.there);
-            check_close(got, C.numbers, rounding(batch * K));
-            for (size_t i = 0; i < got.size(); i++)
-                if (C.numbers[i] == before[i]) REQUIRE(got[i] == before[i]);
+        for (int way = 0; way < 16; way++) { // bits: A, B transposed; one A for all; one C for two
+            INFO("count M N K ", str(s), ", way ", way);
+            const int count = s[0], M = s[1], N = s[2], K = s[3];
+            const int results = way & 8 && count > 1 ? count / 2 : count;
+            Matrices A(way & 4 ? 1 : count, M, K, way & 1, 1), B(count, K, N, way & 2, 2),
+                C(results, M, N, false, 3);
+            if (count == 0 && way & 4) continue; // one A, and no product
+            matmul(C.there, A.there, B.there, gpu(0));
+            for (int n = 0; n < count; n++)
+                for (int i = 0; i < M; i++)
+                    for (int j = 0; j < N; j++)
+                        for (int k = 0; k < K; k++) C(n % results, i, j) += A(n, i, k) * B(n, k, j);
+            check_close(to_host(C.memory), C.numbers, rounding((count + 1) * K));
         }
+}
+
+TEST_CASE("matmul_sum: the sum of all products is added to one matrix") {
+    for (const Ints &s : std::vector<Ints>{{1, 1, 1, 1}, {7, 5, 33, 9}, {70, 33, 40, 3}}) {
+        CAPTURE(s);
+        const int count = s[0], M = s[1], N = s[2], K = s[3];
+        Matrices A(count, M, K, false, 1), B(count, K, N, true, 2), C(1, M, N, false, 3);
+        matmul_sum(C.there, A.there, B.there, gpu(0));
+        for (int n = 0; n < count; n++)
+            for (int i = 0; i < M; i++)
+                for (int j = 0; j < N; j++)
+                    for (int k = 0; k < K; k++) C(0, i, j) += A(n, i, k) * B(n, k, j);
+        check_close(to_host(C.memory), C.numbers, rounding(count * K));
+    }
 }
 
 static Doubles linear_reference(const Doubles &X, const Doubles &W, const Doubles &b, int N) {

@@ -184,7 +184,7 @@ static Tensor add(const Tensor &A, const Tensor &B) {
     Tensor y = output({A, B}, A.shape);
     const int n = size(A);
     if (!join(A, y, &B) && !join(B, y, &A))
-        LAUNCH(sum_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
+        LAUNCH(addition_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
     return record("add", y, {A, B}, [=](const Tensor &) {
         for (const Tensor &X : {A, B}) {
             if (!X.grad || share_grad(X, y)) continue;

@@ -201,7 +201,7 @@ static std::string where_to_look(const Case &c, const std::string &result) {
     const bool forward = result == "y";
     if (c.op == "relu") return forward ? "look at relu_kernel" : "look at relu_backward_kernel";
     if (c.op == "add")
-        return forward ? "look at sum_kernel" : "look at what add records: each gets dy";
+        return forward ? "look at addition_kernel" : "look at what add records: each gets dy";
     if (c.op == "softmax_cross_entropy")
         return forward ? "look at cross_entropy_kernel"
                        : "look at cross_entropy_backward_kernel: the losses are summed, "

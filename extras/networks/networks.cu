@@ -20,7 +20,7 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
 // y[i] = A[i] + B[i]
 //   A (n)   B (n)   ->   y (n)
 // One thread per element.
-__global__ void sum_kernel(float *y, const float *A, const float *B, int n) {
+__global__ void addition_kernel(float *y, const float *A, const float *B, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = A[i] + B[i];
 }
@@ -30,7 +30,7 @@ Tensor add(const Tensor &A, const Tensor &B) {
     check_inputs("add", A.shape == B.shape, "two of the same shape", {A, B});
     const int n = size(A);
     const Tensor y = empty(A.shape, A.device);
-    LAUNCH(sum_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
+    LAUNCH(addition_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
     return record("add", y, {A, B}, [=](const Tensor &dy) {
         for (const Tensor &X : {A, B}) {
             if (float *dX = grad_of(X)) { // dX += dy
@@ -107,22 +107,21 @@ struct StridedShape {
 };
 
 // columns[n,t,p] = X[n,c,i*stride+u-padding,j*stride+v-padding], or 0 beyond the border
-//   X (N,C,H,W)   ->   columns (N,T,P), where neighbours in t and p are by_t and by_p apart
+//   X (N,C,H,W)   ->   columns (N,T,P)
 // One thread per (n,c,i,j).
-__global__ void strided_im2col_kernel(float *columns, const float *X, StridedShape shape, int by_t,
-                                      int by_p) {
+__global__ void strided_im2col_kernel(float *columns, const float *X, StridedShape shape) {
     const ConvShape s = shape.conv;
     const int index = blockIdx.x * blockDim.x + threadIdx.x, P = s.OH * s.OW;
-    const int j = index % s.OW, i = index / s.OW % s.OH, c = index / P % s.C, n = index / P / s.C;
-    if (n >= s.N) return;
-    X += (n * s.C + c) * s.H * s.W;
-    columns += n * s.C * s.K * s.K * P + c * s.K * s.K * by_t + (i * s.OW + j) * by_p;
+    const int j = index % s.OW, i = index / s.OW % s.OH, plane = index / P; // n * C + c
+    if (plane >= s.N * s.C) return;
+    X += plane * s.H * s.W;
+    columns += plane * s.K * s.K * P + index % P;
     for (int u = 0; u < s.K; u++) {
         for (int v = 0; v < s.K; v++) {
             const int h = i * shape.stride + u - shape.padding;
             const int w = j * shape.stride + v - shape.padding;
             const bool inside = h >= 0 && h < s.H && w >= 0 && w < s.W;
-            columns[(u * s.K + v) * by_t] = inside ? X[h * s.W + w] : 0;
+            columns[(u * s.K + v) * P] = inside ? X[h * s.W + w] : 0;
         }
     }
 }
@@ -148,12 +147,12 @@ __global__ void strided_col2im_kernel(float *dX, const float *dcolumns, StridedS
 }
 
 // Return the columns (N,T,P) of X.
-static Tensor im2col(const Tensor &X, const StridedShape &shape, int by_t, int by_p) {
+static Tensor im2col(const Tensor &X, const StridedShape &shape) {
     const ConvShape &s = shape.conv;
     const Tensor columns = empty({s.N, s.C * s.K * s.K, s.OH * s.OW}, X.device);
     const long windows = (long)s.N * s.C * s.OH * s.OW;
     LAUNCH(strided_im2col_kernel<<<blocks(windows), threads, 0, on(X.device)>>>(
-        columns.ptr(), X.ptr(), shape, by_t, by_p));
+        columns.ptr(), X.ptr(), shape));
     return columns;
 }
 
@@ -181,20 +180,18 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int
     const Device device = X.device;
     const Tensor y = empty({N, O, s.OH, s.OW}, device);
     bias(y, b); // y[n] = b + W @ columns[n]
-    const Tensor columns = im2col(X, shape, P, 1);
-    matmul(y.ptr(), {O * P, P, 1}, W.ptr(), {0, T, 1}, columns.ptr(), {T * P, P, 1}, N, O, P, T,
-           device);
+    const Tensor columns = im2col(X, shape); // kept for dW
+    matmul({y.ptr(), N, O, P}, {W.ptr(), 1, O, T}, {columns.ptr(), N, T, P}, device);
     return record("conv2d", y, {X, W, b}, [=](const Tensor &dy) {
         bias_backward(b, dy);
         if (float *dW = grad_of(W)) { // dW += sum over n of dy[n] @ columns[n]^T
-            const Tensor columns = im2col(X, shape, 1, T);
-            matmul(dW, {0, T, 1}, dy.ptr(), {O * P, P, 1}, columns.ptr(), {T * P, T, 1}, N, O, T, P,
-                   device);
+            matmul_sum({dW, 1, O, T}, {dy.ptr(), N, O, P}, transpose({columns.ptr(), N, T, P}),
+                       device);
         }
         if (float *dX = grad_of(X)) { // dcolumns[n] = W^T @ dy[n]
             const Tensor dcolumns = full({N, T, P}, 0, device);
-            matmul(dcolumns.ptr(), {T * P, P, 1}, W.ptr(), {0, 1, T}, dy.ptr(), {O * P, P, 1}, N, T,
-                   P, O, device);
+            matmul({dcolumns.ptr(), N, T, P}, transpose({W.ptr(), 1, O, T}), {dy.ptr(), N, O, P},
+                   device);
             LAUNCH(strided_col2im_kernel<<<blocks(size(X)), threads, 0, on(device)>>>(
                 dX, dcolumns.ptr(), shape));
         }
