@@ -90,10 +90,10 @@ typedef std::function<void(const PerDevice &grads)> Exchange;
 extern Exchange exchange;
 
 // 8. Operators. Each one enqueues its kernels on the inputs' device and returns at once.
-Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b); // (N,C,H,W) (O,C,K,K) (O)
-Tensor relu(const Tensor &X);                                     // any shape
-Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);  // (N,C,H,W)
-Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b); // (N,C) (C,O) (O): X @ W + b
+Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b);      // (N,C,H,W) (O,C,K,K) (O)
+Tensor relu(const Tensor &X);                                          // any shape
+Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);       // (N,C,H,W)
+Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b);      // (N,C) (C,O) (O): X @ W + b
 Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y);    // (N,classes) (N) -> (N)
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size); // param -= lr * grad / batch
 void add_(const Tensor &a, const Tensor &b);                           // a[:] += b
@@ -112,11 +112,11 @@ struct Stream { // a queue of work, which a device does in order
     cudaStream_t handle = nullptr;
     cudaEvent_t ready = nullptr; // see wait_for
 };
-Device try_gpu(int i);          // gpu(i), or an error if there are fewer
+Device try_gpu(int i);                    // gpu(i), or an error if there are fewer
 std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
-Stream &stream(Device device);  // the stream on which the device works now
-cudaStream_t on(Device device); // its handle; makes the device CUDA's current one
-int physical(Device device);    // CUDA's number of its GPU, which several devices may share
+Stream &stream(Device device);            // the stream on which the device works now
+cudaStream_t on(Device device);           // its handle; makes the device CUDA's current one
+int physical(Device device); // CUDA's number of its GPU, which several devices may share
 Stream &link_stream(Device src, Device dst); // the stream of messages from src to dst
 void use_comm_streams(bool use); // true: stream(d) is d's second stream, for communication
 void join_comm_streams(int k);   // let later work of k devices wait for those streams
@@ -248,9 +248,7 @@ Tensor lenet(const Tensor &X, const std::vector<Tensor> &params) {
 }
 
 // Cross-entropy loss function, one number per sample
-Tensor loss(const Tensor &y_hat, const Tensor &y) {
-    return softmax_cross_entropy(y_hat, y);
-}
+Tensor loss(const Tensor &y_hat, const Tensor &y) { return softmax_cross_entropy(y_hat, y); }
 
 // The network to train: lenet, or another one that MODEL selects (section 13)
 typedef std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> Net;
@@ -264,9 +262,7 @@ Net net = lenet;
 // Copy the parameters to a device and attach gradients to the copies.
 std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device) {
     std::vector<Tensor> new_params;
-    for (const Tensor &p : params) {
-        new_params.push_back(copyto(p, device));
-    }
+    for (const Tensor &p : params) { new_params.push_back(copyto(p, device)); }
     attach_grad(new_params); // of the whole list, so that the gradients are contiguous in memory
     return new_params;
 }
@@ -274,9 +270,7 @@ std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device)
 // Return [get_params(params, d) for d in devices].
 PerDevice replicate(const std::vector<Device> &devices) {
     PerDevice device_params;
-    for (Device d : devices) {
-        device_params.push_back(get_params(params, d));
-    }
+    for (Device d : devices) { device_params.push_back(get_params(params, d)); }
     return device_params;
 }
 
@@ -334,7 +328,7 @@ void copyto(const Tensor &src, const Tensor &dst) {
         wait_for(to, from); // read src after it is written
         peer_copy(src, dst, stream(to));
         wait_for(from, to); // overwrite src after it is read
-    } else { // within a device, or between a device and the host
+    } else {                // within a device, or between a device and the host
         const Device device = to.id < 0 ? from : to;
         const cudaMemcpyKind kind = from.id < 0 ? cudaMemcpyHostToDevice
                                     : to.id < 0 ? cudaMemcpyDeviceToHost
@@ -371,9 +365,7 @@ std::vector<int> shard_sizes(int n, int k) {
         sizes.push_back(n * weight / sum);
         left -= sizes.back();
     }
-    for (int c = 0; c < left; c++) {
-        sizes[c]++;
-    }
+    for (int c = 0; c < left; c++) { sizes[c]++; }
     return sizes;
 }
 
@@ -474,9 +466,7 @@ void train(int num_gpus, int batch_size, float lr) {
 // Print each tensor on lines of its own, below a title.
 static void print(const char *title, const std::vector<Tensor> &tensors) {
     printf("%s:\n", title);
-    for (const Tensor &t : tensors) {
-        printf(" %s\n", to_string(t).c_str());
-    }
+    for (const Tensor &t : tensors) { printf(" %s\n", to_string(t).c_str()); }
 }
 
 // Run the examples. They print numbers that are copied back from the devices, so that a mistake in
@@ -591,9 +581,7 @@ static void send(const std::vector<Message> &messages) {
 // Sum tensor by tensor on device 0: the loop of train_batch().
 //   messages 2(k-1)P   busiest (k-1)n   steps 2(k-1)P
 static void allreduce_naive(const PerDevice &grads) {
-    for (size_t i = 0; i < grads[0].size(); i++) {
-        allreduce(column(grads, i));
-    }
+    for (size_t i = 0; i < grads[0].size(); i++) { allreduce(column(grads, i)); }
 }
 
 // --- bucket
@@ -611,13 +599,9 @@ static void allreduce_host(const PerDevice &grads) {
     const int n = size(sum);
     for (size_t c = 1; c < flat.size(); c++) {
         const Tensor received = copyto(flat[c], cpu());
-        for (int j = 0; j < n; j++) {
-            sum.ptr()[j] += received.ptr()[j];
-        }
+        for (int j = 0; j < n; j++) { sum.ptr()[j] += received.ptr()[j]; }
     }
-    for (const Tensor &t : flat) {
-        copyto(sum, t);
-    }
+    for (const Tensor &t : flat) { copyto(sum, t); }
 }
 
 // --- by_tensor
@@ -651,9 +635,7 @@ static void allreduce_by_tensor(const PerDevice &grads) {
         }
     }
     send(gather);
-    for (size_t m = 0; m < gather.size(); m++) {
-        add_(broadcast[m].src, gather[m].dst);
-    }
+    for (size_t m = 0; m < gather.size(); m++) { add_(broadcast[m].src, gather[m].dst); }
     send(broadcast);
 }
 
@@ -673,9 +655,7 @@ static void allreduce_sharded(const PerDevice &grads) {
         }
     }
     send(gather);
-    for (size_t m = 0; m < gather.size(); m++) {
-        add_(broadcast[m].src, gather[m].dst);
-    }
+    for (size_t m = 0; m < gather.size(); m++) { add_(broadcast[m].src, gather[m].dst); }
     send(broadcast);
 }
 
@@ -704,9 +684,7 @@ static void allreduce_ring(const PerDevice &grads) {
             messages.push_back({part, empty(part.shape, flat[receiver].device)});
         }
         send(messages);
-        for (int sender = 0; sender < k; sender++) {
-            add_(sums[sender], messages[sender].dst);
-        }
+        for (int sender = 0; sender < k; sender++) { add_(sums[sender], messages[sender].dst); }
     }
 
     // All-gather: each device passes on the complete sum that it computed or received last.
@@ -775,9 +753,7 @@ static void allreduce_yours(const PerDevice &grads) {
             copyto(grads[c][i], received);
             add_(grads[0][i], received);
         }
-        for (size_t c = 1; c < k; c++) {
-            copyto(grads[0][i], grads[c][i]);
-        }
+        for (size_t c = 1; c < k; c++) { copyto(grads[0][i], grads[c][i]); }
     }
 }
 
@@ -788,14 +764,9 @@ struct Algorithm {
     bool (*meant_for)(int k) = nullptr; // null: for any number of devices
 };
 static std::vector<Algorithm> algorithms = {
-    {"naive", allreduce_naive},
-    {"bucket", allreduce_bucket},
-    {"host", allreduce_host},
-    {"by_tensor", allreduce_by_tensor},
-    {"sharded", allreduce_sharded},
-    {"ring", allreduce_ring},
-    {"tree", allreduce_tree},
-    {"yours", allreduce_yours},
+    {"naive", allreduce_naive},         {"bucket", allreduce_bucket},   {"host", allreduce_host},
+    {"by_tensor", allreduce_by_tensor}, {"sharded", allreduce_sharded}, {"ring", allreduce_ring},
+    {"tree", allreduce_tree},           {"yours", allreduce_yours},
 };
 
 // Return the algorithm of this name, or fail and name those that there are.
@@ -813,9 +784,7 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
     const Algorithm &algorithm = find_algorithm(name);
     const int k = grads.size();
     size_t n = 0;
-    for (const Tensor &t : grads[0]) {
-        n += size(t);
-    }
+    for (const Tensor &t : grads[0]) { n += size(t); }
     const Part sum("sum");
     nvtxMarkA(
         format("%s, k = %d, tensors: %zu, numbers: %zu", algorithm.name, k, grads[0].size(), n)
@@ -825,9 +794,7 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
             error("it is not meant for so many devices");
         }
         algorithm.run(grads);
-    } catch (const std::exception &e) {
-        error("%s, k = %d: %s", algorithm.name, k, e.what());
-    }
+    } catch (const std::exception &e) { error("%s, k = %d: %s", algorithm.name, k, e.what()); }
 }
 
 // --- OVERLAP
@@ -860,9 +827,7 @@ static Exchange in_buckets(const Exchange &sum) {
             }
             use_comm_streams(true);
             for (const std::vector<Tensor> &tensors : bucket) {
-                for (const Tensor &grad : tensors) {
-                    wait_for_gradient(grad);
-                }
+                for (const Tensor &grad : tensors) { wait_for_gradient(grad); }
             }
             sum(bucket);
             use_comm_streams(false);
@@ -1019,12 +984,8 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
 __device__ inline float exp_sum(const float *z, int classes, float *largest) {
     float sum = 0;
     *largest = z[0];
-    for (int j = 1; j < classes; j++) {
-        *largest = z[j] > *largest ? z[j] : *largest;
-    }
-    for (int j = 0; j < classes; j++) {
-        sum += expf(z[j] - *largest);
-    }
+    for (int j = 1; j < classes; j++) { *largest = z[j] > *largest ? z[j] : *largest; }
+    for (int j = 0; j < classes; j++) { sum += expf(z[j] - *largest); }
     return sum;
 }
 
@@ -1088,9 +1049,7 @@ __global__ void avg_pool2d_kernel(float *y, const float *X, PoolShape s) {
     if (p >= s.P) return;
     float sum = 0;
     for (int u = 0; u < s.K; u++) {
-        for (int v = 0; v < s.K; v++) {
-            sum += X[(p * s.H + i * s.K + u) * s.W + j * s.K + v];
-        }
+        for (int v = 0; v < s.K; v++) { sum += X[(p * s.H + i * s.K + u) * s.W + j * s.K + v]; }
     }
     y[index] = sum / (s.K * s.K);
 }
@@ -1176,8 +1135,8 @@ __device__ inline void load_tile(Tile &to, const Matrix &m, int n, int row, int 
 
 // C[n] += A[n] @ B[n]
 //   A (count,M,K) or (1,M,K)   B (count,K,N) or (1,K,N)   ->   C (count,M,N)
-// One matrix A or B is shared by all products. If C has fewer matrices than there are products, C[n]
-// gets the sum of the products n, n + C.count, n + 2 * C.count, ...
+// One matrix A or B is shared by all products. If C has fewer matrices than there are products,
+// C[n] gets the sum of the products n, n + C.count, n + 2 * C.count, ...
 __global__ void matmul_kernel(Matrix C, Matrix A, Matrix B) {
     __shared__ Tile A_tile, B_tile;
     const int x = threadIdx.x, y = threadIdx.y;
@@ -1222,9 +1181,7 @@ __global__ void sum_kernel(float *sum, const float *parts, int count, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float total = 0;
-    for (int m = 0; m < count; m++) {
-        total += parts[m * n + i];
-    }
+    for (int m = 0; m < count; m++) { total += parts[m * n + i]; }
     sum[i] += total;
 }
 
@@ -1293,8 +1250,8 @@ static void bias(const Tensor &y, const Tensor &b) {
 // Add to the gradient of b, if it wants one.
 static void bias_backward(const Tensor &b, const Tensor &dy) {
     if (float *db = grad_of(b)) {
-        LAUNCH(bias_backward_kernel<<<size(b), threads, 0, on(b.device)>>>(db, dy.ptr(),
-                                                                           planes(dy)));
+        LAUNCH(
+            bias_backward_kernel<<<size(b), threads, 0, on(b.device)>>>(db, dy.ptr(), planes(dy)));
     }
 }
 
@@ -1328,9 +1285,9 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
 // --- convolution
 // y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i+u,j+v] * W[o,c,u,v]
 //   X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW) with OH = H-K+1, OW = W-K+1
-// im2col turns this into a matrix product, y[n] = b + W @ columns[n]. Column p = (i,j) of the matrix
-// is the window of X that y[n,:,i,j] is computed from; row t = (c,u,v) belongs to a weight. There
-// are P = OH*OW columns and T = C*K*K rows.
+// im2col turns this into a matrix product, y[n] = b + W @ columns[n]. Column p = (i,j) of the
+// matrix is the window of X that y[n,:,i,j] is computed from; row t = (c,u,v) belongs to a weight.
+// There are P = OH*OW columns and T = C*K*K rows.
 struct ConvShape {
     int N, C, H, W, O, K, OH, OW;
 };
@@ -1391,7 +1348,7 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
     const int N = s.N, O = s.O, P = s.OH * s.OW, T = s.C * s.K * s.K;
     const Device device = X.device;
     const Tensor y = empty({N, O, s.OH, s.OW}, device);
-    bias(y, b); // y[n] = b + W @ columns[n]
+    bias(y, b);                          // y[n] = b + W @ columns[n]
     const Tensor columns = im2col(X, s); // kept for dW
     matmul({y.ptr(), N, O, P}, {W.ptr(), 1, O, T}, {columns.ptr(), N, T, P}, device);
     return record("conv2d", y, {X, W, b}, [=](const Tensor &dy) {
@@ -1447,9 +1404,7 @@ struct Event {
 void attach_grad(std::vector<Tensor> &params) {
     if (params.empty()) return;
     int n = 0;
-    for (const Tensor &p : params) {
-        n += p.requires_grad ? size(p) : 0;
-    }
+    for (const Tensor &p : params) { n += p.requires_grad ? size(p) : 0; }
     const Tensor all = full({n}, 0, params[0].device);
     int begin = 0;
     for (Tensor &p : params) {
@@ -1478,9 +1433,7 @@ PerDevice gradients(const PerDevice &device_params) {
 
 std::vector<Tensor> column(const PerDevice &x, size_t i) {
     std::vector<Tensor> tensors;
-    for (const std::vector<Tensor> &list : x) {
-        tensors.push_back(list[i]);
-    }
+    for (const std::vector<Tensor> &list : x) { tensors.push_back(list[i]); }
     return tensors;
 }
 
@@ -1491,9 +1444,7 @@ void wait_for_gradient(const Tensor &grad) {
 Tensor record(const char *op, Tensor y, const std::vector<Tensor> &inputs,
               const Backward &backward) {
     bool wanted = false;
-    for (const Tensor &X : inputs) {
-        wanted = wanted || X.grad;
-    }
+    for (const Tensor &X : inputs) { wanted = wanted || X.grad; }
     if (recording && wanted) {
         if (!y.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape});
         y.grad->stale = true;
@@ -1544,53 +1495,16 @@ void backward(const Tensor &l) {
 
 // ---------------------------------------------------------------------------------------------
 // 10. Devices and memory
-// k logical devices on the GPUs there are, their streams, the memory of tensors; errors.
-//
-// A program may include this file, as its tests do. It may define MGPU_NO_MAIN and LAUNCH first,
-// set on_use and exchange, and add to models, algorithms and option_table. (The ranges of Part are
-// those of a step: forward is what comes before "backward".)
+// k logical devices on the GPUs of this machine, their streams, and a caching allocator.
 
-struct Gpu { // a logical device
-    int physical;
-    Stream streams[2];           // of computation, and of the communication beside it
-    std::map<int, Stream> links; // for messages from each device
-    std::map<std::pair<int, size_t>, std::vector<float *>> free_blocks; // by stream, bytes
-};
-static std::vector<Gpu> &gpus = *new std::vector<Gpu>; // never destroyed: tensors may outlive main
-static int comm = 0;                                   // the index in Gpu::streams of stream(d)
+// --- errors
 
-// Called before a tensor's memory is used; and with null before a device gets other work.
-void (*on_use)(Device device, const Tensor *tensor) = nullptr;
-float *Tensor::ptr() const {
-    if (on_use && device.id >= 0) on_use(device, this);
-    return data.get();
-}
-
-static Gpu &state(Device device) {
-    if (device.id < 0) error("a tensor lies on the host, a device is wanted: get_params, copyto");
-    if (device.id >= (int)gpus.size())
-        error("there is no %s: the program runs on %zu devices", str(device).c_str(), gpus.size());
-    return gpus[device.id];
-}
-int physical(Device device) { return state(device).physical; }
-Device try_gpu(int i) {
-    state(gpu(i)); // fails if there is no such device
-    return gpu(i);
-}
-std::vector<Device> first_devices(int k) {
-    std::vector<Device> devices;
-    for (int i = 0; i < k; i++) {
-        devices.push_back(try_gpu(i));
-    }
-    return devices;
-}
-
-// --- errors, and the words in them
 static std::string vformat(const char *format, va_list args) {
     char text[1000];
     vsnprintf(text, sizeof text, format, args);
     return text;
 }
+
 static std::string format(const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -1598,58 +1512,109 @@ static std::string format(const char *format, ...) {
     va_end(args);
     return text;
 }
+
 void error(const char *format, ...) {
     va_list args;
     va_start(args, format);
     std::string text = vformat(format, args);
     va_end(args);
-    for (char &c : text)
-        if ((unsigned char)c < ' ') c = '?'; // a file name, say, may hold a line break
+    for (char &c : text) {
+        if ((unsigned char)c < ' ') c = '?'; // the name of a file may hold a line break
+    }
     throw std::runtime_error(text);
 }
+
 void check_cuda(cudaError_t code, const char *call, const char *file, int line) {
     if (code == cudaSuccess) return;
-    fflush(stdout);
     const bool late = code == cudaErrorIllegalAddress || code == cudaErrorLaunchFailure;
+    fflush(stdout);
     fprintf(stderr, "mgpu: %s:%d: %s: %s (%s)%s\n", file, line, call, cudaGetErrorString(code),
             cudaGetErrorName(code), late ? ": CUDA_LAUNCH_BLOCKING=1 shows the line" : "");
-    _exit(1); // what CUDA still has in its streams is worth nothing now
+    _exit(1); // no destructors: their CUDA calls would fail, too
 }
+
 std::string str(Device device) {
     return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
 }
 static std::string str(int n) { return std::to_string(n); }
 inline std::string str(const std::string &s) { return s; }
+
 template <class T> static std::string listed(const std::vector<T> &list, const char *separator) {
-    std::string s;
-    for (const T &x : list) s += (s.empty() ? "" : separator) + str(x);
-    return s;
+    std::string text;
+    for (const T &x : list) { text += (text.empty() ? "" : separator) + str(x); }
+    return text;
 }
 std::string str(const std::vector<Device> &devices) { return "[" + listed(devices, ", ") + "]"; }
 std::string str(const std::vector<int> &shape) { return "(" + listed(shape, ",") + ")"; }
 static std::string str(const Tensor &X) { return str(X.shape); }
+
 void check_inputs(const char *op, bool right, const char *wants,
                   const std::vector<Tensor> &inputs) {
     if (!right) error("%s: wants %s, got %s", op, wants, listed(inputs, ", ").c_str());
-    for (const Tensor &X : inputs)
-        if (X.device.id != inputs[0].device.id || X.device.id < 0)
+    for (const Tensor &X : inputs) {
+        if (X.device.id != inputs[0].device.id || X.device.id < 0) {
             error("%s: its arguments lie on %s and %s, they must be on one device", op,
                   str(inputs[0].device).c_str(), str(X.device).c_str());
+        }
+    }
+}
+
+// --- devices
+
+// A logical device. Several of them may share a GPU, each with its own memory and streams.
+struct Gpu {
+    int physical;                // CUDA's number of the GPU
+    Stream streams[2];           // for computation; for communication, with OVERLAP
+    std::map<int, Stream> links; // for messages from other devices, by Device::id
+    std::map<std::pair<int, size_t>, std::vector<float *>> free_blocks; // see allocate()
+};
+static std::vector<Gpu> &gpus = *new std::vector<Gpu>; // never destroyed: tensors may outlive main
+static int comm = 0;                                   // 1: work goes to the communication streams
+
+// Programs that include this file may set this. It is called before the memory of a tensor is used
+// and, with null, before a device gets other work.
+void (*on_use)(Device device, const Tensor *tensor) = nullptr;
+
+float *Tensor::ptr() const {
+    if (on_use && device.id >= 0) on_use(device, this);
+    return data.get();
+}
+
+// Return the state of a device, or fail if there is no such device.
+static Gpu &state(Device device) {
+    if (device.id < 0) error("a tensor lies on the host, a device is wanted: get_params, copyto");
+    if (device.id >= (int)gpus.size()) {
+        error("there is no %s: the program runs on %zu devices", str(device).c_str(), gpus.size());
+    }
+    return gpus[device.id];
+}
+
+int physical(Device device) { return state(device).physical; }
+
+Device try_gpu(int i) {
+    state(gpu(i)); // fails if there is no such device
+    return gpu(i);
+}
+
+std::vector<Device> first_devices(int k) {
+    std::vector<Device> devices;
+    for (int i = 0; i < k; i++) { devices.push_back(try_gpu(i)); }
+    return devices;
 }
 
 // --- streams
-void use_comm_streams(bool use) {
-    for (size_t c = 0; c < gpus.size(); c++) stream(gpu(c)); // what waits belongs to the other
-    comm = use;
-}
+
 Stream &stream(Device device) {
     if (on_use) on_use(device, nullptr);
     return state(device).streams[comm];
 }
+
 cudaStream_t on(Device device) {
     CHECK(cudaSetDevice(physical(device)));
     return stream(device).handle;
 }
+
+// Create a stream that does not wait for other streams.
 static Stream new_stream(Device device) {
     Stream s;
     CHECK(cudaSetDevice(physical(device)));
@@ -1657,141 +1622,182 @@ static Stream new_stream(Device device) {
     CHECK(cudaEventCreateWithFlags(&s.ready, cudaEventDisableTiming));
     return s;
 }
+
+// Each pair of devices has a stream of its own, so that messages between different pairs travel at
+// the same time.
 Stream &link_stream(Device src, Device dst) {
     Stream &s = state(dst).links[src.id];
     if (!s.handle) s = new_stream(dst);
     return s;
 }
-void join_comm_streams(int k) {
-    for (int c = 0; c < k; c++) wait_for(state(gpu(c)).streams[0], state(gpu(c)).streams[1]);
+
+void use_comm_streams(bool use) {
+    for (size_t c = 0; c < gpus.size(); c++) {
+        stream(gpu(c)); // for on_use: other work follows
+    }
+    comm = use;
 }
+
+void join_comm_streams(int k) {
+    for (int c = 0; c < k; c++) { wait_for(state(gpu(c)).streams[0], state(gpu(c)).streams[1]); }
+}
+
 void waitall() {
     for (size_t c = 0; c < gpus.size(); c++) {
         on(gpu(c));
-        for (const Stream &s : gpus[c].streams) CHECK(cudaStreamSynchronize(s.handle));
+        for (const Stream &s : gpus[c].streams) { CHECK(cudaStreamSynchronize(s.handle)); }
     }
 }
 
-// --- devices
-// How i reaches j's memory: "same GPU as", "peer" (access is enabled here), "staged" (by the host)
+// --- peers
+
+// Let device i access the memory of device j directly, if the hardware can. Return how they
+// exchange data: "same GPU as", "peer", or "staged", that is, CUDA copies through the host.
 static const char *connect(Device i, Device j) {
-    int can = 0;
+    int can_access = 0;
     if (physical(i) == physical(j)) return "same GPU as";
-    CHECK(cudaDeviceCanAccessPeer(&can, physical(i), physical(j)));
-    if (!can || !options.peers) return "staged";
+    CHECK(cudaDeviceCanAccessPeer(&can_access, physical(i), physical(j)));
+    if (!can_access || !options.peers) return "staged";
     on(i);
     const cudaError_t code = cudaDeviceEnablePeerAccess(physical(j), 0);
-    cudaGetLastError();                                 // no error of a later call
-    if (code == cudaErrorTooManyPeers) return "staged"; // more than the hardware takes
+    cudaGetLastError();                                 // clear the error
+    if (code == cudaErrorTooManyPeers) return "staged"; // the hardware has a limit
     if (code != cudaErrorPeerAccessAlreadyEnabled) CHECK(code);
     return "peer";
 }
-// Make logical devices gpu(0) ... gpu(k-1), round-robin on the GPUs there are, and print how each
-// pair exchanges data. `first`: CUDA's number of gpu(0), where several programs share the GPUs.
+
+// Create gpu(0) ... gpu(k-1), round-robin on the GPUs of this machine, beginning with number
+// `first`, and print which GPU each is and how it exchanges data with the others.
 void use_devices(int k, bool quiet = false, int first = 0) {
     int count = 0;
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // hardware queues: else 8 for all streams
-    cudaError_t code = cudaGetDeviceCount(&count);
-    if (code != cudaSuccess || count == 0)
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // hardware queues for the streams; default: 8
+    const cudaError_t code = cudaGetDeviceCount(&count);
+    if (code != cudaSuccess || count == 0) {
         error("no GPU (%s): `make run BACKEND=cpu` emulates devices", cudaGetErrorString(code));
+    }
     for (int i = gpus.size(); i < k; i++) {
         gpus.emplace_back().physical = (first + i) % count;
-        for (Stream &s : gpus[i].streams) s = new_stream(gpu(i));
+        for (Stream &s : gpus[i].streams) { s = new_stream(gpu(i)); }
     }
-    if (k > count && !quiet)
+    if (k > count && !quiet) {
         printf("notice: %d logical devices share %d GPU%s, each with its own memory and streams\n",
                k, count, count > 1 ? "s" : "");
+    }
     for (int i = 0; i < k; i++) {
-        cudaDeviceProp prop;
-        CHECK(cudaGetDeviceProperties(&prop, physical(gpu(i))));
         std::map<std::string, std::string> links; // "peer" -> " gpu(1) gpu(2)"
-        for (int j = 0; j < k; j++)
+        for (int j = 0; j < k; j++) {
             if (j != i) links[connect(gpu(i), gpu(j))] += " " + str(gpu(j));
+        }
+        cudaDeviceProp properties;
+        CHECK(cudaGetDeviceProperties(&properties, physical(gpu(i))));
         if (quiet) continue;
-        printf("%s: %s", str(gpu(i)).c_str(), prop.name);
-        for (const char *kind : {"same GPU as", "peer", "staged"})
+        printf("%s: %s", str(gpu(i)).c_str(), properties.name);
+        for (const char *kind : {"same GPU as", "peer", "staged"}) {
             if (links.count(kind)) printf("; %s:%s", kind, links[kind].c_str());
+        }
         printf("\n");
     }
 }
 
 // --- memory
-// Give the blocks that no tensor uses back to CUDA.
+
+// Give all memory that no tensor uses back to CUDA.
 void empty_cache() {
     waitall();
-    for (Gpu &g : gpus)
-        for (auto &[key, blocks] : g.free_blocks) {
-            for (float *p : blocks) CHECK(cudaFree(p));
-            blocks.clear();
+    for (Gpu &g : gpus) {
+        for (auto &[key, free_blocks] : g.free_blocks) {
+            for (float *block : free_blocks) { CHECK(cudaFree(block)); }
+            free_blocks.clear();
         }
-}
-static float *cuda_malloc(Device device, size_t bytes) {
-    float *p = nullptr;
-    size_t free = 0, total = 0;
-    for (bool again : {true, false}) {
-        CHECK(cudaSetDevice(physical(device))); // on() would flush
-        if (cudaMalloc((void **)&p, bytes) == cudaSuccess) return p;
-        cudaGetLastError();
-        if (again) empty_cache(); // perhaps there are blocks of other sizes
     }
+}
+
+static float *cuda_malloc(Device device, size_t bytes) {
+    float *block = nullptr;
+    for (bool again : {true, false}) {
+        CHECK(cudaSetDevice(physical(device)));
+        if (cudaMalloc((void **)&block, bytes) == cudaSuccess) return block;
+        cudaGetLastError();       // clear the error
+        if (again) empty_cache(); // there may be free blocks of other sizes
+    }
+    size_t free = 0, total = 0;
     CHECK(cudaMemGetInfo(&free, &total));
     error("%s is out of memory: %.1f MB more are needed, %.1f of its %.1f MB are free: use a "
           "smaller BATCH",
           str(device).c_str(), bytes / 1e6, free / 1e6, total / 1e6);
 }
-// Memory for n floats. On a device from a caching allocator: stream order makes reuse safe, since
-// copyto and send make a tensor's stream wait for who reads it elsewhere; after the first epoch
-// cudaMalloc is not called again. On the host it is pinned: devices copy while the host goes on.
+
+// Return memory for n floats. On a device, cudaMalloc() and cudaFree() would make the host wait, so
+// freed blocks are kept for the next tensor of their size, in one list per stream and size.
+//
+// A block may be reused while enqueued work still uses it. That is safe: the work of its new owner
+// is enqueued later on the same stream, and copyto() and send() let that stream wait for every
+// other stream that reads the block.
 static std::shared_ptr<float> allocate(int n, Device device) {
-    const size_t bytes = n * sizeof(float);
-    float *p = nullptr;
+    const size_t bytes = sizeof(float) * n;
+    float *block = nullptr;
     if (n == 0) return nullptr;
-    if (device.id < 0) {
-        const cudaError_t code = cudaMallocHost((void **)&p, bytes);
-        if (code == cudaErrorMemoryAllocation)
+    if (device.id < 0) { // pinned memory: a device copies from it while the host goes on
+        const cudaError_t code = cudaMallocHost((void **)&block, bytes);
+        if (code == cudaErrorMemoryAllocation) {
             error("the host has no %.1f MB of pinned memory left", bytes / 1e6);
+        }
         CHECK(code);
-        return std::shared_ptr<float>(p, [](float *p) {
-            for (const Gpu &g : gpus) // which may still be copying
-                for (const Stream &s : g.streams) cudaStreamSynchronize(s.handle);
+        return std::shared_ptr<float>(block, [](float *p) {
+            for (const Gpu &g : gpus) { // they may be copying right now
+                for (const Stream &s : g.streams) { cudaStreamSynchronize(s.handle); }
+            }
             cudaFreeHost(p);
         });
     }
     const auto key = std::make_pair(comm, bytes);
-    auto &blocks = state(device).free_blocks[key];
-    if (blocks.empty()) blocks.push_back(cuda_malloc(device, bytes));
-    p = blocks.back();
-    blocks.pop_back();
+    std::vector<float *> &free_blocks = state(device).free_blocks[key];
+    if (free_blocks.empty()) free_blocks.push_back(cuda_malloc(device, bytes));
+    block = free_blocks.back();
+    free_blocks.pop_back();
     auto give_back = [=](float *p) { gpus[device.id].free_blocks[key].push_back(p); };
-    return std::shared_ptr<float>(p, give_back);
+    return std::shared_ptr<float>(block, give_back);
 }
+
+// --- tensors
 
 int size(const Tensor &t) {
     long n = 1;
-    for (int s : t.shape)
+    for (int s : t.shape) {
+        n *= s;
         if (s < 0) error("%s: a size is negative", str(t).c_str());
-        else if ((n *= s) > INT_MAX)
-            error("%s: too many numbers, use a smaller BATCH", str(t).c_str());
+        if (n > INT_MAX) error("%s: too many numbers, use a smaller BATCH", str(t).c_str());
+    }
     return n;
 }
+
 Tensor empty(std::vector<int> shape, Device device) {
     Tensor t = {device, std::move(shape)};
     t.data = allocate(size(t), device);
     return t;
 }
+
 Tensor full(std::vector<int> shape, float value, Device device) {
     Tensor t = empty(std::move(shape), device);
-    if (device.id < 0) std::fill_n(t.ptr(), size(t), value);
-    else fill(t, value);
+    if (device.id < 0) {
+        std::fill_n(t.ptr(), size(t), value);
+    } else {
+        fill(t, value);
+    }
     return t;
 }
-static std::mt19937 rng; // seeded by set_up
+
+static std::mt19937 rng; // seeded with SEED
+
+// Return numbers drawn from a distribution, on the host.
 template <class Distribution>
-static Tensor random(std::vector<int> shape, Distribution distribution, std::mt19937 &rng = ::rng) {
+static Tensor random(std::vector<int> shape, Distribution distribution,
+                     std::mt19937 &generator = rng) {
     Tensor t = empty(std::move(shape), cpu());
-    for (int i = 0; i < size(t); i++) t.ptr()[i] = distribution(rng);
+    for (int i = 0; i < size(t); i++) { t.ptr()[i] = distribution(generator); }
     return t;
 }
+
 Tensor normal(float scale, std::vector<int> shape) {
     if (!(scale > 0)) error("normal: the scale must be greater than 0, not %g", scale);
     return random(shape, std::normal_distribution<float>(0, scale));
@@ -1808,36 +1814,46 @@ std::vector<float> to_host(const Tensor &t) {
     return std::vector<float>(host.ptr(), host.ptr() + size(t));
 }
 
-// The gradient is shared like the numbers.
+// One size may be -1: it is computed from the others. (Of an empty X it is the size of a row.)
 Tensor reshape(const Tensor &X, std::vector<int> shape) {
-    int known = 1;
-    for (int s : shape) known *= s < 0 ? 1 : s;
+    int known = 1; // the product of the other sizes
+    for (int s : shape) {
+        if (s >= 0) known *= s;
+    }
+    int row = 1;
+    for (size_t axis = 1; axis < X.shape.size(); axis++) { row *= X.shape[axis]; }
     Tensor y = X;
     y.shape = std::move(shape);
-    const int row = std::accumulate(X.shape.begin() + 1, X.shape.end(), 1, std::multiplies<int>());
-    for (int &s : y.shape)
-        if (s < 0) s = known ? size(X) / known : row; // an empty shard keeps the size of its rows
-    if (size(y) != size(X))
+    for (int &s : y.shape) {
+        if (s < 0) s = known ? size(X) / known : row;
+    }
+    if (size(y) != size(X)) {
         error("reshape: %s has not as many numbers as %s", str(y).c_str(), str(X).c_str());
+    }
     return y;
 }
+
 Tensor rows(const Tensor &X, int begin, int end) {
-    if (begin < 0 || begin > end || end > X.shape[0])
+    if (begin < 0 || begin > end || end > X.shape[0]) {
         error("rows: from %d to %d, of a tensor of %d", begin, end, X.shape[0]);
+    }
     Tensor y = X;
     y.grad = nullptr;
     y.shape[0] = end - begin;
-    const size_t row = size(X) / std::max(1, X.shape[0]); // numbers in one
+    const size_t row = size(X) / std::max(1, X.shape[0]); // numbers in a row
     if (X.data) y.data = std::shared_ptr<float>(X.data, X.data.get() + begin * row);
     return y;
 }
 
 // ---------------------------------------------------------------------------------------------
-// 11. Data, timing, files
-// What d2l lends the tutorial: minibatches of a data set, the stopwatch, the plot; a run's files.
+// 11. Data and files
+// The parts that the chapter takes from d2l: the data set, the accuracy, the stopwatch, the plot.
+// Then the files SAVE and INIT.
 
-// As NumPy prints an array: each number with as few digits as tell it from its neighbours, at most
-// 8 after the point, and the points of all of them below each other.
+// --- printing
+
+// Write the numbers as NumPy prints an array: with as few digits as tell each of them from its
+// neighbours, at most 8 after the point, and with all points below each other.
 std::string to_string(const Tensor &t) {
     std::vector<std::string> texts;
     size_t before = 0, after = 0; // the longest part before and after the point
@@ -1851,38 +1867,44 @@ std::string to_string(const Tensor &t) {
         before = std::max(before, strcspn(text, "."));
         after = std::max(after, strlen(text) - strcspn(text, ".")); // none in "nan"
     }
-    std::string s = texts.empty() ? "[]" : "";
+    std::string all = texts.empty() ? "[]" : "";
     const int n = texts.size(), dims = t.shape.size();
     for (int i = 0; i < n; i++) {
         int opens = 0, closes = 0; // rows, planes, ... that begin or end with this number
-        for (int axis = 0, inner = n; axis < dims; inner /= t.shape[axis++])
-            opens += i % inner == 0, closes += (i + 1) % inner == 0;
-        if (i > 0) s += opens ? std::string(opens, '\n') + std::string(dims - opens, ' ') : " ";
+        int inner = n;             // numbers in one of them
+        for (int axis = 0; axis < dims; axis++) {
+            opens += i % inner == 0;
+            closes += (i + 1) % inner == 0;
+            inner /= t.shape[axis];
+        }
+        if (i > 0) all += opens ? std::string(opens, '\n') + std::string(dims - opens, ' ') : " ";
         const size_t point = strcspn(texts[i].c_str(), ".");
-        s += std::string(opens, '[') + std::string(before - point, ' ') + texts[i] +
-             std::string(after - (texts[i].size() - point), ' ') + std::string(closes, ']');
+        all += std::string(opens, '[') + std::string(before - point, ' ') + texts[i] +
+               std::string(after - (texts[i].size() - point), ' ') + std::string(closes, ']');
     }
-    return s + (t.device.id < 0 ? "" : " @" + str(t.device));
+    return all + (t.device.id < 0 ? "" : " @" + str(t.device));
 }
 
 // --- data
-// One half of a data set as it lies in its files: bytes, 28 x 28 an image.
+
+// One half of a data set as it lies in its files: one byte per pixel, one per label.
 struct DataSet {
     int count = 0;
     std::vector<uint8_t> images, labels;
 };
-static DataSet train_set, test_set; // main reads them before anything starts
+static DataSet train_set, test_set; // read before anything starts
 
-// Read a file in the IDX format of http://yann.lecun.com/exdb/mnist: two zeros, 8 for bytes, the
-// number of dimensions; their sizes, big-endian in 4 bytes each; then one byte for each number.
-//   dims: 1 for labels, 3 for images of 28 x 28   ->   the bytes of all samples, at least one
+// Read a file in the IDX format of http://yann.lecun.com/exdb/mnist. It begins with two zeros, an
+// 8 for bytes and the number of dimensions; then come their sizes, big-endian in 4 bytes each, and
+// one byte for each number. `dims` is 1 for labels, 3 for images. Return the bytes of all samples.
 std::vector<uint8_t> load_idx(const std::string &path, int dims) {
     const char *const kind = dims == 3 ? "images" : "labels", *const name = path.c_str();
     const std::string remedy =
         options.data == "data" ? ": remove it, and `make data` brings the right one" : "";
     std::error_code code;
-    if (std::filesystem::is_directory(path, code))
+    if (std::filesystem::is_directory(path, code)) {
         error("%s is a folder: a file of %s is wanted", name, kind);
+    }
     std::ifstream file(path, std::ios::binary | std::ios::ate); // at its end: tellg() is the size
     if (!file) error("%s: %s", name, strerror(errno));
     std::vector<uint8_t> bytes(file.tellg());
@@ -1893,21 +1915,24 @@ std::vector<uint8_t> load_idx(const std::string &path, int dims) {
         return (uint32_t)bytes[at] << 24 | bytes[at + 1] << 16 | bytes[at + 2] << 8 | bytes[at + 3];
     };
     const size_t header = 4 + 4 * dims, sample = dims == 3 ? 28 * 28 : 1;
-    if (bytes.size() < header || number(0) != 0x800u + dims)
+    if (bytes.size() < header || number(0) != 0x800u + dims) {
+        const bool packed = bytes.size() > 2 && bytes[0] == 0x1f && bytes[1] == 0x8b;
         error("%s is not an IDX file of %s%s", name, kind,
-              bytes.size() > 2 && bytes[0] == 0x1f && bytes[1] == 0x8b
-                  ? ": it is packed, gzip -d unpacks it"
-                  : remedy.c_str());
-    if (dims == 3 && (number(8) != 28 || number(12) != 28))
+              packed ? ": it is packed, gzip -d unpacks it" : remedy.c_str());
+    }
+    if (dims == 3 && (number(8) != 28 || number(12) != 28)) {
         error("%s has images of %ux%u pixels: 28x28 are wanted", name, number(8), number(12));
-    const size_t count = number(4), size = header + count * sample;
+    }
+    const size_t count = number(4), wanted = header + count * sample;
     if (count == 0) error("%s has no %s", name, kind);
-    if (bytes.size() != size)
+    if (bytes.size() != wanted) {
         error("%s is too %s: its %zu %s need %zu bytes, it has %zu%s", name,
-              bytes.size() < size ? "short" : "long", count, kind, size, bytes.size(),
+              bytes.size() < wanted ? "short" : "long", count, kind, wanted, bytes.size(),
               remedy.c_str());
+    }
     return {bytes.begin() + header, bytes.end()};
 }
+
 // Return the path of a data file: in the folder, or below build/, where make unpacks archives.
 static std::string data_path(const std::string &folder, const std::string &name) {
     auto exists = [](const std::string &path) { return access(path.c_str(), F_OK) == 0; };
@@ -1915,31 +1940,34 @@ static std::string data_path(const std::string &folder, const std::string &name)
     if (exists(path)) return path;
     if (exists(unpacked)) return unpacked;
     const int reason = errno;
-    if (exists(path + ".gz"))
-        error("%s is packed: `make data DATA=%s` unpacks it", (path + ".gz").c_str(),
-              folder.c_str());
+    if (exists(path + ".gz")) {
+        error("%s.gz is packed: `make data DATA=%s` unpacks it", path.c_str(), folder.c_str());
+    }
     error("%s: %s%s", path.c_str(), strerror(reason),
           folder == "data" ? ": `make data` brings it" : "");
 }
+
 // Load one half of a data set: `which` is train or t10k.
 DataSet load_data(const std::string &folder, const std::string &which) {
     DataSet set;
-    const std::string images_path = data_path(folder, which + "-images-idx3-ubyte"),
-                      labels_path = data_path(folder, which + "-labels-idx1-ubyte");
+    const std::string images_path = data_path(folder, which + "-images-idx3-ubyte");
+    const std::string labels_path = data_path(folder, which + "-labels-idx1-ubyte");
     set.images = load_idx(images_path, 3);
     set.labels = load_idx(labels_path, 1);
     set.count = set.labels.size();
     const int images = set.images.size() / (28 * 28);
-    if (images != set.count)
+    if (images != set.count) {
         error("%s has %d labels, but %s has %d images", labels_path.c_str(), set.count,
               images_path.c_str(), images);
-    for (int label : set.labels)
+    }
+    for (int label : set.labels) {
         if (label > 9) error("%s: a label is %d, not 0 to 9", labels_path.c_str(), label);
+    }
     if (options.limit) set.count = std::min(set.count, options.limit);
     return set;
 }
 
-// Return an iterator over a set, on the host. `steps_left` minibatches may be taken.
+// Return an iterator over a set that gives `steps_left` minibatches at most.
 static DataIter make_iter(const DataSet &set, int batch_size, bool shuffle,
                           int steps_left = INT_MAX) {
     const int n = set.count;
@@ -1963,9 +1991,7 @@ std::pair<Tensor, Tensor> DataIter::minibatch(int begin) {
     for (int i = begin; i < end; i++) {
         const uint8_t *image = &set->images[(size_t)order[i] * 28 * 28];
         float *x = X.ptr() + (size_t)i * 28 * 28;
-        for (int p = 0; p < 28 * 28; p++) {
-            x[p] = image[p] / 255.0f;
-        }
+        for (int p = 0; p < 28 * 28; p++) { x[p] = image[p] / 255.0f; }
         y.ptr()[i] = set->labels[order[i]];
     }
     return {rows(X, begin, end), rows(y, begin, end)};
@@ -1986,7 +2012,9 @@ int number_of_epochs(const DataIter &train_iter) {
     return std::min(options.epochs, most);
 }
 
-// How many rows of y_hat (N,classes) have their (first) largest number at the label, y (N)?
+// --- accuracy
+
+// Count the rows of y_hat (N,classes) whose largest number is at the label, y (N).
 static int count_correct(const Tensor &y_hat, const Tensor &y) {
     const std::vector<float> z = to_host(y_hat), labels = to_host(y);
     const int classes = y_hat.shape[1];
@@ -1997,31 +2025,37 @@ static int count_correct(const Tensor &y_hat, const Tensor &y) {
     }
     return correct;
 }
-// Return the test accuracy of net(X), computed on one device.
+
+// Return the part of the test samples that net(X) classifies correctly, computed on one device.
 float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
                             Device device) {
     NoGrad guard;
     double correct = 0;
-    for (auto [X, y] : test_iter.epoch()) {
-        correct += count_correct(net(copyto(X, device)), y);
-    }
+    for (auto [X, y] : test_iter.epoch()) { correct += count_correct(net(copyto(X, device)), y); }
     return correct / test_iter.X.shape[0];
 }
 
 // --- timing and progress
-static double now() { // seconds
+
+// Return the time in seconds.
+static double now() {
     return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::duration<double>(1);
 }
+
 void Timer::start() { started = now(); }
+
 void Timer::stop() { times.push_back(now() - started); }
+
 double Timer::avg() const {
     return std::accumulate(times.begin(), times.end(), 0.0) / std::max<size_t>(1, times.size());
 }
 
-static void make_folder(const std::string &path) { // of this file
-    std::error_code code; // what cannot be made is found when the file is opened
-    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), code);
+// Make the folder of a file. If that fails, so will opening the file.
+static void make_folder(const std::string &path) {
+    std::error_code ignored;
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
 }
+
 Animator::Animator(int steps) : steps(steps), began(now()) {
     make_folder(options.log);
     log.open(options.log);
@@ -2050,9 +2084,7 @@ void Animator::count() {
     for (int part : parts) {
         done++;
         for (int c = 0; c < part; c++, i++) {
-            for (float x : to_host(ls[i])) {
-                loss += x;
-            }
+            for (float x : to_host(ls[i])) { loss += x; }
             samples += size(ls[i]);
         }
         if (!std::isfinite(loss)) {
@@ -2086,13 +2118,13 @@ void Animator::add_to_log(int epoch, float acc, double seconds) {
     began = now();
 }
 
-// --- SAVE and INIT: all parameters in one file
-// The format of https://github.com/huggingface/safetensors: the header's length (8 bytes, little
-// endian); the header, in JSON; the numbers of all tensors. Of these, a tensor has the bytes from
-// the first of its data_offsets up to, not including, the second:
+// --- SAVE and INIT
+// All parameters in one file, in the format of https://github.com/huggingface/safetensors: the
+// length of the header (8 bytes, little-endian); the header, in JSON; the numbers of all tensors. A
+// tensor's numbers are the bytes from the first of its data_offsets to the one before the second:
 //   {"W1":{"dtype":"F32","shape":[20,1,3,3],"data_offsets":[0,720]},"W2":{...},...}
 
-// Write a file in one go: whoever looks there finds the old one or the new one, whole.
+// Write a new file completely, then rename it over the old one, so that a good file is never lost.
 void write_file(const std::string &path, const std::string &bytes) {
     const std::string part = path + format(".%d.part", getpid());
     make_folder(path);
@@ -2105,9 +2137,11 @@ void write_file(const std::string &path, const std::string &bytes) {
     remove(part.c_str());
     error("cannot write %s: %s", path.c_str(), strerror(reason));
 }
+
+// Write the parameters to a file. The header names them in alphabetical order.
 void save_safetensors(const std::string &path, const std::vector<Tensor> &params) {
-    std::map<std::string, Tensor> by_name; // which sorts them
-    for (size_t i = 0; i < params.size(); i++) by_name[param_names[i]] = params[i];
+    std::map<std::string, Tensor> by_name;
+    for (size_t i = 0; i < params.size(); i++) { by_name[param_names[i]] = params[i]; }
     std::string header, numbers;
     for (const auto &[name, t] : by_name) {
         const size_t begin = numbers.size();
@@ -2127,9 +2161,10 @@ static std::string between(const std::string &text, const std::string &begin, ch
     const size_t at = text.find(begin), from = at + begin.size();
     return at == std::string::npos ? "" : text.substr(from, text.find(end, from) - from);
 }
+
 // Read into `params`, which are on the host, the tensors that have their names. Writers differ in
-// spaces, in the order of keys, and in what else they write. (A quote inside of a string has a
-// backslash before it, so that "W1":{ is never a part of one.)
+// spaces and in the order of keys, and they add other entries. (A quote inside of a string has a
+// backslash before it, so "W1":{ is never a part of one.)
 void load_safetensors(const std::string &path, const std::vector<Tensor> &params) {
     std::ifstream file(path, std::ios::binary);
     uint64_t length = 0;
@@ -2182,52 +2217,70 @@ void save_params(const std::vector<Tensor> &params) {
 
 // ---------------------------------------------------------------------------------------------
 // 12. Checks
-// The chapter's promise: k devices do what one does, checked in the first step, outside the timer;
-// and their copies stay equal, after each epoch. `make check` says what a mistake looks like.
+// The chapter's promise, checked: the first step of k devices gives the gradient of one device, and
+// the copies of the parameters stay equal. If a check fails, `make check` looks for the cause.
 
-// The largest rounding error of a gradient, as a part of its largest number
-float first_check_tolerance = 1e-3f;
+float first_check_tolerance = 1e-3f; // the largest rounding error, relative to the largest number
 static const char *const see = ": make check looks for the cause";
 static const char *const meant = "; if that is meant, FIRST_CHECK=0";
-typedef std::vector<float> Flat; // the numbers of all trained parameters, one after another
-static Flat all_to_host(const std::vector<Tensor> &params) {
+
+// The numbers of all parameters that are trained, one after another
+typedef std::vector<float> Flat;
+
+static Flat all_to_host(const std::vector<Tensor> &tensors) {
     Flat all;
-    for (const Tensor &p : params)
-        if (p.requires_grad)
-            for (float x : to_host(p)) all.push_back(x);
+    for (const Tensor &t : tensors) {
+        if (!t.requires_grad) continue;
+        const std::vector<float> numbers = to_host(t);
+        all.insert(all.end(), numbers.begin(), numbers.end());
+    }
     return all;
 }
-// W1[7]: what number j of them is called
+
+// Return the name of number j among them, such as W1[7].
 static std::string name_of(int j) {
     size_t i = 0;
-    for (; !params[i].requires_grad || j >= size(params[i]); i++)
+    while (!params[i].requires_grad || j >= size(params[i])) {
         if (params[i].requires_grad) j -= size(params[i]);
+        i++;
+    }
     return param_names[i] + "[" + std::to_string(j) + "]";
 }
+
+// Return the gradient of a minibatch, computed on gpu(0).
 static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
     const PerDevice one = {get_params(params, gpu(0))};
     backward(loss(net(copyto(X, gpu(0)), one[0]), copyto(y, gpu(0))));
     return all_to_host(gradients(one)[0]);
 }
-// The sum of the gradients of k shards, each on gpu(0), and for each number the unit in which
-// differences are measured: the largest |number| of its parameter, summed over the shards.
+
+// Divide a minibatch into k shards and return the sum of their gradients, all computed on gpu(0);
+// and, for each number, the largest |number| of its parameter, summed over the shards, as the unit
+// in which differences are measured.
 static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y, int k) {
     Flat sum(all_to_host(params).size()), unit(sum.size());
     int begin = 0;
     for (int n : shard_sizes(X.shape[0], k)) {
         const Flat part = gradient_on_one(rows(X, begin, begin + n), rows(y, begin, begin + n));
-        for (size_t j = 0; j < part.size(); j++) sum[j] += part[j], unit[j] += std::fabs(part[j]);
+        for (size_t j = 0; j < part.size(); j++) {
+            sum[j] += part[j];
+            unit[j] += std::fabs(part[j]);
+        }
         begin += n;
     }
     auto first = unit.begin();
-    for (const Tensor &p : params)
-        if (p.requires_grad)
-            first = std::fill_n(first, size(p), *std::max_element(first, first + size(p)));
+    for (const Tensor &p : params) {
+        if (!p.requires_grad) continue;
+        const float largest = *std::max_element(first, first + size(p));
+        first = std::fill_n(first, size(p), largest);
+    }
     return {sum, unit};
 }
-// X, y: the first minibatch; ls, device_params: what a step on k devices has made of it and of
-// `params`. The gradients must be those of the whole minibatch on gpu(0) (with batch norm, of the k
-// shards one by one), to first_check_tolerance of a parameter's largest; the update lr * gradient / n.
+
+// Check a step that k devices have taken from `params` on the minibatch X, y: `ls` are its losses,
+// `device_params` its result. Each device must have the gradient that gpu(0) computes of the whole
+// minibatch, and must have subtracted lr * gradient / n. (With batch norm, gpu(0) computes the
+// shards one by one, because the samples of a shard depend on each other.)
 void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
                       const PerDevice &device_params, float lr) {
     if (!options.first_check) return;
@@ -2235,43 +2288,50 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
     int losses = 0;
     for (const Tensor &l : ls) {
         losses += size(l);
-        for (float x : to_host(l))
-            if (!std::isfinite(x))
+        for (float x : to_host(l)) {
+            if (!std::isfinite(x)) {
                 error("the first minibatch's loss on %s is not finite, before any update%s",
                       str(l.device).c_str(), see);
+            }
+        }
     }
-    if (losses != n)
+    if (losses != n) {
         error("the first minibatch has %d samples, the devices' shards together have %d%s", n,
               losses, see);
-    bool alike = true; // what a sample gives does not depend on the others: there is no batch norm
-    for (const Tensor &p : params) alike = alike && p.requires_grad;
-    const auto [want, unit] = gradient_in_shards(X, y, alike ? 1 : k);
+    }
+    bool batch_norm = false;
+    for (const Tensor &p : params) { batch_norm = batch_norm || !p.requires_grad; }
+    const auto [want, unit] = gradient_in_shards(X, y, batch_norm ? k : 1);
     const Flat old = all_to_host(params);
     float largest = 0; // difference of the gradients, in units
     for (int c = 0; c < k; c++) {
-        const Flat g = all_to_host(gradients(device_params)[c]), p = all_to_host(device_params[c]);
-        for (size_t j = 0; j < g.size(); j++) {
-            const float off = std::fabs(g[j] - want[j]), update = old[j] - p[j];
-            const float right = lr * g[j] / n;
-            if (!(off <= first_check_tolerance * unit[j]))
+        const Flat grad = all_to_host(gradients(device_params)[c]);
+        const Flat param = all_to_host(device_params[c]);
+        for (size_t j = 0; j < grad.size(); j++) {
+            const float off = std::fabs(grad[j] - want[j]);
+            if (!(off <= first_check_tolerance * unit[j])) {
                 error("the first minibatch: the gradient of %s on %s is %.6g, not %.6g%s%s",
-                      name_of(j).c_str(), str(gpu(c)).c_str(), g[j], want[j], see, meant);
-            if (!(std::fabs(update - right) <=
-                  1e-5f * std::fabs(right) + 1e-6f * std::fabs(old[j]) + 1e-37f))
+                      name_of(j).c_str(), str(gpu(c)).c_str(), grad[j], want[j], see, meant);
+            }
+            if (off > 0) largest = std::max(largest, off / unit[j]);
+            const float update = old[j] - param[j], right = lr * grad[j] / n;
+            const float rounding = 1e-5f * std::fabs(right) + 1e-6f * std::fabs(old[j]) + 1e-37f;
+            if (!(std::fabs(update - right) <= rounding)) {
                 error("the first minibatch: the update of %s on %s is %.6g, not %.6g%s%s",
                       name_of(j).c_str(), str(gpu(c)).c_str(), update, right, see, meant);
-            if (off > 0) largest = std::max(largest, off / unit[j]);
+            }
         }
     }
-    if (k > 1)
-        printf("first minibatch: %d devices give the gradient of one%s (largest difference %.0e)\n",
-               k, alike ? "" : " that takes their shards one by one", largest);
-    else printf("first minibatch: the update is right\n");
-    if (k > 1) empty_cache(); // gpu(0) has computed the whole minibatch: that memory is free again
+    if (k == 1) {
+        printf("first minibatch: the update is right\n");
+        return;
+    }
+    printf("first minibatch: %d devices give the gradient of one%s (largest difference %.0e)\n", k,
+           batch_norm ? " that takes their shards one by one" : "", largest);
+    empty_cache(); // gpu(0) has computed the whole minibatch: that memory is free again
 }
 
-// Take a step from the first minibatch and the first parameters, apart from the training, and check
-// it.
+// Take a step on the first minibatch, apart from the training, and check it.
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr) {
     if (!options.first_check) return;
     const PerDevice device_params = replicate(devices);
@@ -2280,37 +2340,44 @@ void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devi
     check_first_step(X, y, ls, device_params, lr);
 }
 
-// The same bits on every device. (Running statistics are each device's own; SAVE keeps gpu(0)'s.)
+// Fail unless all devices have the same bits. (Running statistics may differ.)
 void check_replicas(const PerDevice &device_params) {
     if (!options.replica_check) return;
     const Flat first = all_to_host(device_params[0]);
     for (size_t c = 1; c < device_params.size(); c++) {
         const Flat other = all_to_host(device_params[c]);
-        for (size_t j = 0; j < first.size(); j++)
-            if (memcmp(&first[j], &other[j], sizeof(float)) != 0)
+        for (size_t j = 0; j < first.size(); j++) {
+            if (memcmp(&first[j], &other[j], sizeof(float)) != 0) {
                 error("the replicas differ: %s is %.9g on gpu(0) but %.9g on gpu(%zu): does "
                       "allreduce leave the same sum on every device, and does each update its copy "
                       "with it?",
                       name_of(j).c_str(), first[j], other[j], c);
+            }
+        }
     }
 }
 
 // ---------------------------------------------------------------------------------------------
 // 13. Program
 // Options are words NAME=value, the same for make and for this program: mgpu GPUS=2 LR=0.1
+//
+// Other programs may include this file, as its tests do. They may define MGPU_NO_MAIN and LAUNCH
+// before, set on_use and exchange, and add to models, algorithms and option_table.
 
 Options options;
 
-// The networks that MODEL can choose. Other programs add theirs.
+// A network that MODEL can choose.
 struct Model {
     const char *name;
     void (*init_params)(); // sets `params` and `param_names`
     Net net;
     void (*demos)(int num_gpus); // the examples of its chapter
     void (*train)(int num_gpus, int batch_size, float lr);
-    void (*set_defaults)() = nullptr; // of `options` that are 0 or empty; null: the same as lenet's
+    void (*set_defaults)() = nullptr; // of options that are 0 or empty; null: the same as lenet's
 };
 static std::vector<Model> models = {{"lenet", init_params, lenet, demos, train}};
+
+// Return the network that MODEL names, or fail.
 static const Model &find_model() {
     std::string names;
     for (const Model &model : models) {
@@ -2319,13 +2386,17 @@ static const Model &find_model() {
     }
     error("MODEL=%s is unknown: there are %s", options.model.c_str(), names.c_str());
 }
-// Make MODEL's parameters, on the host. A seed always gives the same ones.
+
+// Make the parameters of this network, on the host. A seed always gives the same ones.
 void init_model() {
     net = find_model().net;
     find_model().init_params();
 }
 
-typedef std::function<void(const std::string &value)> Setter; // or say what is wrong with it
+// --- options
+
+typedef std::function<void(const std::string &value)> Setter; // fails if the value is wrong
+
 struct Option {
     const char *name;
     std::variant<bool *, int *, float *, std::string *, Setter> field; // where the value goes
@@ -2333,6 +2404,8 @@ struct Option {
     double least = 0, most = 1e9;                                      // of a number
     bool given = false;                                                // on the command line
 };
+
+// Set options.split to whole numbers, such as 3,1.
 static void set_split(const std::string &value) {
     options.split.clear();
     const char *rest = value.c_str();
@@ -2343,7 +2416,8 @@ static void set_split(const std::string &value) {
         n += rest[n] == ',';
     }
 }
-// Other programs add their own. (make help reads these lines: one for each option.)
+
+// `make help` reads these lines, one for each option.
 static std::vector<Option> option_table = {
     {"GPUS", &options.gpus, "number of devices; if too many, they share GPUs (1)", 1, 64},
     {"MODEL", &options.model, "network to train (lenet)"},
@@ -2365,14 +2439,18 @@ static std::vector<Option> option_table = {
     {"SAVE", &options.save, "write the parameters to this file after each epoch"},
     {"LOG", &options.log, "file with a row for each epoch (build/log.csv)"},
 };
+
 static Option *find_option(const std::string &name) {
-    for (Option &option : option_table)
+    for (Option &option : option_table) {
         if (option.name == name) return &option;
+    }
     return nullptr;
 }
-// Is the option on the command line?
+
+// Return whether the option is on the command line.
 bool given(const std::string &name) { return find_option(name) && find_option(name)->given; }
 
+// Put a value where the option belongs, or fail.
 static void set_option(Option &option, const std::string &value) {
     const std::string word = std::string(option.name) + "=" + value;
     if (auto *setter = std::get_if<Setter>(&option.field)) {
@@ -2441,7 +2519,8 @@ static const Option *similar_option(const std::string &name) {
     error("%s is unknown: options are NAME=value, and `make help` lists them", word.c_str());
 }
 
-// What was not given is what the chapters train with. Refuse what does not go together.
+// Give the options that are not on the command line the values that the chapter has. Refuse options
+// that do not go together.
 static void complete_options() {
     const int k = options.gpus, parts = options.split.size();
     if (find_model().set_defaults) find_model().set_defaults();
@@ -2480,7 +2559,9 @@ bool parse_options(int argc, char **argv) {
     return true;
 }
 
-// The data, the devices, the parameters. `first`: CUDA's number of gpu(0)
+// --- main
+
+// Load the data, create the devices and make the parameters. gpu(0) is on GPU number `first`.
 static void set_up(int devices, bool quiet, int first = 0) {
     train_set = load_data(options.data, "train");
     test_set = load_data(options.data, "t10k");
@@ -2519,7 +2600,7 @@ int mgpu_main(int argc, char **argv, void (*run)() = run_program) {
         fflush(stdout);
         fprintf(stderr, "mgpu: %s\n", e.what());
     }
-    _exit(1); // what is enqueued on the devices is dropped
+    _exit(1); // drop the work that is still enqueued
 }
 
 #ifndef MGPU_NO_MAIN // tests.cu and extras/lab/ have a main of their own

@@ -1,7 +1,7 @@
-// The other two networks of the tutorial: ResNet-18, from "Concise Implementation for Multiple GPUs",
-// and the lab's LeNet with max pooling. MODEL=resnet18 and MODEL=lab_cnn train them.
-// defines: add, conv2d, max_pool2d, global_avg_pool2d, batch_norm, Residual, resnet_block, resnet18, lab_cnn,
-// evaluate_accuracy_gpus, train_concise, EVALUATE_ALL, KVSTORE
+// The other two networks of the tutorial: ResNet-18, from "Concise Implementation for Multiple
+// GPUs", and the lab's LeNet with max pooling. MODEL=resnet18 and MODEL=lab_cnn train them.
+// defines: add, conv2d, max_pool2d, global_avg_pool2d, batch_norm, Residual, resnet_block,
+// resnet18, lab_cnn, evaluate_accuracy_gpus, train_concise, EVALUATE_ALL, KVSTORE
 #ifndef NETWORKS
 #define NETWORKS
 #endif
@@ -88,11 +88,11 @@ Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
     });
 }
 
-// Return the mean of each plane: nn.AdaptiveAvgPool2d((1,1)) and nn.Flatten(). The planes are square.
+// Return the mean of each plane, which is square: nn.AdaptiveAvgPool2d((1,1)) and nn.Flatten().
 //   X (N,C,H,H)   ->   y (N,C)
 Tensor global_avg_pool2d(const Tensor &X) {
-    const bool right = X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 &&
-                       X.shape[3] == X.shape[2];
+    const bool right =
+        X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] == X.shape[2];
     check_inputs("global_avg_pool2d", right, "(N,C,H,H)", {X});
     return reshape(avg_pool2d(X, X.shape[2], X.shape[2]), {X.shape[0], -1});
 }
@@ -151,8 +151,8 @@ static Tensor im2col(const Tensor &X, const StridedShape &shape) {
     const ConvShape &s = shape.conv;
     const Tensor columns = empty({s.N, s.C * s.K * s.K, s.OH * s.OW}, X.device);
     const long windows = (long)s.N * s.C * s.OH * s.OW;
-    LAUNCH(strided_im2col_kernel<<<blocks(windows), threads, 0, on(X.device)>>>(
-        columns.ptr(), X.ptr(), shape));
+    LAUNCH(strided_im2col_kernel<<<blocks(windows), threads, 0, on(X.device)>>>(columns.ptr(),
+                                                                                X.ptr(), shape));
     return columns;
 }
 
@@ -164,9 +164,10 @@ static StridedShape strided_shape(const Tensor &X, const Tensor &W, const Tensor
                        stride > 0 && padding >= 0 && size(W) > 0 && X.shape[2] > 0 &&
                        X.shape[3] > 0 && X.shape[2] + 2 * padding >= W.shape[2] &&
                        X.shape[3] + 2 * padding >= W.shape[2];
-    check_inputs("conv2d", right,
-                 "(N,C,H,W), (O,C,K,K), (O) with K <= H and W + 2*padding, stride > 0, padding >= 0",
-                 {X, W, b});
+    check_inputs(
+        "conv2d", right,
+        "(N,C,H,W), (O,C,K,K), (O) with K <= H and W + 2*padding, stride > 0, padding >= 0",
+        {X, W, b});
     const int H = X.shape[2], width = X.shape[3], O = W.shape[0], K = W.shape[2];
     const int OH = (H + 2 * padding - K) / stride + 1, OW = (width + 2 * padding - K) / stride + 1;
     return {{X.shape[0], X.shape[1], H, width, O, K, OH, OW}, stride, padding};
@@ -179,7 +180,7 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int
     const int N = s.N, O = s.O, P = s.OH * s.OW, T = s.C * s.K * s.K;
     const Device device = X.device;
     const Tensor y = empty({N, O, s.OH, s.OW}, device);
-    bias(y, b); // y[n] = b + W @ columns[n]
+    bias(y, b);                              // y[n] = b + W @ columns[n]
     const Tensor columns = im2col(X, shape); // kept for dW
     matmul({y.ptr(), N, O, P}, {W.ptr(), 1, O, T}, {columns.ptr(), N, T, P}, device);
     return record("conv2d", y, {X, W, b}, [=](const Tensor &dy) {
@@ -285,8 +286,8 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
     return record("batch_norm", y, inputs, [=](const Tensor &dy) {
         (void)mean, (void)var; // kept, as `inputs` are: `a` points to their memory
         float *const dgamma = grad_of(gamma), *const dbeta = grad_of(beta);
-        LAUNCH(batch_norm_backward_kernel<<<C, threads, 0, on(X.device)>>>(
-            grad_of(X), dgamma, dbeta, dy.ptr(), a, s));
+        LAUNCH(batch_norm_backward_kernel<<<C, threads, 0, on(X.device)>>>(grad_of(X), dgamma,
+                                                                           dbeta, dy.ptr(), a, s));
     });
 }
 
