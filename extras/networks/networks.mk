@@ -1,7 +1,6 @@
 # The other two chapters' networks. The Makefile includes this file where it is there.
 
-# MODEL          also resnet18, with 256 samples and a learning rate of 0.1 a device; and lab_cnn,
-#                with 64 samples a device, a learning rate of 0.3 and 5 epochs
+# MODEL          also resnet18 and lab_cnn, see extras/networks/README.md
 
 networks_tests := $(if $(wildcard extras/networks/tests.cu),networks_tests) # a handout has none
 tests += $(networks_tests:%=$(dir)/%)
