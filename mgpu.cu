@@ -1,7 +1,7 @@
 // Training on multiple GPUs, from scratch: a chapter of "Dive into Deep Learning" in one CUDA file.
 //
 //     make run GPUS=2      train LeNet on Fashion-MNIST on two devices
-//     make test            check the kernels, and that k devices learn what one device learns
+//     make test            check the kernels, and the training of k devices against that of one
 //
 // Read sections 2 to 6 beside the chapter: titles, names and order are the same. Section 7 is the
 // chapter's third exercise, with a place for an allreduce of your own. Sections 8 to 13 build the
@@ -262,7 +262,9 @@ Net net = lenet;
 // Copy the parameters to a device and attach gradients to the copies.
 std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device) {
     std::vector<Tensor> new_params;
-    for (const Tensor &p : params) { new_params.push_back(copyto(p, device)); }
+    for (const Tensor &p : params) {
+        new_params.push_back(copyto(p, device));
+    }
     attach_grad(new_params); // of the whole list, so that the gradients are contiguous in memory
     return new_params;
 }
@@ -270,7 +272,9 @@ std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device)
 // Return [get_params(params, d) for d in devices].
 PerDevice replicate(const std::vector<Device> &devices) {
     PerDevice device_params;
-    for (Device d : devices) { device_params.push_back(get_params(params, d)); }
+    for (Device d : devices) {
+        device_params.push_back(get_params(params, d));
+    }
     return device_params;
 }
 
@@ -365,7 +369,9 @@ std::vector<int> shard_sizes(int n, int k) {
         sizes.push_back(n * weight / sum);
         left -= sizes.back();
     }
-    for (int c = 0; c < left; c++) { sizes[c]++; }
+    for (int c = 0; c < left; c++) {
+        sizes[c]++;
+    }
     return sizes;
 }
 
@@ -466,7 +472,9 @@ void train(int num_gpus, int batch_size, float lr) {
 // Print each tensor on lines of its own, below a title.
 static void print(const char *title, const std::vector<Tensor> &tensors) {
     printf("%s:\n", title);
-    for (const Tensor &t : tensors) { printf(" %s\n", to_string(t).c_str()); }
+    for (const Tensor &t : tensors) {
+        printf(" %s\n", to_string(t).c_str());
+    }
 }
 
 // Run the examples. They print numbers that are copied back from the devices, so that a mistake in
@@ -581,7 +589,9 @@ static void send(const std::vector<Message> &messages) {
 // Sum tensor by tensor on device 0: the loop of train_batch().
 //   messages 2(k-1)P   busiest (k-1)n   steps 2(k-1)P
 static void allreduce_naive(const PerDevice &grads) {
-    for (size_t i = 0; i < grads[0].size(); i++) { allreduce(column(grads, i)); }
+    for (size_t i = 0; i < grads[0].size(); i++) {
+        allreduce(column(grads, i));
+    }
 }
 
 // --- bucket
@@ -599,9 +609,13 @@ static void allreduce_host(const PerDevice &grads) {
     const int n = size(sum);
     for (size_t c = 1; c < flat.size(); c++) {
         const Tensor received = copyto(flat[c], cpu());
-        for (int j = 0; j < n; j++) { sum.ptr()[j] += received.ptr()[j]; }
+        for (int j = 0; j < n; j++) {
+            sum.ptr()[j] += received.ptr()[j];
+        }
     }
-    for (const Tensor &t : flat) { copyto(sum, t); }
+    for (const Tensor &t : flat) {
+        copyto(sum, t);
+    }
 }
 
 // --- by_tensor
@@ -635,7 +649,9 @@ static void allreduce_by_tensor(const PerDevice &grads) {
         }
     }
     send(gather);
-    for (size_t m = 0; m < gather.size(); m++) { add_(broadcast[m].src, gather[m].dst); }
+    for (size_t m = 0; m < gather.size(); m++) {
+        add_(broadcast[m].src, gather[m].dst);
+    }
     send(broadcast);
 }
 
@@ -655,7 +671,9 @@ static void allreduce_sharded(const PerDevice &grads) {
         }
     }
     send(gather);
-    for (size_t m = 0; m < gather.size(); m++) { add_(broadcast[m].src, gather[m].dst); }
+    for (size_t m = 0; m < gather.size(); m++) {
+        add_(broadcast[m].src, gather[m].dst);
+    }
     send(broadcast);
 }
 
@@ -684,7 +702,9 @@ static void allreduce_ring(const PerDevice &grads) {
             messages.push_back({part, empty(part.shape, flat[receiver].device)});
         }
         send(messages);
-        for (int sender = 0; sender < k; sender++) { add_(sums[sender], messages[sender].dst); }
+        for (int sender = 0; sender < k; sender++) {
+            add_(sums[sender], messages[sender].dst);
+        }
     }
 
     // All-gather: each device passes on the complete sum that it computed or received last.
@@ -753,7 +773,9 @@ static void allreduce_yours(const PerDevice &grads) {
             copyto(grads[c][i], received);
             add_(grads[0][i], received);
         }
-        for (size_t c = 1; c < k; c++) { copyto(grads[0][i], grads[c][i]); }
+        for (size_t c = 1; c < k; c++) {
+            copyto(grads[0][i], grads[c][i]);
+        }
     }
 }
 
@@ -784,7 +806,9 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
     const Algorithm &algorithm = find_algorithm(name);
     const int k = grads.size();
     size_t n = 0;
-    for (const Tensor &t : grads[0]) { n += size(t); }
+    for (const Tensor &t : grads[0]) {
+        n += size(t);
+    }
     const Part sum("sum");
     nvtxMarkA(
         format("%s, k = %d, tensors: %zu, numbers: %zu", algorithm.name, k, grads[0].size(), n)
@@ -794,7 +818,9 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
             error("it is not meant for so many devices");
         }
         algorithm.run(grads);
-    } catch (const std::exception &e) { error("%s, k = %d: %s", algorithm.name, k, e.what()); }
+    } catch (const std::exception &e) {
+        error("%s, k = %d: %s", algorithm.name, k, e.what());
+    }
 }
 
 // --- OVERLAP
@@ -827,7 +853,9 @@ static Exchange in_buckets(const Exchange &sum) {
             }
             use_comm_streams(true);
             for (const std::vector<Tensor> &tensors : bucket) {
-                for (const Tensor &grad : tensors) { wait_for_gradient(grad); }
+                for (const Tensor &grad : tensors) {
+                    wait_for_gradient(grad);
+                }
             }
             sum(bucket);
             use_comm_streams(false);
@@ -837,7 +865,8 @@ static Exchange in_buckets(const Exchange &sum) {
     };
 }
 
-// Return what train_batch() has to call for ALLREDUCE and OVERLAP; nothing for the chapter's loop.
+// Return the function that train_batch() calls for ALLREDUCE and OVERLAP: null for the chapter's
+// loop.
 Exchange exchange_by(const std::string &name, bool overlap) {
     const Exchange sum = [=](const PerDevice &grads) { run_allreduce(name, grads); };
     if (overlap) return in_buckets(sum);
@@ -984,8 +1013,12 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
 __device__ inline float exp_sum(const float *z, int classes, float *largest) {
     float sum = 0;
     *largest = z[0];
-    for (int j = 1; j < classes; j++) { *largest = z[j] > *largest ? z[j] : *largest; }
-    for (int j = 0; j < classes; j++) { sum += expf(z[j] - *largest); }
+    for (int j = 1; j < classes; j++) {
+        *largest = z[j] > *largest ? z[j] : *largest;
+    }
+    for (int j = 0; j < classes; j++) {
+        sum += expf(z[j] - *largest);
+    }
     return sum;
 }
 
@@ -1049,7 +1082,9 @@ __global__ void avg_pool2d_kernel(float *y, const float *X, PoolShape s) {
     if (p >= s.P) return;
     float sum = 0;
     for (int u = 0; u < s.K; u++) {
-        for (int v = 0; v < s.K; v++) { sum += X[(p * s.H + i * s.K + u) * s.W + j * s.K + v]; }
+        for (int v = 0; v < s.K; v++) {
+            sum += X[(p * s.H + i * s.K + u) * s.W + j * s.K + v];
+        }
     }
     y[index] = sum / (s.K * s.K);
 }
@@ -1181,7 +1216,9 @@ __global__ void sum_kernel(float *sum, const float *parts, int count, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float total = 0;
-    for (int m = 0; m < count; m++) { total += parts[m * n + i]; }
+    for (int m = 0; m < count; m++) {
+        total += parts[m * n + i];
+    }
     sum[i] += total;
 }
 
@@ -1404,7 +1441,9 @@ struct Event {
 void attach_grad(std::vector<Tensor> &params) {
     if (params.empty()) return;
     int n = 0;
-    for (const Tensor &p : params) { n += p.requires_grad ? size(p) : 0; }
+    for (const Tensor &p : params) {
+        n += p.requires_grad ? size(p) : 0;
+    }
     const Tensor all = full({n}, 0, params[0].device);
     int begin = 0;
     for (Tensor &p : params) {
@@ -1433,7 +1472,9 @@ PerDevice gradients(const PerDevice &device_params) {
 
 std::vector<Tensor> column(const PerDevice &x, size_t i) {
     std::vector<Tensor> tensors;
-    for (const std::vector<Tensor> &list : x) { tensors.push_back(list[i]); }
+    for (const std::vector<Tensor> &list : x) {
+        tensors.push_back(list[i]);
+    }
     return tensors;
 }
 
@@ -1444,7 +1485,9 @@ void wait_for_gradient(const Tensor &grad) {
 Tensor record(const char *op, Tensor y, const std::vector<Tensor> &inputs,
               const Backward &backward) {
     bool wanted = false;
-    for (const Tensor &X : inputs) { wanted = wanted || X.grad; }
+    for (const Tensor &X : inputs) {
+        wanted = wanted || X.grad;
+    }
     if (recording && wanted) {
         if (!y.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape});
         y.grad->stale = true;
@@ -1453,7 +1496,7 @@ Tensor record(const char *op, Tensor y, const std::vector<Tensor> &inputs,
     return y;
 }
 
-// The first to ask in a backward pass finds zeros. A result's gradient gets its memory here.
+// Zero the gradient at the first call in a backward pass, and allocate it if it is a result's.
 float *grad_of(const Tensor &X) {
     if (!X.grad) return nullptr;
     Tensor &g = *X.grad;
@@ -1541,7 +1584,9 @@ inline std::string str(const std::string &s) { return s; }
 
 template <class T> static std::string listed(const std::vector<T> &list, const char *separator) {
     std::string text;
-    for (const T &x : list) { text += (text.empty() ? "" : separator) + str(x); }
+    for (const T &x : list) {
+        text += (text.empty() ? "" : separator) + str(x);
+    }
     return text;
 }
 std::string str(const std::vector<Device> &devices) { return "[" + listed(devices, ", ") + "]"; }
@@ -1598,7 +1643,9 @@ Device try_gpu(int i) {
 
 std::vector<Device> first_devices(int k) {
     std::vector<Device> devices;
-    for (int i = 0; i < k; i++) { devices.push_back(try_gpu(i)); }
+    for (int i = 0; i < k; i++) {
+        devices.push_back(try_gpu(i));
+    }
     return devices;
 }
 
@@ -1639,13 +1686,17 @@ void use_comm_streams(bool use) {
 }
 
 void join_comm_streams(int k) {
-    for (int c = 0; c < k; c++) { wait_for(state(gpu(c)).streams[0], state(gpu(c)).streams[1]); }
+    for (int c = 0; c < k; c++) {
+        wait_for(state(gpu(c)).streams[0], state(gpu(c)).streams[1]);
+    }
 }
 
 void waitall() {
     for (size_t c = 0; c < gpus.size(); c++) {
         on(gpu(c));
-        for (const Stream &s : gpus[c].streams) { CHECK(cudaStreamSynchronize(s.handle)); }
+        for (const Stream &s : gpus[c].streams) {
+            CHECK(cudaStreamSynchronize(s.handle));
+        }
     }
 }
 
@@ -1677,7 +1728,9 @@ void use_devices(int k, bool quiet = false, int first = 0) {
     }
     for (int i = gpus.size(); i < k; i++) {
         gpus.emplace_back().physical = (first + i) % count;
-        for (Stream &s : gpus[i].streams) { s = new_stream(gpu(i)); }
+        for (Stream &s : gpus[i].streams) {
+            s = new_stream(gpu(i));
+        }
     }
     if (k > count && !quiet) {
         printf("notice: %d logical devices share %d GPU%s, each with its own memory and streams\n",
@@ -1706,7 +1759,9 @@ void empty_cache() {
     waitall();
     for (Gpu &g : gpus) {
         for (auto &[key, free_blocks] : g.free_blocks) {
-            for (float *block : free_blocks) { CHECK(cudaFree(block)); }
+            for (float *block : free_blocks) {
+                CHECK(cudaFree(block));
+            }
             free_blocks.clear();
         }
     }
@@ -1745,7 +1800,9 @@ static std::shared_ptr<float> allocate(int n, Device device) {
         CHECK(code);
         return std::shared_ptr<float>(block, [](float *p) {
             for (const Gpu &g : gpus) { // they may be copying right now
-                for (const Stream &s : g.streams) { cudaStreamSynchronize(s.handle); }
+                for (const Stream &s : g.streams) {
+                    cudaStreamSynchronize(s.handle);
+                }
             }
             cudaFreeHost(p);
         });
@@ -1794,7 +1851,9 @@ template <class Distribution>
 static Tensor random(std::vector<int> shape, Distribution distribution,
                      std::mt19937 &generator = rng) {
     Tensor t = empty(std::move(shape), cpu());
-    for (int i = 0; i < size(t); i++) { t.ptr()[i] = distribution(generator); }
+    for (int i = 0; i < size(t); i++) {
+        t.ptr()[i] = distribution(generator);
+    }
     return t;
 }
 
@@ -1821,7 +1880,9 @@ Tensor reshape(const Tensor &X, std::vector<int> shape) {
         if (s >= 0) known *= s;
     }
     int row = 1;
-    for (size_t axis = 1; axis < X.shape.size(); axis++) { row *= X.shape[axis]; }
+    for (size_t axis = 1; axis < X.shape.size(); axis++) {
+        row *= X.shape[axis];
+    }
     Tensor y = X;
     y.shape = std::move(shape);
     for (int &s : y.shape) {
@@ -1991,7 +2052,9 @@ std::pair<Tensor, Tensor> DataIter::minibatch(int begin) {
     for (int i = begin; i < end; i++) {
         const uint8_t *image = &set->images[(size_t)order[i] * 28 * 28];
         float *x = X.ptr() + (size_t)i * 28 * 28;
-        for (int p = 0; p < 28 * 28; p++) { x[p] = image[p] / 255.0f; }
+        for (int p = 0; p < 28 * 28; p++) {
+            x[p] = image[p] / 255.0f;
+        }
         y.ptr()[i] = set->labels[order[i]];
     }
     return {rows(X, begin, end), rows(y, begin, end)};
@@ -2031,7 +2094,9 @@ float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, Da
                             Device device) {
     NoGrad guard;
     double correct = 0;
-    for (auto [X, y] : test_iter.epoch()) { correct += count_correct(net(copyto(X, device)), y); }
+    for (auto [X, y] : test_iter.epoch()) {
+        correct += count_correct(net(copyto(X, device)), y);
+    }
     return correct / test_iter.X.shape[0];
 }
 
@@ -2084,7 +2149,9 @@ void Animator::count() {
     for (int part : parts) {
         done++;
         for (int c = 0; c < part; c++, i++) {
-            for (float x : to_host(ls[i])) { loss += x; }
+            for (float x : to_host(ls[i])) {
+                loss += x;
+            }
             samples += size(ls[i]);
         }
         if (!std::isfinite(loss)) {
@@ -2141,7 +2208,9 @@ void write_file(const std::string &path, const std::string &bytes) {
 // Write the parameters to a file. The header names them in alphabetical order.
 void save_safetensors(const std::string &path, const std::vector<Tensor> &params) {
     std::map<std::string, Tensor> by_name;
-    for (size_t i = 0; i < params.size(); i++) { by_name[param_names[i]] = params[i]; }
+    for (size_t i = 0; i < params.size(); i++) {
+        by_name[param_names[i]] = params[i];
+    }
     std::string header, numbers;
     for (const auto &[name, t] : by_name) {
         const size_t begin = numbers.size();
@@ -2171,8 +2240,9 @@ void load_safetensors(const std::string &path, const std::vector<Tensor> &params
     if (!file) error("%s: %s", path.c_str(), strerror(errno));
     file.read((char *)&length, 8);
     std::string header(file && length < 100'000'000 ? length : 0, ' ');
-    if (header.empty() || !file.read(&header[0], length) || header[0] != '{')
+    if (header.empty() || !file.read(&header[0], length) || header[0] != '{') {
         error("%s: this is no .safetensors file", path.c_str());
+    }
     header.erase(std::remove_if(header.begin(), header.end(), isspace), header.end());
 
     std::string names; // that are there
@@ -2181,36 +2251,42 @@ void load_safetensors(const std::string &path, const std::vector<Tensor> &params
         if (name != "__metadata__") names += (names.empty() ? "" : ", ") + name;
     }
     for (size_t i = 0; i < params.size(); i++) {
-        const std::string start = path + ": " + param_names[i];
+        const std::string start = path + ": " + param_names[i], model = options.model;
         const std::string entry = between(header, "\"" + param_names[i] + "\":{", '}');
-        if (entry.empty())
-            error("%s is missing: %s needs it. There are %.500s", start.c_str(),
-                  options.model.c_str(), names.c_str());
-        const std::string dtype = between(entry, "\"dtype\":\"", '"'),
-                          shape = between(entry, "\"shape\":[", ']'),
-                          offsets = between(entry, "\"data_offsets\":[", ']'),
-                          wanted = listed(params[i].shape, ",");
+        if (entry.empty()) {
+            error("%s is missing: %s needs it. There are %.500s", start.c_str(), model.c_str(),
+                  names.c_str());
+        }
+        const std::string dtype = between(entry, "\"dtype\":\"", '"');
+        const std::string shape = between(entry, "\"shape\":[", ']');
+        const std::string offsets = between(entry, "\"data_offsets\":[", ']');
+        const std::string wanted = listed(params[i].shape, ",");
         if (dtype != "F32") error("%s is %s: F32 is wanted", start.c_str(), dtype.c_str());
-        if (shape != wanted)
+        if (shape != wanted) {
             error("%s has the shape [%s]: %s needs [%s]", start.c_str(), shape.c_str(),
-                  options.model.c_str(), wanted.c_str());
-        size_t begin = 0, end = 0, bytes = sizeof(float) * size(params[i]);
+                  model.c_str(), wanted.c_str());
+        }
+        size_t begin = 0, end = 0;
+        const size_t bytes = sizeof(float) * size(params[i]);
         sscanf(offsets.c_str(), "%zu,%zu", &begin, &end);
-        if (end - begin != bytes)
+        if (end - begin != bytes) {
             error("%s has data_offsets [%s]: they are %zu bytes apart", start.c_str(),
                   offsets.c_str(), bytes);
-        if (!file.seekg(8 + length + begin).read((char *)params[i].ptr(), bytes))
+        }
+        if (!file.seekg(8 + length + begin).read((char *)params[i].ptr(), bytes)) {
             error("%s is cut off: the file is too short", start.c_str());
+        }
     }
 }
 
 // Write the parameters to the file SAVE, if there is one.
 void save_params(const std::vector<Tensor> &params) {
     if (options.save.empty()) return;
-    static std::filesystem::file_time_type written; // by this run
+    static std::filesystem::file_time_type written; // when this run wrote it last
     if (written != std::filesystem::file_time_type() && std::filesystem::exists(options.save) &&
-        std::filesystem::last_write_time(options.save) != written)
+        std::filesystem::last_write_time(options.save) != written) {
         error("%s: another program has written it since the last epoch", options.save.c_str());
+    }
     save_safetensors(options.save, params);
     written = std::filesystem::last_write_time(options.save);
 }
@@ -2300,7 +2376,9 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
               losses, see);
     }
     bool batch_norm = false;
-    for (const Tensor &p : params) { batch_norm = batch_norm || !p.requires_grad; }
+    for (const Tensor &p : params) {
+        batch_norm = batch_norm || !p.requires_grad;
+    }
     const auto [want, unit] = gradient_in_shards(X, y, batch_norm ? k : 1);
     const Flat old = all_to_host(params);
     float largest = 0; // difference of the gradients, in units
@@ -2455,68 +2533,85 @@ static void set_option(Option &option, const std::string &value) {
     const std::string word = std::string(option.name) + "=" + value;
     if (auto *setter = std::get_if<Setter>(&option.field)) {
         (*setter)(value);
-    } else if (auto *field = std::get_if<std::string *>(&option.field)) {
-        **field = value;
-    } else if (auto *field = std::get_if<bool *>(&option.field)) {
+    } else if (auto *text = std::get_if<std::string *>(&option.field)) {
+        **text = value;
+    } else if (auto *flag = std::get_if<bool *>(&option.field)) {
         if (value != "0" && value != "1") error("%s: 0 or 1 is wanted", word.c_str());
-        **field = value == "1";
+        **flag = value == "1";
     } else {
+        auto *whole = std::get_if<int *>(&option.field);
         char *end;
         const double x = strtod(value.c_str(), &end);
-        auto *whole = std::get_if<int *>(&option.field);
-        if (*end || !(x >= option.least && x <= option.most) || (whole && x != (int)x))
+        if (*end || !(x >= option.least && x <= option.most) || (whole && x != (int)x)) {
             error("%s: a%s number from %g to %g is wanted", word.c_str(), whole ? " whole" : "",
                   option.least, option.most);
-        if (whole) **whole = x;
-        else *std::get<float *>(option.field) = x;
+        }
+        if (whole) {
+            **whole = x;
+        } else {
+            *std::get<float *>(option.field) = x;
+        }
     }
 }
 
-// Return how many letters are in one of two words alone.
-static size_t differing_letters(const std::string &a, std::string b) {
-    size_t count = 0;
+// Count the letters that are in one of two words alone.
+static int differing_letters(const std::string &a, std::string b) {
+    int count = 0;
     for (char c : a) {
         const size_t at = b.find(c);
-        if (at == std::string::npos) count++;
-        else b.erase(at, 1);
+        if (at == std::string::npos) {
+            count++;
+        } else {
+            b.erase(at, 1);
+        }
     }
     return count + b.size();
 }
-// Return the option that somebody may have meant, or null.
-static const Option *similar_option(const std::string &name) {
-    static const std::map<std::string, const char *> words_elsewhere = {{"LEARNING_RATE", "LR"},
-                                                                        {"BATCH_SIZE", "BATCH"},
-                                                                        {"NUM_EPOCHS", "EPOCHS"},
-                                                                        {"MAX_STEPS", "STEPS"},
-                                                                        {"NUM_GPUS", "GPUS"},
-                                                                        {"DEVICES", "GPUS"},
-                                                                        {"NETWORK", "MODEL"},
-                                                                        {"DATASET", "DATA"},
-                                                                        {"CHECKPOINT", "SAVE"},
-                                                                        {"RESUME", "INIT"},
-                                                                        {"ETA", "LR"}};
-    if (words_elsewhere.count(name)) return find_option(words_elsewhere.at(name));
-    const Option *nearest = nullptr;
-    size_t least = 2 + name.size() / 4; // a word with so many other letters is another word
+
+// Return the option that is most similar to this word, or that has this name in other programs; or
+// null.
+static const Option *similar_option(const std::string &word) {
+    // clang-format off
+    static const std::map<std::string, const char *> elsewhere = {
+        {"LEARNING_RATE", "LR"}, {"ETA", "LR"}, {"BATCH_SIZE", "BATCH"}, {"NUM_EPOCHS", "EPOCHS"},
+        {"MAX_STEPS", "STEPS"}, {"NUM_GPUS", "GPUS"}, {"DEVICES", "GPUS"}, {"NETWORK", "MODEL"},
+        {"DATASET", "DATA"}, {"CHECKPOINT", "SAVE"}, {"RESUME", "INIT"}};
+    // clang-format on
+    if (elsewhere.count(word)) return find_option(elsewhere.at(word));
+    const Option *similar = nullptr;
+    int least = 2 + word.size() / 4; // with so many other letters, it is another word
     for (const Option &option : option_table) {
-        const size_t differing = differing_letters(name, option.name);
-        if (differing < least) least = differing, nearest = &option;
+        const int differing = differing_letters(word, option.name);
+        if (differing < least) {
+            least = differing;
+            similar = &option;
+        }
     }
-    return nearest;
+    return similar;
 }
+
 // Refuse a word that is no option: GPU=2, gpus=2, or --gpus 2, of which `next` is the 2.
 [[noreturn]] static void refuse_word(const std::string &word, const char *next) {
     std::string name = word.substr(0, word.find('=')), value = "1";
-    if (name.size() < word.size()) value = word.substr(name.size() + 1);
-    else if (next && *next != '-') value = next;
+    if (name.size() < word.size()) {
+        value = word.substr(name.size() + 1);
+    } else if (next && *next != '-') {
+        value = next;
+    }
     name.erase(0, std::min(name.find_first_not_of('-'), name.size()));
-    if (name.compare(0, 3, "no-") == 0) name.erase(0, 3), value = "0";
-    for (char &c : name) c = c == '-' ? '_' : toupper(c);
+    if (name.compare(0, 3, "no-") == 0) {
+        name.erase(0, 3);
+        value = "0";
+    }
+    for (char &c : name) {
+        c = c == '-' ? '_' : toupper(c);
+    }
     const Option *similar = similar_option(name);
-    if (similar && std::get_if<bool *>(&similar->field) && value != "0") value = "1";
-    if (similar)
-        error("%s is unknown: did you mean %s=%s?", word.c_str(), similar->name, value.c_str());
-    error("%s is unknown: options are NAME=value, and `make help` lists them", word.c_str());
+    if (!similar) {
+        error("%s is unknown: options are NAME=value, and `make help` lists them", word.c_str());
+    }
+    if (std::get_if<bool *>(&similar->field) && value != "0") value = "1";
+    error("%s is unknown: did you mean %s=%s?", word.c_str(), similar->name, value.c_str());
 }
 
 // Give the options that are not on the command line the values that the chapter has. Refuse options
@@ -2529,28 +2624,38 @@ static void complete_options() {
     if (!options.epochs) options.epochs = 10;
     if (options.allreduce.empty()) options.allreduce = "naive";
     find_algorithm(options.allreduce);
-    if (parts > 0 && parts != k)
-        error("SPLIT has %d parts, but there are %d devices: use GPUS=%d", parts, k, parts);
     options.first_check = options.first_check && options.replica_check;
-    if (options.batch < k)
+    if (parts > 0 && parts != k) {
+        error("SPLIT has %d parts, but there are %d devices: use GPUS=%d", parts, k, parts);
+    }
+    if (options.batch < k) {
         error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k, k);
+    }
+}
+
+static void print_help() {
+    printf("Options, as in GPUS=2 (with their defaults):\n");
+    for (const Option &option : option_table) {
+        printf("  %-14s %s\n", option.name, option.help);
+    }
 }
 
 // Read the command line into `options`. Return false if it asks for help, which is then printed.
 bool parse_options(int argc, char **argv) {
-    for (Option &option : option_table) option.given = false;
+    for (Option &option : option_table) {
+        option.given = false;
+    }
     for (int i = 1; i < argc; i++) {
         const std::string word = argv[i], name = word.substr(0, word.find('='));
         if (word == "help" || word == "--help" || word == "-h") {
-            printf("Options, as in GPUS=2 (with their defaults):\n");
-            for (const Option &option : option_table)
-                printf("  %-14s %s\n", option.name, option.help);
+            print_help();
             return false;
         }
         Option *const option = find_option(name);
         if (!option) refuse_word(word, i + 1 < argc ? argv[i + 1] : nullptr);
-        if (name.size() + 1 >= word.size())
+        if (name.size() + 1 >= word.size()) {
             error("%s has no value: write %s=value", name.c_str(), name.c_str());
+        }
         if (option->given) error("%s is given twice", name.c_str());
         option->given = true;
         set_option(*option, word.substr(name.size() + 1));
@@ -2565,18 +2670,20 @@ bool parse_options(int argc, char **argv) {
 static void set_up(int devices, bool quiet, int first = 0) {
     train_set = load_data(options.data, "train");
     test_set = load_data(options.data, "t10k");
-    if (on_cpu) setenv("CUDA_CPU_DEVICES", str(devices).c_str(), 0); // the stand-in shows so many
+    if (on_cpu) setenv("CUDA_CPU_DEVICES", str(devices).c_str(), 0); // as many as are needed
     use_devices(devices, quiet, first);
     rng.seed(options.seed);
     init_model();
     if (!options.init.empty()) load_safetensors(options.init, params);
     if (options.save.empty()) return;
-    if (access((options.save + "/.").c_str(), F_OK) == 0)
+    if (access((options.save + "/.").c_str(), F_OK) == 0) {
         error("SAVE=%s is a folder: a file is wanted", options.save.c_str());
+    }
     const std::string probe = options.save + format(".%d.test", getpid());
-    write_file(probe, ""); // better found now than after an epoch
+    write_file(probe, ""); // fails now, not after an epoch
     remove(probe.c_str());
 }
+
 void run_program() {
     set_up(options.gpus, false);
     find_model().demos(options.gpus);
@@ -2584,9 +2691,10 @@ void run_program() {
     params.clear();
 }
 
+// Run the program and return its exit status. Other programs run something else.
 int mgpu_main(int argc, char **argv, void (*run)() = run_program) {
-    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // a line at a time, into a pipe too
-    signal(SIGXFSZ, SIG_IGN);                 // a file too large is an error of its write
+    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // print line by line, into a pipe, too
+    signal(SIGXFSZ, SIG_IGN);                 // a file that is too large is an error of its write
     try {
         if (parse_options(argc, argv)) {
             exchange = exchange_by(options.allreduce, options.overlap);

@@ -16,7 +16,7 @@ part() {
     printf '%-22s %7d %7d   %-10s %s\n' "$name" "$lines" "$code" "$limit" "$verdict"
 }
 printf '%-22s %7s %7s   %s\n' part lines code limit
-part mgpu.cu 2608/1898 mgpu.cu
+part mgpu.cu 2716/1997 mgpu.cu
 part tests.cu 2082 tests.cu
 part Makefile 110 Makefile
 part README.md 150 README.md
