@@ -114,11 +114,11 @@ struct Stream { // a queue of work, which a device does in order
 };
 Device try_gpu(int i);                    // gpu(i), or an error if there are fewer
 std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
-Stream &stream(Device device);            // the stream on which the device works now
-cudaStream_t on(Device device);           // its handle; makes the device CUDA's current one
+Stream &current_stream(Device device);    // the stream on which the device works now
+cudaStream_t stream_of(Device device);    // its handle; makes the device CUDA's current one
 int physical(Device device); // CUDA's number of its GPU, which several devices may share
 Stream &link_stream(Device src, Device dst); // the stream of messages from src to dst
-void use_comm_streams(bool use); // true: stream(d) is d's second stream, for communication
+void use_comm_streams(bool use); // true: current_stream(d) is d's second stream, for communication
 void join_comm_streams(int k);   // let later work of k devices wait for those streams
 void waitall();                  // let the host wait for all devices
 int size(const Tensor &t);       // the product of its shape
@@ -137,7 +137,7 @@ std::string str(const std::vector<Device> &devices);     // [gpu(0), gpu(1)]
 [[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
 __attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...);
 // Check a CUDA call. If it failed, print its file, its line and CUDA's message, and exit.
-#define CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
+#define CUDA_CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
 void check_cuda(cudaError_t code, const char *call, const char *file, int line);
 
 // 11. Data and files
@@ -305,15 +305,17 @@ void allreduce(std::vector<Tensor> data) {
 //
 // A wait refers to the latest record at the time of the call, so one event per stream is enough.
 void wait_for(Stream &waiting, const Stream &other) {
-    CHECK(cudaEventRecord(other.ready, other.handle));
-    CHECK(cudaStreamWaitEvent(waiting.handle, other.ready, 0));
+    CUDA_CHECK(cudaEventRecord(other.ready, other.handle));
+    CUDA_CHECK(cudaStreamWaitEvent(waiting.handle, other.ready, 0));
 }
-void wait_for(Device device, Device other) { wait_for(stream(device), stream(other)); }
+void wait_for(Device device, Device other) {
+    wait_for(current_stream(device), current_stream(other));
+}
 
 // Enqueue a copy dst[:] = src between two devices, on a stream of dst's device.
 void peer_copy(const Tensor &src, const Tensor &dst, Stream &stream) {
-    CHECK(cudaMemcpyPeerAsync(dst.ptr(), physical(dst.device), src.ptr(), physical(src.device),
-                              sizeof(float) * size(src), stream.handle));
+    CUDA_CHECK(cudaMemcpyPeerAsync(dst.ptr(), physical(dst.device), src.ptr(), physical(src.device),
+                                   sizeof(float) * size(src), stream.handle));
 }
 
 // Copy dst[:] = src, of equal size. The host waits only if it gets the copy.
@@ -330,15 +332,16 @@ void copyto(const Tensor &src, const Tensor &dst) {
         memcpy(y, x, bytes);
     } else if (from.id >= 0 && to.id >= 0 && from.id != to.id) {
         wait_for(to, from); // read src after it is written
-        peer_copy(src, dst, stream(to));
+        peer_copy(src, dst, current_stream(to));
         wait_for(from, to); // overwrite src after it is read
     } else {                // within a device, or between a device and the host
         const Device device = to.id < 0 ? from : to;
         const cudaMemcpyKind kind = from.id < 0 ? cudaMemcpyHostToDevice
                                     : to.id < 0 ? cudaMemcpyDeviceToHost
                                                 : cudaMemcpyDeviceToDevice;
-        CHECK(cudaMemcpyAsync(y, x, bytes, kind, on(device)));
-        if (to.id < 0) CHECK(cudaStreamSynchronize(on(device))); // the host reads dst next
+        CUDA_CHECK(cudaMemcpyAsync(y, x, bytes, kind, stream_of(device)));
+        if (to.id < 0)
+            CUDA_CHECK(cudaStreamSynchronize(stream_of(device))); // the host reads dst next
     }
 }
 
@@ -574,14 +577,14 @@ static void send(const std::vector<Message> &messages) {
     for (const auto &[src, dst] : messages) {
         if (size(src) == 0) continue;
         Stream &link = link_stream(src.device, dst.device);
-        wait_for(link, stream(src.device));
-        wait_for(link, stream(dst.device));
+        wait_for(link, current_stream(src.device));
+        wait_for(link, current_stream(dst.device));
         peer_copy(src, dst, link);
     }
     for (const auto &[src, dst] : messages) {
         if (size(src) == 0) continue;
-        wait_for(stream(src.device), link_stream(src.device, dst.device));
-        wait_for(stream(dst.device), link_stream(src.device, dst.device));
+        wait_for(current_stream(src.device), link_stream(src.device, dst.device));
+        wait_for(current_stream(dst.device), link_stream(src.device, dst.device));
     }
 }
 
@@ -955,11 +958,11 @@ Tensor relu(const Tensor &X) {
     check_inputs("relu", true, "a tensor", {X});
     const int n = size(X);
     const Tensor y = empty(X.shape, X.device);
-    LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
+    LAUNCH(relu_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(), n));
     return record("relu", y, {X}, [=](const Tensor &dy) {
         float *dX = grad_of(X);
-        LAUNCH(relu_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, dy.ptr(), X.ptr(),
-                                                                             n));
+        LAUNCH(relu_backward_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(dX, dy.ptr(),
+                                                                                    X.ptr(), n));
     });
 }
 
@@ -972,7 +975,7 @@ __global__ void fill_kernel(float *a, float value, int n) {
 
 void fill(const Tensor &a, float value) {
     const int n = size(a);
-    LAUNCH(fill_kernel<<<blocks(n), threads, 0, on(a.device)>>>(a.ptr(), value, n));
+    LAUNCH(fill_kernel<<<blocks(n), threads, 0, stream_of(a.device)>>>(a.ptr(), value, n));
 }
 
 // a[i] += b[i]. One thread per element.
@@ -986,7 +989,7 @@ void add_(const Tensor &a, const Tensor &b) {
     const int n = size(a);
     float *sum = a.ptr();
     const float *addend = b.ptr();
-    LAUNCH(add_kernel<<<blocks(n), threads, 0, on(a.device)>>>(sum, addend, n));
+    LAUNCH(add_kernel<<<blocks(n), threads, 0, stream_of(a.device)>>>(sum, addend, n));
 }
 
 // --- sgd
@@ -1002,8 +1005,8 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
         if (!p.grad) continue; // a buffer
         check_inputs("sgd", true, "parameters", {params[0], p});
         const int n = size(p);
-        LAUNCH(sgd_kernel<<<blocks(n), threads, 0, on(p.device)>>>(p.ptr(), p.grad->ptr(), n, lr,
-                                                                   batch_size));
+        LAUNCH(sgd_kernel<<<blocks(n), threads, 0, stream_of(p.device)>>>(p.ptr(), p.grad->ptr(), n,
+                                                                          lr, batch_size));
     }
 }
 
@@ -1058,12 +1061,13 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
     check_inputs("softmax_cross_entropy", right, "(N,classes), (N)", {y_hat, y});
     const int N = y_hat.shape[0], classes = y_hat.shape[1], block = 64;
     const Tensor l = empty({N}, y_hat.device);
-    LAUNCH(cross_entropy_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
+    LAUNCH(cross_entropy_kernel<<<blocks(N, block), block, 0, stream_of(y_hat.device)>>>(
         l.ptr(), y_hat.ptr(), y.ptr(), N, classes));
     return record("softmax_cross_entropy", l, {y_hat}, [=](const Tensor &dl) {
         float *dy_hat = grad_of(y_hat);
-        LAUNCH(cross_entropy_backward_kernel<<<blocks(N, block), block, 0, on(y_hat.device)>>>(
-            dy_hat, dl.ptr(), y_hat.ptr(), y.ptr(), N, classes));
+        LAUNCH(
+            cross_entropy_backward_kernel<<<blocks(N, block), block, 0, stream_of(y_hat.device)>>>(
+                dy_hat, dl.ptr(), y_hat.ptr(), y.ptr(), N, classes));
     });
 }
 
@@ -1114,10 +1118,11 @@ static PoolShape pool_shape(const char *op, const Tensor &X, int kernel_size, in
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
     const PoolShape s = pool_shape("avg_pool2d", X, kernel_size, stride);
     const Tensor y = empty({X.shape[0], X.shape[1], s.OH, s.OW}, X.device);
-    LAUNCH(avg_pool2d_kernel<<<blocks(size(y)), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
+    LAUNCH(avg_pool2d_kernel<<<blocks(size(y)), threads, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(),
+                                                                                   s));
     return record("avg_pool2d", y, {X}, [=](const Tensor &dy) {
         float *dX = grad_of(X);
-        LAUNCH(avg_pool2d_backward_kernel<<<blocks(size(X)), threads, 0, on(X.device)>>>(
+        LAUNCH(avg_pool2d_backward_kernel<<<blocks(size(X)), threads, 0, stream_of(X.device)>>>(
             dX, dy.ptr(), s));
     });
 }
@@ -1206,7 +1211,7 @@ __global__ void matmul_kernel(Matrix C, Matrix A, Matrix B) {
 static void matmul(Matrix C, Matrix A, Matrix B, Device device) {
     if (C.count == 0 || C.rows == 0) return; // an empty shard
     const dim3 grid(blocks(C.columns, tile), blocks(C.rows, tile), C.count);
-    LAUNCH(matmul_kernel<<<grid, dim3(threads_x, threads_y), 0, on(device)>>>(C, A, B));
+    LAUNCH(matmul_kernel<<<grid, dim3(threads_x, threads_y), 0, stream_of(device)>>>(C, A, B));
 }
 
 // sum[i] += parts[0][i] + ... + parts[count-1][i], always in this order
@@ -1229,7 +1234,7 @@ static void matmul_sum(Matrix C, Matrix A, Matrix B, Device device) {
     const int count = std::min(A.count, blocks(2048, tiles));
     const Tensor parts = full({count, n}, 0, device);
     matmul({parts.ptr(), count, C.rows, C.columns}, A, B, device);
-    LAUNCH(sum_kernel<<<blocks(n), threads, 0, on(device)>>>(C.data, parts.ptr(), count, n));
+    LAUNCH(sum_kernel<<<blocks(n), threads, 0, stream_of(device)>>>(C.data, parts.ptr(), count, n));
 }
 
 // --- bias
@@ -1281,14 +1286,15 @@ __global__ void bias_backward_kernel(float *db, const float *dy, Planes s) {
 
 // Set y (N,O,...) to the bias b (O).
 static void bias(const Tensor &y, const Tensor &b) {
-    LAUNCH(bias_kernel<<<blocks(size(y)), threads, 0, on(y.device)>>>(y.ptr(), b.ptr(), planes(y)));
+    LAUNCH(bias_kernel<<<blocks(size(y)), threads, 0, stream_of(y.device)>>>(y.ptr(), b.ptr(),
+                                                                             planes(y)));
 }
 
 // Add to the gradient of b, if it wants one.
 static void bias_backward(const Tensor &b, const Tensor &dy) {
     if (float *db = grad_of(b)) {
-        LAUNCH(
-            bias_backward_kernel<<<size(b), threads, 0, on(b.device)>>>(db, dy.ptr(), planes(dy)));
+        LAUNCH(bias_backward_kernel<<<size(b), threads, 0, stream_of(b.device)>>>(db, dy.ptr(),
+                                                                                  planes(dy)));
     }
 }
 
@@ -1365,7 +1371,8 @@ __global__ void col2im_kernel(float *dX, const float *dcolumns, ConvShape s) {
 static Tensor im2col(const Tensor &X, const ConvShape &s) {
     const Tensor columns = empty({s.N, s.C * s.K * s.K, s.OH * s.OW}, X.device);
     const long windows = (long)s.N * s.C * s.OH * s.OW;
-    LAUNCH(im2col_kernel<<<blocks(windows), threads, 0, on(X.device)>>>(columns.ptr(), X.ptr(), s));
+    LAUNCH(im2col_kernel<<<blocks(windows), threads, 0, stream_of(X.device)>>>(columns.ptr(),
+                                                                               X.ptr(), s));
     return columns;
 }
 
@@ -1398,8 +1405,8 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
             const Tensor dcolumns = full({N, T, P}, 0, device);
             matmul({dcolumns.ptr(), N, T, P}, transpose({W.ptr(), 1, O, T}), {dy.ptr(), N, O, P},
                    device);
-            LAUNCH(
-                col2im_kernel<<<blocks(size(X)), threads, 0, on(device)>>>(dX, dcolumns.ptr(), s));
+            LAUNCH(col2im_kernel<<<blocks(size(X)), threads, 0, stream_of(device)>>>(
+                dX, dcolumns.ptr(), s));
         }
     });
 }
@@ -1431,8 +1438,8 @@ struct NoGrad {
 struct Event {
     cudaEvent_t handle = nullptr;
     explicit Event(Device device) {
-        on(device);
-        CHECK(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming));
+        stream_of(device);
+        CUDA_CHECK(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming));
     }
     Event(const Event &) = delete;
     ~Event() { cudaEventDestroy(handle); }
@@ -1479,7 +1486,7 @@ std::vector<Tensor> column(const PerDevice &x, size_t i) {
 }
 
 void wait_for_gradient(const Tensor &grad) {
-    CHECK(cudaStreamWaitEvent(on(grad.device), grad.written->handle, 0));
+    CUDA_CHECK(cudaStreamWaitEvent(stream_of(grad.device), grad.written->handle, 0));
 }
 
 Tensor record(const char *op, Tensor y, const std::vector<Tensor> &inputs,
@@ -1530,7 +1537,7 @@ void backward(const Tensor &l) {
         entry.backward(*entry.dy);
         for (const Tensor &X : entry.inputs) {
             if (X.grad && X.grad->written) {
-                CHECK(cudaEventRecord(X.grad->written->handle, on(X.device)));
+                CUDA_CHECK(cudaEventRecord(X.grad->written->handle, stream_of(X.device)));
             }
         }
     }
@@ -1651,22 +1658,22 @@ std::vector<Device> first_devices(int k) {
 
 // --- streams
 
-Stream &stream(Device device) {
+Stream &current_stream(Device device) {
     if (on_use) on_use(device, nullptr);
     return state(device).streams[comm];
 }
 
-cudaStream_t on(Device device) {
-    CHECK(cudaSetDevice(physical(device)));
-    return stream(device).handle;
+cudaStream_t stream_of(Device device) {
+    CUDA_CHECK(cudaSetDevice(physical(device)));
+    return current_stream(device).handle;
 }
 
 // Create a stream that does not wait for other streams.
 static Stream new_stream(Device device) {
     Stream s;
-    CHECK(cudaSetDevice(physical(device)));
-    CHECK(cudaStreamCreateWithFlags(&s.handle, cudaStreamNonBlocking));
-    CHECK(cudaEventCreateWithFlags(&s.ready, cudaEventDisableTiming));
+    CUDA_CHECK(cudaSetDevice(physical(device)));
+    CUDA_CHECK(cudaStreamCreateWithFlags(&s.handle, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreateWithFlags(&s.ready, cudaEventDisableTiming));
     return s;
 }
 
@@ -1680,7 +1687,7 @@ Stream &link_stream(Device src, Device dst) {
 
 void use_comm_streams(bool use) {
     for (size_t c = 0; c < gpus.size(); c++) {
-        stream(gpu(c)); // for on_use: other work follows
+        current_stream(gpu(c)); // for on_use: other work follows
     }
     comm = use;
 }
@@ -1693,9 +1700,9 @@ void join_comm_streams(int k) {
 
 void waitall() {
     for (size_t c = 0; c < gpus.size(); c++) {
-        on(gpu(c));
+        stream_of(gpu(c));
         for (const Stream &s : gpus[c].streams) {
-            CHECK(cudaStreamSynchronize(s.handle));
+            CUDA_CHECK(cudaStreamSynchronize(s.handle));
         }
     }
 }
@@ -1707,13 +1714,13 @@ void waitall() {
 static const char *connect(Device i, Device j) {
     int can_access = 0;
     if (physical(i) == physical(j)) return "same GPU as";
-    CHECK(cudaDeviceCanAccessPeer(&can_access, physical(i), physical(j)));
+    CUDA_CHECK(cudaDeviceCanAccessPeer(&can_access, physical(i), physical(j)));
     if (!can_access || !options.peers) return "staged";
-    on(i);
+    stream_of(i);
     const cudaError_t code = cudaDeviceEnablePeerAccess(physical(j), 0);
     cudaGetLastError();                                 // clear the error
     if (code == cudaErrorTooManyPeers) return "staged"; // the hardware has a limit
-    if (code != cudaErrorPeerAccessAlreadyEnabled) CHECK(code);
+    if (code != cudaErrorPeerAccessAlreadyEnabled) CUDA_CHECK(code);
     return "peer";
 }
 
@@ -1742,7 +1749,7 @@ void use_devices(int k, bool quiet = false, int first = 0) {
             if (j != i) links[connect(gpu(i), gpu(j))] += " " + str(gpu(j));
         }
         cudaDeviceProp properties;
-        CHECK(cudaGetDeviceProperties(&properties, physical(gpu(i))));
+        CUDA_CHECK(cudaGetDeviceProperties(&properties, physical(gpu(i))));
         if (quiet) continue;
         printf("%s: %s", str(gpu(i)).c_str(), properties.name);
         for (const char *kind : {"same GPU as", "peer", "staged"}) {
@@ -1760,7 +1767,7 @@ void empty_cache() {
     for (Gpu &g : gpus) {
         for (auto &[key, free_blocks] : g.free_blocks) {
             for (float *block : free_blocks) {
-                CHECK(cudaFree(block));
+                CUDA_CHECK(cudaFree(block));
             }
             free_blocks.clear();
         }
@@ -1770,13 +1777,13 @@ void empty_cache() {
 static float *cuda_malloc(Device device, size_t bytes) {
     float *block = nullptr;
     for (bool again : {true, false}) {
-        CHECK(cudaSetDevice(physical(device)));
+        CUDA_CHECK(cudaSetDevice(physical(device)));
         if (cudaMalloc((void **)&block, bytes) == cudaSuccess) return block;
         cudaGetLastError();       // clear the error
         if (again) empty_cache(); // there may be free blocks of other sizes
     }
     size_t free = 0, total = 0;
-    CHECK(cudaMemGetInfo(&free, &total));
+    CUDA_CHECK(cudaMemGetInfo(&free, &total));
     error("%s is out of memory: %.1f MB more are needed, %.1f of its %.1f MB are free: use a "
           "smaller BATCH",
           str(device).c_str(), bytes / 1e6, free / 1e6, total / 1e6);
@@ -1797,7 +1804,7 @@ static std::shared_ptr<float> allocate(int n, Device device) {
         if (code == cudaErrorMemoryAllocation) {
             error("the host has no %.1f MB of pinned memory left", bytes / 1e6);
         }
-        CHECK(code);
+        CUDA_CHECK(code);
         return std::shared_ptr<float>(block, [](float *p) {
             for (const Gpu &g : gpus) { // they may be copying right now
                 for (const Stream &s : g.streams) {

@@ -6,8 +6,8 @@
 //
 // The sections follow mgpu.cu's. The CPU stand-in has tests of its own, extras/cpu/tests.cu.
 
-// Other folders' tests define TESTS_SHARED to take what the cases share, and no case, from here; and
-// TESTS_OF_OPERATORS to take what tests of operators share, too.
+// Other folders' tests define TESTS_SHARED to take what the cases share, and no case, from here;
+// and TESTS_OF_OPERATORS to take what tests of operators share, too.
 #ifndef TESTS_SHARED
 #define MGPU_NO_MAIN
 #include "mgpu.cu"
@@ -663,7 +663,7 @@ static void stop(Device device, long ms = 5000) {
         for (long i = 0; i < (long)ms && !open_again; i++) usleep(1000);
     };
     open_again = false;
-    REQUIRE(cudaLaunchHostFunc(on(device), wait, (void *)ms) == cudaSuccess);
+    REQUIRE(cudaLaunchHostFunc(stream_of(device), wait, (void *)ms) == cudaSuccess);
 }
 
 TEST_CASE("allreduce_*: of so many devices, then of others, while one is late") {
@@ -760,7 +760,7 @@ static void probed(const PerDevice &grads) {
     run_allreduce("naive", grads);
     buckets.push_back({{}, std::make_shared<Event>(gpu(0))});
     for (const Tensor &t : grads[0]) buckets.back().first.push_back(size(t));
-    REQUIRE(cudaEventRecord(buckets.back().second->handle, on(gpu(0))) == cudaSuccess);
+    REQUIRE(cudaEventRecord(buckets.back().second->handle, stream_of(gpu(0))) == cudaSuccess);
 }
 TEST_CASE("exchange: buckets of so many bytes, the last layers first; one without OVERLAP") {
     OptionsKept kept;
@@ -790,7 +790,7 @@ TEST_CASE("exchange: buckets of so many bytes, the last layers first; one withou
             for (int i : {1, 0}) { // as backward writes them; each device may stop in between
                 fill(*p[c][i].grad, c + 1);
                 const cudaEvent_t complete = p[c][i].grad->written->handle;
-                REQUIRE(cudaEventRecord(complete, on(gpu(c))) == cudaSuccess);
+                REQUIRE(cudaEventRecord(complete, stream_of(gpu(c))) == cudaSuccess);
                 if (stops && i == 1) stop(gpu(c));
             }
         exchange_by("probed", true)(gradients(p));
@@ -1232,7 +1232,7 @@ TEST_CASE("reshape: the same numbers and the same gradient; rows: a part of the 
 TEST_CASE("empty_cache, try_gpu: memory goes back to CUDA; errors name devices") {
     auto unused = [] {
         size_t bytes = 0, total = 0;
-        on(gpu(1));
+        stream_of(gpu(1));
         REQUIRE(cudaMemGetInfo(&bytes, &total) == cudaSuccess);
         return bytes;
     };

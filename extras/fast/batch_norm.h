@@ -1,9 +1,9 @@
 // Batch normalization, one warp a plane.
 // y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel. A warp sums over a plane,
-// which is contiguous; what the planes of a channel give is merged by one block (channel_sums.h), so
-// X is read once from memory, the second time from a cache.
-// Gain: on a CPU ResNet-18 takes 1.66 times as much user time with mgpu.cu's in its place
-// (4 steps of 16, the whole program, median of 3 pairs).
+// which is contiguous; what the planes of a channel give is merged by one block (channel_sums.h),
+// so X is read once from memory, the second time from a cache. Gain: on a CPU ResNet-18 takes 1.66
+// times as much user time with mgpu.cu's in its place (4 steps of 16, the whole program, median of
+// 3 pairs).
 // defines: batch_norm
 
 namespace fast {
@@ -81,13 +81,13 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
     const Planes s = planes(X);
     if (recording && N > 0) {
         const Tensor parts = in_order<Moments>(MomentsOf{a.X, s}, s, X.device);
-        LAUNCH(fast::batch_norm_moments_kernel<<<C, bn_threads, 0, on(X.device)>>>(
+        LAUNCH(fast::batch_norm_moments_kernel<<<C, bn_threads, 0, stream_of(X.device)>>>(
             a, (const Moments *)parts.ptr(), s));
     }
     const int by_plane = blocks((long)N * C * warp_size);
     launch(y, [=](Store y) {
         (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
-        LAUNCH(fast::batch_norm_kernel<<<by_plane, threads, 0, on(X.device)>>>(y, a, s));
+        LAUNCH(fast::batch_norm_kernel<<<by_plane, threads, 0, stream_of(X.device)>>>(y, a, s));
     });
     return record("batch_norm", y, inputs, [=](const Tensor &) {
         (void)inputs, (void)mean, (void)var;
@@ -96,7 +96,7 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
         const Store dgamma = target_of(gamma), dbeta = target_of(beta);
         const Tensor sums = channel_sums(dgamma, dbeta, dy, {a.X, a.mean, a.var, bn_eps});
         if (!X.grad) return;
-        LAUNCH(fast::batch_norm_backward_kernel<<<by_plane, threads, 0, on(X.device)>>>(
+        LAUNCH(fast::batch_norm_backward_kernel<<<by_plane, threads, 0, stream_of(X.device)>>>(
             target_of(X), dy.ptr(), (const Sums *)sums.ptr(), a, s));
     });
 }

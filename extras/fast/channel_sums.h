@@ -1,7 +1,7 @@
 // Sums over the planes of a channel, one warp a plane.
 // A warp sums over a plane, which is contiguous; what the planes of a channel give is merged by one
-// block. That block jumps from image to image, which takes a CPU twice as long: there a kernel before
-// it takes the planes in the order of memory.
+// block. That block jumps from image to image, which takes a CPU twice as long: there a kernel
+// before it takes the planes in the order of memory.
 // defines: of_channel, in_order, Sums, Deviations, channel_sums
 
 namespace fast {
@@ -22,8 +22,8 @@ static Tensor in_order(OfPlane of_plane, const Planes &s, Device device) {
     const int P = warp_size == 1 ? s.N * s.C : 0;
     const Tensor parts = empty({P, sizeof(Part) / sizeof(float)}, device);
     if constexpr (warp_size == 1)
-        LAUNCH(
-            planes_kernel<<<blocks(P), threads, 0, on(device)>>>((Part *)parts.ptr(), of_plane, P));
+        LAUNCH(planes_kernel<<<blocks(P), threads, 0, stream_of(device)>>>((Part *)parts.ptr(),
+                                                                           of_plane, P));
     return parts;
 }
 // What the planes of this block's channel give, merged: parts[p], or of_plane(p) if that is null.
@@ -77,7 +77,7 @@ static Tensor channel_sums(Store dgamma, Store dbeta, const Tensor &dy, const De
     const Planes s = planes(dy);
     const Tensor parts = in_order<Sums>(SumsOf{dy.ptr(), a.X, a.mean, s}, s, dy.device);
     const Tensor sums = empty({s.C, sizeof(Sums) / sizeof(float)}, dy.device);
-    LAUNCH(channel_sums_kernel<<<s.C, bn_threads, 0, on(dy.device)>>>(
+    LAUNCH(channel_sums_kernel<<<s.C, bn_threads, 0, stream_of(dy.device)>>>(
         (Sums *)sums.ptr(), dgamma, dbeta, (const Sums *)parts.ptr(), dy.ptr(), a, s));
     return sums;
 }

@@ -1,6 +1,6 @@
 // mgpu.cu with tuned operators: the whole program in one translation unit.
-// It includes copies of mgpu.cu and networks.cu in which the operators have other names, and then the
-// files below, each of which is one idea (README.md has them in a table, with what each gains).
+// It includes copies of mgpu.cu and networks.cu in which the operators have other names, and then
+// the files below, each of which is one idea (README.md has them in a table, with what each gains).
 // KERNELS and PRECISION choose a rung of the ladder:
 //     plain    mgpu.cu's simple operators
 //     tiled    sums tiled in registers: the default on a CPU
@@ -105,8 +105,9 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
 }
 #endif
 
-// The operators of mgpu.cu that have been edited since extras/fast/ was fitted to them, as fast.mk finds
-// out: theirs run, not the tuned ones. Words of conv2d, linear, relu, avg_pool2d, sgd, max_pool2d, add, batch_norm.
+// The operators of mgpu.cu that have been edited since extras/fast/ was fitted to them, as fast.mk
+// finds out: theirs run, not the tuned ones. Words of conv2d, linear, relu, avg_pool2d, sgd,
+// max_pool2d, add, batch_norm.
 #ifndef EDITED
 #define EDITED ""
 #endif

@@ -81,7 +81,7 @@ static void before_use(Device device, const Tensor *tensor) {
 
 // Enqueue the kernel that writes y, perhaps later, when it is known what follows.
 static void launch(Tensor &y, std::function<void(Store y)> kernel) {
-    on(y.device); // sends off the launch that waits
+    stream_of(y.device); // sends off the launch that waits
     waiting[y.device.id] =
         std::make_shared<Note>(Note{std::move(kernel), {y.data.get()}, size(y)});
     set_note(y, waiting[y.device.id]);
@@ -163,7 +163,7 @@ static Tensor relu(const Tensor &X) {
     Tensor y = output({X}, X.shape);
     const int n = size(X);
     if (!join(X, y)) {
-        LAUNCH(relu_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), n));
+        LAUNCH(relu_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(), n));
         set_note(y, std::make_shared<Note>());
     }
     if (const auto note = note_of(y)) note->masks = y.grad;
@@ -173,7 +173,7 @@ static Tensor relu(const Tensor &X) {
         const float *dy = dy_of(y).ptr();
         Store dX = target_of(X);
         dX.mask = y.ptr(); // if X is itself a ReLU's, it is positive at the same places
-        LAUNCH(pass_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, dy, n));
+        LAUNCH(pass_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(dX, dy, n));
     });
 }
 
@@ -184,12 +184,14 @@ static Tensor add(const Tensor &A, const Tensor &B) {
     Tensor y = output({A, B}, A.shape);
     const int n = size(A);
     if (!join(A, y, &B) && !join(B, y, &A))
-        LAUNCH(addition_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
+        LAUNCH(addition_kernel<<<blocks(n), threads, 0, stream_of(A.device)>>>(y.ptr(), A.ptr(),
+                                                                               B.ptr(), n));
     return record("add", y, {A, B}, [=](const Tensor &) {
         for (const Tensor &X : {A, B}) {
             if (!X.grad || share_grad(X, y)) continue;
             const float *dy = dy_of(y).ptr();
-            LAUNCH(pass_kernel<<<blocks(n), threads, 0, on(X.device)>>>(target_of(X), dy, n));
+            LAUNCH(
+                pass_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(target_of(X), dy, n));
         }
     });
 }

@@ -29,8 +29,8 @@ __global__ void fold_kernel(Store dX, const float *part, int by_n, int by_v, int
 static void fold(const Store &dX, const Tensor &part, int by_n, int by_v, int by_h,
                  const ConvShape &s) {
     const int n = s.N * s.C * s.H * blocks(s.W, lanes);
-    LAUNCH(fold_kernel<<<blocks(n), threads, 0, on(part.device)>>>(dX, part.ptr(), by_n, by_v, by_h,
-                                                                   s));
+    LAUNCH(fold_kernel<<<blocks(n), threads, 0, stream_of(part.device)>>>(dX, part.ptr(), by_n,
+                                                                          by_v, by_h, s));
 }
 // As a product, whose rows are in the order n,h,j for tiled kernels, h,n,j for fast ones:
 //                      C      a row of it   a column   a term of the sum   A    B

@@ -96,11 +96,11 @@ template <class Window> static Tensor pool2d(const char *op, const Tensor &X, co
     };
     const dim3 block = block_of(blocks(s.W, 2)), block_back = block_of(s.W);
     LAUNCH(fast::pool2d_kernel<Window>
-           <<<blocks(s.P, block.z), block, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
+           <<<blocks(s.P, block.z), block, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(), s));
     return record(op, y, {X}, [=](const Tensor &) {
         const float *dy = dy_of(y).ptr();
         LAUNCH(fast::pool2d_backward_kernel<Window>
-               <<<blocks(s.P, block_back.z), block_back, 0, on(X.device)>>>(target_of(X), dy,
+               <<<blocks(s.P, block_back.z), block_back, 0, stream_of(X.device)>>>(target_of(X), dy,
                                                                             X.ptr(), s));
     });
 }

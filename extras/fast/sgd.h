@@ -36,7 +36,8 @@ static void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
         }
         const dim3 grid(blocks(largest, 4 * threads), count);
         if (largest > 0)
-            LAUNCH(sgd_kernel<<<grid, threads, 0, on(params[0].device)>>>(list, lr, batch_size));
+            LAUNCH(sgd_kernel<<<grid, threads, 0, stream_of(params[0].device)>>>(list, lr,
+                                                                                 batch_size));
     }
 }
 } // namespace fast

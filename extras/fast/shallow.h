@@ -45,7 +45,7 @@ __global__ void shallow_kernel(Store y, const float *X, const float *W, const fl
 
 static void shallow_forward(const Store &y, const Images &X, const Tensor &W, const Tensor &b,
                             const ConvShape &s) {
-    LAUNCH(shallow_kernel<<<blocks(s.N * s.O, 16), 16, 0, on(W.device)>>>(
+    LAUNCH(shallow_kernel<<<blocks(s.N * s.O, 16), 16, 0, stream_of(W.device)>>>(
         y, X.memory.ptr(), W.ptr(), b.ptr(), with_zeros(s)));
 }
 // partial[slice][o][k] = the sums over the slice's images for dW (k < 9*C) and db (k = 9*C), from
@@ -88,7 +88,7 @@ static void shallow_backward_weights(const ProductOut &out, const Images &X, con
     const dim3 grid(blocks(s.O * s.C, 8), 1, slices);
     const float *const g = dy.ptr();
     if (slices > 0)
-        LAUNCH(shallow_weight_grad_kernel<<<grid, 8, 0, on(dy.device)>>>(
+        LAUNCH(shallow_weight_grad_kernel<<<grid, 8, 0, stream_of(dy.device)>>>(
             partial.ptr(), X.memory.ptr(), g, with_zeros(s)));
     product_sum(out, partial.ptr(), slices, p, dy.device);
 }

@@ -42,8 +42,8 @@ static void product_sum(const ProductOut &out, const float *partial, int slices,
                         Device device) {
     const int n = s.rows() * s.N, parts = slices < 64 ? 1 : 16;
     const dim3 block(threads / parts, parts);
-    LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, on(device)>>>(out, partial, slices,
-                                                                            Divisor(s.rows()), s));
+    LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, stream_of(device)>>>(
+        out, partial, slices, Divisor(s.rows()), s));
 }
 // compute(out, s) launches the kernel that computes C or, if there are several slices, these.
 template <class Compute>

@@ -149,7 +149,8 @@ static void backward_from(const Tensors &ys, const std::vector<Floats> &dys) {
             const Tensor dy = on_device(dys[i], ys[i].shape);
             const int n = size(dy);
             float *const sum = grad_of(ys[i]);
-            if (sum) LAUNCH(add_kernel<<<blocks(n), threads, 0, on(gpu(0))>>>(sum, dy.ptr(), n));
+            if (sum)
+                LAUNCH(add_kernel<<<blocks(n), threads, 0, stream_of(gpu(0))>>>(sum, dy.ptr(), n));
         }
     });
     backward(l);
@@ -606,7 +607,7 @@ TEST_CASE("fusion: a launch waits for an addition and a relu, and for nothing el
         use_comm_streams(true), use_comm_streams(false);
         CHECK_FALSE(waits(y));
         y = linear(x, W, b);
-        stream(gpu(1));
+        current_stream(gpu(1));
         CHECK(waits(y) == joins);
         wait_for(gpu(1), gpu(0));
         CHECK_FALSE(waits(y));

@@ -37,7 +37,7 @@ static Images pad(const Tensor &X, int H, int W, int above, int beside) {
     if (above > 0 || beside > 0) {
         out = empty({planes, height, width}, X.device);
         const long lanes_of_rows = (long)planes * height * warp_size;
-        LAUNCH(pad_kernel<<<blocks(lanes_of_rows), threads, 0, on(X.device)>>>(
+        LAUNCH(pad_kernel<<<blocks(lanes_of_rows), threads, 0, stream_of(X.device)>>>(
             out.ptr(), X.ptr(), planes, H, W, above, beside));
     }
     return {out, above * width + beside, width, height * width};
@@ -153,8 +153,8 @@ static void tiled_product(const ProductOut &out, const Images &A, const Tensor &
     int *const A_offsets = (int *)table.ptr();
     const dim3 pack(tile_n / lanes, 16), pack_grid(blocks(s.K, pack.y * pack_rows), tiles);
     if (s.K > 0)
-        LAUNCH(
-            pack_kernel<<<pack_grid, pack, 0, on(device)>>>(packed.ptr(), A_offsets, B.ptr(), s));
+        LAUNCH(pack_kernel<<<pack_grid, pack, 0, stream_of(device)>>>(packed.ptr(), A_offsets,
+                                                                      B.ptr(), s));
     // Only as many slices as fill the device with threads, because each is written, read and added;
     // and enough for a slice of a packed tile to fit the second-level cache of a CPU's core.
     const int block = warp_size > 1 ? 64 : 8;
@@ -164,7 +164,7 @@ static void tiled_product(const ProductOut &out, const Images &A, const Tensor &
     const float *const a = A.ptr(), *const b = packed.ptr();
     in_slices(slices, out, s, device, [&](const ProductOut &out, const Product &s) {
         const dim3 grid(blocks(width, block) * tiles, 1, slices);
-        LAUNCH(tiled_kernel<<<grid, block, 0, on(device)>>>(out, a, A_offsets, b, s));
+        LAUNCH(tiled_kernel<<<grid, block, 0, stream_of(device)>>>(out, a, A_offsets, b, s));
     });
 }
 

@@ -13,7 +13,8 @@ static int multiprocessors(Device device) { // a CPU computes as an H200 does, f
     int &count = counts[physical(device)];
     if (on_cpu) return 132;
     if (count == 0)
-        CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, physical(device)));
+        CUDA_CHECK(
+            cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, physical(device)));
     return count;
 }
 
@@ -39,7 +40,7 @@ static void product_tiles(const ProductOut &out, const float *A, const float *B,
     grid.z = product_slices(grid.x * grid.y, s.K, Tile::threads, multiprocessors(device));
     in_slices(grid.z, out, s, device, [&](const ProductOut &out, const Product &s) {
         LAUNCH(product_kernel<Tile, by_terms, by_columns>
-               <<<grid, Tile::threads, 0, on(device)>>>(out, A, B, s));
+               <<<grid, Tile::threads, 0, stream_of(device)>>>(out, A, B, s));
     });
 }
 // Tiles by the number of C's columns, small ones if large ones would not fill a GPU. They were

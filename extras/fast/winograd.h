@@ -306,14 +306,14 @@ static void winograd(const Store &y, const float *X, const float *W, int by_o, i
     if (s.N == 0) return;
     const Panels u(s.C, s.O);
     const Tensor U = empty({16, u.by_e}, device);
-    LAUNCH(winograd_filter_kernel<<<blocks(s.O * s.C / wide, 64), 64, 0, on(device)>>>(
+    LAUNCH(winograd_filter_kernel<<<blocks(s.O * s.C / wide, 64), 64, 0, stream_of(device)>>>(
         U.ptr(), u, W, by_o, by_c, by_k, s.O, s.C));
     const TiledImages x = tiled_images(s, false), out = tiled_images(s, true);
     const Panels v(group, s.C), m(group, s.O);
     const dim3 parts(1, 1, min(32, blocks(x.tiles(), group)));
     const Tensor memory = empty({(int)parts.z, 16, v.by_e + m.by_e}, device);
-    LAUNCH(winograd_kernel<<<parts, 1, 0, on(device)>>>(y, X, x, U.ptr(), u, b, out, memory.ptr(),
-                                                        v, m));
+    LAUNCH(winograd_kernel<<<parts, 1, 0, stream_of(device)>>>(y, X, x, U.ptr(), u, b, out,
+                                                               memory.ptr(), v, m));
 }
 static void winograd_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
                              const ConvShape &s) {
@@ -343,14 +343,16 @@ static void winograd_backward_weights(const Tensor &X, const Tensor &W, const Te
     const dim3 grid(blocks(blocks(O, product_m) * C / tile_n, 4), 16);
     for (int t = 0; t == 0 || t < x.tiles(); t += at_once) {
         const int end = min(t + at_once, x.tiles()), rows = blocks(end - t, row_of_tiles);
-        LAUNCH(winograd_tiles_kernel<false><<<blocks(rows * C / tile_n, 4), 4, 0, on(device)>>>(
-            V.ptr(), v, X.ptr(), x, t, end));
-        LAUNCH(winograd_tiles_kernel<true><<<blocks(rows * O / tile_n, 4), 4, 0, on(device)>>>(
-            Y.ptr(), g, dy.ptr(), out, t, end));
-        LAUNCH(winograd_sum_kernel<<<grid, 4, 0, on(device)>>>(S.ptr(), sums, Y.ptr(), g, V.ptr(),
+        LAUNCH(winograd_tiles_kernel<false>
+               <<<blocks(rows * C / tile_n, 4), 4, 0, stream_of(device)>>>(V.ptr(), v, X.ptr(), x,
+                                                                           t, end));
+        LAUNCH(winograd_tiles_kernel<true>
+               <<<blocks(rows * O / tile_n, 4), 4, 0, stream_of(device)>>>(Y.ptr(), g, dy.ptr(),
+                                                                           out, t, end));
+        LAUNCH(winograd_sum_kernel<<<grid, 4, 0, stream_of(device)>>>(S.ptr(), sums, Y.ptr(), g, V.ptr(),
                                                                v, O, C, end - t, t > 0));
     }
-    LAUNCH(winograd_weights_kernel<<<blocks(O * C), threads, 0, on(device)>>>(
+    LAUNCH(winograd_weights_kernel<<<blocks(O * C), threads, 0, stream_of(device)>>>(
         dW, S.ptr(), sums, s.W_stride_o, s.W_stride_k, O, C));
 }
 #endif

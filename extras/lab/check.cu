@@ -96,9 +96,9 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
                 order.push_back(outline(X.ptr() + i * 28 * 28, background));
                 auto found = left.find(order.back());
                 if (!file.count(order.back()))
-                    error(
-                        "%s: image %d of an epoch is none of the file's: look at DataIter::minibatch%s",
-                        who.c_str(), sample, meant);
+                    error("%s: image %d of an epoch is none of the file's: look at "
+                          "DataIter::minibatch%s",
+                          who.c_str(), sample, meant);
                 if (found == left.end())
                     error("%s: image %d of an epoch has been there before: look at `order`, "
                           "DataIter::minibatch and epoch",
@@ -106,16 +106,18 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
                 auto label = found->second.find(y.ptr()[i]);
                 if (label == found->second.end())
                     error("%s: image %d of an epoch comes with label %g, in the file it has %d: "
-                          "are images and labels taken in the same order? Look at DataIter::minibatch",
+                          "are images and labels taken in the same order? Look at "
+                          "DataIter::minibatch",
                           who.c_str(), sample, y.ptr()[i], *found->second.begin());
                 found->second.erase(label);
                 if (found->second.empty()) left.erase(found);
             }
         }
         if (!left.empty())
-            error("%s: an epoch has %zu samples, the data set %d: does DataIter::minibatch leave out "
-                  "the last, smaller minibatch?",
-                  who.c_str(), order.size(), set.count);
+            error(
+                "%s: an epoch has %zu samples, the data set %d: does DataIter::minibatch leave out "
+                "the last, smaller minibatch?",
+                who.c_str(), order.size(), set.count);
     }
     if ((orders[0] == orders[1]) == iter.shuffle && set.count > 10)
         error("%s: two epochs have the samples in %s order: look at DataIter::epoch", who.c_str(),
@@ -200,7 +202,7 @@ static bool all_are_peers(int k) {
     for (int i = 0; i < k; i++)
         for (int j = 0; j < k; j++) {
             int can = physical(gpu(i)) == physical(gpu(j));
-            if (!can) CHECK(cudaDeviceCanAccessPeer(&can, physical(gpu(i)), physical(gpu(j))));
+            if (!can) CUDA_CHECK(cudaDeviceCanAccessPeer(&can, physical(gpu(i)), physical(gpu(j))));
             if (!can) return false;
         }
     return true;
@@ -231,11 +233,11 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
         }
     waitall();
     came_back = was_waited_for = false;
-    if (late >= 0) CHECK(cudaLaunchHostFunc(on(gpu(late)), be_late, nullptr));
+    if (late >= 0) CUDA_CHECK(cudaLaunchHostFunc(stream_of(gpu(late)), be_late, nullptr));
     for (int c = 0; c < k; c++)
         for (size_t i = 0; i < grads[c].size(); i++) {
             copyto(host[c][i], grads[c][i]);
-            CHECK(cudaEventRecord(grads[c][i].written->handle, on(gpu(c))));
+            CUDA_CHECK(cudaEventRecord(grads[c][i].written->handle, stream_of(gpu(c))));
         }
     if (exchange) exchange(grads);
     else run_allreduce("naive", grads);

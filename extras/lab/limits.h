@@ -1,5 +1,5 @@
-// What the judge asks for: sizes, limits and points, all of them on this page. extras/lab/grade.py reads
-// them here, too.
+// What the judge asks for: sizes, limits and points, all of them on this page. extras/lab/grade.py
+// reads them here, too.
 // defines: namespace limits
 #pragma once
 

@@ -227,8 +227,8 @@ static std::string where_to_look(const Case &c, const std::string &result) {
 static Device last() { return gpu(options.gpus - 1); }
 // The device's stream stands still for a while: a kernel on another one, or before a wait, is early
 static void pause_stream(Device d) {
-    CHECK(cudaLaunchHostFunc(
-        on(d), [](void *) { usleep(1000); }, nullptr));
+    CUDA_CHECK(cudaLaunchHostFunc(
+        stream_of(d), [](void *) { usleep(1000); }, nullptr));
 }
 
 static std::vector<Tensor> inputs_of(const Case &c) { // on the host
@@ -499,7 +499,9 @@ static void check_equal_numbers() {
     const Tensor X = get_params({full({1, 1, 2, 2}, 1, cpu())}, last())[0];
     backward(reshape(max_pool2d(X, 2, 2), {1}));
     compare("max_pool2d, four equal numbers: ", "dX", X.shape, to_host(gradient(X)), {1, 0, 0, 0},
-            0, "the first of the largest gets it all: look at window_argmax and max_pool2d_backward_kernel");
+            0,
+            "the first of the largest gets it all: look at window_argmax and "
+            "max_pool2d_backward_kernel");
 }
 #endif
 

@@ -26,7 +26,7 @@ static int code_of(float x) { // -1: no sum of the devices' numbers
 static std::vector<float> read_numbers(int device, const void *at, int n) {
     std::vector<float> x(n);
     if (device < 0) memcpy(x.data(), at, n * sizeof(float));
-    else CHECK(cudaMemcpy(x.data(), at, n * sizeof(float), cudaMemcpyDeviceToHost));
+    else CUDA_CHECK(cudaMemcpy(x.data(), at, n * sizeof(float), cudaMemcpyDeviceToHost));
     return x;
 }
 // x[begin] ... x[end - 1], of which x[0] lies at place `first`
@@ -91,7 +91,8 @@ static void seen(const wire::Request &r, wire::Answer &answer) {
     sight = {&recorder, &answer, {}, {}};
     for (int c = 0; c < r.k; c++) {
         const std::vector<float> x(n, std::pow(8, c));
-        CHECK(cudaMemcpy(grads[c][0].ptr(), x.data(), n * sizeof(float), cudaMemcpyHostToDevice));
+        CUDA_CHECK(
+            cudaMemcpy(grads[c][0].ptr(), x.data(), n * sizeof(float), cudaMemcpyHostToDevice));
         sight.bars.push_back({c, 0, grads[c][0].ptr(), x});
     }
     watch::on_record = before_operation, watch::on_enqueued = after_operation;

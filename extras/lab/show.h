@@ -1,6 +1,7 @@
 // Part of the judge: what an allreduce does on 2 to 8 devices, beside the other algorithms, as JSON
-// for extras/lab/show.html. What moved where and when comes from the worker (extras/lab/seen.h); what it would
-// take, for as many bytes as MODEL's gradients have, from those same operations (extras/lab/fabric.h).
+// for extras/lab/show.html. What moved where and when comes from the worker (extras/lab/seen.h);
+// what it would take, for as many bytes as MODEL's gradients have, from those same operations
+// (extras/lab/fabric.h).
 // defines: show
 #pragma once
 #include "fabric.h"

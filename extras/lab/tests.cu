@@ -1,5 +1,5 @@
-// Tests of the laboratory: the judge finds what is wrong in extras/lab/wrong/, what is counted is what the
-// formulas say, what is recorded and simulated is what happens.
+// Tests of the laboratory: the judge finds what is wrong in extras/lab/wrong/, what is counted is
+// what the formulas say, what is recorded and simulated is what happens.
 //
 //     make test T='-tc=judge*'
 //

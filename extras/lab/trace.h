@@ -1,5 +1,5 @@
-// make trace: what happens when, a row for each operation; extras/lab/simulate.cc reads such rows. A dry
-// run has the same of devices that are not there.
+// make trace: what happens when, a row for each operation; extras/lab/simulate.cc reads such rows.
+// A dry run has the same of devices that are not there.
 // defines: moved, print_ops, trace, DryRun, sum_in_nodes, dry_run
 #pragma once
 #include "common.h"
@@ -92,8 +92,9 @@ struct DryRun {
         }
     }
 };
-// As extras/nodes/ sums over processes of `node` devices: in each by the algorithm; device 0's sum to the
-// host; between hosts a ring (or else a tree), here the same messages of the devices 0; and back.
+// As extras/nodes/ sums over processes of `node` devices: in each by the algorithm; device 0's sum
+// to the host; between hosts a ring (or else a tree), here the same messages of the devices 0; and
+// back.
 static int dry_node = 1024;
 static void sum_in_nodes(const PerDevice &grads) {
     const int k = grads.size(), node = dry_node;
@@ -104,8 +105,9 @@ static void sum_in_nodes(const PerDevice &grads) {
     for (int c = 0; c < k; c += node) {
         const auto first = grads.begin() + c;
         run_allreduce(options.allreduce, {first, first + std::min(node, k - c)});
-        CHECK(cudaMemcpyAsync(host.ptr(), flat[c].ptr(), sizeof(float) * size(host),
-                              cudaMemcpyDeviceToHost, on(flat[c].device))); // copyto would wait
+        CUDA_CHECK(cudaMemcpyAsync(host.ptr(), flat[c].ptr(), sizeof(float) * size(host),
+                                   cudaMemcpyDeviceToHost,
+                                   stream_of(flat[c].device))); // copyto would wait
         roots.push_back(grads[c]);
     }
     run_allreduce(options.allreduce == "ring" ? "ring" : "tree", roots);
@@ -129,7 +131,7 @@ void dry_run() {
         const Part part("backward");
         for (const auto &list : grads)
             for (size_t i = list.size(); i-- > 0;)
-                CHECK(cudaEventRecord(list[i].written->handle, on(list[i].device)));
+                CUDA_CHECK(cudaEventRecord(list[i].written->handle, stream_of(list[i].device)));
     }
     if (dry_node < k) exchange = options.overlap ? in_buckets(sum_in_nodes) : sum_in_nodes;
     if (exchange) exchange(grads);

@@ -71,19 +71,19 @@ namespace worker {
 // On each tensor's device, after all that it has been given. Reports of races have these names.
 static void overwrite_sums(const std::vector<Tensor> &list, int byte) {
     for (const Tensor &t : list)
-        CHECK(cudaMemsetAsync(t.ptr(), byte, size(t) * sizeof(float), on(t.device)));
+        CUDA_CHECK(cudaMemsetAsync(t.ptr(), byte, size(t) * sizeof(float), stream_of(t.device)));
 }
 static void write_gradients(const std::vector<Tensor> &list, const float *host) {
     for (const Tensor &t : list) {
-        CHECK(cudaMemcpyAsync(t.ptr(), host, size(t) * sizeof(float), cudaMemcpyHostToDevice,
-                              on(t.device)));
+        CUDA_CHECK(cudaMemcpyAsync(t.ptr(), host, size(t) * sizeof(float), cudaMemcpyHostToDevice,
+                              stream_of(t.device)));
         host += size(t);
     }
 }
 static void read_sums(const std::vector<Tensor> &list, float *host) {
     for (const Tensor &t : list) {
-        CHECK(cudaMemcpyAsync(host, t.ptr(), size(t) * sizeof(float), cudaMemcpyDeviceToHost,
-                              on(t.device)));
+        CUDA_CHECK(cudaMemcpyAsync(host, t.ptr(), size(t) * sizeof(float), cudaMemcpyDeviceToHost,
+                              stream_of(t.device)));
         host += size(t);
     }
 }
@@ -103,7 +103,7 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
     }
     watch::wait_for_all();
     for (int c = 0; c < r.k; c++) {
-        if (c == r.straggler) watch::pause(stream(gpu(c)).handle, limits::late_ms);
+        if (c == r.straggler) watch::pause(current_stream(gpu(c)).handle, limits::late_ms);
         write_gradients(grads[c], inputs[c].ptr());
     }
     watch::late_messages = r.straggler == r.k;
@@ -146,7 +146,7 @@ static bool waits_on_host(const wire::Request &r) {
         }
     };
     for (int c = 0; c < r.k; c++)
-        CHECK(cudaLaunchHostFunc(stream(gpu(c)).handle, stand_still, &gate));
+        CUDA_CHECK(cudaLaunchHostFunc(current_stream(gpu(c)).handle, stand_still, &gate));
     run_allreduce(r.algorithm, grads);
     gate.open = true;
     const bool waited = gate.given_up;

@@ -30,11 +30,12 @@ Tensor add(const Tensor &A, const Tensor &B) {
     check_inputs("add", A.shape == B.shape, "two of the same shape", {A, B});
     const int n = size(A);
     const Tensor y = empty(A.shape, A.device);
-    LAUNCH(addition_kernel<<<blocks(n), threads, 0, on(A.device)>>>(y.ptr(), A.ptr(), B.ptr(), n));
+    LAUNCH(addition_kernel<<<blocks(n), threads, 0, stream_of(A.device)>>>(y.ptr(), A.ptr(),
+                                                                           B.ptr(), n));
     return record("add", y, {A, B}, [=](const Tensor &dy) {
         for (const Tensor &X : {A, B}) {
             if (float *dX = grad_of(X)) { // dX += dy
-                LAUNCH(add_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, dy.ptr(), n));
+                LAUNCH(add_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(dX, dy.ptr(), n));
             }
         }
     });
@@ -80,11 +81,11 @@ Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
     const PoolShape s = pool_shape("max_pool2d", X, kernel_size, stride);
     const Tensor y = empty({X.shape[0], X.shape[1], s.OH, s.OW}, X.device);
     const int n = size(y);
-    LAUNCH(max_pool2d_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), X.ptr(), s));
+    LAUNCH(max_pool2d_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(), s));
     return record("max_pool2d", y, {X}, [=](const Tensor &dy) {
         float *dX = grad_of(X);
-        LAUNCH(max_pool2d_backward_kernel<<<blocks(n), threads, 0, on(X.device)>>>(dX, dy.ptr(),
-                                                                                   X.ptr(), s));
+        LAUNCH(max_pool2d_backward_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(
+            dX, dy.ptr(), X.ptr(), s));
     });
 }
 
@@ -151,8 +152,8 @@ static Tensor im2col(const Tensor &X, const StridedShape &shape) {
     const ConvShape &s = shape.conv;
     const Tensor columns = empty({s.N, s.C * s.K * s.K, s.OH * s.OW}, X.device);
     const long windows = (long)s.N * s.C * s.OH * s.OW;
-    LAUNCH(strided_im2col_kernel<<<blocks(windows), threads, 0, on(X.device)>>>(columns.ptr(),
-                                                                                X.ptr(), shape));
+    LAUNCH(strided_im2col_kernel<<<blocks(windows), threads, 0, stream_of(X.device)>>>(
+        columns.ptr(), X.ptr(), shape));
     return columns;
 }
 
@@ -193,7 +194,7 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int
             const Tensor dcolumns = full({N, T, P}, 0, device);
             matmul({dcolumns.ptr(), N, T, P}, transpose({W.ptr(), 1, O, T}), {dy.ptr(), N, O, P},
                    device);
-            LAUNCH(strided_col2im_kernel<<<blocks(size(X)), threads, 0, on(device)>>>(
+            LAUNCH(strided_col2im_kernel<<<blocks(size(X)), threads, 0, stream_of(device)>>>(
                 dX, dcolumns.ptr(), shape));
         }
     });
@@ -280,14 +281,14 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
                          var.ptr(), running_mean.ptr(), running_var.ptr()};
     const Planes s = planes(X);
     if (recording && N > 0) {
-        LAUNCH(batch_norm_moments_kernel<<<C, threads, 0, on(X.device)>>>(a, s));
+        LAUNCH(batch_norm_moments_kernel<<<C, threads, 0, stream_of(X.device)>>>(a, s));
     }
-    LAUNCH(batch_norm_kernel<<<blocks(n), threads, 0, on(X.device)>>>(y.ptr(), a, s));
+    LAUNCH(batch_norm_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(y.ptr(), a, s));
     return record("batch_norm", y, inputs, [=](const Tensor &dy) {
         (void)mean, (void)var; // kept, as `inputs` are: `a` points to their memory
         float *const dgamma = grad_of(gamma), *const dbeta = grad_of(beta);
-        LAUNCH(batch_norm_backward_kernel<<<C, threads, 0, on(X.device)>>>(grad_of(X), dgamma,
-                                                                           dbeta, dy.ptr(), a, s));
+        LAUNCH(batch_norm_backward_kernel<<<C, threads, 0, stream_of(X.device)>>>(
+            grad_of(X), dgamma, dbeta, dy.ptr(), a, s));
     });
 }
 

@@ -14,7 +14,8 @@ YOURS(divided) {
         for (size_t c = 0; c < k; c++)
             if (c != owner) add_(grads[owner][i], copyto(grads[c][i], grads[owner][i].device));
         const Tensor t = grads[owner][i];
-        LAUNCH(divide_kernel<<<blocks(size(t)), threads, 0, on(t.device)>>>(t.ptr(), k, size(t)));
+        LAUNCH(divide_kernel<<<blocks(size(t)), threads, 0, stream_of(t.device)>>>(t.ptr(), k,
+                                                                                   size(t)));
         for (size_t c = 0; c < k; c++)
             if (c != owner) copyto(grads[owner][i], grads[c][i]);
     }

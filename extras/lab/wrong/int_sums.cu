@@ -13,7 +13,8 @@ YOURS(int_sums) {
     const int n = size(flat[0]);
     for (int c = 1; c < k; c++) {
         const Tensor part = copyto(flat[c], gpu(0));
-        LAUNCH(add_int_kernel<<<blocks(n), threads, 0, on(gpu(0))>>>(flat[0].ptr(), part.ptr(), n));
+        LAUNCH(add_int_kernel<<<blocks(n), threads, 0, stream_of(gpu(0))>>>(flat[0].ptr(),
+                                                                            part.ptr(), n));
     }
     for (int c = 1; c < k; c++) copyto(flat[0], flat[c]);
 }

@@ -7,7 +7,8 @@
 // YOURS(name) { ... } defines an allreduce of `grads`. The judge finds it as `name` and, where the
 // file is compiled alone, as `yours`.
 struct Yours {
-    Yours(const char *name, void (*run)(const PerDevice &grads), bool (*meant_for)(int k) = nullptr) {
+    Yours(const char *name, void (*run)(const PerDevice &grads),
+          bool (*meant_for)(int k) = nullptr) {
 #ifndef ALL_WRONG
         for (Algorithm &a : algorithms)
             if (std::string(a.name) == "yours") a.run = run, a.meant_for = meant_for;
@@ -16,6 +17,6 @@ struct Yours {
     }
 };
 #define YOURS(name, ...)                                                                           \
-    static void allreduce_##name(const PerDevice &grads);                                              \
+    static void allreduce_##name(const PerDevice &grads);                                          \
     static const Yours name##_is_there(#name, allreduce_##name, ##__VA_ARGS__);                    \
     static void allreduce_##name([[maybe_unused]] const PerDevice &grads)
