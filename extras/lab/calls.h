@@ -32,9 +32,11 @@ static std::vector<Call> calls_of(const Tensor &y) {
     std::vector<Call> list;
     for (size_t i = 0; i < tape.size(); i++) {
         Call call = {tape[i].op, {}, tape[i].inputs, y};
+        bool used = tape[i].dy == y.grad;
         for (size_t j = i + 1; j < tape.size(); j++)
             for (const Tensor &X : tape[j].inputs)
-                if (X.grad == tape[i].dy) call.y = X;
+                if (X.grad == tape[i].dy) call.y = X, used = true;
+        if (!used) continue; // its numbers are not known
         call.y.shape = tape[i].dy->shape;
         if (call.op == "conv2d")
             call.how = stride_and_padding(call.inputs[0], call.inputs[1], call.y);

@@ -1,5 +1,5 @@
-// One program that is `make run` and `make check` of a mgpu.cu with planted mistakes: `run OPTIONS`
-// or OPTIONS. PLANT=17 switches the mistake number 17 on. extras/lab/plant.py writes that mgpu.cu.
+// One program that is `make run` and `make check` of a copy with planted mistakes: `run OPTIONS`
+// or OPTIONS. PLANT=17 switches the mistake number 17 on. extras/lab/plant.py writes the copy.
 // defines: planted, main
 #include <cstdlib>
 #include <cstring>

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""Plants the mistakes of extras/lab/mistakes.txt into copies of mgpu.cu, one switch a mistake, and looks
-whether `make run` and `make check` explain them.
+"""Plants the mistakes of extras/lab/mistakes.txt into copies of mgpu.cu and networks.cu, one switch a
+mistake, and looks whether `make run` and `make check` explain them.
 
     python3 extras/lab/plant.py build           write and compile the copies
     python3 extras/lab/plant.py try [NAME...]   run each mistake, or those whose names contain a NAME
     python3 extras/lab/plant.py sample          some of them; status 1 if one is not explained
 
+A copy is a folder with mgpu.cu and, where it is there, extras/networks/networks.cu, which includes it.
 Mistakes whose texts overlap come into different copies, so there are a few of them. A copy is
 compiled once (extras/lab/plant.cu); the environment variable PLANT says which of its mistakes it makes.
 """
 import os, re, subprocess, sys, time
 from concurrent.futures import ThreadPoolExecutor
 
-LIST, SOURCE, FOLDER = "extras/lab/mistakes.txt", "mgpu.cu", "build/plant"
+LIST, FOLDER = "extras/lab/mistakes.txt", "build/plant"
+SOURCES = [s for s in ("mgpu.cu", "extras/networks/networks.cu") if os.path.exists(s)]
 # Less than the program takes by itself: a third, smaller minibatch shall be the last
 OPTIONS = {"run": "run GPUS=2 EPOCHS=1 BATCH=64 LIMIT=150", "check": "MODEL=lenet"}
 WIDTH = 300  # of what is printed of the words
@@ -30,20 +32,22 @@ class Entry:
         self.number, self.section, self.name, self.words = number, section, name, words
         self.expect, self.options, self.hunks, self.right = None, [], [([], [])], False
 
-    def changes(self, source):
-        """(begin, end, new text) in the source, without what old and new text have in common"""
+    def changes(self, texts):
+        """(source, begin, end, new text), without what old and new text have in common.
+        A hunk belongs to the first source in which its old text stands exactly once."""
         for old, new in (("\n".join(lines) for lines in hunk) for hunk in self.hunks):
-            if source.count(old) != 1:
-                print(f"{LIST}: {self.name}: its old text stands {source.count(old)} times in "
-                      f"{SOURCE}: {old}")
+            source = next((s for s in SOURCES if texts[s].count(old) == 1), None)
+            if not source:
+                times = ", ".join(f"{texts[s].count(old)} times in {s}" for s in SOURCES)
+                print(f"{LIST}: {self.name}: its old text stands {times}: {old}")
                 yield None
                 continue
             begin = len(os.path.commonprefix([old, new]))
             shorter = min(len(old), len(new)) - begin
             end = len(os.path.commonprefix([old[::-1], new[::-1]])[:shorter])
             text = new[begin:len(new) - end].replace("PLANTED", f"(planted == {self.number})")
-            at = source.index(old)
-            yield at + begin, at + len(old) - end, text
+            at = texts[source].index(old)
+            yield source, at + begin, at + len(old) - end, text
 
 
 def read_list():
@@ -81,23 +85,23 @@ def read_list():
 
 def build(entries, name=""):
     """Put each entry into the first copy that has room for it, and compile the copies."""
-    source, copies = open(SOURCE).read(), []
-    changes = {e: list(e.changes(source)) for e in entries}
+    texts, copies = {s: open(s).read() for s in SOURCES}, []
+    changes = {e: list(e.changes(texts)) for e in entries}
     if any(None in places for places in changes.values()):
         sys.exit(1)
     for e in sorted(entries, key=lambda e: changes[e]):
         for n, copy in enumerate(copies + [[]]):
-            pairs = [sorted([a[:2], b[:2]]) for a in copy for b in changes[e]]
-            if all(source[a[1]:b[0]].strip() for a, b in pairs):  # code stands between them
+            pairs = [sorted([a, b]) for a in copy for b in changes[e] if a[0] == b[0]]
+            if all(texts[a[0]][a[2]:b[1]].strip() for a, b in pairs):  # code stands between them
                 break
         copies[n:n + 1] = [copy + changes[e]]
         e.program = f"{FOLDER}/{name}{n}/check"
-    for n, copy in enumerate(copies):
-        path, text, at = f"{FOLDER}/{name}{n}/{SOURCE}", "", 0
-        for begin, end, new in sorted(copy):
-            text += source[at:begin] + new
+    for n, source in ((n, source) for n in range(len(copies)) for source in SOURCES):
+        path, text, at = f"{FOLDER}/{name}{n}/{source}", "", 0
+        for begin, end, new in sorted(change[1:] for change in copies[n] if change[0] == source):
+            text += texts[source][at:begin] + new
             at = end
-        text += source[at:]
+        text += texts[source][at:]
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if not os.path.exists(path) or open(path).read() != text:
             open(path, "w").write(text)

@@ -213,12 +213,13 @@ static std::string where_to_look(const Case &c, const std::string &result) {
         return "look at " + c.op + (forward ? "_kernel" : "_backward_kernel");
     if (result == "db") return "look at bias_backward_kernel";
     if (c.op == "linear")
-        return format("look at %smatmul_kernel, and the sizes and strides that linear gives it "
-                      "for %s",
+        return format("look at %smatmul_kernel, and the matrices that linear gives it for %s",
                       forward ? "bias_kernel, " : "", result.c_str());
-    return format("look at %s, and the sizes and strides that conv2d gives matmul for %s (linear, "
-                  "with the same matmul_kernel, is right)",
-                  result == "dX" ? "col2im_kernel" : "im2col_kernel", result.c_str());
+    const bool strided = c.how != std::vector<int>{1, 0};
+    return format("look at %s%s, and the matrices that conv2d gives matmul for %s (linear, with the "
+                  "same matmul_kernel, is right)",
+                  strided ? "strided_" : "", result == "dX" ? "col2im_kernel" : "im2col_kernel",
+                  result.c_str());
 }
 
 // --- one at a time
@@ -282,6 +283,9 @@ static void check_case(const Case &c) {
     auto &tape = tapes[last().id];
     tape.clear();
     Tensor y = call(c, p);
+    if (y.device.id != last().id)
+        error("%sthe result lies on %s, its arguments on %s", where.c_str(), str(y.device).c_str(),
+              str(last()).c_str());
     if (size(y) != (int)want.size() || y.shape[0] != c.shapes[0][0])
         error("%sthe result has shape %s, %zu numbers of %d samples are wanted", where.c_str(),
               str(y.shape).c_str(), want.size(), c.shapes[0][0]);
@@ -398,7 +402,7 @@ static void check_replica(const std::vector<Tensor> &host, const std::vector<std
                 0, "it is to be 0 at first");
         if (next && g.ptr() != next)
             error("attach_grad: the gradients do not lie one behind the other: at which number of "
-                  "`all` does that of %s begin (n += size(p))?",
+                  "`all` does that of %s begin (begin = end)?",
                   who.c_str());
         next = g.ptr() + size(g);
     }

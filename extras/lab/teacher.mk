@@ -27,12 +27,13 @@ grade: backend build/cpu/judge  ## judge what is in SUBMISSIONS, each by itself:
 	@python3 extras/lab/grade.py $(if $(filter build/cpu,$(dir)),TRANSLATE=extras/cpu/to_cpp.sed) \
 	    COMPILER='$(subst ','\'',$(compile_submission))' $(words)
 
-# Copies of mgpu.cu with planted mistakes
-.PRECIOUS: build/cpp/build/plant/%/mgpu.cu
-build/plant/%/check: build/cpp/build/plant/%/mgpu.cu $(call lab_cpp,plant) \
-    build/cpp/extras/lab/check.cu build/cpu/flags $(compiled_once)
+# Copies of mgpu.cu, and of networks.cu where it is there, with planted mistakes
+planted := $(or $(wildcard extras/networks/networks.cu),mgpu.cu)
+.PRECIOUS: build/cpp/build/plant/%
+build/plant/%/check: build/cpp/build/plant/%/mgpu.cu build/cpp/build/plant/%/$(planted) \
+    $(call lab_cpp,plant) build/cpp/extras/lab/check.cu build/cpu/flags $(compiled_once)
 	@echo $@
-	@$(CXX) $(cpu_flags) -w -iquote extras/lab $(once_cpu) -DPROGRAM='"../../build/plant/$*/mgpu.cu"' \
-	    -x c++ build/cpp/extras/lab/plant.cu -o $@
-build/cpp/build/plant/%/mgpu.cu: build/plant/%/mgpu.cu extras/cpu/to_cpp.sed
+	@$(CXX) $(cpu_flags) -w -iquote extras/lab $(once_cpu) \
+	    -DPROGRAM='"../../build/plant/$*/$(planted)"' -x c++ build/cpp/extras/lab/plant.cu -o $@
+build/cpp/build/plant/%: build/plant/% extras/cpu/to_cpp.sed
 	@$(translate)
