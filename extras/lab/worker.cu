@@ -14,6 +14,8 @@
 #include "limits.h"
 #include "wire.h"
 
+#include <atomic>
+
 #include <sys/resource.h>
 #include <unwind.h>
 
