@@ -301,20 +301,23 @@ static Tensor uniform(float scale, std::vector<int> shape) {
     return random(shape, std::uniform_real_distribution<float>(-scale, scale));
 }
 
-typedef std::function<Tensor(std::vector<int> shape)> Init; // makes a parameter on the host
+// A function that makes a parameter of this shape, on the host.
+typedef std::function<Tensor(std::vector<int> shape)> Init;
+
 static Init constant(float value) {
     return [=](std::vector<int> shape) { return full(shape, value, cpu()); };
 }
 
-// Where a network's layers find their parameters, one after another: in a list; or, in its very
-// first forward pass, nowhere: then they are made, as Gluon's deferred initialization does it.
+// The parameters of a network's layers, which take one after the other from a list. In the very
+// first forward pass there is no list: each layer makes its parameters then, because it knows the
+// shape of its input. Gluon calls this deferred initialization.
 struct Layers {
-    const std::vector<Tensor> *list;        // null: they are made, into `params`
-    Init init = nullptr;                    // of weights
-    size_t used = 0;                        // of the list
-    std::map<std::string, int> layers = {}; // of each kind, so far
+    const std::vector<Tensor> *list;        // null: make the parameters and append them to `params`
+    Init init = nullptr;                    // makes the weights
+    size_t used = 0;                        // parameters taken from the list
+    std::map<std::string, int> layers = {}; // how many layers of each kind there are so far
 
-    // Such as conv0.weight. requires_grad: false for a buffer
+    // Return the next parameter, such as conv0.weight. A buffer does not require a gradient.
     Tensor next(const char *layer, const std::string &what, std::vector<int> shape,
                 const Init &init, bool requires_grad = true) {
         if (list) return (*list)[used++];
@@ -324,17 +327,20 @@ struct Layers {
         return copyto(params.back(), gpu(0));
     }
 };
+
 static Tensor Conv2d(Layers &l, const Tensor &X, int channels, int kernel_size, int stride = 1,
                      int padding = 0) {
     Tensor W = l.next("conv", ".weight", {channels, X.shape[1], kernel_size, kernel_size}, l.init);
     Tensor b = l.next("conv", ".bias", {channels}, constant(0));
     return conv2d(X, W, b, stride, padding);
 }
+
 static Tensor Linear(Layers &l, const Tensor &X, int out_features) {
     Tensor W = l.next("dense", ".weight", {X.shape[1], out_features}, l.init);
     Tensor b = l.next("dense", ".bias", {out_features}, constant(0));
     return linear(X, W, b);
 }
+
 static Tensor BatchNorm2d(Layers &l, const Tensor &X) {
     const int channels = X.shape[1];
     Tensor gamma = l.next("bn", ".weight", {channels}, constant(1));
@@ -344,22 +350,29 @@ static Tensor BatchNorm2d(Layers &l, const Tensor &X) {
     return batch_norm(X, gamma, beta, mean, var);
 }
 
-// relu(Y + X), where Y is two convolutions of X; with use_1x1conv, X passes through a third one
+// Return relu(Y + X), where Y is two convolutions of X. With use_1x1conv, X passes through a third
+// one.
 Tensor Residual(Layers &l, Tensor X, int num_channels, bool use_1x1conv = false, int strides = 1) {
     Tensor Y = relu(BatchNorm2d(l, Conv2d(l, X, num_channels, 3, strides, 1)));
     Y = BatchNorm2d(l, Conv2d(l, Y, num_channels, 3, 1, 1));
     if (use_1x1conv) X = Conv2d(l, X, num_channels, 1, strides);
     return relu(add(Y, X));
 }
+
 static Tensor resnet_block(Layers &l, Tensor X, int num_channels, int num_residuals,
                            bool first_block = false) {
-    for (int i = 0; i < num_residuals; i++)
-        if (i == 0 && !first_block) X = Residual(l, X, num_channels, true, 2);
-        else X = Residual(l, X, num_channels);
+    for (int i = 0; i < num_residuals; i++) {
+        if (i == 0 && !first_block) {
+            X = Residual(l, X, num_channels, true, 2);
+        } else {
+            X = Residual(l, X, num_channels);
+        }
+    }
     return X;
 }
-// A slightly modified ResNet-18 model: for small images. On k devices it does not learn what it
-// learns on one: batch norm takes mean and variance over a device's n/k samples, not over all n.
+
+// Compute a slightly modified ResNet-18 model, for small images. k devices learn something else
+// than one device, because batch norm takes mean and variance over the n/k samples of a device.
 Tensor resnet18(Layers &l, Tensor X, int num_classes) {
     // This model uses a smaller convolution kernel, stride, and padding and removes the max-pooling
     // layer
@@ -370,7 +383,8 @@ Tensor resnet18(Layers &l, Tensor X, int num_classes) {
     X = resnet_block(l, X, 512, 2);
     return Linear(l, global_avg_pool2d(X), num_classes);
 }
-// The lab's network: LeNet with max pooling
+
+// Compute the lab's network: LeNet with max pooling.
 Tensor lab_cnn(Layers &l, Tensor X, int num_classes = 10) {
     X = max_pool2d(relu(Conv2d(l, X, 20, 3)), 2, 2);
     X = max_pool2d(relu(Conv2d(l, X, 50, 5)), 2, 2);
@@ -411,7 +425,7 @@ static Tensor lab_cnn_net(const Tensor &X, const std::vector<Tensor> &params) {
 static bool evaluate_all = false; // EVALUATE_ALL
 bool evaluates_all() { return evaluate_all || options.model != "lenet"; }
 
-// The test accuracy, computed on all devices: each sample counts once.
+// Return the test accuracy, computed on all devices. Each sample counts once.
 float evaluate_accuracy_gpus(const Net &net, const PerDevice &device_params, DataIter &test_iter,
                              const std::vector<Device> &devices) {
     NoGrad guard;
@@ -419,10 +433,12 @@ float evaluate_accuracy_gpus(const Net &net, const PerDevice &device_params, Dat
     for (auto [X, y] : test_iter.epoch()) {
         auto [X_shards, y_shards] = split_batch(X, y, devices);
         std::vector<Tensor> y_hats;
-        for (size_t c = 0; c < devices.size(); c++)
+        for (size_t c = 0; c < devices.size(); c++) {
             y_hats.push_back(net(X_shards[c], device_params[c]));
-        for (size_t c = 0; c < devices.size(); c++)
+        }
+        for (size_t c = 0; c < devices.size(); c++) { // the host waits here
             correct += count_correct(y_hats[c], y_shards[c]);
+        }
     }
     return correct / test_iter.X.shape[0];
 }
@@ -473,12 +489,14 @@ static void print_outputs(const std::vector<Tensor> &shards, const PerDevice &de
     for (size_t c = 0; c < shards.size(); c++)
         printf("%s\n", to_string(net(shards[c], device_params[c])).c_str());
 }
-// Channel 0 of the first convolution's weight, or of its gradient.
+
+// Write channel 0 of the first convolution's weight, or of its gradient.
 static std::string channel0(const Tensor &weight) {
     return to_string(reshape(rows(weight, 0, 1), {1, weight.shape[2], weight.shape[3]}));
 }
 
-// The concise chapter's: parameters on all devices, a forward pass, some of the first weights.
+// Run the concise chapter's examples: copy the parameters to all devices, print the outputs for some
+// images, and some of the first weights.
 void demos_resnet18(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     const auto device_params = replicate(devices); // net.initialize(ctx=devices)
@@ -490,8 +508,8 @@ void demos_resnet18(int num_gpus) {
     for (const auto &params : device_params) printf("%s\n", channel0(params[0]).c_str());
 }
 
-// The lab's: the network's output for two images per device; some of its first weights, which are
-// equal on all devices; and their gradients, which are not.
+// Run the lab's examples: print the outputs for two images per device, some of the first weights,
+// which are equal on all devices, and their gradients, which are not.
 void demos_lab_cnn(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     const auto device_params = replicate(devices);
