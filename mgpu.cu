@@ -3,7 +3,8 @@
 //     make run GPUS=2      train LeNet on Fashion-MNIST on two devices
 //     make test            check the kernels, and the training of k devices against that of one
 //
-// Read sections 2 to 6 beside the chapter: titles, names and order are the same. Section 7 is the
+// Read sections 2 to 6 beside the chapter: titles, names and order are those of its current edition
+// (the first one said gpu_params and ctx_list). Section 7 is the
 // chapter's third exercise, with a place for an allreduce of your own. Sections 8 to 13 build the
 // parts that the chapter takes from its framework: operators, autograd, devices, data.
 //
@@ -17,7 +18,8 @@
 //
 // Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K side of
 // a convolution kernel, k devices. All numbers are 32-bit floats. dX is the gradient of the loss
-// with respect to X. A word in capitals, such as GPUS, is an option (section 13).
+// with respect to X. F is torch.nn.functional. A word in capitals, such as GPUS, is an option
+// (section 13).
 // Without a GPU, g++ compiles this file with extras/cpu/cuda_runtime.h, which emulates k devices.
 
 #include <cuda_runtime.h>
@@ -51,7 +53,8 @@
 // 1. The vocabulary
 // The types and functions that sections 2 to 7 use. Skim it now and come back when a name is new.
 
-// A device: gpu(0), gpu(1), ... or cpu(), the host, where this program itself runs.
+// The place of a tensor: a device, gpu(0), gpu(1), ..., or cpu(), the host, where this program
+// itself runs.
 struct Device {
     int id; // i for gpu(i), -1 for cpu()
 };
@@ -66,12 +69,12 @@ struct Tensor {
     Device device = {-1};
     std::vector<int> shape;
     std::shared_ptr<float> data = nullptr;  // size(t) floats
-    std::shared_ptr<Tensor> grad = nullptr; // its gradient; null: none is wanted
-    bool requires_grad = true;              // false: it is not trained and gets no gradient
+    std::shared_ptr<Tensor> grad = nullptr; // its gradient, or null if none is computed
+    bool requires_grad = true;              // whether attach_grad() gives it a gradient
 
-    // Only of a gradient, see section 9:
-    bool stale = false;                              // it still has to be zeroed
-    std::shared_ptr<struct Event> written = nullptr; // recorded after each write, of a parameter's
+    // The next two are used only if this tensor is itself a gradient (section 9).
+    bool stale = false; // whether it must be zeroed before the next write
+    std::shared_ptr<struct Event> written = nullptr; // recorded after each write; parameters only
 
     float *ptr() const; // data.get()
 };
@@ -85,7 +88,7 @@ typedef std::vector<std::vector<Tensor>> PerDevice;
 Tensor copyto(const Tensor &src, Device device);   // a copy of src on that device
 void copyto(const Tensor &src, const Tensor &dst); // dst[:] = src
 
-// 7. The function that sums the gradients as ALLREDUCE and OVERLAP say; empty: the chapter's loop
+// 7. The function that sums the gradients over all devices; null selects the chapter's loop
 typedef std::function<void(const PerDevice &grads)> Exchange;
 extern Exchange exchange;
 
@@ -103,9 +106,9 @@ void fill(const Tensor &a, float value);                               // a[:] =
 void attach_grad(std::vector<Tensor> &params);       // give each parameter a gradient of zeros
 void backward(const Tensor &l);                      // compute the gradients of sum(l)
 const Tensor &gradient(const Tensor &param);         // param.grad, or an error if there is none
-PerDevice gradients(const PerDevice &device_params); // those of all parameters on all devices
+PerDevice gradients(const PerDevice &device_params); // of all parameters that are trained
 std::vector<Tensor> column(const PerDevice &x, size_t i); // [x[c][i] for c in range(k)]
-void wait_for_gradient(const Tensor &grad); // let its device wait until backward has written it
+void wait_for_gradient(const Tensor &grad); // make its device wait until backward has written it
 
 // 10. Devices and memory
 struct Stream { // a queue of work, which a device does in order
@@ -114,15 +117,15 @@ struct Stream { // a queue of work, which a device does in order
 };
 Device try_gpu(int i);                    // gpu(i), or an error if there are fewer
 std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
-Stream &current_stream(Device device);    // the stream on which the device works now
+Stream &current_stream(Device device);    // the stream on which new work is enqueued
 cudaStream_t stream_of(Device device);    // its handle; makes the device CUDA's current one
 int physical(Device device); // CUDA's number of its GPU, which several devices may share
-Stream &link_stream(Device src, Device dst); // the stream of messages from src to dst
+Stream &link_stream(Device src, Device dst); // the stream for copies from src to dst
 void use_comm_streams(bool use); // true: current_stream(d) is d's second stream, for communication
-void join_comm_streams(int k);   // let later work of k devices wait for those streams
-void waitall();                  // let the host wait for all devices
+void join_comm_streams(int k);   // make later work of k devices wait for those streams
+void waitall();                  // make the host wait for all devices
 int size(const Tensor &t);       // the product of its shape
-Tensor empty(std::vector<int> shape, Device device); // memory that nothing has written yet
+Tensor empty(std::vector<int> shape, Device device); // uninitialized memory
 Tensor full(std::vector<int> shape, float value, Device device);
 Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2), on the host
 Tensor arange(int n);                                    // 0, 1, ..., n-1, on the host
@@ -133,27 +136,49 @@ std::string to_string(const Tensor &t);                  // its numbers as NumPy
 std::string str(Device device);                          // gpu(0)
 std::string str(const std::vector<Device> &devices);     // [gpu(0), gpu(1)]
 
-// A user's mistake: throw an error, which main() prints in one line.
+// Throw an error. mgpu_main() prints it in one line and ends the program.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
 __attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...);
 // Check a CUDA call. If it failed, print its file, its line and CUDA's message, and exit.
 #define CUDA_CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
 void check_cuda(cudaError_t code, const char *call, const char *file, int line);
 
+// 8. Launching kernels
+#ifdef CUDA_CPU
+constexpr bool on_cpu = true; // compiled by g++ with extras/cpu/cuda_runtime.h, the stand-in
+#else
+constexpr bool on_cpu = false;
+#endif
+
+constexpr int threads = 256; // in a block
+
+// Return how many blocks have a thread for each of n elements. CUDA wants at least one block.
+inline int blocks(long n, int threads_per_block = threads) {
+    if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
+    return n > 0 ? (n + threads_per_block - 1) / threads_per_block : 1;
+}
+
+// Launch a kernel, as section 8 explains, and check whether the launch has failed.
+#ifndef LAUNCH // a program that includes this file may have another one
+#define LAUNCH(...)                                                                                \
+    (__VA_ARGS__, check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__))
+#endif
+
 // 11. Data and files
 
-// One half of Fashion-MNIST, in minibatches of X (N,1,28,28), from 0 to 1, and y (N), the classes.
+// The training set or the test set of Fashion-MNIST, in minibatches of X (N,1,28,28), from 0 to 1,
+// and y (N), the classes.
 struct DataIter {
     const struct DataSet *set;
     int batch_size;
     bool shuffle;
-    std::vector<int> order; // of the samples in this epoch
+    std::vector<int> order; // the order of the samples in this epoch
     Tensor X, y;            // all samples in this order, on the host; a minibatch is a view
-    int steps_left;         // minibatches that STEPS still allows
+    int steps_left;         // minibatches left before the limit STEPS
 
-    int steps() const;                              // in an epoch
+    int steps() const;                              // minibatches per epoch
     std::pair<Tensor, Tensor> minibatch(int begin); // the minibatch that starts at sample `begin`
-    std::vector<std::pair<Tensor, Tensor>> epoch(); // all minibatches, in a new order
+    std::vector<std::pair<Tensor, Tensor>> epoch(); // all minibatches; reshuffled if `shuffle`
 };
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // to train on, to test on
 int number_of_epochs(const DataIter &train_iter);                      // EPOCHS, as STEPS allows
@@ -162,7 +187,7 @@ float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, Da
 
 // A stopwatch, in seconds.
 struct Timer {
-    std::vector<double> times; // one for each start() and stop()
+    std::vector<double> times; // from each start() to its stop()
     double started = 0;
 
     void start();
@@ -170,13 +195,14 @@ struct Timer {
     double avg() const;
 };
 
-// The chapter's plot, as a table with a row for each epoch, a progress bar and a file (LOG).
+// A table with a row for each epoch, a progress bar and a file (LOG), in place of the chapter's
+// plot.
 struct Animator {
     int steps;                   // in an epoch
     std::vector<float> Y = {};   // test accuracy after each epoch
     std::ofstream log = {};      // the file
     std::vector<Tensor> ls = {}; // losses that are not counted yet, still on the devices
-    std::vector<int> parts = {}; // how many of them belong to each minibatch
+    std::vector<int> parts = {}; // the number of tensors in `ls` for each minibatch
     int done = 0, samples = 0;   // minibatches and samples of this epoch
     double loss = 0;             // sum over these samples
     double began = 0, drawn = 0; // when the epoch began, when the bar was drawn
@@ -257,7 +283,7 @@ Net net = lenet;
 // ---------------------------------------------------------------------------------------------
 // 3. Data synchronization                                      chapter: "Data Synchronization"
 // Two operations: copy the parameters to every device, and sum the gradients over all devices. Both
-// are made of messages, copies from one device to another.
+// consist of copies. A copy from one device to another is called a message.
 
 // Copy the parameters to a device and attach gradients to the copies.
 std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device) {
@@ -265,7 +291,7 @@ std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device)
     for (const Tensor &p : params) {
         new_params.push_back(copyto(p, device));
     }
-    attach_grad(new_params); // of the whole list, so that the gradients are contiguous in memory
+    attach_grad(new_params); // all in one call, which makes the gradients contiguous in memory
     return new_params;
 }
 
@@ -278,8 +304,8 @@ PerDevice replicate(const std::vector<Device> &devices) {
     return device_params;
 }
 
-// Sum data[0], data[1], ... elementwise and leave the sum in every one of them. data[c] is on
-// device c. Device 0 does the additions: the others send it their tensors and get the sum back.
+// Sum data[0], data[1], ... elementwise and write the sum to each of them. data[c] is on device c.
+// Device 0 is the root: it receives the other tensors, adds them, and sends the sum back.
 // The temporary copy in the first loop is freed immediately. That is safe: its memory is reused
 // only by work that is enqueued later on the same stream.
 void allreduce(std::vector<Tensor> data) {
@@ -287,16 +313,16 @@ void allreduce(std::vector<Tensor> data) {
         add_(data[0], copyto(data[i], data[0].device)); // data[0][:] += data[i]
     }
     for (size_t i = 1; i < data.size(); i++) {
-        copyto(data[0], data[i]); // data[i][:] = data[0]: into the tensor, not into the list
+        copyto(data[0], data[i]); // data[i] = copyto(...) would only change the list
     }
 }
 
 // --- The message itself
-// All of this is asynchronous. The host only enqueues work; each device does its own in the order
-// in which it was enqueued, while the other devices do theirs. Where one device needs the numbers
-// of another, it must wait for them.
+// Messages are asynchronous. The host only enqueues them. Each stream executes its work in order,
+// while the other streams execute theirs. So a stream must wait before it reads data that another
+// stream writes.
 
-// Let later work on `waiting` wait for all earlier work on `other`. The host does not wait.
+// Make later work on `waiting` wait for all earlier work on `other`. The host does not wait.
 //
 //   other       ... work ... [record ready] ... more work ...
 //                                  |
@@ -318,7 +344,7 @@ void peer_copy(const Tensor &src, const Tensor &dst, Stream &stream) {
                                    sizeof(float) * size(src), stream.handle));
 }
 
-// Copy dst[:] = src, of equal size. The host waits only if it gets the copy.
+// Copy dst[:] = src, which must have the same size. The host waits only if dst is on the host.
 void copyto(const Tensor &src, const Tensor &dst) {
     if (size(src) != size(dst)) {
         error("copyto: %d numbers do not fit a tensor of %d", size(src), size(dst));
@@ -357,8 +383,8 @@ Tensor copyto(const Tensor &src, Device device) {
 // 4. Distributing data                                            chapter: "Distributing Data"
 // Divide a minibatch among the devices.
 
-// Return how many of n samples each of k devices gets: equally many, the first n % k one more; or
-// in proportion to SPLIT.
+// Return the sizes of k shards of n samples: proportional to SPLIT if it is set, otherwise n / k,
+// and one more for the first n % k devices.
 std::vector<int> shard_sizes(int n, int k) {
     const bool equal = options.split.empty() || k == 1;
     const std::vector<int> weights = equal ? std::vector<int>(k, 1) : options.split;
@@ -380,7 +406,7 @@ std::vector<int> shard_sizes(int n, int k) {
 
 // Split X along its first axis into one contiguous shard per device, and copy each shard there. If
 // there are fewer samples than devices, the last shards are empty.
-// Same as gluon.utils.split_and_load(X, devices, even_split=False).
+// Without SPLIT, same as gluon.utils.split_and_load(X, devices, even_split=False).
 std::vector<Tensor> split_and_load(const Tensor &X, const std::vector<Device> &devices) {
     const std::vector<int> sizes = shard_sizes(X.shape[0], devices.size());
     std::vector<Tensor> shards;
@@ -407,9 +433,9 @@ split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices
 // train_batch() takes one step of SGD, on one minibatch and all devices; train() takes all steps of
 // some epochs. Lines that the chapter does not have are marked "ours".
 
-// Return the losses, one number for each sample: ls[c] is on device c. (The chapter returns
-// nothing.) Operators always record themselves, except under NoGrad, so autograd.record() has no
-// counterpart here.
+// Take one step of SGD on all devices. Return the losses, one number per sample: ls[c] is on device
+// c. (The chapter returns nothing.) Operators record themselves for backward(), so
+// autograd.record() is not needed.
 std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y, const PerDevice &device_params,
                                 const std::vector<Device> &devices, float lr) {
     auto [X_shards, y_shards] = split_batch(X, y, devices);
@@ -423,8 +449,8 @@ std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y, const PerDevic
     }
     // Sum all gradients from each GPU and broadcast them to all GPUs
     const PerDevice grads = gradients(device_params);
-    if (exchange) {
-        exchange(grads); // ours: ALLREDUCE and OVERLAP, section 7
+    if (exchange) { // ours: ALLREDUCE and OVERLAP, section 7
+        exchange(grads);
     } else {
         for (size_t i = 0; i < grads[0].size(); i++) {
             allreduce(column(grads, i)); // [device_params[c][i].grad for c in range(len(devices))]
@@ -434,7 +460,7 @@ std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y, const PerDevic
     for (const std::vector<Tensor> &param : device_params) {
         sgd(param, lr, X.shape[0]); // Here, we use a full-size batch
     }
-    return ls;
+    return ls; // ours
 }
 
 // Train on num_gpus devices. batch_size counts the samples over all devices.
@@ -510,19 +536,19 @@ void demos(int num_gpus) {
 // ALLREDUCE=name trains with one of them; OVERLAP=1 runs it while backward is still computing.
 //
 // Contract. grads[c][i] is on device c and has the same size on every device. The tensors of a
-// device are contiguous in memory, as attach_grad() allocates them. An algorithm leaves in every
-// grads[c][i] the sum over all devices, with the same bits on every device. It enqueues its work
-// and returns (`host` alone waits); work that is enqueued later on a device sees the sums. It works
-// for any number of devices and for tensors of any size, including 0.
+// device are contiguous in memory, as attach_grad() allocates them. An algorithm writes to every
+// grads[c][i] the sum over all devices, bitwise identical on all of them. It enqueues its work and
+// returns (only allreduce_host makes the host wait); work that is enqueued later on a device sees
+// the sums. It works for any number of devices and for tensors of any size, including 0.
 //
 // Cost, for k devices and P tensors of n bytes in total:
 //   messages   how many copies are made between devices
 //   busiest    how many bytes the busiest device receives; it sends as many
-//   steps      how many messages are in the longest chain, in which each waits for the one before
+//   steps      how many messages are in the longest chain of messages that wait for each other
 // If a message of m bytes takes alpha + m * beta seconds (alpha is the latency, 1 / beta the
 // bandwidth), an allreduce takes about steps * alpha + busiest * beta.
 
-// A part of a step, which NVIDIA's profiler nsys shows, for as long as such an object exists.
+// A named range in NVIDIA's profiler nsys, open for the lifetime of the object.
 struct Part {
     explicit Part(const char *name) { nvtxRangePushA(name); }
     ~Part() { nvtxRangePop(); }
@@ -548,7 +574,8 @@ static std::vector<Tensor> flatten(const PerDevice &grads) {
     return flat;
 }
 
-// View chunk j of k, or `count` chunks from j on, of a tensor. Their sizes differ by at most one.
+// View `count` consecutive chunks of a tensor, from chunk j of k on. Their sizes differ by at most
+// one.
 static Tensor chunk(const Tensor &t, int j, int k, int count = 1) {
     if (j < 0 || j + count > k) {
         error("chunk %d of %d: there are 0 to %d%s", j < 0 ? j : j + count - 1, k, k - 1,
@@ -563,8 +590,9 @@ struct Message {
     Tensor src, dst;
 };
 
-// Send all messages at the same time. Each starts after all earlier work of its two devices, and
-// their later work waits for it. No message may write to memory that another one reads or writes.
+// Enqueue all messages, each pair of devices on a stream of its own, so that they travel at the
+// same time. A message waits for all earlier work on both of its devices, and their later work
+// waits for it. No message may write to memory that another one reads or writes.
 static void send(const std::vector<Message> &messages) {
     for (const auto &[src, dst] : messages) {
         if (size(src) != size(dst)) {
@@ -603,8 +631,9 @@ static void allreduce_naive(const PerDevice &grads) {
 static void allreduce_bucket(const PerDevice &grads) { allreduce(flatten(grads)); }
 
 // --- host
-// Sum on the host, a parameter server: kvstore='local' in MXNet. The host waits for the devices.
-//   messages 2k, for one device none   busiest kn, the host   steps k+1
+// Sum on the host, which acts as the parameter server (kvstore='local' in MXNet) and waits for the
+// devices.
+//   messages 2k (0 if k = 1)   busiest kn, the host   steps k+1
 static void allreduce_host(const PerDevice &grads) {
     const std::vector<Tensor> flat = flatten(grads);
     if (flat.size() == 1) return;
@@ -622,10 +651,11 @@ static void allreduce_host(const PerDevice &grads) {
 }
 
 // --- by_tensor
-// Sum different parameters on different devices, as the chapter's third exercise asks. The device
-// that sums a tensor is its owner. Owners are chosen greedily: the largest tensor comes first, and
-// each goes to the device that owns the fewest numbers so far. (kvstore='device' in MXNet)
-//   messages 2(k-1)P   busiest (k-1)L + n-L   steps 2m   (an owner has up to L bytes, m tensors)
+// Sum different parameters on different devices, as the chapter's third exercise asks
+// (kvstore='device' in MXNet). The device that sums a tensor is its owner. Tensors are assigned in
+// order of decreasing size, each to the device that owns the fewest numbers so far. L and m are the
+// largest number of bytes and of tensors that a device owns.
+//   messages 2(k-1)P   busiest (k-1)L + n-L   steps 2m
 static void allreduce_by_tensor(const PerDevice &grads) {
     const int k = grads.size(), P = grads[0].size();
     std::vector<int> largest_first(P);
@@ -640,8 +670,8 @@ static void allreduce_by_tensor(const PerDevice &grads) {
         owned[owner[i]] += size(grads[0][i]);
     }
 
-    // gather[m] takes a part to its owner, broadcast[m] takes the sum back. Each owner begins with
-    // its right neighbour, so that not all of them read from device 0 first.
+    // gather[m] takes a device's tensor to the owner, broadcast[m] takes the sum back. Each owner
+    // begins with device owner + 1, so that not all of them read from device 0 first.
     std::vector<Message> gather, broadcast;
     for (int distance = 1; distance < k; distance++) {
         for (int i = 0; i < P; i++) {
@@ -681,7 +711,8 @@ static void allreduce_sharded(const PerDevice &grads) {
 }
 
 // --- ring
-// Let every device send to its right neighbour only, so that all links are busy in every round.
+// Let device c send only to its right neighbour, device (c + 1) % k, so that all links are busy in
+// every round.
 //   messages 2k(k-1)   busiest 2(k-1)n/k   steps 2(k-1)
 //
 //   k = 3          reduce-scatter             all-gather
@@ -693,7 +724,7 @@ static void allreduce_ring(const PerDevice &grads) {
     const int k = flat.size();
 
     // Reduce-scatter: each device sends a partial sum, which its neighbour adds to its own chunk.
-    // After k-1 rounds, device c holds the complete sum of chunk c+1.
+    // After k-1 rounds, device c holds the complete sum of chunk (c + 1) % k.
     for (int round = 0; round < k - 1; round++) {
         std::vector<Message> messages;
         std::vector<Tensor> sums; // sums[sender]: the chunk to which the receiver adds
@@ -754,20 +785,21 @@ static void allreduce_tree(const PerDevice &grads) {
 }
 
 // --- yours
-// Write your own here, to the contract at the top of this section. It starts as `naive`. Tools:
+// Write your own allreduce here. It must satisfy the contract at the top of this section. As it
+// stands, it does the same as `naive`. Tools:
 //   copyto(src, dst)       one message; send({{src, dst}, ...}) sends several at the same time
 //   add_(a, b)             a += b, both on one device
 //   empty(shape, device)   memory. It is freed with its last handle, which is safe even while
 //                          enqueued work still uses it (section 10).
 //   flatten(grads)         one tensor per device; chunk(t, j, k) is chunk j of k of such a tensor
 //   to_string(t)           the numbers, for printf; the host waits for them
-// Is it for powers of two only? Say so below: {"yours", allreduce_yours, powers_of_two}.
+// If it needs k to be a power of two, say so below: {"yours", allreduce_yours, powers_of_two}.
 // Check it:
 //   make exercise                        Is it right on 1 to 8 devices, and what does it cost?
 //   make show GPUS=4                     Whose numbers are where, step by step?
 //   make race ALLREDUCE=yours GPUS=3     Does a device read numbers before they are written?
 //   make run ALLREDUCE=yours GPUS=2      Does LeNet learn with it?
-// A kernel of your own goes above it. The simplest one to start from is relu_kernel in section 8.
+// A kernel of your own goes above it. relu_kernel in section 8 is the simplest one to start from.
 static void allreduce_yours(const PerDevice &grads) {
     const size_t k = grads.size(), P = grads[0].size();
     for (size_t i = 0; i < P; i++) {
@@ -829,15 +861,15 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
 // --- OVERLAP
 // "It is highly desirable to start exchanging gradient parameters while others are still being
 // computed", says the chapter. The host is far ahead of the devices: when it calls exchange(), it
-// has enqueued all of backward, but the devices have hardly begun with it. So an allreduce that is
-// enqueued on streams of its own, and waits only for the gradients that it sums, runs at the same
-// time as the rest of backward:
+// has enqueued all of backward, but the devices have barely started it. So an allreduce that is
+// enqueued on the communication streams, and waits only for the gradients that it sums, runs at the
+// same time as the rest of backward:
 //
 //   compute streams         backward of W4 b4 W3 b3 | W2 b2 W1 b1 |                      | sgd
 //   communication streams                           | sum of W3 ... b4 | sum of W1 ... b2 |
 //
 // backward() records an event after the write of each gradient; wait_for_gradient() waits for it.
-static size_t bucket_bytes = 256 * 1024; // at least, except for the last bucket
+static size_t bucket_bytes = 256 * 1024; // the least size of a bucket; the last may be smaller
 
 // Return a function that calls `sum` for one bucket of gradients after the other, the last layers
 // first, because backward computes them first.
@@ -868,8 +900,8 @@ static Exchange in_buckets(const Exchange &sum) {
     };
 }
 
-// Return the function that train_batch() calls for ALLREDUCE and OVERLAP: null for the chapter's
-// loop.
+// Return the function that train_batch() calls for ALLREDUCE and OVERLAP. It is null for naive,
+// because train_batch() contains that loop.
 Exchange exchange_by(const std::string &name, bool overlap) {
     const Exchange sum = [=](const PerDevice &grads) { run_allreduce(name, grads); };
     if (overlap) return in_buckets(sum);
@@ -889,7 +921,7 @@ Exchange exchange;
 //     relu_kernel<<<blocks, threads, 0, stream>>>(y, X, n);
 //
 // The host enqueues it on the stream and goes on. When its turn comes, the device starts `blocks`
-// blocks of `threads` threads each. (0: the blocks need no more shared memory.) Each thread finds
+// blocks of `threads` threads each. (0 bytes of dynamic shared memory.) Each thread finds
 // out from its position which element it computes. With 3 blocks of 4 threads:
 //
 //     blockIdx.x       0 0 0 0   1 1 1 1   2 2 2 2
@@ -899,26 +931,9 @@ Exchange exchange;
 // If there are n = 10 elements, two threads of the last block have nothing to do: `if (i < n)`.
 // Blocks and threads can also be counted in two or three dimensions (.y and .z, dim3). Kernels may
 // call functions marked __device__.
-
-#ifdef CUDA_CPU
-constexpr bool on_cpu = true; // compiled by g++ with extras/cpu/cuda_runtime.h, the stand-in
-#else
-constexpr bool on_cpu = false;
-#endif
-
-constexpr int threads = 256; // in a block
-
-// Return how many blocks have a thread for each of n elements. CUDA wants at least one block.
-inline int blocks(long n, int threads_per_block = threads) {
-    if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
-    return n > 0 ? (n + threads_per_block - 1) / threads_per_block : 1;
-}
-
-// Launch a kernel and check whether the launch has failed.
-#ifndef LAUNCH // a program that includes this file may have another one
-#define LAUNCH(...)                                                                                \
-    (__VA_ARGS__, check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__))
-#endif
+//
+// The threads of a block can exchange data through memory that they share, marked __shared__, and
+// __syncthreads() makes each of them wait until all have arrived there.
 
 // --- functions of sections 9 and 10 that operators use
 
@@ -927,13 +942,14 @@ void check_inputs(const char *op, bool right, const char *wants, const std::vect
 
 // Return y, the result of an operator, and record the operator's backward if an input wants a
 // gradient. backward(dy) gets dy, the gradient of the loss with respect to y, and adds to the
-// gradients of the inputs. It must add, because an input may be used by several operators. It keeps
-// copies of the tensors that it mentions, and with them their memory.
+// gradients of the inputs. It must add, because an input may be used by several operators. It
+// captures its tensors by value, which keeps their memory allocated.
 typedef std::function<void(const Tensor &dy)> Backward;
 Tensor record(const char *op, Tensor y, const std::vector<Tensor> &inputs,
               const Backward &backward);
 
-// Return the address of the gradient of X, or null if X wants none.
+// Return the address of the gradient of X, allocated and zeroed if this is its first use in a
+// backward pass; or null if X wants none.
 float *grad_of(const Tensor &X);
 
 // --- relu
@@ -1002,7 +1018,7 @@ __global__ void sgd_kernel(float *param, const float *grad, int n, float lr, flo
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
     const Part update("update");
     for (const Tensor &p : params) {
-        if (!p.grad) continue; // a buffer
+        if (!p.grad) continue; // a buffer, such as a running statistic, is not trained
         check_inputs("sgd", true, "parameters", {params[0], p});
         const int n = size(p);
         LAUNCH(sgd_kernel<<<blocks(n), threads, 0, stream_of(p.device)>>>(p.ptr(), p.grad->ptr(), n,
@@ -1011,8 +1027,8 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
 }
 
 // --- softmax cross-entropy
-// Return the sum of exp(z[j] - largest) over j. With the largest logit subtracted nothing
-// overflows: the sum lies between 1 and `classes`.
+// Return the sum of exp(z[j] - largest) over j, and the largest z[j]. Its subtraction prevents
+// overflow: the sum lies between 1 and `classes`.
 __device__ inline float exp_sum(const float *z, int classes, float *largest) {
     float sum = 0;
     *largest = z[0];
@@ -1128,15 +1144,15 @@ Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
 }
 
 // --- matrix product
-// `count` matrices of rows x columns numbers, one after another in memory. The numbers of a row are
-// neighbours there, or those of a column if the matrix is transposed.
+// A batch of `count` contiguous matrices of rows x columns numbers, row-major, or column-major if
+// they are transposed.
 struct Matrix {
     float *data;
     int count, rows, columns;
     bool transposed = false;
 };
 
-// Swap rows and columns, without moving a number.
+// Swap rows and columns, without moving data.
 static Matrix transpose(Matrix m) {
     std::swap(m.rows, m.columns);
     m.transposed = !m.transposed;
@@ -1144,15 +1160,16 @@ static Matrix transpose(Matrix m) {
 }
 
 // A block computes a tile of C, one number per thread. Its threads copy a tile of A and a tile of B
-// into shared memory, multiply those, and go on to the next two tiles. So each number is loaded
-// once for `tile` products, not for one. On emulated devices a thread computes two whole rows of
-// the tile, because the compiler turns a loop over neighbouring columns into vector instructions.
+// into shared memory, multiply those, and go on to the next two tiles. So each number that is
+// loaded from global memory is used in `tile` products, not in one. On emulated devices a thread
+// computes two whole rows of the tile, because the compiler turns a loop over neighbouring columns
+// into vector instructions.
 constexpr int tile = 32;
 constexpr int threads_x = on_cpu ? 1 : tile, threads_y = on_cpu ? tile / 2 : tile;
 typedef float Tile[tile][tile + 1]; // + 1 puts the numbers of a column into different memory banks
 
-// Copy the tile of matrix n that begins at (row, column), as far as the matrix goes. Threads that
-// are neighbours in x read neighbours in memory.
+// Copy the tile of matrix n that begins at (row, column), clipped to the matrix. Threads that are
+// neighbours in x read neighbours in memory.
 __device__ inline void load_tile(Tile &to, const Matrix &m, int n, int row, int column) {
     const float *from = m.data + (m.count > 1 ? n * m.rows * m.columns : 0);
     const int tile_rows = min(tile, m.rows - row), tile_columns = min(tile, m.columns - column);
@@ -1227,8 +1244,8 @@ __global__ void sum_kernel(float *sum, const float *parts, int count, int n) {
     sum[i] += total;
 }
 
-// Add the sum over n of A[n] @ B[n] to the matrix C. C has few tiles, so to keep a GPU busy each
-// block sums over some n only, and a second kernel adds up their results.
+// Add the sum over n of A[n] @ B[n] to the matrix C. C has too few tiles to keep a GPU busy, so
+// each block sums only some of the products, and a second kernel adds up these partial sums.
 static void matmul_sum(Matrix C, Matrix A, Matrix B, Device device) {
     const int n = C.rows * C.columns, tiles = blocks(C.rows, tile) * blocks(C.columns, tile);
     const int count = std::min(A.count, blocks(2048, tiles));
@@ -1238,7 +1255,7 @@ static void matmul_sum(Matrix C, Matrix A, Matrix B, Device device) {
 }
 
 // --- bias
-// A tensor (N,C,...) as planes: `plane` is the product of the sizes behind C.
+// A tensor (N,C,...) as planes: `plane` is the product of the sizes after C.
 struct Planes {
     int N, C, plane;
 };
@@ -1246,11 +1263,10 @@ static Planes planes(const Tensor &y) {
     return {y.shape[0], y.shape[1], size(y) / std::max(1, y.shape[0] * y.shape[1])};
 }
 
-// Return the sum of value(i) over the places i of channel c in such a tensor, to all threads of a
-// block. First each thread sums a part of them. Then the parts, in memory that the threads of a
-// block share, are added pairwise, the upper half to the lower half, until one is left. This order
-// is fixed, so every run gives the same bits. `scratch` has a float for each thread.
-// __syncthreads() waits until all threads of the block have arrived.
+// Return to every thread of a block the sum of value(i) over the indices i of channel c. First each
+// thread sums a part of them. Then the parts, in shared memory, are added pairwise, the upper half
+// to the lower half, until one is left. This order is fixed, so every run gives the same bits.
+// `scratch` has a float for each thread.
 template <class Value>
 __device__ inline float channel_sum(float *scratch, Planes s, int c, Value value) {
     float sum = 0;
@@ -1413,9 +1429,9 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
 
 // ---------------------------------------------------------------------------------------------
 // 9. Autograd
-// The tutorial's autograd.record() and l.backward(). As in Karpathy's micrograd, every operator
-// pushes a function onto a tape, and backward() calls these functions in reverse order: dy is
-// complete when it is passed on. Each device has a tape of its own.
+// The counterpart of l.backward(). As in Karpathy's micrograd, every operator stores a function for
+// its backward. Here these functions lie on a tape, one tape per device, and backward() calls them
+// in reverse order, so that each dy is complete before it is read.
 
 // An operator that has run, and the gradient of its result.
 struct TapeEntry {
@@ -1434,7 +1450,7 @@ struct NoGrad {
     ~NoGrad() { recording = before; }
 };
 
-// A mark in the work of a device: record it there, and let another stream wait for it.
+// A CUDA event of one device: record it in a stream, and make another stream wait for it.
 struct Event {
     cudaEvent_t handle = nullptr;
     explicit Event(Device device) {
@@ -1503,7 +1519,6 @@ Tensor record(const char *op, Tensor y, const std::vector<Tensor> &inputs,
     return y;
 }
 
-// Zero the gradient at the first call in a backward pass, and allocate it if it is a result's.
 float *grad_of(const Tensor &X) {
     if (!X.grad) return nullptr;
     Tensor &g = *X.grad;
@@ -1513,7 +1528,8 @@ float *grad_of(const Tensor &X) {
     return g.ptr();
 }
 
-// Run the tape of l's device in reverse and empty it. Each entry frees memory when it is done.
+// Run the tape of l's device in reverse and empty it. Each entry is destroyed after it has run,
+// which frees the tensors that it captured.
 void backward(const Tensor &l) {
     std::vector<TapeEntry> &tape = tapes[l.device.id];
     auto made_l = [&](const TapeEntry &entry) { return entry.dy == l.grad; };
@@ -1623,8 +1639,8 @@ struct Gpu {
 static std::vector<Gpu> &gpus = *new std::vector<Gpu>; // never destroyed: tensors may outlive main
 static int comm = 0;                                   // 1: work goes to the communication streams
 
-// Programs that include this file may set this. It is called before the memory of a tensor is used
-// and, with null, before a device gets other work.
+// A hook for programs that include this file. It is called before the memory of a tensor is used
+// and, with null, before other work is enqueued on the device.
 void (*on_use)(Device device, const Tensor *tensor) = nullptr;
 
 float *Tensor::ptr() const {
@@ -1668,7 +1684,7 @@ cudaStream_t stream_of(Device device) {
     return current_stream(device).handle;
 }
 
-// Create a stream that does not wait for other streams.
+// Create a stream that does not synchronize with the default stream.
 static Stream new_stream(Device device) {
     Stream s;
     CUDA_CHECK(cudaSetDevice(physical(device)));
@@ -1677,8 +1693,7 @@ static Stream new_stream(Device device) {
     return s;
 }
 
-// Each pair of devices has a stream of its own, so that messages between different pairs travel at
-// the same time.
+// Return the stream for messages from src to dst, and create it on first use.
 Stream &link_stream(Device src, Device dst) {
     Stream &s = state(dst).links[src.id];
     if (!s.handle) s = new_stream(dst);
@@ -1761,7 +1776,7 @@ void use_devices(int k, bool quiet = false, int first = 0) {
 
 // --- memory
 
-// Give all memory that no tensor uses back to CUDA.
+// Give all unused blocks of the caching allocator back to CUDA.
 void empty_cache() {
     waitall();
     for (Gpu &g : gpus) {
@@ -1789,8 +1804,9 @@ static float *cuda_malloc(Device device, size_t bytes) {
           str(device).c_str(), bytes / 1e6, free / 1e6, total / 1e6);
 }
 
-// Return memory for n floats. On a device, cudaMalloc() and cudaFree() would make the host wait, so
-// freed blocks are kept for the next tensor of their size, in one list per stream and size.
+// Return memory for n floats. On a device, it comes from a caching allocator: cudaMalloc() and
+// cudaFree() would make the host wait, so freed blocks are kept for the next tensor of their size,
+// in one list per stream and size.
 //
 // A block may be reused while enqueued work still uses it. That is safe: the work of its new owner
 // is enqueued later on the same stream, and copyto() and send() let that stream wait for every
@@ -1920,8 +1936,8 @@ Tensor rows(const Tensor &X, int begin, int end) {
 
 // --- printing
 
-// Write the numbers as NumPy prints an array: with as few digits as tell each of them from its
-// neighbours, at most 8 after the point, and with all points below each other.
+// Write the numbers as NumPy prints an array: with the fewest digits that identify each float, at
+// most 8 after the point, and with aligned decimal points.
 std::string to_string(const Tensor &t) {
     std::vector<std::string> texts;
     size_t before = 0, after = 0; // the longest part before and after the point
@@ -1955,7 +1971,7 @@ std::string to_string(const Tensor &t) {
 
 // --- data
 
-// One half of a data set as it lies in its files: one byte per pixel, one per label.
+// The training set or the test set as it lies in its files: one byte per pixel, one per label.
 struct DataSet {
     int count = 0;
     std::vector<uint8_t> images, labels;
@@ -2015,7 +2031,7 @@ static std::string data_path(const std::string &folder, const std::string &name)
           folder == "data" ? ": `make data` brings it" : "");
 }
 
-// Load one half of a data set: `which` is train or t10k.
+// Load the training set (`which` is train) or the test set (t10k).
 DataSet load_data(const std::string &folder, const std::string &which) {
     DataSet set;
     const std::string images_path = data_path(folder, which + "-images-idx3-ubyte");
@@ -2084,7 +2100,7 @@ int number_of_epochs(const DataIter &train_iter) {
 
 // --- accuracy
 
-// Count the rows of y_hat (N,classes) whose largest number is at the label, y (N).
+// Count the rows of y_hat (N,classes) whose argmax is the label, y (N).
 static int count_correct(const Tensor &y_hat, const Tensor &y) {
     const std::vector<float> z = to_host(y_hat), labels = to_host(y);
     const int classes = y_hat.shape[1];
@@ -2096,7 +2112,7 @@ static int count_correct(const Tensor &y_hat, const Tensor &y) {
     return correct;
 }
 
-// Return the part of the test samples that net(X) classifies correctly, computed on one device.
+// Return the fraction of the test samples that net(X) classifies correctly, computed on one device.
 float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
                             Device device) {
     NoGrad guard;
@@ -2194,8 +2210,8 @@ void Animator::add_to_log(int epoch, float acc, double seconds) {
 
 // --- SAVE and INIT
 // All parameters in one file, in the format of https://github.com/huggingface/safetensors: the
-// length of the header (8 bytes, little-endian); the header, in JSON; the numbers of all tensors. A
-// tensor's numbers are the bytes from the first of its data_offsets to the one before the second:
+// length of the header (8 bytes, little-endian); the header, in JSON; the numbers of all tensors.
+// data_offsets [begin, end) are the bytes of a tensor among these numbers:
 //   {"W1":{"dtype":"F32","shape":[20,1,3,3],"data_offsets":[0,720]},"W2":{...},...}
 
 // Write a new file completely, then rename it over the old one, so that a good file is never lost.
@@ -2238,9 +2254,9 @@ static std::string between(const std::string &text, const std::string &begin, ch
     return at == std::string::npos ? "" : text.substr(from, text.find(end, from) - from);
 }
 
-// Read into `params`, which are on the host, the tensors that have their names. Writers differ in
-// spaces and in the order of keys, and they add other entries. (A quote inside of a string has a
-// backslash before it, so "W1":{ is never a part of one.)
+// Load each parameter by its name into `params`, which are on the host. Writers differ in spaces
+// and in the order of keys, and they add other entries. (A quote inside of a string has a backslash
+// before it, so "W1":{ is never a part of one.)
 void load_safetensors(const std::string &path, const std::vector<Tensor> &params) {
     std::ifstream file(path, std::ios::binary);
     uint64_t length = 0;
@@ -2299,9 +2315,8 @@ void save_params(const std::vector<Tensor> &params) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 12. Checks
-// The chapter's promise, checked: the first step of k devices gives the gradient of one device, and
-// the copies of the parameters stay equal. If a check fails, `make check` looks for the cause.
+// 12. Checks The chapter's promise, checked: k devices compute the gradient of one device, and the
+// copies of the parameters stay equal. If a check fails, `make check` looks for the cause.
 
 float first_check_tolerance = 1e-3f; // the largest rounding error, relative to the largest number
 static const char *const see = ": make check looks for the cause";
@@ -2337,9 +2352,9 @@ static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
     return all_to_host(gradients(one)[0]);
 }
 
-// Divide a minibatch into k shards and return the sum of their gradients, all computed on gpu(0);
-// and, for each number, the largest |number| of its parameter, summed over the shards, as the unit
-// in which differences are measured.
+// Divide a minibatch into k shards and return the sum of their gradients, all computed on gpu(0).
+// Also return the unit in which to measure the error of each number: sum |gradient| over the
+// shards, and take the largest of these sums in the same parameter.
 static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y, int k) {
     Flat sum(all_to_host(params).size()), unit(sum.size());
     int begin = 0;
@@ -2416,7 +2431,8 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
     empty_cache(); // gpu(0) has computed the whole minibatch: that memory is free again
 }
 
-// Take a step on the first minibatch, apart from the training, and check it.
+// Take a trial step on the first samples of the file, with copies of the parameters of its own, and
+// check it.
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr) {
     if (!options.first_check) return;
     const PerDevice device_params = replicate(devices);
@@ -2425,7 +2441,7 @@ void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devi
     check_first_step(X, y, ls, device_params, lr);
 }
 
-// Fail unless all devices have the same bits. (Running statistics may differ.)
+// Fail unless the trained parameters are bitwise identical on all devices.
 void check_replicas(const PerDevice &device_params) {
     if (!options.replica_check) return;
     const Flat first = all_to_host(device_params[0]);
@@ -2447,7 +2463,7 @@ void check_replicas(const PerDevice &device_params) {
 // Options are words NAME=value, the same for make and for this program: mgpu GPUS=2 LR=0.1
 //
 // Other programs may include this file, as its tests do. They may define MGPU_NO_MAIN and LAUNCH
-// before, set on_use and exchange, and add to models, algorithms and option_table.
+// before the #include, set on_use and exchange, and add to models, algorithms and option_table.
 
 Options options;
 
@@ -2472,7 +2488,8 @@ static const Model &find_model() {
     error("MODEL=%s is unknown: there are %s", options.model.c_str(), names.c_str());
 }
 
-// Make the parameters of this network, on the host. A seed always gives the same ones.
+// Select the network that MODEL names and initialize its parameters, on the host. The same SEED
+// gives the same parameters.
 void init_model() {
     net = find_model().net;
     find_model().init_params();
@@ -2504,20 +2521,22 @@ static void set_split(const std::string &value) {
 
 // `make help` reads these lines, one for each option.
 static std::vector<Option> option_table = {
-    {"GPUS", &options.gpus, "number of devices; if too many, they share GPUs (1)", 1, 64},
+    {"GPUS", &options.gpus, "number of devices; they share GPUs if there are fewer (1)", 1, 64},
     {"MODEL", &options.model, "network to train (lenet)"},
     {"BATCH", &options.batch, "samples of a minibatch, over all devices (256)", 1, 60000},
     {"LR", &options.lr, "learning rate (0.2)", 1e-30, 1e30},
     {"EPOCHS", &options.epochs, "passes over the training set (10)", 1},
-    {"SPLIT", set_split, "parts of a minibatch, such as 3,1, for unequal devices (equal ones)"},
+    {"SPLIT", set_split, "relative sizes of the shards, such as 3,1 (equal ones)"},
     {"ALLREDUCE", &options.allreduce, "how gradients are summed: see section 7 (naive)"},
     {"OVERLAP", &options.overlap, "1: exchange gradients while others are still computed (0)"},
-    {"FIRST_CHECK", &options.first_check, "0: do not compare step 1 with one device's (1)"},
-    {"REPLICA_CHECK", &options.replica_check, "0: nor, after each epoch, the replicas (1)"},
+    {"FIRST_CHECK", &options.first_check,
+     "0: skip the comparison of a trial step with one device's (1)"},
+    {"REPLICA_CHECK", &options.replica_check,
+     "0: skip it, and the comparison of replicas after each epoch (1)"},
     {"PEERS", &options.peers, "0: copies between devices go through the host (1)"},
     {"STEPS", &options.steps, "stop after so many minibatches (0: never)"},
     {"LIMIT", &options.limit, "use only so many training and test samples (0: all)"},
-    {"SEED", &options.seed, "of the parameters and of the shuffling (0)"},
+    {"SEED", &options.seed, "seed of the parameters and of the shuffling (0)"},
     {"SHUFFLE", &options.shuffle, "0: minibatches in the order of the file (1)"},
     {"DATA", &options.data, "folder with the four files of (Fashion-)MNIST (data)"},
     {"INIT", &options.init, "start from the parameters in this .safetensors file"},
