@@ -114,10 +114,9 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
             }
         }
         if (!left.empty())
-            error(
-                "%s: an epoch has %zu samples, the data set %d: does DataIter::minibatch leave out "
-                "the last, smaller minibatch?",
-                who.c_str(), order.size(), set.count);
+            error("%s: an epoch has %zu samples, the data set %d: does DataIter::epoch leave out "
+                  "the last, smaller minibatch?",
+                  who.c_str(), order.size(), set.count);
     }
     if ((orders[0] == orders[1]) == iter.shuffle && set.count > 10)
         error("%s: two epochs have the samples in %s order: look at DataIter::epoch", who.c_str(),

@@ -216,10 +216,11 @@ static std::string where_to_look(const Case &c, const std::string &result) {
         return format("look at %smatmul_kernel, and the matrices that linear gives it for %s",
                       forward ? "bias_kernel, " : "", result.c_str());
     const bool strided = c.how != std::vector<int>{1, 0};
-    return format("look at %s%s, and the matrices that conv2d gives matmul for %s (linear, with the "
-                  "same matmul_kernel, is right)",
-                  strided ? "strided_" : "", result == "dX" ? "col2im_kernel" : "im2col_kernel",
-                  result.c_str());
+    return format(
+        "look at %s%s, and the matrices that conv2d gives %s for %s (linear, with the same "
+        "matmul_kernel, is right)",
+        strided ? "strided_" : "", result == "dX" ? "col2im_kernel" : "im2col_kernel",
+        result == "dW" ? "matmul_sum (sum_kernel)" : "matmul", result.c_str());
 }
 
 // --- one at a time
