@@ -100,6 +100,13 @@ static std::string explain_gradient(const Flat &got, const Flat &want,
         if (row[p][p] > 0) a[p] = row[p][k] / row[p][p];
         left -= a[p] * dot(shards[p], got, wrong);
     }
+    // No factors explain all wrong numbers: those of the first parameter may have some
+    const std::string name = name_of(wrong[0]), parameter = name.substr(0, name.find('['));
+    std::vector<int> first;
+    for (int j : wrong)
+        if (name_of(j).substr(0, name_of(j).find('[')) == parameter) first.push_back(j);
+    if (left > 0.02 * squares && first.size() >= 4 * (size_t)k && first.size() < wrong.size())
+        return "in " + parameter + " " + explain_gradient(got, want, first, shards, c);
     if (left > 0.02 * squares)
         return "it is no sum of the shards' gradients: are wrong numbers added, is a wait missing, "
                "does a device compute with other parameters or another's labels?";
