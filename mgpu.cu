@@ -4,9 +4,9 @@
 //     make test            check the kernels, and the training of k devices against that of one
 //
 // Read sections 2 to 6 beside the chapter: titles, names and order are those of its current edition
-// (the first one said gpu_params and ctx_list). Section 7 is the
-// chapter's third exercise, with a place for an allreduce of your own. Sections 8 to 13 build the
-// parts that the chapter takes from its framework: operators, autograd, devices, data.
+// (the first one said gpu_params and ctx_list). Section 7 is the chapter's third exercise, with a
+// place for an allreduce of your own. Sections 8 to 13 build the parts that the chapter takes from
+// its framework: operators, autograd, devices, data.
 //
 //    1. The vocabulary                    8. Kernels and operators
 //    2. A toy network                     9. Autograd
@@ -921,8 +921,8 @@ Exchange exchange;
 //     relu_kernel<<<blocks, threads, 0, stream>>>(y, X, n);
 //
 // The host enqueues it on the stream and goes on. When its turn comes, the device starts `blocks`
-// blocks of `threads` threads each. (0 bytes of dynamic shared memory.) Each thread finds
-// out from its position which element it computes. With 3 blocks of 4 threads:
+// blocks of `threads` threads each. (0 bytes of dynamic shared memory.) Each thread finds out from
+// its position which element it computes. With 3 blocks of 4 threads:
 //
 //     blockIdx.x       0 0 0 0   1 1 1 1   2 2 2 2
 //     threadIdx.x      0 1 2 3   0 1 2 3   0 1 2 3
@@ -2315,8 +2315,9 @@ void save_params(const std::vector<Tensor> &params) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 12. Checks The chapter's promise, checked: k devices compute the gradient of one device, and the
-// copies of the parameters stay equal. If a check fails, `make check` looks for the cause.
+// 12. Checks
+// The chapter's promise, checked: k devices compute the gradient of one device, and the copies of
+// the parameters stay equal. If a check fails, `make check` looks for the cause.
 
 float first_check_tolerance = 1e-3f; // the largest rounding error, relative to the largest number
 static const char *const see = ": make check looks for the cause";
