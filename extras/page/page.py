@@ -123,11 +123,13 @@ def highlighted(source, names):
 
 
 def printed(text, output):
-    """(last line, what it has printed) of each printf in the text of a function"""
+    """(last line, what it has printed) of each printf and print in the text of a function"""
     pattern, ends = "", []
-    for call in re.finditer(r'(for \(.*\)\s*)?printf\("((?:[^"\\]|\\.)*)"[^;]*;', text):
+    for call in re.finditer(r'(printf?)\("((?:[^"\\]|\\.)*)"[^;]*;', text):
         words = re.escape(call[2].replace("\\n", "\n")).replace("%s", r".*(?:\n .*)*?")
-        pattern += f"((?:{words})+?)" if call[1] else f"({words})"
+        if call[1] == "print":  # a title, and tensors below it
+            words += r":\n(?: .*\n)+"
+        pattern += f"({words})"
         ends.append(text[: call.end()].count("\n"))
     found = re.search(pattern + r"(?=\S)", output)
     return zip(ends, found.groups()) if found else sys.exit("page.py: demos printed something else")

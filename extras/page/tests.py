@@ -48,7 +48,7 @@ def test_names_lead_to_definitions(visit):
 
 def test_outputs_stand_where_they_are_printed(visit):
     shown = visit(FILES[0]).locator("samp").all_text_contents()
-    assert len(shown) == 10 and "\n".join(shown) in pathlib.Path("build/page/output").read_text()
+    assert len(shown) == 7 and "\n".join(shown) in pathlib.Path("build/page/output").read_text()
 
 
 @of(FILES[:2])
