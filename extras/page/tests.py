@@ -37,7 +37,7 @@ def visit(chromium):
 
 def test_names_lead_to_definitions(visit):
     page = visit(FILES[0])
-    for place, word in ("#Tensor", "size"), ("#allreduce_ring", "chunk"), ("#relu", "relu_kernel"):
+    for place, word in ("#flatten", "size"), ("#allreduce_ring", "chunk"), ("#relu", "relu_kernel"):
         page.click(f".code:has({place}) a[href='#{word}'] >> nth=0")
         assert page.text_content("b:target") == word
     page.click(".used a[href='#train_batch'] >> nth=0")
