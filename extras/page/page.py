@@ -127,8 +127,7 @@ def printed(text, output):
     pattern, ends = "", []
     for call in re.finditer(r'(printf?)\("((?:[^"\\]|\\.)*)"[^;]*;', text):
         words = re.escape(call[2].replace("\\n", "\n")).replace("%s", r".*(?:\n .*)*?")
-        if call[1] == "print":  # a title, and tensors below it
-            words += r":\n(?: .*\n)+"
+        words += r":\n(?: .*\n)+" * (call[1] == "print")  # a title, and tensors below it
         pattern += f"({words})"
         ends.append(text[: call.end()].count("\n"))
     found = re.search(pattern + r"(?=\S)", output)
