@@ -538,8 +538,8 @@ void demos(int num_gpus) {
 // Contract. grads[c][i] is on device c and has the same size on every device. The tensors of a
 // device are contiguous in memory, as attach_grad() allocates them. An algorithm writes to every
 // grads[c][i] the sum over all devices, bitwise identical on all of them. It enqueues its work and
-// returns (only `host` makes the host wait); work that is enqueued later on a device sees
-// the sums. It works for any number of devices and for tensors of any size, including 0.
+// returns (only `host` makes the host wait); work that is enqueued later on a device sees the
+// sums. It works for any number of devices and for tensors of any size, including 0.
 //
 // Cost, for k devices and P tensors of n bytes in total:
 //   messages   how many copies are made between devices

@@ -24,8 +24,8 @@
 //                      shared memory, warps
 //
 // kernel<<<grid, block, shared, stream>>>(args), __shared__, and __device__ and __constant__
-// variables are not C++: extras/cpu/to_cpp.sed turns them into calls of functions below, configured(),
-// shared_memory(), device_variable() and constant_variable().
+// variables are not C++. extras/cpu/to_cpp.sed turns them into calls of functions below:
+// configured(), shared_memory(), device_variable() and constant_variable().
 // make compiles the inline functions of several lines only once, see extras/cpu/split.awk.
 //
 //   1. The language     qualifiers, built-in variables, vector types
@@ -680,7 +680,7 @@ inline std::string line_of(void **frames, int n, void *interrupted, bool exact) 
     while (fgets(function, sizeof function, lines) && fgets(line, sizeof line, lines)) {
         line[strcspn(line, "\n")] = 0;
         if (char *rest = strstr(line, " (discriminator")) *rest = 0; // a path may have a space
-        if (*line == '?' || strstr(line, "/worker.cu:")) continue;   // of extras/lab/: nobody's mistake
+        if (*line == '?' || strstr(line, "/worker.cu:")) continue;   // nobody's mistake
         const bool here = inside && !strncmp(line, folder, inside) && line[inside] == '/';
         const std::string where = line + (here ? inside + 1 : 0);
         if (!is_own(line) && library.empty()) library = where;
@@ -1551,9 +1551,9 @@ fill_shared(Worker &w, char *p, size_t bytes, size_t number) {
 // other's read, were right on GPUs up to 2016, if the memory was declared volatile: the lanes of a
 // warp went in step. Since Volta (SM 70) CUDA promises that no more; __syncwarp() has to stand in
 // between. Here they do not go in step, so the numbers are wrong, and this tells the program why.
-// Volatile<T> is a pointer as extras/cpu/to_cpp.sed declares them for T * that are volatile: whoever looks
-// up an element is noted. What was written in between is seen by its value. Of one element alone,
-// such as a flag that many lanes set, nothing is said.
+// extras/cpu/to_cpp.sed declares a volatile T * as a Volatile<T>, which notes who looks up an
+// element. What was written in between is seen by its value. Of one element alone, such as a flag
+// that many lanes set, nothing is said.
 template <class = void> CUDA_CPU_UNSEEN void touch_volatile(const volatile void *p, size_t bytes);
 template <class T> struct Volatile {
     T *p;

@@ -1,7 +1,7 @@
 // Sums over the planes of a channel, one warp a plane.
-// A warp sums over a plane, which is contiguous; what the planes of a channel give is merged by one
-// block. That block jumps from image to image, which takes a CPU twice as long: there a kernel
-// before it takes the planes in the order of memory.
+// A warp sums over one plane, which is contiguous. One block then adds up the planes of a channel.
+// That block jumps from image to image, which takes a CPU twice as long: there, an earlier kernel
+// sums over the planes in the order of memory.
 // defines: of_channel, in_order, Sums, Deviations, channel_sums
 
 namespace fast {
@@ -26,8 +26,8 @@ static Tensor in_order(OfPlane of_plane, const Planes &s, Device device) {
                                                                            of_plane, P));
     return parts;
 }
-// What the planes of this block's channel give, merged: parts[p], or of_plane(p) if that is null.
-// Each of its warps takes every bn_warps-th; thread 0 returns the result.
+// Merges the planes of this block's channel: parts[p], or of_plane(p) if parts is null. Each warp
+// takes every bn_warps-th plane; thread 0 returns the result.
 template <class Part, class OfPlane>
 __device__ inline Part of_channel(const Part *parts, OfPlane of_plane, const Planes &s) {
     __shared__ Part of_warps[bn_warps];
@@ -46,7 +46,8 @@ struct Deviations {
     const float *X = nullptr, *mean = nullptr, *var = nullptr;
     float eps = 0;
 };
-// The sums of dy and of dy * (X - mean) over a plane or a channel; without X that of dy alone
+// Holds the sums of dy and of dy * (X - mean) over a plane or a channel. Without X, it holds only
+// the sum of dy.
 struct Sums {
     float dy, product;
 };
@@ -72,7 +73,8 @@ __global__ void __launch_bounds__(bn_threads)
     if (dgamma.data) dgamma.store(c, all.product / sqrtf(a.var[c] + a.eps));
     if (dbeta.data) dbeta.store(c, all.dy);
 }
-// The Sums of each channel. Without X, of dy alone: the gradient of a convolution's bias
+// Computes the Sums of each channel. Without X, it sums dy only, which gives the gradient of a
+// convolution's bias.
 static Tensor channel_sums(Store dgamma, Store dbeta, const Tensor &dy, const Deviations &a) {
     const Planes s = planes(dy);
     const Tensor parts = in_order<Sums>(SumsOf{dy.ptr(), a.X, a.mean, s}, s, dy.device);

@@ -23,7 +23,7 @@
 #include "../../plain/mgpu.cu"
 #endif
 
-// The table of operators. A null entry leaves the work to mgpu.cu's own one.
+// Lists the tuned operators. Where an entry is null, mgpu.cu's own operator runs.
 namespace fast {
 struct Sizes;
 }
@@ -62,7 +62,7 @@ struct Operators {
 
 const char *const usual_kernels = warp_size > 1 ? "fast" : "tiled";
 
-// What mgpu.cu and networks.cu call
+// mgpu.cu and networks.cu call these.
 Tensor relu(const Tensor &X) { return operators.relu ? operators.relu(X) : plain_relu(X); }
 Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
     if (!operators.linear) return plain_linear(X, W, b);
@@ -105,9 +105,9 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
 }
 #endif
 
-// The operators of mgpu.cu that have been edited since extras/fast/ was fitted to them, as fast.mk
-// finds out: theirs run, not the tuned ones. Words of conv2d, linear, relu, avg_pool2d, sgd,
-// max_pool2d, add, batch_norm.
+// EDITED names the operators of mgpu.cu that have changed since extras/fast/ was fitted to them.
+// fast.mk finds them; mgpu.cu's own operators then run, not the tuned ones. Its words are conv2d,
+// linear, relu, avg_pool2d, sgd, max_pool2d, add and batch_norm.
 #ifndef EDITED
 #define EDITED ""
 #endif

@@ -11,7 +11,7 @@
 // defines: Note, before_use, launch, join, output, dy_of, target_of, share_grad, relu, add, flush
 
 namespace fast {
-// A note on an operator's result: the launch that writes it.
+// Remembers the launch that writes an operator's result.
 struct Note {
     std::function<void(Store)> kernel; // null once it is enqueued
     Store to = {};     // if its tensor is freed, others write to the memory only after this launch
