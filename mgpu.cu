@@ -40,7 +40,6 @@
 #include <memory>
 #include <numeric>
 #include <random>
-#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -198,14 +197,13 @@ struct Timer {
 // A table with a row for each epoch, a progress bar and a file (LOG), in place of the chapter's
 // plot.
 struct Animator {
-    int steps;                   // in an epoch
-    std::vector<float> Y = {};   // test accuracy after each epoch
-    std::ofstream log = {};      // the file
-    std::vector<Tensor> ls = {}; // losses that are not counted yet, still on the devices
-    std::vector<int> parts = {}; // the number of tensors in `ls` for each minibatch
-    int done = 0, samples = 0;   // minibatches and samples of this epoch
-    double loss = 0;             // sum over these samples
-    double began = 0, drawn = 0; // when the epoch began, when the bar was drawn
+    int steps;                                    // in an epoch
+    std::vector<float> Y = {};                    // test accuracy after each epoch
+    std::ofstream log = {};                       // the file
+    std::vector<std::vector<Tensor>> losses = {}; // of minibatches that are not counted yet
+    int done = 0, samples = 0;                    // minibatches and samples of this epoch
+    double loss = 0;                              // sum over these samples
+    double began = 0, drawn = 0;                  // when the epoch began, when the bar was drawn
 
     explicit Animator(int steps);
     void add_losses(const std::vector<Tensor> &ls); // of a minibatch
@@ -564,7 +562,7 @@ static std::vector<Tensor> flatten(const PerDevice &grads) {
         all.shape = {0};
         for (const Tensor &t : tensors) {
             if (size(t) > 0 && t.ptr() != all.ptr() + size(all)) {
-                error("flatten: the tensors on %s do not lie one behind the other in memory",
+                error("flatten: the tensors on %s are not contiguous in memory",
                       str(t.device).c_str());
             }
             all.shape[0] += size(t);
@@ -578,8 +576,8 @@ static std::vector<Tensor> flatten(const PerDevice &grads) {
 // one.
 static Tensor chunk(const Tensor &t, int j, int k, int count = 1) {
     if (j < 0 || j + count > k) {
-        error("chunk %d of %d: there are 0 to %d%s", j < 0 ? j : j + count - 1, k, k - 1,
-              j < 0 ? " (% of a negative number?)" : "");
+        error("there is no chunk %d of %d: they are numbered 0 to %d%s", j < 0 ? j : j + count - 1,
+              k, k - 1, j < 0 ? " (% of a negative number?)" : "");
     }
     const long n = size(t);
     return rows(reshape(t, {(int)n}), n * j / k, n * (j + count) / k);
@@ -599,7 +597,8 @@ static void send(const std::vector<Message> &messages) {
             error("send: %d numbers do not fit a tensor of %d", size(src), size(dst));
         }
         if (size(src) > 0 && src.ptr() == dst.ptr()) {
-            error("send: a message on %s goes to where it comes from", str(src.device).c_str());
+            error("send: a message on %s has one tensor as source and destination",
+                  str(src.device).c_str());
         }
     }
     for (const auto &[src, dst] : messages) {
@@ -833,7 +832,7 @@ static const Algorithm &find_algorithm(const std::string &name) {
         if (algorithm.name == name) return algorithm;
         names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
     }
-    error("ALLREDUCE=%s is unknown: there are %s", name.c_str(), names.c_str());
+    error("ALLREDUCE=%s is unknown: choose one of %s", name.c_str(), names.c_str());
 }
 
 // Sum the gradients by the algorithm of this name. Name it in errors and in the profiler.
@@ -850,7 +849,7 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
             .c_str());
     try {
         if (algorithm.meant_for && !algorithm.meant_for(k)) {
-            error("it is not meant for so many devices");
+            error("it does not support this number of devices");
         }
         algorithm.run(grads);
     } catch (const std::exception &e) {
@@ -937,8 +936,9 @@ Exchange exchange;
 
 // --- functions of sections 9 and 10 that operators use
 
-// Fail unless `right` is true and all inputs are on the same device. `wants` describes the inputs.
-void check_inputs(const char *op, bool right, const char *wants, const std::vector<Tensor> &inputs);
+// Fail unless `right` is true and all inputs are on the same device. `expected` describes them.
+void check_inputs(const char *op, bool right, const char *expected,
+                  const std::vector<Tensor> &inputs);
 
 // Return y, the result of an operator, and record the operator's backward if an input wants a
 // gradient. backward(dy) gets dy, the gradient of the loss with respect to y, and adds to the
@@ -1534,8 +1534,8 @@ void backward(const Tensor &l) {
     std::vector<TapeEntry> &tape = tapes[l.device.id];
     auto made_l = [&](const TapeEntry &entry) { return entry.dy == l.grad; };
     if (!l.grad || std::none_of(tape.begin(), tape.end(), made_l)) {
-        error("backward: no operator on %s was recorded that made it, or a backward pass since "
-              "then used it up",
+        error("backward: no operator that computed this tensor is recorded on %s (each backward "
+              "pass erases the record)",
               str(l.device).c_str());
     }
     const Part part("backward");
@@ -1595,7 +1595,7 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
     const bool late = code == cudaErrorIllegalAddress || code == cudaErrorLaunchFailure;
     fflush(stdout);
     fprintf(stderr, "mgpu: %s:%d: %s: %s (%s)%s\n", file, line, call, cudaGetErrorString(code),
-            cudaGetErrorName(code), late ? ": CUDA_LAUNCH_BLOCKING=1 shows the line" : "");
+            cudaGetErrorName(code), late ? ": CUDA_LAUNCH_BLOCKING=1 shows the launch" : "");
     _exit(1); // no destructors: their CUDA calls would fail, too
 }
 
@@ -1616,12 +1616,12 @@ std::string str(const std::vector<Device> &devices) { return "[" + listed(device
 std::string str(const std::vector<int> &shape) { return "(" + listed(shape, ",") + ")"; }
 static std::string str(const Tensor &X) { return str(X.shape); }
 
-void check_inputs(const char *op, bool right, const char *wants,
+void check_inputs(const char *op, bool right, const char *expected,
                   const std::vector<Tensor> &inputs) {
-    if (!right) error("%s: wants %s, got %s", op, wants, listed(inputs, ", ").c_str());
+    if (!right) error("%s: expected %s, got %s", op, expected, listed(inputs, ", ").c_str());
     for (const Tensor &X : inputs) {
         if (X.device.id != inputs[0].device.id || X.device.id < 0) {
-            error("%s: its arguments lie on %s and %s, they must be on one device", op,
+            error("%s: its inputs are on %s and %s, but must be on one device", op,
                   str(inputs[0].device).c_str(), str(X.device).c_str());
         }
     }
@@ -1650,7 +1650,7 @@ float *Tensor::ptr() const {
 
 // Return the state of a device, or fail if there is no such device.
 static Gpu &state(Device device) {
-    if (device.id < 0) error("a tensor lies on the host, a device is wanted: get_params, copyto");
+    if (device.id < 0) error("a tensor is on the host, but must be on a device: use copyto");
     if (device.id >= (int)gpus.size()) {
         error("there is no %s: the program runs on %zu devices", str(device).c_str(), gpus.size());
     }
@@ -1658,6 +1658,9 @@ static Gpu &state(Device device) {
 }
 
 int physical(Device device) { return state(device).physical; }
+
+// Make a device's GPU the one that CUDA's calls refer to.
+static void make_current(Device device) { CUDA_CHECK(cudaSetDevice(physical(device))); }
 
 Device try_gpu(int i) {
     state(gpu(i)); // fails if there is no such device
@@ -1680,14 +1683,14 @@ Stream &current_stream(Device device) {
 }
 
 cudaStream_t stream_of(Device device) {
-    CUDA_CHECK(cudaSetDevice(physical(device)));
+    make_current(device);
     return current_stream(device).handle;
 }
 
 // Create a stream that does not synchronize with the default stream.
 static Stream new_stream(Device device) {
     Stream s;
-    CUDA_CHECK(cudaSetDevice(physical(device)));
+    make_current(device);
     CUDA_CHECK(cudaStreamCreateWithFlags(&s.handle, cudaStreamNonBlocking));
     CUDA_CHECK(cudaEventCreateWithFlags(&s.ready, cudaEventDisableTiming));
     return s;
@@ -1715,7 +1718,7 @@ void join_comm_streams(int k) {
 
 void waitall() {
     for (size_t c = 0; c < gpus.size(); c++) {
-        stream_of(gpu(c));
+        current_stream(gpu(c)); // calls on_use, which may enqueue more work
         for (const Stream &s : gpus[c].streams) {
             CUDA_CHECK(cudaStreamSynchronize(s.handle));
         }
@@ -1731,7 +1734,7 @@ static const char *connect(Device i, Device j) {
     if (physical(i) == physical(j)) return "same GPU as";
     CUDA_CHECK(cudaDeviceCanAccessPeer(&can_access, physical(i), physical(j)));
     if (!can_access || !options.peers) return "staged";
-    stream_of(i);
+    make_current(i);
     const cudaError_t code = cudaDeviceEnablePeerAccess(physical(j), 0);
     cudaGetLastError();                                 // clear the error
     if (code == cudaErrorTooManyPeers) return "staged"; // the hardware has a limit
@@ -1792,14 +1795,14 @@ void empty_cache() {
 static float *cuda_malloc(Device device, size_t bytes) {
     float *block = nullptr;
     for (bool again : {true, false}) {
-        CUDA_CHECK(cudaSetDevice(physical(device)));
+        make_current(device);
         if (cudaMalloc((void **)&block, bytes) == cudaSuccess) return block;
         cudaGetLastError();       // clear the error
         if (again) empty_cache(); // there may be free blocks of other sizes
     }
     size_t free = 0, total = 0;
     CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    error("%s is out of memory: %.1f MB more are needed, %.1f of its %.1f MB are free: use a "
+    error("%s is out of memory: it needs %.1f MB more, and %.1f of its %.1f MB are free: use a "
           "smaller BATCH",
           str(device).c_str(), bytes / 1e6, free / 1e6, total / 1e6);
 }
@@ -1818,7 +1821,7 @@ static std::shared_ptr<float> allocate(int n, Device device) {
     if (device.id < 0) { // pinned memory: a device copies from it while the host goes on
         const cudaError_t code = cudaMallocHost((void **)&block, bytes);
         if (code == cudaErrorMemoryAllocation) {
-            error("the host has no %.1f MB of pinned memory left", bytes / 1e6);
+            error("the host cannot allocate %.1f MB of pinned memory", bytes / 1e6);
         }
         CUDA_CHECK(code);
         return std::shared_ptr<float>(block, [](float *p) {
@@ -1845,8 +1848,8 @@ int size(const Tensor &t) {
     long n = 1;
     for (int s : t.shape) {
         n *= s;
-        if (s < 0) error("%s: a size is negative", str(t).c_str());
-        if (n > INT_MAX) error("%s: too many numbers, use a smaller BATCH", str(t).c_str());
+        if (s < 0) error("%s has a negative size", str(t).c_str());
+        if (n > INT_MAX) error("%s has too many elements: use a smaller BATCH", str(t).c_str());
     }
     return n;
 }
@@ -1912,14 +1915,15 @@ Tensor reshape(const Tensor &X, std::vector<int> shape) {
         if (s < 0) s = known ? size(X) / known : row;
     }
     if (size(y) != size(X)) {
-        error("reshape: %s has not as many numbers as %s", str(y).c_str(), str(X).c_str());
+        error("reshape: %s and %s have different numbers of elements", str(y).c_str(),
+              str(X).c_str());
     }
     return y;
 }
 
 Tensor rows(const Tensor &X, int begin, int end) {
     if (begin < 0 || begin > end || end > X.shape[0]) {
-        error("rows: from %d to %d, of a tensor of %d", begin, end, X.shape[0]);
+        error("rows: cannot take rows %d to %d of a tensor with %d rows", begin, end, X.shape[0]);
     }
     Tensor y = X;
     y.grad = nullptr;
@@ -1982,53 +1986,40 @@ static DataSet train_set, test_set; // read before anything starts
 // 8 for bytes and the number of dimensions; then come their sizes, big-endian in 4 bytes each, and
 // one byte for each number. `dims` is 1 for labels, 3 for images. Return the bytes of all samples.
 std::vector<uint8_t> load_idx(const std::string &path, int dims) {
-    const char *const kind = dims == 3 ? "images" : "labels", *const name = path.c_str();
-    const std::string remedy =
-        options.data == "data" ? ": remove it, and `make data` brings the right one" : "";
+    const char *const name = path.c_str(), *const kind = dims == 3 ? "images" : "labels";
     std::error_code code;
-    if (std::filesystem::is_directory(path, code)) {
-        error("%s is a folder: a file of %s is wanted", name, kind);
+    const size_t length = std::filesystem::file_size(path, code);
+    if (code) error("cannot read %s: %s", name, code.message().c_str());
+    std::vector<uint8_t> bytes(length);
+    std::ifstream file(path, std::ios::binary);
+    if (!file.read((char *)bytes.data(), length)) {
+        error("cannot read %s: %s", name, strerror(errno));
     }
-    std::ifstream file(path, std::ios::binary | std::ios::ate); // at its end: tellg() is the size
-    if (!file) error("%s: %s", name, strerror(errno));
-    std::vector<uint8_t> bytes(file.tellg());
-    file.seekg(0);
-    if (!file.read((char *)bytes.data(), bytes.size())) error("%s cannot be read", name);
-
     auto number = [&](size_t at) { // in the four bytes from `at` on
         return (uint32_t)bytes[at] << 24 | bytes[at + 1] << 16 | bytes[at + 2] << 8 | bytes[at + 3];
     };
     const size_t header = 4 + 4 * dims, sample = dims == 3 ? 28 * 28 : 1;
-    if (bytes.size() < header || number(0) != 0x800u + dims) {
-        const bool packed = bytes.size() > 2 && bytes[0] == 0x1f && bytes[1] == 0x8b;
-        error("%s is not an IDX file of %s%s", name, kind,
-              packed ? ": it is packed, gzip -d unpacks it" : remedy.c_str());
+    if (length < header || number(0) != 0x800u + dims) {
+        error("%s is not an IDX file of %s (is it still compressed?)", name, kind);
     }
     if (dims == 3 && (number(8) != 28 || number(12) != 28)) {
-        error("%s has images of %ux%u pixels: 28x28 are wanted", name, number(8), number(12));
+        error("%s has images of %ux%u pixels, not 28x28", name, number(8), number(12));
     }
-    const size_t count = number(4), wanted = header + count * sample;
-    if (count == 0) error("%s has no %s", name, kind);
-    if (bytes.size() != wanted) {
-        error("%s is too %s: its %zu %s need %zu bytes, it has %zu%s", name,
-              bytes.size() < wanted ? "short" : "long", count, kind, wanted, bytes.size(),
-              remedy.c_str());
+    const size_t count = number(4), expected = header + count * sample;
+    if (count == 0 || length != expected) {
+        error("%s is damaged: %zu %s take %zu bytes, but it has %zu", name, count, kind, expected,
+              length);
     }
     return {bytes.begin() + header, bytes.end()};
 }
 
 // Return the path of a data file: in the folder, or below build/, where make unpacks archives.
 static std::string data_path(const std::string &folder, const std::string &name) {
-    auto exists = [](const std::string &path) { return access(path.c_str(), F_OK) == 0; };
     const std::string path = folder + "/" + name, unpacked = "build/" + path;
-    if (exists(path)) return path;
-    if (exists(unpacked)) return unpacked;
-    const int reason = errno;
-    if (exists(path + ".gz")) {
-        error("%s.gz is packed: `make data DATA=%s` unpacks it", path.c_str(), folder.c_str());
-    }
-    error("%s: %s%s", path.c_str(), strerror(reason),
-          folder == "data" ? ": `make data` brings it" : "");
+    if (access(path.c_str(), F_OK) == 0) return path;
+    if (access(unpacked.c_str(), F_OK) == 0) return unpacked;
+    error("%s: %s: `make data DATA=%s` %s", path.c_str(), strerror(errno), folder.c_str(),
+          folder == "data" ? "fetches it" : "unpacks an archive of it");
 }
 
 // Load the training set (`which` is train) or the test set (t10k).
@@ -2045,7 +2036,7 @@ DataSet load_data(const std::string &folder, const std::string &which) {
               images_path.c_str(), images);
     }
     for (int label : set.labels) {
-        if (label > 9) error("%s: a label is %d, not 0 to 9", labels_path.c_str(), label);
+        if (label > 9) error("%s has a label %d, not 0 to 9", labels_path.c_str(), label);
     }
     if (options.limit) set.count = std::min(set.count, options.limit);
     return set;
@@ -2153,10 +2144,9 @@ Animator::Animator(int steps) : steps(steps), began(now()) {
 
 // On a terminal, draw a bar ten times a second:
 //   123/235 [===============               ]  loss 0.7345  4321 images/s  26 s left
-void Animator::add_losses(const std::vector<Tensor> &more) {
-    ls.insert(ls.end(), more.begin(), more.end());
-    parts.push_back(more.size());
-    const int step = done + parts.size();
+void Animator::add_losses(const std::vector<Tensor> &ls) {
+    losses.push_back(ls);
+    const int step = done + losses.size();
     if (!isatty(STDOUT_FILENO) || (step < steps && now() - drawn < 0.1)) return;
     count();
     drawn = now();
@@ -2168,22 +2158,20 @@ void Animator::add_losses(const std::vector<Tensor> &more) {
 }
 
 void Animator::count() {
-    size_t i = 0;
-    for (int part : parts) {
+    for (const std::vector<Tensor> &ls : losses) {
         done++;
-        for (int c = 0; c < part; c++, i++) {
-            for (float x : to_host(ls[i])) {
+        for (const Tensor &l : ls) {
+            for (float x : to_host(l)) {
                 loss += x;
             }
-            samples += size(ls[i]);
+            samples += size(l);
         }
         if (!std::isfinite(loss)) {
             error("the loss is %f in step %d of epoch %zu: use a smaller LR than %g", loss, done,
                   Y.size() + 1, options.lr);
         }
     }
-    ls.clear();
-    parts.clear();
+    losses.clear();
 }
 
 void Animator::clear_bar() {
@@ -2259,59 +2247,48 @@ static std::string between(const std::string &text, const std::string &begin, ch
 // before it, so "W1":{ is never a part of one.)
 void load_safetensors(const std::string &path, const std::vector<Tensor> &params) {
     std::ifstream file(path, std::ios::binary);
+    if (!file) error("cannot read %s: %s", path.c_str(), strerror(errno));
     uint64_t length = 0;
-    if (!file) error("%s: %s", path.c_str(), strerror(errno));
     file.read((char *)&length, 8);
     std::string header(file && length < 100'000'000 ? length : 0, ' ');
     if (header.empty() || !file.read(&header[0], length) || header[0] != '{') {
-        error("%s: this is no .safetensors file", path.c_str());
+        error("%s is not a .safetensors file", path.c_str());
     }
     header.erase(std::remove_if(header.begin(), header.end(), isspace), header.end());
 
-    std::string names; // that are there
+    std::string names; // of the tensors in the file
     for (size_t at = 1; (at = header.find("\":{", at)) != std::string::npos; at++) {
         const std::string name = header.substr(0, at).substr(header.rfind('"', at - 1) + 1);
         if (name != "__metadata__") names += (names.empty() ? "" : ", ") + name;
     }
     for (size_t i = 0; i < params.size(); i++) {
-        const std::string start = path + ": " + param_names[i], model = options.model;
+        const std::string where = path + ": " + param_names[i];
         const std::string entry = between(header, "\"" + param_names[i] + "\":{", '}');
         if (entry.empty()) {
-            error("%s is missing: %s needs it. There are %.500s", start.c_str(), model.c_str(),
-                  names.c_str());
+            error("%s is missing. The file has %.500s", where.c_str(), names.c_str());
         }
-        const std::string dtype = between(entry, "\"dtype\":\"", '"');
-        const std::string shape = between(entry, "\"shape\":[", ']');
+        const std::string type =
+            between(entry, "\"dtype\":\"", '"') + " [" + between(entry, "\"shape\":[", ']') + "]";
+        const std::string expected = "F32 [" + listed(params[i].shape, ",") + "]";
+        if (type != expected) {
+            error("%s is %s, but %s needs %s", where.c_str(), type.c_str(), options.model.c_str(),
+                  expected.c_str());
+        }
         const std::string offsets = between(entry, "\"data_offsets\":[", ']');
-        const std::string wanted = listed(params[i].shape, ",");
-        if (dtype != "F32") error("%s is %s: F32 is wanted", start.c_str(), dtype.c_str());
-        if (shape != wanted) {
-            error("%s has the shape [%s]: %s needs [%s]", start.c_str(), shape.c_str(),
-                  model.c_str(), wanted.c_str());
-        }
-        size_t begin = 0, end = 0;
         const size_t bytes = sizeof(float) * size(params[i]);
+        size_t begin = 0, end = 0;
         sscanf(offsets.c_str(), "%zu,%zu", &begin, &end);
-        if (end - begin != bytes) {
-            error("%s has data_offsets [%s]: they are %zu bytes apart", start.c_str(),
-                  offsets.c_str(), bytes);
-        }
-        if (!file.seekg(8 + length + begin).read((char *)params[i].ptr(), bytes)) {
-            error("%s is cut off: the file is too short", start.c_str());
+        file.seekg(8 + length + begin);
+        if (end - begin != bytes || !file.read((char *)params[i].ptr(), bytes)) {
+            error("%s: its %zu bytes are not at data_offsets [%s]", where.c_str(), bytes,
+                  offsets.c_str());
         }
     }
 }
 
 // Write the parameters to the file SAVE, if there is one.
 void save_params(const std::vector<Tensor> &params) {
-    if (options.save.empty()) return;
-    static std::filesystem::file_time_type written; // when this run wrote it last
-    if (written != std::filesystem::file_time_type() && std::filesystem::exists(options.save) &&
-        std::filesystem::last_write_time(options.save) != written) {
-        error("%s: another program has written it since the last epoch", options.save.c_str());
-    }
-    save_safetensors(options.save, params);
-    written = std::filesystem::last_write_time(options.save);
+    if (!options.save.empty()) save_safetensors(options.save, params);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2320,8 +2297,8 @@ void save_params(const std::vector<Tensor> &params) {
 // the parameters stay equal. If a check fails, `make check` looks for the cause.
 
 float first_check_tolerance = 1e-3f; // the largest rounding error, relative to the largest number
-static const char *const see = ": make check looks for the cause";
-static const char *const meant = "; if that is meant, FIRST_CHECK=0";
+static const char *const see = ": `make check` looks for the cause";
+static const char *const meant = "; if this is intended, use FIRST_CHECK=0";
 
 // The numbers of all parameters that are trained, one after another
 typedef std::vector<float> Flat;
@@ -2389,30 +2366,30 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
         losses += size(l);
         for (float x : to_host(l)) {
             if (!std::isfinite(x)) {
-                error("the first minibatch's loss on %s is not finite, before any update%s",
+                error("the first minibatch: a loss on %s is not finite, before any update%s",
                       str(l.device).c_str(), see);
             }
         }
     }
     if (losses != n) {
-        error("the first minibatch has %d samples, the devices' shards together have %d%s", n,
+        error("the first minibatch has %d samples, but the devices' shards have %d in total%s", n,
               losses, see);
     }
-    bool batch_norm = false;
+    bool buffers = false; // which batch norm has
     for (const Tensor &p : params) {
-        batch_norm = batch_norm || !p.requires_grad;
+        buffers = buffers || !p.requires_grad;
     }
-    const auto [want, unit] = gradient_in_shards(X, y, batch_norm ? k : 1);
+    const auto [expected, unit] = gradient_in_shards(X, y, buffers ? k : 1);
     const Flat old = all_to_host(params);
     float largest = 0; // difference of the gradients, in units
     for (int c = 0; c < k; c++) {
         const Flat grad = all_to_host(gradients(device_params)[c]);
         const Flat param = all_to_host(device_params[c]);
         for (size_t j = 0; j < grad.size(); j++) {
-            const float off = std::fabs(grad[j] - want[j]);
+            const float off = std::fabs(grad[j] - expected[j]);
             if (!(off <= first_check_tolerance * unit[j])) {
                 error("the first minibatch: the gradient of %s on %s is %.6g, not %.6g%s%s",
-                      name_of(j).c_str(), str(gpu(c)).c_str(), grad[j], want[j], see, meant);
+                      name_of(j).c_str(), str(gpu(c)).c_str(), grad[j], expected[j], see, meant);
             }
             if (off > 0) largest = std::max(largest, off / unit[j]);
             const float update = old[j] - param[j], right = lr * grad[j] / n;
@@ -2428,7 +2405,7 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
         return;
     }
     printf("first minibatch: %d devices give the gradient of one%s (largest difference %.0e)\n", k,
-           batch_norm ? " that takes their shards one by one" : "", largest);
+           buffers ? " that takes their shards one by one" : "", largest);
     empty_cache(); // gpu(0) has computed the whole minibatch: that memory is free again
 }
 
@@ -2486,7 +2463,7 @@ static const Model &find_model() {
         if (model.name == options.model) return model;
         names += (names.empty() ? "" : ", ") + std::string(model.name);
     }
-    error("MODEL=%s is unknown: there are %s", options.model.c_str(), names.c_str());
+    error("MODEL=%s is unknown: choose one of %s", options.model.c_str(), names.c_str());
 }
 
 // Select the network that MODEL names and initialize its parameters, on the host. The same SEED
@@ -2511,12 +2488,14 @@ struct Option {
 // Set options.split to whole numbers, such as 3,1.
 static void set_split(const std::string &value) {
     options.split.clear();
-    const char *rest = value.c_str();
-    for (int part, n = 0; *rest || !n; rest += n) { // n: length of a part and its comma
-        if (sscanf(rest, "%d%n", &part, &n) < 1 || part < 1 || part > 1000)
-            error("SPLIT=%s: whole numbers from 1 to 1000 are wanted, such as 3,1", value.c_str());
-        options.split.push_back(part);
-        n += rest[n] == ',';
+    std::istringstream list(value);
+    for (std::string part; std::getline(list, part, ',');) {
+        char *end;
+        const long weight = strtol(part.c_str(), &end, 10);
+        if (*end || weight < 1 || weight > 1000) {
+            error("SPLIT=%s: expected whole numbers from 1 to 1000, such as 3,1", value.c_str());
+        }
+        options.split.push_back(weight);
     }
 }
 
@@ -2524,21 +2503,21 @@ static void set_split(const std::string &value) {
 static std::vector<Option> option_table = {
     {"GPUS", &options.gpus, "number of devices; they share GPUs if there are fewer (1)", 1, 64},
     {"MODEL", &options.model, "network to train (lenet)"},
-    {"BATCH", &options.batch, "samples of a minibatch, over all devices (256)", 1, 60000},
+    {"BATCH", &options.batch, "samples per minibatch, over all devices (256)", 1, 60000},
     {"LR", &options.lr, "learning rate (0.2)", 1e-30, 1e30},
     {"EPOCHS", &options.epochs, "passes over the training set (10)", 1},
-    {"SPLIT", set_split, "relative sizes of the shards, such as 3,1 (equal ones)"},
-    {"ALLREDUCE", &options.allreduce, "how gradients are summed: see section 7 (naive)"},
-    {"OVERLAP", &options.overlap, "1: exchange gradients while others are still computed (0)"},
+    {"SPLIT", set_split, "relative sizes of the shards, such as 3,1 (equal)"},
+    {"ALLREDUCE", &options.allreduce, "algorithm that sums the gradients, see section 7 (naive)"},
+    {"OVERLAP", &options.overlap, "1: exchange gradients while backward is still computing (0)"},
     {"FIRST_CHECK", &options.first_check,
      "0: skip the comparison of a trial step with one device's (1)"},
     {"REPLICA_CHECK", &options.replica_check,
-     "0: skip it, and the comparison of replicas after each epoch (1)"},
+     "0: skip the comparison of replicas after each epoch, and FIRST_CHECK (1)"},
     {"PEERS", &options.peers, "0: copies between devices go through the host (1)"},
-    {"STEPS", &options.steps, "stop after so many minibatches (0: never)"},
-    {"LIMIT", &options.limit, "use only so many training and test samples (0: all)"},
+    {"STEPS", &options.steps, "stop after this many minibatches (0: never)"},
+    {"LIMIT", &options.limit, "use only the first LIMIT training and test samples (0: all)"},
     {"SEED", &options.seed, "seed of the parameters and of the shuffling (0)"},
-    {"SHUFFLE", &options.shuffle, "0: minibatches in the order of the file (1)"},
+    {"SHUFFLE", &options.shuffle, "0: keep the samples in the order of the file (1)"},
     {"DATA", &options.data, "folder with the four files of (Fashion-)MNIST (data)"},
     {"INIT", &options.init, "start from the parameters in this .safetensors file"},
     {"SAVE", &options.save, "write the parameters to this file after each epoch"},
@@ -2563,15 +2542,15 @@ static void set_option(Option &option, const std::string &value) {
     } else if (auto *text = std::get_if<std::string *>(&option.field)) {
         **text = value;
     } else if (auto *flag = std::get_if<bool *>(&option.field)) {
-        if (value != "0" && value != "1") error("%s: 0 or 1 is wanted", word.c_str());
+        if (value != "0" && value != "1") error("%s: expected 0 or 1", word.c_str());
         **flag = value == "1";
     } else {
         auto *whole = std::get_if<int *>(&option.field);
         char *end;
         const double x = strtod(value.c_str(), &end);
         if (*end || !(x >= option.least && x <= option.most) || (whole && x != (int)x)) {
-            error("%s: a%s number from %g to %g is wanted", word.c_str(), whole ? " whole" : "",
-                  option.least, option.most);
+            error("%s: expected a %s from %g to %g", word.c_str(),
+                  whole ? "whole number" : "number", option.least, option.most);
         }
         if (whole) {
             **whole = x;
@@ -2581,64 +2560,39 @@ static void set_option(Option &option, const std::string &value) {
     }
 }
 
-// Count the letters that are in one of two words alone.
-static int differing_letters(const std::string &a, std::string b) {
-    int count = 0;
-    for (char c : a) {
-        const size_t at = b.find(c);
-        if (at == std::string::npos) {
-            count++;
-        } else {
-            b.erase(at, 1);
-        }
-    }
-    return count + b.size();
+// Count the letters that two words do not have in common.
+static size_t differing_letters(std::string a, std::string b) {
+    std::string differing;
+    std::sort(a.begin(), a.end());
+    std::sort(b.begin(), b.end());
+    std::set_symmetric_difference(a.begin(), a.end(), b.begin(), b.end(),
+                                  std::back_inserter(differing));
+    return differing.size();
 }
 
-// Return the option that is most similar to this word, or that has this name in other programs; or
-// null.
-static const Option *similar_option(const std::string &word) {
-    // clang-format off
-    static const std::map<std::string, const char *> elsewhere = {
-        {"LEARNING_RATE", "LR"}, {"ETA", "LR"}, {"BATCH_SIZE", "BATCH"}, {"NUM_EPOCHS", "EPOCHS"},
-        {"MAX_STEPS", "STEPS"}, {"NUM_GPUS", "GPUS"}, {"DEVICES", "GPUS"}, {"NETWORK", "MODEL"},
-        {"DATASET", "DATA"}, {"CHECKPOINT", "SAVE"}, {"RESUME", "INIT"}};
-    // clang-format on
-    if (elsewhere.count(word)) return find_option(elsewhere.at(word));
-    const Option *similar = nullptr;
-    int least = 2 + word.size() / 4; // with so many other letters, it is another word
+// Refuse a word that is not an option, such as GPU=2 or --batch-size=64. Suggest the option whose
+// name has nearly the same letters.
+[[noreturn]] static void refuse_word(const std::string &word) {
+    const size_t equals = word.find('=');
+    std::string name; // GPUS for --gpus=2
+    for (char c : word.substr(0, equals)) {
+        if (isalpha(c)) name += toupper(c);
+    }
+    const char *similar = nullptr;
+    size_t least = 2 + name.size() / 3; // a name that differs in so many letters is not similar
     for (const Option &option : option_table) {
-        const int differing = differing_letters(word, option.name);
+        const size_t differing = differing_letters(name, option.name);
         if (differing < least) {
             least = differing;
-            similar = &option;
+            similar = option.name;
         }
     }
-    return similar;
-}
-
-// Refuse a word that is no option: GPU=2, gpus=2, or --gpus 2, of which `next` is the 2.
-[[noreturn]] static void refuse_word(const std::string &word, const char *next) {
-    std::string name = word.substr(0, word.find('=')), value = "1";
-    if (name.size() < word.size()) {
-        value = word.substr(name.size() + 1);
-    } else if (next && *next != '-') {
-        value = next;
-    }
-    name.erase(0, std::min(name.find_first_not_of('-'), name.size()));
-    if (name.compare(0, 3, "no-") == 0) {
-        name.erase(0, 3);
-        value = "0";
-    }
-    for (char &c : name) {
-        c = c == '-' ? '_' : toupper(c);
-    }
-    const Option *similar = similar_option(name);
     if (!similar) {
-        error("%s is unknown: options are NAME=value, and `make help` lists them", word.c_str());
+        error("%s is not an option: options are NAME=value, and `make help` lists them",
+              word.c_str());
     }
-    if (std::get_if<bool *>(&similar->field) && value != "0") value = "1";
-    error("%s is unknown: did you mean %s=%s?", word.c_str(), similar->name, value.c_str());
+    error("%s is not an option: did you mean %s%s?", word.c_str(), similar,
+          equals == std::string::npos ? "=value" : word.substr(equals).c_str());
 }
 
 // Give the options that are not on the command line the values that the chapter has. Refuse options
@@ -2661,7 +2615,7 @@ static void complete_options() {
 }
 
 static void print_help() {
-    printf("Options, as in GPUS=2 (with their defaults):\n");
+    printf("Options are words NAME=value, such as GPUS=2 (defaults in parentheses):\n");
     for (const Option &option : option_table) {
         printf("  %-14s %s\n", option.name, option.help);
     }
@@ -2679,7 +2633,7 @@ bool parse_options(int argc, char **argv) {
             return false;
         }
         Option *const option = find_option(name);
-        if (!option) refuse_word(word, i + 1 < argc ? argv[i + 1] : nullptr);
+        if (!option) refuse_word(word);
         if (name.size() + 1 >= word.size()) {
             error("%s has no value: write %s=value", name.c_str(), name.c_str());
         }
@@ -2704,7 +2658,7 @@ static void set_up(int devices, bool quiet, int first = 0) {
     if (!options.init.empty()) load_safetensors(options.init, params);
     if (options.save.empty()) return;
     if (access((options.save + "/.").c_str(), F_OK) == 0) {
-        error("SAVE=%s is a folder: a file is wanted", options.save.c_str());
+        error("SAVE=%s is a folder, not a file", options.save.c_str());
     }
     const std::string probe = options.save + format(".%d.test", getpid());
     write_file(probe, ""); // fails now, not after an epoch
@@ -2727,7 +2681,7 @@ int mgpu_main(int argc, char **argv, void (*run)() = run_program) {
             exchange = exchange_by(options.allreduce, options.overlap);
             run();
         }
-        if (fflush(stdout) || ferror(stdout)) error("what is printed cannot be written to stdout");
+        if (fflush(stdout) || ferror(stdout)) error("cannot write to stdout");
         return 0;
     } catch (const std::bad_alloc &) {
         fprintf(stderr, "mgpu: the host is out of memory\n");

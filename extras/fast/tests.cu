@@ -786,7 +786,7 @@ TEST_CASE("KERNELS, PRECISION") {
     CHECK(said({"KERNELS=tiled", "PRECISION=tf32"}) == leave);
     CHECK(said({"KERNELS=slow"}) == "KERNELS=slow is unknown: there are fast, tiled, plain");
     CHECK(said({"PRECISION=fp16"}) == "PRECISION=fp16 is unknown: there are fp32, tf32");
-    CHECK(said({"KERNEL=plain"}) == "KERNEL=plain is unknown: did you mean KERNELS=plain?");
+    CHECK(said({"KERNEL=plain"}) == "KERNEL=plain is not an option: did you mean KERNELS=plain?");
 }
 
 // ---------------------------------------------------------------------------------------------

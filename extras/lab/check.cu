@@ -12,6 +12,8 @@
 #include PROGRAM
 #endif
 #include <atomic>
+#include <set>
+
 #include <fcntl.h>
 
 #include "explain.h"

@@ -19,7 +19,7 @@ SOURCES = [s for s in ("mgpu.cu", "extras/networks/networks.cu") if os.path.exis
 OPTIONS = {"run": "run GPUS=2 EPOCHS=1 BATCH=64 LIMIT=150", "check": "MODEL=lenet"}
 WIDTH = 300  # of what is printed of the words
 SECONDS = {"run": 60, "check": 120}
-MEANT = "if that is meant, FIRST_CHECK=0"
+MEANT = "if this is intended, use FIRST_CHECK=0"
 SAMPLE = """
 lenet_no_flatten params_no_attach allreduce_no_broadcast allreduce_sum_early split_no_begin
 train_backward_gpu0 sgd_sign attach_on_gpu0 backward_mean relu_no_bounds right_flatten

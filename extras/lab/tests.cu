@@ -169,7 +169,7 @@ TEST_CASE("show: what the page plays has the judge's counts, its times, and show
     CHECK(run.status == 1);
     check_parts(judged("SHOW=json FABRIC=nothing").out, "FABRIC=nothing is unknown: ... pcie");
     check_parts(judged("SHOW=json ALLREDUCE=no").out,
-                "ALLREDUCE=no is unknown: there are naive, bucket");
+                "ALLREDUCE=no is unknown: choose one of naive, bucket");
     check_parts(judged("SHOW=json GPUS=9").out, "make show has 2 to 8 devices, not 9");
 }
 TEST_CASE("judge: each seed has other numbers, and finds the same") {
@@ -221,10 +221,10 @@ TEST_CASE("judge: where naive fails nobody else is blamed; an untouched slot is 
 }
 TEST_CASE("judge: wrong arguments, a worker that is none") {
     for (const auto &mistake : std::vector<std::pair<std::string, std::string>>{
-             {"ALLREDUCE=magic", "ALLREDUCE=magic is unknown: there are naive, bucket"},
-             {"GPUS=17", "GPUS=17: a whole number from 1 to 16 is wanted"},
+             {"ALLREDUCE=magic", "ALLREDUCE=magic is unknown: choose one of naive, bucket"},
+             {"GPUS=17", "GPUS=17: expected a whole number from 1 to 16"},
              {"GPUS=two", "GPUS=two: a whole number"},
-             {"MODEL=alexnet", "MODEL=alexnet is unknown: there are lenet"},
+             {"MODEL=alexnet", "MODEL=alexnet is unknown: choose one of lenet"},
              {"LR=0.1",
               "LR is unknown to the judge: options are NAME=value, and it has ALLREDUCE,"},
              {"--gpus 2", "--gpus is unknown to the judge: options are NAME=value"},
@@ -1188,7 +1188,7 @@ TEST_CASE("lab dry-run prints the messages of devices that are not there") {
         messages++;
     CHECK(messages == 2 * 1023);
     check_line(run_in_shell(folder, "", "dry-run DRY_GPUS=1025").err,
-               "DRY_GPUS=1025: a whole number from 1 to 1024 is wanted");
+               "DRY_GPUS=1025: expected a whole number from 1 to 1024");
 }
 TEST_CASE("lab bench BENCH=allreduce times every algorithm" * doctest::skip(small_only)) {
     TestFolder folder; // with 2 MiB a device the larger sizes are skipped

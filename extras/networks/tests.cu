@@ -243,24 +243,24 @@ TEST_CASE("conv2d, max_pool2d, global_avg_pool2d, batch_norm, add: what is refus
         {{1, 1, 3, 0}, {1, 1, 3, 3}, {1}, {1, 2}}};
     for (const auto &w : convolutions)
         REFUSED(conv2d(t(w[0]), t(w[1]), t(w[2]), w[3][0], w[3][1]),
-                "conv2d: wants ... , got " + str(w[0]) + ", " + str(w[1]) + ", " + str(w[2]));
+                "conv2d: expected ... , got " + str(w[0]) + ", " + str(w[1]) + ", " + str(w[2]));
     CHECK(conv2d(t({1, 3, 2, 5}), t({4, 3, 4, 4}), t({4}), 1, 1).shape == Ints{1, 4, 1, 4});
     CHECK(conv2d(t({2, 3, 5, 8}), t({4, 3, 3, 3}), t({4}), 2, 1).shape == Ints{2, 4, 3, 4});
     const Tensor three = t({3});
-    REFUSED(max_pool2d(t({1, 1, 3, 2}), 3, 3), "max_pool2d: wants ... (1,1,3,2)");
-    REFUSED(global_avg_pool2d(t({2, 3})), "global_avg_pool2d: wants ... (2,3)");
-    REFUSED(global_avg_pool2d(t({2, 3, 0, 0})), "global_avg_pool2d: wants ... (2,3,0,0)");
-    REFUSED(global_avg_pool2d(t({2, 3, 1, 2})), "global_avg_pool2d: wants ... (2,3,1,2)");
-    REFUSED(batch_norm(t({2, 3}), three, three, three, three), "batch_norm: wants ... (2,3)");
-    const std::string apart = "gpu(0) and gpu(1), they must be on one device";
+    REFUSED(max_pool2d(t({1, 1, 3, 2}), 3, 3), "max_pool2d: expected ... (1,1,3,2)");
+    REFUSED(global_avg_pool2d(t({2, 3})), "global_avg_pool2d: expected ... (2,3)");
+    REFUSED(global_avg_pool2d(t({2, 3, 0, 0})), "global_avg_pool2d: expected ... (2,3,0,0)");
+    REFUSED(global_avg_pool2d(t({2, 3, 1, 2})), "global_avg_pool2d: expected ... (2,3,1,2)");
+    REFUSED(batch_norm(t({2, 3}), three, three, three, three), "batch_norm: expected ... (2,3)");
+    const std::string apart = "gpu(0) and gpu(1), but must be on one device";
     for (int at = 0; at < 4; at++)
         for (bool away : {false, true}) {
             Tensor p[4] = {three, three, three, three};
             p[at] = away ? t({3}, gpu(1)) : t({4});
             REFUSED(batch_norm(t({2, 3, 1, 1}), p[0], p[1], p[2], p[3]),
-                    away ? apart : "batch_norm: wants ... (2,3,1,1) ... (4)");
+                    away ? apart : "batch_norm: expected ... (2,3,1,1) ... (4)");
         }
-    REFUSED(add(t({2, 3}), t({3, 2})), "add: wants ... (2,3), (3,2)");
+    REFUSED(add(t({2, 3}), t({3, 2})), "add: expected ... (2,3), (3,2)");
     REFUSED(add(three, t({3}, gpu(1))), apart);
 }
 
@@ -519,11 +519,11 @@ TEST_CASE("parse_options: what goes not together is refused") {
         CHECK(error_of_options({"KVSTORE=local", more}) == "KVSTORE and ALLREDUCE: one is enough");
     }
     CHECK(error_of_options({"MODEL=vgg"}) ==
-          "MODEL=vgg is unknown: there are lenet, resnet18, lab_cnn");
-    check_says(error_of_options({"KVSTORE=magic"}), "ALLREDUCE=magic is unknown: there are naive");
-    check_says(error_of_options({"EVALUATE_ALL=yes"}), "EVALUATE_ALL=yes: 0 or 1 is wanted");
+          "MODEL=vgg is unknown: choose one of lenet, resnet18, lab_cnn");
+    check_says(error_of_options({"KVSTORE=magic"}), "ALLREDUCE=magic is unknown: choose one of naive");
+    check_says(error_of_options({"EVALUATE_ALL=yes"}), "EVALUATE_ALL=yes: expected 0 or 1");
     CHECK(error_of_options({"--evaluate-all"}) ==
-          "--evaluate-all is unknown: did you mean EVALUATE_ALL=1?");
+          "--evaluate-all is not an option: did you mean EVALUATE_ALL=value?");
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// k = 3 ... chunk -1 of 3: there are 0 to 2 (% of a negative number?) ... : 1, 2; wrong on: 3, 4
+// k = 3 ... there is no chunk -1 of 3 ... (% of a negative number?) ... : 1, 2; wrong on: 3, 4
 // (c - step) % k is negative in C++.
 #include "yours.h"
 

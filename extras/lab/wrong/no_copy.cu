@@ -1,4 +1,4 @@
-// k = 2, 1 tensor, 1000 numbers: add_: its arguments lie on gpu(0) and gpu(1), they must
+// k = 2, 1 tensor, 1000 numbers: add_: its inputs are on gpu(0) and gpu(1), but must
 // It adds another device's memory without a copy.
 #include "yours.h"
 
