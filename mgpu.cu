@@ -539,12 +539,12 @@ void demos(int num_gpus) {
 // returns (only `host` makes the host wait); work that is enqueued later on a device sees the
 // sums. It works for any number of devices and for tensors of any size, including 0.
 //
-// Cost, for k devices and P tensors of n bytes in total:
+// Cost, for k devices and P tensors of b bytes in total:
 //   messages   how many copies are made between devices
 //   busiest    how many bytes the busiest device receives; it sends as many
-//   steps      how many messages are in the longest chain of messages that wait for each other
+//   rounds     how many messages are in the longest chain of messages that wait for each other
 // If a message of m bytes takes alpha + m * beta seconds (alpha is the latency, 1 / beta the
-// bandwidth), an allreduce takes about steps * alpha + busiest * beta.
+// bandwidth), an allreduce takes about rounds * alpha + busiest * beta.
 
 // A named range in NVIDIA's profiler nsys, open for the lifetime of the object.
 struct Part {
@@ -617,7 +617,7 @@ static void send(const std::vector<Message> &messages) {
 
 // --- naive
 // Sum tensor by tensor on device 0: the loop of train_batch().
-//   messages 2(k-1)P   busiest (k-1)n   steps 2(k-1)P
+//   messages 2(k-1)P   busiest (k-1)b   rounds 2(k-1)P
 static void allreduce_naive(const PerDevice &grads) {
     for (size_t i = 0; i < grads[0].size(); i++) {
         allreduce(column(grads, i));
@@ -626,13 +626,13 @@ static void allreduce_naive(const PerDevice &grads) {
 
 // --- bucket
 // Sum all tensors as one on device 0. The latency is paid once instead of P times.
-//   messages 2(k-1)   busiest (k-1)n   steps 2(k-1)
+//   messages 2(k-1)   busiest (k-1)b   rounds 2(k-1)
 static void allreduce_bucket(const PerDevice &grads) { allreduce(flatten(grads)); }
 
 // --- host
 // Sum on the host, which acts as the parameter server (kvstore='local' in MXNet) and waits for the
 // devices.
-//   messages 2k (0 if k = 1)   busiest kn, the host   steps k+1
+//   messages 2k (0 if k = 1)   busiest kb, the host   rounds k+1
 static void allreduce_host(const PerDevice &grads) {
     const std::vector<Tensor> flat = flatten(grads);
     if (flat.size() == 1) return;
@@ -654,7 +654,7 @@ static void allreduce_host(const PerDevice &grads) {
 // (kvstore='device' in MXNet). The device that sums a tensor is its owner. Tensors are assigned in
 // order of decreasing size, each to the device that owns the fewest numbers so far. L and m are the
 // largest number of bytes and of tensors that a device owns.
-//   messages 2(k-1)P   busiest (k-1)L + n-L   steps 2m
+//   messages 2(k-1)P   busiest (k-1)L + b-L   rounds 2m
 static void allreduce_by_tensor(const PerDevice &grads) {
     const int k = grads.size(), P = grads[0].size();
     std::vector<int> largest_first(P);
@@ -689,7 +689,7 @@ static void allreduce_by_tensor(const PerDevice &grads) {
 
 // --- sharded
 // Sum chunk c on device c. The two rounds of messages are known as reduce-scatter and all-gather.
-//   messages 2k(k-1)   busiest 2(k-1)n/k   steps 2
+//   messages 2k(k-1)   busiest 2(k-1)b/k   rounds 2
 static void allreduce_sharded(const PerDevice &grads) {
     const std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
@@ -712,7 +712,7 @@ static void allreduce_sharded(const PerDevice &grads) {
 // --- ring
 // Let device c send only to its right neighbour, device (c + 1) % k, so that all links are busy in
 // every round.
-//   messages 2k(k-1)   busiest 2(k-1)n/k   steps 2(k-1)
+//   messages 2k(k-1)   busiest 2(k-1)b/k   rounds 2(k-1)
 //
 //   k = 3          reduce-scatter             all-gather
 //   gpu(0) sends   chunk 0, then chunk 2      chunk 1, then chunk 0
@@ -754,7 +754,7 @@ static void allreduce_ring(const PerDevice &grads) {
 
 // --- tree
 // Sum in pairs, then in pairs of pairs, and send the sum back the same way.
-//   messages 2(k-1)   busiest ceil(log2 k) n   steps 2 ceil(log2 k)
+//   messages 2(k-1)   busiest ceil(log2 k) b   rounds 2 ceil(log2 k)
 //
 //   k = 4          1 -> 0 and 3 -> 2, then 2 -> 0      back: 0 -> 2, then 0 -> 1 and 2 -> 3
 static void allreduce_tree(const PerDevice &grads) {
@@ -795,7 +795,7 @@ static void allreduce_tree(const PerDevice &grads) {
 // If it needs k to be a power of two, say so below: {"yours", allreduce_yours, powers_of_two}.
 // Check it:
 //   make exercise                        Is it right on 1 to 8 devices, and what does it cost?
-//   make show GPUS=4                     Whose numbers are where, step by step?
+//   make show GPUS=4                     Whose numbers are where, after each operation?
 //   make race ALLREDUCE=yours GPUS=3     Does a device read numbers before they are written?
 //   make run ALLREDUCE=yours GPUS=2      Does LeNet learn with it?
 // A kernel of your own goes above it. relu_kernel in section 8 is the simplest one to start from.

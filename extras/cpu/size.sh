@@ -19,7 +19,7 @@ printf '%-22s %7s %7s   %s\n' part lines code limit
 part mgpu.cu 2700/1970 mgpu.cu
 part tests.cu 2085 tests.cu
 part Makefile 110 Makefile
-part README.md 150 README.md
+part README.md 130 README.md
 tests='extras/fast/tests.cu extras/lab/tests.cu extras/networks/tests.cu'
 for folder in networks:620 fast:2250 lab:5370 nodes:420; do
     set --
