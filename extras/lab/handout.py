@@ -69,7 +69,8 @@ def without_words_of_lab(source, hidden):
 
 
 def without_names(text, hidden):
-    """Commands name yours instead; the brackets, rows, items and paragraphs that name one go"""
+    """Commands name yours instead; the brackets, rows, items and paragraphs that name one go, and the
+    headings that then have nothing below them"""
     words = "|".join(
         f"`(allreduce_)?{n}`|ALLREDUCE={n}" + ("" if n == "host" else rf"|\b{n}\b") for n in hidden
     )
@@ -81,7 +82,7 @@ def without_names(text, hidden):
     for gap, part in zip(parts[1::2], parts[2::2]):
         if not re.search(words, part):
             kept += [gap, part]
-    return "".join(kept)
+    return re.sub(r"(?m)^## .*\n+(?=## |\Z)", "", "".join(kept))
 
 
 def in_tests(text, hidden):
@@ -136,16 +137,18 @@ def main(folder, hidden):
     change("extras/networks/networks.cu", lambda text: without_words_of_lab(text, hidden))
     for file in ("tests.cu", "extras/fast/tests.cu"):
         change(file, lambda text: in_tests(text, hidden))
-    for file in ("README.md", "extras/lab/README.md", "extras/fast/README.md"):
+    pages = ("README.md", "extras/lab/README.md", "extras/lab/fabric.md", "extras/fast/README.md")
+    for file in pages:
         change(file, lambda text: without_names(text, hidden))
 
     change(
         "extras/lab/predict.sh",
         lambda text: re.sub(rf"(?:(?<=:-)| )(?:{'|'.join(hidden)})\b(?=[a-z_ ]*\}})", "", text),
     )
-    for picture in ("data/overlap.svg", "data/allreduce.svg"):
-        if picture not in read(os.path.join(folder, "README.md")):
-            os.remove(os.path.join(folder, picture))
+    shown = "".join(read(os.path.join(folder, page)) for page in pages if os.path.exists(page))
+    for picture in ("naive", "overlap", "allreduce", "map", "nodes", "show"):
+        if f"data/{picture}.svg)" not in shown:
+            os.remove(os.path.join(folder, f"data/{picture}.svg"))
     print(f"{folder}: without {', '.join(hidden)}. Try `make test` and `make exercise` in it")
 
 

@@ -1,6 +1,6 @@
 # The laboratory's targets. The Makefile includes this file where it is there.
 
-# FABRIC         another machine's network, such as ethernet100, see extras/lab/README.md
+# FABRIC         another machine's network, such as ethernet100, see extras/lab/fabric.md
 # PROFILE        what kernels take, for make trace with FABRIC, such as data/profile.csv
 # TRACE_MS       milliseconds that the picture of make trace is wide, by default what the steps take
 # STEP_MS        milliseconds of a step on one device, for make scale; by default it is measured
