@@ -4,9 +4,9 @@
 //     make test            check the kernels, and the training of k devices against that of one
 //
 // Read sections 2 to 6 beside the chapter: titles, names and order are those of its current edition
-// (the first one said gpu_params and ctx_list). Section 7 is the chapter's third exercise, with a
-// place for an allreduce of your own. Sections 8 to 13 build the parts that the chapter takes from
-// its framework: operators, autograd, devices, data.
+// (the first edition has gpu_params and ctx_list). Section 7 is the chapter's third exercise, with
+// a place for an allreduce of your own. Sections 8 to 13 build the parts that the chapter takes
+// from its framework: operators, autograd, devices, data.
 //
 //    1. The vocabulary                    8. Kernels and operators
 //    2. A toy network                     9. Autograd
@@ -16,9 +16,9 @@
 //    6. Experiment                       13. Program
 //    7. Allreduce algorithms
 //
-// Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K side of
-// a convolution kernel, k devices. All numbers are 32-bit floats. dX is the gradient of the loss
-// with respect to X. F is torch.nn.functional. A word in capitals, such as GPUS, is an option
+// Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K the
+// side of a convolution kernel, k devices. All numbers are 32-bit floats. dX is the gradient of the
+// loss with respect to X. F is torch.nn.functional. A word in capitals, such as GPUS, is an option
 // (section 13).
 // Without a GPU, g++ compiles this file with extras/cpu/cuda_runtime.h, which emulates k devices.
 
@@ -50,10 +50,11 @@
 
 // ---------------------------------------------------------------------------------------------
 // 1. The vocabulary
-// The types and functions that sections 2 to 7 use. Skim it now and come back when a name is new.
+// This section has the types and functions that sections 2 to 7 use. Skim it now and come back when
+// a name is new.
 
-// The place of a tensor: a device, gpu(0), gpu(1), ..., or cpu(), the host, where this program
-// itself runs.
+// Where a tensor is: on a device, gpu(i), or on the host, cpu(), which runs this program. Elsewhere
+// "device" never means the host.
 struct Device {
     int id; // i for gpu(i), -1 for cpu()
 };
@@ -61,8 +62,8 @@ struct Device {
 inline Device gpu(int i) { return {i}; }
 inline Device cpu() { return {-1}; }
 
-// An array of floats in the memory of one device. A Tensor is a handle, as in Python: copies share
-// their data, and even a const Tensor's data may be written. The memory is freed with the last
+// An array of floats in the memory of one device. A Tensor is a handle, as in Python: assigning it
+// copies no data, and even a const Tensor's data may be written. The memory is freed with the last
 // handle.
 struct Tensor {
     Device device = {-1};
@@ -71,9 +72,9 @@ struct Tensor {
     std::shared_ptr<Tensor> grad = nullptr; // its gradient, or null if none is computed
     bool requires_grad = true;              // whether attach_grad() gives it a gradient
 
-    // The next two are used only if this tensor is itself a gradient (section 9).
+    // The next two are used only in gradients (section 9), `written` only in those of parameters.
     bool stale = false; // whether it must be zeroed before the next write
-    std::shared_ptr<struct Event> written = nullptr; // recorded after each write; parameters only
+    std::shared_ptr<struct Event> written = nullptr; // recorded after each write
 
     float *ptr() const; // data.get()
 };
@@ -81,7 +82,7 @@ struct Tensor {
 // One list of tensors per device: x[c][i] is tensor i on device c.
 typedef std::vector<std::vector<Tensor>> PerDevice;
 
-// --- Declared here, defined in the section named beside it.
+// --- Each group is declared here and defined in the section named above it.
 
 // 3. Copies
 Tensor copyto(const Tensor &src, Device device);   // a copy of src on that device
@@ -114,11 +115,11 @@ struct Stream { // a queue of work, which a device does in order
     cudaStream_t handle = nullptr;
     cudaEvent_t ready = nullptr; // see wait_for
 };
-Device try_gpu(int i);                    // gpu(i), or an error if there are fewer
+Device try_gpu(int i);                    // gpu(i), or an error if there is none
 std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
 Stream &current_stream(Device device);    // the stream on which new work is enqueued
 cudaStream_t stream_of(Device device);    // its handle; makes the device CUDA's current one
-int physical(Device device); // CUDA's number of its GPU, which several devices may share
+int physical(Device device); // CUDA's number for its GPU, which several devices may share
 Stream &link_stream(Device src, Device dst); // the stream for copies from src to dst
 void use_comm_streams(bool use); // true: current_stream(d) is d's second stream, for communication
 void join_comm_streams(int k);   // make later work of k devices wait for those streams
@@ -135,7 +136,7 @@ std::string to_string(const Tensor &t);                  // its numbers as NumPy
 std::string str(Device device);                          // gpu(0)
 std::string str(const std::vector<Device> &devices);     // [gpu(0), gpu(1)]
 
-// Throw an error. mgpu_main() prints it in one line and ends the program.
+// Throw an error. mgpu_main() prints it on one line and ends the program.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
 __attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...);
 // Check a CUDA call. If it failed, print its file, its line and CUDA's message, and exit.
@@ -151,22 +152,22 @@ constexpr bool on_cpu = false;
 
 constexpr int threads = 256; // in a block
 
-// Return how many blocks have a thread for each of n elements. CUDA wants at least one block.
+// Return how many blocks it takes to have a thread for each of n elements. CUDA wants at least one.
 inline int blocks(long n, int threads_per_block = threads) {
     if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
     return n > 0 ? (n + threads_per_block - 1) / threads_per_block : 1;
 }
 
 // Launch a kernel, as section 8 explains, and check whether the launch has failed.
-#ifndef LAUNCH // a program that includes this file may have another one
+#ifndef LAUNCH // a program that includes this file may define its own
 #define LAUNCH(...)                                                                                \
     (__VA_ARGS__, check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__))
 #endif
 
 // 11. Data and files
 
-// The training set or the test set of Fashion-MNIST, in minibatches of X (N,1,28,28), from 0 to 1,
-// and y (N), the classes.
+// The training set or the test set of Fashion-MNIST, in minibatches: images X (N,1,28,28), whose
+// pixels are numbers from 0 to 1, and classes y (N).
 struct DataIter {
     const struct DataSet *set;
     int batch_size;
@@ -180,7 +181,7 @@ struct DataIter {
     std::vector<std::pair<Tensor, Tensor>> epoch(); // all minibatches; reshuffled if `shuffle`
 };
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // to train on, to test on
-int number_of_epochs(const DataIter &train_iter);                      // EPOCHS, as STEPS allows
+int number_of_epochs(const DataIter &train_iter);                      // EPOCHS, or fewer for STEPS
 float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
                             Device device);
 
@@ -194,8 +195,8 @@ struct Timer {
     double avg() const;
 };
 
-// A table with a row for each epoch, a progress bar and a file (LOG), in place of the chapter's
-// plot.
+// The replacement for the chapter's plot: a progress bar, a table with a row for each epoch, and
+// the file LOG.
 struct Animator {
     int steps;                                    // in an epoch
     std::vector<float> Y = {};                    // test accuracy after each epoch
@@ -216,13 +217,13 @@ void save_params(const std::vector<Tensor> &params); // write them to the file S
 
 // 12. Checks
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr);
-void check_replicas(const PerDevice &device_params); // fail unless all devices have the same
+void check_replicas(const PerDevice &device_params); // fail unless all devices have equal ones
 
-// 13. The options of the command line. batch, epochs, lr and allreduce: 0 or empty until the
-// command line has been read.
+// 13. The options of the command line. Until it has been read, batch, epochs, lr and allreduce are
+// 0 or empty.
 struct Options {
     int gpus = 1, batch = 0, epochs = 0;
-    int steps = 0, limit = 0; // stop after so many minibatches, use so many samples; 0: all
+    int steps = 0, limit = 0; // stop after this many minibatches, use this many samples; 0: all
     int seed = 0;             // of the parameters and of the order of the samples
     float lr = 0;
     bool shuffle = true, overlap = false, first_check = true, replica_check = true, peers = true;
@@ -281,7 +282,7 @@ Net net = lenet;
 // ---------------------------------------------------------------------------------------------
 // 3. Data synchronization                                      chapter: "Data Synchronization"
 // Two operations: copy the parameters to every device, and sum the gradients over all devices. Both
-// consist of copies. A copy from one device to another is called a message.
+// need copies. A copy from one memory to another is called a message.
 
 // Copy the parameters to a device and attach gradients to the copies.
 std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device) {
@@ -327,7 +328,8 @@ void allreduce(std::vector<Tensor> data) {
 //                                  v
 //   waiting     ... work ...  [wait for it] ... later work ...
 //
-// A wait refers to the latest record at the time of the call, so one event per stream is enough.
+// cudaStreamWaitEvent refers to the latest record before its call, so one event per stream is
+// enough.
 void wait_for(Stream &waiting, const Stream &other) {
     CUDA_CHECK(cudaEventRecord(other.ready, other.handle));
     CUDA_CHECK(cudaStreamWaitEvent(waiting.handle, other.ready, 0));
@@ -342,7 +344,7 @@ void peer_copy(const Tensor &src, const Tensor &dst, Stream &stream) {
                                    sizeof(float) * size(src), stream.handle));
 }
 
-// Copy dst[:] = src, which must have the same size. The host waits only if dst is on the host.
+// Set dst[:] = src, which must have the same size. The host waits only if dst is on the host.
 void copyto(const Tensor &src, const Tensor &dst) {
     if (size(src) != size(dst)) {
         error("copyto: %d numbers do not fit a tensor of %d", size(src), size(dst));
@@ -355,9 +357,9 @@ void copyto(const Tensor &src, const Tensor &dst) {
     if (from.id < 0 && to.id < 0) {
         memcpy(y, x, bytes);
     } else if (from.id >= 0 && to.id >= 0 && from.id != to.id) {
-        wait_for(to, from); // read src after it is written
+        wait_for(to, from); // read src only after it is written
         peer_copy(src, dst, current_stream(to));
-        wait_for(from, to); // overwrite src after it is read
+        wait_for(from, to); // overwrite src only after it is read
     } else {                // within a device, or between a device and the host
         const Device device = to.id < 0 ? from : to;
         const cudaMemcpyKind kind = from.id < 0 ? cudaMemcpyHostToDevice
@@ -381,8 +383,8 @@ Tensor copyto(const Tensor &src, Device device) {
 // 4. Distributing data                                            chapter: "Distributing Data"
 // Divide a minibatch among the devices.
 
-// Return the sizes of k shards of n samples: proportional to SPLIT if it is set, otherwise n / k,
-// and one more for the first n % k devices.
+// Divide n samples into k shards, equal ones or in the proportions of SPLIT, and return their
+// sizes. The first shards get one sample more if n does not divide evenly.
 std::vector<int> shard_sizes(int n, int k) {
     const bool equal = options.split.empty() || k == 1;
     const std::vector<int> weights = equal ? std::vector<int>(k, 1) : options.split;
@@ -404,7 +406,7 @@ std::vector<int> shard_sizes(int n, int k) {
 
 // Split X along its first axis into one contiguous shard per device, and copy each shard there. If
 // there are fewer samples than devices, the last shards are empty.
-// Without SPLIT, same as gluon.utils.split_and_load(X, devices, even_split=False).
+// Without SPLIT, this is gluon.utils.split_and_load(X, devices, even_split=False).
 std::vector<Tensor> split_and_load(const Tensor &X, const std::vector<Device> &devices) {
     const std::vector<int> sizes = shard_sizes(X.shape[0], devices.size());
     std::vector<Tensor> shards;
@@ -428,8 +430,8 @@ split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices
 
 // ---------------------------------------------------------------------------------------------
 // 5. Training                                                              chapter: "Training"
-// train_batch() takes one step of SGD, on one minibatch and all devices; train() takes all steps of
-// some epochs. Lines that the chapter does not have are marked "ours".
+// train_batch() takes one step of SGD, on one minibatch and all devices; train() takes those of all
+// epochs. Lines that the chapter does not have are marked "ours".
 
 // Take one step of SGD on all devices. Return the losses, one number per sample: ls[c] is on device
 // c. (The chapter returns nothing.) Operators record themselves for backward(), so
@@ -494,7 +496,7 @@ void train(int num_gpus, int batch_size, float lr) {
 // ---------------------------------------------------------------------------------------------
 // 6. Experiment                                                          chapter: "Experiment"
 // The experiments are train(1, 256, 0.2) and train(2, 256, 0.2): make run GPUS=1, make run GPUS=2.
-// Before the training, main() shows the examples from the chapter's sections 3 and 4.
+// Before the training, the program shows the examples from the chapter's sections 3 and 4.
 
 // Print each tensor on lines of its own, below a title.
 static void print(const char *title, const std::vector<Tensor> &tensors) {
@@ -534,22 +536,23 @@ void demos(int num_gpus) {
 // ALLREDUCE=name trains with one of them; OVERLAP=1 runs it while backward is still computing.
 //
 // Contract. grads[c][i] is on device c and has the same size on every device. The tensors of a
-// device are contiguous in memory, as attach_grad() allocates them. An algorithm writes to every
-// grads[c][i] the sum over all devices, bitwise identical on all of them. It enqueues its work and
-// returns (only `host` makes the host wait); work that is enqueued later on a device sees the
-// sums. It works for any number of devices and for tensors of any size, including 0.
+// device are contiguous in memory, as attach_grad() allocates them. An algorithm
+// overwrites every grads[c][i] with the sum over all devices, bitwise identical on all devices. It
+// enqueues its work and returns (only `host` makes the host wait). Work that is enqueued later on a
+// device sees the sums. It works for any number of devices (or says otherwise, see `yours`) and for
+// tensors of any size, including 0.
 //
-// Cost, for k devices and P tensors of b bytes in total:
+// Cost, for k devices, each with P tensors that take b bytes in all:
 //   messages   how many copies are made between devices
 //   busiest    how many bytes the busiest device receives; it sends as many
-//   rounds     how many messages are in the longest chain of messages that wait for each other
+//   rounds     how many messages are in the longest chain, where each waits for the one before
 // If a message of m bytes takes alpha + m * beta seconds (alpha is the latency, 1 / beta the
 // bandwidth), an allreduce takes about rounds * alpha + busiest * beta.
 
 // A named range in NVIDIA's profiler nsys, open for the lifetime of the object.
-struct Part {
-    explicit Part(const char *name) { nvtxRangePushA(name); }
-    ~Part() { nvtxRangePop(); }
+struct ProfilerRange {
+    explicit ProfilerRange(const char *name) { nvtxRangePushA(name); }
+    ~ProfilerRange() { nvtxRangePop(); }
 };
 
 // --- tools, besides copyto(), add_() and empty()
@@ -572,8 +575,8 @@ static std::vector<Tensor> flatten(const PerDevice &grads) {
     return flat;
 }
 
-// View `count` consecutive chunks of a tensor, from chunk j of k on. Their sizes differ by at most
-// one.
+// Divide a tensor into k chunks, whose sizes differ by at most one. View `count` consecutive ones,
+// beginning with chunk j.
 static Tensor chunk(const Tensor &t, int j, int k, int count = 1) {
     if (j < 0 || j + count > k) {
         error("there is no chunk %d of %d: they are numbered 0 to %d%s", j < 0 ? j : j + count - 1,
@@ -588,16 +591,16 @@ struct Message {
     Tensor src, dst;
 };
 
-// Enqueue all messages, each pair of devices on a stream of its own, so that they travel at the
-// same time. A message waits for all earlier work on both of its devices, and their later work
-// waits for it. No message may write to memory that another one reads or writes.
+// Enqueue each message on the stream of its two devices, so that messages between different devices
+// travel at the same time. A message waits for all earlier work on both of its devices, and their
+// later work waits for it. No message may write to memory that another one reads or writes.
 static void send(const std::vector<Message> &messages) {
     for (const auto &[src, dst] : messages) {
         if (size(src) != size(dst)) {
             error("send: %d numbers do not fit a tensor of %d", size(src), size(dst));
         }
         if (size(src) > 0 && src.ptr() == dst.ptr()) {
-            error("send: a message on %s has one tensor as source and destination",
+            error("send: a message on %s has the same source and destination",
                   str(src.device).c_str());
         }
     }
@@ -625,13 +628,12 @@ static void allreduce_naive(const PerDevice &grads) {
 }
 
 // --- bucket
-// Sum all tensors as one on device 0. The latency is paid once instead of P times.
+// Sum all tensors on device 0 as if they were one. The latency is paid once instead of P times.
 //   messages 2(k-1)   busiest (k-1)b   rounds 2(k-1)
 static void allreduce_bucket(const PerDevice &grads) { allreduce(flatten(grads)); }
 
 // --- host
-// Sum on the host, which acts as the parameter server (kvstore='local' in MXNet) and waits for the
-// devices.
+// Sum on the host, as a parameter server does (kvstore='local' in MXNet). It waits for the devices.
 //   messages 2k (0 if k = 1)   busiest kb, the host   rounds k+1
 static void allreduce_host(const PerDevice &grads) {
     const std::vector<Tensor> flat = flatten(grads);
@@ -652,9 +654,9 @@ static void allreduce_host(const PerDevice &grads) {
 // --- by_tensor
 // Sum different parameters on different devices, as the chapter's third exercise asks
 // (kvstore='device' in MXNet). The device that sums a tensor is its owner. Tensors are assigned in
-// order of decreasing size, each to the device that owns the fewest numbers so far. L and m are the
-// largest number of bytes and of tensors that a device owns.
-//   messages 2(k-1)P   busiest (k-1)L + b-L   rounds 2m
+// order of decreasing size, each to the device that owns the fewest numbers so far. A device
+// owns at most L bytes and at most M tensors.
+//   messages 2(k-1)P   busiest (k-1)L + b-L   rounds 2M
 static void allreduce_by_tensor(const PerDevice &grads) {
     const int k = grads.size(), P = grads[0].size();
     std::vector<int> largest_first(P);
@@ -669,8 +671,8 @@ static void allreduce_by_tensor(const PerDevice &grads) {
         owned[owner[i]] += size(grads[0][i]);
     }
 
-    // gather[m] takes a device's tensor to the owner, broadcast[m] takes the sum back. Each owner
-    // begins with device owner + 1, so that not all of them read from device 0 first.
+    // gather[m] takes a device's tensor to the owner, and broadcast[m] takes the sum back. Each
+    // owner begins with device owner + 1, so that not all of them read from device 0 first.
     std::vector<Message> gather, broadcast;
     for (int distance = 1; distance < k; distance++) {
         for (int i = 0; i < P; i++) {
@@ -798,7 +800,8 @@ static void allreduce_tree(const PerDevice &grads) {
 //   make show GPUS=4                     Whose numbers are where, after each operation?
 //   make race ALLREDUCE=yours GPUS=3     Does a device read numbers before they are written?
 //   make run ALLREDUCE=yours GPUS=2      Does LeNet learn with it?
-// A kernel of your own goes above it. relu_kernel in section 8 is the simplest one to start from.
+// Put kernels of your own above the function. relu_kernel in section 8 is the simplest to start
+// from.
 static void allreduce_yours(const PerDevice &grads) {
     const size_t k = grads.size(), P = grads[0].size();
     for (size_t i = 0; i < P; i++) {
@@ -825,7 +828,7 @@ static std::vector<Algorithm> algorithms = {
     {"tree", allreduce_tree},           {"yours", allreduce_yours},
 };
 
-// Return the algorithm of this name, or fail and name those that there are.
+// Return the algorithm of this name, or fail and list all names.
 static const Algorithm &find_algorithm(const std::string &name) {
     std::string names;
     for (const Algorithm &algorithm : algorithms) {
@@ -835,7 +838,7 @@ static const Algorithm &find_algorithm(const std::string &name) {
     error("ALLREDUCE=%s is unknown: choose one of %s", name.c_str(), names.c_str());
 }
 
-// Sum the gradients by the algorithm of this name. Name it in errors and in the profiler.
+// Sum the gradients with the algorithm of this name. Errors and the profiler show the name.
 void run_allreduce(const std::string &name, const PerDevice &grads) {
     const Algorithm &algorithm = find_algorithm(name);
     const int k = grads.size();
@@ -843,7 +846,7 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
     for (const Tensor &t : grads[0]) {
         n += size(t);
     }
-    const Part sum("sum");
+    const ProfilerRange range("sum");
     nvtxMarkA(
         format("%s, k = %d, tensors: %zu, numbers: %zu", algorithm.name, k, grads[0].size(), n)
             .c_str());
@@ -870,8 +873,8 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
 // backward() records an event after the write of each gradient; wait_for_gradient() waits for it.
 static size_t bucket_bytes = 256 * 1024; // the least size of a bucket; the last may be smaller
 
-// Return a function that calls `sum` for one bucket of gradients after the other, the last layers
-// first, because backward computes them first.
+// Return a function that divides the gradients into buckets and calls `sum` for one after another.
+// The last layers come first, because backward computes them first.
 static Exchange in_buckets(const Exchange &sum) {
     return [=](const PerDevice &grads) {
         size_t end = grads[0].size();
@@ -899,8 +902,8 @@ static Exchange in_buckets(const Exchange &sum) {
     };
 }
 
-// Return the function that train_batch() calls for ALLREDUCE and OVERLAP. It is null for naive,
-// because train_batch() contains that loop.
+// Return the function that train_batch() calls for ALLREDUCE and OVERLAP. It is null for naive
+// without OVERLAP, because train_batch() contains that loop.
 Exchange exchange_by(const std::string &name, bool overlap) {
     const Exchange sum = [=](const PerDevice &grads) { run_allreduce(name, grads); };
     if (overlap) return in_buckets(sum);
@@ -910,18 +913,18 @@ Exchange exchange;
 
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
-// The simplest kernels that are fast enough to train with, from ReLU to convolution. An operator is
-// written as its kernels and then the function that launches them, forward and backward. To write
-// one of your own, start with a copy of relu.
+// These are the simplest kernels that are fast enough to train with, from ReLU to convolution. Each
+// operator has its kernels first, then the function that launches them, forward and backward. To
+// write one of your own, start with a copy of relu.
 //
 // A kernel, marked __global__, is a function that many threads of a device run at the same time.
 // This launches one:
 //
 //     relu_kernel<<<blocks, threads, 0, stream>>>(y, X, n);
 //
-// The host enqueues it on the stream and goes on. When its turn comes, the device starts `blocks`
-// blocks of `threads` threads each. (0 bytes of dynamic shared memory.) Each thread finds out from
-// its position which element it computes. With 3 blocks of 4 threads:
+// The host enqueues it on the stream and goes on. When the kernel's turn comes, the device starts
+// `blocks` blocks of `threads` threads each. (The 0 means no dynamic shared memory.) Each thread
+// finds out from its position which element it computes. With 3 blocks of 4 threads:
 //
 //     blockIdx.x       0 0 0 0   1 1 1 1   2 2 2 2
 //     threadIdx.x      0 1 2 3   0 1 2 3   0 1 2 3
@@ -936,7 +939,7 @@ Exchange exchange;
 
 // --- functions of sections 9 and 10 that operators use
 
-// Fail unless `right` is true and all inputs are on the same device. `expected` describes them.
+// Fail unless `right` is true and all inputs are on the same device. The message has `expected`.
 void check_inputs(const char *op, bool right, const char *expected,
                   const std::vector<Tensor> &inputs);
 
@@ -1001,7 +1004,7 @@ __global__ void add_kernel(float *a, const float *b, int n) {
 }
 
 void add_(const Tensor &a, const Tensor &b) {
-    check_inputs("add_", a.shape == b.shape, "two of the same shape", {a, b});
+    check_inputs("add_", a.shape == b.shape, "two tensors of the same shape", {a, b});
     const int n = size(a);
     float *sum = a.ptr();
     const float *addend = b.ptr();
@@ -1016,7 +1019,7 @@ __global__ void sgd_kernel(float *param, const float *grad, int n, float lr, flo
 }
 
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
-    const Part update("update");
+    const ProfilerRange range("update");
     for (const Tensor &p : params) {
         if (!p.grad) continue; // a buffer, such as a running statistic, is not trained
         check_inputs("sgd", true, "parameters", {params[0], p});
@@ -1027,8 +1030,8 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
 }
 
 // --- softmax cross-entropy
-// Return the sum of exp(z[j] - largest) over j, and the largest z[j]. Its subtraction prevents
-// overflow: the sum lies between 1 and `classes`.
+// Return the sum of exp(z[j] - largest) over j, and the largest z[j]. Subtracting it prevents
+// overflow: the sum is between 1 and `classes`.
 __device__ inline float exp_sum(const float *z, int classes, float *largest) {
     float sum = 0;
     *largest = z[0];
@@ -1144,8 +1147,8 @@ Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
 }
 
 // --- matrix product
-// A batch of `count` contiguous matrices of rows x columns numbers, row-major, or column-major if
-// they are transposed.
+// `count` matrices of `rows` x `columns` numbers, one after another in memory. Each is row-major,
+// or column-major if `transposed`. (In this part, A, B, C, M, K and N are those of C = A @ B.)
 struct Matrix {
     float *data;
     int count, rows, columns;
@@ -1159,14 +1162,14 @@ static Matrix transpose(Matrix m) {
     return m;
 }
 
-// A block computes a tile of C, one number per thread. Its threads copy a tile of A and a tile of B
-// into shared memory, multiply those, and go on to the next two tiles. So each number that is
-// loaded from global memory is used in `tile` products, not in one. On emulated devices a thread
-// computes two whole rows of the tile, because the compiler turns a loop over neighbouring columns
-// into vector instructions.
+// To compute C += A @ B, each block computes a tile of C, one number per thread. Its threads copy a
+// tile of A and a tile of B into shared memory, multiply those, and go on to the next two tiles. So
+// each number that is loaded from the device's memory is used in `tile` products instead of one. On
+// emulated devices a thread computes two whole rows of the tile, because the compiler turns a loop
+// over neighbouring columns into vector instructions.
 constexpr int tile = 32;
 constexpr int threads_x = on_cpu ? 1 : tile, threads_y = on_cpu ? tile / 2 : tile;
-typedef float Tile[tile][tile + 1]; // + 1 puts the numbers of a column into different memory banks
+typedef float Tile[tile][tile + 1]; // + 1: a column is in different banks of memory
 
 // Copy the tile of matrix n that begins at (row, column), clipped to the matrix. Threads that are
 // neighbours in x read neighbours in memory.
@@ -1192,8 +1195,8 @@ __device__ inline void load_tile(Tile &to, const Matrix &m, int n, int row, int 
 
 // C[n] += A[n] @ B[n]
 //   A (count,M,K) or (1,M,K)   B (count,K,N) or (1,K,N)   ->   C (count,M,N)
-// One matrix A or B is shared by all products. If C has fewer matrices than there are products,
-// C[n] gets the sum of the products n, n + C.count, n + 2 * C.count, ...
+// If there is only one A or only one B, all products use it. If C has fewer matrices than there are
+// products, C[n] gets the sum of the products n, n + C.count, n + 2 * C.count, ...
 __global__ void matmul_kernel(Matrix C, Matrix A, Matrix B) {
     __shared__ Tile A_tile, B_tile;
     const int x = threadIdx.x, y = threadIdx.y;
@@ -1306,7 +1309,7 @@ static void bias(const Tensor &y, const Tensor &b) {
                                                                              planes(y)));
 }
 
-// Add to the gradient of b, if it wants one.
+// Add the sum of dy to the gradient of b, if b wants one.
 static void bias_backward(const Tensor &b, const Tensor &dy) {
     if (float *db = grad_of(b)) {
         LAUNCH(bias_backward_kernel<<<size(b), threads, 0, stream_of(b.device)>>>(db, dy.ptr(),
@@ -1321,14 +1324,14 @@ static void check_linear(const Tensor &X, const Tensor &W, const Tensor &b) {
     check_inputs("linear", right, "(N,C), (C,O), (O) with C and O > 0", {X, W, b});
 }
 
-// Return X @ W + b. (F.linear has W transposed.)
+// Return X @ W + b. (F.linear takes W transposed.)
 //   X (N,C)   W (C,O)   b (O)   ->   y (N,O)
 Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
     check_linear(X, W, b);
     const int N = X.shape[0], C = X.shape[1], O = W.shape[1];
     const Device device = X.device;
     const Tensor y = empty({N, O}, device);
-    bias(y, b); // y = b + X @ W
+    bias(y, b); // y = b, then y += X @ W
     matmul({y.ptr(), 1, N, O}, {X.ptr(), 1, N, C}, {W.ptr(), 1, C, O}, device);
     return record("linear", y, {X, W, b}, [=](const Tensor &dy) {
         bias_backward(b, dy);
@@ -1344,8 +1347,8 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
 // --- convolution
 // y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i+u,j+v] * W[o,c,u,v]
 //   X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW) with OH = H-K+1, OW = W-K+1
-// im2col turns this into a matrix product, y[n] = b + W @ columns[n]. Column p = (i,j) of the
-// matrix is the window of X that y[n,:,i,j] is computed from; row t = (c,u,v) belongs to a weight.
+// im2col turns this into a matrix product, y[n] = b + W @ columns[n]. Column p = (i,j) of
+// columns[n] is the window of X that gives y[n,:,i,j]; row t = (c,u,v) is multiplied by W[:,c,u,v].
 // There are P = OH*OW columns and T = C*K*K rows.
 struct ConvShape {
     int N, C, H, W, O, K, OH, OW;
@@ -1353,7 +1356,7 @@ struct ConvShape {
 
 // columns[n,t,p] = X[n,c,i+u,j+v]
 //   X (N,C,H,W)   ->   columns (N,T,P)
-// One thread per (n,c,i,j). Neighbours in j read neighbours of X and write neighbours of columns.
+// One thread per (n,c,i,j). Threads with neighbouring j read and write neighbouring numbers.
 __global__ void im2col_kernel(float *columns, const float *X, ConvShape s) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x, P = s.OH * s.OW;
     const int j = index % s.OW, i = index / s.OW % s.OH, c = index / P % s.C, n = index / P / s.C;
@@ -1402,13 +1405,13 @@ static ConvShape conv_shape(const Tensor &X, const Tensor &W, const Tensor &b) {
     return {X.shape[0], X.shape[1], H, width, O, K, H - K + 1, width - K + 1};
 }
 
-// Same as F.conv2d(X, W, b). As there, it is a cross-correlation.
+// Same as F.conv2d(X, W, b), which is also a cross-correlation.
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
     const ConvShape s = conv_shape(X, W, b);
     const int N = s.N, O = s.O, P = s.OH * s.OW, T = s.C * s.K * s.K;
     const Device device = X.device;
     const Tensor y = empty({N, O, s.OH, s.OW}, device);
-    bias(y, b);                          // y[n] = b + W @ columns[n]
+    bias(y, b);                          // y[n] = b, then y[n] += W @ columns[n]
     const Tensor columns = im2col(X, s); // kept for dW
     matmul({y.ptr(), N, O, P}, {W.ptr(), 1, O, T}, {columns.ptr(), N, T, P}, device);
     return record("conv2d", y, {X, W, b}, [=](const Tensor &dy) {
@@ -1429,9 +1432,9 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
 
 // ---------------------------------------------------------------------------------------------
 // 9. Autograd
-// The counterpart of l.backward(). As in Karpathy's micrograd, every operator stores a function for
-// its backward. Here these functions lie on a tape, one tape per device, and backward() calls them
-// in reverse order, so that each dy is complete before it is read.
+// This section implements l.backward(). As in Karpathy's micrograd, every operator stores a
+// function for its backward. Here these functions lie on a tape, one tape per device, and
+// backward() calls them in reverse order, so that each dy is complete before it is read.
 
 // An operator that has run, and the gradient of its result.
 struct TapeEntry {
@@ -1454,7 +1457,7 @@ struct NoGrad {
 struct Event {
     cudaEvent_t handle = nullptr;
     explicit Event(Device device) {
-        stream_of(device);
+        stream_of(device); // makes the device current
         CUDA_CHECK(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming));
     }
     Event(const Event &) = delete;
@@ -1538,7 +1541,7 @@ void backward(const Tensor &l) {
               "pass erases the record)",
               str(l.device).c_str());
     }
-    const Part part("backward");
+    const ProfilerRange range("backward");
     for (const TapeEntry &entry : tape) {
         for (const Tensor &X : entry.inputs) {
             if (X.grad) X.grad->stale = true; // it has the numbers of the last minibatch
@@ -1595,7 +1598,7 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
     const bool late = code == cudaErrorIllegalAddress || code == cudaErrorLaunchFailure;
     fflush(stdout);
     fprintf(stderr, "mgpu: %s:%d: %s: %s (%s)%s\n", file, line, call, cudaGetErrorString(code),
-            cudaGetErrorName(code), late ? ": CUDA_LAUNCH_BLOCKING=1 shows the launch" : "");
+            cudaGetErrorName(code), late ? ": CUDA_LAUNCH_BLOCKING=1 finds the launch" : "");
     _exit(1); // no destructors: their CUDA calls would fail, too
 }
 
@@ -1616,22 +1619,11 @@ std::string str(const std::vector<Device> &devices) { return "[" + listed(device
 std::string str(const std::vector<int> &shape) { return "(" + listed(shape, ",") + ")"; }
 static std::string str(const Tensor &X) { return str(X.shape); }
 
-void check_inputs(const char *op, bool right, const char *expected,
-                  const std::vector<Tensor> &inputs) {
-    if (!right) error("%s: expected %s, got %s", op, expected, listed(inputs, ", ").c_str());
-    for (const Tensor &X : inputs) {
-        if (X.device.id != inputs[0].device.id || X.device.id < 0) {
-            error("%s: its inputs are on %s and %s, but must be on one device", op,
-                  str(inputs[0].device).c_str(), str(X.device).c_str());
-        }
-    }
-}
-
 // --- devices
 
 // A logical device. Several of them may share a GPU, each with its own memory and streams.
 struct Gpu {
-    int physical;                // CUDA's number of the GPU
+    int physical;                // CUDA's number for the GPU
     Stream streams[2];           // for computation; for communication, with OVERLAP
     std::map<int, Stream> links; // for messages from other devices, by Device::id
     std::map<std::pair<int, size_t>, std::vector<float *>> free_blocks; // see allocate()
@@ -1639,8 +1631,8 @@ struct Gpu {
 static std::vector<Gpu> &gpus = *new std::vector<Gpu>; // never destroyed: tensors may outlive main
 static int comm = 0;                                   // 1: work goes to the communication streams
 
-// A hook for programs that include this file. It is called before the memory of a tensor is used
-// and, with null, before other work is enqueued on the device.
+// A hook for programs that include this file. It is called with a tensor before its memory is used,
+// and with null before anything else is enqueued on the device.
 void (*on_use)(Device device, const Tensor *tensor) = nullptr;
 
 float *Tensor::ptr() const {
@@ -1655,6 +1647,18 @@ static Gpu &state(Device device) {
         error("there is no %s: the program runs on %zu devices", str(device).c_str(), gpus.size());
     }
     return gpus[device.id];
+}
+
+void check_inputs(const char *op, bool right, const char *expected,
+                  const std::vector<Tensor> &inputs) {
+    if (!right) error("%s: expected %s, got %s", op, expected, listed(inputs, ", ").c_str());
+    for (const Tensor &X : inputs) {
+        if (X.device.id < 0) error("%s: an input is on cpu, not on a device: use copyto", op);
+        if (X.device.id != inputs[0].device.id) {
+            error("%s: its inputs are on %s and %s, but must be on one device", op,
+                  str(inputs[0].device).c_str(), str(X.device).c_str());
+        }
+    }
 }
 
 int physical(Device device) { return state(device).physical; }
@@ -1705,7 +1709,7 @@ Stream &link_stream(Device src, Device dst) {
 
 void use_comm_streams(bool use) {
     for (size_t c = 0; c < gpus.size(); c++) {
-        current_stream(gpu(c)); // for on_use: other work follows
+        current_stream(gpu(c)); // calls on_use before the stream changes
     }
     comm = use;
 }
@@ -1727,7 +1731,7 @@ void waitall() {
 
 // --- peers
 
-// Let device i access the memory of device j directly, if the hardware can. Return how they
+// Let device i access the memory of device j directly, if the hardware allows it. Return how they
 // exchange data: "same GPU as", "peer", or "staged", that is, CUDA copies through the host.
 static const char *connect(Device i, Device j) {
     int can_access = 0;
@@ -1812,7 +1816,7 @@ static float *cuda_malloc(Device device, size_t bytes) {
 // in one list per stream and size.
 //
 // A block may be reused while enqueued work still uses it. That is safe: the work of its new owner
-// is enqueued later on the same stream, and copyto() and send() let that stream wait for every
+// is enqueued later on the same stream, and copyto() and send() make that stream wait for every
 // other stream that reads the block.
 static std::shared_ptr<float> allocate(int n, Device device) {
     const size_t bytes = sizeof(float) * n;
@@ -1899,7 +1903,7 @@ std::vector<float> to_host(const Tensor &t) {
     return std::vector<float>(host.ptr(), host.ptr() + size(t));
 }
 
-// One size may be -1: it is computed from the others. (Of an empty X it is the size of a row.)
+// One size may be -1: it is computed from the others. (If X is empty, it is the size of a row.)
 Tensor reshape(const Tensor &X, std::vector<int> shape) {
     int known = 1; // the product of the other sizes
     for (int s : shape) {
@@ -1975,7 +1979,7 @@ std::string to_string(const Tensor &t) {
 
 // --- data
 
-// The training set or the test set as it lies in its files: one byte per pixel, one per label.
+// The training set or the test set as stored in its files: one byte per pixel, one per label.
 struct DataSet {
     int count = 0;
     std::vector<uint8_t> images, labels;
@@ -2042,7 +2046,7 @@ DataSet load_data(const std::string &folder, const std::string &which) {
     return set;
 }
 
-// Return an iterator over a set that gives `steps_left` minibatches at most.
+// Return an iterator over a set. It gives at most `steps_left` minibatches.
 static DataIter make_iter(const DataSet &set, int batch_size, bool shuffle,
                           int steps_left = INT_MAX) {
     const int n = set.count;
@@ -2197,9 +2201,9 @@ void Animator::add_to_log(int epoch, float acc, double seconds) {
 }
 
 // --- SAVE and INIT
-// All parameters in one file, in the format of https://github.com/huggingface/safetensors: the
-// length of the header (8 bytes, little-endian); the header, in JSON; the numbers of all tensors.
-// data_offsets [begin, end) are the bytes of a tensor among these numbers:
+// A file has all parameters, in the format of https://github.com/huggingface/safetensors: the
+// length of the header (8 bytes, little-endian), the header in JSON, and the numbers of all
+// tensors. A tensor has the bytes data_offsets [begin, end) of these numbers:
 //   {"W1":{"dtype":"F32","shape":[20,1,3,3],"data_offsets":[0,720]},"W2":{...},...}
 
 // Write a new file completely, then rename it over the old one, so that a good file is never lost.
@@ -2242,9 +2246,9 @@ static std::string between(const std::string &text, const std::string &begin, ch
     return at == std::string::npos ? "" : text.substr(from, text.find(end, from) - from);
 }
 
-// Load each parameter by its name into `params`, which are on the host. Writers differ in spaces
-// and in the order of keys, and they add other entries. (A quote inside of a string has a backslash
-// before it, so "W1":{ is never a part of one.)
+// Load each parameter by its name into `params`, which are on the host. The programs that write
+// such files differ in spaces and in the order of keys, and some add entries. (Inside a string a
+// quote has a backslash, so "W1":{ is never part of a string.)
 void load_safetensors(const std::string &path, const std::vector<Tensor> &params) {
     std::ifstream file(path, std::ios::binary);
     if (!file) error("cannot read %s: %s", path.c_str(), strerror(errno));
@@ -2293,8 +2297,8 @@ void save_params(const std::vector<Tensor> &params) {
 
 // ---------------------------------------------------------------------------------------------
 // 12. Checks
-// The chapter's promise, checked: k devices compute the gradient of one device, and the copies of
-// the parameters stay equal. If a check fails, `make check` looks for the cause.
+// These functions check the chapter's promise: k devices compute the gradient of one device, and
+// the copies of the parameters stay equal. If a check fails, `make check` looks for the cause.
 
 float first_check_tolerance = 1e-3f; // the largest rounding error, relative to the largest number
 static const char *const see = ": `make check` looks for the cause";
@@ -2313,7 +2317,7 @@ static Flat all_to_host(const std::vector<Tensor> &tensors) {
     return all;
 }
 
-// Return the name of number j among them, such as W1[7].
+// Return the name of number j of a Flat, such as W1[7].
 static std::string name_of(int j) {
     size_t i = 0;
     while (!params[i].requires_grad || j >= size(params[i])) {
@@ -2323,7 +2327,7 @@ static std::string name_of(int j) {
     return param_names[i] + "[" + std::to_string(j) + "]";
 }
 
-// Return the gradient of a minibatch, computed on gpu(0).
+// Return the gradient for a minibatch, computed on gpu(0).
 static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
     const PerDevice one = {get_params(params, gpu(0))};
     backward(loss(net(copyto(X, gpu(0)), one[0]), copyto(y, gpu(0))));
@@ -2331,8 +2335,8 @@ static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
 }
 
 // Divide a minibatch into k shards and return the sum of their gradients, all computed on gpu(0).
-// Also return the unit in which to measure the error of each number: sum |gradient| over the
-// shards, and take the largest of these sums in the same parameter.
+// Also return, for each number, a unit to measure its error in. For each number of the same
+// parameter, sum |gradient| over the shards; the unit is the largest of these sums.
 static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y, int k) {
     Flat sum(all_to_host(params).size()), unit(sum.size());
     int begin = 0;
@@ -2354,9 +2358,9 @@ static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y
 }
 
 // Check a step that k devices have taken from `params` on the minibatch X, y: `ls` are its losses,
-// `device_params` its result. Each device must have the gradient that gpu(0) computes of the whole
-// minibatch, and must have subtracted lr * gradient / n. (With batch norm, gpu(0) computes the
-// shards one by one, because the samples of a shard depend on each other.)
+// `device_params` its result. Each device must have the gradient that gpu(0) computes for the whole
+// minibatch, and must have subtracted lr * gradient / n. (With batch norm, in extras/, the result
+// for a sample depends on its shard, so gpu(0) takes the shards one by one.)
 void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
                       const PerDevice &device_params, float lr) {
     if (!options.first_check) return;
@@ -2405,11 +2409,11 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
         return;
     }
     printf("first minibatch: %d devices give the gradient of one%s (largest difference %.0e)\n", k,
-           buffers ? " that takes their shards one by one" : "", largest);
+           buffers ? ", shard by shard" : "", largest);
     empty_cache(); // gpu(0) has computed the whole minibatch: that memory is free again
 }
 
-// Take a trial step on the first samples of the file, with copies of the parameters of its own, and
+// Take a trial step on the first samples of the file, with its own copies of the parameters, and
 // check it.
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr) {
     if (!options.first_check) return;
@@ -2428,8 +2432,7 @@ void check_replicas(const PerDevice &device_params) {
         for (size_t j = 0; j < first.size(); j++) {
             if (memcmp(&first[j], &other[j], sizeof(float)) != 0) {
                 error("the replicas differ: %s is %.9g on gpu(0) but %.9g on gpu(%zu): does "
-                      "allreduce leave the same sum on every device, and does each update its copy "
-                      "with it?",
+                      "allreduce leave the same sum on every device, and does sgd use it on each?",
                       name_of(j).c_str(), first[j], other[j], c);
             }
         }
@@ -2438,7 +2441,7 @@ void check_replicas(const PerDevice &device_params) {
 
 // ---------------------------------------------------------------------------------------------
 // 13. Program
-// Options are words NAME=value, the same for make and for this program: mgpu GPUS=2 LR=0.1
+// Options have the form NAME=value, for make and for this program alike: mgpu GPUS=2 LR=0.1
 //
 // Other programs may include this file, as its tests do. They may define MGPU_NO_MAIN and LAUNCH
 // before the #include, set on_use and exchange, and add to models, algorithms and option_table.
@@ -2480,7 +2483,7 @@ typedef std::function<void(const std::string &value)> Setter; // fails if the va
 struct Option {
     const char *name;
     std::variant<bool *, int *, float *, std::string *, Setter> field; // where the value goes
-    const char *help;                                                  // (the default)
+    const char *help;                                                  // ends with (the default)
     double least = 0, most = 1e9;                                      // of a number
     bool given = false;                                                // on the command line
 };
@@ -2510,9 +2513,9 @@ static std::vector<Option> option_table = {
     {"ALLREDUCE", &options.allreduce, "algorithm that sums the gradients, see section 7 (naive)"},
     {"OVERLAP", &options.overlap, "1: exchange gradients while backward is still computing (0)"},
     {"FIRST_CHECK", &options.first_check,
-     "0: skip the comparison of a trial step with one device's (1)"},
+     "0: do not compare a trial step with that of one device (1)"},
     {"REPLICA_CHECK", &options.replica_check,
-     "0: skip the comparison of replicas after each epoch, and FIRST_CHECK (1)"},
+     "0: do not compare replicas after each epoch; sets FIRST_CHECK=0, too (1)"},
     {"PEERS", &options.peers, "0: copies between devices go through the host (1)"},
     {"STEPS", &options.steps, "stop after this many minibatches (0: never)"},
     {"LIMIT", &options.limit, "use only the first LIMIT training and test samples (0: all)"},
@@ -2579,7 +2582,7 @@ static size_t differing_letters(std::string a, std::string b) {
         if (isalpha(c)) name += toupper(c);
     }
     const char *similar = nullptr;
-    size_t least = 2 + name.size() / 3; // a name that differs in so many letters is not similar
+    size_t least = 2 + name.size() / 3; // a name with this many other letters is not similar
     for (const Option &option : option_table) {
         const size_t differing = differing_letters(name, option.name);
         if (differing < least) {
@@ -2588,15 +2591,15 @@ static size_t differing_letters(std::string a, std::string b) {
         }
     }
     if (!similar) {
-        error("%s is not an option: options are NAME=value, and `make help` lists them",
+        error("%s is not an option: options have the form NAME=value, see `make help`",
               word.c_str());
     }
     error("%s is not an option: did you mean %s%s?", word.c_str(), similar,
           equals == std::string::npos ? "=value" : word.substr(equals).c_str());
 }
 
-// Give the options that are not on the command line the values that the chapter has. Refuse options
-// that do not go together.
+// Set options that are not on the command line to the chapter's values. Refuse options that do not
+// go together.
 static void complete_options() {
     const int k = options.gpus, parts = options.split.size();
     if (find_model().set_defaults) find_model().set_defaults();
@@ -2615,7 +2618,7 @@ static void complete_options() {
 }
 
 static void print_help() {
-    printf("Options are words NAME=value, such as GPUS=2 (defaults in parentheses):\n");
+    printf("Options have the form NAME=value, such as GPUS=2 (defaults in parentheses):\n");
     for (const Option &option : option_table) {
         printf("  %-14s %s\n", option.name, option.help);
     }
@@ -2672,10 +2675,11 @@ void run_program() {
     params.clear();
 }
 
-// Run the program and return its exit status. Other programs run something else.
+// Read the options and call run(). Return 0, or print an error and exit with status 1. Programs
+// that include this file pass their own run().
 int mgpu_main(int argc, char **argv, void (*run)() = run_program) {
-    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // print line by line, into a pipe, too
-    signal(SIGXFSZ, SIG_IGN);                 // a file that is too large is an error of its write
+    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // print line by line, even into a pipe
+    signal(SIGXFSZ, SIG_IGN);                 // writing too large a file is an error, not a signal
     try {
         if (parse_options(argc, argv)) {
             exchange = exchange_by(options.allreduce, options.overlap);

@@ -713,7 +713,7 @@ TEST_CASE("flatten: one tensor of neighbours in memory; chunk: one of k, or seve
             "there is no chunk -1 of 3: they are numbered 0 to 2 (% of a negative number?)");
     const Tensor a = full({4}, 1, gpu(0)), b = full({4}, 2, gpu(1)), c = full({4}, 3, gpu(2));
     REFUSED(send({{full({2}, 0, gpu(0)), full({3}, 0, gpu(1))}}), "send ... 2 ... 3");
-    REFUSED(send({{a, b}, {c, c}}), "a message on gpu(2) has one tensor as source and destination");
+    REFUSED(send({{a, b}, {c, c}}), "a message on gpu(2) has the same source and destination");
     send({{rows(a, 0, 2), rows(b, 0, 2)}, {rows(c, 2, 4), rows(b, 2, 4)}, {none, rows(b, 2, 2)}});
     CHECK(to_host(b) == Floats{1, 1, 3, 3});
 }
@@ -1901,15 +1901,15 @@ TEST_CASE("parse_options: a word that is no option is refused, with the one that
         {"--no-shuffle", "--no-shuffle is not an option: did you mean SHUFFLE=value?"},
         {"--first-check=0 LR=1", "--first-check=0 is not an option: did you mean FIRST_CHECK=0?"},
         {"--overlap", "--overlap is not an option: did you mean OVERLAP=value?"},
-        {"-g 2", "-g is not an option: options are NAME=value, and `make help` lists them"},
+        {"-g 2", "-g is not an option: options have the form NAME=value, see `make help`"},
         {"GPUS=2 more",
-         "more is not an option: options are NAME=value, and `make help` lists them"},
+         "more is not an option: options have the form NAME=value, see `make help`"},
         {"NCCL_DEBUG=INFO",
-         "NCCL_DEBUG=INFO is not an option: options are NAME=value, and `make help`"},
-        {"=2", "=2 is not an option: options are NAME=value, and `make help` lists them"},
-        {"-", "- is not an option: options are NAME=value, and `make help` lists them"},
+         "NCCL_DEBUG=INFO is not an option: options have the form NAME=value"},
+        {"=2", "=2 is not an option: options have the form NAME=value, see `make help`"},
+        {"-", "- is not an option: options have the form NAME=value, see `make help`"},
         {"COLOUR=red",
-         "COLOUR=red is not an option: options are NAME=value, and `make help` lists them"}};
+         "COLOUR=red is not an option: options have the form NAME=value, see `make help`"}};
     for (const auto &[line, says] : cases) check_says(parsed(line).error, says);
 }
 
@@ -2040,7 +2040,7 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
     };
     check_mistake("GPUS=0", "GPUS=0: expected a whole number from 1 to 64");
     check_mistake("BATCH=1 GPUS=2", "batch 1 cannot be split over 2 devices: use BATCH >= 2");
-    check_mistake("COLOUR=red", "COLOUR=red is not an option: options are NAME=value");
+    check_mistake("COLOUR=red", "COLOUR=red is not an option: options have the form NAME=value");
     check_mistake("DATA=missing", "missing" + train_images + ": No such file");
     check_mistake("DATA=short", "short" + train_images + " is damaged: 8 images take");
     check_mistake("SAVE=/proc/none/s", "cannot write /proc/none/s.");

@@ -80,7 +80,7 @@ Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
 }
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
     if (!operators.sgd) return plain_sgd(params, lr, batch_size);
-    const Part update("update");
+    const ProfilerRange update("update");
     operators.sgd(params, lr, batch_size);
 }
 #ifdef NETWORKS

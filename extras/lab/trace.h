@@ -98,7 +98,7 @@ struct DryRun {
 static int dry_node = 1024;
 static void sum_in_nodes(const PerDevice &grads) {
     const int k = grads.size(), node = dry_node;
-    const Part sum("sum");
+    const ProfilerRange sum("sum");
     const std::vector<Tensor> flat = flatten(grads);
     const Tensor host = empty(flat[0].shape, cpu());
     PerDevice roots;
@@ -128,7 +128,7 @@ void dry_run() {
     const PerDevice grads = make_grads(k, sizes);
     watch::Recorder r(false);
     {
-        const Part part("backward");
+        const ProfilerRange part("backward");
         for (const auto &list : grads)
             for (size_t i = list.size(); i-- > 0;)
                 CUDA_CHECK(cudaEventRecord(list[i].written->handle, stream_of(list[i].device)));

@@ -549,8 +549,8 @@ TEST_CASE("program: the lab's prints and resnet18's" * slow) {
     const std::string resnet =
         output_of(folder, some + "MODEL=resnet18 BATCH=2 LIMIT=2 SAVE=r OVERLAP=1 ALLREDUCE=ring");
     CHECK(contains(resnet, "not initialized on cpu\n[[["));
-    CHECK(contains(resnet, "]]] @gpu(1)\nfirst minibatch: 2 devices give the gradient of one that "
-                           "takes their shards one by one (largest difference "));
+    CHECK(contains(resnet, "]]] @gpu(1)\nfirst minibatch: 2 devices give the gradient of one, shard by "
+                           "shard (largest difference "));
     output_of(folder, "MODEL=resnet18 GPUS=1 BATCH=1 LIMIT=1 EPOCHS=1 LOG=log.csv "
                       "FIRST_CHECK=0 INIT=r"); // reads its file
 }
