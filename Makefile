@@ -74,7 +74,7 @@ data:  ## download Fashion-MNIST, or prepare the data set in the folder DATA
 	@sh data/unpack.sh $(words)
 clean:  ## remove build/
 	rm -rf build
-help:  ## this list
+help:  ## print this list
 	@echo 'make TARGET NAME=value ...'; echo
 	@sed -nE 's/^([a-z_]+):.*  ## (.*)/\1\t\2/p' Makefile extras/*/*.mk 2>/dev/null | expand -t 15
 	@echo; sed -nE 's/^# ([A-Z_]+  )/\1/p' Makefile extras/*/*.mk 2>/dev/null | awk '!seen[$$0]++'

@@ -33,7 +33,7 @@ doctest)
         $debian/doctest/doctest-dev_2.4.9~ds-1_all.deb
         https://raw.githubusercontent.com/doctest/doctest/v2.4.9/doctest" ;;
 *)
-    echo "data/fetch.sh: $1 is unknown: there are data, mnist and doctest" >&2
+    echo "data/fetch.sh: $1 is unknown: choose data, mnist or doctest" >&2
     exit 1 ;;
 esac
 files=$(sed -n 's/^[0-9a-f]*  //p' "$sums" | sort -u)
@@ -110,7 +110,7 @@ if [ -n "$full" ]; then
 fi
 {
     echo "cannot fetch$missing: no source answers."
-    echo "Please put each file into $folder/; it comes from any of"
+    echo "Please put each file into $folder/. Each of these sources has it:"
     for source in $sources; do
         case $source in
         http*.deb) echo "    $source (unpack it with dpkg-deb -x)" ;;

@@ -3,9 +3,9 @@
 # MARCH          processor of the stand-in; empty where the compiler does not know -march=native
 # CPUFLAGS       compiler flags of the stand-in
 # LANES          orders of lanes for make lanes: by default forwards backwards 1, and 2 under asan
-# FILE           make cu: the program, a .cu file or several, such as FILE='own.cu kernels.cu'
-# ARGS           make cu: words for the program, written as in a shell
-# CHECK          make cu: asan, race or lanes looks for what make asan, make race, make lanes find
+# FILE           make cu: the program, one or more .cu files, such as FILE='own.cu kernels.cu'
+# ARGS           make cu: arguments of the program, quoted as in a shell
+# CHECK          make cu: asan, race or lanes: run the program as make asan, race or lanes would
 own += MARCH CPUFLAGS LANES FILE ARGS CHECK
 
 # ----- The stand-in ---------------------------------------------------------------------------
@@ -84,7 +84,7 @@ flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
 
 .PHONY: asan race lanes limits sanitize
 asan_tests += build/asan/tests build/asan/runtime_tests
-asan: build/asan/tests build/asan/runtime_tests data  ## tests under AddressSanitizer, UBSan
+asan: build/asan/tests build/asan/runtime_tests data  ## tests under AddressSanitizer and UBSan
 	@$(call run_tests,$(asan_tests))
 # The kernel may spread addresses too widely for ThreadSanitizer: setarch -R turns that off
 tsan = sh extras/cpu/race.sh $(setarch)
@@ -94,7 +94,7 @@ core_race_tests := $(if $(value ALLREDUCE),,build/race/tests build/race/runtime_
 race_tests += $(core_race_tests)
 race_program := build/race/mgpu
 race_trains := yes
-race: $(core_race_tests) data  ## tests, a training under ThreadSanitizer
+race: $(core_race_tests) data  ## tests and a training under ThreadSanitizer
 	@$(if $(strip $(race_tests)),$(call run_tests,$(race_tests),$(tsan)))
 	@set -e; $(race_more)
 	@$(if $(race_trains),$(MAKE) --no-print-directory $(race_program))
@@ -110,7 +110,7 @@ build/limits/failing: build/cpp/mgpu.cu build/cpu/flags $(compiled_once)
 	    if (const char *at = getenv("FAIL_AT")) \
 	    if (++calls == atol(at)) code = cudaErrorLaunchFailure; else; else calls++;' $< >$@.cc
 	@$(CXX) $(cpu_flags) -w $(once_cpu) -x c++ $@.cc -o $@
-limits: build/cpu/mgpu build/limits/failing data  ## kills, full disks, failing calls
+limits: build/cpu/mgpu build/limits/failing data  ## test kills, full disks and failing calls
 	@bash extras/cpu/limits.sh
 # All but what trains for long or is not about kernels, in each order of warps and lanes; what is
 # about kernels alone under AddressSanitizer too, unless LANES says which orders
@@ -120,7 +120,7 @@ lanes_asan_T := $(if $(filter command,$(origin T)),$(T), \
 lanes_tests += build/lanes/tests build/cpu/runtime_tests
 lanes_asan_tests += $(if $(LANES),,build/lanes_asan/tests)
 lanes: $(if $(LANES),,build/lanes_asan/tests)
-lanes: build/lanes/tests build/cpu/runtime_tests data  ## tests in a GPU's shape, lane by lane
+lanes: build/lanes/tests build/cpu/runtime_tests data  ## tests with a GPU's block shapes, lane by lane
 	@for order in $(or $(LANES),forwards backwards 1); do echo "CUDA_CPU_LANES=$$order" >&2; \
 	    ($(call run_tests,$(lanes_tests),env CUDA_CPU_LANES=$$order)) || exit 1; done
 	@set -f; $(if $(LANES),:,echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2); \
@@ -131,7 +131,7 @@ checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \
     /usr/local/cuda/bin/compute-sanitizer))
 # CUDA may refuse what mgpu.cu only tries: a second access to a peer, the time between two GPUs
 sanitizer = $(checker) --report-api-errors no --error-exitcode 1
-sanitize:  ## tests (but whole trainings), a short training under compute-sanitizer (GPU)
+sanitize:  ## tests and a short training under compute-sanitizer (GPU)
 	@$(if $(has_gpu),,echo 'make sanitize needs a GPU: none found' >&2; exit 1)
 	@$(if $(checker),,echo 'make sanitize needs compute-sanitizer (CUDA Toolkit)' >&2; exit 1)
 	@$(MAKE) --no-print-directory BACKEND=cuda build/gpu/mgpu build/gpu/tests data
@@ -145,7 +145,7 @@ sanitize:  ## tests (but whole trainings), a short training under compute-saniti
 
 # Each part's most lines, and of mgpu.cu its most lines of code
 .PHONY: size
-size:  ## lines of each part, and of code among them, against its limit
+size:  ## count the lines of each part, and of its code, against their limits
 	@sh extras/cpu/size.sh
 
 # ----- A program of one's own: make cu compiles and starts it, on a GPU or on the stand-in ------
@@ -169,7 +169,7 @@ cu programs: export CU_OBJECTS = $(filter %.o,$(cu_once))
 cu programs: export CU_SETARCH = $(if $(filter race,$(CHECK)),$(setarch))
 
 .PHONY: cu programs programs_nvcc
-cu: $(cu_needs)  ## a program of your own: make cu FILE=own.cu
+cu: $(cu_needs)  ## run a program of your own: make cu FILE=own.cu
 	@sh extras/cpu/cu.sh $(value ARGS)
 
 build/cu/headers.h: extras/cpu/cuda_runtime.h extras/cpu/split.awk

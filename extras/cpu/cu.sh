@@ -6,7 +6,7 @@
 # FILE names one file, whose path may have spaces, or several, then with quotes around such a path
 files=${FILE:-}
 if [ ! "$files" ]; then
-    echo 'make cu wants a program, such as make cu FILE=own.cu' >&2
+    echo 'make cu needs a program, such as make cu FILE=own.cu' >&2
     exit 1
 fi
 case $CHECK in '' | asan | race | lanes) ;; *)
@@ -88,7 +88,7 @@ lanes) # in each order of warps and lanes the same
             first=$order
             cat "$tree/$order"
         elif ! diff "$tree/$first" "$tree/$order"; then
-            echo "make cu: what the program prints depends on the order of a warp's lanes" >&2
+            echo "make cu: the program's output depends on the order of a warp's lanes" >&2
             exit 1
         fi
     done ;;

@@ -9,14 +9,14 @@
 // configurations, barriers that only some threads of a block reach, warp functions that only some
 // lanes reach.
 //
-//   CUDA_CPU_DEVICES   how many devices to show       (default: 1)
+//   CUDA_CPU_DEVICES   number of devices to emulate   (default: 1)
 //   CUDA_CPU_CORES     cores of each device           (default: the machine's, divided among them)
 //   CUDA_CPU_SLOWDOWN  such as 1,3: kernels of device 1 take 3 times as long   (default: 1 each)
 //   CUDA_CPU_MEMORY    memory of each device, in MiB  (default: the machine's, divided among them)
 //   CUDA_CPU_PEERS     0: no device can access another's memory. Copies between devices then go
 //                      through the host, which waits in the call, as it may on a real machine
-//   CUDA_CPU_WATCHDOG  seconds after which a block that has not ended is reported, and the host
-//                      that is still in what nvtxMarkA has named; 0: never (default: 10)
+//   CUDA_CPU_WATCHDOG  seconds after which a block that has not ended is reported, or a host that
+//                      is still in the range that nvtxMarkA has named; 0: never (default: 10)
 //   CUDA_CPU_LANES     forwards, backwards or a seed: every block runs warp by warp, its warps and
 //                      lanes in this order, or shuffled; a right kernel does not depend on it
 //                      (default: forwards, and only kernels that call a warp function)
@@ -31,7 +31,7 @@
 //   1. The language     qualifiers, built-in variables, vector types
 //   2. Errors           codes, strings, and how a mistake is reported
 //   3. Devices          memory: one address range a device, a table of what is allocated in it
-//   4. Streams          queues, events, who waits for whom
+//   4. Streams          queues, events, waits
 //   5. Fibers           the threads of a block, switched at __syncthreads()
 //   6. Warps            shuffles, votes, __syncwarp(); the order of warps and lanes
 //   7. Launch           a grid's blocks over a device's cores
@@ -379,7 +379,7 @@ struct Allocation {
 struct Device {
     int id = 0, cores = 1;
     char memory_of[32] = "every device"; // or one of them, for messages
-    double slowdown = 1;                 // so many times the time that a kernel takes
+    double slowdown = 1;                 // factor by which kernels take longer
     char *base = nullptr, *next = nullptr,
          *end = nullptr;        // range of addresses that the program holds, and its unused rest
     ptrdiff_t away = 0;         // from there to the memory itself; 0 if it is managed
@@ -407,8 +407,8 @@ struct Symbol {
 struct Pinned {
     size_t bytes;
     const char *by;           // cudaMallocHost or cudaHostRegister
-    std::shared_ptr<int> use; // what is queued and uses the memory has a copy
-    Where used;               // who has queued the last of these
+    std::shared_ptr<int> use; // copied by each enqueued operation that uses the memory
+    Where used;               // where the last of these was enqueued
 };
 // The last one that the program seems not to know of: cudaGetLastError() has not told it, nor has
 // it tried again with the same pointer.
@@ -508,15 +508,15 @@ inline Symbol *find_symbol(const void *pointer) {
 }
 
 inline cudaError_t no_result(const char *call, Where where) {
-    return fail(cudaErrorInvalidValue, where, "%s: a null pointer, where its result is to go",
-                call);
+    return fail(cudaErrorInvalidValue, where, "%s: the pointer to its result is null", call);
 }
 // What a null pointer may come from.
 inline std::string null_may_be() {
     const FailedAllocation &failed = machine().failed;
-    if (!failed.by) return ": an empty tensor or vector, or an index beyond the end?";
+    if (!failed.by) return ": is a tensor or vector empty, or an index out of range?";
     char text[300];
-    snprintf(text, sizeof text, ": %s in %s:%d failed, of %zu bytes where device %d had %zu free",
+    snprintf(text, sizeof text,
+             ": %s in %s:%d failed, which asked for %zu bytes when device %d had %zu free",
              failed.by, failed.where.file, failed.where.line, failed.bytes, failed.device,
              failed.free);
     return text;
@@ -527,14 +527,14 @@ inline std::string null_may_be() {
 inline cudaError_t check_memory(const Device &device, const void *pointer, size_t bytes,
                                 Where where, const char *what) {
     if (!pointer)
-        return fail(cudaErrorInvalidValue, where, "%s: a null pointer%s", what,
+        return fail(cudaErrorInvalidValue, where, "%s: the pointer is null%s", what,
                     null_may_be().c_str());
     std::lock_guard<std::mutex> guard(machine().lock);
     Place at = locate(pointer);
     if (const Symbol *symbol = find_symbol(pointer))
         return fail(cudaErrorInvalidValue, where,
-                    "%s: %s is a variable of each device, which has no address on the host: copy "
-                    "it with cudaMemcpyToSymbol, use it in kernels by its name",
+                    "%s: %s is a device variable, which has no address on the host: copy it with "
+                    "cudaMemcpyToSymbol, and use its name in kernels",
                     what, symbol->name);
     if (!at.device)
         return fail(cudaErrorInvalidValue, where,
@@ -553,11 +553,10 @@ inline cudaError_t check_memory(const Device &device, const void *pointer, size_
                     at.allocation->freed.line);
     size_t offset = p - at.first;
     if (offset + bytes > at.allocation->bytes)
-        return fail(
-            cudaErrorInvalidValue, where,
-            "%s: %zu bytes from byte %zu on overrun the %zu bytes that %s:%d allocated on %s", what,
-            bytes, offset, at.allocation->bytes, at.allocation->made.file, at.allocation->made.line,
-            at.device->memory_of);
+        return fail(cudaErrorInvalidValue, where,
+                    "%s: %zu bytes at offset %zu overrun the %zu bytes that %s:%d allocated on %s",
+                    what, bytes, offset, at.allocation->bytes, at.allocation->made.file,
+                    at.allocation->made.line, at.device->memory_of);
     return cudaSuccess;
 }
 
@@ -647,11 +646,11 @@ inline void enter_callers() {}
 inline void leave_callers() {}
 #endif
 
-// The line of the program's at which this thread is, "FILE:LINE": at the address `interrupted`, one
-// of the stack of `n` frames, or in the function that called. Functions of libraries are passed
-// over, up to who called them. Where an allreduce runs, its own line comes first, then, behind
-// ", in ", that of the tool that it called. Empty where addr2line is not installed, or the program
-// has no line numbers (-g1).
+// Return the line of the program that this thread has reached, as "FILE:LINE": that of the address
+// `interrupted`, which is on the stack of `n` frames, or of its caller. Library functions are
+// skipped in favour of their callers. In an allreduce its own line comes first, then ", in " and
+// the line of the tool that it called. Empty if addr2line is not installed, or the program has no
+// line numbers (-g1).
 extern "C" char __executable_start;
 inline bool is_own(const char *file) { // the program's, not a library's
     return strncmp(file, "/usr/", 5) && !strstr(file, "cuda_runtime.h") && !strstr(file, "watch.h");
@@ -728,11 +727,12 @@ inline std::string allocated_there(const Place &at, const void *p) {
     snprintf(text, sizeof text, "byte %td of the %zu bytes that %s:%d %s", held(p) - at.first,
              a->bytes, where.file, where.line, a->live ? "allocated" : "has freed");
     if (!a->live || held(p) != p || held(p) >= at.first + a->bytes) return text;
-    return text + std::string(running.name ? ": by a pointer that it found in memory. The stand-in "
-                                             "sees to those that are arguments, members of "
-                                             "arguments, or copied to a T ** by cudaMemcpy or to a "
-                                             "pointer by cudaMemcpyToSymbol"
-                                           : ": copy it with cudaMemcpy");
+    return text + std::string(
+                      running.name
+                          ? ", through a pointer that it read from memory: the stand-in translates "
+                            "only pointers that are arguments, members of arguments, copied to a T "
+                            "** by cudaMemcpy, or copied to a pointer by cudaMemcpyToSymbol"
+                          : ": copy it with cudaMemcpy");
 }
 
 // What the program did there, in words.
@@ -742,44 +742,46 @@ inline void fault_words(char (&what)[600], const void *p, const Place &at, const
     size_t bytes = 0;
     if (symbol) {
         snprintf(what, sizeof what,
-                 "accesses %s, which %s:%d declares as a variable of each device: copy it with "
-                 "cudaMemcpyFromSymbol, cudaMemcpyToSymbol",
+                 "accesses %s, which %s:%d declares as a device variable: copy it with "
+                 "cudaMemcpyFromSymbol or cudaMemcpyToSymbol",
                  symbol->name, symbol->where.file, symbol->where.line);
     } else if (running.name && in_dynamic_shared(p, offset, bytes)) {
         snprintf(what, sizeof what,
-                 "access to byte %td of dynamic shared memory: the launch has asked for %zu bytes "
+                 "access to byte %td of dynamic shared memory, but the launch asked for %zu bytes "
                  "(the third value between <<< and >>>)",
                  offset, bytes);
     } else if (stack) {
         snprintf(what, sizeof what,
-                 "a thread's local variables do not fit its stack of %zu KiB: put a large array "
-                 "into memory from cudaMalloc, or does a function call itself for ever?",
+                 "a thread's local variables do not fit into its stack of %zu KiB: is there "
+                 "endless recursion, or a large array that belongs in memory from cudaMalloc?",
                  stack_bytes >> 10);
     } else if (division) {
         snprintf(what, sizeof what,
-                 "an integer is divided by zero (a GPU goes on with a meaningless number)");
+                 "an integer is divided by zero (a GPU would go on with a meaningless number)");
     } else if (!at.device && odd) {
-        snprintf(what, sizeof what, "misaligned access (a float4 wants a multiple of 16 bytes), or "
-                                    "by a pointer that is no address");
+        snprintf(what, sizeof what,
+                 "misaligned access (the address of a float4 must be a multiple of 16 bytes), or "
+                 "access through an invalid pointer");
     } else if (!at.device) {
-        snprintf(what, sizeof what, "access by a null pointer%s", null_may_be().c_str());
+        snprintf(what, sizeof what, "access through a null pointer%s", null_may_be().c_str());
     } else {
         snprintf(what, sizeof what, "%s memory of %s, %s", running.name ? "access to" : "accesses",
                  at.device->memory_of, allocated_there(at, p).c_str());
     }
 }
 
-// The host crashes, or stops itself: say in which line, if it can be found.
+// The host crashes or aborts: say in which line, if it can be found.
 inline void say_where_host_stopped(int signal, const void *p, void *context) {
     char what[300];
     alarm(10); // the heap may be in any state: no message is better than one that never comes
     const std::string line = interrupted_line(context);
-    if (signal == SIGABRT)
-        snprintf(what, sizeof what, "stops itself: an index beyond the end of its list?");
+    if (signal == SIGABRT) snprintf(what, sizeof what, "aborts: is an index out of range?");
     else if (signal == SIGFPE) snprintf(what, sizeof what, "divides by zero");
     else
-        snprintf(what, sizeof what, "accesses %s: an index beyond its list, a null pointer, %s?",
-                 p ? "memory that is not there" : "address 0", "endless recursion");
+        snprintf(
+            what, sizeof what,
+            "accesses %s: is an index out of range, a pointer null, or is there endless recursion?",
+            p ? "memory that is not there" : "address 0");
     if (!line.empty()) fprintf(stderr, "%s: the host %s\n", line.c_str(), what);
 }
 
@@ -842,8 +844,8 @@ inline void on_fault(int signal, siginfo_t *info, void *context) {
 struct Frame {
     std::string function, line;
 };
-// The program's own frames of a stack, innermost first: of what runs, and of who has enqueued it.
-// An operation that is no kernel is named in `what`.
+// Split a stack into the program's own frames, innermost first: those that run, and those that
+// enqueued them. `what` becomes the name of an operation that is not a kernel.
 inline void own_frames(void **stack, int n, std::vector<Frame> (&frames)[2], std::string &what) {
     char folder[1000], text[4000];
     const size_t length = getcwd(folder, sizeof folder) ? strlen(folder) : 0;
@@ -878,7 +880,7 @@ inline std::string raced(void **stack, int n, std::string &inside) {
         return inner.empty() ? "the host" : "the host's " + what + " at " + inner[0].line;
     size_t at = 0;
     while (at < outer.size() && outer[at].function != "run_allreduce") at++;
-    at = at == 0 || at == outer.size() ? 0 : at - 1; // who was called by it
+    at = at == 0 || at == outer.size() ? 0 : at - 1; // the function that it called
     const std::string by = at > 0 ? outer[at - 1].function : "";
     if (what.empty()) what = "an operation";
     if (!by.empty() && !inner.empty()) what = by;
@@ -906,7 +908,8 @@ extern "C" void __tsan_on_report(void *report) {
     const Device *owner = owner_of(address);
     const std::string where = owner ? "gpu(" + std::to_string(owner->id) + ")" : "the host";
     if (two[0] == two[1] && !inside[0].empty())
-        fprintf(stderr, "race on %s: %s, its lines %s and %s: is __syncthreads() missing?\n",
+        fprintf(stderr,
+                "race on %s: %s, between its lines %s and %s: is __syncthreads() missing?\n",
                 where.c_str(), two[0].c_str(), inside[1].c_str(), inside[0].c_str());
     else
         fprintf(stderr, "race on %s: %s and %s: is a wait missing?\n", where.c_str(),
@@ -930,14 +933,15 @@ struct Mark {
 struct Task {
     std::function<void()> run;
     Running running;
-    bool is_mark; // it is finished when it is reached, so that who was told sees no task
+    bool is_mark; // a mark counts as finished before its waiters are told
 };
 
 // A function of the program's, or the stand-in itself, has thrown where nobody could catch it.
 __attribute__((cold)) inline void uncaught() {
     auto end = [](const char *what) {
         if (!running.name)
-            give_up("%s on a thread of a device: raise ulimit -v, or set CUDA_CPU_CORES=1", what);
+            give_up("a thread of a device failed: %s: raise ulimit -v, or set CUDA_CPU_CORES=1",
+                    what);
         say_alone();
         fail(cudaErrorLaunchFailure, running.where, "%s on device %d: uncaught exception: %s",
              running.name, running.device, what);
@@ -1002,7 +1006,8 @@ inline void Stream::push(Running running, std::function<void()> run, bool is_mar
     if (in_host_function) {
         const Running &host = cuda_cpu::running;
         fail(cudaErrorNotPermitted, host.where,
-             "cudaLaunchHostFunc: the function calls CUDA, which waits for it");
+             "cudaLaunchHostFunc: its function must not call CUDA, which would wait for that "
+             "function");
         _exit(1);
     }
     if (device_of_thread >= 0) {
@@ -1054,7 +1059,7 @@ inline void Stream::work() {
         running.name = nullptr;
         Hidden hidden;
         const bool is_mark = task->is_mark;
-        delete task; // and what it uses: who finds the stream idle may free that
+        delete task; // before the stream becomes idle: then its memory may be freed
         if (!is_mark) unfinished--;
     }
 }
@@ -1170,8 +1175,8 @@ inline cudaError_t check_handle(const void *handle, Where where, const char *cal
     std::lock_guard<std::mutex> guard(machine().lock);
     if (machine().handles.count(handle)) return cudaSuccess;
     return fail(cudaErrorInvalidResourceHandle, where,
-                "%s: %p is no %s: was none created, or is it destroyed already?", call, handle,
-                is_stream ? "stream" : "event");
+                "%s: %p is not %s: was it never created, or is it already destroyed?", call, handle,
+                is_stream ? "a stream" : "an event");
 }
 
 // The host waits for a stream, or for a device; returns the device's fault.
@@ -1181,7 +1186,7 @@ inline cudaError_t synchronize(Stream *stream) {
     {
         const Enqueuing one_at_a_time;
         Hidden hidden;
-#ifndef CUDA_CPU_TSAN // which wants to be told even that a stream was done long ago
+#ifndef CUDA_CPU_TSAN // which must be told even that a stream was done long ago
         const bool is_default = stream == device.default_stream;
         if (stream->unfinished == 0 && !stream->default_mark && !is_default) return device.fault;
 #endif
@@ -1216,7 +1221,7 @@ inline cudaError_t synchronize(Device &device) {
 // having met a barrier, the kernel has none, and the other threads run one after another in a plain
 // loop, into which the compiler inlines the kernel. If it meets one, every other thread gets a
 // stack too, and at each barrier thread t hands over to thread t+1, the last one back to thread 0.
-// From the first warp function that a thread of the block meets, section 6 says who runs.
+// From the first warp function that a thread of the block meets, section 6 chooses the next thread.
 
 struct Fiber {
     char *stack = nullptr; // lowest byte
@@ -1349,9 +1354,9 @@ __attribute__((always_inline)) inline void switch_stack(Fiber &from, Fiber &to) 
 #else
 #define CUDA_CPU_SWITCHING __attribute__((always_inline))
 #endif
-// What is no jump is just hidden from it.
+// A function that switches no fiber is just hidden from it.
 #define CUDA_CPU_UNSEEN CUDA_CPU_OPTIMIZED __attribute__((noinline, no_sanitize("thread")))
-// A sanitizer wants to know from which stack a lane was switched to: then always the scheduler's.
+// A sanitizer must know from which stack a lane was switched to: then it is always the scheduler's.
 #if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
 constexpr bool from_lane_to_lane = false;
 #else
@@ -1387,7 +1392,7 @@ diverged(int t, const char *file, int line, const char *did) {
     char zero[300];
     if (w.thread0_ended || !w.met_barrier)
         snprintf(zero, sizeof zero, "thread (0,0,0) %s",
-                 w.met_barrier ? "has ended" : "ended without meeting it");
+                 w.met_barrier ? "has ended" : "ended without reaching it");
     else
         snprintf(zero, sizeof zero, "thread (0,0,0) waits at the barrier in %s:%d", w.file, w.line);
     fail(cudaErrorLaunchFailure, {file, line, nullptr},
@@ -1549,11 +1554,11 @@ fill_shared(Worker &w, char *p, size_t bytes, size_t number) {
 
 // Lanes that hand values on through shared memory, with nothing between the one's write and the
 // other's read, were right on GPUs up to 2016, if the memory was declared volatile: the lanes of a
-// warp went in step. Since Volta (SM 70) CUDA promises that no more; __syncwarp() has to stand in
-// between. Here they do not go in step, so the numbers are wrong, and this tells the program why.
-// extras/cpu/to_cpp.sed declares a volatile T * as a Volatile<T>, which notes who looks up an
-// element. What was written in between is seen by its value. Of one element alone, such as a flag
-// that many lanes set, nothing is said.
+// warp ran in lockstep. Since Volta (SM 70) CUDA no longer promises that, and __syncwarp() must
+// come in between. Here they do not run in lockstep, so the numbers are wrong, and the user is
+// told why. extras/cpu/to_cpp.sed declares a volatile T * as a Volatile<T>, which notes the lanes
+// that look up an element. A write in between is seen by the changed value. A single element, such
+// as a flag that many lanes set, is not reported.
 template <class = void> CUDA_CPU_UNSEEN void touch_volatile(const volatile void *p, size_t bytes);
 template <class T> struct Volatile {
     T *p;
@@ -1592,7 +1597,7 @@ using Watched =
 // A __shared__ array: its place in the worker's arena, filled with NaN by the first thread that
 // gets to it, which is thread 0, except by_lanes. Once a block: a function may be called again.
 template <class T, class Tag> __attribute__((always_inline)) inline auto &shared_memory() {
-    static_assert(sizeof(T) <= 48 * 1024, "a block has 48 KiB of static shared memory");
+    static_assert(sizeof(T) <= 48 * 1024, "a block has at most 48 KiB of static shared memory");
     Worker &w = *worker;
     char *p = w.shared + shared_place<T, Tag>.offset;
 #ifdef CUDA_CPU_ASAN
@@ -1645,8 +1650,8 @@ __attribute__((no_sanitize("thread"))) inline void check_gaps(Worker &w) {
     if (!at) at = first_changed(p - shared_gap, p, 0xFF);
     if (at)
         wrote_to_gap(w,
-                     "byte %td of dynamic shared memory: the launch has asked for %zu bytes "
-                     "(the third value between <<< and >>>)",
+                     "byte %td of dynamic shared memory, but the launch asked for %zu bytes (the "
+                     "third value between <<< and >>>)",
                      at - p, w.dynamic_bytes);
 #else
     (void)w;
@@ -1688,9 +1693,10 @@ inline void say_where_host_is(siginfo_t *info, void *context) {
         return set_watchdog(host_timer, 1e-3);
     alarm(10);
     const std::string line = interrupted_line(context);
-    fprintf(stderr, "%s%sthe host is in %s", line.c_str(), line.empty() ? "" : ": ", host_is_in);
+    fprintf(stderr, "%s%sthe host %s in %s", line.c_str(), line.empty() ? "" : ": ",
+            asked ? "is" : "has been", host_is_in);
     if (!asked) fprintf(stderr, " for more than %d s", machine().watchdog);
-    fprintf(stderr, ": does a loop never end?\n");
+    fprintf(stderr, ": is there an endless loop?\n");
     _exit(1);
 }
 
@@ -1710,14 +1716,14 @@ inline void on_watchdog(int, siginfo_t *info, void *context) {
     if (!again || said.exchange(true)) return;
     const std::string line = interrupted_line(context);
     const uint3 thread = thread_index(w.current);
-    fprintf(
-        stderr,
-        "%s:%d: %s on device %d: block (%u,%u,%u) has been running for %d seconds and is at "
-        "thread (%u,%u,%u)%s%s. Does it wait for what another thread is to set? Here a thread "
-        "runs alone until it meets a barrier or ends, and a block until it ends, %d at a time\n",
-        running.where.file, running.where.line, running.name, running.device, blockIdx.x,
-        blockIdx.y, blockIdx.z, machine().watchdog, thread.x, thread.y, thread.z,
-        line.empty() ? "" : ", in ", line.c_str(), machine().devices[running.device]->cores);
+    fprintf(stderr,
+            "%s:%d: %s on device %d: block (%u,%u,%u) has been running for %d seconds and is at "
+            "thread (%u,%u,%u)%s%s. Does it wait for a value that another thread sets? Here each "
+            "thread runs alone until it reaches a barrier or ends, and each block runs until it "
+            "ends, %d at a time\n",
+            running.where.file, running.where.line, running.name, running.device, blockIdx.x,
+            blockIdx.y, blockIdx.z, machine().watchdog, thread.x, thread.y, thread.z,
+            line.empty() ? "" : ", in ", line.c_str(), machine().devices[running.device]->cores);
 }
 inline int start_watchdog() { // of the calling thread; -1: it has none
     int timer = -1;
@@ -1812,14 +1818,14 @@ inline void stop_worker() {
 // A warp is 32 threads of a block with neighbouring numbers, its lanes. A lane that calls a warp
 // function waits until every lane that its mask names has come to the same call. From the first
 // such call in a block on, all its threads have a stack, and a lane runs until it waits or ends;
-// next_lane() then says who is next. That a lane which is waited for has ended, or waits elsewhere,
-// is an error. Lanes that a block is too small to have are never waited for.
+// next_lane() then chooses the next one. If a lane waits for one that has ended, or waits
+// elsewhere, that is an error. Lanes that a block is too small to have are never waited for.
 
 struct Lane { // Where it waits, what it brings there, and then what it takes from there
     const char *call, *file;
     int line;
     unsigned mask;
-    int source; // the lane whose value it wants; -1: which lanes bring a value that is not 0
+    int source; // the lane whose value it takes; -1: the set of lanes with a value that is not 0
     unsigned long long value;
     unsigned syncs; // calls of __syncwarp()
     unsigned calls; // of any warp function, in this block
@@ -1847,7 +1853,7 @@ inline void set_lane_order(const char *text) {
     lane_order.order = LaneOrder::shuffled;
     lane_order.seed = strtoull(text, &end, 10);
     if (*text >= '0' && *text <= '9' && !*end) return;
-    fprintf(stderr, "CUDA_CPU_LANES=%s: forwards, backwards or a whole number is wanted\n", text);
+    fprintf(stderr, "CUDA_CPU_LANES=%s: expected forwards, backwards or a whole number\n", text);
     _exit(1);
 }
 
@@ -2147,10 +2153,10 @@ CUDA_CPU_OPTIMIZED inline unsigned vote(const char *call, Where where, unsigned 
 // `source` maps a lane and the first and last lane of its `width` neighbours to a lane.
 template <class T, class Source>
 T shuffle(const char *call, Where where, unsigned mask, T value, int width, Source source) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a number of 4 or 8 bytes");
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a shuffle takes numbers of 4 or 8 bytes");
     check_mask(call, where, mask);
     if (width < 1 || width > 32 || (width & (width - 1)))
-        wrong_lane(call, where, "has width %d: a power of two up to 32 is wanted", width);
+        wrong_lane(call, where, "has width %d, which must be a power of two up to 32", width);
     const int lane = lane_of_thread(), first = lane & -width;
     unsigned long long word = 0;
     memcpy(&word, &value, sizeof value);
@@ -2197,9 +2203,9 @@ not_in_step(const Touch &writer, const Touch &other, void *pc) {
     }
     const std::string line = line_of(&pc, 1, pc, false);
     fprintf(stderr,
-            "%s:%d: notice: %s on device %d%s%s: lane %d writes to volatile shared memory what "
-            "lane %d is at, with no __syncwarp() between them. The lanes of a warp go in step "
-            "neither here nor, since Volta, on a GPU: the numbers may be wrong\n",
+            "%s:%d: notice: %s on device %d%s%s: lane %d writes to volatile shared memory that "
+            "lane %d also accesses, with no __syncwarp() in between. The lanes of a warp do not "
+            "run in lockstep, neither here nor, since Volta, on a GPU: the numbers may be wrong\n",
             running.where.file, running.where.line, running.name, running.device,
             line.empty() ? "" : ", in ", line.c_str(), writer.thread % 32, other.thread % 32);
 }
@@ -2325,7 +2331,7 @@ struct thread_block {
 inline thread_block this_thread_block() { return {}; }
 
 template <unsigned N, class Parent = thread_block> struct thread_block_tile {
-    static_assert(N >= 1 && N <= 32 && (N & (N - 1)) == 0, "1, 2, 4, 8, 16 or 32 lanes");
+    static_assert(N >= 1 && N <= 32 && (N & (N - 1)) == 0, "a tile has 1, 2, 4, 8, 16 or 32 lanes");
     static unsigned size() { return N; }
     static unsigned num_threads() { return N; }
     static unsigned thread_rank() { return thread_block::thread_rank() % N; }
@@ -2676,25 +2682,26 @@ inline cudaError_t check_launch(const Launch &l, const Device &device) {
     const unsigned long long threads = (unsigned long long)l.block.x * l.block.y * l.block.z;
     const unsigned long long blocks = (unsigned long long)l.grid.x * l.grid.y * l.grid.z;
     if (threads == 0 || threads > 1024 || l.block.x > 1024 || l.block.y > 1024 || l.block.z > 64)
-        return fail(
-            cudaErrorInvalidConfiguration, l.where,
-            "%s on device %d: a block of %u x %u x %u threads: 1 to 1024 in all, z at most 64",
-            l.name, device.id, l.block.x, l.block.y, l.block.z);
+        return fail(cudaErrorInvalidConfiguration, l.where,
+                    "%s on device %d: a block cannot have %u x %u x %u threads: it must have 1 to "
+                    "1024 in all, and z at most 64",
+                    l.name, device.id, l.block.x, l.block.y, l.block.z);
     if (blocks == 0 || l.grid.x > 0x7fffffff || l.grid.y > 65535 || l.grid.z > 65535 ||
         blocks > 0xffffff00)
-        return fail(
-            cudaErrorInvalidConfiguration, l.where,
-            "%s on device %d: a grid of %u x %u x %u blocks: at least 1, y and z at most 65535",
-            l.name, device.id, l.grid.x, l.grid.y, l.grid.z);
+        return fail(cudaErrorInvalidConfiguration, l.where,
+                    "%s on device %d: a grid cannot have %u x %u x %u blocks: it must have at "
+                    "least 1, and y and z at most 65535",
+                    l.name, device.id, l.grid.x, l.grid.y, l.grid.z);
     if (l.shared > dynamic_shared_bytes)
         return fail(cudaErrorInvalidConfiguration, l.where,
-                    "%s on device %d: %zu bytes of shared memory, a block has at most %zu", l.name,
-                    device.id, l.shared, dynamic_shared_bytes);
+                    "%s on device %d: the launch asks for %zu bytes of shared memory, but a block "
+                    "has at most %zu",
+                    l.name, device.id, l.shared, dynamic_shared_bytes);
     if (l.shared > usual_shared_bytes && l.shared > more_shared(device, l.name))
         return fail(cudaErrorInvalidConfiguration, l.where,
-                    "%s on device %d: %zu bytes of shared memory, a block has 49152 unless "
-                    "cudaFuncSetAttribute(%s, cudaFuncAttributeMaxDynamicSharedMemorySize, %zu) "
-                    "comes first",
+                    "%s on device %d: the launch asks for %zu bytes of shared memory, but a block "
+                    "has 49152 unless you call cudaFuncSetAttribute(%s, "
+                    "cudaFuncAttributeMaxDynamicSharedMemorySize, %zu) first",
                     l.name, device.id, l.shared, l.name, l.shared);
     if (cudaError_t error = check_handle(l.stream, l.where, l.name)) return error;
     if (l.stream && l.stream->device != &device)
@@ -2753,8 +2760,8 @@ template <class F> struct Configured {
     F f;
     template <class... A> void operator()(A... args) const {
         static_assert(!(std::is_function<std::remove_pointer_t<A>>::value || ...),
-                      "a pointer to a function as a kernel's argument: the stand-in lacks it; a "
-                      "struct with an operator() can be one");
+                      "a function pointer as a kernel's argument: the stand-in lacks it, but takes "
+                      "a struct with an operator()");
         auto kernel = accept(launch, {{(void *)&args, sizeof args, std::is_pointer<A>::value,
                                        std::is_class<A>::value}...});
         if (!kernel) return;
@@ -2762,7 +2769,7 @@ template <class F> struct Configured {
         using K = decltype(call);
         static_assert(std::is_trivially_copy_constructible<K>::value &&
                           std::is_trivially_destructible<K>::value && alignof(K) <= 16,
-                      "a kernel's arguments are copied as bytes");
+                      "a kernel's arguments must be copyable as bytes");
         enqueue(std::move(kernel), &call, sizeof call, run_threads<K>);
     }
 };
@@ -2777,22 +2784,22 @@ inline long setting(const char *name, long otherwise, long least, long most) {
     char *end;
     long value = strtol(text, &end, 10);
     if (*end || value < least || value > most) {
-        fprintf(stderr, "%s=%s: a whole number from %ld to %ld is wanted\n", name, text, least,
+        fprintf(stderr, "%s=%s: expected a whole number from %ld to %ld\n", name, text, least,
                 most);
         _exit(1);
     }
     return value;
 }
 
-// Where memory begins in a range of addresses: the lower half of an address is then never a small
-// number. In a struct an int and what lies behind it to align the next member, often the upper half
-// of a pointer that was there before, would look like an address.
+// Return where memory begins in a range of addresses, such that the lower half of an address is
+// never a small number. Otherwise an int of a struct and the padding after it, which often holds
+// the upper half of an earlier pointer, would look like an address.
 inline char *first_address(void *range, size_t bytes) {
     const size_t gib = size_t(1) << 30, skipped = (gib - (uintptr_t)range) % (4 * gib);
     return (char *)range + (skipped < bytes / 2 ? skipped : 0);
 }
 
-// Addresses for a device's memory, and as many that are never used; fewer if ulimit -v wants it.
+// Reserve addresses for a device's memory, and as many that are never used; fewer under ulimit -v.
 inline char *reserve(size_t &range, size_t memory, int device) {
     const size_t least = min(range, memory + min(memory, size_t(1) << 30));
     for (size_t bytes : {range, least}) {
@@ -2801,8 +2808,8 @@ inline char *reserve(size_t &range, size_t memory, int device) {
             mmap(nullptr, 2 * range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p != MAP_FAILED) return (char *)p;
     }
-    give_up("no addresses for the memory of device %d (%.1f GB): raise ulimit -v, or set "
-            "CUDA_CPU_MEMORY to less than %zu (MiB)",
+    give_up("cannot reserve addresses for the memory of device %d (%.1f GB): raise ulimit -v, or "
+            "set CUDA_CPU_MEMORY below %zu (MiB)",
             device, 2 * range / 1e9, memory >> 20);
 }
 // The first number of a list such as 1,3, which then begins with the next; 1 if it is empty.
@@ -2811,7 +2818,7 @@ inline double next_slowdown(const char *&list) {
     char *end;
     const double slowdown = strtod(list, &end);
     if (end == list || (*end && *end != ',') || !(slowdown >= 1)) {
-        fprintf(stderr, "CUDA_CPU_SLOWDOWN: %s: numbers from 1 are wanted, such as 1,3\n",
+        fprintf(stderr, "CUDA_CPU_SLOWDOWN=%s: expected numbers of at least 1, such as 1,3\n",
                 getenv("CUDA_CPU_SLOWDOWN"));
         _exit(1);
     }
@@ -2929,7 +2936,8 @@ inline cudaError_t cudaGetDeviceCount(int *count, CUDA_CPU_WHERE) {
 }
 inline cudaError_t cudaSetDevice(int device, CUDA_CPU_WHERE) {
     if (!cuda_cpu::valid_device(device))
-        return cuda_cpu::fail(cudaErrorInvalidDevice, where, "cudaSetDevice: device %d of %zu",
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
+                              "cudaSetDevice: there is no device %d: the device count is %zu",
                               device, cuda_cpu::machine().devices.size());
     cuda_cpu::current_device = device;
     return cudaSuccess;
@@ -2942,9 +2950,10 @@ inline cudaError_t cudaGetDevice(int *device, CUDA_CPU_WHERE) {
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device, CUDA_CPU_WHERE) {
     if (!prop) return cuda_cpu::no_result("cudaGetDeviceProperties", where);
     if (!cuda_cpu::valid_device(device))
-        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
-                              "cudaGetDeviceProperties: device %d of %zu", device,
-                              cuda_cpu::machine().devices.size());
+        return cuda_cpu::fail(
+            cudaErrorInvalidDevice, where,
+            "cudaGetDeviceProperties: there is no device %d: the device count is %zu", device,
+            cuda_cpu::machine().devices.size());
     const cuda_cpu::Device &d = *cuda_cpu::machine().devices[device];
     *prop = {};
     snprintf(prop->name, sizeof prop->name, "CPU stand-in, %d core%s", d.cores,
@@ -2996,9 +3005,10 @@ inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, 
                                           CUDA_CPU_WHERE) {
     if (!value) return cuda_cpu::no_result("cudaDeviceGetAttribute", where);
     if (!cuda_cpu::valid_device(device))
-        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
-                              "cudaDeviceGetAttribute: device %d of %zu", device,
-                              cuda_cpu::machine().devices.size());
+        return cuda_cpu::fail(
+            cudaErrorInvalidDevice, where,
+            "cudaDeviceGetAttribute: there is no device %d: the device count is %zu", device,
+            cuda_cpu::machine().devices.size());
     switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock:
     case cudaDevAttrMaxBlockDimX:
@@ -3045,9 +3055,10 @@ cudaError_t set_attribute(const char *call, F &&, cudaFuncAttribute attribute, i
                           CUDA_CPU_WHERE) {
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     if (value < 0 || value > (int)dynamic_shared_bytes)
-        return fail(cudaErrorInvalidValue, where,
-                    "cudaFuncSetAttribute: %d bytes of shared memory, a block has at most %zu",
-                    value, dynamic_shared_bytes);
+        return fail(
+            cudaErrorInvalidValue, where,
+            "cudaFuncSetAttribute: cannot allow %d bytes of shared memory: a block has at most %zu",
+            value, dynamic_shared_bytes);
     const bool named = std::is_function<std::remove_reference_t<F>>::value;
     std::lock_guard<std::mutex> guard(machine().lock);
     current().more_shared[named ? kernel_name(call) : ""] = value;
@@ -3062,8 +3073,10 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F &&, int
     if (!blocks)
         return cuda_cpu::no_result("cudaOccupancyMaxActiveBlocksPerMultiprocessor", where);
     if (threads <= 0)
-        return cuda_cpu::fail(cudaErrorInvalidValue, where,
-                              "cudaOccupancyMaxActiveBlocksPerMultiprocessor: %d threads", threads);
+        return cuda_cpu::fail(
+            cudaErrorInvalidValue, where,
+            "cudaOccupancyMaxActiveBlocksPerMultiprocessor: a block cannot have %d threads",
+            threads);
     *blocks = threads <= 1024 && shared <= cuda_cpu::dynamic_shared_bytes;
     return cudaSuccess;
 }
@@ -3085,8 +3098,9 @@ inline cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer, CUDA_
     if (!can) return cuda_cpu::no_result("cudaDeviceCanAccessPeer", where);
     if (!cuda_cpu::valid_device(device) || !cuda_cpu::valid_device(peer))
         return cuda_cpu::fail(cudaErrorInvalidDevice, where,
-                              "cudaDeviceCanAccessPeer: devices %d and %d of %zu", device, peer,
-                              cuda_cpu::machine().devices.size());
+                              "cudaDeviceCanAccessPeer: there is no device %d or no device %d: the "
+                              "device count is %zu",
+                              device, peer, cuda_cpu::machine().devices.size());
     *can = device != peer && cuda_cpu::machine().peers;
     return cudaSuccess;
 }
@@ -3096,14 +3110,15 @@ constexpr int most_peers = 8; // of a device, as CUDA has it on machines without
 inline cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags, CUDA_CPU_WHERE) {
     if (flags)
         return cuda_cpu::fail(cudaErrorInvalidValue, where,
-                              "cudaDeviceEnablePeerAccess: flags %u: CUDA wants 0", flags);
+                              "cudaDeviceEnablePeerAccess: flags are %u, but must be 0", flags);
     if (!cuda_cpu::machine().peers)
         return cuda_cpu::fail(cudaErrorPeerAccessUnsupported, where,
-                              "cudaDeviceEnablePeerAccess: CUDA_CPU_PEERS=0");
+                              "cudaDeviceEnablePeerAccess: CUDA_CPU_PEERS=0 allows no peer access");
     if (!cuda_cpu::valid_device(peer) || peer == cuda_cpu::current_device)
-        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
-                              "cudaDeviceEnablePeerAccess: device %d to device %d",
-                              cuda_cpu::current_device, peer);
+        return cuda_cpu::fail(
+            cudaErrorInvalidDevice, where,
+            "cudaDeviceEnablePeerAccess: device %d cannot have device %d as a peer",
+            cuda_cpu::current_device, peer);
     std::vector<bool> &peers = cuda_cpu::current().peers;
     if (peers[peer]) return cuda_cpu::fail(cudaErrorPeerAccessAlreadyEnabled);
     int enabled = 0;
@@ -3115,7 +3130,7 @@ inline cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags, CUDA_CPU
 inline cudaError_t cudaDeviceDisablePeerAccess(int peer, CUDA_CPU_WHERE) {
     if (!cuda_cpu::valid_device(peer))
         return cuda_cpu::fail(cudaErrorInvalidDevice, where,
-                              "cudaDeviceDisablePeerAccess: device %d", peer);
+                              "cudaDeviceDisablePeerAccess: there is no device %d", peer);
     if (!cuda_cpu::current().peers[peer]) return cuda_cpu::fail(cudaErrorPeerAccessNotEnabled);
     cuda_cpu::current().peers[peer] = false;
     return cudaSuccess;
@@ -3197,12 +3212,12 @@ inline cudaError_t end_of(Place &at, void *pointer, Where where, const char *cal
     at = locate(pointer);
     if (!at.device || !at.allocation || at.first != held(pointer) ||
         strncmp(at.allocation->by, by, strlen(by)))
-        return fail(cudaErrorInvalidValue, where, "%s: %p is not what %s returned", call, pointer,
+        return fail(cudaErrorInvalidValue, where, "%s: %p was not returned by %s", call, pointer,
                     by);
     Allocation &a = at.device->allocations[at.first];
     if (!a.live)
-        return fail(cudaErrorInvalidValue, where, "%s: %p on %s, which %s:%d has freed already",
-                    call, pointer, at.device->memory_of, a.freed.file, a.freed.line);
+        return fail(cudaErrorInvalidValue, where, "%s: %p on %s was already freed by %s:%d", call,
+                    pointer, at.device->memory_of, a.freed.file, a.freed.line);
     a.live = false;
     a.freed = where;
     return cudaSuccess;
@@ -3269,8 +3284,8 @@ inline cudaError_t cudaMallocManaged(void **pointer, size_t bytes,
                                      unsigned flags = cudaMemAttachGlobal, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     if (bytes == 0 || flags < cudaMemAttachGlobal || flags > cudaMemAttachHost)
-        return fail(cudaErrorInvalidValue, where, "cudaMallocManaged: %zu bytes, flags %u", bytes,
-                    flags);
+        return fail(cudaErrorInvalidValue, where,
+                    "cudaMallocManaged: cannot allocate %zu bytes with flags %u", bytes, flags);
     Device &managed = machine().managed;
     {
         std::lock_guard<std::mutex> guard(machine().lock);
@@ -3296,7 +3311,8 @@ inline cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, int d
                                         cudaStream_t = nullptr, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     if (device != cudaCpuDeviceId && !valid_device(device))
-        return fail(cudaErrorInvalidDevice, where, "cudaMemPrefetchAsync: device %d of %zu", device,
+        return fail(cudaErrorInvalidDevice, where,
+                    "cudaMemPrefetchAsync: there is no device %d: the device count is %zu", device,
                     machine().devices.size());
     bool managed;
     {
@@ -3305,7 +3321,7 @@ inline cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, int d
     }
     if (!managed)
         return fail(cudaErrorInvalidValue, where,
-                    "cudaMemPrefetchAsync: %p is not what cudaMallocManaged returned", pointer);
+                    "cudaMemPrefetchAsync: %p was not returned by cudaMallocManaged", pointer);
     return check_memory(machine().managed, pointer, bytes, where, "cudaMemPrefetchAsync");
 }
 
@@ -3316,7 +3332,8 @@ inline cudaError_t cudaMallocHost(void **pointer, size_t bytes, unsigned flags =
                                   CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     if (!pointer) return no_result("cudaMallocHost", where);
-    if (flags > 7) return fail(cudaErrorInvalidValue, where, "cudaHostAlloc: flags %u", flags);
+    if (flags > 7)
+        return fail(cudaErrorInvalidValue, where, "cudaHostAlloc: invalid flags %u", flags);
     *pointer = bytes ? aligned_alloc(256, (bytes + 255) / 256 * 256) : nullptr;
     if (!*pointer) return bytes ? fail(cudaErrorMemoryAllocation) : cudaSuccess;
 #ifdef CUDA_CPU_ASAN
@@ -3343,12 +3360,13 @@ inline cudaError_t unpin(void *pointer, Where where, const char *call, const cha
     std::lock_guard<std::mutex> guard(machine().lock);
     auto found = machine().pinned.find((const char *)pointer);
     if (found == machine().pinned.end() || found->second.by != std::string(by))
-        return fail(error, where, "%s: %p is not what %s %s", call, pointer, by,
-                    error == cudaErrorInvalidValue ? "returned" : "was given");
+        return fail(error, where, "%s: %p was not %s %s", call, pointer,
+                    error == cudaErrorInvalidValue ? "returned by" : "given to", by);
     const Pinned &pinned = found->second;
     if (pinned.use.use_count() > 1)
         return fail(cudaErrorInvalidValue, where,
-                    "%s: %p is still used by what %s:%d has queued: wait for its stream first",
+                    "%s: %p is still in use by the operation that %s:%d enqueued: wait for its "
+                    "stream first",
                     call, pointer, pinned.used.file, pinned.used.line);
     machine().pinned.erase(found);
     return cudaSuccess;
@@ -3366,10 +3384,11 @@ constexpr unsigned cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1,
                    cudaHostRegisterMapped = 2, cudaHostRegisterReadOnly = 8;
 inline cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags, CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
-    if (flags > 15) return fail(cudaErrorInvalidValue, where, "cudaHostRegister: flags %u", flags);
+    if (flags > 15)
+        return fail(cudaErrorInvalidValue, where, "cudaHostRegister: invalid flags %u", flags);
     if (!pointer || bytes == 0)
-        return fail(cudaErrorInvalidValue, where, "cudaHostRegister: %zu bytes at %p", bytes,
-                    pointer);
+        return fail(cudaErrorInvalidValue, where, "cudaHostRegister: cannot pin %zu bytes at %p",
+                    bytes, pointer);
     const char *p = (const char *)pointer;
     std::lock_guard<std::mutex> guard(machine().lock);
     if (const Device *owner = locate(p).device)
@@ -3380,8 +3399,8 @@ inline cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags,
     auto next = machine().pinned.lower_bound(p);
     if (is_pinned(p) || (next != machine().pinned.end() && next->first < p + bytes))
         return fail(cudaErrorHostMemoryAlreadyRegistered, where,
-                    "cudaHostRegister: %zu bytes at %p are pinned already, or some of them", bytes,
-                    pointer);
+                    "cudaHostRegister: some or all of the %zu bytes at %p are already pinned",
+                    bytes, pointer);
     machine().pinned[p] = {bytes, "cudaHostRegister", std::make_shared<int>(), {}};
     return cudaSuccess;
 }
@@ -3427,7 +3446,8 @@ inline cudaError_t check_copy(Device *&device, Device *&other, Copy &copy, Where
     for (size_t pitch : {copy.to_pitch, copy.from_pitch})
         if (pitch < copy.width)
             return fail(cudaErrorInvalidPitchValue, where,
-                        "%s: rows of %zu bytes do not fit a pitch of %zu", call, copy.width, pitch);
+                        "%s: rows of %zu bytes do not fit into a pitch of %zu", call, copy.width,
+                        pitch);
     Device *to_device, *from_device;
     {
         std::lock_guard<std::mutex> guard(machine().lock);
@@ -3451,7 +3471,7 @@ inline cudaError_t check_copy(Device *&device, Device *&other, Copy &copy, Where
             return check_memory(of_one(owner) ? *owner : *device, p, copy.extent(pitch), where,
                                 what);
         if (!p)
-            return fail(cudaErrorInvalidValue, where, "%s: a null pointer%s", what,
+            return fail(cudaErrorInvalidValue, where, "%s: the pointer is null%s", what,
                         null_may_be().c_str());
         if (!owner) return cudaSuccess;
         return fail(cudaErrorInvalidValue, where,
@@ -3582,7 +3602,7 @@ inline cudaError_t set_async(const char *call, void *to, size_t pitch, int value
     Device &device = stream ? *stream->device : current();
     if (pitch < width)
         return fail(cudaErrorInvalidPitchValue, where,
-                    "%s: rows of %zu bytes do not fit a pitch of %zu", call, width, pitch);
+                    "%s: rows of %zu bytes do not fit into a pitch of %zu", call, width, pitch);
     auto pinned = use_of(to, where);
     cudaError_t error = pinned ? cudaSuccess
                                : check_memory(device, to, (height - 1) * pitch + width, where,
@@ -3645,7 +3665,7 @@ __attribute__((noinline, cold)) inline void *find_variable(const void *initial, 
         if (!found) {
             void *p =
                 mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-            if (p == MAP_FAILED) give_up("no addresses for %s", name);
+            if (p == MAP_FAILED) give_up("cannot reserve addresses for %s", name);
             found = new Symbol{name, where, initial, bytes, (char *)p, {}};
             machine().symbols.push_back(found);
         }
@@ -3654,7 +3674,8 @@ __attribute__((noinline, cold)) inline void *find_variable(const void *initial, 
     return real(copy_on(*found, *machine().devices[device_of_thread]));
 }
 template <class T> T &device_variable(T &initial, const char *name, const char *file, int line) {
-    static_assert(std::is_trivially_copyable<T>::value, "every device gets a copy, as bytes");
+    static_assert(std::is_trivially_copyable<T>::value,
+                  "a device variable must be copyable as bytes");
     return *(T *)find_variable((const void *)&initial, sizeof initial, name, {file, line, nullptr});
 }
 template <class T> T &constant_variable(T &initial, const char *name, const char *file, int line) {
@@ -3679,8 +3700,7 @@ inline cudaError_t find_copy(char *&copy, const void *variable, Where where, con
     }
     if (!symbol)
         return fail(cudaErrorInvalidSymbol, where,
-                    "%s: the name of a __device__ or __constant__ variable is wanted, not its "
-                    "address or anything else",
+                    "%s: pass the name of a __device__ or __constant__ variable, not its address",
                     call);
     copy = (char *)copy_on(*symbol, current());
     return cudaSuccess;
@@ -3750,7 +3770,8 @@ namespace cuda_cpu {
 inline cudaError_t check_peers(const void *to, int to_device, const void *from, int from_device,
                                size_t bytes, Where where, const char *call) {
     if (!valid_device(to_device) || !valid_device(from_device))
-        return fail(cudaErrorInvalidDevice, where, "%s: from device %d to device %d, of %zu", call,
+        return fail(cudaErrorInvalidDevice, where,
+                    "%s: cannot copy from device %d to device %d: the device count is %zu", call,
                     from_device, to_device, machine().devices.size());
     char dst[100], src[100];
     snprintf(dst, sizeof dst, "%s, destination", call);
@@ -3794,7 +3815,7 @@ typedef void (*cudaHostFn_t)(void *);
 inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t f, void *data,
                                       CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
-    if (!f) return fail(cudaErrorInvalidValue, where, "cudaLaunchHostFunc: no function");
+    if (!f) return fail(cudaErrorInvalidValue, where, "cudaLaunchHostFunc: the function is null");
     if (cudaError_t error = check_handle(stream, where, "cudaLaunchHostFunc")) return error;
     Device &device = stream ? *stream->device : current();
     submit(stream, device, {"cudaLaunchHostFunc", where, device.id}, [=] {
@@ -3812,7 +3833,8 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flag
     using namespace cuda_cpu;
     if (!stream) return no_result("cudaStreamCreate", where);
     if (flags > cudaStreamNonBlocking)
-        return fail(cudaErrorInvalidValue, where, "cudaStreamCreateWithFlags: flags %u", flags);
+        return fail(cudaErrorInvalidValue, where, "cudaStreamCreateWithFlags: invalid flags %u",
+                    flags);
     const Enqueuing one_at_a_time;
     std::lock_guard<std::mutex> guard(machine().lock);
     *stream = new Stream(&current(), flags != cudaStreamNonBlocking);
@@ -3882,7 +3904,8 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags, 
     using namespace cuda_cpu;
     if (!event) return no_result("cudaEventCreate", where);
     if (flags > (cudaEventBlockingSync | cudaEventDisableTiming))
-        return fail(cudaErrorInvalidValue, where, "cudaEventCreateWithFlags: flags %u", flags);
+        return fail(cudaErrorInvalidValue, where, "cudaEventCreateWithFlags: invalid flags %u",
+                    flags);
     *event = new cudaEvent{&current(), !(flags & cudaEventDisableTiming), nullptr};
     Hidden hidden;
     std::lock_guard<std::mutex> guard(machine().lock);
@@ -3923,7 +3946,8 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
                                        CUDA_CPU_WHERE) {
     using namespace cuda_cpu;
     const char *call = "cudaStreamWaitEvent";
-    if (flags) return fail(cudaErrorInvalidValue, where, "%s: flags %u: 0 is wanted", call, flags);
+    if (flags)
+        return fail(cudaErrorInvalidValue, where, "%s: flags are %u, but must be 0", call, flags);
     if (cudaError_t error = check_handle(event, where, call, false)) return error;
     if (cudaError_t error = check_handle(stream, where, call)) return error;
     if (!event->mark) return cudaSuccess;
@@ -3954,8 +3978,8 @@ inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, 
             return error;
     if (start->device != end->device)
         return fail(cudaErrorInvalidResourceHandle, where,
-                    "cudaEventElapsedTime: the start belongs to device %d, the end to device %d: "
-                    "there is no time between two devices' events",
+                    "cudaEventElapsedTime: the start belongs to device %d and the end to device "
+                    "%d, but both must be on one device",
                     start->device->id, end->device->id);
     if (!start->timing || !end->timing || !start->mark || !end->mark)
         return fail(cudaErrorInvalidResourceHandle);
@@ -4203,6 +4227,7 @@ CUDA_CPU_LACKS(this_grid) CUDA_CPU_LACKS(this_cluster) CUDA_CPU_LACKS(coalesced_
 #define __managed__ static_assert(false, "__managed__: the stand-in lacks it");
 #define CUDA_CPU_LACKS_ASSEMBLY static_assert(false, "inline PTX: the stand-in lacks it");
 #define CUDA_CPU_NOT_UNDERSTOOD                                                                    \
-    static_assert(false, "extras/cpu/to_cpp.sed understands one variable of a device in a line, "         \
-                         "and of a type that has a name");
+    static_assert(false,                                                                           \
+                  "declare one __device__ or __constant__ variable per line, of a type that has "  \
+                  "a name: extras/cpu/to_cpp.sed understands nothing else");
 #endif // CUDA_CPU

@@ -12,5 +12,5 @@ status=$(cat "$report.status")
 rm "$report.status"
 cat "$report".* >"$report" 2>/dev/null && rm "$report".*
 [ -s "$report" ] || { rm -f "$report"; exit "$status"; }
-echo "race: ThreadSanitizer's own words, with every stack: $report" >&2
+echo "race: ThreadSanitizer's full reports, with every stack, are in $report" >&2
 exit 66

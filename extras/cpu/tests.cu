@@ -1134,8 +1134,8 @@ static const std::string on_host = "is host memory, not memory of device 0",
                          on_0_not_1 = "is memory of device 0, not of device 1",
                          on_1_not_0 = "is memory of device 1, not of device 0";
 static std::string overrun(int bytes = 40, int begin = 0) {
-    return ": " + std::to_string(bytes) + " bytes from byte " + std::to_string(begin) +
-           " on overrun the 36 bytes that extras/cpu/tests.cu:";
+    return ": " + std::to_string(bytes) + " bytes at offset " + std::to_string(begin) +
+           " overrun the 36 bytes that extras/cpu/tests.cu:";
 }
 
 // 10 and 9 floats on both devices, what a device has freed, and memory of the host.
@@ -1176,18 +1176,19 @@ __global__ void empty_kernel() {}
 TEST_CASE("launch: a configuration that no GPU takes is refused") {
     const cudaError_t code = cudaErrorInvalidConfiguration;
     REFUSED_LAUNCH(code, empty_kernel<<<1, 0>>>(),
-                   "empty_kernel on device 0: a block of 0 x 1 x 1 threads");
-    REFUSED_LAUNCH(code, empty_kernel<<<1, dim3(1, 1, 65)>>>(), "a block of 1 x 1 x 65 threads");
+                   "empty_kernel on device 0: a block cannot have 0 x 1 x 1 threads");
+    REFUSED_LAUNCH(code, empty_kernel<<<1, dim3(1, 1, 65)>>>(), "a block cannot have 1 x 1 x 65 threads");
     REFUSED_LAUNCH(code, count_kernel<true><<<0, 32>>>(nullptr),
-                   "count_kernel<true> on device 0: a grid of 0 x 1 x 1 blocks");
-    REFUSED_LAUNCH(code, empty_kernel<<<dim3(1, 65536), 1>>>(), "a grid of 1 x 65536 x 1 blocks");
+                   "count_kernel<true> on device 0: a grid cannot have 0 x 1 x 1 blocks");
+    REFUSED_LAUNCH(code, empty_kernel<<<dim3(1, 65536), 1>>>(),
+                   "a grid cannot have 1 x 65536 x 1 blocks");
     REFUSED_LAUNCH(code, empty_kernel<<<1, 1, 48 * 1024 + 1>>>(),
-                   "empty_kernel on device 0: 49153 bytes of shared memory");
+                   "empty_kernel on device 0: the launch asks for 49153 bytes of shared memory");
     TestStream stream(1);
     REFUSED_LAUNCH(cudaErrorInvalidResourceHandle, empty_kernel<<<1, 1, 0, stream>>>(),
                    "empty_kernel: the stream belongs to device 1, but the current device is 0");
     REFUSED_LAUNCH(code, (OnDevice{1}, empty_kernel<<<1, dim3(2, 1000)>>>()),
-                   "empty_kernel on device 1: a block of 2 x 1000 x 1 threads");
+                   "empty_kernel on device 1: a block cannot have 2 x 1000 x 1 threads");
     OK(cudaDeviceSynchronize());
 }
 
@@ -1199,7 +1200,8 @@ TEST_CASE("cudaDeviceEnablePeerAccess: once, to another device") {
     CHECK(can == 1);
     CHECK(cudaDeviceDisablePeerAccess(1) == cudaErrorPeerAccessNotEnabled);
     CHECK(cudaGetLastError() == cudaErrorPeerAccessNotEnabled);
-    REFUSED(value, cudaDeviceEnablePeerAccess(1, 1), "cudaDeviceEnablePeerAccess: flags 1");
+    REFUSED(value, cudaDeviceEnablePeerAccess(1, 1),
+            "cudaDeviceEnablePeerAccess: flags are 1, but must be 0");
     OK(cudaDeviceEnablePeerAccess(1, 0));
     CHECK(cudaDeviceEnablePeerAccess(1, 0) == cudaErrorPeerAccessAlreadyEnabled);
     CHECK(cudaGetLastError() == cudaErrorPeerAccessAlreadyEnabled);
@@ -1224,9 +1226,9 @@ TEST_CASE("cudaMemcpyPeer, cudaMemcpyPeerAsync: wrong devices and sizes are refu
     const Memories m;
     TestStream on_1(1);
     REFUSED(cudaErrorInvalidDevice, cudaMemcpyPeer(m.x1, 2, m.x0, 0, 4),
-            "cudaMemcpyPeer: from device 0 to device 2, of 2");
+            "cudaMemcpyPeer: cannot copy from device 0 to device 2: the device count is 2");
     REFUSED(cudaErrorInvalidDevice, cudaMemcpyPeerAsync(m.x1, 1, m.x0, -1, 4),
-            "cudaMemcpyPeerAsync: from device -1 to device 1, of 2");
+            "cudaMemcpyPeerAsync: cannot copy from device -1 to device 1: the device count is 2");
     REFUSED(value, cudaMemcpyPeer(m.x1, 0, m.x0, 1, 4), "cudaMemcpyPeer, destination", on_1_not_0);
     REFUSED(value, cudaMemcpyPeer(m.x1, 1, m.x0, 1, 4), "cudaMemcpyPeer, source", on_0_not_1);
     REFUSED(value, cudaMemcpyPeerAsync(m.x1, 0, m.x0, 1, 4, on_1),
@@ -1270,7 +1272,7 @@ TEST_CASE("cudaMemcpy, cudaMemcpyAsync, cudaMemset: wrong memory and sizes are r
 
 TEST_CASE("copies, launches: a null pointer is named, but where it is not used it is no mistake") {
     Memories m;
-    const std::string null = ": a null pointer: an empty tensor";
+    const std::string null = ": the pointer is null: is a tensor or vector empty";
     REFUSED(value, cudaMemcpy(nullptr, m.host, 4, up), "cudaMemcpy, destination" + null);
     REFUSED(value, cudaMemcpy(m.x0, nullptr, 4, up), "cudaMemcpy, source" + null);
     REFUSED(value, cudaMemcpyAsync(nullptr, m.x0, 4, down), "cudaMemcpyAsync, destination" + null);
@@ -1305,13 +1307,13 @@ TEST_CASE("cudaFreeHost, cudaStreamQuery: a stream is idle when its last task us
 TEST_CASE("cudaFree, cudaFreeHost, devices, events, functions: what is wrong is refused") {
     Memories m;
     const cudaError_t device = cudaErrorInvalidDevice;
-    REFUSED(value, cudaFree(m.host), "cudaFree:", "is not what cudaMalloc returned");
-    REFUSED(value, cudaFree(m.x0 + 1), "cudaFree:", "is not what cudaMalloc returned");
+    REFUSED(value, cudaFree(m.host), "cudaFree:", "was not returned by cudaMalloc");
+    REFUSED(value, cudaFree(m.x0 + 1), "cudaFree:", "was not returned by cudaMalloc");
     REFUSED(value, cudaFree(m.freed1),
-            "cudaFree:", "on device 1, which extras/cpu/tests.cu:", "has freed already");
+            "cudaFree:", "on device 1 was already freed by extras/cpu/tests.cu:");
     float *twice = m.pinned_host;
     m.fixed.reset();
-    REFUSED(value, cudaFreeHost(twice), "cudaFreeHost:", "not what cudaMallocHost returned");
+    REFUSED(value, cudaFreeHost(twice), "cudaFreeHost:", "not returned by cudaMallocHost");
     {
         auto x = floats_on(0, 1);
         TestStream stream;
@@ -1319,28 +1321,30 @@ TEST_CASE("cudaFree, cudaFreeHost, devices, events, functions: what is wrong is 
         OK(cudaMallocHost(&in_use, one_float));
         Hold hold(stream, x.get());
         OK(cudaMemcpyAsync(in_use, x.get(), one_float, down, stream));
-        REFUSED(value, cudaFreeHost(in_use), "cudaFreeHost:", "is still used by what extras/cpu/tests.cu:",
-                " has queued: wait for its stream first");
-        REFUSED(value, cudaFreeHost(hold.go.get()), "is still used by what extras/cpu/tests.cu:");
+        REFUSED(value, cudaFreeHost(in_use), "cudaFreeHost:",
+                "is still in use by the operation that extras/cpu/tests.cu:",
+                " enqueued: wait for its stream first");
+        REFUSED(value, cudaFreeHost(hold.go.get()),
+                "is still in use by the operation that extras/cpu/tests.cu:");
         hold.release_and_wait_for(stream);
         CHECK(*in_use == 5);
         OK(cudaFreeHost(in_use));
     }
-    REFUSED(device, cudaSetDevice(2), "cudaSetDevice: device 2 of 2");
+    REFUSED(device, cudaSetDevice(2), "cudaSetDevice: there is no device 2: the device count is 2");
     int can;
     REFUSED(device, cudaDeviceCanAccessPeer(&can, 0, 2),
-            "cudaDeviceCanAccessPeer: devices 0 and 2 of 2");
+            "cudaDeviceCanAccessPeer: there is no device 0 or no device 2: the device count is 2");
     REFUSED(device, cudaDeviceEnablePeerAccess(0, 0),
-            "cudaDeviceEnablePeerAccess: device 0 to device 0");
+            "cudaDeviceEnablePeerAccess: device 0 cannot have device 0 as a peer");
     TestEvent event;
     TestStream stream(1);
     REFUSED(cudaErrorInvalidResourceHandle, cudaEventRecord(event, stream),
             "cudaEventRecord: the event belongs to device 0, the stream to device 1");
-    REFUSED(value, cudaLaunchHostFunc(stream, nullptr, nullptr), "cudaLaunchHostFunc: no func");
+    REFUSED(value, cudaLaunchHostFunc(stream, nullptr, nullptr), "cudaLaunchHostFunc: the func");
 }
 
 TEST_CASE("null pointers for results, flags that do not exist: are refused") {
-    const std::string null = ": a null pointer, where its result is to go";
+    const std::string null = ": the pointer to its result is null";
     int n = 0, *const none = nullptr;
     size_t bytes = 0;
     float *x = nullptr;
@@ -1367,24 +1371,31 @@ TEST_CASE("null pointers for results, flags that do not exist: are refused") {
     REFUSED(value, cudaEventElapsedTime(nullptr, begin, end), "cudaEventElapsedTime" + null);
     REFUSED(value, cudaOccupancyMaxActiveBlocksPerMultiprocessor(none, empty_kernel, 32, 0), null);
     REFUSED(value, cudaOccupancyMaxPotentialBlockSize(none, &n, empty_kernel), null);
-    REFUSED(value, cudaStreamCreateWithFlags(&stream, 2), "cudaStreamCreateWithFlags: flags 2");
-    REFUSED(value, cudaEventCreateWithFlags(&event, 8), "cudaEventCreateWithFlags: flags 8");
-    REFUSED(value, cudaHostAlloc(&x, 4, 8), "cudaHostAlloc: flags 8");
-    REFUSED(value, cudaHostRegister(&n, 4, 16), "cudaHostRegister: flags 16");
-    REFUSED(value, cudaMallocManaged(&x, 4, 0), "cudaMallocManaged: 4 bytes, flags 0");
-    REFUSED(value, cudaMallocManaged(&x, 0), "cudaMallocManaged: 0 bytes, flags 1");
-    REFUSED(value, cudaStreamWaitEvent(nullptr, begin, 2), "cudaStreamWaitEvent: flags 2");
+    REFUSED(value, cudaStreamCreateWithFlags(&stream, 2),
+            "cudaStreamCreateWithFlags: invalid flags 2");
+    REFUSED(value, cudaEventCreateWithFlags(&event, 8),
+            "cudaEventCreateWithFlags: invalid flags 8");
+    REFUSED(value, cudaHostAlloc(&x, 4, 8), "cudaHostAlloc: invalid flags 8");
+    REFUSED(value, cudaHostRegister(&n, 4, 16), "cudaHostRegister: invalid flags 16");
+    REFUSED(value, cudaMallocManaged(&x, 4, 0),
+            "cudaMallocManaged: cannot allocate 4 bytes with flags 0");
+    REFUSED(value, cudaMallocManaged(&x, 0),
+            "cudaMallocManaged: cannot allocate 0 bytes with flags 1");
+    REFUSED(value, cudaStreamWaitEvent(nullptr, begin, 2),
+            "cudaStreamWaitEvent: flags are 2, but must be 0");
     float ms = 0;
     OK(cudaEventRecord(begin));
     OnDevice{1}, OK(cudaEventRecord(on_1));
     REFUSED(cudaErrorInvalidResourceHandle, cudaEventElapsedTime(&ms, begin, on_1),
-            "cudaEventElapsedTime: the start belongs to device 0, the end to device 1");
+            "cudaEventElapsedTime: the start belongs to device 0 and the end to device 1");
 }
 
 TEST_CASE("streams, events: one that was destroyed or never created is refused") {
     const cudaError_t handle = cudaErrorInvalidResourceHandle;
-    const std::string no_stream = " is no stream: was none created, or is it destroyed already?",
-                      no_event = " is no event: was none created, or is it destroyed already?";
+    const std::string no_stream = " is not a stream: was it never created, or is it already "
+                                  "destroyed?",
+                      no_event = " is not an event: was it never created, or is it already "
+                                 "destroyed?";
     Memories m;
     TestEvent event;
     cudaEvent_t none = nullptr, gone = new_event(0);
@@ -2024,7 +2035,7 @@ static const Program right_programs[] = {
 static const Program wrong_programs[] = {
     WRONG("barrier, thread 0 misses it", misses_kernel<<<3, 5>>>(0),
           "misses_kernel on device 0: divergent barrier in block (", ",0,0): thread (1,0,0) waits",
-          "but thread (0,0,0) ended without meeting it", "cudaErrorLaunchFailure"),
+          "but thread (0,0,0) ended without reaching it", "cudaErrorLaunchFailure"),
     WRONG("barrier, thread 3 misses it", (OnDevice{1}, misses_kernel<<<1, 5>>>(3)),
           "misses_kernel on device 1: divergent barrier in block (0,0,0): thread (3,0,0) has ended",
           "but thread (0,0,0) waits at the barrier in extras/cpu/tests.cu:", "cudaErrorLaunchFailure"),
@@ -2067,7 +2078,7 @@ static const Program wrong_programs[] = {
           "mask_kernel on device 0: __ballot_sync in block (0,0,0): thread (",
           "is not in its own mask 0x00000001", "cudaErrorLaunchFailure"),
     WRONG("shuffle, width", width_kernel<<<1, 32>>>(12), "__shfl_sync in block (0,0,0): thread (",
-          "has width 12: a power of two up to 32 is wanted"),
+          "has width 12, which must be a power of two up to 32"),
     WRONG("lockstep, forwards", lockstep("forwards", false), "nan"),
     WRONG("lockstep, backwards", lockstep("backwards", true), "nan"),
     WRONG("lockstep, shuffled", lockstep("1", false), "nan"),
@@ -2076,14 +2087,14 @@ static const Program wrong_programs[] = {
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN) // which print a report of their own
     WRONG("volatile without __syncwarp, an argument", (last_warp<argument, false>()),
           "notice: last_warp_kernel<spelling, false> on device 0, in extras/cpu/tests.cu:",
-          "writes to volatile shared memory what lane ", "with no __syncwarp() between them"),
+          "writes to volatile shared memory that lane ", "with no __syncwarp() in between"),
     WRONG("volatile without __syncwarp, a variable", (last_warp<variable, false>()), "notice: "),
     WRONG("volatile without __syncwarp, an array", (last_warp<array, false>()), "notice: "),
     WRONG("volatile without __syncwarp, dynamic", (last_warp<dynamic, false>()), "notice: "),
 #endif
 
     WRONG("host function that calls CUDA", host_function_calls_cuda(),
-          "cudaLaunchHostFunc: the function calls CUDA", "cudaErrorNotPermitted"),
+          "cudaLaunchHostFunc: its function must not call CUDA", "cudaErrorNotPermitted"),
     WRONG("host function that throws", host_function_that_throws(),
           "cudaLaunchHostFunc on device 1: uncaught exception: beyond the end"),
     WRONG("kernel that throws, thread 0", WRONG_HERE(throwing_kernel<false><<<1, 5>>>(0)),
@@ -2104,14 +2115,15 @@ static const Program wrong_programs[] = {
           ",0,0), thread (4,0,0): assertion `threadIdx.x <= mo", "cudaErrorAssert"),
     WRONG("out of memory", out_of_memory(), "out of memory", "cudaErrorMemoryAllocation"),
     WRONG("out of memory, unchecked", unchecked_allocation(),
-          "cudaMemcpy, source: a null pointer: cudaMalloc in extras/cpu/tests.cu:",
-          " failed, of 20971520 bytes where device 1 had 4194304 free"),
+          "cudaMemcpy, source: the pointer is null: cudaMalloc in extras/cpu/tests.cu:",
+          " failed, which asked for 20971520 bytes when device 1 had 4194304 free"),
     WRONG("CUDA_VISIBLE_DEVICES", visible_devices(),
           "has no effect without a GPU: CUDA_CPU_DEVICES says how many devices are emulated"),
     WRONG("wrong setting", wrong_setting("CUDA_CPU_CORES", "two"), "a whole number from 1"),
-    WRONG("wrong word for peers", wrong_setting("CUDA_CPU_PEERS", "2"), "from 0 to 1 is wanted"),
+    WRONG("wrong word for peers", wrong_setting("CUDA_CPU_PEERS", "2"),
+          ": expected a whole number from 0 to 1"),
     WRONG("wrong order of lanes", wrong_setting("CUDA_CPU_LANES", "sideways"),
-          "forwards, backwards or a whole number is wanted"),
+          "expected forwards, backwards or a whole number"),
 
     WRONG("access, after cudaFree", hidden_access(1, freed(1, 10), 3),
           FAULT("hidden_kernel on device 1, in extras/cpu/tests.cu:", ": access to memory of device 1",
@@ -2119,16 +2131,19 @@ static const Program wrong_programs[] = {
     WRONG("access, a page past the end", hidden_access(0, memory(0, 10), 1024),
           FAULT("hidden_kernel on device 0, in extras/cpu/tests.cu:", ": access to memory of device 0",
                 ", byte 4096 of the 40 bytes that extras/cpu/tests.cu:", "allocated")),
-    WRONG("access, by a null pointer", hidden_access(1, (float *)16, 100000),
-          FAULT("hidden_kernel on device 1, in extras/cpu/", ": access by a null pointer: an empty ten")),
-    WRONG("access, by a null pointer after a barrier", // one of many, but AddressSanitizer stammers
+    WRONG("access, through a null pointer", hidden_access(1, (float *)16, 100000),
+          FAULT("hidden_kernel on device 1, in extras/cpu/",
+                ": access through a null pointer: is a tensor")),
+    WRONG("access, through a null pointer after a barrier", // AddressSanitizer repeats it
           FAULTS_HERE(late_kernel<<<small_only ? 1 : 9, 5>>>(16)),
-          FAULT("late_kernel on device 0, in extras/cpu/", ": access by a null pointer: an empty tensor")),
+          FAULT("late_kernel on device 0, in extras/cpu/",
+                ": access through a null pointer: is a tensor")),
 #if defined(__x86_64__) && !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
 #ifndef __clang__ // it loads a float4 by instructions that take any address
     WRONG("access, misaligned",
           WRONG_HERE(misaligned_kernel<<<1, 1>>>((float4 *)memory(0, 4), memory(0, 8))),
-          "misaligned_kernel on device 0, in extras/cpu/tests.cu:", ": misaligned access (a float4 wants ",
+          "misaligned_kernel on device 0, in extras/cpu/tests.cu:",
+          ": misaligned access (the address of a float4 ",
           "cudaErrorMisalignedAddress"),
 #endif
     WRONG("division by zero", WRONG_HERE(divide_kernel<<<1, 1>>>((int *)memory(0, 1), 0)),
@@ -2137,14 +2152,14 @@ static const Program wrong_programs[] = {
     WRONG("access, by a pointer found in memory", found_in_memory(),
           FAULT("found_kernel on device 0, in extras/cpu/tests.cu:",
                 ": access to memory of device 0, byte 0 of the 40 bytes that extras/cpu/tests.cu:",
-                "by a pointer that it found in memory")),
+                "through a pointer that it read from memory")),
     WRONG("access, no dynamic shared memory",
           FAULTS_HERE(dynamic_kernel<<<1, 1>>>(memory(0, 1), 3)),
           FAULT("dynamic_kernel on device 0, in extras/cpu/tests.cu:", ": access to byte 12 of dynamic ",
-                "shared memory: the launch has asked for 0 bytes")),
+                "shared memory, but the launch asked for 0 bytes")),
     WRONG("access, beyond dynamic shared memory",
           FAULTS_HERE(dynamic_kernel<<<1, 1, 16>>>(memory(0, 1), 4)),
-          FAULT(": access to byte 16 of dynamic shared memory: the launch has asked for 16 bytes")),
+          FAULT(": access to byte 16 of dynamic shared memory, but the launch asked for 16 bytes")),
 #ifndef CUDA_CPU_ASAN
     WRONG("access, a write one past a shared array",
           WRONG_HERE(beyond_write_kernel<float><<<3, 2>>>(5, 1.5f)),
@@ -2168,7 +2183,7 @@ static const Program wrong_programs[] = {
     WRONG("access, a write past dynamic shared memory that fills no 16 bytes",
           WRONG_HERE(beyond_dynamic_kernel<short><<<1, 1, 20>>>(10)),
           "beyond_dynamic_kernel<short> on device 0: block (0,0,0) has written to byte 20 of dyn",
-          "the launch has asked for 20 bytes"),
+          "the launch asked for 20 bytes"),
     WRONG("access, a write before dynamic shared memory",
           WRONG_HERE(beyond_dynamic_kernel<double><<<1, 1, 16>>>(-2)),
           "has written to byte -16 of dynamic shared memory"),
@@ -2180,37 +2195,42 @@ static const Program wrong_programs[] = {
           FAULT("the host accesses memory of device 1, byte 8 of the 40 bytes that extras/cpu/tests.cu:",
                 "has freed")),
     WRONG("access, by the host to a __device__ variable", FAULTS_HERE(on_each_device++),
-          FAULT("on_each_device, which extras/cpu/tests.cu:", "declares as a variable of each device")),
+          FAULT("on_each_device, which extras/cpu/tests.cu:", "declares as a device variable")),
     WRONG("access, by the host to memory of no device", fault_of_the_host(),
           "the program's handler"),
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
     WRONG("no addresses", LACKING_HERE(few_addresses("8192")),
-          "no addresses for the memory of device 0 (", " GB): raise ulimit -v, or set CUDA_CPU_ME"),
+          "cannot reserve addresses for the memory of device 0 (",
+          " GB): raise ulimit -v, or set CUDA_CPU_ME"),
     WRONG("out of memory, unchecked, in a kernel", unchecked_in_kernel(),
-          "assign_kernel on device 0", "access by a null pointer: cudaMalloc in extras/cpu/tests.cu:",
+          "assign_kernel on device 0",
+          "access through a null pointer: cudaMalloc in extras/cpu/tests.cu:",
           "cudaErrorIllegalAddress"),
     WRONG("no thread", LACKING_HERE(no_thread()),
           "cannot start a thread for device 1: ", "raise ulimit -u", "CUDA_CPU_CORES=1"),
     WRONG("stack, a large array",
           WRONG_HERE(large_array_kernel<false><<<1, 1>>>(memory(0, 1), 20000)),
-          "large_array_kernel<false> on device 0, in extras/cpu/", "do not fit its stack of 64 KiB"),
+          "large_array_kernel<false> on device 0, in extras/cpu/",
+          "do not fit into its stack of 64 KiB"),
     WRONG("stack, a large array of many threads",
           WRONG_HERE(large_array_kernel<true><<<1, 64>>>(memory(0, 1), 20000)),
-          "large_array_kernel<true> on device 0, in extras/cpu/", "do not fit its stack of 64 KiB"),
+          "large_array_kernel<true> on device 0, in extras/cpu/",
+          "do not fit into its stack of 64 KiB"),
     WRONG("stack, endless recursion", WRONG_HERE(recursive_kernel<<<1, 1>>>((int *)memory(0, 1))),
-          "recursive_kernel on device 0, in extras/cpu/tests.cu:", "does a function call itself for ever"),
+          "recursive_kernel on device 0, in extras/cpu/tests.cu:", "is there endless recursion"),
     WRONG("access, by the host, in a function of a library",
           read_by_library(memory(1, 10)),
           "the host accesses memory of device 1, byte 0 of the 40 bytes that extras/cpu/tests.cu:"),
     WRONG("fault without a handler", fault_without_handler(),
-          "the host accesses memory that is not there: an index beyond its list, a null pointer"),
+          "the host accesses memory that is not there: is an index out of range, a pointer null"),
     WRONG("host, an index beyond a list", index_beyond_list(),
-          "the host stops itself: an index beyond the end of its list?"),
+          "the host aborts: is an index out of range?"),
     WRONG("host without an end", host_without_end(),
-          "the host is in f, k = 2 for more than 1 s: does a loop never end?"),
+          "the host has been in f, k = 2 for more than 1 s: is there an endless loop?"),
     WRONG("spinning on what nobody can set", spin(),
           "spin_kernel on device 0: block (1,0,0) has been running for 1 seconds and is at ",
-          "thread (3,0,0), in extras/cpu/tests.cu:", "Does it wait for what another thread is to set?"),
+          "thread (3,0,0), in extras/cpu/tests.cu:",
+          "Does it wait for a value that another thread sets?"),
     WRONG("access, by the host, in a line that cannot be found", fault_without_line(),
           "memory of device 1, byte 0 of the 40 bytes that extras/cpu/tests.cu:",
           "cudaErrorIllegalAddress"),
@@ -2709,15 +2729,15 @@ TEST_CASE("__device__: a counter of each device, pointers to variables") {
     }
     float x = 0, *p = nullptr, list[9] = {};
     const cudaError_t no_symbol = cudaErrorInvalidSymbol;
-    REFUSED(no_symbol, cudaMemcpyToSymbol(&scale, &x, 4), "cudaMemcpyToSymbol: the name of a");
-    REFUSED(no_symbol, cudaMemcpyFromSymbol(&x, "scale", 4), "cudaMemcpyFromSymbol: the name of");
+    REFUSED(no_symbol, cudaMemcpyToSymbol(&scale, &x, 4), "cudaMemcpyToSymbol: pass the name of");
+    REFUSED(no_symbol, cudaMemcpyFromSymbol(&x, "scale", 4), "cudaMemcpyFromSymbol: pass the name");
     REFUSED(value, cudaMemcpyToSymbol(filter, list, 16),
-            "cudaMemcpyToSymbol, destination: 16 bytes from byte 0 on overrun the 12 bytes that");
+            "cudaMemcpyToSymbol, destination: 16 bytes at offset 0 overrun the 12 bytes that");
     REFUSED(value, cudaMemcpy(filter, list, 12, up),
-            "cudaMemcpy, destination: filter is a variable of each device, which has no address");
-    REFUSED_LAUNCH(value, assign_kernel<<<1, 1>>>(&scale, 1), "argument 1: scale is a variable of");
+            "cudaMemcpy, destination: filter is a device variable, which has no address");
+    REFUSED_LAUNCH(value, assign_kernel<<<1, 1>>>(&scale, 1), "argument 1: scale is a device vari");
     OK(cudaGetSymbolAddress((void **)&p, scale));
-    REFUSED(value, cudaFree(p), "is not what cudaMalloc returned");
+    REFUSED(value, cudaFree(p), "was not returned by cudaMalloc");
 }
 
 namespace cg = cooperative_groups;
@@ -2778,9 +2798,10 @@ static const Lacking lacking[] = {
     {"void ipc() { cudaIpcGetMemHandle(0, 1); }", unavailable},
     {"void lane() { \141sm volatile(\"exit;\"); }", "inline PTX: the stand-in lacks it"},
     {"__device__ __managed__ int all = 1;", "__managed__: the stand-in lacks it"},
-    {"__device__ float *several, *pointers;", "understands one variable of a device in a line"},
+    {"__device__ float *several, *pointers;",
+     "declare one __device__ or __constant__ variable per line"},
     {"struct A { __device__ A &operator=(const A &) = default; };", ""},
-    {"__constant__ struct { float x; } no_name;", "and of a type that has a name"},
+    {"__constant__ struct { float x; } no_name;", "of a type that has a name"},
     {"struct __align__(16) Four { float x[4]; };", ""},
     {"void CUDART_CB called(void *) {}", ""},
     {"void attributes(cudaFuncAttributes *a) {}", unavailable},
@@ -2791,7 +2812,7 @@ static const Lacking lacking[] = {
     {"ushort4 vector(char1 x) { return make_ushort4(x.x, 1, 2, make_longlong2(3, 4).y); }", ""},
     {"template <class F> __global__ void apply_kernel(float *x, F f) { *x = f(*x); }", ""},
     {"void pass(float (*f)(float)) { apply_kernel<<<1, 1>>>(nullptr, f); }",
-     "a pointer to a function as a kernel's argument: the stand-in lacks it"},
+     "a function pointer as a kernel's argument: the stand-in lacks it"},
     {"__device__ constexpr int n = 2, m = 3;", ""},
     {"__constant__ float several_arrays[n], of_floats[n][m];", ""},
     {"template <class T> __device__ T twice(T x, int y = 1) { return x + x + y; }", ""},
@@ -2858,10 +2879,10 @@ TEST_CASE("cudaMemcpy2D, cudaMemset2D: rows with a pitch") {
     CHECK(std::isnan(got[1]));
     CHECK(got[3] == -1);
     REFUSED(cudaErrorInvalidPitchValue, cudaMemcpy2D(got.data(), 8, y, pitch, width, 2, down),
-            "cudaMemcpy2D: rows of 12 bytes do not fit a pitch of 8");
+            "cudaMemcpy2D: rows of 12 bytes do not fit into a pitch of 8");
     REFUSED(value, cudaMemcpy2D(y, pitch, got.data(), to, width, columns + 1, up),
-            "cudaMemcpy2D, destination: 2572 bytes from byte 0 on overrun the 2560 bytes that");
-    REFUSED(value, cudaMemset2D(y + 1, pitch, 0, pitch, columns), "cudaMemset2D: 2560 bytes from");
+            "cudaMemcpy2D, destination: 2572 bytes at offset 0 overrun the 2560 bytes that");
+    REFUSED(value, cudaMemset2D(y + 1, pitch, 0, pitch, columns), "cudaMemset2D: 2560 bytes at");
     OK(cudaFree(y));
 }
 
@@ -2885,11 +2906,11 @@ TEST_CASE("cudaMallocManaged: one address for the host and every device") {
     CHECK(Floats(x, x + 4) == Floats{0, 4, 4, 4});
     REFUSED(value, cudaMemcpy(z, x, 20, up), "cudaMemcpy, destination: 20 bytes");
     REFUSED(value, cudaMemset(x + 1, 0, 16), "overrun the 16 bytes that", "on every device");
-    REFUSED(value, cudaFreeHost(x), "is not what cudaMallocHost returned");
-    REFUSED(value, cudaMemPrefetchAsync(z, 16, 0), "is not what cudaMallocManaged returned");
+    REFUSED(value, cudaFreeHost(x), "was not returned by cudaMallocHost");
+    REFUSED(value, cudaMemPrefetchAsync(z, 16, 0), "was not returned by cudaMallocManaged");
     OK(cudaFree(x));
     REFUSED_LAUNCH(value, plus_kernel<<<1, 4>>>(x, 1), "is memory of every device that", "freed");
-    REFUSED(value, cudaFree(x), "on every device, which extras/cpu/tests.cu:", "has freed already");
+    REFUSED(value, cudaFree(x), "on every device was already freed by extras/cpu/tests.cu:");
 }
 
 TEST_CASE("cudaMallocAsync, cudaFreeAsync: in the stream's order") {
@@ -2905,7 +2926,7 @@ TEST_CASE("cudaMallocAsync, cudaFreeAsync: in the stream's order") {
     hold.release_and_wait_for(stream);
     CHECK(values(y) == "5");
     float *z = memory(0, 1);
-    REFUSED(value, cudaFreeAsync(z, stream), "is not what cudaMallocAsync returned");
+    REFUSED(value, cudaFreeAsync(z, stream), "was not returned by cudaMallocAsync");
     OK(cudaMallocAsync(&x, one_float, nullptr));
     REFUSED(value, cudaFreeAsync(x, on_1), "is memory of device 0, not of device 1");
     OK(cudaFree(x)); // allowed too
@@ -2925,11 +2946,11 @@ TEST_CASE("cudaHostRegister: memory of the host becomes pinned") {
     hold.release_and_wait_for(stream);
     CHECK(host[0] == 7);
     REFUSED(cudaErrorHostMemoryAlreadyRegistered, cudaHostRegister(&host[1], 4, 0),
-            "cudaHostRegister: 4 bytes at", "are pinned already");
-    REFUSED(value, cudaFreeHost(host.data()), "is not what cudaMallocHost returned");
+            "cudaHostRegister: some or all of the 4 bytes at", "are already pinned");
+    REFUSED(value, cudaFreeHost(host.data()), "was not returned by cudaMallocHost");
     OK(cudaHostUnregister(host.data()));
     REFUSED(cudaErrorHostMemoryNotRegistered, cudaHostUnregister(host.data()),
-            "cudaHostUnregister:", "is not what cudaHostRegister was given");
+            "cudaHostUnregister:", "was not given to cudaHostRegister");
     REFUSED(value, cudaHostRegister(x.get(), 4, 0), "is memory of device 0, not of the host");
 }
 
@@ -2947,8 +2968,8 @@ TEST_CASE("cudaFuncSetAttribute: 64 KiB of dynamic shared memory, on one device"
     auto y = floats_on(0, n);
     const cudaError_t code = cudaErrorInvalidConfiguration;
     const std::string says =
-        "large::shared_kernel<float> on device 0: 65536 bytes of shared memory, "
-        "a block has 49152 unless cudaFuncSetAttribute(large::shared_kernel<f";
+        "large::shared_kernel<float> on device 0: the launch asks for 65536 bytes of shared "
+        "memory, but a block has 49152 unless you call cudaFuncSetAttribute(large::shared_kernel<f";
     REFUSED_LAUNCH(code, large::shared_kernel<float><<<1, 8, bytes>>>(y.get(), n), says);
     OK(cudaFuncSetAttribute(large::shared_kernel<float>, most, bytes));
     OK_LAUNCH(large::shared_kernel<float><<<1, 8, bytes>>>(y.get(), n));
@@ -2957,7 +2978,7 @@ TEST_CASE("cudaFuncSetAttribute: 64 KiB of dynamic shared memory, on one device"
     REFUSED(value, cudaFuncSetAttribute(empty_kernel, most, 300000), "300000 bytes of shared");
     float *y1 = memory(1, n);
     OnDevice current(1);
-    REFUSED_LAUNCH(code, large::shared_kernel<float><<<1, 8, bytes>>>(y1, n), "on device 1: 65536");
+    REFUSED_LAUNCH(code, large::shared_kernel<float><<<1, 8, bytes>>>(y1, n), "on device 1: the");
     auto kernel = large::shared_kernel<float>; // it may be any
     OK(cudaFuncSetAttribute((const void *)kernel, most, bytes));
     OK_LAUNCH(large::shared_kernel<float><<<1, 8, bytes>>>(y1, n));
@@ -2979,7 +3000,7 @@ TEST_CASE("cudaOccupancyMaxActiveBlocksPerMultiprocessor, cudaDeviceGetAttribute
     CHECK(blocks == cores);
     CHECK(threads == 1024);
     REFUSED(cudaErrorInvalidDevice, cudaDeviceGetAttribute(&cores, cudaDevAttrWarpSize, 2),
-            "cudaDeviceGetAttribute: device 2 of 2");
+            "cudaDeviceGetAttribute: there is no device 2: the device count is 2");
     REFUSED(value, cudaDeviceGetAttribute(&cores, cudaDeviceAttr(9999), 0), "lacks attribute 9999");
     OK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CHECK(greatest < least);

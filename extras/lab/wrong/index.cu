@@ -1,4 +1,4 @@
-// index.cu:7: the host stops itself: an index beyond ... k = 1 ... stopped by what stands above
+// index.cu:7: the host aborts: is an index ... k = 1 ... stopped by what stands above
 // An index beyond a list.
 #include "yours.h"
 
