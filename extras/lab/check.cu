@@ -39,13 +39,14 @@ static void check_copy_while_late(Device i, Device j) {
         const int wrong = std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin();
         if (wrong == size(pattern)) continue;
         waitall();
-        error("what copyto moves from %s to %s arrives changed from index %d of %d on: %s",
+        error("the data of copyto from %s to %s arrives changed from index %d of %d on: %s",
               str(i).c_str(), str(j).c_str(), wrong, size(pattern),
-              to_host(back) == want ? "does the host wait for what it reads?"
-              : wrong > 0           ? "are the bytes sizeof(float) * numbers?"
-              : got[0] == 0 ? "src was read too early or too late: are both wait_for there? (If "
-                              "they are: the machine, IOMMU or ACS? PEERS=0 avoids it)"
-                            : "is it src that is copied to dst, after it was written?");
+              to_host(back) == want ? "does the host wait for the copy that it reads?"
+              : wrong > 0           ? "is the number of bytes sizeof(float) * numbers?"
+              : got[0] == 0
+                  ? "src was read too early or too late: are both calls of wait_for there? (If so, "
+                    "the machine's IOMMU or ACS may be the cause: use PEERS=0)"
+                  : "is src copied to dst, and only after src was written?");
     }
 }
 static void check_copies() { // between all devices that are there
@@ -85,29 +86,30 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
                 background = *pixels.begin();
                 const float brightest = *pixels.rbegin();
                 if (pixels.size() <= 2)
-                    error("%s: pixels are only %g and %g: is byte / 255 computed in whole numbers? "
+                    error("%s: pixels are only %g and %g: is byte / 255 computed in integers? "
                           "Look at DataIter::minibatch",
                           who.c_str(), background, brightest);
                 if (brightest > 20 || brightest - background < 0.1f)
-                    notice("%s: pixels go from %g to %g: are they divided by 255, and once? Look "
-                           "at DataIter::minibatch",
-                           who.c_str(), background, brightest);
+                    notice(
+                        "%s: pixels go from %g to %g: are they divided by 255, and only once? Look "
+                        "at DataIter::minibatch",
+                        who.c_str(), background, brightest);
             }
             for (int i = 0; i < X.shape[0]; i++) {
                 const int sample = order.size();
                 order.push_back(outline(X.ptr() + i * 28 * 28, background));
                 auto found = left.find(order.back());
                 if (!file.count(order.back()))
-                    error("%s: image %d of an epoch is none of the file's: look at "
+                    error("%s: image %d of an epoch is not in the file: look at "
                           "DataIter::minibatch%s",
                           who.c_str(), sample, meant);
                 if (found == left.end())
-                    error("%s: image %d of an epoch has been there before: look at `order`, "
+                    error("%s: image %d of an epoch has occurred before: look at `order`, "
                           "DataIter::minibatch and epoch",
                           who.c_str(), sample);
                 auto label = found->second.find(y.ptr()[i]);
                 if (label == found->second.end())
-                    error("%s: image %d of an epoch comes with label %g, in the file it has %d: "
+                    error("%s: image %d of an epoch has label %g, but %d in the file: "
                           "are images and labels taken in the same order? Look at "
                           "DataIter::minibatch",
                           who.c_str(), sample, y.ptr()[i], *found->second.begin());
@@ -116,7 +118,8 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
             }
         }
         if (!left.empty())
-            error("%s: an epoch has %zu samples, the data set %d: does DataIter::epoch leave out "
+            error("%s: an epoch has %zu samples, but the data set has %d: does DataIter::epoch "
+                  "leave out "
                   "the last, smaller minibatch?",
                   who.c_str(), order.size(), set.count);
     }
@@ -149,24 +152,24 @@ static void check_data() {
         const std::vector<Device> devices = first_devices(options.gpus);
         const auto shards = split_batch(X, arange(n), devices);
         if (shards.first.size() != devices.size() || shards.second.size() != devices.size())
-            error("split_batch: %zu shards of X, %zu of its labels y, for %zu devices",
+            error("split_batch: it returns %zu shards of X and %zu of its labels y for %zu devices",
                   shards.first.size(), shards.second.size(), devices.size());
         std::set<float> seen; // sample i has the numbers from 6 * i on, and label i
         for (size_t s = 0; s < devices.size(); s++) {
             const Tensor &x = shards.first.at(s), &label = shards.second.at(s);
             if (x.device.id != (int)s || label.device.id != (int)s)
-                error("split_and_load: shard %zu lies on %s", s, str(x.device).c_str());
+                error("split_and_load: shard %zu is on %s", s, str(x.device).c_str());
             const Flat numbers = to_host(x), labels = to_host(label);
             if (numbers.size() != 6 * labels.size())
                 error("split_batch: shard %zu has %zu samples but %zu labels", s,
                       numbers.size() / 6, labels.size());
             for (size_t i = 0; i < labels.size(); i++) {
                 if (numbers[6 * i] != 6 * labels[i] || numbers[6 * i + 5] != 6 * labels[i] + 5)
-                    error("split_batch: sample %zu of shard %zu is not that of its label: do X and "
-                          "y go to the devices alike? Look at split_and_load",
+                    error("split_batch: sample %zu of shard %zu does not belong to its label: are "
+                          "X and y split alike? Look at split_and_load",
                           i, s);
                 if (!seen.insert(labels[i]).second)
-                    error("split_batch: two shards hold the same sample, %g of %d: look at "
+                    error("split_batch: two shards hold the same sample, number %g of %d: look at "
                           "split_and_load (begin) and shard_sizes",
                           labels[i], n);
             }
@@ -188,7 +191,7 @@ static void check_replicated(const std::vector<std::vector<Tensor>> &device_para
         for (size_t i = 0, g = 0; i < params.size(); i++) {
             if (!params[i].requires_grad) continue;
             if (g >= grads[c].size() || grads[c][g].ptr() != gradient(device_params[c][i]).ptr())
-                error("gradients: the %zu. of gpu(%zu) is not that of its %s", g + 1, c,
+                error("gradients: number %zu of gpu(%zu) is not the gradient of its %s", g + 1, c,
                       param_names[i].c_str());
             if (column(grads, g)[c].ptr() != grads[c][g].ptr())
                 error("column %zu: its element %zu is not grads[%zu][%zu]", g, c, c, g);
@@ -245,7 +248,7 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
     came_back = true;
     if (was_waited_for && all_are_peers(k) && options.allreduce != "host" &&
         options.allreduce != "local")
-        error("%s: the host waits for gpu(%d), where only its stream is to wait: look at wait_for "
+        error("%s: the host waits for gpu(%d), where only a stream should wait: look at wait_for "
               "(cudaStreamWaitEvent) and copyto, which blocks only for a copy to the host%s",
               who.c_str(), late, meant);
     for (int c = 0; c < k; c++) {
@@ -275,15 +278,14 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
         }
         const bool mean = near(value, want / k);
         if (mean) times.assign(k, 1. / k);
-        const std::string what =
-            mean || (sum == value && value >= 0)
-                ? explain_sum(times, c, true)
-                : "it is no sum of the devices' numbers: is a wait missing, or "
-                  "something added that nobody has written?";
+        const std::string what = mean || (sum == value && value >= 0)
+                                     ? explain_sum(times, c, true)
+                                     : "it is not a sum of the devices' numbers: is a wait "
+                                       "missing, or something added that was not yet written?";
         const std::string part =
             wrong == numbers ? "all numbers are wrong"
-                             : format("%ld of %ld numbers are wrong, in %s to %s, all others are "
-                                      "right: does a loop, a chunk or a grid leave them out",
+                             : format("%ld of %ld numbers are wrong, in %s to %s, and all others "
+                                      "right: does a loop, a chunk or a grid leave them out?",
                                       wrong, numbers, names[at].c_str(), names[last].c_str());
         error("%s%s: the sum of %s, number %d, on gpu(%d) is %g, not %g (%s): %s%s", who.c_str(),
               late < 0 ? "" : format(", gpu(%d) late", late).c_str(), names[at].c_str(), first, c,
@@ -349,8 +351,8 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
     const Flat second = all_to_host(gradients({p})[0]);
     for (size_t j = 0; j < first.size(); j++)
         if (first[j] != second[j])
-            error("%sa second backward of the same minibatch makes the gradient of %s %.6g, the "
-                  "first %.6g: is the old one cleared (grad_of)?",
+            error("%sthe gradient of %s is %.6g in a second backward of the same minibatch, but "
+                  "%.6g in the first: is the old one cleared (grad_of)?",
                   where.c_str(), name_of(j).c_str(), second[j], first[j]);
     const Flat logits = to_host(net(x, p));
     tapes[0].clear();
@@ -368,8 +370,8 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
         for (double a : g) slope += a / n * a / n;
         for (double a : old) squares += a * a;
         if (slope == 0)
-            error("%sthe gradient of %s is 0 everywhere: does the network use it, does every "
-                  "operator between it and the loss record its backward, with all its inputs?",
+            error("%sthe gradient of %s is 0 everywhere: does the network use it, and does every "
+                  "operator between it and the loss record its backward, with all inputs?",
                   where.c_str(), param_names[i].c_str());
         const double step =
             std::min(1e-3 * whole / slope, 1e-2 * (0.1 + std::sqrt(squares)) / std::sqrt(slope));
@@ -384,7 +386,8 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
         const double want = 2 * step * slope, tolerance = bn ? 0.1 : 0.05;
         if (want > 1e-5 * largest && !(std::fabs(change - want) <= tolerance * want))
             error("%sa step of %s along its gradient changes the loss by %.3g, not by %.3g, though "
-                  "every operator alone is right: look at the network, backward, record, reshape",
+                  "every operator is right by itself: look at the network, backward, record and "
+                  "reshape",
                   where.c_str(), param_names[i].c_str(), change, want);
     }
 }
@@ -401,13 +404,13 @@ static void check_losses(const std::string &where, const std::vector<Tensor> &ls
         losses.insert(losses.end(), part.begin(), part.end());
         const double sum = sum_of(l);
         if (!std::isfinite(sum))
-            error("%sthe loss on %s is %s: is memory read "
-                  "that nobody has written, or a barrier (__syncthreads) or a wait missing?",
+            error("%sthe loss on %s is %s: is unwritten memory read, or is a barrier "
+                  "(__syncthreads) or a wait missing?",
                   where.c_str(), str(l.device).c_str(), std::isnan(sum) ? "nan" : "infinite");
     }
     if ((int)losses.size() != n)
-        error("%sit has %d samples, the devices' losses together are %zu: one a sample (loss, "
-              "softmax_cross_entropy)? What does split_and_load lose or repeat?",
+        error("%sit has %d samples, but the devices have %zu losses in total: is there one per "
+              "sample (loss, softmax_cross_entropy)? Does split_and_load lose or repeat samples?",
               where.c_str(), n, losses.size());
     if (has_batch_norm()) return;
     NoGrad guard;
@@ -424,8 +427,8 @@ static void check_losses(const std::string &where, const std::vector<Tensor> &ls
     for (int i = 0, c = 0, first = 0; i < n && wrong; i++) {
         while (i - first == size(ls[c])) first += size(ls[c++]);
         if (other(losses[i], one[i]))
-            error("%sthe loss of sample %d, on %s, is %.6g, on one device %.6g: does a shard of X "
-                  "meet the same shard of its labels y, and the parameters of its device? Look at "
+            error("%sthe loss of sample %d on %s is %.6g, but on one device %.6g: does each shard "
+                  "of X meet its own shard of labels y and the parameters of its device? Look at "
                   "train_batch and split_batch",
                   where.c_str(), i, str(gpu(c)).c_str(), losses[i], one[i]);
     }
@@ -467,7 +470,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         std::vector<Flat> shards;
         if (!wrong.empty() || !wrong_update.empty()) shards = gradients_of_shards(X, y, k);
         if (!wrong.empty())
-            error("%sthe gradient of %s is %.6g, on one device %.6g (%zu of %zu numbers are "
+            error("%sthe gradient of %s is %.6g, but on one device %.6g (%zu of %zu numbers are "
                   "wrong): %s%s",
                   where.c_str(), at(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]], wrong.size(),
                   got.size(), explain_gradient(got, want, wrong, shards, c).c_str(), meant);
@@ -481,7 +484,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
             "%sthe update of %s is %.6g, not %.6g: %s%s", where.c_str(),
             at(wrong_update[0]).c_str(), update[wrong_update[0]], right[wrong_update[0]],
             k > 1 && off < 1e-4 * squares
-                ? "it is made of the device's own gradient: does sgd run before allreduce?"
+                ? "it is made from the device's own gradient: does sgd run before allreduce?"
                 : explain_update(dot(update, right, wrong_update) / dot(right, right, wrong_update),
                                  n, size(ls[c]), lr, options.batch, k)
                       .c_str(),
@@ -542,10 +545,10 @@ static void check_accuracy(const std::string &where) {
                                           {"evaluate_accuracy_gpus", all, counted},
                                           {"evaluate_accuracy_gpu", all_right, 1.0}})
         if (std::fabs(got - want) > 1e-5)
-            error(
-                "%s%s says %.5f of %d test samples, counted here %.5f are right: look there and at "
-                "count_correct (the largest of 10 logits, at the label; all samples, each once)",
-                where.c_str(), name, got, test_set.count, want);
+            error("%s%s finds %.5f of %d test samples right, but a count here finds %.5f: look "
+                  "there and at count_correct (the largest of 10 logits must be at the label, and "
+                  "each sample counts once)",
+                  where.c_str(), name, got, test_set.count, want);
 }
 
 struct Row { // of an epoch
@@ -578,10 +581,10 @@ static std::vector<Row> rows_of_train(const std::string &log) {
     options = as_given;
     on_use = as_it_was;
     if ((int)used.size() != options.gpus)
-        error("train: it uses %zu devices, GPUS is %d: look at first_devices(num_gpus) and "
+        error("train: it uses %zu devices, but GPUS is %d: look at first_devices(num_gpus) and "
               "device_params",
               used.size(), options.gpus);
-    if (!said.empty()) error("train, of %d samples: %s", train_set.count, said.c_str());
+    if (!said.empty()) error("train, on %d samples: %s", train_set.count, said.c_str());
     std::vector<Row> rows;
     std::ifstream file(log);
     std::string line;
@@ -619,24 +622,23 @@ static void check_train(const std::string &where) {
             error("%strain stops after %zu of 2 epochs", where.c_str(), rows.size());
         const auto [loss, acc] = rows[epoch];
         if (!(std::fabs(loss - sum / n) <= 1e-4 * std::fabs(sum / n)))
-            error("%strain's loss of epoch %zu is %.6g, its minibatches one after another give "
+            error("%strain's loss in epoch %zu is %.6g, but its minibatches one after another give "
                   "%.6g: %s%s",
                   where.c_str(), epoch + 1, loss, sum / n,
                   std::isfinite(loss)
                       ? "does it take every minibatch, in a new order each epoch "
                         "(train_iter.epoch()), train the same device_params throughout, with "
                         "the same lr, and count each loss?"
-                      : "has it no minibatch: where is train_iter.epoch()?",
+                      : "is there no minibatch: is train_iter.epoch() missing?",
                   meant);
         const double want = accuracy_of(load_data_fashion_mnist(97).second, device_params[0]);
         if (std::fabs(acc - want) > 1e-3)
-            error("%strain's accuracy after epoch %zu is %.4f, counted here it is %.4f%s: look at "
-                  "what "
-                  "train gives evaluate_accuracy",
+            error("%strain's accuracy after epoch %zu is %.4f, but a count here gives %.4f%s: look "
+                  "at what train passes to evaluate_accuracy",
                   where.c_str(), epoch + 1, acc, want,
                   std::fabs(acc -
                             accuracy_of(load_data_fashion_mnist(97).first, device_params[0])) < 1e-3
-                      ? " (on the training samples it is as much)"
+                      ? " (the former is that of the training samples)"
                       : "");
     }
     check_replicas(device_params);
@@ -660,7 +662,7 @@ static void check_model(int minibatches) {
         const Flat numbers = to_host(params[i]);
         if (params[i].shape.size() > 1 &&
             std::count(numbers.begin(), numbers.end(), 0) > size(params[i]) / 2)
-            notice("%s: the weight %s is 0 at first: no gradient passes it (init_params)",
+            notice("%s: the weight %s starts as 0: no gradient passes through it (init_params)",
                    who.c_str(), param_names[i].c_str());
     }
     auto device_params = replicate(devices);
@@ -683,8 +685,8 @@ static void check_model(int minibatches) {
         double mean = 0;
         for (const Tensor &l : ls) mean += sum_of(l) / X.shape[0];
         if (step == 0 && mean > 10)
-            notice("%sthe mean loss is %.3g, log(10) = 2.3 is usual: how large are the first "
-                   "parameters (init_params, normal), and the pixels?",
+            notice("%sthe mean loss is %.3g, but log(10) = 2.3 is usual: how large are the initial "
+                   "parameters (init_params, normal) and the pixels?",
                    where.c_str(), mean);
         check_replicas(device_params);
         if (++step < (int)epoch.size()) std::tie(X, y) = epoch[step];

@@ -16,8 +16,8 @@ static std::string explain_sum(const std::vector<double> &a, int c, bool exact) 
     if (all(0)) return "it is 0: does backward run for this device?";
     if (all(-1)) return "it has the wrong sign";
     if (k > 1 && all(1.0 / k))
-        return "it is the mean: allreduce is to sum, sgd divides by the batch size";
-    if (k > 1 && all(k)) return format("it is %d times the sum: added again?", k);
+        return "it is the mean, but must be the sum: sgd divides by the batch size";
+    if (k > 1 && all(k)) return format("it is %d times the sum: is something added again?", k);
     std::string text;
     int only = -1; // the one device whose part it is, once
     for (int d = 0; d < k; d++) {
@@ -26,28 +26,30 @@ static std::string explain_sum(const std::vector<double> &a, int c, bool exact) 
         if (alone) only = d;
         if (std::fabs(a[d] - 1) < 1e-3) continue;
         text +=
-            (text.empty() ? "it is " : ", ") +
-            format(near(a[d], 0) ? "without %s's" : "%s's %.4g times", str(gpu(d)).c_str(), a[d]);
+            (text.empty() ? "it " : ", ") +
+            format(near(a[d], 0) ? "lacks %s's" : "has %s's %.4g times", str(gpu(d)).c_str(), a[d]);
     }
     if (only == c)
-        return c == 0 ? "it is still its own alone: are the others' not added (add_), or too "
-                        "late (is a wait missing), does allreduce get each gradient?"
-                      : "it is still its own alone, though gpu(0) has the sum: is the sum not "
-                        "sent back (broadcast) into the tensor, copyto(data[0], data[i])? "
-                        "data[i] = ... only puts another one into the list";
+        return c == 0
+                   ? "it is still only the device's own: are the others' not added (add_), or too "
+                     "late "
+                     "(is a wait missing?), or does allreduce not get each gradient?"
+                   : "it is still only the device's own, though gpu(0) has the sum: is the sum not "
+                     "broadcast into the tensor, with copyto(data[0], data[i])? (data[i] = ... "
+                     "only changes the list.)";
     for (double x : a)
         if (x > k && exact)
-            return "the same tensor is summed again and again: does the loop take the i-th of each "
-                   "device (column)?";
+            return "the same tensor is summed again and again: does the loop take the i-th tensor "
+                   "of each device (column)?";
     if (only >= 0)
-        return format("it is %s's alone: is the sum sent back (broadcast) the wrong way round, "
-                      "before everything is added, or is a wait missing?",
+        return format("it is only %s's: is the sum broadcast in the wrong direction, or before "
+                      "everything is added, or is a wait missing?",
                       str(gpu(only)).c_str());
     if (text.empty())
-        return exact ? "" : "it is nearly right: are numbers rounded to fewer bits on their way?";
-    return text + (exact ? ": is it not added, added twice, or a wait missing?"
-                         : ": is it the shards (split_and_load), backward on each device, or "
-                           "allreduce?");
+        return exact ? "" : "it is nearly right: are numbers rounded to fewer bits on the way?";
+    return text + (exact ? ": is something not added, or added twice, or is a wait missing?"
+                         : ": is the cause the shards (split_and_load), backward on each device, "
+                           "or allreduce?");
 }
 
 static std::vector<Flat> gradients_of_shards(const Tensor &X, const Tensor &y, int k) {
@@ -72,7 +74,7 @@ static std::string explain_gradient(const Flat &got, const Flat &want,
                                     int c) {
     const int k = shards.size();
     for (int j : wrong)
-        if (std::isnan(got[j])) return "nobody has written it: is a wait or a barrier missing?";
+        if (std::isnan(got[j])) return "it was not yet written: is a wait or a barrier missing?";
     // A fit of k factors wants more than k numbers
     if (wrong.size() < 4 * (size_t)k && got.size() > 100)
         return format("only %zu numbers are wrong, from %s to %s: does a chunk, a grid or a loop "
@@ -83,9 +85,9 @@ static std::string explain_gradient(const Flat &got, const Flat &want,
         for (size_t j = 0; j < got.size(); j++) together[j] += shard[j];
     const double whole = dot(want, want, wrong), ratio = dot(together, want, wrong) / whole;
     if (whole > 0 && std::fabs(ratio - 1) > 0.02)
-        return format("the shards' gradients together are %.3g times the minibatch's: does the "
-                      "loss, or a backward, divide by the number of samples (only sgd is to), or "
-                      "leave some of them out?",
+        return format("the shards' gradients add up to %.3g times the minibatch's: does the loss "
+                      "or a backward divide by the number of samples (only sgd should), or leave "
+                      "some of them out?",
                       ratio);
     std::vector<std::vector<double>> row(k, std::vector<double>(k + 1)); // the normal equations
     for (int d = 0; d < k; d++)
@@ -108,8 +110,8 @@ static std::string explain_gradient(const Flat &got, const Flat &want,
     if (left > 0.02 * squares && first.size() >= 4 * (size_t)k && first.size() < wrong.size())
         return "in " + parameter + " " + explain_gradient(got, want, first, shards, c);
     if (left > 0.02 * squares)
-        return "it is no sum of the shards' gradients: are wrong numbers added, is a wait missing, "
-               "does a device compute with other parameters or another's labels?";
+        return "it is not a sum of the shards' gradients: are wrong numbers added, is a wait "
+               "missing, or does a device compute with other parameters or another's labels?";
     return explain_sum(a, c, false);
 }
 
@@ -117,20 +119,20 @@ static std::string explain_gradient(const Flat &got, const Flat &want,
 static std::string explain_update(double ratio, double n, double shard, double lr, double batch,
                                   double k) {
     const std::pair<double, const char *> mistakes[] = {
-        {-1, "it goes the wrong way, param -= lr * grad / batch_size"},
+        {-1, "it goes the wrong way (param -= lr * grad / batch_size)"},
         {n, "it is not divided by the batch size"},
         {1 / n, "it is divided by the batch size twice"},
-        {n * n, "it is multiplied by the batch size, not divided"},
+        {n * n, "it is multiplied by the batch size, not divided by it"},
         {n / shard, "it is divided by the size of the shard, not of the minibatch"},
         {n / (int)(n / k), "it is divided by the size of the shard, not of the minibatch"},
         {k, "is lr multiplied by the number of devices, or does sgd run for each of them?"},
-        {2, "it is made twice: does sgd run once on each device?"},
+        {2, "it is made twice: does sgd run more than once on each device?"},
         {n / batch, "it is divided by BATCH, not by the samples of this minibatch: X.shape[0]"},
         {shard / batch, "it is divided by BATCH, not by the samples of this minibatch"},
         {lr, "it is multiplied by the learning rate twice"},
         {1 / lr, "it is not multiplied by the learning rate"}};
     for (const auto &[x, text] : mistakes)
         if (x != 1 && std::fabs(ratio - x) < 0.01 * std::fabs(x)) return text;
-    return std::fabs(ratio) < 1e-3 ? "the parameter is what it was: does sgd run on every device?"
-                                   : format("it is %f times the right one", ratio);
+    return std::fabs(ratio) < 1e-3 ? "the parameter is unchanged: does sgd run on every device?"
+                                   : format("it is %f times the right update", ratio);
 }

@@ -216,7 +216,7 @@ def grade(name, path, options, sandbox):
     row["busiest device"] = result.get("busiest", "")
     row["first error"] = result.get(
         "error",
-        "" if row["status"] == "passed" else late if status is None else "the judge was ended",
+        "" if row["status"] == "passed" else late if status is None else "the judge was killed",
     )
     return finished(row, text if result else text + row["first error"] + "\n")
 
@@ -311,12 +311,12 @@ def main():
     folders = options.submissions
     folders = [folders] if os.path.isdir(folders) else folders.split()
     if options.only and options.only not in PARTS:
-        sys.exit(f"grade: ONLY={options.only} is unknown: there are {', '.join(PARTS)}")
+        sys.exit(f"grade: ONLY={options.only} is unknown: choose one of {', '.join(PARTS)}")
     found = submissions(folders)
     if not folders:
-        sys.exit("grade: SUBMISSIONS=folder says what is to be judged")
+        sys.exit("grade: SUBMISSIONS=folder must name the submissions to judge")
     if not found:
-        sys.exit(f"grade: {options.submissions}: neither NAME.cu nor NAME/mgpu.cu is in it")
+        sys.exit(f"grade: {options.submissions} contains neither NAME.cu nor NAME/mgpu.cu")
     for part in list(PARTS):
         if options.only and part != options.only:
             del PARTS[part]
@@ -325,10 +325,10 @@ def main():
     sandbox = Sandbox(folders + ["build/grades"])
     print(
         {
-            "bwrap": "each is kept to a folder of its own by bwrap",
-            "unshare": "each has no network and leaves no process; what it writes is not "
-            "prevented: that takes bwrap",
-            "none": "neither bwrap nor unshare works here: each runs as you, on your files",
+            "bwrap": "bwrap keeps each submission in a folder of its own",
+            "unshare": "each submission has no network and leaves no process, but may write "
+            "anywhere: only bwrap prevents that",
+            "none": "neither bwrap nor unshare works here: each submission runs as you, on your files",
         }[sandbox.kind],
         flush=True,
     )

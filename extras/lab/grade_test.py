@@ -56,7 +56,7 @@ for name, (status, score, words) in expected.items():
     check(os.path.getsize(f"build/grades/{name}.txt") > 0, f"{name}.txt")
     check(bool(row.get("messages")) == (status == "passed" or name == "calls_sharded"), got)
 
-sandboxed = "to a folder of its own by bwrap\n" in graded.stdout
+sandboxed = "bwrap keeps each submission in a folder of its own\n" in graded.stdout
 if not sandboxed:
     print("what a submission writes: skipped, bwrap does not work here")
 check(not (sandboxed and os.path.exists("build/written_by_a_submission")), "it writes outside")
@@ -80,7 +80,7 @@ result = json.load(open("build/grades/results.json"))
 check([t["name"] for t in result["tests"]] == ["sums"], "ONLY=sums has one test")
 check(result["score"] == 60 and result["leaderboard"][0]["name"] == "busiest device", result)
 for words, told in (
-    ("ONLY=sum", "there are sums, bits, host"),
+    ("ONLY=sum", "choose one of sums, bits, host"),
     ("SUBMISSIONS=/not/there", "no such"),
 ):
     wrong = subprocess.run(command + [words], capture_output=True, text=True)

@@ -102,10 +102,10 @@ def main(folder, hidden):
     for name in hidden:
         if name not in names or name in ("naive", "yours"):
             sys.exit(
-                f"handout: HIDE={name}: there are {', '.join(n for n in names if n not in KEPT)}"
+                f"handout: HIDE={name} is unknown: choose one of {', '.join(n for n in names if n not in KEPT)}"
             )
     if not folder:
-        sys.exit("handout: DIR=folder says where to")
+        sys.exit("handout: DIR=folder must name the folder to create")
     if os.path.exists(folder) and os.listdir(folder):
         sys.exit(f"handout: {folder} is not empty")
     left_out = [os.path.normpath(t) for t in TEACHERS] + (["extras/nodes"] if "ring" in hidden else [])

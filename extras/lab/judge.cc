@@ -89,11 +89,11 @@ public:
     explicit Worker(int devices) {
         int in[2], out[2], printed[2];
         if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC) || pipe2(printed, O_CLOEXEC))
-            throw Verdict("no pipe to a worker");
+            throw Verdict("cannot create a pipe to a worker");
         const pid_t judge = getpid();
         fflush(stdout);
         pid = fork();
-        if (pid < 0) throw Verdict("no process for a worker");
+        if (pid < 0) throw Verdict("cannot start a process for a worker");
         if (pid == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             if (getppid() != judge) _exit(1);
@@ -133,8 +133,8 @@ public:
             if (poll(ends, 3, ms) == 0) {
                 say_where_it_is();
                 throw Verdict(
-                    format("%s: no answer within %.0f s: does a loop never end, or a wait "
-                           "that waits for itself?",
+                    format("%s: no answer within %.0f s: is there an endless loop, or does a "
+                           "stream wait for itself?",
                            where.c_str(), limit),
                     timeout);
             }
@@ -145,11 +145,10 @@ public:
             }
             if (ends[1].revents && !print_on()) prints = -1;
             if (printed > limits::bytes_printed)
-                throw Verdict(
-                    format("%s: it prints more than %zu bytes: does a loop never end, or is "
-                           "a large tensor printed? (make run ALLREDUCE=yours STEPS=1 has a "
-                           "small one)",
-                           where.c_str(), limits::bytes_printed));
+                throw Verdict(format(
+                    "%s: it prints more than %zu bytes: is there an endless loop, or is a large "
+                    "tensor printed? (make run ALLREDUCE=yours STEPS=1 sums a small one)",
+                    where.c_str(), limits::bytes_printed));
             if (!ends[0].revents) continue;
             static char bytes[1 << 20];
             const ssize_t n = read(answers, bytes, sizeof bytes);
@@ -170,7 +169,7 @@ public:
             throw Verdict(where + ": " +
                           (what == "std::bad_alloc" ? "the host is out of memory" : what));
         } catch (const Verdict &) { throw; } catch (const std::exception &e) {
-            throw Verdict(where + ": what comes back is no answer (" + e.what() +
+            throw Verdict(where + ": its reply is malformed (" + e.what() +
                           "): does the submission write into the judge's pipe?");
         }
     }
@@ -195,7 +194,7 @@ private:
             line_begins = bytes[i] == '\n';
         }
         if (!quiet && printed < limits::bytes_shown && printed + n >= limits::bytes_shown)
-            puts("\n| ... what more it prints is not shown");
+            puts("\n| ... the rest of its output is not shown");
         fflush(stdout);
         printed += std::max<ssize_t>(0, n);
         return n > 0;
@@ -210,17 +209,17 @@ private:
             return options.worker + " cannot be started";
         if (WIFEXITED(status) && WEXITSTATUS(status) == 1) return "it has stopped, see above";
         if (WIFEXITED(status))
-            return format("the program has ended, with status %d, before it was done: who calls "
-                          "exit?",
-                          WEXITSTATUS(status));
+            return format(
+                "the program has exited with status %d before it was done: is exit called?",
+                WEXITSTATUS(status));
         switch (WTERMSIG(status)) {
         case SIGSEGV:
         case SIGBUS:
-            return "segmentation fault: an index beyond its list, a null pointer, endless "
-                   "recursion?";
-        case SIGABRT: return "stopped by what stands above: an index beyond the end of a list?";
-        case SIGFPE: return "a division by zero?";
-        case SIGKILL: return "the system has ended it: did it run out of memory?";
+            return "segmentation fault: is an index out of range, a pointer null, or is there "
+                   "endless recursion?";
+        case SIGABRT: return "aborted, see above: is an index out of range?";
+        case SIGFPE: return "is an integer divided by zero?";
+        case SIGKILL: return "the system has killed it: did it run out of memory?";
         }
         return format("ended by signal %d, %s", WTERMSIG(status), strsignal(WTERMSIG(status)));
     }
@@ -259,30 +258,29 @@ static std::string explain_own(const std::vector<Flat> &sums, int i, int c, int 
     for (int d = 0; d < k; d++)
         if (sums[d][i] == expected(i, k))
             return own + "but " + gpu(d) +
-                   " has the sum: is it sent back into the tensor: copyto(sum, grads[c][i])? "
-                   "data[c] = ... puts it into a list alone. Or is a wait for it missing, or does "
-                   "a chunk, a grid or a loop end too early?";
+                   " has the sum: is it copied back into the tensor, with copyto(sum, "
+                   "grads[c][i])? (data[c] = ... only changes a list.) Or is a wait missing, or "
+                   "does a chunk, a grid or a loop end too early?";
     bool all = !right_before;
     for (int j = 0; j < n; j++) all = all && sums[c][j] == input(j, c, k);
     if (all)
-        return own + "as all of its numbers are, and no device has the sum: is it put into the "
-                     "tensor, with add_ and copyto(sum, grads[c][i]), or into a list alone "
+        return own + "like all of its numbers, and no device has the sum: is the sum written into "
+                     "the tensor, with add_ and copyto(sum, grads[c][i]), or only into a list "
                      "(data[c] = ...)? Or does a loop end too early, or is a wait missing?";
-    return own +
-           "and no device has the sum: does a chunk, a grid or a loop end too early, is the sum "
-           "overwritten (by a chunk that was not yet the sum?), or is a wait for it missing?";
+    return own + "and no device has the sum: does a chunk, a grid or a loop end too early, is the "
+                 "sum overwritten (by a chunk that is not yet summed?), or is a wait missing?";
 }
 // What may have gone wrong, from a wrong number of device c at index i.
 static std::string explain(const std::vector<Flat> &sums, int i, int c, int k, int n) {
     const float got = sums[c][i];
     if (std::isnan(got))
-        return "nobody had written it yet: is a message missing, a wait before it is read, or in a "
-               "kernel __syncthreads()?";
+        return "it was not yet written: is a message missing, or a wait before it is read, or "
+               "__syncthreads() in a kernel?";
     if (poisoned(got))
-        return "the judge put that there after the allreduce: is a wait missing after a message?";
+        return "the judge wrote that there after the allreduce: is a wait missing after a message?";
     if (got == input(i, c, k)) return explain_own(sums, i, c, k, n);
     if (std::fabs(got * k - expected(i, k)) < 0.5f)
-        return "it is the mean: the sum is wanted, sgd divides by the batch size";
+        return "it is the mean, but must be the sum: sgd divides by the batch size";
     for (int ago = 1; ago <= cases && ago < 251 && n > 1; ago++) {
         bool all = true; // of the sums that were right then
         for (int j = 0; j < n && all; j++) all = sums[c][j] == expected(j - 97 * ago, k);
@@ -294,23 +292,24 @@ static std::string explain(const std::vector<Flat> &sums, int i, int c, int k, i
     const bool an_index = other == std::floor(other) && other >= 1 && other <= 251;
     const int shift = an_index ? ((int)other - code(i) + 251) % 251 : 0;
     if (an_index && i + shift < n)
-        return format("it is the sum of an index %d further on: are the bounds of a chunk wrong?",
+        return format("it is the sum that belongs %d further on: are the bounds of a chunk wrong?",
                       shift);
     if (times != std::floor(times) || times < 1 || times >= 1 << base_bits(k) * k)
-        return "it is no sum of the devices' numbers at this index";
+        return "it is not a sum of the devices' numbers at this index";
     std::string missing, repeated;
     for (int d = 0, rest = times; d < k; d++, rest >>= base_bits(k)) {
         const int count = rest & ((1 << base_bits(k)) - 1);
-        if (count == 0) missing += " " + gpu(d);
-        if (count > 1) repeated += " " + gpu(d) + format(" (%d times)", count);
+        if (count == 0) missing += (missing.empty() ? "" : ", ") + gpu(d);
+        if (count > 1)
+            repeated += (repeated.empty() ? "" : ", ") + gpu(d) + format(" (%d times)", count);
     }
     std::string text;
     if (!missing.empty())
-        text = "without the number of" + missing +
-               ": is it not added, or is a wait missing before the sum is read?";
+        text = "it lacks the number of " + missing +
+               ": is that not added, or is a wait missing before the sum is read?";
     if (!repeated.empty())
-        text += std::string(text.empty() ? "" : " ") + "more than once the number of" + repeated +
-                ": is it added again?";
+        text += std::string(text.empty() ? "it" : " It") + " includes the number of " + repeated +
+                ": is that added again?";
     return text;
 }
 
@@ -351,7 +350,7 @@ static Answer ask(Worker &worker, const Request &request) {
 static void check_sums(const Answer &answer, const std::string &name, int k, int n) {
     bool there = (int)answer.sums.size() == k;
     for (const Flat &sum : answer.sums) there = there && (int)sum.size() == n;
-    if (!there) throw Verdict(name + ": what comes back is no answer");
+    if (!there) throw Verdict(name + ": its reply is malformed");
 }
 // A question with the judge's whole numbers. Wrong sums are a verdict that names the first.
 static Answer judge_sums(Worker &worker, const std::string &name, int k,
@@ -378,8 +377,8 @@ static Answer judge_sums(Worker &worker, const std::string &name, int k,
         int index = first, i = 0; // in tensor i
         for (; index >= sizes[i]; i++) index -= sizes[i];
         const std::string late = straggler < 0    ? ""
-                                 : straggler == k ? ", late: the messages"
-                                                  : ", late: " + gpu(straggler);
+                                 : straggler == k ? ", with late messages"
+                                                  : ", with " + gpu(straggler) + " late";
         throw wrong_numbers(
             format("%s is wrong: %s%s: %s has %.9g at index %d of tensor %d, not %.9g "
                    "(%zu of %d wrong): %s",
@@ -434,7 +433,7 @@ static void judge_bits(Worker &worker, const std::string &name, int k,
             if (!(std::fabs(first[c][i] - sum) <= 1e-6 * largest))
                 throw wrong_numbers(format(
                     "%s is wrong for numbers that are not whole: k = %d, index %d: %s has %.9g, "
-                    "not %.9g: is something in it no float?",
+                    "not %.9g: is something in it not a float?",
                     name.c_str(), k, i, gpu(c).c_str(), first[c][i], sum));
         }
     for (int straggler = 0; straggler < k; straggler++) {
@@ -450,8 +449,8 @@ static void judge_bits(Worker &worker, const std::string &name, int k,
             if (size_t i = first_difference(sums[c], sums[0]); i < sums[c].size())
                 throw wrong_numbers(
                     format("%s gives the devices different sums: k = %d, index %zu: "
-                           "%.9g on gpu(0), %.9g on %s: add once, then copy, or add in "
-                           "one order everywhere",
+                           "%.9g on gpu(0), %.9g on %s: add once and copy the sum, or add in the "
+                           "same order everywhere",
                            name.c_str(), k, i, sums[0][i], sums[c][i], gpu(c).c_str()));
         }
     }
@@ -485,16 +484,16 @@ static std::string what_binds(const wire::Traffic &t, int k) {
     const double part = (double)t.busiest(&who) / t.bytes;
     std::string text;
     if (part * k > 1.25)
-        text =
-            format("%s moves %.0f%% of the bytes, %.0f%% would be its share: let every device sum "
-                   "as much.",
-                   gpu(who).c_str(), 100 * part, 100.0 / k);
+        text = format("%s moves %.0f%% of the bytes, but its share is %.0f%%: let every device sum "
+                      "equally much.",
+                      gpu(who).c_str(), 100 * part, 100.0 / k);
     if (2 * t.steps > t.messages && t.messages > 2)
-        text += format("%s%ld of %ld messages follow one another: send lets them travel together.",
-                       text.empty() ? "" : " ", t.steps, t.messages);
+        text += format(
+            "%s%ld of %ld messages travel one after another: send lets them travel together.",
+            text.empty() ? "" : " ", t.steps, t.messages);
     if (text.empty())
-        text = format("No device moves more than its share. %ld messages follow one another: small "
-                      "gradients wait for these, not for bytes.",
+        text = format("No device moves more than its share. %ld messages travel one after another: "
+                      "small gradients wait for their latency, not for bytes.",
                       t.steps);
     return text + "\n";
 }
@@ -531,15 +530,14 @@ static void judge_costs(const Answer &of, const std::string &name, int k) {
             if (k > 1) binds = what_binds(t, k);
             for (int i : answer.called)
                 if (const std::string other = of.names.at(i); other != name)
-                    throw no_points(format("%s: this is %s: it calls the allreduce_%s of the same "
-                                           "file, and is to be one of its own",
+                    throw no_points(format("%s: this is %s: it calls allreduce_%s of the same "
+                                           "file, but must be an algorithm of its own",
                                            name.c_str(), other.c_str(), other.c_str()));
             auto enough = [&](long counted, const char *what, long least) {
                 if (counted < least)
                     throw no_points(
-                        format("%s: only %ld %s were counted, and no allreduce on %d "
-                               "devices does with fewer than %ld: send them with copyto "
-                               "or send, which count",
+                        format("%s: only %ld %s were counted, but an allreduce on %d devices needs "
+                               "at least %ld: use copyto or send, which count them",
                                name.c_str(), counted, what, k, least));
             };
             enough(t.messages, "messages", messages);
@@ -562,7 +560,7 @@ static void judge_costs(const Answer &of, const std::string &name, int k) {
         }
         text += "\n";
     }
-    printf("%s: passed%s. What it costs for the %zu gradients of %s, %ld bytes, on %d devices:\n",
+    printf("%s: passed%s. Its cost for the %zu gradients of %s, %ld bytes, on %d devices:\n",
            name.c_str(), tutorial ? ", and is still the tutorial's algorithm" : "", sizes.size(),
            options.model.c_str(), n, k);
     printf("%-10s %9s %11s %15s %13s %7s%s\n%s", "", "messages", "bytes", "busiest device",
@@ -611,8 +609,9 @@ static void judge_devices(const std::string &name, const std::vector<int> &ks) {
                         std::none_of(wrong.begin(), wrong.end(), is_power_of_two);
     throw Verdict(format(
         "%s is right on these numbers of devices: %s; wrong on: %s%s%s", name.c_str(),
-        listed(right).c_str(), listed(wrong).c_str(), late == 2 ? "; the rest was not tried" : "",
-        powers ? ". Does it work for powers of two only? Say so in algorithms: {\"yours\", "
+        listed(right).c_str(), listed(wrong).c_str(),
+        late == 2 ? "; the others were not tried" : "",
+        powers ? ". Does it work only for powers of two? Then say so in algorithms: {\"yours\", "
                  "allreduce_yours, powers_of_two}"
                : ""));
 }
@@ -638,7 +637,7 @@ static void exercise() {
     auto meant_for = [&](const std::string &name, std::vector<int> *not_meant = nullptr) {
         const size_t i = std::find(of.names.begin(), of.names.end(), name) - of.names.begin();
         if (i == of.names.size())
-            throw Verdict("ALLREDUCE=" + name + " is unknown: there are " + names);
+            throw Verdict("ALLREDUCE=" + name + " is unknown: choose one of " + names);
         std::vector<int> ks, others;
         for (int k = 1; k <= options.gpus; k++)
             (of.meant.at(i) >> k & 1 ? ks : others).push_back(k);
@@ -648,8 +647,8 @@ static void exercise() {
     std::vector<int> others;
     const std::vector<int> ks = meant_for(name, &others);
     if (ks.empty() || (options.gpus > 1 && ks.back() == 1))
-        throw Verdict(format("%s is meant for no number of devices from 2 to %d", name.c_str(),
-                             options.gpus));
+        throw Verdict(
+            format("%s supports no number of devices from 2 to %d", name.c_str(), options.gpus));
     const int most = ks.back(),
               two = std::count(ks.begin(), ks.end(), 2) ? std::min(most, 2) : most;
     if (name != "naive") { // what the tutorial's own cannot do here, no other is to blame for
@@ -665,8 +664,9 @@ static void exercise() {
     }
     judge_devices(name, ks);
     points_sums = limits::points_sums;
-    printf("%s: right sums on %s, each of them late once%s\n", name.c_str(), devices(ks).c_str(),
-           others.empty() ? "" : (" (" + listed(others) + ": not meant for)").c_str());
+    printf("%s: right sums on %s, with each of them late once%s\n", name.c_str(),
+           devices(ks).c_str(),
+           others.empty() ? "" : (" (not supported: " + listed(others) + ")").c_str());
     {
         Worker worker(most);
         for (int k : ks) judge_bits(worker, name, k, limits::few);
@@ -684,13 +684,13 @@ static void exercise() {
     // The host may wait in every staged copy, or in every call: then the tutorial's own waits, too
     const bool may = limits::may_wait(name), judged = !may && !waits_on_host("naive", most);
     if (judged && name != "naive" && waits_on_host(name, most))
-        throw Verdict(name +
-                      " waits on the host for a device: enqueue work and return, wait_for "
-                      "and copyto make the devices wait (and to_string and to_host the host)");
+        throw Verdict(
+            name + " makes the host wait for a device: enqueue the work and return; wait_for and "
+                   "copyto make only devices wait (but to_string and to_host make the host wait)");
     printf("%s: the host %s\n", name.c_str(),
-           may      ? "may wait: it adds"
+           may      ? "may wait, since it adds"
            : judged ? "never waits"
-                    : "waits in the tutorial's naive, too: on this machine that is not judged");
+                    : "waits in the tutorial's naive, too, so this is not judged on this machine");
     judge_costs(of, name, most);
     points_host = limits::points_host;
 }
@@ -700,8 +700,8 @@ static long whole(const char *option, const std::string &text, long min, long ma
     errno = 0;
     const long n = strtol(text.c_str(), &end, 10);
     if (text.empty() || *end || errno || n < min || n > max)
-        throw Verdict(format("%s=%s: a whole number from %ld to %ld is wanted", option,
-                             text.c_str(), min, max));
+        throw Verdict(format("%s=%s: expected a whole number from %ld to %ld", option, text.c_str(),
+                             min, max));
     return n;
 }
 static const std::map<std::string, std::function<void(const std::string &)>> option_table = {
@@ -725,7 +725,7 @@ static void parse_options(int argc, char **argv) {
         if (!option_table.count(name)) {
             std::vector<std::string> names;
             for (const auto &[known, _] : option_table) names.push_back(known);
-            throw Verdict(name + " is unknown to the judge: options are NAME=value, and it has " +
+            throw Verdict(name + " is not an option of the judge: use NAME=value, where NAME is " +
                           listed(names));
         }
         if (name.size() + 1 >= word.size())
@@ -734,12 +734,13 @@ static void parse_options(int argc, char **argv) {
         option_table.at(name)(word.substr(name.size() + 1));
     }
     if (given.count("ALLREDUCE") && given.count("KVSTORE"))
-        throw Verdict("KVSTORE and ALLREDUCE: one is enough");
+        throw Verdict("KVSTORE and ALLREDUCE cannot both be given: one is enough");
     options.given = options.gpus;
     if (!options.given) options.gpus = limits::usual_devices;
-    if (options.worker.empty()) throw Verdict("WORKER=program is wanted: worker.cu, compiled");
+    if (options.worker.empty()) throw Verdict("WORKER=program is missing: compile worker.cu");
     if (options.model != "lenet" && options.model != "lab_cnn" && options.model != "resnet18")
-        throw Verdict("MODEL=" + options.model + " is unknown: there are lenet, resnet18, lab_cnn");
+        throw Verdict("MODEL=" + options.model +
+                      " is unknown: choose one of lenet, resnet18, lab_cnn");
 }
 
 // Lines of a name and a value
@@ -764,7 +765,7 @@ int main(int argc, char **argv) {
         if (options.result >= 0 &&
             fcntl(options.result, F_SETFD, FD_CLOEXEC) < 0) { // not a worker's
             options.result = -1;
-            throw Verdict("RESULT: no open file has this number");
+            throw Verdict("RESULT is not the number of an open file");
         }
         if (options.show.empty()) exercise();
         else show();
@@ -785,6 +786,6 @@ int main(int argc, char **argv) {
                limits::points_sums + limits::points_bits + limits::points_host);
     if (options.result >= 0) write_result();
     if (!fflush(stdout) && !ferror(stdout)) return first_verdict ? 1 : 0;
-    fprintf(stderr, "judge: what is printed cannot be written to stdout\n");
+    fprintf(stderr, "judge: cannot write to stdout\n");
     return 1;
 }

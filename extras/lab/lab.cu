@@ -32,25 +32,26 @@ struct Command {
 };
 static const Command commands[] = {
     {"bench", "time step, allreduce, kernels, or all: build/bench.csv", bench},
-    {"trace", "print what three steps enqueue, and when it ran, as CSV (make trace)", trace},
-    {"profile", "print what the kernels and copies of a step take", profile},
-    {"summary", "print the operators: shapes, parameters, FLOPs, memory (of 1 image)", summary},
-    {"dry-run", "print what an exchange enqueues on devices that are not there", dry_run},
+    {"trace", "print the operations of three steps and their times, as CSV (make trace)", trace},
+    {"profile", "print the times of the kernels and copies of a step", profile},
+    {"summary", "print the operators: shapes, parameters, FLOPs, memory (for 1 image)", summary},
+    {"dry-run", "print the operations of an exchange on devices that do not exist", dry_run},
 };
 static const Command *command = nullptr;
 
 static const std::vector<Option> lab_options = {
-    {"BENCH", &bench_what, "of make bench: step, allreduce, kernels, all (all)"},
+    {"BENCH", &bench_what, "part of make bench: step, allreduce, kernels or all (all)"},
 };
 static const Option dry_gpus = {"DRY_GPUS", &dry_devices, "devices (8)", 1, 1024};
 static const Option dry_nodes = {"DRY_NODE", &dry_node, "devices of a process (all)", 1, 1024};
 
 static void run_lab() {
     const bool bench = command->run == ::bench, dry = command->run == dry_run;
-    if (given("BENCH") && !bench) error("BENCH is not for %s", command->name);
+    if (given("BENCH") && !bench) error("BENCH does not apply to %s", command->name);
     const std::set<std::string> parts = {"all", "step", "allreduce", "kernels"};
     if (!parts.count(bench_what))
-        error("BENCH=%s is unknown: there are all, step, allreduce, kernels", bench_what.c_str());
+        error("BENCH=%s is unknown: choose one of all, step, allreduce, kernels",
+              bench_what.c_str());
     const bool few = bench_what != "all" && bench_what != "allreduce";
     const int devices = !bench || few || given("GPUS") ? options.gpus : 4;
     if (!on_cpu && !bench) watch::show_devices(devices);
@@ -70,7 +71,7 @@ int lab_main(int argc, char **argv) {
     for (const Command &c : commands)
         if (word == c.name) command = &c;
     if (!command) {
-        fprintf(stderr, "lab: the first word is one of these:\n");
+        fprintf(stderr, "lab: the first word must be one of these:\n");
         for (const Command &c : commands) fprintf(stderr, "  %-8s %s\n", c.name, c.help);
         return 1;
     }

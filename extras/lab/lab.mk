@@ -1,13 +1,13 @@
 # The laboratory's targets. The Makefile includes this file where it is there.
 
 # FABRIC         another machine's network, such as ethernet100, see extras/lab/fabric.md
-# PROFILE        what kernels take, for make trace with FABRIC, such as data/profile.csv
-# TRACE_MS       milliseconds that the picture of make trace is wide, by default what the steps take
+# PROFILE        times of kernels, for make trace with FABRIC, such as data/profile.csv
+# TRACE_MS       width of make trace's picture in milliseconds, by default the time of the steps
 # STEP_MS        milliseconds of a step on one device, for make scale; by default it is measured
 # RUNS           logs that make plot draws, such as 'a.csv b.csv', by default LOG
 # SWEEP_GPUS     numbers of devices that make sweep trains on, by default 1 2
 # SWEEP_LR       learning rates that make sweep trains with, by default 0.05 0.1 0.2 0.4
-# SUBMISSION     a mgpu.cu whose allreduce make exercise judges, by default the one here
+# SUBMISSION     an mgpu.cu whose allreduce make exercise judges, by default the one here
 own += SUBMISSION
 
 .PHONY: edited exercise show check bench summary trace profile scale plot sweep
@@ -18,30 +18,30 @@ exercise: backend build/cpu/judge $(worker) build/simulate  ## judge yours, or A
 	@build/cpu/judge WORKER=$(worker) ROWS=build/exercise.csv $(words)
 	@sh extras/lab/predict.sh exercise build/exercise.csv $(words)
 endif
-show: backend build/cpu/judge $(worker)  ## look at what yours, or ALLREDUCE, does
+show: backend build/cpu/judge $(worker)  ## show what yours, or ALLREDUCE=name, does
 	@build/cpu/judge WORKER=$(worker) SHOW=build/show.json $(words)
 	@sed -e '/^@data$$/{r build/show.json' -e 'd;}' extras/lab/show.html >build/show.html
-	@echo build/show.html: for a browser
-check: backend $(dir)/check data  ## what is wrong? each part, from copies to epochs
+	@echo build/show.html: open it in a browser
+check: backend $(dir)/check data  ## find what is wrong in any part, from copies to epochs
 	@$(dir)/check $(words)
 # Operators that were edited: make check knows more than a training
 run: edited
 edited:
 	@$(if $(wildcard extras/fast/checksum.sh),[ -z "$$(sh extras/fast/checksum.sh)" ] || \
-	    echo 'operators were edited: make check compares them with the same in double' >&2)
-bench: backend $(dir)/lab build/simulate  ## time BENCH: build/bench.csv; allreduce on FABRIC: .svg
+	    echo 'operators were edited: make check compares them with references in double' >&2)
+bench: backend $(dir)/lab build/simulate  ## time BENCH to build/bench.csv, or simulate allreduce on FABRIC
 	@$(if $(value FABRIC),sh extras/lab/predict.sh bench $(dir)/lab,$(dir)/lab bench) $(words)
-trace: backend $(dir)/lab build/simulate  ## three steps, what ran when: build/trace.json, .svg
+trace: backend $(dir)/lab build/simulate  ## draw when the operations of three steps ran: build/trace.json, .svg
 	@sh extras/lab/predict.sh trace $(dir)/lab $(words)
-profile: backend $(dir)/lab  ## where the time of a step goes: kernels and copies of each device
+profile: backend $(dir)/lab  ## show where the time of a step goes: kernels and copies of each device
 	@$(dir)/lab profile $(words)
 scale: backend $(dir)/lab build/simulate  ## predict a step on 1 to 1024 devices, on FABRIC
 	@sh extras/lab/predict.sh scale $(dir)/lab $(words)
-summary: backend $(dir)/lab  ## the network's operators: shapes, parameters, FLOPs, memory
+summary: backend $(dir)/lab  ## list the network's operators: shapes, parameters, FLOPs, memory
 	@$(dir)/lab summary $(words)
 plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or test acc as text
 	@sh extras/lab/plot.sh $(words)
-sweep: backend $(program) data  ## test acc by learning rates and devices, BATCH for each
+sweep: backend $(program) data  ## tabulate test acc by learning rates and devices, with BATCH for each
 	@sh extras/lab/sweep.sh $(program) $(words)
 
 # ----- Compiling -------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ whole := $(if $(findstring clang,$(CXX)),,-fwhole-program)
 compile_worker = $(CXX) $(cpu_flags) $(whole) -iquote extras/lab \
     -iquote build/cpp/extras/lab/wrong $(once_cpu)
 
-# A submission from elsewhere: made anew each time, since nobody knows what it includes
+# A submission from elsewhere is compiled each time, since its includes are unknown
 build/submission/worker: build/submission/mgpu.cu $(dir)/worker \
     build/cpp/extras/lab/wrong/yours.h FORCE
 ifeq ($(dir),build/gpu)
@@ -125,7 +125,7 @@ else
 build/submission/mgpu.cu: extras/cpu/to_cpp.sed FORCE
 	@[ -f $(submission) ] || { echo SUBMISSION=$(submission): no such file >&2; exit 1; }
 	@grep -qE 'allreduce_yours|yours.h' $(submission) || { echo SUBMISSION=$(submission): \
-	    a whole mgpu.cu with allreduce_yours is wanted >&2; exit 1; }
+	    expected a whole mgpu.cu with allreduce_yours >&2; exit 1; }
 	@mkdir -p $(@D); { echo '#line 1 "$(lastword $(subst /, ,$(SUBMISSION)))"'; \
 	    LC_ALL=C sed -zEf $< $(submission); } >$@
 submission = '$(subst ','\'',$(value SUBMISSION))'

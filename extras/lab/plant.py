@@ -39,7 +39,7 @@ class Entry:
             source = next((s for s in SOURCES if texts[s].count(old) == 1), None)
             if not source:
                 times = ", ".join(f"{texts[s].count(old)} times in {s}" for s in SOURCES)
-                print(f"{LIST}: {self.name}: its old text stands {times}: {old}")
+                print(f"{LIST}: {self.name}: its old text occurs {times}: {old}")
                 yield None
                 continue
             begin = len(os.path.commonprefix([old, new]))
@@ -79,7 +79,7 @@ def read_list():
     for e in entries:
         if names.count(e.name) > 1 or bool(e.expect) == e.right or \
                 any("PLANTED" not in "".join(new) for old, new in e.hunks):
-            sys.exit(f"{LIST}: {e.name}: twice, or without expect: or right, or without PLANTED")
+            sys.exit(f"{LIST}: {e.name} occurs twice, or lacks expect: or right, or PLANTED")
     return entries
 
 
@@ -166,7 +166,7 @@ def try_all(entries):
     for what in times:
         print(f"{what}: {sum(times[what]):.0f} s, the longest {max(times[what]):.1f} s")
     if bad:
-        print("\n".join(["", "Not as they should be:", *bad]))
+        print("\n".join(["", "Unexpected:", *bad]))
     return bad
 
 
@@ -182,7 +182,7 @@ def main():
             for program in programs:
                 noticed, words, seconds = start(program, 0, what, [])
                 if noticed:
-                    sys.exit(f"{program}: {what} without a mistake: {words}")
+                    sys.exit(f"{program}: {what} complains without a mistake: {words}")
         try_all(chosen)
     elif what == "sample":
         chosen = [e for e in entries if e.name in SAMPLE]

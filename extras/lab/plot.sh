@@ -17,7 +17,7 @@ for word; do
     RUNS=*) runs=${word#RUNS=} ;;
     LOG=*) log=${word#LOG=} ;;
     *)
-        echo "make plot: ${word%%=*} is not for it: RUNS and LOG are" >&2
+        echo "make plot takes only RUNS and LOG, not ${word%%=*}" >&2
         exit 1
         ;;
     esac

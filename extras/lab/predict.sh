@@ -107,7 +107,7 @@ bench)
 scale)
     fabrics=${fabrics:-pcie}
     printf '%s\n' "${STEP_MS:-1}" | grep -xE '[0-9]*[.]?[0-9]*' | grep -q '[1-9]' || {
-        echo "STEP_MS=$STEP_MS: milliseconds are wanted, such as 16.5" >&2
+        echo "STEP_MS=$STEP_MS: expected milliseconds, such as 16.5" >&2
         exit 1
     }
     # shellcheck disable=SC2086
@@ -117,9 +117,9 @@ scale)
     eighth=$((batch < 8 ? 1 : batch / 8))
     $lab trace "$@" STEPS=1 GPUS=1 BATCH=$eighth >$own/eighth.csv || exit 1
     algorithm=${algorithms:-naive} one=
-    echo "$title, on $fabrics: a step on k devices, from one that is measured here on a single" \
-        "device${STEP_MS:+, as if that took $STEP_MS ms}."
-    echo 'strong: with this minibatch on all; weak: on each. Efficiency: of k times the speed.'
+    echo "$title, on $fabrics: a step on k devices, predicted from one measured here on a single" \
+        "device${STEP_MS:+, as if it took $STEP_MS ms}."
+    echo 'strong: one minibatch for all; weak: one for each. Efficiency is relative to k times the speed.'
     echo 'k,overlap,strong_ms,strong,weak_ms,weak' >build/scale.csv
     for overlap in '' OVERLAP=1; do
         printf '%5s %12s %11s %12s %11s   %s\n' k 'strong, ms' efficiency 'weak, ms' efficiency \

@@ -34,7 +34,7 @@ static std::string part_of(const std::vector<int> &shape, const std::vector<int>
 static std::string in_common(const Flat &got, const Numbers &want, const std::vector<int> &wrong) {
     auto all = [&](auto property) { return std::all_of(wrong.begin(), wrong.end(), property); };
     if (all([&](int i) { return std::isnan(got[i]); }))
-        return ", nan, as memory is that nobody has written";
+        return ", all of them nan, as fresh memory is";
     if (all([&](int i) { return got[i] == 0; })) return ", all of them 0";
     double product = 0, squares = 0;
     for (int i : wrong) product += got[i] * want[i], squares += want[i] * want[i];
@@ -56,10 +56,10 @@ static void compare(const std::string &where, const std::string &name,
         if (!(std::fabs(got[i] - want[i]) <= tolerance * largest)) wrong.push_back(i);
     if (wrong.empty()) return;
     const int i = wrong[0];
-    error("%s%s%s is %.6g, not %.6g (%zu of %zu numbers are wrong, they lie in %s%s%s): %s%s",
-          where.c_str(), name.c_str(), part_of(shape, {i}).c_str(), got[i], want[i], wrong.size(),
-          want.size(), name.c_str(), part_of(shape, wrong).c_str(),
-          in_common(got, want, wrong).c_str(), look.c_str(), meant);
+    error("%s%s%s is %.6g, not %.6g (%zu of %zu numbers are wrong, in %s%s%s): %s%s", where.c_str(),
+          name.c_str(), part_of(shape, {i}).c_str(), got[i], want[i], wrong.size(), want.size(),
+          name.c_str(), part_of(shape, wrong).c_str(), in_common(got, want, wrong).c_str(),
+          look.c_str(), meant);
 }
 
 // --- the operators in double
@@ -201,7 +201,8 @@ static std::string where_to_look(const Case &c, const std::string &result) {
     const bool forward = result == "y";
     if (c.op == "relu") return forward ? "look at relu_kernel" : "look at relu_backward_kernel";
     if (c.op == "add")
-        return forward ? "look at addition_kernel" : "look at what add records: each gets dy";
+        return forward ? "look at addition_kernel"
+                       : "look at the backward that add records: each input gets dy";
     if (c.op == "softmax_cross_entropy")
         return forward ? "look at cross_entropy_kernel"
                        : "look at cross_entropy_backward_kernel: the losses are summed, "
@@ -213,14 +214,13 @@ static std::string where_to_look(const Case &c, const std::string &result) {
         return "look at " + c.op + (forward ? "_kernel" : "_backward_kernel");
     if (result == "db") return "look at bias_backward_kernel";
     if (c.op == "linear")
-        return format("look at %smatmul_kernel, and the matrices that linear gives it for %s",
+        return format("look at %smatmul_kernel and at the matrices that linear passes to it for %s",
                       forward ? "bias_kernel, " : "", result.c_str());
     const bool strided = c.how != std::vector<int>{1, 0};
-    return format(
-        "look at %s%s, and the matrices that conv2d gives %s for %s (linear, with the same "
-        "matmul_kernel, is right)",
-        strided ? "strided_" : "", result == "dX" ? "col2im_kernel" : "im2col_kernel",
-        result == "dW" ? "matmul_sum (sum_kernel)" : "matmul", result.c_str());
+    return format("look at %s%s and at the matrices that conv2d passes to %s for %s (linear is "
+                  "right with the same matmul_kernel)",
+                  strided ? "strided_" : "", result == "dX" ? "col2im_kernel" : "im2col_kernel",
+                  result == "dW" ? "matmul_sum (sum_kernel)" : "matmul", result.c_str());
 }
 
 // --- one at a time
@@ -285,10 +285,10 @@ static void check_case(const Case &c) {
     tape.clear();
     Tensor y = call(c, p);
     if (y.device.id != last().id)
-        error("%sthe result lies on %s, its arguments on %s", where.c_str(), str(y.device).c_str(),
-              str(last()).c_str());
+        error("%sthe result is on %s, but its inputs are on %s", where.c_str(),
+              str(y.device).c_str(), str(last()).c_str());
     if (size(y) != (int)want.size() || y.shape[0] != c.shapes[0][0])
-        error("%sthe result has shape %s, %zu numbers of %d samples are wanted", where.c_str(),
+        error("%sthe result has shape %s, but must have %zu numbers for %d samples", where.c_str(),
               str(y.shape).c_str(), want.size(), c.shapes[0][0]);
     compare(where, "y", y.shape, to_host(y), want, float_error, where_to_look(c, "y"));
     if (c.op == "batch_norm" && recording) {
@@ -302,12 +302,12 @@ static void check_case(const Case &c) {
         for (int i : {0, 1})
             compare(where, arguments(c)[3 + i], p[3].shape, to_host(p[3 + i]), right[i],
                     float_error,
-                    "it is to be 0.9 of the old and 0.1 of the new one: look at "
+                    "it must be 0.9 of the old value and 0.1 of the new one: look at "
                     "batch_norm_moments_kernel");
     }
     if (!recording) {
         if (!tape.empty())
-            error("%sit is on the tape, though NoGrad: look at record", where.c_str());
+            error("%sit is on the tape in spite of NoGrad: look at record", where.c_str());
         return;
     }
     if (!y.grad || tape.empty())
@@ -341,8 +341,8 @@ static void check_case(const Case &c) {
             compare(where + (uses == 1 ? "" : "used twice, in a second pass: "), name, c.shapes[a],
                     to_host(gradient(p[a])), slopes[a], float_error,
                     uses == 1 ? where_to_look(c, name)
-                              : "a backward adds to a gradient, +=, which grad_of clears at the "
-                                "first use in a pass: look at " +
+                              : "a backward must add (+=) to a gradient, which grad_of clears at "
+                                "the first use in a pass: look at " +
                                     c.op + "'s backward and grad_of");
         }
     }
@@ -374,36 +374,37 @@ static void check_normal() {
         error("normal(0.5, ...): the numbers have mean %.3f and standard deviation %.3f, not 0.5",
               mean, std::sqrt(square));
     if (a == b || a[0] == a[1])
-        error("normal: %s: look at random, whose rng goes on from number to number",
+        error("normal: %s: look at random, whose rng must go on from number to number",
               a == b ? "two calls give the same numbers" : "two numbers are the same");
 }
 // What get_params makes of parameters on the host: copies on d; the gradients of those that want
 // one are 0 at first and lie one behind the other
 static void check_replica(const std::vector<Tensor> &host, const std::vector<std::string> &names,
                           const std::vector<Tensor> &p, Device d) {
-    if (p.size() != host.size()) error("get_params: %zu parameters for %zu", p.size(), host.size());
+    if (p.size() != host.size())
+        error("get_params: it returns %zu parameters, not %zu", p.size(), host.size());
     const float *next = nullptr; // behind the last gradient
     for (size_t i = 0; i < p.size(); i++) {
         const std::string who = names[i] + " of " + str(d);
         if (p[i].device.id != d.id)
-            error("get_params: %s lies on %s", who.c_str(), str(p[i].device).c_str());
+            error("get_params: %s is on %s", who.c_str(), str(p[i].device).c_str());
         if (p[i].shape != host[i].shape || p[i].requires_grad != host[i].requires_grad)
-            error("get_params: %s has another shape or use than the host's", who.c_str());
+            error("get_params: %s differs from the host's in shape or requires_grad", who.c_str());
         compare("get_params: ", who, p[i].shape, to_host(p[i]), all_in_double({host[i]})[0], 0,
-                "it is to be a copy of the host's: look at get_params, copyto");
+                "it must be a copy of the host's: look at get_params and copyto");
         if (p[i].requires_grad != (p[i].grad != nullptr))
             error("attach_grad: %s has %s gradient: does get_params call attach_grad?", who.c_str(),
                   p[i].grad ? "a" : "no");
         if (!p[i].grad) continue;
         const Tensor &g = *p[i].grad;
         if (g.device.id != d.id || size(g) != size(p[i]))
-            error("attach_grad: the gradient of %s has shape %s, on %s", who.c_str(),
-                  str(g.shape).c_str(), str(g.device).c_str());
+            error("attach_grad: the gradient of %s has shape %s on %s, unlike its parameter",
+                  who.c_str(), str(g.shape).c_str(), str(g.device).c_str());
         compare("attach_grad: ", "the gradient of " + who, g.shape, to_host(g), Numbers(size(g), 0),
-                0, "it is to be 0 at first");
+                0, "it must start as 0");
         if (next && g.ptr() != next)
-            error("attach_grad: the gradients do not lie one behind the other: at which number of "
-                  "`all` does that of %s begin (begin = end)?",
+            error("attach_grad: the gradients are not contiguous: at which index of `all` does "
+                  "that of %s begin (begin = end)?",
                   who.c_str());
         next = g.ptr() + size(g);
     }
@@ -412,8 +413,8 @@ static void check_replica(const std::vector<Tensor> &host, const std::vector<std
 static Tensor times(int factor, const Tensor &X) {
     return record("times", empty(X.shape, X.device), {X}, [=](const Tensor &dy) {
         if (!dy.data)
-            error("backward: an entry of the tape runs on whose result l does not depend: nobody "
-                  "has written its gradient in this pass (dy is stale)");
+            error("backward: it runs an entry of the tape whose result l does not depend on: its "
+                  "gradient was not written in this pass (dy is stale)");
         grad_of(X);
         for (int i = 0; i < factor; i++) add_(*X.grad, dy);
     });
@@ -432,32 +433,33 @@ static void check_autograd() {
         compare(format("autograd, %s: ", how), "dX", {n}, to_host(gradient(X)), Numbers(n, want), 0,
                 look);
         if (!tape.empty())
-            error("backward leaves %zu entries on the tape: it is to take each off", tape.size());
+            error("backward leaves %zu entries on the tape, but must take each off", tape.size());
     };
-    gradient_is(2, times(2, X), "y = 2X, backward(y)",
-                "backward starts with dl = 1 for each number of l (a sum: only sgd divides by the "
-                "number of samples), "
-                "and runs the entry once: look at backward, record, grad_of");
+    gradient_is(
+        2, times(2, X), "y = 2X, backward(y)",
+        "backward must start with dl = 1 for each number of l (a sum: only sgd divides by the "
+        "number of samples) and run the entry once: look at backward, record and grad_of");
     gradient_is(2, times(2, X), "y = 2X in a second pass",
-                "the gradient of an earlier pass is to be zeroed at the first use, not added to: "
+                "the gradient of an earlier pass must be zeroed at the first use, not added to: "
                 "look at grad_of and backward (stale)");
-    gradient_is(6, times(3, times(2, X)), "y = 3(2X)",
-                "backward runs every entry of the tape once, the last one first: look at backward");
+    gradient_is(
+        6, times(3, times(2, X)), "y = 3(2X)",
+        "backward must run every entry of the tape once, the last one first: look at backward");
     auto both = [&](const Tensor &a, const Tensor &b) { // a + b
         return record("both", empty(a.shape, a.device), {a, b}, [=](const Tensor &dy) {
             for (const Tensor &t : {a, b}) grad_of(t), add_(*t.grad, dy);
         });
     };
     gradient_is(5, both(times(2, X), times(3, X)), "y = 2X + 3X",
-                "both uses add to dX in a pass, which clears it once: look at grad_of");
+                "both uses must add to dX, which is cleared once in a pass: look at grad_of");
     times(4, X); // does not count
-    gradient_is(2, times(2, X), "y = 2X, after a 4X on which y does not depend",
-                "an entry whose gradient nobody has written in this pass is not to run: look at "
+    gradient_is(2, times(2, X), "y = 2X, after a 4X that y does not depend on",
+                "an entry whose gradient was not written in this pass must not run: look at "
                 "backward (stale)");
     {
         NoGrad guard;
         if (times(2, X).grad || !tape.empty())
-            error("NoGrad: an operator's result wants a gradient, or is on the tape: look at "
+            error("NoGrad: an operator's result has a gradient, or is on the tape: look at "
                   "NoGrad and record (recording)");
     }
     if (!recording) error("NoGrad: recording is still off after it: look at ~NoGrad");
@@ -505,7 +507,7 @@ static void check_equal_numbers() {
     backward(reshape(max_pool2d(X, 2, 2), {1}));
     compare("max_pool2d, four equal numbers: ", "dX", X.shape, to_host(gradient(X)), {1, 0, 0, 0},
             0,
-            "the first of the largest gets it all: look at window_argmax and "
+            "the first of the largest numbers must get it all: look at window_argmax and "
             "max_pool2d_backward_kernel");
 }
 #endif
@@ -558,7 +560,7 @@ static void check_roles(const std::string &who, const Call &made,
             const std::string want = called.count(argument) ? called[argument] : argument;
             if (params[j].data == made.inputs[i].data && name.find('.') < name.size() &&
                 name.substr(name.find('.') + 1) != want)
-                error("%s%s: its %s is %s: are arguments exchanged in the layer that calls it?",
+                error("%s%s: its %s is %s: are arguments swapped in the layer that calls it?",
                       who.c_str(), made.op.c_str(), argument.c_str(), name.c_str());
         }
 }

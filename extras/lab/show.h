@@ -51,7 +51,7 @@ static std::string shown(const Answer &answer, int k, const std::vector<fabric::
     std::map<int, std::vector<wire::Span>> spans[2]; // of each operation: changed, carried
     for (const wire::Span &s : answer.spans) {
         if (s.begin < 0 || s.length < 0 || s.length > n - s.begin || s.device >= k)
-            throw Verdict("what comes back is no answer");
+            throw Verdict("its reply is malformed");
         spans[s.carried != 0][s.row].push_back(s);
         if (!s.carried && s.device >= 0)
             std::fill_n(last[s.device].begin() + s.begin, s.length, s.code);
@@ -97,7 +97,7 @@ static void show() {
     if (fabrics[0].name.empty()) {
         std::vector<std::string> known;
         for (const fabric::Fabric &f : fabric::fabrics) known.push_back(f.name);
-        throw Verdict("FABRIC=" + options.fabric + " is unknown: there are " + listed(known));
+        throw Verdict("FABRIC=" + options.fabric + " is unknown: choose one of " + listed(known));
     }
     const long bytes = sizeof(float) * total(limits::gradients(options.model));
     const double scale = (double)bytes / (sizeof(float) * total(limits::shown));
@@ -109,11 +109,11 @@ static void show() {
     };
     const size_t mine = index(options.allreduce), yours = index("yours");
     if (mine == of.names.size())
-        throw Verdict("ALLREDUCE=" + options.allreduce + " is unknown: there are " +
+        throw Verdict("ALLREDUCE=" + options.allreduce + " is unknown: choose one of " +
                       listed(of.names));
     if (options.given == 1 || options.given > limits::shown_devices)
-        throw Verdict(
-            format("make show has 2 to %d devices, not %d", limits::shown_devices, options.given));
+        throw Verdict(format("make show takes 2 to %d devices, not %d", limits::shown_devices,
+                             options.given));
     std::vector<size_t> order = {mine};
     for (size_t i = 0; i <= yours && i < of.names.size(); i++)
         if (i != mine) order.push_back(i);
@@ -159,7 +159,7 @@ static void show() {
             runs.c_str());
     if (ferror(file) | fclose(file)) throw Verdict("cannot write " + options.show);
     printf("%s, one operation after another: ", options.allreduce.c_str());
-    if (!right.empty()) printf("the sum on %s", devices(right).c_str());
+    if (!right.empty()) printf("right sums on %s", devices(right).c_str());
     if (!wrong.empty()) printf("%sWRONG on %s", right.empty() ? "" : ", ", devices(wrong).c_str());
-    puts(wrong.empty() ? "; a wait that is missing cannot show: make race" : "");
+    puts(wrong.empty() ? "; a missing wait does not show here, but in make race" : "");
 }

@@ -107,8 +107,9 @@ static Fabric find(const char *name) {
     std::string names;
     for (const Fabric &other : fabric::fabrics) names += other.name + ", ";
     if (f.name.empty())
-        throw Error(std::string("FABRIC=") + name + " is unknown: there are " + names +
-                    "8xnvlink+ethernet100, us,GB/s of a message; and words, nvlink,host=0");
+        throw Error(
+            std::string("FABRIC=") + name + " is unknown: choose one of " + names +
+            "8xnvlink+ethernet100, or us,GB/s of a message; words may follow: nvlink,host=0");
     return f;
 }
 
@@ -438,7 +439,7 @@ static void trace(const char *name, const char *json, const char *svg, const cha
     const double both = moving + covered(kernels) - covered(all);
     char text[200];
     snprintf(text, sizeof text,
-             ": %.3g ms; the devices compute for %s of it (mean); messages are on their way for %s",
+             ": %.3g ms; the devices compute for %s of it (mean); messages travel for %s",
              1e3 * whole, percent(computing, k * whole).c_str(), percent(moving, whole).c_str());
     r.title += text;
     if (moving > 0) r.title += ", " + percent(both, moving) + " of that while a device computes";

@@ -2,14 +2,14 @@
 
 # SUBMISSIONS    folders that make grade judges: each NAME.cu and NAME/mgpu.cu in them
 # ONLY           the part that make grade counts: sums, bits or host
-# DIR            folder that make handout makes; or make page, by default build/page
+# DIR            folder that make handout creates, or make page (by default build/page)
 # HIDE           algorithms that it leaves out, by default all but naive and bucket
 # NAMES          mistakes that make plant tries: parts of their names; by default all
 own += NAMES
 
 .PHONY: handout grade plant
 
-handout:  ## a copy for students in DIR, without the solutions, or without HIDE
+handout:  ## copy the project to DIR for students, without the solutions or HIDE
 	@python3 extras/lab/handout.py $(words)
 plant:  ## plant the mistakes of extras/lab/mistakes.txt: do make run and make check explain them?
 	@python3 extras/lab/plant.py try $(NAMES)
@@ -23,7 +23,7 @@ compile_submission = $(compile_worker) -DSUBMISSION='"@SUBMISSION@"' -x c++ \
     build/cpp/extras/lab/worker.cu -o @WORKER@
 grade: $(compiled_once) $(call lab_cpp,worker) build/cpp/extras/lab/wrong/yours.h
 endif
-grade: backend build/cpu/judge  ## judge what is in SUBMISSIONS, each by itself: build/grades
+grade: backend build/cpu/judge  ## judge each submission in SUBMISSIONS by itself: build/grades
 	@python3 extras/lab/grade.py $(if $(filter build/cpu,$(dir)),TRANSLATE=extras/cpu/to_cpp.sed) \
 	    COMPILER='$(subst ','\'',$(compile_submission))' $(words)
 

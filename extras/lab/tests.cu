@@ -131,7 +131,7 @@ TEST_CASE("show: what the page plays has the judge's counts, its times, and show
         return std::pair(run.out, read_text(folder.file("json")));
     };
     const auto [out, page] = shown("ring");
-    check_parts(out, "ring, one operation after another: the sum on 2 to 8 devices; a wait that");
+    check_parts(out, "ring, one operation after another: right sums on 2 to 8 devices; a missing ");
     for (const std::string name :
          {"naive", "bucket", "host", "by_tensor", "sharded", "ring", "tree"}) {
         const size_t at = page.find("\"" + name + "\":{");
@@ -170,7 +170,7 @@ TEST_CASE("show: what the page plays has the judge's counts, its times, and show
     check_parts(judged("SHOW=json FABRIC=nothing").out, "FABRIC=nothing is unknown: ... pcie");
     check_parts(judged("SHOW=json ALLREDUCE=no").out,
                 "ALLREDUCE=no is unknown: choose one of naive, bucket");
-    check_parts(judged("SHOW=json GPUS=9").out, "make show has 2 to 8 devices, not 9");
+    check_parts(judged("SHOW=json GPUS=9").out, "make show takes 2 to 8 devices, not 9");
 }
 TEST_CASE("judge: each seed has other numbers, and finds the same") {
     for (int seed : {1, 77, 123456789}) {
@@ -180,7 +180,7 @@ TEST_CASE("judge: each seed has other numbers, and finds the same") {
         CHECK(!contains(run.out, "not 5 (")); // seed 0's sum
     }
     const Run shifted = judged("GPUS=2 SEED=240 ALLREDUCE=shifted_parts");
-    check_parts(shifted.out, "the sum of an index 1 further on");
+    check_parts(shifted.out, "it is the sum that belongs 1 further on");
 }
 TEST_CASE("judge: right algorithms pass, with their costs beside naive's and the optimum's" *
           doctest::skip(no_training)) {
@@ -205,7 +205,7 @@ TEST_CASE("judge: right algorithms pass, with their costs beside naive's and the
     }
     const Run staged = judged("GPUS=2 ALLREDUCE=naive", "export CUDA_CPU_PEERS=0;");
     check_parts(staged.out,
-                "naive: the host waits in the tutorial's naive, too: on this machine that is not");
+                "naive: the host waits in the tutorial's naive, too, so this is not judged on");
     const Run other = judged("GPUS=2 ALLREDUCE=owner", "export CUDA_CPU_PEERS=0;");
     check_parts(other.out, "owner: the host waits in the tutorial's naive, too ... owner: passed");
 }
@@ -216,24 +216,24 @@ TEST_CASE("judge: where naive fails nobody else is blamed; an untouched slot is 
                             "machine, is to blame. owner is not judged");
     CHECK(broken.status == 1);
     const Run untouched = judged("GPUS=4 ALLREDUCE=yours");
-    check_parts(untouched.out, "yours: passed, and is still the tutorial's algorithm. What");
+    check_parts(untouched.out, "yours: passed, and is still the tutorial's algorithm. Its");
     CHECK(!contains(judged("GPUS=4 ALLREDUCE=owner").out, "still the tutorial's"));
 }
 TEST_CASE("judge: wrong arguments, a worker that is none") {
     for (const auto &mistake : std::vector<std::pair<std::string, std::string>>{
              {"ALLREDUCE=magic", "ALLREDUCE=magic is unknown: choose one of naive, bucket"},
              {"GPUS=17", "GPUS=17: expected a whole number from 1 to 16"},
-             {"GPUS=two", "GPUS=two: a whole number"},
+             {"GPUS=two", "GPUS=two: expected a whole number"},
              {"MODEL=alexnet", "MODEL=alexnet is unknown: choose one of lenet"},
              {"LR=0.1",
-              "LR is unknown to the judge: options are NAME=value, and it has ALLREDUCE,"},
-             {"--gpus 2", "--gpus is unknown to the judge: options are NAME=value"},
+              "LR is not an option of the judge: use NAME=value, where NAME is ALLREDUCE,"},
+             {"--gpus 2", "--gpus is not an option of the judge: use NAME=value"},
              {"GPUS=", "GPUS has no value: write GPUS=value"},
              {"GPUS=2 GPUS=2", "GPUS is given twice"},
-             {"KVSTORE=local ALLREDUCE=ring", "KVSTORE and ALLREDUCE: one is enough"},
-             {"ring", "ring is unknown to the judge"},
+             {"KVSTORE=local ALLREDUCE=ring", "KVSTORE and ALLREDUCE cannot both be given"},
+             {"ring", "ring is not an option of the judge"},
              {"WORKER=no-such-program", "no-such-program cannot be started"},
-             {"WORKER=/bin/true", "has ended, with status 0"}}) {
+             {"WORKER=/bin/true", "has exited with status 0"}}) {
         const std::string options = mistake.first, says = mistake.second;
         const Run run = judged(options);
         CAPTURE(options);
@@ -270,8 +270,8 @@ TEST_CASE("check_copies: says that a wait is missing" * doctest::skip(no_trainin
     watch::no_waits = true;
     check_says(
         error_of(check_copies),
-        "what copyto moves from gpu(0) to gpu(1) arrives changed from index 0 of 16384 on: src "
-        "was read too early or too late: are both wait_for there?");
+        "the data of copyto from gpu(0) to gpu(1) arrives changed from index 0 of 16384 on: src "
+        "was read too early or too late: are both calls of wait_for there?");
     watch::no_waits = false;
 }
 
@@ -361,25 +361,25 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
             copyto(on_host(numbers, {10}), gradient(t.device_params[1][7]));
         };
     };
-    const std::string own = "it is still its own alone", without = "it is without gpu(1)'s";
+    const std::string own = "it is still only the device's own", without = "it lacks gpu(1)'s";
     const float n = 6, lr = 0.2f;
     const struct {
         Spoil spoil;
         std::string says;
     } mistakes[] = {{gradients_are({{.5, .5}, {.5, .5}}),
-                     "the gradient of W1[0] on gpu(0) is ... it is the mean: allreduce is to sum"},
+                     "the gradient of W1[0] on gpu(0) is ... it is the mean, but must be the sum"},
                     {gradients_are({{2, 2}, {2, 2}}), "it is 2 times the sum"},
                     {gradients_are({{-1, -1}, {-1, -1}}), "it has the wrong sign"},
                     {gradients_are({{1, 0}, {0, 1}}), own},
                     {gradients_are({{1, 1}, {0, 1}}), "on gpu(1) is ... " + own},
-                    {gradients_are({{1, 1}, {1, 0}}), "on gpu(1) is ... it is gpu(0)'s alone"},
-                    {gradients_are({{2, 1}, {2, 1}}), "it is gpu(0)'s 2 times:"},
-                    {gradients_are({{1.005, 1}, {1.005, 1}}), ": it is gpu(0)'s 1.005 times"},
+                    {gradients_are({{1, 1}, {1, 0}}), "on gpu(1) is ... it is only gpu(0)'s"},
+                    {gradients_are({{2, 1}, {2, 1}}), "it has gpu(0)'s 2 times:"},
+                    {gradients_are({{1.005, 1}, {1.005, 1}}), ": it has gpu(0)'s 1.005 times"},
                     {gradients_are({{0, 0}, {0, 0}}), "it is 0: does backward run"},
-                    {one_gradient(NAN, false), "nobody has written it"},
-                    {one_gradient(7, true), "it is no sum of the shards' gradients"},
+                    {one_gradient(NAN, false), "it was not yet written"},
+                    {one_gradient(7, true), "it is not a sum of the shards' gradients"},
                     {updates_are(0),
-                     "the update of W1[0] on gpu(1) is 0, not ... the parameter is what it was"},
+                     "the update of W1[0] on gpu(1) is 0, not ... the parameter is unchanged"},
                     {updates_are(-1), "it goes the wrong way"},
                     {updates_are(n), "it is not divided by the batch size"},
                     {updates_are(1 / n), "it is divided by the batch size twice"},
@@ -388,7 +388,7 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
                     {updates_are(1 / lr), "it is not multiplied by the learning rate"},
                     {updates_are(3), "it is 3.0"},
                     {[](Training &, Tensors &ls, const Tensor &, const Tensor &) { ls.pop_back(); },
-                     "it has 6 samples, the devices' losses together are 3"},
+                     "it has 6 samples, but the devices have 3 losses in total"},
                     {[](Training &, Tensors &ls, const Tensor &, const Tensor &) {
                          copyto(full({1}, NAN, gpu(1)), rows(ls[1], 2, 3));
                      },
@@ -400,7 +400,7 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
     }
     // Three devices: parts that are not there, and such that are there too often
     check_says(checked_step(3, n, gradients_are({{1, 0, 2}, {1, 0, 2}, {1, 0, 2}})),
-               without + ", gpu(2)'s 2 times");
+               without + ", has gpu(2)'s 2 times");
     check_says(checked_step(3, n, gradients_are({{1, 1, 1}, {1, 1, 1}, {3, 3, 3}})),
                "gpu(2) is ... it is 3 times the sum");
     // A backward that is wrong on every device alike
@@ -443,7 +443,7 @@ TEST_CASE("check_operators: which operator is wrong, and how" * doctest::skip(sm
                    return y;
                }),
                "linear(X (5,3), W (3,2), b (2)): y[0,1] is 7, not ... (1 of 10 numbers are wrong, "
-               "they lie in y[0,1]): ");
+               "in y[0,1]): ");
     check_says(checked_operators([](Tensor y) {
                    record("zero", y, {y}, [=](const Tensor &dy) {
                        copyto(full({5, 2}, 0, y.device), dy);
@@ -451,13 +451,13 @@ TEST_CASE("check_operators: which operator is wrong, and how" * doctest::skip(sm
                    return y;
                }),
                "linear(X (5,3), W (3,2), b (2)): dX[0,0] is 0, not ... (15 of 15 numbers are "
-               "wrong, they lie in dX[:,:], all of them 0): ");
+               "wrong, in dX[:,:], all of them 0): ");
     check_says(checked_operators([](Tensor y) {
                    return reshape(y, {-1, 1});
                }),
-               "the result has shape (10,1), 10 numbers of 5 samples are wanted");
+               "the result has shape (10,1), but must have 10 numbers for 5 samples");
     check_says(checked_operators([](Tensor y) { return rows(y, 0, 1); }),
-               "the result has shape (1,2), 10 numbers of 5 samples are wanted");
+               "the result has shape (1,2), but must have 10 numbers for 5 samples");
 }
 #endif
 TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::skip(no_training)) {
@@ -471,7 +471,7 @@ TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::ski
     CHECK(says(allreduce_naive) == "");
     check_says(
         says([](const PerDevice &) {}),
-        "number 0, on gpu(0) is 1, not 9 (all numbers are wrong): it is still its own alone");
+        "number 0, on gpu(0) is 1, not 9 (all numbers are wrong): it is still only the device's");
     check_says(says([](const PerDevice &g) { allreduce({g[0][0], g[1][0]}); }), "the sum of b1, ");
     check_says(says([](const PerDevice &g) {
                    allreduce_naive(g);
@@ -1230,14 +1230,14 @@ TEST_CASE("lab bench BENCH=kernels times the kernels of each rung" * doctest::sk
 TEST_CASE("lab: what is wrong is said in a line") {
     TestFolder folder;
     for (const auto &[line, says] : std::vector<std::pair<std::string, std::string>>{
-             {"bench BENCH=x", "BENCH=x is unknown: there are all, step, allreduce, kernels"},
-             {"trace BENCH=step", "BENCH is not for trace"},
+             {"bench BENCH=x", "BENCH=x is unknown: choose one of all, step, allreduce, kernels"},
+             {"trace BENCH=step", "BENCH does not apply to trace"},
              {"profile DRY_GPUS=2", "DRY_GPUS=2 is unknown: "}}) {
         const Run run = run_in_shell(folder, "", line);
         CHECK(run.status == 1);
         check_line(run.err, "mgpu: " + says);
     }
-    CHECK(contains(run_in_shell(folder, "", "fly").err, "lab: the first word is one of these"));
+    CHECK(contains(run_in_shell(folder, "", "fly").err, "lab: the first word must be one of "));
     CHECK(folder.listing().empty());
 }
 #endif

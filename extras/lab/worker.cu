@@ -19,12 +19,12 @@
 #include <sys/resource.h>
 #include <unwind.h>
 
-// In place of libstdc++'s, which name a line of libstdc++: whoever handles the signal, as the
-// stand-in does, says where that is in the submission.
+// These replace libstdc++'s functions, which name a line of libstdc++. The signal's handler, such as
+// the stand-in's, names the line of the submission instead.
 namespace std {
 __attribute__((noreturn)) void __glibcxx_assert_fail(const char *, int, const char *,
                                                      const char *what) noexcept {
-    if (!on_cpu) fprintf(stderr, "%s: does not hold\n", what);
+    if (!on_cpu) fprintf(stderr, "assertion failed: %s\n", what);
     abort();
 }
 void __throw_out_of_range_fmt(const char *, ...) { abort(); }

@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... more than once the number of gpu(1)
+// is wrong: k = 2 ... it includes the number of gpu(1)
 // The sums are added where they should be copied.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// beyond.cu:8: the host aborts ... k = 1, 1 tensor, 1000 numbers: stopped by what stands
+// beyond.cu:8: the host aborts ... k = 1, 1 tensor, 1000 numbers: aborted, see above
 // It reaches beyond the list of devices.
 #include "yours.h"
 

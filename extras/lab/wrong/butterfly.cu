@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... more than once the number of gpu(1)
+// is wrong: k = 2 ... it includes the number of gpu(1)
 // Pairs add each other's sums one after the other.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// this is sharded: it calls the allreduce_sharded of the same file
+// this is sharded: it calls allreduce_sharded of the same file
 // It calls another algorithm by name.
 #include "yours.h"
 

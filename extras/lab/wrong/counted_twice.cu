@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... gpu(0) has 9 ... not 5 ... more than once the number of gpu(1) (2 times)
+// is wrong: k = 2 ... gpu(0) has 9 ... not 5 ... it includes the number of gpu(1) (2 times)
 // The last device is added twice.
 #include "yours.h"
 

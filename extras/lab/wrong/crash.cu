@@ -1,4 +1,4 @@
-// crash.cu:6: the host accesses ... k = 3 ... wrong on: 3. Does it work for powers of two only?
+// crash.cu:6: the host accesses ... k = 3 ... wrong on: 3. Does it work only for powers of two?
 // A null pointer, on three devices.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// k = 1 ... the program has ended, with status 0 ... who calls exit
+// k = 1 ... the program has exited with status 0 ... is exit called
 // It ends the program.
 #include "yours.h"
 

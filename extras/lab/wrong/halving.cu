@@ -1,4 +1,4 @@
-// sums on 1, 2, 4 devices ... (3: not meant for) ... 16     3097632          774408        516272
+// sums on 1, 2, 4 devices ... (not supported: 3) ... 16     3097632          774408        516272
 // Right: halving and doubling.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// halving_bounds.cu:14: the host ... k = 3 ... stopped by what ... right on ... : 1, 2;
+// halving_bounds.cu:14: the host ... k = 3 ... aborted, see above ... right on ... : 1, 2;
 // Halving and doubling with parts of one chunk.
 #include "yours.h"
 

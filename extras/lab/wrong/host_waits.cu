@@ -1,4 +1,4 @@
-// waits on the host for a device
+// makes the host wait for a device
 // The host waits for the sum.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// index.cu:7: the host aborts: is an index ... k = 1 ... stopped by what stands above
+// index.cu:7: the host aborts: is an index ... k = 1 ... aborted, see above
 // An index beyond a list.
 #include "yours.h"
 

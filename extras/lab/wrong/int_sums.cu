@@ -1,4 +1,4 @@
-// for numbers that are not whole: k = 2 ... is something in it no float
+// for numbers that are not whole: k = 2 ... is something in it not a float
 // The sums are whole numbers.
 #include "yours.h"
 

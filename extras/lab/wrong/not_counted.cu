@@ -1,4 +1,4 @@
-// only 0 messages were counted ... fewer than 6
+// only 0 messages were counted ... at least 6
 // The messages go past what counts them, as a kernel that reads a peer's memory would.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// k = 2 ... gpu(0) has the sum: is it sent back ... = ... puts it into a list alone
+// k = 2 ... gpu(0) has the sum: is it copied back ... = ... only changes a list
 // The chapter's older PyTorch text says data[i] = data[0].to(...): a new tensor in the list.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// k = 2 ... gpu(0) has the sum: is it sent back ... = ... puts it into a list alone
+// k = 2 ... gpu(0) has the sum: is it copied back ... = ... only changes a list
 // data[c] = ... puts the sum into the list, not into the gradient.
 #include "yours.h"
 

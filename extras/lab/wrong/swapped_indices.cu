@@ -1,4 +1,4 @@
-// swapped_indices.cu:11: the host aborts ... k = 2 ... stopped by what stands above
+// swapped_indices.cu:11: the host aborts ... k = 2 ... aborted, see above
 // Device and tensor change places in grads[i][c].
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// extras/lab/wrong/unsigned_loop.cu:10: the host aborts ... k = 1 ... stopped by what stands above
+// extras/lab/wrong/unsigned_loop.cu:10: the host aborts ... k = 1 ... aborted, see above
 // An unsigned number is never below 0: the loop does not end.
 #include "yours.h"
 

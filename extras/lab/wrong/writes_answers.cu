@@ -1,4 +1,4 @@
-// what comes back is no answer ... the judge's pipe
+// its reply is malformed ... the judge's pipe
 // It writes what the judge reads.
 #include "yours.h"
 
