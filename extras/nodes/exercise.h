@@ -10,27 +10,31 @@ static float input(int i, int c) { return (float)code(i) * (1 << (nodes <= 8 ? 2
 // What may have gone wrong, from a wrong number at index i of n.
 static std::string explain(float got, float sum, int i, int n) {
     const int base = nodes <= 8 ? 4 : 2, digits = got >= 1 && got < 1 << 24 ? got / code(i) : 0;
-    const auto name = [](int c) { return " node(" + str(c) + ")"; };
+    const auto name = [](int c) { return "node(" + str(c) + ")"; };
     if (got == input(i, node))
-        return "it is still" + name(node) + "'s own number: does a chunk or a loop end too early?";
+        return "it is still " + name(node) + "'s own number: does a chunk or a loop end too early?";
     if (std::fabs(got * nodes - sum) < 0.5f)
-        return "it is the mean: the sum is wanted, sgd divides by the batch size";
+        return "it is the mean, but must be the sum: sgd divides by the batch size";
     for (int j = 0; j < n && j <= 250; j++) // code(j) are all there are
         if (got == sum / code(i) * code(j) && i + (j - i % 251 + 251) % 251 < n)
             return format(
-                "it is the sum of an index %d further on: are the bounds of a chunk wrong?",
+                "it is the sum that belongs %d further on: are the bounds of a chunk wrong?",
                 (j - i % 251 + 251) % 251);
     if (digits == 0 || digits * code(i) != got)
-        return "it is no sum of the nodes' numbers at this index";
+        return "it is not a sum of the nodes' numbers at this index";
     std::string missing, repeated;
     for (int c = 0, rest = digits; c < nodes; c++, rest /= base) {
-        if (rest % base == 0) missing += name(c);
-        if (rest % base > 1) repeated += name(c) + format(" (%d times)", rest % base);
+        const int times = rest % base;
+        if (times == 0) missing += (missing.empty() ? "" : ", ") + name(c);
+        if (times > 1)
+            repeated += (repeated.empty() ? "" : ", ") + name(c) + format(" (%d times)", times);
     }
-    if (!missing.empty()) missing = "without the number of" + missing + ": is it not added?";
+    std::string text;
+    if (!missing.empty()) text = "it lacks the number of " + missing + ": is that not added?";
     if (!repeated.empty())
-        repeated = "more than once the number of" + repeated + ": is it added again?";
-    return missing + (missing.empty() || repeated.empty() ? "" : " ") + repeated;
+        text += std::string(text.empty() ? "it" : " It") + " includes the number of " + repeated +
+                ": is that added again?";
+    return text;
 }
 
 static void exercise_nodes() {
@@ -51,23 +55,24 @@ static void exercise_nodes() {
                       explain(a[i], want, i, n).c_str());
             if (!(std::fabs(b[i] - sum) <= 1e-6 * sum))
                 error("%d nodes, %d numbers that are not whole: index %d is %.9g, not %.9g: is "
-                      "something in it no float?",
+                      "something in it not a float?",
                       nodes, n, i, b[i], sum);
         }
         const std::vector<float> own = b;
         from_node_0(b.data(), n * sizeof(float));
         if (n > 0 && memcmp(b.data(), own.data(), n * sizeof(float)) != 0)
-            error("%d nodes, %d numbers: the sum has other bits than on node 0: add in one order",
+            error("%d nodes, %d numbers: the sum differs from node 0's in its bits: add in the "
+                  "same order everywhere",
                   nodes, n);
     }
     double sent[] = {double(sent_messages), double(sent_bytes)}; // of two sums
     sum_over_nodes(sent, 2);
     alarm(0);
     if (sent[0] / 2 < 2 * (nodes - 1) || sent[1] / 2 < 2. * (nodes - 1) * 107768 * sizeof(float))
-        error("only %.0f messages, %.0f bytes were counted, which cannot be all: sent_messages and "
-              "sent_bytes are for what a node sends",
+        error("only %.0f messages with %.0f bytes were counted, which cannot be all: add each send "
+              "to sent_messages and sent_bytes",
               sent[0] / 2, sent[1] / 2);
     printf("ring_between_nodes: passed on %d nodes: %.0f messages, %.0f bytes for 107768 numbers; "
-           "the optimum has %d, %d\n",
+           "the optimum has %d and %d\n",
            nodes, sent[0] / 2, sent[1] / 2, 2 * (nodes - 1), 2 * (nodes - 1) * 107768 * 4);
 }

@@ -208,8 +208,8 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...) {
     if (write(STDERR_FILENO, text, n) < n) return; // the program ends in any case
 }
 static void on_alarm(int) {
-    say("mgpu: node %d has waited %d s for the others: does the network let them through, does "
-        "each message meet its receive?\n",
+    say("mgpu: node %d has waited %d s for the others: does the network let them through, and does "
+        "each send meet its receive?\n",
         node, patience);
     _exit(1); // mpirun ends the others
 }
@@ -223,7 +223,7 @@ static void on_mpi_error(MPI_Comm *, int *code, ...) {
     char text[MPI_MAX_ERROR_STRING];
     int length;
     MPI_Error_string(*code, text, &length);
-    say("mgpu: node %d: %s: do the counts and the ranks of the messages fit?\n", node, text);
+    say("mgpu: node %d: %s: do the counts and the ranks of the messages match?\n", node, text);
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 static void start_nodes(int *argc, char ***argv) {
@@ -240,7 +240,7 @@ static void start_nodes(int *argc, char ***argv) {
     MPI_Comm_size(machine, &neighbours);
     MPI_Comm_rank(machine, &place);
     MPI_Comm_free(&machine);
-    if (node > 0 && !freopen("/dev/null", "w", stdout)) error("/dev/null cannot be written to");
+    if (node > 0 && !freopen("/dev/null", "w", stdout)) error("cannot write to /dev/null");
 }
 
 // What all nodes must have in common: what decides the bits, how long they train, the data, the
@@ -265,7 +265,7 @@ static void meet_nodes() {
     std::istringstream here(text), there(bytes);
     for (std::string own, other; here >> own;)
         if (!(there >> other) || own != other)
-            error("its %s is not %s as on node 0: all nodes want the same", own.c_str(),
+            error("its %s is not %s, as on node 0: all nodes must have the same", own.c_str(),
                   other.c_str());
     MPI_Barrier(MPI_COMM_WORLD); // all agree
     alarm(0);
@@ -281,7 +281,8 @@ static bool parse_options_of_nodes(int argc, char **argv) {
         options.gpus *= nodes;
     });
     if (nodes > 1)
-        split->field = Setter([](auto) { error("SPLIT is for one process: leave NODES out"); });
+        split->field =
+            Setter([](auto) { error("SPLIT works only in one process: leave NODES out"); });
     options.gpus = nodes;
     if (!parse_options(argc, argv)) return false;
     options.gpus /= nodes;
@@ -322,7 +323,7 @@ int main(int argc, char **argv) {
             if (exercise) meet_nodes(), exercise_nodes();
             else run_on_nodes();
         }
-        if (fflush(stdout) || ferror(stdout)) error("what is printed cannot be written to stdout");
+        if (fflush(stdout) || ferror(stdout)) error("cannot write to stdout");
         MPI_Finalize();
         return 0;
     } catch (const std::exception &e) {

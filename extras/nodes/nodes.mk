@@ -6,28 +6,28 @@
 MPICXX ?= mpicxx
 own += NODES HOSTS MPICXX
 
-no_mpi = $(foreach x,mpirun $(MPICXX),$(if $(shell command -v $x),,no $x: NODES wants MPI, in \
-    Debian openmpi-bin and libopenmpi-dev))
+no_mpi = $(foreach x,mpirun $(MPICXX),$(if $(shell command -v $x),,there is no $x: NODES needs \
+    MPI, which Debian has in openmpi-bin and libopenmpi-dev))
 need_mpi = $(if $(strip $(no_mpi)),$(error $(strip $(no_mpi))))
 # More processes than cores are allowed, and root
 mpirun = mpirun $(if $(shell mpirun --version | grep 'Open MPI'),-q --oversubscribe --bind-to none \
     $(if $(filter 0,$(shell id -u)),--allow-run-as-root))
 
-# What is wrong with HOSTS, of which mpirun -q would not say a word
+# What is wrong with HOSTS, since mpirun -q would not say
 word := [a-z_-]*(slots|cpus?|count)[a-z_-]*[ \t]*=[ \t]*[0-9]+|user[a-z_-]*[ \t]*=[ \t]*[^ \t]+
 host_line := ^[ \t]*([A-Za-z0-9_.:@^-]+([ \t]+($(word)))*[ \t]*)?(\#.*)?$$
 wrong_hosts = $(shell awk '/^[ \t]*[^ \t\#\r]/ { some = 1 } \
-    /\r$$/ { bad = "its lines end as those of Windows do: sed -i s/.$$// removes that"; exit } \
-    !/$(host_line)/ { bad = "line " NR ", " $$0 ": pc01, say, or pc01 slots=2 is wanted"; exit } \
-    END { print bad ? bad : some ? "" : "a file with a machine in each line is wanted" }' \
+    /\r$$/ { bad = "its lines have Windows line endings: sed -i s/.$$// removes them"; exit } \
+    !/$(host_line)/ { bad = "line " NR ", " $$0 ": expected a line such as pc01 or pc01 slots=2"; exit } \
+    END { print bad ? bad : some ? "" : "expected a file with a machine on each line" }' \
     '$(subst ','\'',$(value HOSTS))' 2>/dev/null || echo it cannot be read)
 
 ifneq ($(value NODES)$(value HOSTS),)
   $(need_mpi)
   $(if $(findstring <$(or $(value NODES),1)>,$(patsubst %,<%>,$(shell seq 1024))),,\
-    $(error NODES=$(value NODES): a number of processes, 1 to 1024, is wanted))
+    $(error NODES=$(value NODES): expected a number of processes from 1 to 1024))
   $(foreach x,$(filter show bench summary trace profile scale sweep plot test race asan lanes \
-    sanitize,$(MAKECMDGOALS)),$(error make $x is for one process: leave NODES and HOSTS out))
+    sanitize,$(MAKECMDGOALS)),$(error make $x works only in one process: leave NODES and HOSTS out))
   wrong := $(if $(value HOSTS),$(wrong_hosts))
   $(if $(wrong),$(error HOSTS=$(value HOSTS): $(wrong)))
   start := $(mpirun) $(if $(value NODES),-n $(value NODES)) \
@@ -61,7 +61,7 @@ exercise: backend $(program)
 endif
 
 .PHONY: nodes nodes_asan nodes_race
-nodes: backend $(program) build/mpi/nodes data  ## tests of NODES on this machine (MPI)
+nodes: backend $(program) build/mpi/nodes data  ## test NODES on this machine (needs MPI)
 	@sh extras/nodes/test.sh $(program) build/mpi/nodes $(mpirun)
 # MPI's own leaks and locks are suppressed by name
 nodes_asan: build/mpi_asan/nodes data

@@ -68,7 +68,7 @@ differs 'its BATCH=128 is not BATCH=256' BATCH=128
 differs 'its GPUS=2 is not GPUS=1' GPUS=2
 differs 'its OVERLAP=1 is not OVERLAP=0' OVERLAP=1
 differs 'its REPLICA_CHECK=0 is not' REPLICA_CHECK=0
-differs 'its data=.* is not data=.* as on node 0' DATA=$out/data
+differs 'its data=.* is not data=.*, as on node 0' DATA=$out/data
 differs 'no-such-folder' DATA=no-such-folder
 
 # The last line names every node's devices
@@ -84,9 +84,9 @@ unreadable() {
     grep -qF "HOSTS=$out/hosts: $1" $out/text || fail "not said: $1"
     pass "HOSTS is refused: $1"
 }
-unreadable 'a file with a machine in each line' '\n# pc01\n'
-unreadable 'its lines end as those of Windows do' 'localhost slots=2\r\n'
-unreadable 'line 2, localhost slots=two: pc01, say' '# two\nlocalhost slots=two\n'
+unreadable 'expected a file with a machine on each line' '\n# pc01\n'
+unreadable 'its lines have Windows line endings' 'localhost slots=2\r\n'
+unreadable 'line 2, localhost slots=two: expected a line such as pc01' '# two\nlocalhost slots=two\n'
 unreadable 'line 1, localhost; slots=2:' 'localhost; slots=2\n'
 printf ' localhost slots=2 max_slots=4 # this one\n\n# pc01\n' >$out/hosts
 ${MAKE:-make} -n run HOSTS=$out/hosts >$out/text 2>&1 || fail "HOSTS with comments"
