@@ -34,8 +34,8 @@ case $1 in
 --check)
     edited=$(sh extras/fast/checksum.sh)
     [ -z "$edited" ] || {
-        echo "extras/fast/checksums is stale for: $edited. Do the tuned operators still compute the" \
-            "same? Then sh extras/fast/checksum.sh --write" >&2
+        echo "extras/fast/checksums is stale for: $edited. If the tuned operators still compute" \
+            "the same, run sh extras/fast/checksum.sh --write" >&2
         exit 1
     } ;;
 *) sums | diff - extras/fast/checksums | sed -n 's/^< \([a-z0-9_]*\) .*/\1/p' | sort -u |

@@ -166,23 +166,23 @@ static std::string kernels, precision; // as the command line has them
 static void choose() {
     const bool tf32 = precision == "tf32";
     if (tf32 && !kernels.empty() && kernels != "fast")
-        error("PRECISION=tf32 is for the fast kernels alone: leave KERNELS out");
+        error("PRECISION=tf32 works only with the fast kernels: leave KERNELS out");
     if (tf32 || !kernels.empty()) use_kernels(tf32 ? "tf32" : kernels);
 }
 static void set_kernels(const std::string &value) {
     if (value != "fast" && value != "tiled" && value != "plain")
-        error("KERNELS=%s is unknown: there are fast, tiled, plain", value.c_str());
+        error("KERNELS=%s is unknown: choose one of fast, tiled, plain", value.c_str());
     kernels = value;
     choose();
 }
 static void set_precision(const std::string &value) {
     if (value != "fp32" && value != "tf32")
-        error("PRECISION=%s is unknown: there are fp32, tf32", value.c_str());
+        error("PRECISION=%s is unknown: choose one of fp32, tf32", value.c_str());
     precision = value;
     choose();
 }
 static const std::vector<Option> fast_options = {
-    {"KERNELS", set_kernels, "operators: fast, tiled or mgpu.cu's plain (your edits; else fast)"},
+    {"KERNELS", set_kernels, "operators: fast, tiled, or mgpu.cu's plain (your edits; else fast)"},
     {"PRECISION", set_precision, "of the fast kernels: fp32, or tf32 on tensor cores (fp32)"},
 };
 static const bool ready = [] {

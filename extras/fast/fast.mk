@@ -48,5 +48,5 @@ lanes_asan_tests += $(if $(LANES),,$(fast_tests:%=build/lanes_asan/%))
 lanes: $(fast_tests:%=build/lanes/%) $(if $(LANES),,$(fast_tests:%=build/lanes_asan/%))
 
 .PHONY: checksum sources
-checksum:  ## do the tuned operators know mgpu.cu's as they are?
+checksum:  ## check that the tuned operators match mgpu.cu's
 	@sh extras/fast/checksum.sh --check

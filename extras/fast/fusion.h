@@ -52,7 +52,7 @@ static int updates = 0; // of the parameters
 static void send_off(Device device, const std::shared_ptr<Note> &launch) {
     if (!launch || !launch->kernel) return;
     if (launch->left_out >= 0 && launch->left_out != updates)
-        error("a tensor that was fused with what follows it is read when the parameters have "
+        error("a tensor that was fused with the next operator is read after the parameters have "
               "changed: read it earlier, or use KERNELS=plain");
     Tensor{device, {launch->n}}.ptr(); // it is used: on_use may count
     std::exchange(launch->kernel, nullptr)(launch->to);

@@ -541,11 +541,12 @@ static void set_lab_cnn_defaults() {
     if (options.allreduce.empty()) options.allreduce = "local";
 }
 static void set_allreduce(const std::string &value) {
-    if (given("KVSTORE") && given("ALLREDUCE")) error("KVSTORE and ALLREDUCE: one is enough");
+    if (given("KVSTORE") && given("ALLREDUCE"))
+        error("KVSTORE and ALLREDUCE cannot both be given: one is enough");
     options.allreduce = value;
 }
 static const std::vector<Option> network_options = {
-    {"KVSTORE", set_allreduce, "the lab's word for ALLREDUCE: local, device (local)"},
+    {"KVSTORE", set_allreduce, "the lab's name for ALLREDUCE: local or device (local)"},
     {"EVALUATE_ALL", &evaluate_all, "1: test accuracy on all devices, not on gpu(0) alone (0)"},
 };
 static const bool networks_ready = [] {

@@ -1,6 +1,6 @@
 # mgpu.cu as a page for a browser, and its tests. The Makefile includes this file where it is there.
 
-# DIR            folder that make handout makes; or make page, by default build/page
+# DIR            folder that make handout creates, or make page (by default build/page)
 page: own += DIR
 
 .PHONY: page page_test
@@ -10,7 +10,7 @@ ifneq ($(has_show),)
 page: show # for section 7
 page: words += $(if $(value ALLREDUCE),,ALLREDUCE=ring) $(if $(value GPUS),,GPUS=4)
 endif
-page:  ## mgpu.cu beside its comments, for a browser: index.html in DIR
+page:  ## make a web page of mgpu.cu beside its comments: index.html in DIR
 	@folder='$(subst ','\'',$(or $(value DIR),build/page))'; mkdir -p build/page "$$folder" && \
 	build/cpu/mgpu GPUS=2 STEPS=1 LIMIT=2 LOG=build/page/log.csv >build/page/output && \
 	sed -n '/^<!-- explorer/,/^<!-- .explorer/p' $(if $(has_show),build/show.html,/dev/null) \
@@ -31,6 +31,6 @@ build/page_venv/tests: build/page_venv/requirements.txt
 page_tests = pytest==9.2.0 playwright==1.65.2 axe-playwright-python==0.1.8
 build/page_venv/requirements.txt: extras/page/requirements.txt
 	@mkdir -p build; python3 -m venv build/page_venv >build/page_venv.log 2>&1 || \
-	    { echo 'page: python3 with its venv is missing: apt-get install python3-venv' >&2; exit 1; }
+	    { echo 'page: python3 has no venv: apt-get install python3-venv' >&2; exit 1; }
 	@build/page_venv/bin/python -m pip install -q -r $< >build/page_venv.log 2>&1 && cp $< $@ || \
 	    { echo "page: pip cannot install $<: $$(tail -n 1 build/page_venv.log)" >&2; exit 1; }

@@ -131,7 +131,7 @@ def printed(text, output):
         pattern += f"({words})"
         ends.append(text[: call.end()].count("\n"))
     found = re.search(pattern + r"(?=\S)", output)
-    return zip(ends, found.groups()) if found else sys.exit("page.py: demos printed something else")
+    return zip(ends, found.groups()) if found else sys.exit("page.py: the demos printed something else")
 
 
 # ----- Prose: the comments at the left margin ---------------------------------------------------
@@ -239,7 +239,7 @@ def main(source, translated, output, explorer, page, *flags):
     ids = re.findall(r'<[^>]+\sid="?([^\s">]+)', tags)
     wrong = set(re.findall(r'href="#([^"]*)"', tags)) - set(ids)
     if wrong := wrong | {i for i in ids if ids.count(i) > 1}:
-        sys.exit(f"page.py: ids that are not there, or twice: {sorted(wrong)}")
+        sys.exit(f"page.py: these ids are missing or occur twice: {sorted(wrong)}")
     pathlib.Path(page).write_text(text)
 
 
