@@ -781,11 +781,11 @@ TEST_CASE("KERNELS, PRECISION") {
     CHECK(said({"PRECISION=tf32"}) == "tuned, fast in tf32");
     CHECK(said({"PRECISION=tf32", "KERNELS=fast"}) == "tuned, fast in tf32");
     CHECK(said({"PRECISION=fp32"}) == std::string("tuned, ") + usual_kernels);
-    const std::string leave = "PRECISION=tf32 is for the fast kernels alone: leave KERNELS out";
+    const std::string leave = "PRECISION=tf32 works only with the fast kernels: leave KERNELS out";
     CHECK(said({"PRECISION=tf32", "KERNELS=tiled"}) == leave);
     CHECK(said({"KERNELS=tiled", "PRECISION=tf32"}) == leave);
-    CHECK(said({"KERNELS=slow"}) == "KERNELS=slow is unknown: there are fast, tiled, plain");
-    CHECK(said({"PRECISION=fp16"}) == "PRECISION=fp16 is unknown: there are fp32, tf32");
+    CHECK(said({"KERNELS=slow"}) == "KERNELS=slow is unknown: choose one of fast, tiled, plain");
+    CHECK(said({"PRECISION=fp16"}) == "PRECISION=fp16 is unknown: choose one of fp32, tf32");
     CHECK(said({"KERNEL=plain"}) == "KERNEL=plain is not an option: did you mean KERNELS=plain?");
 }
 

@@ -1232,7 +1232,7 @@ TEST_CASE("lab: what is wrong is said in a line") {
     for (const auto &[line, says] : std::vector<std::pair<std::string, std::string>>{
              {"bench BENCH=x", "BENCH=x is unknown: choose one of all, step, allreduce, kernels"},
              {"trace BENCH=step", "BENCH does not apply to trace"},
-             {"profile DRY_GPUS=2", "DRY_GPUS=2 is unknown: "}}) {
+             {"profile DRY_GPUS=2", "DRY_GPUS=2 is not an option: "}}) {
         const Run run = run_in_shell(folder, "", line);
         CHECK(run.status == 1);
         check_line(run.err, "mgpu: " + says);
