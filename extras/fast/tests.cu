@@ -104,6 +104,9 @@ static const Shape shapes[] = {
 static bool takes_long(const Shape &s) {
     return s.work() > (tiny ? 3e4 : small_only ? 3e5 : warp_size > 1 ? 1e12 : 4e7);
 }
+// Return whether the simple operators are done soon: they have a block for each channel.
+static bool quick(const Shape &s) { return s.work() < (small_only ? 1e4 : 3e6) && s.O < 10000; }
+
 template <class Call> static void for_shapes(Call call) {
     for (const Shape &s : shapes) {
         if (takes_long(s)) continue;
@@ -133,28 +136,8 @@ static Floats numbers(size_t n, unsigned seed) {
 static int count(const Ints &shape) {
     return std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<int>());
 }
-// Its gradient holds NaN for now: a backward must write every number of it.
-static Tensor with_grad(const Floats &numbers, const Ints &shape) {
-    Tensor t = on_device(numbers, shape);
-    t.grad = std::make_shared<Tensor>(full(shape, NAN, t.device));
-    return t;
-}
 static Doubles doubles(const Floats &a) { return Doubles(a.begin(), a.end()); }
 static Floats together(const Tensors &list) { return all_to_host(list); }
-
-// backward(), but with dys in place of ones as the gradients of ys.
-static void backward_from(const Tensors &ys, const std::vector<Floats> &dys) {
-    const Tensor l = record("backward_from", empty({1}, gpu(0)), ys, [=](const Tensor &) {
-        for (size_t i = 0; i < ys.size(); i++) {
-            const Tensor dy = on_device(dys[i], ys[i].shape);
-            const int n = size(dy);
-            float *const sum = grad_of(ys[i]);
-            if (sum)
-                LAUNCH(add_kernel<<<blocks(n), threads, 0, stream_of(gpu(0))>>>(sum, dy.ptr(), n));
-        }
-    });
-    backward(l);
-}
 
 // What an operator makes of inputs of these shapes: its result, then the gradients. `uses`: how
 // often it is used, so that gradients are sums. masked: X is a ReLU's result, whose gradient is
@@ -179,8 +162,8 @@ static std::vector<Floats> results(const Operator &op, const std::vector<Ints> &
     for (const Tensor &t : in) all.push_back(t.grad ? grad(t) : Floats());
     return all;
 }
-// The tuned operator against the simple one, and each gradient the same bits whether or not the
-// other inputs want one. rel is of the result, then of each gradient.
+// Check each tuned operator against the simple one, and of all of them that each gradient has the
+// same bits whether or not the other inputs want one. rel is of the result, then of each gradient.
 static void check_operator(const Operator &op, const std::vector<Ints> &inputs,
                            const Doubles &rel) {
     Usual usual;
@@ -189,7 +172,7 @@ static void check_operator(const Operator &op, const std::vector<Ints> &inputs,
             if (tiny && masked == (uses == 1)) continue;
             use_kernels("plain");
             const std::vector<Floats> want = results(op, inputs, uses, masked);
-            for (const std::string rung : {"tiled", "fast", "tf32"}) {
+            for (const std::string &rung : rungs) {
                 INFO(rung, ", uses ", uses, ", masked ", masked);
                 use_kernels(rung);
                 const std::vector<Floats> got = results(op, inputs, uses, masked);
@@ -203,8 +186,9 @@ static void check_operator(const Operator &op, const std::vector<Ints> &inputs,
                     if (tiny && wanted != 1 && wanted != 6) continue;
                     CAPTURE(wanted); // bit i: input i wants its gradient
                     const auto some = results(op, inputs, uses, masked, wanted);
-                    for (size_t i = 0; i < some.size(); i++)
-                        if (i == 0 || (wanted >> (i - 1) & 1)) CHECK(same_bits(some[i], got[i]));
+                    for (size_t i = 0; i < some.size(); i++) {
+                        if (i == 0 || (wanted >> (i - 1) & 1)) check_close(some[i], got[i], 0);
+                    }
                 }
             }
         }
@@ -242,8 +226,7 @@ static int in_W(const Shape &s, int at) { // of a dense layer, whose W is (C,O)
 TEST_CASE("tuned conv2d, linear: as the simple ones") {
     for_shapes([](const Shape &s) {
         const int taps = s.K * s.K, pixels = s.N * s.OH() * s.OW();
-        // The simple ones take long, with a block for each channel
-        if (s.work() < (small_only ? 1e4 : 3e6) && s.O < 10000)
+        if (quick(s))
             check_operator(
                 operator_of(s), inputs_of(s),
                 {rounding(s.C * taps), rounding(s.O * taps), rounding(pixels), rounding(pixels)});
@@ -265,7 +248,8 @@ TEST_CASE("tuned conv2d, linear: as loops in double") {
             w = in_W(s, w);
             y[at] += X[x] * W[w], dX[x] += dy[at] * W[w], dW[w] += dy[at] * X[x];
         });
-        for (const std::string rung : {"tiled", "fast", "tf32"}) {
+        for (const std::string &rung : rungs) {
+            if (rung == "plain" && !quick(s)) continue;
             CAPTURE(rung);
             use_kernels(rung);
             const auto got = results(operator_of(s), inputs, 1, false);
@@ -462,7 +446,7 @@ TEST_CASE("tuned sgd: the simple one's bits, of any number of parameters") {
         sgd(p, 0.3f, 7);
         all.push_back(together(p));
     }
-    CHECK(same_bits(all[0], all[1]));
+    check_close(all[1], all[0], 0);
 }
 
 TEST_CASE("tuned tf32: factors are rounded to 10 bits, sums are not") {
@@ -533,7 +517,7 @@ TEST_CASE("fusion: the same bits as each kernel alone, and what the simple opera
         const std::vector<Floats> alone = block_of([](const Tensor &t) { t.ptr(); });
         for (size_t i = 0; i < fused.size(); i++) {
             CAPTURE(i);
-            CHECK(same_bits(fused[i], alone[i]));
+            check_close(fused[i], alone[i], 0);
             check_close(fused[i], plain[i], 1e-5);
         }
     }
@@ -827,7 +811,7 @@ TEST_CASE("train_batch: each rung trains as the simple operators do") {
     const int k = small_only ? 1 : 2;
     for (const std::string rung : {"tiled", "fast"}) {
         CAPTURE(rung);
-        Training simple(k, steady_params()), tuned(k, steady_params());
+        Training simple(k, lively_params()), tuned(k, lively_params());
         for (int s = 0; s < (small_only ? 1 : 5); s++) {
             CAPTURE(s);
             const auto batch = minibatch(small_only ? 2 : 7, s);
@@ -835,9 +819,9 @@ TEST_CASE("train_batch: each rung trains as the simple operators do") {
             const Floats losses = simple.step(batch);
             use_kernels(rung);
             check_close(tuned.step(batch), losses, 1e-6 * (1 + s)); // they drift apart by rounding
-            const Floats got = tuned.numbers(0, true), want = simple.numbers(0, true);
+            const Floats got = tuned.grads(0), want = simple.grads(0);
             check_close(got, want, 5e-6 * (1 + s));
-            CHECK_FALSE(same_bits(got, want)); // or the operators are the same
+            CHECK(got != want); // or the operators are the same
         }
     }
 }
@@ -849,18 +833,18 @@ TEST_CASE("train_batch: PRECISION=tf32 trains as FP32 does, to two digits") {
         use_kernels(rung);
         Training training(small_only ? 1 : 2, lively_params());
         Floats numbers = training.step(batch);
-        const Floats gradients = training.numbers(0, true);
+        const Floats gradients = training.grads(0);
         numbers.insert(numbers.end(), gradients.begin(), gradients.end());
         return numbers;
     };
     const Floats want = step("fast"), got = step("tf32");
     check_close(got, want, 1e-2);
-    CHECK_FALSE(same_bits(got, want));
-    CHECK(same_bits(step("tf32"), got));
+    CHECK(got != want);
+    check_close(step("tf32"), got, 0);
 }
 
 TEST_CASE("check_first_step: a right step passes with each rung" * doctest::skip(no_training)) {
-    ModelKept kept;
+    Kept kept;
     Usual usual;
     set_model("lenet", 0);
     for (const std::string &rung : rungs) {

@@ -18,6 +18,8 @@
 #define TESTS_SHARED
 #include "../../tests.cu"
 
+typedef std::vector<Doubles> Arrays;
+
 // ---------------------------------------------------------------------------------------------
 // What an allreduce costs
 
@@ -74,6 +76,11 @@ TEST_CASE("allreduce_*: a part of no numbers is no message") {
 // The judge, a program, with the allreduces of extras/lab/wrong/ in its worker
 
 #ifdef CUDA_CPU
+static std::string shell_quoted(const std::string &text) {
+    std::string quoted = "'";
+    for (char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return quoted + "'";
+}
 static std::string beside(const std::string &program) { // in the folder of these tests
     return std::filesystem::path(std::filesystem::read_symlink("/proc/self/exe"))
         .replace_filename(program);
@@ -91,18 +98,6 @@ static Run judged(const std::string &options, const std::string &environment = "
     const int status = system(command.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_text(folder.file("out")), ""};
 }
-// Has the text these parts, which " ... " divides, in this order?
-static void check_parts(const std::string &text, const std::string &parts) {
-    INFO(text);
-    for (size_t at = 0, begin = 0, end; begin <= parts.size(); begin = end + 5) {
-        end = std::min(parts.find(" ... ", begin), parts.size());
-        const std::string part = parts.substr(begin, end - begin);
-        CAPTURE(part);
-        at = text.find(part, at);
-        CHECK(at != std::string::npos);
-    }
-}
-
 TEST_CASE("judge: each file of extras/lab/wrong/ gets the verdict in its first line" *
           doctest::skip(small_only)) { // a race would be reported
     int files = 0;
@@ -243,7 +238,10 @@ TEST_CASE("judge: wrong arguments, a worker that is none") {
 }
 TEST_CASE("judge: ThreadSanitizer sees an allreduce's missing event within three runs") {
     const char *worker = getenv("RACE_WORKER"); // beside these tests: of make race
-    if (!worker) return needs_tsan();
+    if (!worker) {
+        MESSAGE("skipped: needs ThreadSanitizer (make race)");
+        return;
+    }
     auto found = [&](const std::string &algorithm, const std::string &line) {
         const std::string out = judged("GPUS=2 ALLREDUCE=" + algorithm, "", worker).out;
         return contains(out, "ThreadSanitizer: data race") && contains(out, "race on gpu(") &&
@@ -298,7 +296,7 @@ static std::string checked_step(int k, int n, const Spoil &spoil = nullptr,
 }
 
 TEST_CASE("check_step, check_slopes: right steps pass" * doctest::skip(no_training)) {
-    ModelKept kept;
+    Kept kept;
     for (std::string model : {"lenet", "lab_cnn"})
         for (const auto &sizes : {std::pair(1, 7), std::pair(2, 1), std::pair(5, 7)}) {
             const int k = sizes.first, n = sizes.second;
@@ -321,7 +319,7 @@ TEST_CASE("check_step, check_slopes: right steps pass" * doctest::skip(no_traini
 }
 
 TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::skip(small_only)) {
-    ModelKept kept;
+    Kept kept;
     // The gradients become sums of the shards', factors[c][d] times device d's on device c
     auto gradients_are = [](const Arrays &factors) {
         return [=](Training &t, Tensors &, const Tensor &X, const Tensor &y) {
@@ -461,7 +459,7 @@ TEST_CASE("check_operators: which operator is wrong, and how" * doctest::skip(sm
 }
 #endif
 TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::skip(no_training)) {
-    ModelKept kept;
+    Kept kept;
     set_model("lenet", 0);
     options.gpus = 2;
     auto says = [](const Exchange &wrong) {
@@ -509,7 +507,7 @@ struct Recorded {
 };
 
 TEST_CASE("Recorder: streams in order, waits end after what they are for, every message counts") {
-    ModelKept kept;
+    Kept kept;
     const int k = 3, steps = 2;
     for (const char *allreduce : {"naive", "ring", "host"})
         for (bool overlap : {false, true}) {
@@ -547,13 +545,13 @@ TEST_CASE("Recorder: streams in order, waits end after what they are for, every 
         }
 }
 TEST_CASE("Recorder: what it records stays as it was") {
-    ModelKept kept;
+    Kept kept;
     exchange = exchange_by("naive", true);
     const Floats want = Recorded(2, 4, 2, false, false).after;
-    for (bool timed : {false, true}) CHECK(same_bits(Recorded(2, 4, 2, timed).after, want));
+    for (bool timed : {false, true}) CHECK(Recorded(2, 4, 2, timed).after == want);
 }
 TEST_CASE("Recorder: bytes of the tensors that a kernel names") {
-    OptionsKept kept;
+    Kept kept;
     const Tensor X = on_device(random_floats(1000, 1), {10, 100}), Y = copyto(X, gpu(0));
     auto bytes_of = [&](const std::string &kernel, const std::function<void()> &call) {
         watch::Recorder r(false);
@@ -983,7 +981,7 @@ TEST_CASE("critical_path: what the last operation has waited for") {
 // Chrome's format: complete slices that do not overlap in a thread, each arrow from a slice of the
 // sender to one of the receiver, names for all processes and threads.
 TEST_CASE("write_json: slices nest, arrows meet their slices, the times are those of the rows") {
-    ModelKept kept;
+    Kept kept;
     TestFolder folder;
     exchange = exchange_by("ring", true);
     const int k = 3;
@@ -1187,7 +1185,7 @@ TEST_CASE("lab dry-run prints the messages of devices that are not there") {
     for (size_t at = 0; (at = out.find(",message,message,0,0,", at)) != std::string::npos; at++)
         messages++;
     CHECK(messages == 2 * 1023);
-    check_line(run_in_shell(folder, "", "dry-run DRY_GPUS=1025").err,
+    check_says(run_in_shell(folder, "", "dry-run DRY_GPUS=1025").err,
                "DRY_GPUS=1025: expected a whole number from 1 to 1024");
 }
 TEST_CASE("lab bench BENCH=allreduce times every algorithm" * doctest::skip(small_only)) {
@@ -1235,7 +1233,7 @@ TEST_CASE("lab: what is wrong is said in a line") {
              {"profile DRY_GPUS=2", "DRY_GPUS=2 is not an option: "}}) {
         const Run run = run_in_shell(folder, "", line);
         CHECK(run.status == 1);
-        check_line(run.err, "mgpu: " + says);
+        check_says(run.err, "mgpu: " + says);
     }
     CHECK(contains(run_in_shell(folder, "", "fly").err, "lab: the first word must be one of "));
     CHECK(folder.listing().empty());
