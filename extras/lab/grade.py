@@ -31,7 +31,7 @@ LIMITS = {}
 for name, value in re.findall(r"constexpr int (\w+) = ([^;]+);", open("extras/lab/limits.h").read()):
     LIMITS[name] = eval(value, {"__builtins__": {}}, LIMITS)  # numbers, and names before them
 PARTS = {p: LIMITS["points_" + p] for p in ("sums", "bits", "host")}
-COLUMNS = "name,status,score,max,seconds,messages,bytes,busiest device,steps,first error".split(",")
+COLUMNS = "name,status,score,max,seconds,messages,bytes,busiest device,rounds,first error".split(",")
 
 
 def submissions(folders):
@@ -211,7 +211,7 @@ def grade(name, path, options, sandbox):
     late = f"it takes longer than {LIMITS['seconds_of_submission']} s in all"
     row["status"] = result.get("status", "timeout" if status is None else "crash")
     row["points"] = {p: int(result.get(p, 0)) for p in PARTS}
-    for column in ("messages", "bytes", "steps"):
+    for column in ("messages", "bytes", "rounds"):
         row[column] = result.get(column, "")
     row["busiest device"] = result.get("busiest", "")
     row["first error"] = result.get(
@@ -252,7 +252,7 @@ def write_gradescope(rows):
     ]
     board = [
         {"name": column, "value": int(rows[0][column]), "order": "asc"}
-        for column in ("busiest device", "steps", "messages")
+        for column in ("busiest device", "rounds", "messages")
         if len(rows) == 1 and rows[0].get(column)
     ]
     result = {

@@ -564,7 +564,7 @@ static void judge_costs(const Answer &of, const std::string &name, int k) {
            name.c_str(), tutorial ? ", and is still the tutorial's algorithm" : "", sizes.size(),
            options.model.c_str(), n, k);
     printf("%-10s %9s %11s %15s %13s %7s%s\n%s", "", "messages", "bytes", "busiest device",
-           "busiest link", "steps", of.on_cpu ? "" : "        us    bus GB/s", text.c_str());
+           "busiest link", "rounds", of.on_cpu ? "" : "        us    bus GB/s", text.c_str());
     printf("%-10s %9ld %11ld %15ld %13ld %7d   the least of each\n", "optimum", messages, bytes,
            bytes / k, k > 1 ? 2 * n / k : 0, k > 1 ? 1 : 0);
     printf("%s", binds.c_str());
@@ -750,7 +750,7 @@ static void write_result() {
     fprintf(file, "status %s\n", first_verdict ? statuses[first_verdict->kind] : "passed");
     fprintf(file, "sums %d\nbits %d\nhost %d\n", points_sums, points_bits, points_host);
     if (counted)
-        fprintf(file, "messages %ld\nbytes %ld\nbusiest %ld\nsteps %ld\n", counted->messages,
+        fprintf(file, "messages %ld\nbytes %ld\nbusiest %ld\nrounds %ld\n", counted->messages,
                 counted->bytes, counted->busiest(), counted->steps);
     if (first_verdict) fprintf(file, "error %s\n", first_verdict->what());
     fclose(file);

@@ -34,7 +34,7 @@ static wire::Traffic traffic_of(const std::string &name, const PerDevice &grads)
             {op.src != -2, op.device, op.lane, op.src, op.dst, op.after, op.steps, op.bytes, ""});
     return wire::Traffic(rows);
 }
-TEST_CASE("allreduce_*: messages, bytes and steps are those of the formulas") {
+TEST_CASE("allreduce_*: messages, bytes and rounds are those of the formulas") {
     for (int k = 1; k <= most_devices; k++) {
         const int P = 4;
         const long m = k * 5, n = m * P * sizeof(float); // bytes that k divides
