@@ -1,9 +1,9 @@
-// Batch normalization, one warp a plane.
-// y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel. A warp sums over one plane,
-// which is contiguous, and one block adds up the planes of a channel (channel_sums.h). So X is read
-// once from memory, the second time from a cache. Gain: on a CPU ResNet-18 takes 1.66
-// times as much user time with mgpu.cu's in its place (4 steps of 16, the whole program, median of
-// 3 pairs).
+// Batch normalization in two launches in each direction: sums, then all that needs them.
+// y = (X - mean) / sqrt(var + eps) * gamma + beta, for each channel. Each block merges the parts of
+// its channel's sums (channel_sums.h) and begins with the images that were read last, because a
+// cache may have them. An addition and a ReLU that follow join the second launch (fusion.h).
+// Gain: on a CPU ResNet-18 takes 1.66 times as much user time with mgpu.cu's in its place (4 steps
+// of 16, the whole program, median of 3 pairs).
 // defines: batch_norm
 
 namespace fast {
@@ -18,86 +18,114 @@ __device__ inline Moments merge(Moments a, Moments b) {
     return {count, a.mean + d * (b.count / count),
             a.squares + b.squares + d * d * (a.count / count * b.count)};
 }
-struct MomentsOf { // a plane, by one warp
-    const float *X;
+struct MomentsOf {
+    const float *from[2]; // X, and X again, which is not used
     Planes s;
-    __device__ Moments operator()(int p) const {
-        const float *x = X + p * s.plane;
+    struct Sum { // of distances from the first of its numbers: so their squares lose no digits
+        float count, pivot, distances, squares;
+        __device__ void add(float x, float) {
+            if (count == 0) pivot = x;
+            const float d = x - pivot;
+            count++;
+            distances += d;
+            squares += d * d;
+        }
+        __device__ Moments part() const {
+            const float mean = distances / max(count, 1.f);
+            return {count, pivot + mean, squares - distances * mean};
+        }
+    };
+    __device__ Sum start(int) const { return {}; }
+    __device__ Moments operator()(int p) const { // of a plane
+        const float *x = from[0] + p * s.plane;
         const float m = warp_sum(s.plane, [=](int i) { return x[i]; }) / s.plane;
         const float squares = warp_sum(s.plane, [=](int i) { return (x[i] - m) * (x[i] - m); });
         return {(float)s.plane, m, squares};
     }
 };
-// mean and var of each channel; running = (1-momentum) * running + momentum * new
-// One block per channel.
-__global__ void __launch_bounds__(bn_threads)
-    batch_norm_moments_kernel(BatchNorm a, const Moments *parts, Planes s) {
-    const int c = blockIdx.x;
-    const Moments all = of_channel(parts, MomentsOf{a.X, s}, s);
-    if (threadIdx.x > 0) return;
-    a.mean[c] = all.mean;
-    a.var[c] = all.squares / all.count;
-    const float unbiased = all.squares / (all.count > 1 ? all.count - 1 : 1);
-    a.running_mean[c] = (1 - bn_momentum) * a.running_mean[c] + bn_momentum * all.mean;
-    a.running_var[c] = (1 - bn_momentum) * a.running_var[c] + bn_momentum * unbiased;
-}
-// y = (X - mean) * gamma / sqrt(var + eps) + beta   One warp per plane.
-__global__ void batch_norm_kernel(Store y, BatchNorm a, Planes s) {
-    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
-    if (p >= s.N * s.C) return;
-    const float m = a.mean[c], scale = a.gamma[c] / sqrtf(a.var[c] + bn_eps), shift = a.beta[c];
-    const float *X = a.X + p * s.plane;
-    y = y.from(p * s.plane);
-    UNROLL_LANES
-    for (int i = threadIdx.x % warp_size; i < s.plane; i += warp_size)
-        y.store(i, (X[i] - m) * scale + shift);
+// y = (X - mean) * gamma / sqrt(var + eps) + beta
+// parts: of mean and var, which are stored, and if `update` running = (1-momentum) * running +
+// momentum * new. Without parts, mean and var are there.
+template <int V>
+__global__ void batch_norm_kernel(Store y, BatchNorm a, const Moments *parts, bool update,
+                                  Slices s) {
+    const int c = s.channel();
+    const Moments m = parts ? merged(parts, s, c) : Moments{1, a.mean[c], a.var[c]};
+    const float var = m.squares / m.count, unbiased = m.squares / max(m.count - 1, 1.f);
+    const float scale = a.gamma[c] / sqrtf(var + bn_eps), shift = a.beta[c];
+    if (parts && s.first()) {
+        a.mean[c] = m.mean;
+        a.var[c] = var;
+        if (update) {
+            a.running_mean[c] = (1 - bn_momentum) * a.running_mean[c] + bn_momentum * m.mean;
+            a.running_var[c] = (1 - bn_momentum) * a.running_var[c] + bn_momentum * unbiased;
+        }
+    }
+    for_channel<V>(s, {a.X, y.plus ? y.plus : a.X}, [&](int at, const Vector<V>(&x)[2]) {
+        Vector<V> value;
+        UNROLL
+        for (int k = 0; k < V; k++) value.x[k] = (x[0].x[k] - m.mean) * scale + shift;
+        store(y, at, value, x[1], x[1]);
+    });
 }
 // dX = or += gamma / sqrt(var + eps) * (dy - sum/M - (X - mean) / (var + eps) * product/M), where
-// M = N*plane: mean and var depend on X, too.   One warp per plane.
-__global__ void batch_norm_backward_kernel(Store dX, const float *dy, const Sums *sums, BatchNorm a,
-                                           Planes s) {
-    const int p = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size, c = p % s.C;
-    if (p >= s.N * s.C) return;
+// M = N*plane: mean and var depend on X, too. And dgamma, dbeta. parts: of sum and product
+template <int V>
+__global__ void batch_norm_backward_kernel(Store dX, Store dgamma, Store dbeta, const float *dy,
+                                           const Sums *parts, BatchNorm a, Slices s) {
+    const int c = s.channel();
+    const Sums sums = merged(parts, s, c);
     const float M = (float)s.N * s.plane, m = a.mean[c], var = a.var[c] + bn_eps;
-    const float scale = a.gamma[c] / sqrtf(var), dy_mean = sums[c].dy / M;
-    const float slope = sums[c].product / M / var;
-    const float *X = a.X + p * s.plane;
-    dy += p * s.plane;
-    dX = dX.from(p * s.plane);
-    UNROLL_LANES
-    for (int i = threadIdx.x % warp_size; i < s.plane; i += warp_size)
-        dX.store(i, scale * (dy[i] - dy_mean - (X[i] - m) * slope));
+    const float scale = a.gamma[c] / sqrtf(var), dy_mean = sums.dy / M;
+    const float slope = sums.product / M / var;
+    if (s.first() && dgamma.data) dgamma.store(c, sums.product / sqrtf(var));
+    if (s.first() && dbeta.data) dbeta.store(c, sums.dy);
+    if (!dX.data) return;
+    const float *const mask = dX.mask ? dX.mask : dy, *const plus = dX.plus ? dX.plus : dy;
+    for_channel<V>(s, {dy, a.X, mask, plus}, [&](int at, const Vector<V>(&x)[4]) {
+        Vector<V> value;
+        UNROLL
+        for (int k = 0; k < V; k++)
+            value.x[k] = scale * (x[0].x[k] - dy_mean - (x[1].x[k] - m) * slope);
+        store(dX, at, value, x[2], x[3]);
+    });
 }
 
 static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
                          const Tensor &running_mean, const Tensor &running_var) {
     const std::vector<Tensor> inputs = {X, gamma, beta, running_mean, running_var};
     Tensor y = output({X, gamma, beta}, X.shape);
-    const int N = X.shape[0], C = X.shape[1];
-    const Tensor mean = recording ? full({C}, 0, X.device) : running_mean;
-    const Tensor var = recording ? full({C}, 0, X.device) : running_var;
+    const Device device = X.device;
+    const Tensor mean = recording ? full({X.shape[1]}, 0, device) : running_mean;
+    const Tensor var = recording ? full({X.shape[1]}, 0, device) : running_var;
     const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
                          var.ptr(), running_mean.ptr(), running_var.ptr()};
     const Planes s = planes(X);
-    if (recording && N > 0) {
-        const Tensor parts = in_order<Moments>(MomentsOf{a.X, s}, s, X.device);
-        LAUNCH(fast::batch_norm_moments_kernel<<<C, bn_threads, 0, stream_of(X.device)>>>(
-            a, (const Moments *)parts.ptr(), s));
-    }
-    const int by_plane = blocks((long)N * C * warp_size);
+    Tensor parts; // none without images
+    if (recording && s.N > 0) parts = parts_of<Moments>(MomentsOf{{a.X, a.X}, s}, s, device);
+    const auto update = std::make_shared<bool>(true); // once, even if y is computed again
     launch(y, [=](Store y) {
         (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
-        LAUNCH(fast::batch_norm_kernel<<<by_plane, threads, 0, stream_of(X.device)>>>(y, a, s));
+        const Slices slices(s, {a.X, y.data, y.plus}, true);
+        const bool once = std::exchange(*update, false);
+        with_vectors(slices, [&](auto V) {
+            LAUNCH(batch_norm_kernel<V()><<<slices.grid(), threads, 0, stream_of(device)>>>(
+                y, a, (const Moments *)parts.data.get(), once, slices));
+        });
     });
     return record("batch_norm", y, inputs, [=](const Tensor &) {
         (void)inputs, (void)mean, (void)var;
         const Tensor dy = dy_of(y);
         // In this order, so that dbeta is added where gamma and beta are the same tensor
         const Store dgamma = target_of(gamma), dbeta = target_of(beta);
-        const Tensor sums = channel_sums(dgamma, dbeta, dy, {a.X, a.mean, a.var, bn_eps});
-        if (!X.grad) return;
-        LAUNCH(fast::batch_norm_backward_kernel<<<by_plane, threads, 0, stream_of(X.device)>>>(
-            target_of(X), dy.ptr(), (const Sums *)sums.ptr(), a, s));
+        const Tensor parts = parts_of<Sums>(SumsOf{{dy.ptr(), a.X}, a.mean, s}, s, device);
+        const Store dX = target_of(X);
+        const Slices slices(s, {dX.data, dX.mask, dX.plus, dy.ptr(), a.X}, true);
+        with_vectors(slices, [&](auto V) {
+            LAUNCH(batch_norm_backward_kernel<V()>
+                   <<<slices.grid(), threads, 0, stream_of(device)>>>(
+                       dX, dgamma, dbeta, dy.ptr(), (const Sums *)parts.ptr(), a, slices));
+        });
     });
 }
 } // namespace fast

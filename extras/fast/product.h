@@ -8,7 +8,7 @@
 // differs is where an index of rows, columns or terms leads to in memory.
 // Gain: X is not copied K*K times, as im2col does: at batch 256 LeNet's conv2 alone would write 41
 // MB. Terms that meet only zeros around an image are skipped.
-// defines: Rung, Sizes, ConvShape, Divisor, Map, Product, ProductOut, terms_inside
+// defines: Rung, Sizes, ConvShape, Map, Product, ProductOut, terms_inside
 
 namespace fast {
 
@@ -21,18 +21,6 @@ struct ConvShape : Sizes {
     Rung rung;
     int W_stride_k,
         W_stride_o; // W's element k = (c,u,v) of output o is W[k*W_stride_k + o*W_stride_o]
-};
-
-// i / d for 0 <= i < 2^31, as a product and shifts: 3 instructions in place of some 20
-struct Divisor {
-    unsigned d, shift = 0, factor;
-    Divisor(int d) : d(d) {
-        while (1u << shift < this->d) shift++;
-        factor = d ? (1ull << (31 + shift)) / d + 1 : 0;
-    }
-    __device__ __forceinline__ int operator()(unsigned i) const {
-        return __umulhi(2 * i, factor) >> shift;
-    }
 };
 
 // A Map tells where an index of rows, columns or terms, such as (n,i,j), leads to: the offset in

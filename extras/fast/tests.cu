@@ -376,6 +376,10 @@ TEST_CASE("tuned batch_norm: as the simple one, and as loops in double") {
                                            {2, 300, 2, 3},
                                            {40, 3, 7, 7},
                                            {7, 5, 9, 11},
+                                           {256, 1, 1, 1}, // more images than blocks have threads
+                                           {1, 64, 4, 4},
+                                           {7, 65, 4, 4},
+                                           {2, 3, 28, 28},
                                            {2, 5, 29, 31}}) {
         if (tiny && X[1] > 5) continue;
         CAPTURE(str(X));
@@ -429,6 +433,44 @@ TEST_CASE("tuned batch_norm: as the simple one, and as loops in double") {
     for (float x : far) m += x / 4096.0;
     for (float x : far) v += (x - m) * (x - m) / 4095;
     check_close(to_host(var), Doubles{0.1 * v}, 1e-4);
+}
+
+TEST_CASE("tuned batch_norm: anywhere in memory, as part of a sum and a relu, the same bits twice") {
+    Usual usual;
+    for (const Ints &shape :
+         std::vector<Ints>{{2, 1, 4, 4}, {7, 3, 7, 7}, {256, 3, 2, 2}, {3, 65, 1, 1}}) {
+        CAPTURE(str(shape));
+        const int n = count(shape), C = shape[1];
+        auto at = [&](int offset, int seed) { // so many floats behind an address of 16 bytes
+            Floats list = numbers(n, seed);
+            list.insert(list.begin(), offset, 0);
+            return reshape(rows(on_device(list, {n + offset}), offset, n + offset), shape);
+        };
+        auto results = [&](const char *rung, int offset) {
+            use_kernels(rung);
+            Tensor X = at(offset, 1), Z = at(offset, 2);
+            for (Tensor *t : {&X, &Z}) t->grad = std::make_shared<Tensor>(full(shape, NAN, gpu(0)));
+            const Tensor gamma = with_grad(numbers(C, 3), {C}), beta = with_grad(numbers(C, 4), {C});
+            const Tensor mean = full({C}, 1, gpu(0)), var = full({C}, 2, gpu(0));
+            const Tensor h = batch_norm(X, gamma, beta, mean, var), y = relu(add(h, Z));
+            backward_from({y}, {numbers(n, 5)});
+            // h was left out: to compute it must not update mean and var again
+            const Tensors all = {y, *X.grad, *Z.grad, *gamma.grad, *beta.grad, h, mean, var};
+            std::vector<Floats> list;
+            for (const Tensor &t : all) list.push_back(to_host(t));
+            return list;
+        };
+        const auto want = results("plain", 0);
+        for (int offset = 0; offset < 3; offset++) {
+            CAPTURE(offset);
+            const auto got = results(usual_kernels, offset), again = results(usual_kernels, offset);
+            for (size_t i = 0; i < want.size(); i++) {
+                CAPTURE(i);
+                check_close(got[i], want[i], 4e-5);
+                CHECK(same_bits(got[i], again[i]));
+            }
+        }
+    }
 }
 
 TEST_CASE("tuned sgd: the simple one's bits, of any number of parameters") {

@@ -4,7 +4,7 @@
 // MGPU_LANES a CPU has the GPU's warps, see `make lanes`.
 // Gain: the same kernels serve both. What vector registers are worth to a CPU: see tiled.h.
 // defines: warp_size, lanes, tile_m, tile_n, wide, Wide, UNROLL, UNROLL_GPU, UNROLL_LANES,
-// warp_reduce_sum, warp_sum, Store
+// warp_reduce_sum, warp_sum, Divisor, Store
 
 #if defined(__CUDACC__) || defined(__clang__)
 #define UNROLL _Pragma("unroll")
@@ -56,6 +56,18 @@ template <class Value> __device__ inline float warp_sum(int n, Value value) {
     for (int q = 0; q < tile_n; q++) sum += part[q];
     return warp_reduce_sum(sum);
 }
+
+// i / d for 0 <= i < 2^31, as a product and shifts: 3 instructions in place of some 20
+struct Divisor {
+    unsigned d, shift = 0, factor;
+    Divisor(int d) : d(d) {
+        while (1u << shift < this->d) shift++;
+        factor = d ? (1ull << (31 + shift)) / d + 1 : 0;
+    }
+    __device__ __forceinline__ int operator()(unsigned i) const {
+        return __umulhi(2 * i, factor) >> shift;
+    }
+};
 
 // Where a kernel stores its result, and its epilogue: the operators that are fused with the
 // kernel's own.

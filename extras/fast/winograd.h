@@ -333,7 +333,7 @@ static void winograd_backward_weights(const Tensor &X, const Tensor &W, const Te
     const Device device = X.device;
     const Tensor dy = dy_of(y);
     const Store dW = target_of(W), db = target_of(b);
-    if (db.data) channel_sums({}, db, dy, {});
+    if (db.data) channel_sums(db, dy);
     if (!dW.data) return;
     const TiledImages x = tiled_images(s, false), out = tiled_images(s, true);
     const int C = s.C, O = s.O, at_once = min(x.tiles(), 1 << 10) + 1; // what a cache holds
