@@ -96,13 +96,13 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
     const std::vector<Tensor> inputs = {X, gamma, beta, running_mean, running_var};
     Tensor y = output({X, gamma, beta}, X.shape);
     const Device device = X.device;
-    const Tensor mean = recording ? full({X.shape[1]}, 0, device) : running_mean;
-    const Tensor var = recording ? full({X.shape[1]}, 0, device) : running_var;
+    const bool sums = recording && X.shape[0] > 0; // an empty shard has no mean
+    const Tensor mean = sums ? empty({X.shape[1]}, device) : running_mean;
+    const Tensor var = sums ? empty({X.shape[1]}, device) : running_var;
     const BatchNorm a = {X.ptr(),   gamma.ptr(),        beta.ptr(),       mean.ptr(),
                          var.ptr(), running_mean.ptr(), running_var.ptr()};
     const Planes s = planes(X);
-    Tensor parts; // none without images
-    if (recording && s.N > 0) parts = parts_of<Moments>(MomentsOf{{a.X, a.X}, s}, s, device);
+    const Tensor parts = sums ? parts_of<Moments>(MomentsOf{{a.X, a.X}, s}, s, device) : Tensor();
     const auto update = std::make_shared<bool>(true); // once, even if y is computed again
     launch(y, [=](Store y) {
         (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory

@@ -435,7 +435,7 @@ TEST_CASE("tuned batch_norm: as the simple one, and as loops in double") {
     check_close(to_host(var), Doubles{0.1 * v}, 1e-4);
 }
 
-TEST_CASE("tuned batch_norm: anywhere in memory, as part of a sum and a relu, the same bits twice") {
+TEST_CASE("tuned batch_norm: anywhere in memory, with an addition and a relu, the same bits twice") {
     Usual usual;
     for (const Ints &shape :
          std::vector<Ints>{{2, 1, 4, 4}, {7, 3, 7, 7}, {256, 3, 2, 2}, {3, 65, 1, 1}}) {
@@ -450,7 +450,8 @@ TEST_CASE("tuned batch_norm: anywhere in memory, as part of a sum and a relu, th
             use_kernels(rung);
             Tensor X = at(offset, 1), Z = at(offset, 2);
             for (Tensor *t : {&X, &Z}) t->grad = std::make_shared<Tensor>(full(shape, NAN, gpu(0)));
-            const Tensor gamma = with_grad(numbers(C, 3), {C}), beta = with_grad(numbers(C, 4), {C});
+            const Tensor gamma = with_grad(numbers(C, 3), {C});
+            const Tensor beta = with_grad(numbers(C, 4), {C});
             const Tensor mean = full({C}, 1, gpu(0)), var = full({C}, 2, gpu(0));
             const Tensor h = batch_norm(X, gamma, beta, mean, var), y = relu(add(h, Z));
             backward_from({y}, {numbers(n, 5)});
