@@ -19,8 +19,8 @@ __device__ __forceinline__ void store(const Store &to, int at, Vector<V> value,
     UNROLL
     for (int k = 0; k < V; k++) {
         float &x = value.x[k];
-        if (to.mask) x = mask.x[k] > 0 ? x : 0;
         if (to.plus) x += plus.x[k];
+        if (to.mask) x = mask.x[k] > 0 ? x : 0;
         x = x < least ? least : x;
     }
     ((Vector<V> *)to.data)[at] = value;

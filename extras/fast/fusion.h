@@ -124,28 +124,28 @@ static Store target_of(const Tensor &X) {
     if (!X.grad) return {nullptr};
     Tensor &g = *X.grad;
     const GradNote *const note = note_of_grad(&g);
-    const bool first = g.stale, masks = is_masked(X), noted = note, masked = note && note->masked;
+    const bool first = g.stale, masks = is_masked(X), noted = note;
     grad_notes.erase(&g);
     const float *const sum = first ? nullptr : g.ptr(); // of the parts so far
     if (!g.data || (noted && g.data.use_count() > 1)) g.data = empty(g.shape, g.device).data;
     const Store to = {g.ptr(), sum, masks ? X.ptr() : nullptr};
-    if (masks && (first || masked)) note_grad(X, true);
+    if (masks) note_grad(X, true);
     g.stale = false;
     return to;
 }
-// dX = dy: share its memory, if nothing else goes there. dX = 0 where X is not positive, if X is a
-// ReLU's result, so it is not dy then.
+// dX = dy: share its memory, if nothing is there yet. If X is a ReLU's result, it is masked with the
+// part that is added next, or by the ReLU.
 static bool share_grad(const Tensor &X, const Tensor &y) {
-    if (X.grad->data || is_masked(X)) return false; // data: a parameter's, or of another part
+    if (X.grad->data) return false; // a parameter's, or of another part
     X.grad->data = y.grad->data;
     X.grad->stale = false;
     for (const Tensor &t : {X, y}) note_grad(t, false); // not to be written in place
     return true;
 }
-// dX = or += dy
-__global__ void pass_kernel(Store dX, const float *dy, int n) {
+// dX = or += dy, or 0 where y, if it is not null, is not positive
+__global__ void pass_kernel(Store dX, const float *dy, const float *y, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) dX.store(i, dy[i]);
+    if (i < n) dX.store(i, !y || y[i] > 0 ? dy[i] : 0);
 }
 
 // The result of an operator; its gradient if an input wants one, and it is recorded.
@@ -171,9 +171,8 @@ static Tensor relu(const Tensor &X) {
         const GradNote *const note = note_of_grad(y.grad.get());
         if (note && note->masked && share_grad(X, y)) return;
         const float *dy = dy_of(y).ptr();
-        Store dX = target_of(X);
-        dX.mask = y.ptr(); // if X is itself a ReLU's, it is positive at the same places
-        LAUNCH(pass_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(dX, dy, n));
+        LAUNCH(pass_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(target_of(X), dy,
+                                                                           y.ptr(), n));
     });
 }
 
@@ -190,8 +189,8 @@ static Tensor add(const Tensor &A, const Tensor &B) {
         for (const Tensor &X : {A, B}) {
             if (!X.grad || share_grad(X, y)) continue;
             const float *dy = dy_of(y).ptr();
-            LAUNCH(
-                pass_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(target_of(X), dy, n));
+            LAUNCH(pass_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(target_of(X), dy,
+                                                                               nullptr, n));
         }
     });
 }

@@ -97,14 +97,14 @@ struct ProductOut {
         int at[G];
         UNROLL_GPU
         for (int g = 0; g < G; g++) at[g] = first + min(n[g], s.N - 1) * by;
-        if (to.mask) {
-            UNROLL_GPU
-            for (int g = 0; g < G; g++) sum[g] = to.mask[at[g]] > 0 ? sum[g] : 0;
-        }
         if (to.plus) { // past the last column that one is read, for nothing: on a CPU it is a race
             UNROLL_GPU
             for (int g = 0; g < G; g++)
                 if (!on_cpu || n[g] < s.N) sum[g] += to.plus[at[g]];
+        }
+        if (to.mask) {
+            UNROLL_GPU
+            for (int g = 0; g < G; g++) sum[g] = to.mask[at[g]] > 0 ? sum[g] : 0;
         }
         UNROLL_GPU
         for (int g = 0; g < G; g++)

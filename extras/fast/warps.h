@@ -74,13 +74,13 @@ struct Divisor {
 struct Store {
     float *data;
     const float *plus = nullptr; // is added to the value: `data` itself for +=
-    const float *mask = nullptr; // where it is not positive, the value counts as 0
+    const float *mask = nullptr; // where it is not positive, the sum counts as 0
     long relu = 0;               // 1: max(0, sum) is stored
     __device__ __forceinline__ void store(int i, float value) const {
         const float least = relu ? 0 : -INFINITY;
         if (mask || plus) {
-            if (mask) value = mask[i] > 0 ? value : 0;
             if (plus) value += plus[i];
+            if (mask) value = mask[i] > 0 ? value : 0;
         }
         data[i] = value < least ? least : value; // NaN stays NaN
     }
