@@ -133,8 +133,8 @@ static Store target_of(const Tensor &X) {
     g.stale = false;
     return to;
 }
-// dX = dy: share its memory, if nothing is there yet. If X is a ReLU's result, it is masked with the
-// part that is added next, or by the ReLU.
+// dX = dy: share its memory, if nothing is there yet. If X is a ReLU's result, it is masked with
+// the next part, or by the ReLU.
 static bool share_grad(const Tensor &X, const Tensor &y) {
     if (X.grad->data) return false; // a parameter's, or of another part
     X.grad->data = y.grad->data;

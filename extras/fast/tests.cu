@@ -435,7 +435,7 @@ TEST_CASE("tuned batch_norm: as the simple one, and as loops in double") {
     check_close(to_host(var), Doubles{0.1 * v}, 1e-4);
 }
 
-TEST_CASE("tuned batch_norm: anywhere in memory, with an addition and a relu, the same bits twice") {
+TEST_CASE("tuned batch_norm: anywhere in memory, with an addition and a relu, same bits twice") {
     Usual usual;
     for (const Ints &shape :
          std::vector<Ints>{{2, 1, 4, 4}, {7, 3, 7, 7}, {256, 3, 2, 2}, {3, 65, 1, 1}}) {
