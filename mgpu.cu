@@ -53,8 +53,7 @@
 // This section has the types and functions that sections 2 to 7 use. Skim it now and come back when
 // a name is new.
 
-// Where a tensor is: on a device, gpu(i), or on the host, cpu(), which runs this program. Elsewhere
-// "device" never means the host.
+// Where a tensor is: on a device, gpu(i), or on the host, cpu(), which runs this program.
 struct Device {
     int id; // i for gpu(i), -1 for cpu()
 };
@@ -62,9 +61,9 @@ struct Device {
 inline Device gpu(int i) { return {i}; }
 inline Device cpu() { return {-1}; }
 
-// An array of floats in the memory of one device. A Tensor is a handle, as in Python: assigning it
-// copies no data, and even a const Tensor's data may be written. The memory is freed with the last
-// handle.
+// An array of floats in one memory, a device's or the host's. A Tensor is a handle, as in Python:
+// assigning it copies no data, and even a const Tensor's data may be written. The memory is freed
+// with the last handle.
 struct Tensor {
     Device device = {-1};
     std::vector<int> shape;
@@ -72,7 +71,7 @@ struct Tensor {
     std::shared_ptr<Tensor> grad = nullptr; // its gradient, or null if none is computed
     bool requires_grad = true;              // whether attach_grad() gives it a gradient
 
-    // The next two are used only in gradients (section 9), `written` only in those of parameters.
+    // Only gradients use the next two (section 9); only gradients of parameters use `written`.
     bool stale = false; // whether it must be zeroed before the next write
     std::shared_ptr<struct Event> written = nullptr; // recorded after each write
 
@@ -85,7 +84,7 @@ typedef std::vector<std::vector<Tensor>> PerDevice;
 // --- Each group is declared here and defined in the section named above it.
 
 // 3. Copies
-Tensor copyto(const Tensor &src, Device device);   // a copy of src on that device
+Tensor copyto(const Tensor &src, Device device);   // a copy of src there
 void copyto(const Tensor &src, const Tensor &dst); // dst[:] = src
 
 // 7. The function that sums the gradients over all devices; null selects the chapter's loop
@@ -152,7 +151,8 @@ constexpr bool on_cpu = false;
 
 constexpr int threads = 256; // in a block
 
-// Return how many blocks it takes to have a thread for each of n elements. CUDA wants at least one.
+// Return how many blocks it takes to have a thread for each of n elements. CUDA wants at least
+// one block.
 inline int blocks(long n, int threads_per_block = threads) {
     if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
     return n > 0 ? (n + threads_per_block - 1) / threads_per_block : 1;
@@ -217,7 +217,7 @@ void save_params(const std::vector<Tensor> &params); // write them to the file S
 
 // 12. Checks
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr);
-void check_replicas(const PerDevice &device_params); // fail unless all devices have equal ones
+void check_replicas(const PerDevice &device_params); // fail unless they are equal on all devices
 
 // 13. The options of the command line. Until it has been read, batch, epochs, lr and allreduce are
 // 0 or empty.
@@ -317,9 +317,9 @@ void allreduce(std::vector<Tensor> data) {
 }
 
 // --- The message itself
-// Messages are asynchronous. The host only enqueues them. Each stream executes its work in order,
-// while the other streams execute theirs. So a stream must wait before it reads data that another
-// stream writes.
+// Messages between devices are asynchronous. The host only enqueues them. Each stream executes its
+// work in order, while the other streams execute theirs. So a stream must wait before it reads data
+// that another stream writes.
 
 // Make later work on `waiting` wait for all earlier work on `other`. The host does not wait.
 //
@@ -328,8 +328,7 @@ void allreduce(std::vector<Tensor> data) {
 //                                  v
 //   waiting     ... work ...  [wait for it] ... later work ...
 //
-// cudaStreamWaitEvent refers to the latest record before its call, so one event per stream is
-// enough.
+// A later cudaEventRecord does not change an earlier wait, so one event per stream is enough.
 void wait_for(Stream &waiting, const Stream &other) {
     CUDA_CHECK(cudaEventRecord(other.ready, other.handle));
     CUDA_CHECK(cudaStreamWaitEvent(waiting.handle, other.ready, 0));
@@ -371,7 +370,7 @@ void copyto(const Tensor &src, const Tensor &dst) {
     }
 }
 
-// Return a copy of src on a device.
+// Return a copy of src on a device or on the host.
 Tensor copyto(const Tensor &src, Device device) {
     Tensor dst = empty(src.shape, device);
     dst.requires_grad = src.requires_grad;
@@ -383,8 +382,8 @@ Tensor copyto(const Tensor &src, Device device) {
 // 4. Distributing data                                            chapter: "Distributing Data"
 // Divide a minibatch among the devices.
 
-// Divide n samples into k shards, equal ones or in the proportions of SPLIT, and return their
-// sizes. The first shards get one sample more if n does not divide evenly.
+// Divide n samples into k shards, equal or in proportion to SPLIT, and return their sizes. The
+// first shards get one sample more if n does not divide evenly.
 std::vector<int> shard_sizes(int n, int k) {
     const bool equal = options.split.empty() || k == 1;
     const std::vector<int> weights = equal ? std::vector<int>(k, 1) : options.split;
@@ -430,8 +429,8 @@ split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices
 
 // ---------------------------------------------------------------------------------------------
 // 5. Training                                                              chapter: "Training"
-// train_batch() takes one step of SGD, on one minibatch and all devices; train() takes those of all
-// epochs. Lines that the chapter does not have are marked "ours".
+// train_batch() takes one step of SGD, on one minibatch and all devices; train() takes the steps of
+// all epochs. Lines that the chapter does not have are marked "ours".
 
 // Take one step of SGD on all devices. Return the losses, one number per sample: ls[c] is on device
 // c. (The chapter returns nothing.) Operators record themselves for backward(), so
@@ -496,7 +495,7 @@ void train(int num_gpus, int batch_size, float lr) {
 // ---------------------------------------------------------------------------------------------
 // 6. Experiment                                                          chapter: "Experiment"
 // The experiments are train(1, 256, 0.2) and train(2, 256, 0.2): make run GPUS=1, make run GPUS=2.
-// Before the training, the program shows the examples from the chapter's sections 3 and 4.
+// Before the training, the program shows the chapter's examples for sections 3 and 4.
 
 // Print each tensor on lines of its own, below a title.
 static void print(const char *title, const std::vector<Tensor> &tensors) {
@@ -591,9 +590,10 @@ struct Message {
     Tensor src, dst;
 };
 
-// Enqueue each message on the stream of its two devices, so that messages between different devices
-// travel at the same time. A message waits for all earlier work on both of its devices, and their
-// later work waits for it. No message may write to memory that another one reads or writes.
+// Enqueue each message on the link_stream from its source to its destination, so that messages on
+// different links travel at the same time. A message waits for all earlier work on both of its
+// devices, and their later work waits for it. No message may write to memory that another message
+// of the call reads or writes.
 static void send(const std::vector<Message> &messages) {
     for (const auto &[src, dst] : messages) {
         if (size(src) != size(dst)) {
@@ -628,12 +628,13 @@ static void allreduce_naive(const PerDevice &grads) {
 }
 
 // --- bucket
-// Sum all tensors on device 0 as if they were one. The latency is paid once instead of P times.
+// Sum all tensors on device 0 as if they were one. The latency is paid 1/P as often.
 //   messages 2(k-1)   busiest (k-1)b   rounds 2(k-1)
 static void allreduce_bucket(const PerDevice &grads) { allreduce(flatten(grads)); }
 
 // --- host
-// Sum on the host, as a parameter server does (kvstore='local' in MXNet). It waits for the devices.
+// Sum on the host, as a parameter server does (kvstore='local' in MXNet). The host waits for the
+// devices.
 //   messages 2k (0 if k = 1)   busiest kb, the host   rounds k+1
 static void allreduce_host(const PerDevice &grads) {
     const std::vector<Tensor> flat = flatten(grads);
@@ -654,8 +655,8 @@ static void allreduce_host(const PerDevice &grads) {
 // --- by_tensor
 // Sum different parameters on different devices, as the chapter's third exercise asks
 // (kvstore='device' in MXNet). The device that sums a tensor is its owner. Tensors are assigned in
-// order of decreasing size, each to the device that owns the fewest numbers so far. A device
-// owns at most L bytes and at most M tensors.
+// order of decreasing size, each to the device that owns the fewest numbers so far. L and M are the
+// most bytes and the most tensors that a device owns.
 //   messages 2(k-1)P   busiest (k-1)L + b-L   rounds 2M
 static void allreduce_by_tensor(const PerDevice &grads) {
     const int k = grads.size(), P = grads[0].size();
@@ -671,8 +672,8 @@ static void allreduce_by_tensor(const PerDevice &grads) {
         owned[owner[i]] += size(grads[0][i]);
     }
 
-    // gather[m] takes a device's tensor to the owner, and broadcast[m] takes the sum back. Each
-    // owner begins with device owner + 1, so that not all of them read from device 0 first.
+    // gather[m] takes a device's tensor to the owner, and broadcast[m] takes the sum back. Owner
+    // c begins with device c + 1, so that not all owners read from device 0 first.
     std::vector<Message> gather, broadcast;
     for (int distance = 1; distance < k; distance++) {
         for (int i = 0; i < P; i++) {
@@ -861,11 +862,11 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
 }
 
 // --- OVERLAP
-// "It is highly desirable to start exchanging gradient parameters while others are still being
-// computed", says the chapter. The host is far ahead of the devices: when it calls exchange(), it
-// has enqueued all of backward, but the devices have barely started it. So an allreduce that is
-// enqueued on the communication streams, and waits only for the gradients that it sums, runs at the
-// same time as the rest of backward:
+// The chapter finds it highly desirable to start exchanging gradients while others are still being
+// computed. The host is far ahead of the devices: when it calls exchange(), it has enqueued all of
+// backward, but the devices have barely started it. So an allreduce that is enqueued on the
+// communication streams, and waits only for the gradients that it sums, runs at the same time as
+// the rest of backward:
 //
 //   compute streams         backward of W4 b4 W3 b3 | W2 b2 W1 b1 |                      | sgd
 //   communication streams                           | sum of W3 ... b4 | sum of W1 ... b2 |
@@ -873,7 +874,7 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
 // backward() records an event after the write of each gradient; wait_for_gradient() waits for it.
 static size_t bucket_bytes = 256 * 1024; // the least size of a bucket; the last may be smaller
 
-// Return a function that divides the gradients into buckets and calls `sum` for one after another.
+// Return a function that divides the gradients into buckets and calls `sum` on each bucket in turn.
 // The last layers come first, because backward computes them first.
 static Exchange in_buckets(const Exchange &sum) {
     return [=](const PerDevice &grads) {
@@ -939,7 +940,7 @@ Exchange exchange;
 
 // --- functions of sections 9 and 10 that operators use
 
-// Fail unless `right` is true and all inputs are on the same device. The message has `expected`.
+// Fail unless `right` is true and all inputs are on the same device. The error has `expected`.
 void check_inputs(const char *op, bool right, const char *expected,
                   const std::vector<Tensor> &inputs);
 
@@ -951,8 +952,8 @@ typedef std::function<void(const Tensor &dy)> Backward;
 Tensor record(const char *op, Tensor y, const std::vector<Tensor> &inputs,
               const Backward &backward);
 
-// Return the address of the gradient of X, allocated and zeroed if this is its first use in a
-// backward pass; or null if X wants none.
+// Return the address of X's gradient, or null if X wants none. Its first use in a backward pass
+// zeroes it, and allocates it if need be.
 float *grad_of(const Tensor &X);
 
 // --- relu
@@ -1169,7 +1170,7 @@ static Matrix transpose(Matrix m) {
 // over neighbouring columns into vector instructions.
 constexpr int tile = 32;
 constexpr int threads_x = on_cpu ? 1 : tile, threads_y = on_cpu ? tile / 2 : tile;
-typedef float Tile[tile][tile + 1]; // + 1: a column is in different banks of memory
+typedef float Tile[tile][tile + 1]; // + 1: a column lies in different memory banks
 
 // Copy the tile of matrix n that begins at (row, column), clipped to the matrix. Threads that are
 // neighbours in x read neighbours in memory.
@@ -1537,8 +1538,8 @@ void backward(const Tensor &l) {
     std::vector<TapeEntry> &tape = tapes[l.device.id];
     auto made_l = [&](const TapeEntry &entry) { return entry.dy == l.grad; };
     if (!l.grad || std::none_of(tape.begin(), tape.end(), made_l)) {
-        error("backward: no operator that computed this tensor is recorded on %s (each backward "
-              "pass erases the record)",
+        error("backward: %s has no record of how this tensor was computed (each backward pass "
+              "erases the record)",
               str(l.device).c_str());
     }
     const ProfilerRange range("backward");
@@ -1598,7 +1599,8 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
     const bool late = code == cudaErrorIllegalAddress || code == cudaErrorLaunchFailure;
     fflush(stdout);
     fprintf(stderr, "mgpu: %s:%d: %s: %s (%s)%s\n", file, line, call, cudaGetErrorString(code),
-            cudaGetErrorName(code), late ? ": CUDA_LAUNCH_BLOCKING=1 finds the launch" : "");
+            cudaGetErrorName(code),
+            late ? ": run with CUDA_LAUNCH_BLOCKING=1 to find the launch" : "");
     _exit(1); // no destructors: their CUDA calls would fail, too
 }
 
@@ -1903,7 +1905,8 @@ std::vector<float> to_host(const Tensor &t) {
     return std::vector<float>(host.ptr(), host.ptr() + size(t));
 }
 
-// One size may be -1: it is computed from the others. (If X is empty, it is the size of a row.)
+// One size may be -1. It is computed from the others, or if X is empty, it is the length of X's
+// rows.
 Tensor reshape(const Tensor &X, std::vector<int> shape) {
     int known = 1; // the product of the other sizes
     for (int s : shape) {
@@ -1986,9 +1989,10 @@ struct DataSet {
 };
 static DataSet train_set, test_set; // read before anything starts
 
-// Read a file in the IDX format of http://yann.lecun.com/exdb/mnist. It begins with two zeros, an
-// 8 for bytes and the number of dimensions; then come their sizes, big-endian in 4 bytes each, and
-// one byte for each number. `dims` is 1 for labels, 3 for images. Return the bytes of all samples.
+// Read a file in the IDX format of http://yann.lecun.com/exdb/mnist. It begins with the bytes 0, 0,
+// 8 (for bytes) and the number of dimensions. Then come the dimensions' sizes, big-endian in 4
+// bytes each, and one byte for each number. `dims` is 1 for labels, 3 for images. Return the bytes
+// of all samples.
 std::vector<uint8_t> load_idx(const std::string &path, int dims) {
     const char *const name = path.c_str(), *const kind = dims == 3 ? "images" : "labels";
     std::error_code code;
@@ -2040,7 +2044,7 @@ DataSet load_data(const std::string &folder, const std::string &which) {
               images_path.c_str(), images);
     }
     for (int label : set.labels) {
-        if (label > 9) error("%s has a label %d, not 0 to 9", labels_path.c_str(), label);
+        if (label > 9) error("%s: label %d is not 0 to 9", labels_path.c_str(), label);
     }
     if (options.limit) set.count = std::min(set.count, options.limit);
     return set;
@@ -2146,7 +2150,7 @@ Animator::Animator(int steps) : steps(steps), began(now()) {
     if (!log.flush()) error("cannot write %s: %s", options.log.c_str(), strerror(errno));
 }
 
-// On a terminal, draw a bar ten times a second:
+// On a terminal, draw a bar, at most ten times a second:
 //   123/235 [===============               ]  loss 0.7345  4321 images/s  26 s left
 void Animator::add_losses(const std::vector<Tensor> &ls) {
     losses.push_back(ls);
@@ -2203,7 +2207,7 @@ void Animator::add_to_log(int epoch, float acc, double seconds) {
 // --- SAVE and INIT
 // A file has all parameters, in the format of https://github.com/huggingface/safetensors: the
 // length of the header (8 bytes, little-endian), the header in JSON, and the numbers of all
-// tensors. A tensor has the bytes data_offsets [begin, end) of these numbers:
+// tensors. data_offsets [begin, end) says which bytes of these numbers belong to a tensor:
 //   {"W1":{"dtype":"F32","shape":[20,1,3,3],"data_offsets":[0,720]},"W2":{...},...}
 
 // Write a new file completely, then rename it over the old one, so that a good file is never lost.
@@ -2247,8 +2251,8 @@ static std::string between(const std::string &text, const std::string &begin, ch
 }
 
 // Load each parameter by its name into `params`, which are on the host. The programs that write
-// such files differ in spaces and in the order of keys, and some add entries. (Inside a string a
-// quote has a backslash, so "W1":{ is never part of a string.)
+// such files differ in spaces and in the order of keys, and some add entries. (A plain search is
+// safe: inside a string, a quote follows a backslash, so "W1":{ is never part of one.)
 void load_safetensors(const std::string &path, const std::vector<Tensor> &params) {
     std::ifstream file(path, std::ios::binary);
     if (!file) error("cannot read %s: %s", path.c_str(), strerror(errno));
@@ -2297,10 +2301,10 @@ void save_params(const std::vector<Tensor> &params) {
 
 // ---------------------------------------------------------------------------------------------
 // 12. Checks
-// These functions check the chapter's promise: k devices compute the gradient of one device, and
-// the copies of the parameters stay equal. If a check fails, `make check` looks for the cause.
+// These functions check the chapter's promise: k devices compute the same gradient as one, and the
+// copies of the parameters stay equal. If a check fails, `make check` looks for the cause.
 
-float first_check_tolerance = 1e-3f; // the largest rounding error, relative to the largest number
+float first_check_tolerance = 1e-3f; // largest error, in gradient_in_shards()'s units
 static const char *const see = ": `make check` looks for the cause";
 static const char *const meant = "; if this is intended, use FIRST_CHECK=0";
 
@@ -2335,8 +2339,8 @@ static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
 }
 
 // Divide a minibatch into k shards and return the sum of their gradients, all computed on gpu(0).
-// Also return, for each number, a unit to measure its error in. For each number of the same
-// parameter, sum |gradient| over the shards; the unit is the largest of these sums.
+// Also return a unit for the error of each number, the same for a whole parameter: the largest of
+// its numbers' sums of |gradient| over the shards.
 static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y, int k) {
     Flat sum(all_to_host(params).size()), unit(sum.size());
     int begin = 0;
@@ -2410,7 +2414,7 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
     }
     printf("first minibatch: %d devices give the gradient of one%s (largest difference %.0e)\n", k,
            buffers ? ", shard by shard" : "", largest);
-    empty_cache(); // gpu(0) has computed the whole minibatch: that memory is free again
+    empty_cache(); // give back the memory in which gpu(0) computed the whole minibatch
 }
 
 // Take a trial step on the first samples of the file, with its own copies of the parameters, and
@@ -2504,7 +2508,7 @@ static void set_split(const std::string &value) {
 
 // `make help` reads these lines, one for each option.
 static std::vector<Option> option_table = {
-    {"GPUS", &options.gpus, "number of devices; they share GPUs if there are fewer (1)", 1, 64},
+    {"GPUS", &options.gpus, "number of devices; they share GPUs if there are too few (1)", 1, 64},
     {"MODEL", &options.model, "network to train (lenet)"},
     {"BATCH", &options.batch, "samples per minibatch, over all devices (256)", 1, 60000},
     {"LR", &options.lr, "learning rate (0.2)", 1e-30, 1e30},
@@ -2512,10 +2516,8 @@ static std::vector<Option> option_table = {
     {"SPLIT", set_split, "relative sizes of the shards, such as 3,1 (equal)"},
     {"ALLREDUCE", &options.allreduce, "algorithm that sums the gradients, see section 7 (naive)"},
     {"OVERLAP", &options.overlap, "1: exchange gradients while backward is still computing (0)"},
-    {"FIRST_CHECK", &options.first_check,
-     "0: do not compare a trial step with that of one device (1)"},
-    {"REPLICA_CHECK", &options.replica_check,
-     "0: do not compare replicas after each epoch; sets FIRST_CHECK=0, too (1)"},
+    {"FIRST_CHECK", &options.first_check, "0: do not compare a step with one device's (1)"},
+    {"REPLICA_CHECK", &options.replica_check, "0: do not compare replicas; also FIRST_CHECK=0 (1)"},
     {"PEERS", &options.peers, "0: copies between devices go through the host (1)"},
     {"STEPS", &options.steps, "stop after this many minibatches (0: never)"},
     {"LIMIT", &options.limit, "use only the first LIMIT training and test samples (0: all)"},

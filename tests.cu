@@ -1132,14 +1132,14 @@ TEST_CASE("backward: only of what the result depends on; each device has its tap
     CHECK(all_to_host({*X.grad, *other.grad, *far.grad}) == Floats{1, 0, 0, 0, 0, 0});
     backward(y1);
     CHECK(grad(far) == Floats{1, 1});
-    REFUSED(backward(y1), "backward: no operator that computed this tensor is recorded on gpu(1)");
+    REFUSED(backward(y1), "backward: gpu(1) has no record of how this tensor was computed");
     REFUSED(backward(relu(full({2}, 1, gpu(1)))), "gpu(1)"); // nothing wants a gradient
     backward(relu(other)); // nothing is left over from the passes before
     CHECK(all_to_host({*X.grad, *other.grad}) == Floats{1, 0, 1, 1});
     const Tensor first = plus(X, X), second = relu(X);
     backward(first);
     const Tensor third = plus(X, X);
-    REFUSED(backward(second), "each backward pass erases the record");
+    REFUSED(backward(second), "each backward pass erases");
     backward(third); // is still there
     CHECK(grad(X) == Floats{2, 2});
 }
@@ -1315,7 +1315,7 @@ TEST_CASE("load_data: the files' bytes, of the first samples with LIMIT; or what
         CHECK(load_data(path, "t10k").count == (limit == 1 ? 1 : 3));
     }
     write_text(labels, idx({2049, 17}, std::string(16, 9) + char(10)));
-    REFUSED(load_data(path, "train"), labels + " has a label 10, not 0 to 9");
+    REFUSED(load_data(path, "train"), labels + ": label 10 is not 0 to 9");
     write_text(labels, idx_labels(4));
     REFUSED(load_data(path, "train"), labels + " has 4 labels, but " + images + " has 17 images");
 }
