@@ -81,7 +81,7 @@ struct Tensor {
 // One list of tensors per device: x[c][i] is tensor i on device c.
 typedef std::vector<std::vector<Tensor>> PerDevice;
 
-// --- Each group is declared here and defined in the section named above it.
+// --- Each heading names the section that has the definitions.
 
 // 3. Copies
 Tensor copyto(const Tensor &src, Device device);   // a copy of src there
@@ -131,7 +131,6 @@ Tensor arange(int n);                                    // 0, 1, ..., n-1, on t
 Tensor reshape(const Tensor &X, std::vector<int> shape); // the same memory, the same gradient
 Tensor rows(const Tensor &X, int begin, int end);        // X[begin:end]: the same memory
 std::vector<float> to_host(const Tensor &t);             // its numbers; the host waits for them
-std::string to_string(const Tensor &t);                  // its numbers as NumPy prints them
 std::string str(Device device);                          // gpu(0)
 std::string str(const std::vector<Device> &devices);     // [gpu(0), gpu(1)]
 
@@ -165,6 +164,7 @@ inline int blocks(long n, int threads_per_block = threads) {
 #endif
 
 // 11. Data and files
+std::string to_string(const Tensor &t); // its numbers as NumPy prints them
 
 // The training set or the test set of Fashion-MNIST, in minibatches: images X (N,1,28,28), whose
 // pixels are numbers from 0 to 1, and classes y (N).
@@ -535,13 +535,13 @@ void demos(int num_gpus) {
 // ALLREDUCE=name trains with one of them; OVERLAP=1 runs it while backward is still computing.
 //
 // Contract. grads[c][i] is on device c and has the same size on every device. The tensors of a
-// device are contiguous in memory, as attach_grad() allocates them. An algorithm
-// overwrites every grads[c][i] with the sum over all devices, bitwise identical on all devices. It
-// enqueues its work and returns (only `host` makes the host wait). Work that is enqueued later on a
-// device sees the sums. It works for any number of devices (or says otherwise, see `yours`) and for
-// tensors of any size, including 0.
+// device are contiguous in memory, as attach_grad() allocates them. An algorithm overwrites every
+// grads[c][i] with the sum over all devices, bitwise identical on all devices. It enqueues its work
+// and returns (only `host` makes the host wait). Work that is enqueued later on a device sees the
+// sums. The algorithm accepts any number of devices (or says otherwise, see `yours`) and tensors of
+// any size, including 0.
 //
-// Cost, for k devices, each with P tensors that take b bytes in all:
+// Cost, for k devices, each with b bytes in P tensors:
 //   messages   how many copies are made between devices
 //   busiest    how many bytes the busiest device receives; it sends as many
 //   rounds     how many messages are in the longest chain, where each waits for the one before
@@ -655,8 +655,8 @@ static void allreduce_host(const PerDevice &grads) {
 // --- by_tensor
 // Sum different parameters on different devices, as the chapter's third exercise asks
 // (kvstore='device' in MXNet). The device that sums a tensor is its owner. Tensors are assigned in
-// order of decreasing size, each to the device that owns the fewest numbers so far. L and M are the
-// most bytes and the most tensors that a device owns.
+// order of decreasing size, each to the device that owns the fewest numbers so far. No device
+// owns more than L bytes or M tensors.
 //   messages 2(k-1)P   busiest (k-1)L + b-L   rounds 2M
 static void allreduce_by_tensor(const PerDevice &grads) {
     const int k = grads.size(), P = grads[0].size();
@@ -940,7 +940,7 @@ Exchange exchange;
 
 // --- functions of sections 9 and 10 that operators use
 
-// Fail unless `right` is true and all inputs are on the same device. The error has `expected`.
+// Fail unless `right` is true and all inputs are on the same device. The error shows `expected`.
 void check_inputs(const char *op, bool right, const char *expected,
                   const std::vector<Tensor> &inputs);
 
@@ -952,8 +952,8 @@ typedef std::function<void(const Tensor &dy)> Backward;
 Tensor record(const char *op, Tensor y, const std::vector<Tensor> &inputs,
               const Backward &backward);
 
-// Return the address of X's gradient, or null if X wants none. Its first use in a backward pass
-// zeroes it, and allocates it if need be.
+// Return the address of X's gradient, or null if X wants none. The first call in a backward pass
+// zeroes the gradient, and allocates it if need be.
 float *grad_of(const Tensor &X);
 
 // --- relu
@@ -1170,7 +1170,7 @@ static Matrix transpose(Matrix m) {
 // over neighbouring columns into vector instructions.
 constexpr int tile = 32;
 constexpr int threads_x = on_cpu ? 1 : tile, threads_y = on_cpu ? tile / 2 : tile;
-typedef float Tile[tile][tile + 1]; // + 1: a column lies in different memory banks
+typedef float Tile[tile][tile + 1]; // + 1: a column's numbers lie in different banks
 
 // Copy the tile of matrix n that begins at (row, column), clipped to the matrix. Threads that are
 // neighbours in x read neighbours in memory.
@@ -1370,7 +1370,7 @@ __global__ void im2col_kernel(float *columns, const float *X, ConvShape s) {
     }
 }
 
-// dX[n,c,h,w] += sum over i,j,u,v with i+u = h and j+v = w of dcolumns[n,t,p]
+// dX[n,c,h,w] += sum of dcolumns[n,t,p] over i,j,u,v with i+u = h and j+v = w
 //   dcolumns (N,T,P)   ->   dX (N,C,H,W)
 // One thread per element of dX.
 __global__ void col2im_kernel(float *dX, const float *dcolumns, ConvShape s) {
@@ -1634,7 +1634,7 @@ static std::vector<Gpu> &gpus = *new std::vector<Gpu>; // never destroyed: tenso
 static int comm = 0;                                   // 1: work goes to the communication streams
 
 // A hook for programs that include this file. It is called with a tensor before its memory is used,
-// and with null before anything else is enqueued on the device.
+// and with null before a stream of the device is used.
 void (*on_use)(Device device, const Tensor *tensor) = nullptr;
 
 float *Tensor::ptr() const {
@@ -1819,7 +1819,7 @@ static float *cuda_malloc(Device device, size_t bytes) {
 //
 // A block may be reused while enqueued work still uses it. That is safe: the work of its new owner
 // is enqueued later on the same stream, and copyto() and send() make that stream wait for every
-// other stream that reads the block.
+// other stream that uses the block.
 static std::shared_ptr<float> allocate(int n, Device device) {
     const size_t bytes = sizeof(float) * n;
     float *block = nullptr;
@@ -1905,8 +1905,8 @@ std::vector<float> to_host(const Tensor &t) {
     return std::vector<float>(host.ptr(), host.ptr() + size(t));
 }
 
-// One size may be -1. It is computed from the others, or if X is empty, it is the length of X's
-// rows.
+// One size may be -1. It is computed from the others. If one of those is 0 (an empty shard), it is
+// the product of X's sizes after the first.
 Tensor reshape(const Tensor &X, std::vector<int> shape) {
     int known = 1; // the product of the other sizes
     for (int s : shape) {
@@ -1990,9 +1990,9 @@ struct DataSet {
 static DataSet train_set, test_set; // read before anything starts
 
 // Read a file in the IDX format of http://yann.lecun.com/exdb/mnist. It begins with the bytes 0, 0,
-// 8 (for bytes) and the number of dimensions. Then come the dimensions' sizes, big-endian in 4
-// bytes each, and one byte for each number. `dims` is 1 for labels, 3 for images. Return the bytes
-// of all samples.
+// 8 (the code for bytes) and the number of dimensions. Then come the dimensions' sizes, big-endian
+// in 4 bytes each, and one byte for each number. `dims` is 1 for labels, 3 for images. Return the
+// bytes of all samples.
 std::vector<uint8_t> load_idx(const std::string &path, int dims) {
     const char *const name = path.c_str(), *const kind = dims == 3 ? "images" : "labels";
     std::error_code code;
@@ -2044,7 +2044,7 @@ DataSet load_data(const std::string &folder, const std::string &which) {
               images_path.c_str(), images);
     }
     for (int label : set.labels) {
-        if (label > 9) error("%s: label %d is not 0 to 9", labels_path.c_str(), label);
+        if (label > 9) error("%s: label %d is not from 0 to 9", labels_path.c_str(), label);
     }
     if (options.limit) set.count = std::min(set.count, options.limit);
     return set;
@@ -2252,7 +2252,7 @@ static std::string between(const std::string &text, const std::string &begin, ch
 
 // Load each parameter by its name into `params`, which are on the host. The programs that write
 // such files differ in spaces and in the order of keys, and some add entries. (A plain search is
-// safe: inside a string, a quote follows a backslash, so "W1":{ is never part of one.)
+// safe: inside a string, every quote has a backslash before it, so "W1":{ cannot occur there.)
 void load_safetensors(const std::string &path, const std::vector<Tensor> &params) {
     std::ifstream file(path, std::ios::binary);
     if (!file) error("cannot read %s: %s", path.c_str(), strerror(errno));
@@ -2339,8 +2339,8 @@ static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
 }
 
 // Divide a minibatch into k shards and return the sum of their gradients, all computed on gpu(0).
-// Also return a unit for the error of each number, the same for a whole parameter: the largest of
-// its numbers' sums of |gradient| over the shards.
+// Also return the unit for the error of each number: sum |gradient| over the shards, and take the
+// largest sum in the number's parameter.
 static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y, int k) {
     Flat sum(all_to_host(params).size()), unit(sum.size());
     int begin = 0;
@@ -2383,7 +2383,7 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
         error("the first minibatch has %d samples, but the devices' shards have %d in total%s", n,
               losses, see);
     }
-    bool buffers = false; // which batch norm has
+    bool buffers = false; // whether there are any, as with batch norm
     for (const Tensor &p : params) {
         buffers = buffers || !p.requires_grad;
     }
@@ -2487,7 +2487,7 @@ typedef std::function<void(const std::string &value)> Setter; // fails if the va
 struct Option {
     const char *name;
     std::variant<bool *, int *, float *, std::string *, Setter> field; // where the value goes
-    const char *help;                                                  // ends with (the default)
+    const char *help;                                                  // (default) last, if any
     double least = 0, most = 1e9;                                      // of a number
     bool given = false;                                                // on the command line
 };
@@ -2516,8 +2516,8 @@ static std::vector<Option> option_table = {
     {"SPLIT", set_split, "relative sizes of the shards, such as 3,1 (equal)"},
     {"ALLREDUCE", &options.allreduce, "algorithm that sums the gradients, see section 7 (naive)"},
     {"OVERLAP", &options.overlap, "1: exchange gradients while backward is still computing (0)"},
-    {"FIRST_CHECK", &options.first_check, "0: do not compare a step with one device's (1)"},
-    {"REPLICA_CHECK", &options.replica_check, "0: do not compare replicas; also FIRST_CHECK=0 (1)"},
+    {"FIRST_CHECK", &options.first_check, "0: do not compare a step with that of one device (1)"},
+    {"REPLICA_CHECK", &options.replica_check, "0: do not compare replicas; sets FIRST_CHECK=0 (1)"},
     {"PEERS", &options.peers, "0: copies between devices go through the host (1)"},
     {"STEPS", &options.steps, "stop after this many minibatches (0: never)"},
     {"LIMIT", &options.limit, "use only the first LIMIT training and test samples (0: all)"},

@@ -1315,7 +1315,7 @@ TEST_CASE("load_data: the files' bytes, of the first samples with LIMIT; or what
         CHECK(load_data(path, "t10k").count == (limit == 1 ? 1 : 3));
     }
     write_text(labels, idx({2049, 17}, std::string(16, 9) + char(10)));
-    REFUSED(load_data(path, "train"), labels + ": label 10 is not 0 to 9");
+    REFUSED(load_data(path, "train"), labels + ": label 10 is not from 0 to 9");
     write_text(labels, idx_labels(4));
     REFUSED(load_data(path, "train"), labels + " has 4 labels, but " + images + " has 17 images");
 }

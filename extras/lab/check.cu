@@ -12,9 +12,8 @@
 #include PROGRAM
 #endif
 #include <atomic>
-#include <set>
-
 #include <fcntl.h>
+#include <set>
 
 #include "explain.h"
 #include "reference.h"
