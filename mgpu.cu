@@ -364,9 +364,9 @@ void copyto(const Tensor &src, const Tensor &dst) {
         const cudaMemcpyKind kind = from.id < 0 ? cudaMemcpyHostToDevice
                                     : to.id < 0 ? cudaMemcpyDeviceToHost
                                                 : cudaMemcpyDeviceToDevice;
-        CUDA_CHECK(cudaMemcpyAsync(y, x, bytes, kind, stream_of(device)));
-        if (to.id < 0)
-            CUDA_CHECK(cudaStreamSynchronize(stream_of(device))); // the host reads dst next
+        const cudaStream_t stream = stream_of(device);
+        CUDA_CHECK(cudaMemcpyAsync(y, x, bytes, kind, stream));
+        if (to.id < 0) CUDA_CHECK(cudaStreamSynchronize(stream)); // the host reads dst next
     }
 }
 
@@ -821,7 +821,7 @@ inline bool powers_of_two(int k) { return (k & (k - 1)) == 0; }
 struct Algorithm {
     const char *name;
     void (*run)(const PerDevice &grads);
-    bool (*meant_for)(int k) = nullptr; // null: for any number of devices
+    bool (*supports)(int k) = nullptr; // whether it works on k devices; null: on any number
 };
 static std::vector<Algorithm> algorithms = {
     {"naive", allreduce_naive},         {"bucket", allreduce_bucket},   {"host", allreduce_host},
@@ -829,14 +829,20 @@ static std::vector<Algorithm> algorithms = {
     {"tree", allreduce_tree},           {"yours", allreduce_yours},
 };
 
-// Return the algorithm of this name, or fail and list all names.
-static const Algorithm &find_algorithm(const std::string &name) {
+// Return the entry of a table that an option names, or fail and list all names.
+template <class Entry>
+static const Entry &find_entry(const std::vector<Entry> &table, const char *option,
+                               const std::string &name) {
     std::string names;
-    for (const Algorithm &algorithm : algorithms) {
-        if (algorithm.name == name) return algorithm;
-        names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
+    for (const Entry &entry : table) {
+        if (entry.name == name) return entry;
+        names += (names.empty() ? "" : ", ") + std::string(entry.name);
     }
-    error("ALLREDUCE=%s is unknown: choose one of %s", name.c_str(), names.c_str());
+    error("%s=%s is unknown: choose one of %s", option, name.c_str(), names.c_str());
+}
+
+static const Algorithm &find_algorithm(const std::string &name) {
+    return find_entry(algorithms, "ALLREDUCE", name);
 }
 
 // Sum the gradients with the algorithm of this name. Errors and the profiler show the name.
@@ -852,7 +858,7 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
         format("%s, k = %d, tensors: %zu, numbers: %zu", algorithm.name, k, grads[0].size(), n)
             .c_str());
     try {
-        if (algorithm.meant_for && !algorithm.meant_for(k)) {
+        if (algorithm.supports && !algorithm.supports(k)) {
             error("it does not support this number of devices");
         }
         algorithm.run(grads);
@@ -1458,7 +1464,7 @@ struct NoGrad {
 struct Event {
     cudaEvent_t handle = nullptr;
     explicit Event(Device device) {
-        stream_of(device); // makes the device current
+        CUDA_CHECK(cudaSetDevice(physical(device)));
         CUDA_CHECK(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming));
     }
     Event(const Event &) = delete;
@@ -2305,8 +2311,8 @@ void save_params(const std::vector<Tensor> &params) {
 // copies of the parameters stay equal. If a check fails, `make check` looks for the cause.
 
 float first_check_tolerance = 1e-3f; // largest error, in gradient_in_shards()'s units
-static const char *const see = ": `make check` looks for the cause";
-static const char *const meant = "; if this is intended, use FIRST_CHECK=0";
+static const char *const check_hint = ": `make check` looks for the cause";
+static const char *const skip_hint = "; if this is intended, use FIRST_CHECK=0";
 
 // The numbers of all parameters that are trained, one after another
 typedef std::vector<float> Flat;
@@ -2363,8 +2369,8 @@ static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y
 
 // Check a step that k devices have taken from `params` on the minibatch X, y: `ls` are its losses,
 // `device_params` its result. Each device must have the gradient that gpu(0) computes for the whole
-// minibatch, and must have subtracted lr * gradient / n. (With batch norm, in extras/, the result
-// for a sample depends on its shard, so gpu(0) takes the shards one by one.)
+// minibatch, and must have subtracted lr * gradient / n. (With batch norm the result for a sample
+// depends on its shard, so gpu(0) takes the shards one by one.)
 void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
                       const PerDevice &device_params, float lr) {
     if (!options.first_check) return;
@@ -2375,13 +2381,13 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
         for (float x : to_host(l)) {
             if (!std::isfinite(x)) {
                 error("the first minibatch: a loss on %s is not finite, before any update%s",
-                      str(l.device).c_str(), see);
+                      str(l.device).c_str(), check_hint);
             }
         }
     }
     if (losses != n) {
         error("the first minibatch has %d samples, but the devices' shards have %d in total%s", n,
-              losses, see);
+              losses, check_hint);
     }
     bool buffers = false; // whether there are any, as with batch norm
     for (const Tensor &p : params) {
@@ -2397,14 +2403,16 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
             const float off = std::fabs(grad[j] - expected[j]);
             if (!(off <= first_check_tolerance * unit[j])) {
                 error("the first minibatch: the gradient of %s on %s is %.6g, not %.6g%s%s",
-                      name_of(j).c_str(), str(gpu(c)).c_str(), grad[j], expected[j], see, meant);
+                      name_of(j).c_str(), str(gpu(c)).c_str(), grad[j], expected[j], check_hint,
+                      skip_hint);
             }
             if (off > 0) largest = std::max(largest, off / unit[j]);
             const float update = old[j] - param[j], right = lr * grad[j] / n;
             const float rounding = 1e-5f * std::fabs(right) + 1e-6f * std::fabs(old[j]) + 1e-37f;
             if (!(std::fabs(update - right) <= rounding)) {
                 error("the first minibatch: the update of %s on %s is %.6g, not %.6g%s%s",
-                      name_of(j).c_str(), str(gpu(c)).c_str(), update, right, see, meant);
+                      name_of(j).c_str(), str(gpu(c)).c_str(), update, right, check_hint,
+                      skip_hint);
             }
         }
     }
@@ -2463,15 +2471,7 @@ struct Model {
 };
 static std::vector<Model> models = {{"lenet", init_params, lenet, demos, train}};
 
-// Return the network that MODEL names, or fail.
-static const Model &find_model() {
-    std::string names;
-    for (const Model &model : models) {
-        if (model.name == options.model) return model;
-        names += (names.empty() ? "" : ", ") + std::string(model.name);
-    }
-    error("MODEL=%s is unknown: choose one of %s", options.model.c_str(), names.c_str());
-}
+static const Model &find_model() { return find_entry(models, "MODEL", options.model); }
 
 // Select the network that MODEL names and initialize its parameters, on the host. The same SEED
 // gives the same parameters.

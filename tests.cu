@@ -1320,8 +1320,8 @@ TEST_CASE("load_data: the files' bytes, of the first samples with LIMIT; or what
     REFUSED(load_data(path, "train"), labels + " has 4 labels, but " + images + " has 17 images");
 }
 
-// Return the labels of one epoch in their order, after checks of its minibatches. They are read when
-// the epoch is over: that is when a device may read the last of them.
+// Return the labels of one epoch in their order, after checks of its minibatches. They are read
+// when the epoch is over, because a device may read the last of them as late as that.
 static Floats epoch_of(DataIter &iter, const Ints &sizes) {
     Ints got;
     Tensors images, labels;
@@ -1707,19 +1707,20 @@ static std::string parse(const std::string &line) {
 TEST_CASE("parse_options: each option sets what it names; else the chapter's values hold") {
     Kept kept;
     const std::pair<std::string, std::string> cases[] = {
-        {"", "1 256 10 0.2 lenet naive, 0 0 0 (), 1 0 1 1, data . . build/log.csv"},
+        {"", "1 256 10 0.2 lenet naive, 0 0 0 (), 1 0 1 1 1, data . . build/log.csv"},
         {"GPUS=3 BATCH=64 EPOCHS=7 LR=1e-3 MODEL=lenet ALLREDUCE=yours STEPS=5 LIMIT=9 SEED=12 "
-         "SPLIT=3,1,12 SHUFFLE=0 OVERLAP=1 FIRST_CHECK=0 DATA=d INIT=i SAVE=s LOG=l=1.csv",
-         "3 64 7 0.001 lenet yours, 5 9 12 (3,1,12), 0 1 0 1, d i. s. l=1.csv"},
+         "SPLIT=3,1,12 SHUFFLE=0 OVERLAP=1 FIRST_CHECK=0 PEERS=0 DATA=d INIT=i SAVE=s LOG=l=1.csv",
+         "3 64 7 0.001 lenet yours, 5 9 12 (3,1,12), 0 1 0 1 0, d i. s. l=1.csv"},
         {"REPLICA_CHECK=0 STEPS=0 LIMIT=0 SHUFFLE=1 GPUS=64",
-         "64 256 10 0.2 lenet naive, 0 0 0 (), 1 0 0 0, data . . build/log.csv"}};
+         "64 256 10 0.2 lenet naive, 0 0 0 (), 1 0 0 0 1, data . . build/log.csv"}};
     for (const auto &[line, want] : cases) {
         CHECK(parse(line) == "");
         const Options &o = options;
-        CHECK(format("%d %d %d %g %s %s, %d %d %d %s, %d %d %d %d, %s %s. %s. %s", o.gpus, o.batch,
-                     o.epochs, o.lr, o.model.c_str(), o.allreduce.c_str(), o.steps, o.limit, o.seed,
-                     str(o.split).c_str(), o.shuffle, o.overlap, o.first_check, o.replica_check,
-                     o.data.c_str(), o.init.c_str(), o.save.c_str(), o.log.c_str()) == want);
+        CHECK(format("%d %d %d %g %s %s, %d %d %d %s, %d %d %d %d %d, %s %s. %s. %s", o.gpus,
+                     o.batch, o.epochs, o.lr, o.model.c_str(), o.allreduce.c_str(), o.steps,
+                     o.limit, o.seed, str(o.split).c_str(), o.shuffle, o.overlap, o.first_check,
+                     o.replica_check, o.peers, o.data.c_str(), o.init.c_str(), o.save.c_str(),
+                     o.log.c_str()) == want);
         CHECK(given("SEED") == contains(line, "SEED"));
     }
     for (const Algorithm &a : algorithms) CHECK(parse(std::string("ALLREDUCE=") + a.name) == "");
@@ -1749,7 +1750,7 @@ TEST_CASE("parse_options: a wrong value is refused, and the message says what wa
         {"GPUS BATCH EPOCHS", "0", ": expected a whole number from 1 to "},
         {"GPUS", "65", ": expected a whole number from 1 to 64"},
         {"BATCH", "60001", ": expected a whole number from 1 to 60000"},
-        {"OVERLAP SHUFFLE FIRST_CHECK REPLICA_CHECK", "2 yes 01 -1", ": expected 0 or 1"},
+        {"OVERLAP SHUFFLE FIRST_CHECK REPLICA_CHECK PEERS", "2 yes 01 -1", ": expected 0 or 1"},
         {"LR", "nan inf -inf 0 -1 -0.0 1e999 1e-999 0.1x 0,2",
          ": expected a number from 1e-30 to 1e+30"},
         {"SPLIT", ",1 a 3;1 0,1 3,-1 1001,1 1,,2 9999999999,1",

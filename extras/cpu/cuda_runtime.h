@@ -770,7 +770,7 @@ inline void fault_words(char (&what)[600], const void *p, const Place &at, const
     }
 }
 
-// The host crashes or aborts: say in which line, if it can be found.
+// Print the line in which the host crashed or aborted, if it can be found.
 inline void say_where_host_stopped(int signal, const void *p, void *context) {
     char what[300];
     alarm(10); // the heap may be in any state: no message is better than one that never comes
@@ -1354,9 +1354,10 @@ __attribute__((always_inline)) inline void switch_stack(Fiber &from, Fiber &to) 
 #else
 #define CUDA_CPU_SWITCHING __attribute__((always_inline))
 #endif
-// A function that switches no fiber is just hidden from it.
+// Functions that switch no fiber need only be hidden from the sanitizer.
 #define CUDA_CPU_UNSEEN CUDA_CPU_OPTIMIZED __attribute__((noinline, no_sanitize("thread")))
-// A sanitizer must know from which stack a lane was switched to: then it is always the scheduler's.
+// A sanitizer must be told which stack a switch leaves. So under one, every switch to a lane leaves
+// the scheduler's stack.
 #if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
 constexpr bool from_lane_to_lane = false;
 #else

@@ -1177,7 +1177,8 @@ TEST_CASE("launch: a configuration that no GPU takes is refused") {
     const cudaError_t code = cudaErrorInvalidConfiguration;
     REFUSED_LAUNCH(code, empty_kernel<<<1, 0>>>(),
                    "empty_kernel on device 0: a block cannot have 0 x 1 x 1 threads");
-    REFUSED_LAUNCH(code, empty_kernel<<<1, dim3(1, 1, 65)>>>(), "a block cannot have 1 x 1 x 65 threads");
+    REFUSED_LAUNCH(code, empty_kernel<<<1, dim3(1, 1, 65)>>>(),
+                   "a block cannot have 1 x 1 x 65 threads");
     REFUSED_LAUNCH(code, count_kernel<true><<<0, 32>>>(nullptr),
                    "count_kernel<true> on device 0: a grid cannot have 0 x 1 x 1 blocks");
     REFUSED_LAUNCH(code, empty_kernel<<<dim3(1, 65536), 1>>>(),
@@ -2038,7 +2039,8 @@ static const Program wrong_programs[] = {
           "but thread (0,0,0) ended without reaching it", "cudaErrorLaunchFailure"),
     WRONG("barrier, thread 3 misses it", (OnDevice{1}, misses_kernel<<<1, 5>>>(3)),
           "misses_kernel on device 1: divergent barrier in block (0,0,0): thread (3,0,0) has ended",
-          "but thread (0,0,0) waits at the barrier in extras/cpu/tests.cu:", "cudaErrorLaunchFailure"),
+          "but thread (0,0,0) waits at the barrier in extras/cpu/tests.cu:",
+          "cudaErrorLaunchFailure"),
     WRONG("barrier, two at once", different_kernel<<<1, 5>>>(),
           "different_kernel on device 0: divergent barrier in block (0,0,0): thread (3,0,0) waits",
           "but thread (0,0,0) waits at the barrier in extras/cpu/tests.cu:"),
@@ -2126,10 +2128,12 @@ static const Program wrong_programs[] = {
           "expected forwards, backwards or a whole number"),
 
     WRONG("access, after cudaFree", hidden_access(1, freed(1, 10), 3),
-          FAULT("hidden_kernel on device 1, in extras/cpu/tests.cu:", ": access to memory of device 1",
+          FAULT("hidden_kernel on device 1, in extras/cpu/tests.cu:",
+                ": access to memory of device 1",
                 ", byte 12 of the 40 bytes that extras/cpu/tests.cu:", "has freed")),
     WRONG("access, a page past the end", hidden_access(0, memory(0, 10), 1024),
-          FAULT("hidden_kernel on device 0, in extras/cpu/tests.cu:", ": access to memory of device 0",
+          FAULT("hidden_kernel on device 0, in extras/cpu/tests.cu:",
+                ": access to memory of device 0",
                 ", byte 4096 of the 40 bytes that extras/cpu/tests.cu:", "allocated")),
     WRONG("access, through a null pointer", hidden_access(1, (float *)16, 100000),
           FAULT("hidden_kernel on device 1, in extras/cpu/",
@@ -2155,7 +2159,8 @@ static const Program wrong_programs[] = {
                 "through a pointer that it read from memory")),
     WRONG("access, no dynamic shared memory",
           FAULTS_HERE(dynamic_kernel<<<1, 1>>>(memory(0, 1), 3)),
-          FAULT("dynamic_kernel on device 0, in extras/cpu/tests.cu:", ": access to byte 12 of dynamic ",
+          FAULT("dynamic_kernel on device 0, in extras/cpu/tests.cu:",
+                ": access to byte 12 of dynamic ",
                 "shared memory, but the launch asked for 0 bytes")),
     WRONG("access, beyond dynamic shared memory",
           FAULTS_HERE(dynamic_kernel<<<1, 1, 16>>>(memory(0, 1), 4)),
@@ -2189,10 +2194,12 @@ static const Program wrong_programs[] = {
           "has written to byte -16 of dynamic shared memory"),
 #endif
     WRONG("access, by the host", access_by_host(memory(1, 10)),
-          FAULT("the host accesses memory of device 1, byte 8 of the 40 bytes that extras/cpu/tests.cu:",
+          FAULT("the host accesses memory of device 1, byte 8 of the 40 bytes that "
+                "extras/cpu/tests.cu:",
                 "allocated: copy it with cudaMemcpy")),
     WRONG("access, by the host after cudaFree", access_by_host(freed(1, 10)),
-          FAULT("the host accesses memory of device 1, byte 8 of the 40 bytes that extras/cpu/tests.cu:",
+          FAULT("the host accesses memory of device 1, byte 8 of the 40 bytes that "
+                "extras/cpu/tests.cu:",
                 "has freed")),
     WRONG("access, by the host to a __device__ variable", FAULTS_HERE(on_each_device++),
           FAULT("on_each_device, which extras/cpu/tests.cu:", "declares as a device variable")),
@@ -2486,7 +2493,8 @@ TEST_CASE("races: ThreadSanitizer sees each missing barrier, event and wait") {
         CAPTURE(output);
         CHECK(status != 0);
         CHECK(output.find("ThreadSanitizer: data race") != std::string::npos);
-        CHECK(output.find("extras/cpu/tests.cu:") != std::string::npos); // the line of one of the two
+        // the line of one of the two
+        CHECK(output.find("extras/cpu/tests.cu:") != std::string::npos);
     }
 #else
     MESSAGE("skipped: needs ThreadSanitizer (make race)");

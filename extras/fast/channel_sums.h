@@ -1,5 +1,5 @@
 // Sums over a channel's planes: some 512 blocks share them, and the next launch merges their parts.
-// A block for each channel would be too few for a GPU. So a block has a channel in a slice of the
+// One block per channel would leave most of a GPU idle. So a block has a channel in a slice of the
 // images, and each block of the next launch merges the parts of its channel, in a fixed order: the
 // same bits on every run, without atomics and without a launch between the two. Threads load 16
 // bytes at a time, several times before they use the first. A CPU sums over each plane, in the
@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(threads) slices_kernel(Part *parts, Of of, Sli
     all = merge_lanes(threadIdx.x < warps ? of_warps[threadIdx.x] : Part{});
     if (threadIdx.x == 0) parts[blockIdx.y * s.C + s.channel()] = all;
 }
-// A CPU's two kernels for that: of_planes[p] = of(p), by a thread for each plane, in the order of
-// memory; then a thread for each channel merges its planes' parts.
+// A CPU takes two kernels for that. In the first, a thread per plane computes of_planes[p] = of(p),
+// in the order of memory. In the second, a thread per channel merges the parts of its planes.
 template <class Part, class Of> __global__ void planes_kernel(Part *of_planes, Of of, int P) {
     const int p = blockIdx.x * blockDim.x + threadIdx.x;
     if (p < P) of_planes[p] = of(p);

@@ -162,8 +162,8 @@ static std::vector<Floats> results(const Operator &op, const std::vector<Ints> &
     for (const Tensor &t : in) all.push_back(t.grad ? grad(t) : Floats());
     return all;
 }
-// Check each tuned operator against the simple one, and of all of them that each gradient has the
-// same bits whether or not the other inputs want one. rel is of the result, then of each gradient.
+// Check each tuned operator against the simple one. Check that each gradient has the same bits
+// whether or not the other inputs want one. `rel` has the tolerances of result and gradients.
 static void check_operator(const Operator &op, const std::vector<Ints> &inputs,
                            const Doubles &rel) {
     Usual usual;

@@ -1,6 +1,6 @@
-// make check: what a training consists of, from the bottom up, each part against something that was
-// not made by it: copies, operators (reference.h), data, replicas, allreduce, the network, steps,
-// accuracy, epochs. The first thing that is wrong is named by what it looks like (explain.h).
+// make check: check the parts of a training from the bottom up, each against an independent one:
+// copies, operators (reference.h), data, replicas, allreduce, the network, steps, accuracy, epochs.
+// Describe the first mistake by what its numbers look like (explain.h).
 // defines: check_copies, check_data, check_replicated, check_exchange, check_slopes, check_step,
 // check_accuracy, check_train, check, main
 #ifndef MGPU_NO_MAIN // the tests have included mgpu.cu, and have a main
@@ -101,7 +101,7 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
                 if (!file.count(order.back()))
                     error("%s: image %d of an epoch is not in the file: look at "
                           "DataIter::minibatch%s",
-                          who.c_str(), sample, meant);
+                          who.c_str(), sample, skip_hint);
                 if (found == left.end())
                     error("%s: image %d of an epoch has occurred before: look at `order`, "
                           "DataIter::minibatch and epoch",
@@ -249,7 +249,7 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
         options.allreduce != "local")
         error("%s: the host waits for gpu(%d), where only a stream should wait: look at wait_for "
               "(cudaStreamWaitEvent) and copyto, which blocks only for a copy to the host%s",
-              who.c_str(), late, meant);
+              who.c_str(), late, skip_hint);
     for (int c = 0; c < k; c++) {
         long wrong = 0, numbers = 0;
         size_t at = 0, last = 0; // the tensors of the first wrong number and of the last one
@@ -289,7 +289,7 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
         error("%s%s: the sum of %s, number %d, on gpu(%d) is %g, not %g (%s): %s%s", who.c_str(),
               late < 0 ? "" : format(", gpu(%d) late", late).c_str(), names[at].c_str(), first, c,
               value, want, part.c_str(), what.c_str(),
-              mean        ? meant
+              mean        ? skip_hint
               : late >= 0 ? " It is right when no device is late: is a wait_for missing, or the "
                             "wrong way round?"
                           : "");
@@ -459,11 +459,11 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         for (size_t j = 0; j < got.size(); j++) {
             update[j] = old[j] - now[j];
             right[j] = lr * got[j] / n;
-            if (!(std::fabs(got[j] - want[j]) <= first_check_tolerance * unit[j])) wrong.push_back(j);
-            if (update[j] != right[j] && // both infinite: the loss will tell
-                !(std::fabs(update[j] - right[j]) <=
-                  1e-5f * std::fabs(right[j]) + 1e-6f * std::fabs(old[j])))
-                wrong_update.push_back(j);
+            const float off = std::fabs(got[j] - want[j]), moved = std::fabs(update[j] - right[j]);
+            const float rounding = 1e-5f * std::fabs(right[j]) + 1e-6f * std::fabs(old[j]);
+            if (!(off <= first_check_tolerance * unit[j])) wrong.push_back(j);
+            if (update[j] == right[j]) continue; // even if both are infinite: the loss will tell
+            if (!(moved <= rounding)) wrong_update.push_back(j);
         }
         auto at = [&](int j) { return name_of(j) + " on " + str(gpu(c)); };
         std::vector<Flat> shards;
@@ -472,7 +472,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
             error("%sthe gradient of %s is %.6g, but on one device %.6g (%zu of %zu numbers are "
                   "wrong): %s%s",
                   where.c_str(), at(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]], wrong.size(),
-                  got.size(), explain_gradient(got, want, wrong, shards, c).c_str(), meant);
+                  got.size(), explain_gradient(got, want, wrong, shards, c).c_str(), skip_hint);
         if (wrong_update.empty()) continue;
         double off = 0, squares = 0; // from what the device's own gradient would have made
         for (int j : wrong_update) {
@@ -487,7 +487,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
                 : explain_update(dot(update, right, wrong_update) / dot(right, right, wrong_update),
                                  n, size(ls[c]), lr, options.batch, k)
                       .c_str(),
-            meant);
+            skip_hint);
     }
 }
 
@@ -629,7 +629,7 @@ static void check_train(const std::string &where) {
                         "(train_iter.epoch()), train the same device_params throughout, with "
                         "the same lr, and count each loss?"
                       : "is there no minibatch: is train_iter.epoch() missing?",
-                  meant);
+                  skip_hint);
         const double want = accuracy_of(load_data_fashion_mnist(97).second, device_params[0]);
         if (std::fabs(acc - want) > 1e-3)
             error("%strain's accuracy after epoch %zu is %.4f, but a count here gives %.4f%s: look "

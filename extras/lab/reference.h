@@ -59,7 +59,7 @@ static void compare(const std::string &where, const std::string &name,
     error("%s%s%s is %.6g, not %.6g (%zu of %zu numbers are wrong, in %s%s%s): %s%s", where.c_str(),
           name.c_str(), part_of(shape, {i}).c_str(), got[i], want[i], wrong.size(), want.size(),
           name.c_str(), part_of(shape, wrong).c_str(), in_common(got, want, wrong).c_str(),
-          look.c_str(), meant);
+          look.c_str(), skip_hint);
 }
 
 // --- the operators in double

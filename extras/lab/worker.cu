@@ -19,8 +19,8 @@
 #include <sys/resource.h>
 #include <unwind.h>
 
-// These replace libstdc++'s functions, which name a line of libstdc++. The signal's handler, such as
-// the stand-in's, names the line of the submission instead.
+// These replace libstdc++'s functions, which name a line of libstdc++. The handler of the signal,
+// such as the stand-in's, names the line of the submission instead.
 namespace std {
 __attribute__((noreturn)) void __glibcxx_assert_fail(const char *, int, const char *,
                                                      const char *what) noexcept {
@@ -160,7 +160,7 @@ static void hello(wire::Answer &answer) {
     for (const Algorithm &a : algorithms) {
         int meant = 0;
         for (int k = 1; k <= limits::most_devices; k++)
-            meant |= (!a.meant_for || a.meant_for(k)) << k;
+            meant |= (!a.supports || a.supports(k)) << k;
         answer.names.push_back(a.name);
         answer.meant.push_back(meant);
     }

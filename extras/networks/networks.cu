@@ -495,8 +495,8 @@ static std::string channel0(const Tensor &weight) {
     return to_string(reshape(rows(weight, 0, 1), {1, weight.shape[2], weight.shape[3]}));
 }
 
-// Run the concise chapter's examples: copy the parameters to all devices, print the outputs for some
-// images, and some of the first weights.
+// Run the concise chapter's examples: copy the parameters to all devices, print the outputs for
+// some images, and some of the first weights.
 void demos_resnet18(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     const auto device_params = replicate(devices); // net.initialize(ctx=devices)

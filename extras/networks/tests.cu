@@ -589,7 +589,8 @@ TEST_CASE("parse_options: what goes not together is refused") {
     }
     CHECK(error_of_options({"MODEL=vgg"}) ==
           "MODEL=vgg is unknown: choose one of lenet, resnet18, lab_cnn");
-    check_says(error_of_options({"KVSTORE=magic"}), "ALLREDUCE=magic is unknown: choose one of naive");
+    check_says(error_of_options({"KVSTORE=magic"}),
+               "ALLREDUCE=magic is unknown: choose one of naive");
     check_says(error_of_options({"EVALUATE_ALL=yes"}), "EVALUATE_ALL=yes: expected 0 or 1");
     CHECK(error_of_options({"--evaluate-all"}) ==
           "--evaluate-all is not an option: did you mean EVALUATE_ALL=value?");
@@ -618,8 +619,8 @@ TEST_CASE("program: the lab's prints and resnet18's" * slow) {
     const std::string resnet = output_of(
         folder, some + "resnet18 BATCH=2 EPOCHS=1 LIMIT=2 SAVE=r OVERLAP=1 ALLREDUCE=ring");
     CHECK(contains(resnet, "not initialized on cpu\n[[["));
-    CHECK(contains(resnet, "]]] @gpu(1)\nfirst minibatch: 2 devices give the gradient of one, shard by "
-                           "shard (largest difference "));
+    CHECK(contains(resnet, "]]] @gpu(1)\nfirst minibatch: 2 devices give the gradient of "
+                           "one, shard by shard (largest difference "));
     output_of(folder, "MODEL=resnet18 GPUS=1 BATCH=1 LIMIT=1 EPOCHS=1 LOG=log.csv "
                       "FIRST_CHECK=0 INIT=r"); // reads its file
 }

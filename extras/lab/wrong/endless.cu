@@ -1,4 +1,4 @@
-// endless.cu:6: the host ... in endless, k = 1 ... k = 1 ... no answer within ... is there an endless loop
+// endless.cu:6: the host ... in endless, k = 1 ... k = 1 ... no answer within ... an endless
 // A loop without an end.
 #include "yours.h"
 

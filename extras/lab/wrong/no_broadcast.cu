@@ -1,4 +1,4 @@
-// k = 2 ... gpu(1)'s own ... but gpu(0) has the sum: is it copied back ... copyto(sum, grads[c][i])?
+// k = 2 ... gpu(1)'s own ... but gpu(0) has the sum ... copied back ... copyto(sum, grads[c][i])?
 // The sums stay on their owners.
 #include "yours.h"
 

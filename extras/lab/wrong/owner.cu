@@ -1,4 +1,4 @@
-// passed ... gpu(0) moves 43% of the bytes, but its share is 25% ... 45 of 48 messages travel one after another
+// passed ... gpu(0) moves 43% of the bytes, but its share is 25% ... 45 of 48 messages travel one
 // Right: tensor i is summed on device i mod k.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... gpu(1) has 10 ... not 5 ... it is the sum that belongs 1 further on ... bounds
+// is wrong: k = 2 ... gpu(1) has 10 ... not 5 ... the sum that belongs 1 further on ... bounds
 // The sums come back one place off, as from a part with wrong bounds.
 #include "yours.h"
 

@@ -8,12 +8,12 @@
 // file is compiled alone, as `yours`.
 struct Yours {
     Yours(const char *name, void (*run)(const PerDevice &grads),
-          bool (*meant_for)(int k) = nullptr) {
+          bool (*supports)(int k) = nullptr) {
 #ifndef ALL_WRONG
         for (Algorithm &a : algorithms)
-            if (std::string(a.name) == "yours") a.run = run, a.meant_for = meant_for;
+            if (std::string(a.name) == "yours") a.run = run, a.supports = supports;
 #endif
-        algorithms.push_back({name, run, meant_for});
+        algorithms.push_back({name, run, supports});
     }
 };
 #define YOURS(name, ...)                                                                           \
