@@ -29,5 +29,6 @@ for folder in networks:620 fast:2425 lab:5370 nodes:420; do
     done
     if [ $# -gt 0 ]; then part "${folder%:*}/, without tests" "${folder#*:}" "$@"; fi
 done
+part 'notebook/, without tests' 400 extras/notebook/mgpu_notebook.py extras/notebook/notebook.mk
 part 'page/, with tests' 500 extras/page/*[!d] .github/workflows/page.yml # all but README.md
 exit "$longer"
