@@ -22,18 +22,16 @@ static Map weights(const ConvShape &s, bool row_first) {
     const int K = s.K, sk = s.W_stride_k;
     return {row_first, {s.C, K * K * sk}, {K, K * sk}, {K, sk}};
 }
-// Skipping terms pays if windows leave the image, but not on tensor cores, which are fast enough.
-static bool skips(const ConvShape &s, bool leave) { return leave && s.rung != tf32; }
-
 static void product_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
                             const ConvShape &s) {
     if (is_winograd(s)) return winograd_forward(y, X, W, b, s);
     const int out = s.OH * s.OW, zeros = s.rung == tiled ? s.padding : 0;
     const Images x = pad(X, s.H, s.W, zeros, zeros);
     if (is_shallow(s)) return shallow_forward(y, x, W, b, s);
-    const bool skip = skips(s, s.padding > 0), row_first = skip && s.rung != tiled;
-    const Map A_row = windows(s, x, row_first), A_term = taps(s, x, skip);
-    const Map B_term = weights(s, skip), B_column = spaced(s.O, s.W_stride_o);
+    const bool skip = s.padding > 0, row_first = skip && s.rung != tiled;
+    const bool taps_first = skip || s.rung != tiled; // a row of taps, then the channels
+    const Map A_row = windows(s, x, row_first), A_term = taps(s, x, taps_first);
+    const Map B_term = weights(s, taps_first), B_column = spaced(s.O, s.W_stride_o);
     product(s.rung, {y, {}, b.ptr()}, x, W,
             {s.N * out, s.O, s.C * s.K * s.K, A_row, A_term, s.H, s.W, B_term, B_column,
              pixels(s, row_first), out, skip ? s.C * s.K : 0, 0});
@@ -62,7 +60,9 @@ static void product_backward_wide_input(const Tensor &X, const Tensor &W, const 
     const int zeros = s.rung == tiled ? max(0, (K - 1 - s.padding + S - 1) / S) : 0;
     const Store dX = target_of(X);
     const Images dy = pad(dy_of(y), s.OH, s.OW, zeros, zeros);
-    const bool skip = skips(s, K > 1), row_first = skip && s.rung != tiled;
+    const bool skip = K > 1, row_first = skip && s.rung != tiled;
+    const bool taps_first = skip || s.rung != tiled;
+    std::vector<Product> list;
     for (int i = 0; i < min(S, s.H); i++)
         for (int j = 0; j < min(S, s.W); j++) {
             const Phase h = phase(i, s.H, s), w = phase(j, s.W, s);
@@ -70,17 +70,19 @@ static void product_backward_wide_input(const Tensor &X, const Tensor &W, const 
             const int corner = top * dy.pitch + left;
             const Axis rows = {h.count, dy.pitch, 1}, columns = {w.count, 1, 1};
             const Map A_row = {row_first, {s.N, s.O * dy.plane}, rows, columns, corner, top, left};
-            const Map A_term = {skip, {s.O, dy.plane}, {h.taps, dy.pitch, 1}, {w.taps, 1, 1}};
+            const Map A_term = {taps_first, {s.O, dy.plane}, {h.taps, dy.pitch, 1}, {w.taps, 1, 1}};
             const Axis rows_of_W = {h.taps, -S * K * sk}, columns_of_W = {w.taps, -S * sk};
-            const Map B_term = {skip, {s.O, so}, rows_of_W, columns_of_W, last * sk};
+            const Map B_term = {taps_first, {s.O, so}, rows_of_W, columns_of_W, last * sk};
             const Map B_column = spaced(s.C, K * K * sk);
             const Axis rows_of_dX = {h.count, S * s.W}, columns_of_dX = {w.count, S};
             const Map C_row = {
                 row_first, {s.N, s.C * plane}, rows_of_dX, columns_of_dX, i * s.W + j};
-            product(s.rung, {dX, {}, nullptr}, dy, W,
-                    {s.N * h.count * w.count, s.C, s.O * h.taps * w.taps, A_row, A_term, s.OH, s.OW,
-                     B_term, B_column, C_row, plane, skip ? s.O * w.taps : 0, 0});
+            if (s.rung != tiled && h.taps * w.taps == 0 && dX.plus == dX.data) continue; // += 0
+            list.push_back({s.N * h.count * w.count, s.C, s.O * h.taps * w.taps, A_row, A_term,
+                            s.OH, s.OW, B_term, B_column, C_row, plane, skip ? s.O * w.taps : 0,
+                            0});
         }
+    phases(s.rung, {dX, {}, nullptr}, dy, W, list);
 }
 
 static void product_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,

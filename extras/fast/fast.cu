@@ -54,6 +54,7 @@ struct Operators {
 #include "tiled.h"
 #include "shallow.h"
 #include "shared.h"
+#include "loaders.h"
 #include "tf32.h"
 #include "tiles.h"
 #include "narrow.h"

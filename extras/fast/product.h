@@ -30,6 +30,9 @@ struct ConvShape : Sizes {
 struct Point {
     int offset, h, w;
 };
+struct Index {
+    int x, y, z;
+};
 struct Axis {     // of an index:
     int count;    // how many values it has,
     int by;       // how far neighbours lie apart in memory,
@@ -44,10 +47,18 @@ struct Map {
           by_x(row_first ? row.by : image.by), by_y(row_first ? image.by : row.by), by_z(column.by),
           offset(offset), h_by_x(row_first ? row.step : 0), h_by_y(row_first ? 0 : row.step), h(h),
           w_by_z(column.step), w(w) {}
-    __device__ Point operator()(int i) const {
+    __device__ Index split(int i) const {
         const int xy = Q(i), z = i - xy * Q.d, x = P(xy), y = xy - x * P.d;
-        return {x * by_x + y * by_y + z * by_z + offset, x * h_by_x + y * h_by_y + h,
-                z * w_by_z + w};
+        return {x, y, z};
+    }
+    __device__ Point at(const Index &i) const {
+        return {i.x * by_x + i.y * by_y + i.z * by_z + offset, i.x * h_by_x + i.y * h_by_y + h,
+                i.z * w_by_z + w};
+    }
+    __device__ Point operator()(int i) const { return at(split(i)); }
+    __host__ __device__ bool of_x() const { return P.d * Q.d == 1; } // alone
+    __host__ __device__ int distance() const {                       // of neighbours
+        return Q.d > 1 ? by_z : P.d > 1 ? by_y : by_x;
     }
 };
 static Map spaced(int n, int stride) { return {false, none, none, {n, stride}}; } // i to i*stride
@@ -66,6 +77,7 @@ struct alignas(8) Product {
     // 1: a weight gradient. Its rows are taps, its terms windows; and C gets one more row, the sums
     // of B's columns, as if A had a row of ones
     int weights;
+    int batch = 1, A_by = 0, B_by = 0; // products in one launch; how far apart their A and B lie
     __host__ __device__ int rows() const { return M + weights; }
     // A tap's mask has bit u and bit 16+v, a window's mask those of all u and v that lie outside of
     // the image. A common bit says that A is 0 there; ~0 has one with every mask.
@@ -80,35 +92,30 @@ struct alignas(8) Product {
 struct ProductOut {
     Store C, sums;
     const float *bias;
-    long sums_by = 1, slices_by = 0; // distances: of neighbours in sums, of slices (see in_slices)
+    // Distances: of neighbours in sums, of slices (see in_slices) and products of a batch
+    long sums_by = 1, slices_by = 0;
     // Where row m of this block's slice begins in C, or in sums
     __device__ int row(const Product &s, int m) const {
         return blockIdx.z * slices_by + (m < s.M ? s.C_row(m).offset : 0);
     }
-    // Store the sums of row m, which begins at `first`, in the columns n that exist. The same as
-    // Store::store, but all loads are issued before the first of them is used.
+    // Store sums at these places, as far as they are there. The same as Store::store, but all masks
+    // and addends are loaded before the first of them is used.
     template <int G>
-    __device__ void store(const Product &s, int m, int first, const int (&n)[G],
-                          float (&sum)[G]) const {
-        const Store to = m < s.M ? C : sums;
-        if (!to.data) return;
+    __device__ static void store(const Store &to, const int (&at)[G], const bool (&there)[G],
+                                 float (&sum)[G]) {
         const float least = to.relu ? 0 : -INFINITY;
-        const int by = m < s.M ? s.C_column : sums_by;
-        int at[G];
+        float mask[G], plus[G];
         UNROLL_GPU
-        for (int g = 0; g < G; g++) at[g] = first + min(n[g], s.N - 1) * by;
-        if (to.plus) { // past the last column that one is read, for nothing: on a CPU it is a race
-            UNROLL_GPU
-            for (int g = 0; g < G; g++)
-                if (!on_cpu || n[g] < s.N) sum[g] += to.plus[at[g]];
-        }
-        if (to.mask) {
-            UNROLL_GPU
-            for (int g = 0; g < G; g++) sum[g] = to.mask[at[g]] > 0 ? sum[g] : 0;
-        }
+        for (int g = 0; g < G; g++) mask[g] = to.mask && there[g] ? to.mask[at[g]] : 1;
         UNROLL_GPU
-        for (int g = 0; g < G; g++)
-            if (n[g] < s.N) to.data[at[g]] = sum[g] < least ? least : sum[g];
+        for (int g = 0; g < G; g++) plus[g] = to.plus && there[g] ? to.plus[at[g]] : 0;
+        UNROLL_GPU
+        for (int g = 0; g < G; g++) {
+            float value = sum[g];
+            if (to.plus) value += plus[g];
+            value = mask[g] > 0 ? value : 0;
+            if (there[g]) to.data[at[g]] = value < least ? least : value;
+        }
     }
 };
 

@@ -9,9 +9,9 @@
 
 namespace fast {
 // This block's slice of a range, a multiple of `step` terms.
-__device__ inline Range slice_of(Range all, int step) {
-    const int steps = (all.end - all.begin + step - 1) / step, slice = blockIdx.z;
-    const int slices = gridDim.z;
+__device__ inline Range slice_of(Range all, int step, int batch = 1) {
+    const int steps = (all.end - all.begin + step - 1) / step, slice = blockIdx.z / batch;
+    const int slices = gridDim.z / batch;
     return {all.begin + int((long long)steps * slice / slices) * step,
             min(all.end, all.begin + int((long long)steps * (slice + 1) / slices) * step)};
 }
@@ -36,7 +36,10 @@ __global__ void product_sum_kernel(ProductOut out, const float *partial, int sli
         __syncthreads();
         for (int p = 1; p < parts && part == 0; p++) sum[0] += sums[p * blockDim.x + threadIdx.x];
     }
-    if (part == 0 && i < count) out.store<1>(s, m, out.row(s, m), {n}, sum);
+    const Store &to = m < s.M ? out.C : out.sums;
+    if (part > 0 || i >= count || !to.data) return;
+    ProductOut::store<1>(to, {int(out.row(s, m) + n * (m < s.M ? s.C_column : out.sums_by))},
+                         {true}, sum);
 }
 static void product_sum(const ProductOut &out, const float *partial, int slices, const Product &s,
                         Device device) {

@@ -6,81 +6,65 @@
 // defines: Tf32Tile
 
 namespace fast {
-// A warp has WM x WN sums, in tiles of 16 x 8, four for each thread.
-template <int TM_, int TN_, int WM, int WN, int TK_> struct Tf32Tile {
-    static constexpr int TM = TM_, TN = TN_, TK = TK_, warps = TM / WM * (TN / WN);
-    static constexpr int threads = 32 * warps, rows = WM / 8, columns = WN / 4;
-    static constexpr int own = TK / warps > 4 ? TK / warps : 4, slots = TN / WN * 4;
-    struct alignas(16) Terms { // padded by 4: a load's 8 rows x 4 terms lie in different banks
-        float a[TM][TK + 4], b[TN][TK + 4];
-        __device__ float &A(int k, int m) { return a[m][k]; }
-        __device__ float &B(int k, int n) { return b[n][k]; }
-        template <int n> __device__ void set_A(int k, int m, const float (&x)[n]) {
-            if (n == 1) a[m][k] = round(x[0]);
-            UNROLL
-            for (int i = 0; i < n / 4; i++) // four in one store
-                ((float4 *)a[m])[k / 4 + i] = make_float4(round(x[4 * i]), round(x[4 * i + 1]),
-                                                          round(x[4 * i + 2]), round(x[4 * i + 3]));
-        }
+// A warp has WM x WN sums, in tiles of 16 x 8, four for each thread. The hardware says which of a
+// tile's rows a thread has, but which row of C that is, is free: so four of a thread are neighbours.
+template <int TM_, int TN_, int WM, int WN> struct Tf32Tile {
+    static constexpr int TM = TM_, TN = TN_, TK = 8, threads = 32 * (TM / WM) * (TN / WN);
+    static constexpr int rows = WM / 8, columns = WN / 4, height = WM;
+    static constexpr int blocks = WM * WN > 2048 ? 256 / threads : 384 / threads;
+    static constexpr double rate = 360;
+    static constexpr bool adjoin = true;
+    struct alignas(16) Terms { // padded by 8: 4 terms x 8 rows lie in different banks
+        float a[TK][TM + 8], b[TK][TN + 8];
+        __device__ float *at(bool of_A, int k, int x) { return of_A ? &a[k][x] : &b[k][x]; }
     };
     float sum[rows][columns] = {};
-    __device__ int row(int i) const {
-        return threadIdx.x / 32 % (TM / WM) * WM + i * 8 + threadIdx.x % 32 / 4;
-    }
-    __device__ int slot() const { return threadIdx.x / 32 / (TM / WM) * 4 + threadIdx.x % 4; }
+    __device__ static int warp_m() { return threadIdx.x / 32 % (TM / WM) * WM; }
+    __device__ static int warp_n() { return threadIdx.x / 32 / (TM / WM) * WN; }
+    __device__ static int first_row() { return warp_m(); }
+    __device__ static int row(int i) { return threadIdx.x % 32 / 4 * 4 + i % 4 + i / 4 * 32; }
+    __device__ static int slot() { return threadIdx.x % 4; }
     __device__ static int column(int q, int slot) {
-        return slot / 4 * WN + q / 2 * 8 + slot % 4 * 2 + q % 2;
+        return warp_n() + q / 8 * 32 + slot * 8 + q % 8;
     }
+    __device__ bool join(float *) { return true; }
+    __device__ __forceinline__ void add(Terms &terms) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    __device__ static float round(float x) {
-        unsigned bits;
-        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-        return __uint_as_float(bits);
-    }
-    __device__ void add(Terms &terms) {
-        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4; // see PTX on fragments
+        const int t = threadIdx.x % 4, m = warp_m() + row(0), n = warp_n() + row(0); // see PTX
+        unsigned a[2][rows], b[2][WN / 8];
         UNROLL
-        for (int k = t; k < TK; k += 8) {
-            unsigned a[rows][2], b[WN / 8][2];
+        for (int h = 0; h < 2; h++) {
             UNROLL
-            for (int i = 0; i < rows; i++) {
-                UNROLL
-                for (int j = 0; j < 2; j++) a[i][j] = __float_as_uint(terms.A(k + 4 * j, row(i)));
-            }
+            for (int i = 0; i < rows; i++)
+                a[h][i] = __float_as_uint(to_tf32(terms.a[t + 4 * h][m + i % 4 + i / 4 * 32]));
             UNROLL
-            for (int q = 0; q < WN / 8; q++) {
-                UNROLL
-                for (int j = 0; j < 2; j++)
-                    b[q][j] = __float_as_uint(terms.B(k + 4 * j, column(2 * q, slot() - t) + g));
-            }
+            for (int j = 0; j < WN / 8; j++)
+                b[h][j] = __float_as_uint(to_tf32(terms.b[t + 4 * h][n + j % 4 + j / 4 * 32]));
+        }
+        UNROLL
+        for (int i = 0; i < rows; i += 2) {
             UNROLL
-            for (int i = 0; i < rows; i += 2) {
-                UNROLL
-                for (int q = 0; q < WN / 8; q++)
-                    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-                        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                        : "+f"(sum[i][2 * q]), "+f"(sum[i][2 * q + 1]), "+f"(sum[i + 1][2 * q]),
-                          "+f"(sum[i + 1][2 * q + 1])
-                        : "r"(a[i][0]), "r"(a[i + 1][0]), "r"(a[i][1]), "r"(a[i + 1][1]),
-                          "r"(b[q][0]), "r"(b[q][1]));
+            for (int j = 0; j < WN / 8; j++) {
+                const int q = j / 4 * 8 + j % 4;
+                asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+                    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                    : "+f"(sum[i][q]), "+f"(sum[i][q + 4]), "+f"(sum[i + 1][q]),
+                      "+f"(sum[i + 1][q + 4])
+                    : "r"(a[0][i]), "r"(a[0][i + 1]), "r"(a[1][i]), "r"(a[1][i + 1]), "r"(b[0][j]),
+                      "r"(b[1][j]));
             }
         }
-    }
 #else
-    __device__ static float round(float x) { // to the nearest, ties away from 0
-        return std::isfinite(x) ? __uint_as_float((__float_as_uint(x) + 0x1000) & ~0x1fffu) : x;
-    }
-    __device__ void add(Terms &terms) {
         for (int k = 0; k < TK; k++) {
             UNROLL
             for (int i = 0; i < rows; i++) {
-                const float x = terms.A(k, row(i));
+                const float x = to_tf32(terms.a[k][warp_m() + row(i)]);
                 UNROLL
-                for (int q = 0; q < columns; q++) sum[i][q] += x * terms.B(k, column(q, slot()));
+                for (int q = 0; q < columns; q++)
+                    sum[i][q] += x * to_tf32(terms.b[k][column(q, slot())]);
             }
         }
-    }
 #endif
+    }
 };
-
 } // namespace fast

@@ -1,11 +1,10 @@
 // Which tile for which product, and how many slices.
 // A large tile loads less for each product, but a GPU wants at least as many blocks as it has
-// multiprocessors, and the columns of a tile that C has not are computed for nothing. The sizes
-// were chosen by counts of instructions and of lines of L1 and shared memory.
-// Gain: by the model; not priced alone. What it avoids: a tile of 64 columns computes 64 where
-// LeNet's convolutions have 20 and 50, and where a tile is large, 132 multiprocessors share a few
-// blocks.
-// defines: product_slices, product
+// multiprocessors, and the columns of a tile that C has not are computed for nothing. Large tiles
+// have the sizes that were the fastest on an H100.
+// Gain: not priced alone. What it avoids: a tile of 64 columns computes 64 where LeNet's
+// convolutions have 20 and 50, and where a tile is large, 132 multiprocessors share a few blocks.
+// defines: product_slices, product, phases
 
 namespace fast {
 static int multiprocessors(Device device) { // a CPU computes as an H200 does, for tests
@@ -18,88 +17,136 @@ static int multiprocessors(Device device) { // a CPU computes as an H200 does, f
     return count;
 }
 
-// The number of slices, of 128 terms or more, with which the GPU is estimated to end first. A
-// multiprocessor takes as long for 256 threads as for fewer, and the one with the most blocks ends
-// last. Writing a slice takes as much time as some 40 terms, the launch that adds them as 130.
-static int product_slices(int tiles, int terms, int threads, int multiprocessors) {
-    const int at_once = 256 / threads; // blocks on each multiprocessor
-    const int most = min(terms / 128, blocks(3 * at_once * multiprocessors, tiles));
+// The number of slices with which a GPU is estimated to end first, in clocks. A multiprocessor with
+// fewer blocks than it holds waits more. 4000: the launch that adds the slices.
+template <class Tile>
+static int product_slices(int tiles, int terms, double sums, int multiprocessors) {
+    const double step = Tile::TM * Tile::TN * Tile::TK / Tile::rate;
+    const int steps = blocks(terms, Tile::TK), most = min(256, steps / 4 + 1);
     int slices = 1;
-    double best = INFINITY; // in units of a term
+    double best = INFINITY;
     for (int i = 1; i <= most; i++) {
-        const double rounds = max(1., 1. * blocks(tiles * i, multiprocessors) / at_once);
-        const double time = rounds * (terms / i + 40) + (i > 1 ? 130 : 0);
+        const int rounds = blocks(tiles * i, multiprocessors);
+        const double waits = 1 + 0.3 * max(0, Tile::blocks - rounds);
+        const double adding = i > 1 ? 4000 + i * sums / 175 : 0;
+        const double time = rounds * waits * (blocks(steps, i) + 6) * step + adding;
         if (time < best) best = time, slices = i;
     }
     return slices;
 }
-template <class Tile, bool by_terms, bool by_columns>
+template <class Tile, template <class, bool> class Of_A, template <class, bool> class Of_B>
 static void product_tiles(const ProductOut &out, const float *A, const float *B, const Product &s,
                           Device device) {
-    dim3 grid(blocks(s.rows(), Tile::TM), blocks(s.N, Tile::TN));
-    grid.z = product_slices(grid.x * grid.y, s.K, Tile::threads, multiprocessors(device));
+    dim3 grid(blocks(s.M, Tile::TM), blocks(s.N, Tile::TN));
+    grid.z =
+        product_slices<Tile>(grid.x * grid.y, s.K, 1. * s.rows() * s.N, multiprocessors(device));
     in_slices(grid.z, out, s, device, [&](const ProductOut &out, const Product &s) {
-        LAUNCH(product_kernel<Tile, by_terms, by_columns>
-               <<<grid, Tile::threads, 0, stream_of(device)>>>(out, A, B, s));
+        LAUNCH(product_kernel<Tile, Of_A, Of_B, 1>
+               <<<grid, Tile::threads, 0, stream_of(device)>>>(Products<1>{out, A, {B}, {s}}));
     });
 }
-// Tiles by the number of C's columns, small ones if large ones would not fill a GPU. They were
-// chosen by counts of instructions and of lines of L1 and shared memory. A CPU compiles only one
-// kernel for each precision, for tests.
+// Tiles by the number of C's columns, small ones if large ones would not fill a GPU. A CPU compiles
+// only one kernel for each precision, for tests.
 #if defined(__CUDACC__) || defined(MGPU_LANES)
-template <class Tile, bool by_terms, bool by_columns = false>
-constexpr auto tiles = product_tiles<Tile, by_terms, by_columns>;
 struct Fp32 {
-    typedef Fp32Tile<2, 5, 8, 4, 16> Small20; // for LeNet's 20 channels
-    typedef Fp32Tile<2, 8, 16, 4, 16> Small;
-    typedef Fp32Tile<8, 5, 16, 4, 16> Columns20;
-    typedef Fp32Tile<8, 8, 16, 4, 16> Columns32;
-    typedef Fp32Tile<8, 13, 32, 4, 8> Columns52;    // for LeNet's 50 channels, and 20 * 5 columns
-    typedef Fp32Tile<8, 13, 16, 4, 8> Columns52Low; // of half the rows: 162 tiles for conv2
-    typedef Fp32Tile<16, 8, 16, 8, 8> Columns64;
-    typedef Fp32Tile<8, 16, 16, 8, 8> Columns128;
+    typedef Fp32Tile<2, 4, 1, 1, 64, 8> Small; // few sums: 8 warps share the terms of 16 x 16
+    typedef Fp32Tile<8, 5, 2, 1, 8> Columns20; // for LeNet's 20 channels
+    typedef Fp32Tile<8, 13, 2, 1, 8> Columns52;
+    typedef Fp32Tile<8, 13, 2, 1, 10> Windows52; // for sums over 20 or 50 channels
+    typedef Fp32Tile<8, 8, 2, 2, 8> Columns64;
+    typedef Fp32Tile<8, 8, 2, 4, 8> Columns128;
 };
 struct Tf32 {
-    typedef Tf32Tile<32, 32, 16, 32, 16> Small20, Small;
-    typedef Tf32Tile<128, 32, 64, 32, 16> Columns20, Columns32;
-    typedef Tf32Tile<256, 64, 64, 64, 8> Columns52, Columns52Low, Columns64;
-    typedef Tf32Tile<256, 128, 64, 64, 8> Columns128;
+    typedef Fp32Tile<2, 4, 1, 1, 64, 8, true> Small;
+    typedef Tf32Tile<128, 32, 64, 32> Columns20;
+    typedef Tf32Tile<128, 64, 64, 32> Columns52, Windows52, Columns64;
+    typedef Tf32Tile<128, 128, 64, 64> Columns128;
 };
-#else
-template <class Tile, bool = false, bool = false>
-constexpr auto tiles = product_tiles<Tile, false, false>;
-template <class Tile> struct One {
-    typedef Tile Small20, Small, Columns20, Columns32, Columns52, Columns52Low, Columns64,
-        Columns128;
-};
-typedef One<Fp32Tile<8, 8, 16, 4, 16>> Fp32;
-typedef One<Tf32Tile<32, 32, 16, 32, 16>> Tf32;
-#endif
-// by_terms if neighbouring terms are neighbours in A, as the windows of a weight gradient are. (A
-// dense layer's are not: there each window is a sample, and neighbouring rows are neighbours.)
-// by_columns if neighbouring columns are neighbours in B, as a dense layer's are.
+// Return whether it is a dense layer's product, which has no windows.
+static bool is_dense(const Product &s) {
+    const bool one_tap = s.weights ? s.A_term.of_x() : int(s.A_term.P.d) == s.K;
+    return s.H * s.W == 1 && s.A_row.of_x() && s.A_term.Q.d == 1 && one_tap;
+}
+static bool is_small(const Product &s, Device device) {
+    const int large = blocks(s.M, 128) * blocks(s.N, 64) * max(1, blocks(s.K, 128));
+    return s.M <= 32 || large < multiprocessors(device);
+}
+template <class Tile> static bool fits_windows(const Product &s) {
+    return !s.weights && !is_dense(s) && s.A_term.P.d % Tile::TK == 0;
+}
+// Arrange B for Windows: s.B_term and s.B_column become those of the result.
+static Tensor arrange(Product &s, const float *B, Device device) {
+    const Tensor to = empty({s.K, s.N}, device);
+    if (s.K > 0)
+        LAUNCH(arrange_kernel<<<blocks(s.K * s.N), threads, 0, stream_of(device)>>>(to.ptr(), B, s,
+                                                                                    s.N));
+    s.B_term = spaced(s.K, s.N), s.B_column = spaced(s.N, 1);
+    return to;
+}
+template <class Tile>
+static void product_windows(const ProductOut &out, const float *A, const float *B, Product s,
+                            Device device) {
+    const Tensor arranged = arrange(s, B, device);
+    product_tiles<Tile, Windows, Rows>(out, A, arranged.ptr(), s, device);
+}
 template <class In>
 static void product_in(const ProductOut &out, const float *A, const float *B, const Product &s,
                        Device device) {
-    const int large = blocks(s.rows(), 128) * blocks(s.N, 64) * max(1, blocks(s.K, 128));
+    typedef typename In::Small Small;
+    typedef typename In::Columns52 Tile52;
+    typedef typename In::Columns64 Tile64;
+    typedef typename In::Columns128 Tile128;
     auto run = [&](auto launch) { launch(out, A, B, s, device); };
-    const bool dense = s.H * s.W == 1, small = s.rows() <= 32 || large < multiprocessors(device);
-    const bool fits52 = blocks(s.N, 52) * 52 < blocks(s.N, 64) * 64; // fewer columns stay empty
-    const bool by_columns = s.B_column.by_z == 1;
-    if (small && s.N <= 20) run(tiles<typename In::Small20, true>);
-    else if (small && s.weights && dense) run(tiles<typename In::Small, false, true>);
-    else if (small && by_columns) run(tiles<typename In::Small, true, true>);
-    else if (small) run(tiles<typename In::Small, true>);
-    else if (s.N <= 20) run(tiles<typename In::Columns20, false>);
-    else if (s.N <= 32) run(tiles<typename In::Columns32, false>);
-    else if (fits52 && s.weights) run(tiles<typename In::Columns52, true>);
-    else if (fits52 && by_columns) run(tiles<typename In::Columns52, false, true>);
-    else if (fits52) run(tiles<typename In::Columns52Low, false>);
-    else if (s.N <= 64 && s.weights) run(tiles<typename In::Columns64, true>);
-    else if (s.N <= 64) run(tiles<typename In::Columns64, false>);
-    else if (s.weights) run(tiles<typename In::Columns128, true>);
-    else run(tiles<typename In::Columns128, false>);
+    const bool small = is_small(s, device), dense = small && is_dense(s), to64 = s.N <= 64;
+    const bool to52 = s.N <= 52 || (!to64 && s.N <= 104); // fewer columns stay empty
+    if (dense && s.weights) run(product_tiles<Small, Rows, Rows>);
+    else if (dense && s.B_column.distance() == 1) run(product_tiles<Small, Gather, Rows>);
+    else if (small) run(product_tiles<Small, Gather, Gather>);
+    else if (to52 && fits_windows<typename In::Windows52>(s))
+        run(product_windows<typename In::Windows52>);
+    else if (to64 && fits_windows<Tile64>(s)) run(product_windows<Tile64>);
+    else if (fits_windows<Tile128>(s)) run(product_windows<Tile128>);
+    else if (s.N <= 20) run(product_tiles<typename In::Columns20, Gather, Gather>);
+    else if (to52) run(product_tiles<Tile52, Gather, Gather>);
+    else if (to64) run(product_tiles<Tile64, Gather, Gather>);
+    else run(product_tiles<Tile128, Gather, Gather>);
 }
+// Launch the phases of a gradient (conv.h), up to four at once, those with the most terms first.
+template <class In>
+static void phases_in(const ProductOut &out, const float *A, const float *B,
+                      std::vector<Product> list, Device device) {
+    typedef typename In::Columns64 Tile;
+    auto longer = [](const Product &a, const Product &b) { return a.K > b.K; };
+    std::stable_sort(list.begin(), list.end(), longer);
+    for (size_t i = 0; i < list.size(); i += 4) {
+        const int count = min(list.size() - i, size_t(4));
+        std::vector<Tensor> arranged;
+        int rows = 0;
+        for (int p = 0; p < count; p++) {
+            rows = max(rows, list[i + p].M);
+            arranged.push_back(arrange(list[i + p], B, device));
+        }
+        auto s = [&](int p) { return list[i + p % count]; };
+        auto b = [&](int p) { return arranged[p % count].ptr(); };
+        const dim3 grid(blocks(rows, Tile::TM), blocks(s(0).N, Tile::TN), count);
+        const Products<4> all = {out, A, {b(0), b(1), b(2), b(3)}, {s(0), s(1), s(2), s(3)}};
+        LAUNCH(product_kernel<Tile, Windows, Rows, 4>
+               <<<grid, Tile::threads, 0, stream_of(device)>>>(all));
+    }
+}
+#else
+struct Fp32 {
+    typedef Fp32Tile<8, 8, 1, 1, 8> Tile;
+};
+struct Tf32 {
+    typedef Tf32Tile<32, 32, 32, 32> Tile;
+};
+template <class In>
+static void product_in(const ProductOut &out, const float *A, const float *B, const Product &s,
+                       Device device) {
+    product_tiles<typename In::Tile, Gather, Gather>(out, A, B, s, device);
+}
+#endif
 static void product(Rung rung, const ProductOut &out, const Images &A, const Tensor &B,
                     const Product &s) {
     if (s.rows() == 0) return;
@@ -107,5 +154,16 @@ static void product(Rung rung, const ProductOut &out, const Images &A, const Ten
     const float *const a = A.ptr(), *const b = B.ptr();
     rung == tf32 ? product_in<Tf32>(out, a, b, s, B.device)
                  : product_in<Fp32>(out, a, b, s, B.device);
+}
+// Enqueue products of the same A whose rows together are those of C.
+static void phases(Rung rung, const ProductOut &out, const Images &A, const Tensor &B,
+                   const std::vector<Product> &list) {
+#if defined(__CUDACC__) || defined(MGPU_LANES)
+    if (rung != tiled && list.size() > 1 && fits_windows<Fp32::Columns64>(list[0]) &&
+        !is_small(list[0], B.device))
+        return rung == tf32 ? phases_in<Tf32>(out, A.ptr(), B.ptr(), list, B.device)
+                            : phases_in<Fp32>(out, A.ptr(), B.ptr(), list, B.device);
+#endif
+    for (const Product &s : list) product(rung, out, A, B, s);
 }
 } // namespace fast

@@ -1,0 +1,145 @@
+// Where the terms of a tile lie in memory: a loader for each kind of matrix.
+//     Rows      a term's neighbours are neighbours in memory: 16 bytes a copy
+//     Gather    neighbouring terms are neighbours in memory, if any are: a weight gradient's
+//     Windows   rows are windows of an image; the taps outside, the channels inside
+// find(first) works out where the terms from `first` on begin, copy() copies them. A thread always
+// copies the same rows.
+// Gain: Windows works out an address, and whether it is inside the image, once for all channels of
+// a tap: see shared.h.
+// defines: Rows, Gather, Windows, arrange_kernel
+
+namespace fast {
+struct Place {
+    int offset;
+    unsigned mask;
+};
+template <class Tile, bool of_A> struct Rows {
+    static constexpr bool has_sums = true;
+    static constexpr int width = of_A ? Tile::TM : Tile::TN, threads = Tile::threads;
+    static constexpr int fours = width / 4 * Tile::TK, each = (fours + threads - 1) / threads;
+    static constexpr int own = 4 * each;
+    const float *const from;
+    const int by, end, x0 = (of_A ? blockIdx.x : blockIdx.y) * width, count;
+    const bool wide; // all fours lie at multiples of 16 bytes
+    int first;
+    __device__ __forceinline__ Rows(const float *from, const Product &s, const Range &range)
+        : from(from), by(of_A ? s.A_term.distance() : s.B_term.distance()), end(range.end),
+          count(of_A ? s.M : s.N),
+          wide((of_A || Tile::adjoin) && by % 4 == 0 && count % 4 == 0 && (size_t)from % 16 == 0) {}
+    __device__ __forceinline__ void find(int term) { first = term; }
+    template <class Copier, class Terms>
+    __device__ __forceinline__ void copy(Copier &copier, int i0, Terms &terms) {
+        UNROLL_GPU
+        for (int i = 0; i < each; i++) {
+            const int four = threadIdx.x + i * threads, k = four / (width / 4);
+            const int x = four % (width / 4) * 4, at = (first + k) * by + x0 + x;
+            const int left = first + k < end ? count - x0 - x : 0; // numbers
+            if (fours % threads > 0 && four >= fours) break;
+            if (wide)
+                copier.template copy<16>(i0 + 4 * i, terms.at(of_A, k, x), from, at, left > 0);
+            UNROLL_GPU
+            for (int q = 0; q < 4 && !wide; q++)
+                copier.template copy<4>(i0 + 4 * i + q, terms.at(of_A, k, x + q), from, at + q,
+                                        q < left);
+        }
+    }
+};
+// Eight threads copy neighbouring terms of a row; those of four rows lie in different banks.
+template <class Tile, bool of_A> struct Gather {
+    static constexpr bool has_sums = true;
+    static constexpr int width = of_A ? Tile::TM : Tile::TN, at_once = Tile::threads / 8; // rows
+    static constexpr int apart = at_once > width ? at_once / width : 1; // eights of terms at once
+    static constexpr int each = at_once > width ? 1 : (width + at_once - 1) / at_once;
+    static constexpr int eights = Tile::TK / 8 / apart, own = each * eights;
+    const float *const from;
+    const Product &s;
+    const int end, x0 = threadIdx.x / 8 % width, k0 = threadIdx.x % 8 + threadIdx.x / 8 / width * 8;
+    Place row[each], term[eights];
+    __device__ __forceinline__ Gather(const float *from, const Product &s, const Range &range)
+        : from(from), s(s), end(range.end) {
+        UNROLL_GPU
+        for (int r = 0; r < each; r++) { // past the last one: that one again, never stored
+            const int x = (of_A ? blockIdx.x : blockIdx.y) * width + x0 + r * at_once;
+            const Point p = of_A ? s.A_row(min(x, s.M - 1)) : s.B_column(min(x, s.N - 1));
+            row[r] = {p.offset, of_A ? s.mask(p, !s.weights) : 1};
+        }
+    }
+    __device__ __forceinline__ void find(int first) {
+        UNROLL_GPU
+        for (int g = 0; g < eights; g++) {
+            const int k = first + k0 + g * apart * 8;
+            const Index i = s.A_term.split(k); // B's terms have the same indices
+            const Point p = of_A ? s.A_term.at(i) : s.B_term.at(i);
+            term[g] = {p.offset, k >= end ? ~0u : of_A ? s.mask(p, s.weights) : 1u << 31};
+        }
+    }
+    template <class Copier, class Terms>
+    __device__ __forceinline__ void copy(Copier &copier, int i0, Terms &terms) {
+        UNROLL_GPU
+        for (int i = 0; i < own; i++) {
+            const int g = i / each, r = i % each, x = x0 + r * at_once;
+            if (width % at_once == 0 || x < width)
+                copier.template copy<4>(i0 + i, terms.at(of_A, k0 + g * apart * 8, x), from,
+                                        row[r].offset + term[g].offset,
+                                        !(row[r].mask & term[g].mask));
+        }
+    }
+};
+// Terms are (u,v,c), in the order of arrange_kernel, and TK divides the channels. Neighbouring threads
+// have neighbouring rows.
+template <class Tile, bool> struct Windows {
+    static constexpr bool has_sums = false;
+    static constexpr int TM = Tile::TM, TK = Tile::TK, threads = Tile::threads;
+    static constexpr int at_once = threads > TM ? threads / TM : 1; // terms
+    static constexpr int each = threads < TM ? TM / threads : 1;    // rows
+    static constexpr int own = TK / at_once * each;
+    const float *const from;
+    const Product &s;
+    const int end, channels = s.A_term.P.d, KW = max(1, int(s.A_term.Q.d));
+    int begin, tap, c; // of this tap; the first channel to copy
+    Place row[each];
+    int at[each]; // where this tap's channels begin
+    bool inside[each];
+    __device__ __forceinline__ Windows(const float *from, const Product &s, const Range &range)
+        : from(from), s(s), end(range.end), tap(range.begin / channels) {
+        begin = tap * channels;
+        UNROLL_GPU
+        for (int r = 0; r < each; r++) {
+            const int m = blockIdx.x * TM + threadIdx.x % TM + r * threads;
+            const Point p = s.A_row(min(m, s.M - 1));
+            row[r] = {p.offset, s.mask(p, true)};
+        }
+        find_tap();
+    }
+    __device__ __forceinline__ void find_tap() {
+        const Point p = s.A_term.at({tap / KW, 0, tap % KW});
+        const unsigned mask = begin < end ? s.mask(p, false) : ~0u;
+        UNROLL_GPU
+        for (int r = 0; r < each; r++) {
+            at[r] = row[r].offset + p.offset;
+            inside[r] = !(row[r].mask & mask);
+        }
+    }
+    __device__ __forceinline__ void find(int first) {
+        if (first - begin == channels) begin = first, tap++, find_tap();
+        c = first - begin + threadIdx.x / TM;
+    }
+    template <class Copier, class Terms>
+    __device__ __forceinline__ void copy(Copier &copier, int i0, Terms &terms) {
+        UNROLL_GPU
+        for (int i = 0; i < own; i++) {
+            const int k = i / each * at_once, r = i % each;
+            float *const to = terms.at(true, threadIdx.x / TM + k, threadIdx.x % TM + r * threads);
+            copier.template copy<4>(i0 + i, to, from, at[r] + (c + k) * s.A_term.by_y, inside[r]);
+        }
+    }
+};
+// to[(u,v,c)][n] = B's term (u,c,v) of column n   One thread per element.
+__global__ void arrange_kernel(float *to, const float *B, Product s, Divisor N) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, k = N(i), C = s.A_term.P.d;
+    if (k >= s.K) return;
+    const int tap = k / C, KW = s.A_term.Q.d;
+    const Point term = s.B_term.at({tap / KW, k - tap * C, tap % KW});
+    to[i] = B[term.offset + s.B_column(i - k * s.N).offset];
+}
+} // namespace fast
