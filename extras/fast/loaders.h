@@ -85,8 +85,8 @@ template <class Tile, bool of_A> struct Gather {
         }
     }
 };
-// Terms are (u,v,c), in the order of arrange_kernel, and TK divides the channels. Neighbouring threads
-// have neighbouring rows.
+// Terms are (u,v,c), in the order of arrange_kernel, and TK divides the channels. Neighbouring
+// threads have neighbouring rows.
 template <class Tile, bool> struct Windows {
     static constexpr bool has_sums = false;
     static constexpr int TM = Tile::TM, TK = Tile::TK, threads = Tile::threads;

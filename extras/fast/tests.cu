@@ -74,6 +74,12 @@ static const Shape shapes[] = {
     {1, 32, 2, 70, 32, 3, 1, 1},  // more tiles in a row than are computed at a time
     {260, 32, 3, 3, 32, 3, 1, 1}, // more tiles than in a cache
     {0, 32, 3, 3, 32, 3, 1, 1},   // no images
+    // The same on a GPU, whose tiles have 4x4 outputs: multiples of 64 channels
+    {2, 64, 5, 8, 128, 3, 1, 1}, // a row of outputs that is a quarter of a tile
+    {1, 128, 6, 3, 64, 3, 1, 0}, // a single column of outputs
+    {3, 64, 1, 1, 64, 3, 1, 2},  // more zeros than pixels,
+    {1, 64, 2, 3, 64, 3, 1, 4},  // or windows in the zeros alone
+    {0, 64, 3, 3, 64, 3, 1, 1},  // no images
     // Dense layers
     {2, 3, 1, 1, 1, 1},
     {3, 5, 1, 1, 7, 1},
@@ -261,15 +267,17 @@ TEST_CASE("tuned conv2d, linear: as loops in double") {
     });
 }
 
-// Root mean squares of the errors of Winograd's filtering, which adds before it multiplies, and of
-// the simple operators. Of ResNet-18's layers, with smaller planes.
-TEST_CASE("tuned conv2d, Winograd's: errors of at most 4 times a direct sum's" *
-          doctest::skip(small_only)) {
+// Winograd's filtering adds before it multiplies. Root mean squares of its errors, relative to the
+// result's, in ResNet-18's layers, with fewer images.
+TEST_CASE("tuned conv2d, Winograd's: relative errors below 1e-5" * doctest::skip(small_only)) {
     Usual usual;
-    for (const Shape &s : std::vector<Shape>{{2, 64, 8, 8, 64, 3, 1, 1},
-                                             {1, 128, 8, 8, 128, 3, 1, 1},
-                                             {1, 256, 4, 4, 256, 3, 1, 1},
-                                             {1, 512, 4, 4, 512, 3, 1, 1}}) {
+    use_kernels(usual_kernels);
+    for (const Shape &s : std::vector<Shape>{{1, 64, 28, 28, 64, 3, 1, 1},
+                                             {1, 128, 14, 14, 128, 3, 1, 1},
+                                             {2, 256, 7, 7, 256, 3, 1, 1},
+                                             {2, 512, 4, 4, 512, 3, 1, 1},
+                                             {4096, 64, 2, 2, 64, 3, 1, 1}}) { // a tile an image
+        if (on_cpu && s.work() > 1e8) continue;
         CAPTURE(s.C);
         const std::vector<Ints> inputs = inputs_of(s);
         const Doubles X = doubles(numbers(count(inputs[0]), 1)),
@@ -281,22 +289,16 @@ TEST_CASE("tuned conv2d, Winograd's: errors of at most 4 times a direct sum's" *
         conv_terms(s, [&](int at, int x, int w) {
             y[at] += X[x] * W[w], dX[x] += dy[at] * W[w], dW[w] += dy[at] * X[x];
         });
-        auto errors = [&](const char *rung) {
-            use_kernels(rung);
-            const auto got = results(operator_of(s), inputs, 1, false);
-            Doubles all;
-            for (const auto &[i, want] : {std::pair(0, &y), {1, &dX}, {2, &dW}}) {
-                double sum = 0;
-                for (size_t at = 0; at < want->size(); at++)
-                    sum += std::pow(got[i][at] - (*want)[at], 2);
-                all.push_back(std::sqrt(sum / want->size()));
+        const auto got = results(operator_of(s), inputs, 1, false);
+        for (const auto &[i, want, limit] :
+             {std::tuple(0, &y, 1e-5), {1, &dX, 1e-5}, {2, &dW, s.N == 4096 ? 1.3e-5 : 1e-5}}) {
+            double errors = 0, squares = 0;
+            for (size_t at = 0; at < want->size(); at++) {
+                errors += std::pow(got[i][at] - (*want)[at], 2);
+                squares += std::pow((*want)[at], 2);
             }
-            return all;
-        };
-        const Doubles direct = errors("plain"), winograd = errors(usual_kernels);
-        for (int i = 0; i < 3; i++) {
             CAPTURE(i);
-            CHECK(winograd[i] <= 4 * direct[i]);
+            CHECK(std::sqrt(errors / squares) < limit);
         }
     }
 }

@@ -7,7 +7,7 @@
 
 namespace fast {
 // A warp has WM x WN sums, in tiles of 16 x 8, four for each thread. The hardware says which of a
-// tile's rows a thread has, but which row of C that is, is free: so four of a thread are neighbours.
+// tile's rows a thread has. Which row of C that is, is free: so four of a thread are neighbours.
 template <int TM_, int TN_, int WM, int WN> struct Tf32Tile {
     static constexpr int TM = TM_, TN = TN_, TK = 8, threads = 32 * (TM / WM) * (TN / WN);
     static constexpr int rows = WM / 8, columns = WN / 4, height = WM;

@@ -53,6 +53,7 @@ struct Fp32 {
     typedef Fp32Tile<8, 5, 2, 1, 8> Columns20; // for LeNet's 20 channels
     typedef Fp32Tile<8, 13, 2, 1, 8> Columns52;
     typedef Fp32Tile<8, 13, 2, 1, 10> Windows52; // for sums over 20 or 50 channels
+    typedef Fp32Tile<8, 8, 1, 2, 8> Square64;
     typedef Fp32Tile<8, 8, 2, 2, 8> Columns64;
     typedef Fp32Tile<8, 8, 2, 4, 8> Columns128;
 };
