@@ -25,6 +25,7 @@ static Map weights(const ConvShape &s, bool row_first) {
 static void product_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
                             const ConvShape &s) {
     if (is_winograd(s)) return winograd_forward(y, X, W, b, s);
+    if (is_first_layer(s)) return first_layer_forward(y, X, W, b, s);
     const int out = s.OH * s.OW, zeros = s.rung == tiled ? s.padding : 0;
     const Images x = pad(X, s.H, s.W, zeros, zeros);
     if (is_shallow(s)) return shallow_forward(y, x, W, b, s);
@@ -105,7 +106,8 @@ static void product_backward_weights(const Tensor &X, const Tensor &W, const Ten
     const Product p = {terms,  s.O,      s.N * out, A_row,        A_term, s.H, s.W,
                        B_term, B_column, C_row,     s.W_stride_o, 0,      1};
     const ProductOut to = {target_of(W), target_of(b), nullptr};
-    if (is_shallow(s)) shallow_backward_weights(to, x, dy, p, s);
+    if (is_first_layer(s)) first_layer_backward_weights(to, X, dy, p, s);
+    else if (is_shallow(s)) shallow_backward_weights(to, x, dy, p, s);
     else product(s.rung, to, x, dy, p);
 }
 

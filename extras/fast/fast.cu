@@ -58,6 +58,7 @@ struct Operators {
 #include "tf32.h"
 #include "tiles.h"
 #include "narrow.h"
+#include "first_layer.h"
 #include "winograd_tiles.h"
 #include "winograd_cpu.h"
 #include "winograd.h"
