@@ -30,15 +30,16 @@ __device__ __forceinline__ void store(const Store &to, int at, Vector<V> value,
 // for each Vector of a thread: x[a] is from[a][at].
 typedef std::initializer_list<const float *> Addresses;
 #if defined(__CUDACC__) || defined(MGPU_LANES)
+static bool are_aligned(const Addresses &all) { // so that a Vector<4> may lie there
+    return std::all_of(all.begin(), all.end(), [](const float *p) { return (size_t)p % 16 == 0; });
+}
 struct Slices : Planes {
     bool last_first; // the last images first: a cache has them, if the launch before read them
     bool four;       // whether Vectors have 4 numbers, not 1
     int slices;      // of the images
     Divisor vectors; // in a plane
     Slices(const Planes &s, const Addresses &addresses, bool last_first)
-        : Planes(s), last_first(last_first),
-          four(plane % 4 == 0 && std::all_of(addresses.begin(), addresses.end(),
-                                             [](const float *p) { return (size_t)p % 16 == 0; })),
+        : Planes(s), last_first(last_first), four(plane % 4 == 0 && are_aligned(addresses)),
           slices(max(1, min(N, 512 / C))), vectors(four ? plane / 4 : plane) {}
     dim3 grid() const { return dim3(C, slices); } // a block has a channel in a slice
     __device__ int channel() const { return blockIdx.x; }

@@ -23,8 +23,8 @@ static Map weights(const ConvShape &s, bool row_first) {
     return {row_first, {s.C, K * K * sk}, {K, K * sk}, {K, sk}};
 }
 static void product_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
-                            const ConvShape &s) {
-    if (is_winograd(s)) return winograd_forward(y, X, W, b, s);
+                            const ConvShape &s, Tensor *V) {
+    if (is_winograd(s)) return winograd_forward(y, X, W, b, s, V);
     if (is_first_layer(s)) return first_layer_forward(y, X, W, b, s);
     const int out = s.OH * s.OW, zeros = s.rung == tiled ? s.padding : 0;
     const Images x = pad(X, s.H, s.W, zeros, zeros);
@@ -96,8 +96,9 @@ static void product_backward_input(const Tensor &X, const Tensor &W, const Tenso
     else product_backward_wide_input(X, W, y, s);
 }
 static void product_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
-                                     const Tensor &y, const ConvShape &s) {
-    if (is_winograd(s)) return winograd_backward_weights(X, W, b, y, s);
+                                     const Tensor &y, const ConvShape &s,
+                                     const Tensor &V) {
+    if (is_winograd(s)) return winograd_backward_weights(X, W, b, y, s, V);
     const int out = s.OH * s.OW, terms = s.C * s.K * s.K, zeros = s.rung == tiled ? s.padding : 0;
     const Images x = pad(X, s.H, s.W, zeros, zeros);
     const Tensor dy = dy_of(y);
@@ -116,9 +117,11 @@ static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tenso
                    const std::vector<int> &y_shape, ConvShape s) {
     s.rung = s.K > most_taps ? tiled : wanted; // too many for a mask
     Tensor y = output({X, W, b}, y_shape);
-    launch(y, [=](Store y) { product_forward(y, X, W, b, s); });
+    const auto V = std::make_shared<Tensor>(); // Winograd's windows, for the gradient of W
+    const bool keep = recording && W.grad;
+    launch(y, [=](Store y) { product_forward(y, X, W, b, s, keep ? V.get() : nullptr); });
     return record(op, y, {X, W, b}, [=](const Tensor &) {
-        if (W.grad || b.grad) product_backward_weights(X, W, b, y, s);
+        if (W.grad || b.grad) product_backward_weights(X, W, b, y, s, *V);
         if (X.grad) product_backward_input(X, W, y, s);
     });
 }

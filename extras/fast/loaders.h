@@ -1,20 +1,23 @@
 // Where the terms of a tile lie in memory: a loader for each kind of matrix.
-//     Rows      a term's neighbours are neighbours in memory: 16 bytes a copy
-//     Gather    neighbouring terms are neighbours in memory, if any are: a weight gradient's
-//     Windows   rows are windows of an image; the taps outside, the channels inside
-// find(first) works out where the terms from `first` on begin, copy() copies them. A thread always
-// copies the same rows.
+// A loader brings the rows of A, or the columns of B, that a block needs, TK terms at a time. Both
+// are called rows here.
+//     Rows      the same term of neighbouring rows lies in neighbouring places: 16 bytes a copy
+//     Gather    neighbouring terms of a row do, as in a weight gradient; or no neighbours at all
+//     Windows   rows are windows of an image: it goes over the taps, and over the channels of each
+// find(first) works out where the terms from `first` on lie, and copy() copies them. A thread
+// copies the same rows in every stage.
 // Gain: Windows works out an address, and whether it is inside the image, once for all channels of
-// a tap: see shared.h.
+// a tap. It is part of what shared.h gains.
 // defines: Rows, Gather, Windows, arrange_kernel
 
 namespace fast {
-struct Place {
+struct Place { // of a row or a term: its part of the address, and where it is outside of an image
     int offset;
     unsigned mask;
 };
+// A thread copies `own` numbers a stage: `each` fours of neighbours.
 template <class Tile, bool of_A> struct Rows {
-    static constexpr bool has_sums = true;
+    static constexpr bool has_sums = true; // its kernel may add up B's columns
     static constexpr int width = of_A ? Tile::TM : Tile::TN, threads = Tile::threads;
     static constexpr int fours = width / 4 * Tile::TK, each = (fours + threads - 1) / threads;
     static constexpr int own = 4 * each;
@@ -44,11 +47,12 @@ template <class Tile, bool of_A> struct Rows {
         }
     }
 };
-// Eight threads copy neighbouring terms of a row; those of four rows lie in different banks.
+// Eight threads copy an eight: eight neighbouring terms of a row. The four eights of a warp go to
+// different banks of shared memory.
 template <class Tile, bool of_A> struct Gather {
     static constexpr bool has_sums = true;
-    static constexpr int width = of_A ? Tile::TM : Tile::TN, at_once = Tile::threads / 8; // rows
-    static constexpr int apart = at_once > width ? at_once / width : 1; // eights of terms at once
+    static constexpr int width = of_A ? Tile::TM : Tile::TN, at_once = Tile::threads / 8; // eights
+    static constexpr int apart = at_once > width ? at_once / width : 1; // of them in the same row
     static constexpr int each = at_once > width ? 1 : (width + at_once - 1) / at_once;
     static constexpr int eights = Tile::TK / 8 / apart, own = each * eights;
     const float *const from;

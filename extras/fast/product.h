@@ -98,25 +98,6 @@ struct ProductOut {
     __device__ int row(const Product &s, int m) const {
         return blockIdx.z * slices_by + (m < s.M ? s.C_row(m).offset : 0);
     }
-    // Store sums at these places, as far as they are there. The same as Store::store, but all masks
-    // and addends are loaded before the first of them is used.
-    template <int G>
-    __device__ static void store(const Store &to, const int (&at)[G], const bool (&there)[G],
-                                 float (&sum)[G]) {
-        const float least = to.relu ? 0 : -INFINITY;
-        float mask[G], plus[G];
-        UNROLL_GPU
-        for (int g = 0; g < G; g++) mask[g] = to.mask && there[g] ? to.mask[at[g]] : 1;
-        UNROLL_GPU
-        for (int g = 0; g < G; g++) plus[g] = to.plus && there[g] ? to.plus[at[g]] : 0;
-        UNROLL_GPU
-        for (int g = 0; g < G; g++) {
-            float value = sum[g];
-            if (to.plus) value += plus[g];
-            value = mask[g] > 0 ? value : 0;
-            if (there[g]) to.data[at[g]] = value < least ? least : value;
-        }
-    }
 };
 
 struct Range {

@@ -166,18 +166,20 @@ __device__ __forceinline__ void store_tile(const Tile &tile, float *memory, cons
         for (int i = 0; i < Tile::rows; i++)
             staged[tile.slot() * pitch + tile.row(i)] = tile.sum[i][q] + bias[q];
         __syncwarp();
-        float sum[own];
-        int at[own];
-        bool there[own];
+        Vector<1> sum[own], mask[own] = {}, plus[own] = {}; // all loads come before the stores
+        int at[own];                                        // negative: not in C
         UNROLL_GPU
         for (int g = 0; g < own; g++) {
             const int i = g % sweeps, slot = lane / height + g / sweeps * at_once;
             const int n = n0 + Tile::column(q, slot);
-            sum[g] = staged[slot * pitch + lane % height + 32 * i];
-            at[g] = first[i] + n * s.C_column;
-            there[g] = n < s.N && m0 + 32 * i < s.M;
+            sum[g].x[0] = staged[slot * pitch + lane % height + 32 * i];
+            at[g] = n < s.N && m0 + 32 * i < s.M ? first[i] + n * s.C_column : -1;
+            if (out.C.mask && at[g] >= 0) mask[g].x[0] = out.C.mask[at[g]];
+            if (out.C.plus && at[g] >= 0) plus[g].x[0] = out.C.plus[at[g]];
         }
-        ProductOut::store(out.C, at, there, sum);
+        UNROLL_GPU
+        for (int g = 0; g < own; g++)
+            if (at[g] >= 0) store(out.C, at[g], sum[g], mask[g], plus[g]);
         __syncwarp();
     }
 }

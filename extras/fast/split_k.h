@@ -24,22 +24,21 @@ __global__ void product_sum_kernel(ProductOut out, const float *partial, int sli
     const int n = rows(i), m = i - n * rows.d, part = threadIdx.y, parts = blockDim.y;
     const float *from = partial + part * count + i;
     const int step = parts * count;
-    float sum[1] = {part == 0 && out.bias && i < count ? out.bias[n] : 0};
+    float sum = part == 0 && out.bias && i < count ? out.bias[n] : 0;
     int slice = i < count ? part : slices;
     for (; slice + 15 * parts < slices; slice += 16 * parts, from += 16 * step) {
         UNROLL
-        for (int q = 0; q < 16; q++) sum[0] += from[q * step]; // 16 loads are in flight
+        for (int q = 0; q < 16; q++) sum += from[q * step]; // 16 loads are in flight
     }
-    for (; slice < slices; slice += parts, from += step) sum[0] += *from;
+    for (; slice < slices; slice += parts, from += step) sum += *from;
     if (parts > 1) {
-        sums[part * blockDim.x + threadIdx.x] = sum[0];
+        sums[part * blockDim.x + threadIdx.x] = sum;
         __syncthreads();
-        for (int p = 1; p < parts && part == 0; p++) sum[0] += sums[p * blockDim.x + threadIdx.x];
+        for (int p = 1; p < parts && part == 0; p++) sum += sums[p * blockDim.x + threadIdx.x];
     }
-    const Store &to = m < s.M ? out.C : out.sums;
-    if (part > 0 || i >= count || !to.data) return;
-    ProductOut::store<1>(to, {int(out.row(s, m) + n * (m < s.M ? s.C_column : out.sums_by))},
-                         {true}, sum);
+    if (part > 0 || i >= count) return;
+    if (m < s.M && out.C.data) out.C.store(out.row(s, m) + n * s.C_column, sum);
+    if (m == s.M && out.sums.data) out.sums.store(out.row(s, m) + n * out.sums_by, sum);
 }
 static void product_sum(const ProductOut &out, const float *partial, int slices, const Product &s,
                         Device device) {

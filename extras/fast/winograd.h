@@ -8,11 +8,12 @@
 //     M[e] (tiles,O) = V[e] (tiles,C) @ U[e] (C,O)
 // dX is the same convolution of dy, with the filter turned by 180 degrees. And because all is
 // linear, dg takes the transposes: G^T [sum over tiles of (A dy A^T) * (B^T d B)] G.
-// On a GPU m is 4: transform all windows, multiply by the loop of shared.h, transform back. (A CPU
-// does this for a few tiles at a time, and m is 2: winograd_cpu.h.)
+// On a GPU m is 4: transform all windows, multiply by the loop of shared.h, transform back. The
+// weight gradient finds the windows of the forward pass again. (A CPU does all this for a few tiles
+// at a time, and m is 2: winograd_cpu.h.)
 // Gain: on an H100 the products of a step of ResNet-18 at batch 256 take 11.8 in place of 19.7 ms
 // (measured with a prototype).
-// Cost: a larger m adds rounding errors, see README.md; and 2.25 to 5 times the memory of X and y.
+// Cost: a larger m adds rounding errors, see README.md; and V has 2.25 to 5 times the size of X.
 // defines: is_winograd, winograd_forward, winograd_backward_input, winograd_backward_weights
 
 namespace fast {
@@ -116,25 +117,35 @@ __global__ void winograd_filter_kernel(float *U, const float *W, int by_o, int b
     UNROLL
     for (int e = 0; e < 36; e++) U[e * C * O + i] = g[e / 6][e % 6];
 }
-// y = A^T M A + b, of tile t and output o = blockIdx.y, from M[e][o][t].   One thread per t.
-__global__ void winograd_outputs_kernel(Store y, const float *M, const float *b, TiledImages s) {
+// y = A^T M A + b, of tile t and output o = blockIdx.y, from M[e][o][t].   One thread per t. It
+// stores V neighbours at a time, after it has loaded all masks and addends.
+template <int V>
+__global__ void __launch_bounds__(128)
+    winograd_outputs_kernel(Store y, const float *M, const float *b, TiledImages s) {
     const int t = blockIdx.x * blockDim.x + threadIdx.x, o = blockIdx.y;
     if (t >= s.count) return;
-    float m[6][6], sum[16];
-    int at[16];
-    bool there[16];
+    const float bias = b ? b[o] : 0;
     const auto to = s.corner(t, o);
+    float m[6][6];
     M += o * s.pitch + t;
     UNROLL
     for (int e = 0; e < 36; e++) m[e / 6][e % 6] = M[e * s.C * s.pitch];
     transform<AT, 4, 6>(m);
+    Vector<V> mask[16 / V] = {}, plus[16 / V] = {};
     UNROLL
-    for (int k = 0; k < 16; k++) {
-        sum[k] = m[k / 4][k % 4] + (b ? b[o] : 0);
-        at[k] = s.at(to, k / 4, k % 4);
-        there[k] = at[k] >= 0;
+    for (int k = 0; k < 16; k += V) {
+        const int at = s.at(to, k / 4, k % 4);
+        if (y.mask && at >= 0) mask[k / V] = (const Vector<V> &)y.mask[at];
+        if (y.plus && at >= 0) plus[k / V] = (const Vector<V> &)y.plus[at];
     }
-    ProductOut::store(y, at, there, sum);
+    UNROLL
+    for (int k = 0; k < 16; k += V) {
+        const int at = s.at(to, k / 4, k % 4);
+        Vector<V> value;
+        UNROLL
+        for (int q = 0; q < V; q++) value.x[q] = m[k / 4][k % 4 + q] + bias;
+        if (at >= 0) store(y, at / V, value, mask[k / V], plus[k / V]);
+    }
 }
 // dW = or += G^T S G, from S[e][o][c].   One thread per i = (o,c).
 __global__ void winograd_weights_kernel(Store dW, const float *S, int by_o, int by_k, int O,
@@ -165,8 +176,9 @@ static void winograd_products(float *C, const float *A, const float *B, const Pr
     const Products<1> all = {{{C}, {}, nullptr, 1, p.M * p.N}, A, {B}, {p}};
     LAUNCH(product_kernel<Tile, Of, Of, 1><<<grid, Tile::threads, 0, stream_of(device)>>>(all));
 }
+// Put V into *kept, if that is not null.
 static void winograd(const Store &y, const float *X, const float *W, int by_o, int by_c, int by_k,
-                     const float *b, const ConvShape &s, Device device) {
+                     const float *b, const ConvShape &s, Device device, Tensor *kept = nullptr) {
     if (s.N == 0) return;
     const int C = s.C, O = s.O;
     const TiledImages x(C, s.H, s.W, s.padding, s), out(O, s.OH, s.OW, 0, s);
@@ -174,14 +186,17 @@ static void winograd(const Store &y, const float *X, const float *W, int by_o, i
     LAUNCH(winograd_filter_kernel<<<blocks(C * O, 128), 128, 0, stream_of(device)>>>(
         U.ptr(), W, by_o, by_c, by_k, O, C));
     const Tensor V = winograd_tiles<BT, 6>(X, x, device);
+    if (kept) *kept = V;
     const Map tiles = spaced(x.pitch, 1);
     winograd_products<Fp32::Columns64, Rows>(M.ptr(), V.ptr(), U.ptr(),
                                              {x.pitch, O, C, tiles, spaced(C, x.pitch), 1, 1,
                                               spaced(C, O), spaced(O, 1), tiles, x.pitch, 0, 0, 36,
                                               C * x.pitch, C * O},
                                              1, device);
-    LAUNCH(winograd_outputs_kernel<<<dim3(blocks(x.count, 128), O), 128, 0, stream_of(device)>>>(
-        y, M.ptr(), b, out));
+    const bool four = s.OW % 4 == 0 && are_aligned({y.data, y.plus, y.mask});
+    const auto outputs = four ? winograd_outputs_kernel<4> : winograd_outputs_kernel<1>;
+    LAUNCH(outputs<<<dim3(blocks(x.count, 128), O), 128, 0, stream_of(device)>>>(y, M.ptr(), b,
+                                                                                 out));
 }
 // S[e][o][c] = sum over t of Q[e][o][t] * V[e][c][t], in slices, which are added before GT
 template <class Tile>
@@ -201,14 +216,14 @@ static void winograd_sums(float *S, const float *V, const float *Q, const TiledI
     });
 }
 static void winograd_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
-                                      const Tensor &y, const ConvShape &s) {
+                                      const Tensor &y, const ConvShape &s, const Tensor &kept) {
     const Device device = X.device;
     const Tensor dy = dy_of(y), S = empty({36, s.O, s.C}, device);
     const Store dW = target_of(W), db = target_of(b);
     if (db.data) channel_sums(db, dy);
     if (!dW.data) return;
     const TiledImages x(s.C, s.H, s.W, s.padding, s), out(s.O, s.OH, s.OW, 0, s);
-    const Tensor V = winograd_tiles<BT, 6>(X.ptr(), x, device);
+    const Tensor V = kept.data ? kept : winograd_tiles<BT, 6>(X.ptr(), x, device);
     const Tensor Q = winograd_tiles<A, 4>(dy.ptr(), out, device);
     const auto sums = s.C <= 64 ? winograd_sums<Fp32::Square64> : winograd_sums<Fp32::Columns64>;
     sums(S.ptr(), V.ptr(), Q.ptr(), x, s.O, device);
@@ -218,9 +233,9 @@ static void winograd_backward_weights(const Tensor &X, const Tensor &W, const Te
 #endif
 
 static void winograd_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
-                             const ConvShape &s) {
+                             const ConvShape &s, Tensor *kept) {
     winograd(y, X.ptr(), W.ptr(), s.W_stride_o, 9 * s.W_stride_k, s.W_stride_k, b.ptr(), s,
-             X.device);
+             X.device, kept);
 }
 static void winograd_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
                                     const ConvShape &s) {
