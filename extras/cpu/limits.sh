@@ -114,14 +114,17 @@ if unshare -Urm true 2>/dev/null; then
     check 'a full disk: no parts' eval '! grep -q part left'
     # A picture that was good stays
     picture() {
-        cd ../../.. && mount -t tmpfs -o size=64k tmpfs /mnt && cp build/limits/run/log /mnt &&
-            sh extras/lab/draw.sh accuracy /mnt/log /mnt/plot.svg && { head -c 100000 /dev/zero >/mnt/fill
-            sh extras/lab/draw.sh accuracy /mnt/log /mnt/plot.svg && return 1
-            grep -q '</svg>' /mnt/plot.svg; }
+        pictures=$(realpath ../../../extras/lab/pictures.py)
+        mount -t tmpfs -o size=400k tmpfs /mnt && cp log /mnt && cd /mnt &&
+            python3 "$pictures" accuracy RUNS=log && {
+            head -c 1000000 /dev/zero >fill
+            python3 "$pictures" accuracy RUNS=log && return 1
+            grep -q '</svg>' build/plot.svg
+        }
     }
     export -f picture
     train
-    if [ -e ../../../extras/lab/draw.sh ] && command -v gnuplot >/dev/null; then
+    if [ -e ../../../extras/lab/pictures.py ] && python3 -c 'import matplotlib' 2>/dev/null; then
         check 'a picture on a full disk' unshare -Urm bash -c picture >out 2>err
     fi
 else

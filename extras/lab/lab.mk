@@ -10,7 +10,7 @@
 # SUBMISSION     an mgpu.cu whose allreduce make exercise judges, by default the one here
 own += SUBMISSION
 
-.PHONY: edited exercise show check bench summary trace profile scale plot sweep
+.PHONY: edited exercise show check bench summary trace profile scale plot pictures_venv sweep
 
 worker := $(if $(SUBMISSION),build/submission,$(dir))/worker
 ifeq ($(value NODES)$(value HOSTS),)
@@ -39,8 +39,10 @@ scale: backend $(dir)/lab build/simulate  ## predict a step on 1 to 1024 devices
 	@sh extras/lab/predict.sh scale $(dir)/lab $(words)
 summary: backend $(dir)/lab  ## list the network's operators: shapes, parameters, FLOPs, memory
 	@$(dir)/lab summary $(words)
-plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or test acc as text
-	@sh extras/lab/plot.sh $(words)
+plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or print them
+	@python3 extras/lab/pictures.py accuracy $(words)
+pictures_venv: # for make plot and other pictures, where the system has no matplotlib
+	python3 -m venv build/pictures_venv && build/pictures_venv/bin/pip install -q matplotlib
 sweep: backend $(program) data  ## tabulate test acc by learning rates and devices, with BATCH for each
 	@sh extras/lab/sweep.sh $(program) $(words)
 

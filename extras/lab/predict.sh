@@ -55,10 +55,10 @@ exercise)
 trace)
     case $lab in build/cpu/*) here=emulated ;; *) here=here ;; esac
     $lab trace ${algorithms:+"ALLREDUCE=$algorithms"} "$@" >build/trace.csv &&
-        build/simulate trace "${fabrics:-$here}" build/trace.json build/trace.svg "$profile" \
-            "$trace_ms" <build/trace.csv &&
-        printf '%s\n' build/trace.svg \
-            'build/trace.json: for https://ui.perfetto.dev or chrome://tracing'
+        build/simulate trace "${fabrics:-$here}" $own/rows.csv ${profile:+"$profile"} \
+            <build/trace.csv &&
+        python3 extras/lab/pictures.py trace $own/rows.csv "$trace_ms" &&
+        echo 'https://ui.perfetto.dev and chrome://tracing show build/trace.json'
     exit
     ;;
 bench)
@@ -89,20 +89,7 @@ bench)
             sed "s:^:$fabrics,$algorithm,$k,:" $rows.times | tee -a build/allreduce.csv
         done
     done
-    # Of the algorithms the fastest one: a row for each size, an empty line behind each k
-    awk -F, 'NR > 1 && $2 != "optimum" {
-            if (!(($3, $4) in us) || $5 < us[$3, $4]) { us[$3, $4] = $5; by[$3, $4] = $2 }
-        }
-        END {
-            for (k = 2; k <= 1024; k *= 2) {
-                for (i = 0; i < 10; i++)
-                    printf "%d %d %s %s\n", log(k) / log(2) + 0.5, i, by[k, 4096 * 4 ^ i],
-                        us[k, 4096 * 4 ^ i]
-                print ""
-            }
-        }' build/allreduce.csv >build/map.dat
-    sh extras/lab/draw.sh allreduce build/allreduce.csv build/allreduce.svg "$fabrics" || true
-    sh extras/lab/draw.sh map build/map.dat build/map.svg "$fabrics" || true
+    python3 extras/lab/pictures.py allreduce || true # the numbers count
     ;;
 scale)
     fabrics=${fabrics:-pcie}
@@ -146,6 +133,6 @@ scale)
             fi
         done
     done
-    sh extras/lab/draw.sh scale build/scale.csv build/scale.svg "$title, $algorithm on $fabrics" || true
+    python3 extras/lab/pictures.py scale "$title, $algorithm on $fabrics" || true
     ;;
 esac

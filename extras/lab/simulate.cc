@@ -1,7 +1,7 @@
 // What the operations that `lab trace` or `lab dry-run` prints would take on another machine:
 //
-//   simulate trace FABRIC|here|emulated JSON SVG [PROFILE [MS]]   a trace there, with kernels as
-//                                          here or in PROFILE, or as it was; a picture, MS wide
+//   simulate trace FABRIC|here|emulated ROWS [PROFILE]   the times of a trace there, in the file
+//                                          ROWS; kernels as here or in PROFILE, or as it was
 //   simulate total FABRIC ...              microseconds of an exchange, on each of them
 //   simulate sweep FABRIC                  bytes,microseconds of an exchange of 4 KB to 1 GB
 //   simulate optimum FABRIC k              the same of one that cannot be faster, on k devices
@@ -191,204 +191,27 @@ static std::string percent(double part, double whole) {
     snprintf(text, sizeof text, p < 1 && p > 0 ? "%.1f%%" : "%.0f%%", p);
     return text;
 }
-static std::string gpu(int device) {
-    return device < 0 ? "host" : "gpu(" + std::to_string(device) + ")";
-}
 
-// Chrome's trace format: a process for each device, a thread for each stream, an event a line. A
-// message is a slice of its sender and one of its receiver, with an arrow from one to the other.
-// https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
-static void write_json(FILE *file, const Recording &r, const std::vector<bool> &critical, int k) {
-    const int host = k, outgoing = 1000; // the host's process; threads of what leaves
-    const char *comma = "";
-    auto event = [&](const char *format, auto... values) {
-        fprintf(file, "%s\n{", comma);
-        fprintf(file, format, values...);
-        fprintf(file, "}");
-        comma = ",";
-    };
-    std::map<std::pair<int, int>, std::string> threads;
-    auto named = [&](const char *what, int pid, int tid, const std::string &name) {
-        event("\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"%s\",\"args\":{\"name\":\"%s\"}", pid,
-              tid, what, name.c_str());
-    };
-    fprintf(file, "{\"otherData\":{\"title\":\"%s\"},\"traceEvents\":[", r.title.c_str());
+// The rows again, with their times there: whether each is on the critical path, and the row that it
+// has waited for, or -1. pictures.py makes build/trace.json and the picture of them.
+static void print_rows(FILE *file, const Recording &r, const char *note) {
+    const std::vector<bool> critical = critical_path(r.ops);
+    const std::vector<int> before = predecessors(r.ops);
+    fprintf(file, "# %s\n# %s\n", r.title.c_str(), note);
+    fprintf(file, "device,lane,stream,kind,name,begin,end,src,dst,bytes,critical,cause\n");
     for (size_t i = 0; i < r.ops.size(); i++) {
         const Op &op = r.ops[i];
         const Row &row = r.rows[i];
-        // Whole nanoseconds, rounded once: else a slice may end 1 ns after the next one's begin,
-        // which browsers then drop
-        const long t0 = std::lround(op.begin * 1e9), t1 = std::lround(op.end * 1e9), dt = t1 - t0;
-        auto slice = [&](int pid, int tid, const std::string &name) {
-            event("\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%ld.%03ld,\"dur\":%ld.%03ld,\"cat\":"
-                  "\"%s\","
-                  "\"name\":\"%s\",\"args\":{\"bytes\":%.0f,\"critical\":%d}",
-                  pid, tid, t0 / 1000, t0 % 1000, dt / 1000, dt % 1000, row.kind.c_str(),
-                  name.c_str(), op.bytes, (int)critical[i]);
-        };
-        threads[{row.device, op.lane}] = row.stream;
-        if (row.name == "gradient") continue;
-        const std::string tensor = row.name == "message" ? "" : row.name + " ";
-        slice(row.device, op.lane,
-              op.kind == Op::message ? tensor + "from " + gpu(op.src) : row.name);
-        if (op.kind != Op::message) continue;
-        const int from = op.src < 0 ? host : op.src, out = outgoing + op.lane;
-        threads[{from, out}] = "to " + gpu(op.dst);
-        slice(from, out, tensor + "to " + gpu(op.dst));
-        const char *arrow = "\"ph\":%s,\"pid\":%d,\"tid\":%d,\"ts\":%ld.%03ld,\"id\":%zu,"
-                            "\"cat\":\"message\",\"name\":\"message\"";
-        event(arrow, "\"s\"", from, out, t0 / 1000, t0 % 1000, i);
-        event(arrow, "\"f\",\"bp\":\"e\"", row.device, op.lane, t1 / 1000, t1 % 1000, i);
-    }
-    for (int c = 0; c <= k; c++) named("process_name", c, 0, c < k ? gpu(c) : "host");
-    for (const auto &[at, name] : threads) named("thread_name", at.first, at.second, name);
-    fprintf(file, "\n]}\n");
-}
-
-// A picture: what each device computes, sums of its communication stream below it, then what it
-// receives, a lane for each sender. Under the mouse an operation says what it is and what it has
-// waited for. What would be narrower than a third of a pixel is one with what follows it.
-struct Picture {
-    const Recording &r;
-    const std::vector<bool> &critical;
-    const std::vector<int> before = predecessors(r.ops);
-    FILE *file;
-    double last = 1e-9; // seconds, the right end
-    static constexpr double left = 166, width = 860, right = 14;
-    double x(double seconds) const { return left + (width - left - right) * seconds / last; }
-
-    std::string what(int i) const {
-        const Op &op = r.ops[i];
-        const Row &row = r.rows[i];
-        if (op.kind != Op::message) return row.name + " on " + gpu(row.device);
-        return row.name + " from " + gpu(op.src) + " to " + gpu(op.dst);
-    }
-    std::string about(int i, int more) const {
-        const Op &op = r.ops[i];
-        char text[200];
-        snprintf(text, sizeof text, ", %s: begins at %.4f ms, takes %.1f us, %.0f bytes",
-                 r.rows[i].kind.c_str(), 1e3 * op.begin, 1e6 * (op.end - op.begin), op.bytes);
-        std::string s = what(i) + text;
+        const bool moves = op.kind == Op::message;
         int cause = i;
         do cause = waited_for(r.ops, before, cause);
         while (cause >= 0 && r.ops[cause].kind == Op::wait);
-        if (cause >= 0) s += "; has waited for " + what(cause);
-        if (cause >= 0 && op.begin > r.ops[cause].end + 1e-7) s += ", then for its turn";
-        return s + (more ? "; and " + std::to_string(more) + " more like it" : "");
+        fprintf(file, "%d,%d,%s,%s,%s,%ld,%ld,%d,%d,%.0f,%d,%d\n", row.device, op.lane,
+                row.stream.c_str(), row.kind.c_str(), row.name.c_str(), std::lround(op.begin * 1e9),
+                std::lround(op.end * 1e9), moves ? op.src : -2, moves ? op.dst : -2, op.bytes,
+                (int)critical[i], cause);
     }
-    void text(double x, double y, const char *style, const std::string &s) const {
-        fprintf(file, "<text x=\"%.1f\" y=\"%.1f\" %s>%s</text>\n", x, y, style, s.c_str());
-    }
-    void box(double x, double y, double w, double h, const std::string &style) const {
-        fprintf(file, "<rect class=\"%s\" x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%.1f\"",
-                style.c_str(), x, y, w, h);
-    }
-    // The operations of a lane, in their order
-    void lane(const std::vector<int> &list, double y, double height) const {
-        const double narrow = last / (width - left - right) / 3;
-        for (size_t j = 0; j < list.size();) {
-            const int i = list[j];
-            const Op &op = r.ops[i];
-            double end = op.end;
-            bool matters = critical[i];
-            const size_t first = j;
-            for (j++; j < list.size(); j++) { // as one
-                const Op &next = r.ops[list[j]];
-                if (r.rows[list[j]].kind != r.rows[i].kind || next.begin > end + narrow ||
-                    next.end > op.begin + 4 * narrow)
-                    break;
-                end = std::max(end, next.end);
-                matters = matters || critical[list[j]];
-            }
-            const double w = std::max(x(end) - x(op.begin), 0.6), h = matters ? height - 2 : height;
-            box(x(op.begin), y, w, h, r.rows[i].kind);
-            fprintf(file, "><title>%s</title></rect>\n", about(i, j - first - 1).c_str());
-            if (matters) box(x(op.begin), y + h, w, 2, "fg"), fprintf(file, "/>\n");
-            const std::string &name = r.rows[i].name;
-            if (op.kind == Op::message && name != "message" && w > 7 * name.size() && h > 9)
-                text(x(op.begin) + 2, y + h - 3, "class=\"in\"", name);
-        }
-    }
-    void draw(int k, const std::string &caption) const {
-        struct Lane {
-            std::string label;
-            double y, height;
-            std::vector<int> ops;
-        };
-        std::vector<Lane> lanes;
-        const size_t colon = std::min(r.title.size(), r.title.find(": "));
-        const double head = 72; // the title, what was measured, the legend
-        double y = head;
-        for (int c = 0; c < k; c++) {
-            std::map<int, std::vector<int>> from; // sender, or -2: sums, -3: what it computes
-            from[-3];
-            for (size_t i = 0; i < r.ops.size(); i++) {
-                const Op &op = r.ops[i];
-                if (r.rows[i].device != c || op.kind == Op::wait) continue;
-                int lane = r.rows[i].stream == "communication" ? -2 : -3;
-                if (op.kind == Op::message) lane = op.src == c ? 1000 : op.src;
-                from[lane].push_back(i);
-            }
-            const int senders = from.size() - 1 - from.count(-2),
-                      first = senders ? from.upper_bound(-2)->first : 0;
-            for (const auto &[src, ops] : from) {
-                const double height = src == -3 ? 22 : senders > 4 && src != -2 ? 5 : 12;
-                std::string label = src == -3   ? " computes"
-                                    : src == -2 ? " adds"
-                                                : " sends to host";
-                if (src > -2 && src < 1000) label = " receives from " + gpu(src);
-                if (senders > 4 && src > -2) label = src == first ? " receives, by sender" : "";
-                if (!label.empty()) label = gpu(c) + label;
-                lanes.push_back({label, y, height, ops});
-                y += height + 2;
-            }
-            y += 8;
-        }
-        const double height = y + (caption.empty() ? 34 : 50);
-        fprintf(
-            file,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%g\" height=\"%g\" viewBox=\"0 0 %g "
-            "%g\" font-family=\"Arial, Helvetica, sans-serif\" font-size=\"11\">\n<style>\n"
-            ".bg{fill:#fff}.fg,text{fill:#222}.grid{stroke:#ddd}.in{fill:#fff;font-size:9px}\n"
-            ".input{fill:#8c8c8c}.forward{fill:#7fb3e6}.backward{fill:#2a5caa}.sum{fill:#e59a1e}\n"
-            ".message{fill:#d0303a}.update{fill:#3a9d5d}\n"
-            "@media (prefers-color-scheme: dark){\n"
-            ".bg{fill:#0d1117}.fg,text{fill:#e6e6e6}.grid{stroke:#333b45}.in{fill:#fff}\n"
-            ".forward{fill:#9cc9f2}.backward{fill:#4a80d6}\n"
-            "}\n</style>\n<rect class=\"bg\" width=\"100%%\" height=\"100%%\"/>\n",
-            width, height, width, height);
-        text(14, 18, "", r.title.substr(0, colon));
-        if (colon < r.title.size()) text(14, 33, "", r.title.substr(colon + 2));
-        double at = 14;
-        for (const char *kind :
-             {"input", "forward", "backward", "sum", "message", "update", "fg"}) {
-            const bool path = strcmp(kind, "fg") == 0;
-            auto is = [=](const Row &row) { return row.kind == kind; };
-            if (!path && std::none_of(r.rows.begin(), r.rows.end(), is)) continue;
-            box(at, head - 22 + (path ? 7 : 0), 10, path ? 2 : 9, kind), fprintf(file, "/>\n");
-            text(at + 14, head - 14, "",
-                 path ? "critical path: shorten it, and the whole is shorter" : kind);
-            at += 30 + 6.5 * strlen(kind);
-        }
-        const double unit = last < 1e-3 ? 1e-6 : 1e-3,
-                     ten = std::pow(10, std::floor(std::log10(last)));
-        const double step = ten * (last / ten < 2 ? 0.2 : last / ten < 5 ? 0.5 : 1);
-        for (double t = 0; t <= last * (1 + 1e-9); t += step) {
-            char number[40];
-            snprintf(number, sizeof number, "%.6g", std::round(t / unit * 1e6) / 1e6);
-            fprintf(file, "<path class=\"grid\" d=\"M%.1f %.1fV%.1f\"/>\n", x(t), head, y);
-            text(x(t), y + 14, "text-anchor=\"middle\"", number);
-        }
-        text((left + width) / 2, y + 28, "text-anchor=\"middle\"",
-             unit < 1e-3 ? "microseconds" : "ms");
-        for (const Lane &l : lanes) {
-            text(left - 6, l.y + std::min(l.height, 15.0) - 2, "text-anchor=\"end\"", l.label);
-            lane(l.ops, l.y, l.height);
-        }
-        text(14, y + 42, "", caption);
-        fprintf(file, "</svg>\n");
-    }
-};
+}
 
 // What kernels take, by name and bytes, from a file of rows name,bytes,us
 static void read_profile(const char *path, Recording &r) {
@@ -407,8 +230,7 @@ static void read_profile(const char *path, Recording &r) {
     r.title += ", kernels of " + std::string(path);
 }
 
-static void trace(const char *name, const char *json, const char *svg, const char *profile,
-                  double ms) {
+static void trace(const char *name, const char *rows, const char *profile) {
     Recording r = read(stdin, true);
     int k = 0;
     double begin = INFINITY, end = 0, computing = 0; // of all devices
@@ -444,14 +266,11 @@ static void trace(const char *name, const char *json, const char *svg, const cha
     r.title += text;
     if (moving > 0) r.title += ", " + percent(both, moving) + " of that while a device computes";
     printf("%s\n", r.title.c_str());
-    const std::vector<bool> critical = critical_path(r.ops);
-    write_file(json, [&](FILE *file) { write_json(file, r, critical, k); });
-    write_file(svg, [&](FILE *file) {
-        Picture p = {r, critical, predecessors(r.ops), file};
-        p.last = std::max({whole, ms / 1e3, p.last});
-        p.draw(k, emulated && moving > 0 ? "Between emulated devices a message takes next to "
-                                           "nothing: FABRIC=nvlink or pcie, ... shows a network"
-                                         : "");
+    write_file(rows, [&](FILE *file) {
+        print_rows(file, r,
+                   emulated && moving > 0 ? "Between emulated devices a message takes next to "
+                                            "nothing: FABRIC=nvlink or pcie, ... shows a network"
+                                          : "");
     });
 }
 static const double least = 4096, most = 1 << 30; // bytes of a sweep
@@ -496,8 +315,8 @@ static void scale(const Fabric &f, int k, Step step, Step eighth, double ms) {
 int main(int argc, char **argv) {
     try {
         const std::string mode = argc > 2 ? argv[1] : "";
-        if (mode == "trace" && argc >= 5 && argc <= 7)
-            trace(argv[2], argv[3], argv[4], argc > 5 ? argv[5] : "", argc > 6 ? atof(argv[6]) : 0);
+        if (mode == "trace" && (argc == 4 || argc == 5))
+            trace(argv[2], argv[3], argc == 5 ? argv[4] : "");
         else if (mode == "sweep" && argc == 3) sweep(find(argv[2]));
         else if (mode == "optimum" && argc == 4) optimum(find(argv[2]), atoi(argv[3]));
         else if (mode == "scale" && (argc == 6 || argc == 7))

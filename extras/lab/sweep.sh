@@ -48,4 +48,4 @@ for lr in $rates; do
     done
     echo
 done
-sh extras/lab/draw.sh sweep build/sweep.csv build/sweep.svg "$devices" || true  # the table counts
+python3 extras/lab/pictures.py sweep || true # the table counts
