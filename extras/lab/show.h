@@ -39,7 +39,7 @@ static std::vector<fabric::Op> operations(const std::vector<wire::Row> &rows) {
     return ops;
 }
 
-// {messages, steps, busiest, right, us: [of each fabric], ops: [[step, [src, dst, from, to,
+// {messages, rounds, busiest, right, us: [of each fabric], ops: [[round, [src, dst, from, to,
 // numbers] or 0, carried, changes, [begin, end of the first fabric, ...]], ...]}, with carried and
 // changes [[device, begin, length, code], ...]
 static std::string shown(const Answer &answer, int k, const std::vector<fabric::Fabric> &fabrics,
@@ -82,7 +82,7 @@ static std::string shown(const Answer &answer, int k, const std::vector<fabric::
                array(timed, times) + "]";
     }
     return format(
-               "{\"messages\":%ld,\"steps\":%ld,\"busiest\":%ld,\"right\":%s,\"us\":", t.messages,
+               "{\"messages\":%ld,\"rounds\":%ld,\"busiest\":%ld,\"right\":%s,\"us\":", t.messages,
                t.steps, t.busiest() / (long)sizeof(float), right ? "true" : "false") +
            array(ends, us) + ",\"ops\":[" + ops + "]}";
 }

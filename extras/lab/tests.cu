@@ -136,7 +136,7 @@ TEST_CASE("show: what the page plays has the judge's counts, its times, and show
             const wire::Traffic lenet = traffic_of(name, make_grads(k, limits::gradients("lenet")));
             CHECK((t.messages == lenet.messages && t.steps == lenet.steps));
             const std::string run =
-                format("\"%d\":{\"messages\":%ld,\"steps\":%ld,\"busiest\":%ld,\"right\":%s,", k,
+                format("\"%d\":{\"messages\":%ld,\"rounds\":%ld,\"busiest\":%ld,\"right\":%s,", k,
                        t.messages, t.steps, t.busiest() / 4, "true");
             CAPTURE(run);
             CHECK(page.find(run, at) < page.find('\n', at));

@@ -77,15 +77,15 @@ def choose(page, name, k):
 
 
 def numbers(page):
-    return [int(page.text_content(f"#{name}")) for name in ("sent", "messages", "steps", "busiest")]
+    return [int(page.text_content(f"#{name}")) for name in ("sent", "messages", "rounds", "busiest")]
 
 
 @of(FILES[:-1])
 def test_a_ring_of_four_by_keyboard(visit, file):
     page = visit(file)
     run = choose(page, "ring", "4")
-    for step in range(7):
-        assert numbers(page) == [4 * step, 24, 6, run["busiest"]]
+    for passed in range(7):
+        assert numbers(page) == [4 * passed, 24, 6, run["busiest"]]
         page.keyboard.press("ArrowRight")
     assert "Every device holds the sum" in page.text_content("#told")
 
@@ -97,7 +97,7 @@ def test_all_algorithms_on_all_numbers_of_devices(visit, file):
         for k in "2345678":
             run = choose(page, name, k)
             page.keyboard.press("End")
-            assert numbers(page) == [run[n] for n in ("messages", "messages", "steps", "busiest")]
+            assert numbers(page) == [run[n] for n in ("messages", "messages", "rounds", "busiest")]
             wrong = page.text_content("#told .wrong")
             assert run["right"] and wrong == "", (name, k, wrong)
 
