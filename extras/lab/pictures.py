@@ -415,10 +415,11 @@ def boxes_of(ops, narrow):
 def draw_box(axes, box, y, height, pixel, mark):
     """Draw operations from y to y + height; a pixel's width is in nanoseconds."""
     op, width = box.ops[0], max(box.end - box.begin, 0.6 * pixel)
-    axes.add_patch(Rectangle((box.begin, y), width, height, gid=mark, color=KINDS[op.kind],
-                             linewidth=0))
+    axes.add_patch(Rectangle((box.begin, y), width, height, gid=mark, clip_on=False,
+                             color=KINDS[op.kind], linewidth=0))
     if box.critical:
-        axes.add_patch(Rectangle((box.begin, y + height - 2), width, 2, color=INK, linewidth=0))
+        axes.add_patch(Rectangle((box.begin, y + height - 2), width, 2, clip_on=False, color=INK,
+                                 linewidth=0))
     named = op.kind == "message" and op.name != "message"
     if named and height > 9 and width > 6 * len(op.name) * pixel:
         axes.text(box.begin + 2 * pixel, y + height / 2 - 1, op.name, color="#fefefe", fontsize=7,
