@@ -73,11 +73,12 @@ static Verdict wrong_numbers(const std::string &text) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The worker: a process for a group of cases
+// The worker: a process for all cases, until one of them fails. The next case then has a new one.
 
 static double slow = 1;    // a sanitizer's factor
 static bool races = false; // ThreadSanitizer: what it says of the waits is what is wanted
-static int cases = -1;     // sums that this worker was asked for before
+static int cases = -1;     // sums that were asked for before in this group of cases
+static int group = 0;      // groups with different numbers: see code
 static bool quiet = false; // what workers print is not shown: a first one has said it
 static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
@@ -109,11 +110,12 @@ public:
             _exit(127);
         }
         for (int end : {in[0], out[1], printed[1]}) close(end);
-        questions = in[1], answers = out[0], prints = printed[0], cases = -1;
+        questions = in[1], answers = out[0], prints = printed[0];
         fcntl(questions, F_SETFL, O_NONBLOCK);
         for (int end : {questions, answers}) fcntl(end, F_SETPIPE_SZ, 1 << 20); // fewer switches
     }
     Worker(const Worker &) = delete;
+    void may_print_again() { printed = 0; }
     ~Worker() {
         for (int end : {questions, answers, prints}) close(end);
         if (!ended) kill(pid, SIGKILL), waitpid(pid, nullptr, 0);
@@ -234,10 +236,10 @@ private:
 
 // Device c's number i is code(i) * base^c: the digits of sum / code(i) then tell how often each
 // device's number is in the sum. All sums are whole and below 2^24: exact in any order. The seed is
-// secret, and each case of a worker has other numbers: no submission can know a sum that it has not
-// computed.
+// secret, and each case on k devices has other numbers, so that no submission can know a sum that it
+// has not computed.
 static int base_bits(int k) { return k <= 8 ? 2 : 1; } // base 4, or 2 where that would be too much
-static int code(long i) { return 1 + (i + options.seed % 251 + 97L * cases) % 251; }
+static int code(long i) { return 1 + (i + options.seed % 251 + 97L * cases + 40 * group) % 251; }
 static float input(int i, int c, int k) { return (float)code(i) * (1 << base_bits(k) * c); }
 static float expected(int i, int k) { // the sum
     float sum = 0;
@@ -288,10 +290,13 @@ static std::string explain(const std::vector<Flat> &sums, int i, int c, int k, i
     }
     const float times = got / code(i);
     const double all = ((1 << base_bits(k) * k) - 1.0) / ((1 << base_bits(k)) - 1); // sum of base^c
-    const double other = got / all; // whose code: if it is a sum
-    const bool an_index = other == std::floor(other) && other >= 1 && other <= 251;
-    const int shift = an_index ? ((int)other - code(i) + 251) % 251 : 0;
-    if (an_index && i + shift < n)
+    auto shift_at = [&](int j) { // if it is a sum: how much further on this belongs
+        const double other = sums[c][j] / all;
+        const bool an_index = other == std::floor(other) && other >= 1 && other <= 251;
+        return an_index ? ((int)other - code(j) + 251) % 251 : 0;
+    };
+    const int shift = shift_at(i); // a single number may look like one by chance
+    if (shift > 0 && i + shift < n && (i + 1 == n || shift_at(i + 1) == shift))
         return format("it is the sum that belongs %d further on: are the bounds of a chunk wrong?",
                       shift);
     if (times != std::floor(times) || times < 1 || times >= 1 << base_bits(k) * k)
@@ -342,9 +347,26 @@ static std::string case_of(int k, const std::vector<int> &sizes) {
     return format("k = %d, %zu tensor%s, %d number%s", k, sizes.size(), sizes.size() > 1 ? "s" : "",
                   n, n == 1 ? "" : "s");
 }
-static Answer ask(Worker &worker, const Request &request) {
+// The process that is asked next. After a verdict it is reset: what the submission has left behind
+// in it must not fail another case.
+static std::unique_ptr<Worker> worker;
+static Worker &running_worker() {
+    if (!worker) worker.reset(new Worker(options.gpus));
+    return *worker;
+}
+static Answer ask(const Request &request) {
     asked = request.k;
-    return worker.ask(request, request.algorithm + ", " + case_of(request.k, request.sizes));
+    return running_worker().ask(request,
+                                request.algorithm + ", " + case_of(request.k, request.sizes));
+}
+// Begin a group of cases, which have other numbers than those of an earlier group. What they print
+// is limited together. (On each number of devices the sums of the submission are group 0, so that a
+// seed gives the same numbers with and without naive.)
+static void begin_group(bool own_sums = false) {
+    static int others = 0;
+    group = own_sums ? 0 : ++others;
+    cases = -1;
+    running_worker().may_print_again();
 }
 
 static void check_sums(const Answer &answer, const std::string &name, int k, int n) {
@@ -353,9 +375,8 @@ static void check_sums(const Answer &answer, const std::string &name, int k, int
     if (!there) throw Verdict(name + ": its reply is malformed");
 }
 // A question with the judge's whole numbers. Wrong sums are a verdict that names the first.
-static Answer judge_sums(Worker &worker, const std::string &name, int k,
-                         const std::vector<int> &sizes, int straggler,
-                         wire::What what = wire::sums) {
+static Answer judge_sums(const std::string &name, int k, const std::vector<int> &sizes,
+                         int straggler, wire::What what = wire::sums) {
     const int n = total(sizes);
     cases++;
     Request r;
@@ -365,7 +386,7 @@ static Answer judge_sums(Worker &worker, const std::string &name, int k,
     Flat sum(n);
     for (int c = 0; c < k; c++)
         for (int i = 0; i < n; i++) sum[i] += r.numbers[c][i] = input(i, c, k);
-    const Answer answer = ask(worker, r);
+    const Answer answer = ask(r);
     check_sums(answer, name, k, n);
     for (int c = 0; c < k; c++) {
         const Flat &got = answer.sums[c];
@@ -388,19 +409,19 @@ static Answer judge_sums(Worker &worker, const std::string &name, int k,
     }
     return answer;
 }
-static void judge_all_sums(Worker &worker, const std::string &name, int k) {
+static void judge_all_sums(const std::string &name, int k) {
     right_before = false;
     for (int n : limits::lengths(k)) {
         if (races && n > limits::most_when_slow) continue; // it sees the same waits in short lists
         const std::vector<int> list = limits::four_tensors(n);
         const int last = limits::with_stragglers(n, k) ? k : -1;
         for (int straggler = -1; straggler <= last; straggler++) {
-            judge_sums(worker, name, k, {n}, straggler);
-            judge_sums(worker, name, k, list, straggler);
+            judge_sums(name, k, {n}, straggler);
+            judge_sums(name, k, list, straggler);
             right_before = right_before || n > 0;
         }
     }
-    if (!races) judge_sums(worker, name, k, limits::gradients(options.model), -1);
+    if (!races) judge_sums(name, k, limits::gradients(options.model), -1);
 }
 
 // The same bits on every device, and whichever device is late?
@@ -409,8 +430,7 @@ static size_t first_difference(const Flat &a, const Flat &b) {
         if (memcmp(&a[i], &b[i], sizeof(float)) != 0) return i;
     return a.size();
 }
-static void judge_bits(Worker &worker, const std::string &name, int k,
-                       const std::vector<int> &sizes) {
+static void judge_bits(const std::string &name, int k, const std::vector<int> &sizes) {
     const int n = total(sizes);
     Request r;
     r.what = wire::sums, r.k = k, r.algorithm = name, r.sizes = sizes;
@@ -421,7 +441,7 @@ static void judge_bits(Worker &worker, const std::string &name, int k,
                 std::sin(1.0f + options.seed % 1000 + i * 7 + c * 1000) * (1 + i % 10);
     auto sums_of = [&](int straggler) {
         r.straggler = straggler;
-        Answer answer = ask(worker, r);
+        Answer answer = ask(r);
         check_sums(answer, name, k, n);
         return std::move(answer.sums);
     };
@@ -457,16 +477,17 @@ static void judge_bits(Worker &worker, const std::string &name, int k,
 }
 
 static bool waits_on_host(const std::string &name, int k) {
-    Worker worker(k);
+    begin_group();
     Request r;
     r.what = wire::waits, r.k = k, r.algorithm = name, r.sizes = limits::few;
-    return ask(worker, r).waited;
+    return ask(r).waited;
 }
 
 // For extras/lab/simulate.cc: what was counted, as rows of a trace. First all gradients are there.
-static void write_rows(const std::string &name, int k, const std::vector<wire::Row> &rows) {
-    FILE *file = fopen(options.rows.c_str(), "w");
-    if (!file) throw Verdict("cannot write " + options.rows);
+static void write_rows(const std::string &path, const std::string &name, int k,
+                       const std::vector<wire::Row> &rows) {
+    FILE *file = fopen(path.c_str(), "w");
+    if (!file) throw Verdict("cannot write " + path);
     const std::vector<int> sizes = limits::gradients(options.model);
     fprintf(file, "# %s, %d device%s, %s, %zu bytes of gradients\n", options.model.c_str(), k,
             k > 1 ? "s" : "", name.c_str(), total(sizes) * sizeof(float));
@@ -475,7 +496,7 @@ static void write_rows(const std::string &name, int k, const std::vector<wire::R
     for (const wire::Row &row : rows)
         fprintf(file, "%d,%d,,%s,%s,0,0,%d,%d,%.0f,%d\n", row.device, row.stream, kinds[row.kind],
                 row.name, row.src, row.dst, row.bytes, row.after);
-    if (ferror(file) | fclose(file)) throw Verdict("cannot write " + options.rows);
+    if (ferror(file) | fclose(file)) throw Verdict("cannot write " + path);
 }
 
 // What keeps it from being faster, in a sentence or two.
@@ -509,65 +530,68 @@ static bool like(const Answer &a, const Answer &b) {
     return !sent(a).empty() && sent(a) == sent(b);
 }
 
-// What it costs for the model's gradients, beside naive and the least that is possible. What is
-// counted is judged: the sums of that very call must be right.
-static void judge_costs(const Answer &of, const std::string &name, int k) {
+// What it costs for the model's gradients. What is counted is judged: the sums of that very call
+// must be right.
+struct Cost {
+    Answer counted;
+    double us = 0; // of a call, on a GPU
+};
+static Cost cost_of(const std::string &name, int k, bool on_cpu) {
+    begin_group();
     const std::vector<int> sizes = limits::gradients(options.model);
-    const long n = sizeof(float) * total(sizes);
-    const long messages = 2 * (k - 1), bytes = messages * n; // what no allreduce does without
-    std::string text, binds;
-    Answer own;
-    bool tutorial = false;
-    std::vector<std::string> names = {name};
-    if (name != "naive") names.push_back("naive");
-    for (const std::string &row : names) {
-        Worker worker(k);
-        const Answer answer = judge_sums(worker, row, k, sizes, -1, wire::counts);
-        const wire::Traffic t(answer.rows);
-        if (row == name) {
-            own = answer;
-            counted.reset(new wire::Traffic(t));
-            if (k > 1) binds = what_binds(t, k);
-            for (int i : answer.called)
-                if (const std::string other = of.names.at(i); other != name)
-                    throw no_points(format("%s: this is %s: it calls allreduce_%s of the same "
-                                           "file, but must be an algorithm of its own",
-                                           name.c_str(), other.c_str(), other.c_str()));
-            auto enough = [&](long counted, const char *what, long least) {
-                if (counted < least)
-                    throw no_points(
-                        format("%s: only %ld %s were counted, but an allreduce on %d devices needs "
-                               "at least %ld: use copyto or send, which count them",
-                               name.c_str(), counted, what, k, least));
-            };
-            enough(t.messages, "messages", messages);
-            enough(t.bytes, "bytes", bytes);
-            if (!options.rows.empty()) write_rows(name, k, answer.rows);
-        } else {
-            tutorial = like(own, answer);
-            if (!options.rows.empty()) {
-                options.rows += ".naive";
-                write_rows(row, k, answer.rows);
-            }
-        }
-        text += format("%-10s %9ld %11ld %15ld %13ld %7ld", row.c_str(), t.messages, t.bytes,
-                       t.busiest(), t.busiest_link(), t.steps);
-        if (!of.on_cpu) {
-            Request r;
-            r.what = wire::seconds, r.k = k, r.algorithm = row, r.sizes = sizes;
-            const double us = 1e6 * ask(worker, r).seconds;
-            text += format(" %9.1f %11.2f", us, n / us * 2 * (k - 1) / k / 1e3);
-        }
-        text += "\n";
-    }
+    Cost cost = {judge_sums(name, k, sizes, -1, wire::counts)};
+    Request r;
+    r.what = wire::seconds, r.k = k, r.algorithm = name, r.sizes = sizes;
+    if (!on_cpu) cost.us = 1e6 * ask(r).seconds;
+    return cost;
+}
+// Is it an allreduce of its own, and were its messages counted?
+static void judge_counts(const Answer &of, const std::string &name, const Answer &answer, int k) {
+    const wire::Traffic t(answer.rows);
+    counted.reset(new wire::Traffic(t));
+    for (int i : answer.called)
+        if (const std::string other = of.names.at(i); other != name)
+            throw no_points(format("%s: this is %s: it calls allreduce_%s of the same file, but "
+                                   "must be an algorithm of its own",
+                                   name.c_str(), other.c_str(), other.c_str()));
+    auto enough = [&](long counted, const char *what, long least) {
+        if (counted < least)
+            throw no_points(format("%s: only %ld %s were counted, but an allreduce on %d devices "
+                                   "needs at least %ld: use copyto or send, which count them",
+                                   name.c_str(), counted, what, k, least));
+    };
+    const long messages = 2 * (k - 1);
+    enough(t.messages, "messages", messages);
+    enough(t.bytes, "bytes", messages * sizeof(float) * total(limits::gradients(options.model)));
+}
+// Beside naive and the least that is possible
+static void judge_costs(const Answer &of, const std::string &name, int k) {
+    const size_t tensors = limits::gradients(options.model).size();
+    const long n = sizeof(float) * total(limits::gradients(options.model));
+    const long messages = 2 * (k - 1); // what no allreduce does without
+    const Cost own = cost_of(name, k, of.on_cpu);
+    judge_counts(of, name, own.counted, k);
+    std::vector<std::pair<std::string, Cost>> rows = {{name, own}};
+    if (name != "naive") rows.emplace_back("naive", cost_of("naive", k, of.on_cpu));
+    const bool tutorial = name != "naive" && like(own.counted, rows[1].second.counted);
     printf("%s: passed%s. Its cost for the %zu gradients of %s, %ld bytes, on %d devices:\n",
-           name.c_str(), tutorial ? ", and is still the tutorial's algorithm" : "", sizes.size(),
+           name.c_str(), tutorial ? ", and is still the tutorial's algorithm" : "", tensors,
            options.model.c_str(), n, k);
-    printf("%-10s %9s %11s %15s %13s %7s%s\n%s", "", "messages", "bytes", "busiest device",
-           "busiest link", "rounds", of.on_cpu ? "" : "        us    bus GB/s", text.c_str());
-    printf("%-10s %9ld %11ld %15ld %13ld %7d   the least of each\n", "optimum", messages, bytes,
-           bytes / k, k > 1 ? 2 * n / k : 0, k > 1 ? 1 : 0);
-    printf("%s", binds.c_str());
+    printf("%-10s %9s %11s %15s %13s %7s%s\n", "", "messages", "bytes", "busiest device",
+           "busiest link", "rounds", of.on_cpu ? "" : "        us    bus GB/s");
+    std::string path = options.rows;
+    for (const auto &[row, cost] : rows) {
+        const wire::Traffic t(cost.counted.rows);
+        printf("%-10s %9ld %11ld %15ld %13ld %7ld", row.c_str(), t.messages, t.bytes, t.busiest(),
+               t.busiest_link(), t.steps);
+        if (!of.on_cpu) printf(" %9.1f %11.2f", cost.us, n / cost.us * 2 * (k - 1) / k / 1e3);
+        printf("\n");
+        if (!path.empty()) write_rows(path, row, k, cost.counted.rows);
+        if (!path.empty()) path += ".naive";
+    }
+    printf("%-10s %9ld %11ld %15ld %13ld %7d   the least of each\n", "optimum", messages,
+           messages * n, messages * n / k, k > 1 ? 2 * n / k : 0, k > 1 ? 1 : 0);
+    if (k > 1) printf("%s", what_binds(wire::Traffic(own.counted.rows), k).c_str());
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -585,22 +609,24 @@ static std::string devices(const std::vector<int> &ks) {
 }
 static bool is_power_of_two(int k) { return (k & (k - 1)) == 0; }
 
-// Each in a process of its own. A number of devices on which it is wrong does not keep the others
-// from being tried, but the parts that follow.
-static void judge_devices(const std::string &name, const std::vector<int> &ks) {
+// A number of devices on which it is wrong does not keep the others from being tried, each in a
+// process of its own then, but the parts that follow.
+static void judge_devices(const std::string &name, const std::vector<int> &ks,
+                          bool own_sums = true) {
     std::vector<int> right, wrong;
     int late = 0;
     for (int k : ks) {
         if (late == 2) break; // it takes as long again on each
         try {
-            Worker worker(k);
-            judge_all_sums(worker, name, k);
+            begin_group(own_sums);
+            judge_all_sums(name, k);
             right.push_back(k);
         } catch (const Verdict &v) {
             if (wrong.empty()) say_wrong(v, v.what());
             wrong.push_back(k);
             late += v.kind == timeout;
             quiet = true;
+            worker.reset();
         }
     }
     if (wrong.empty()) return;
@@ -615,10 +641,7 @@ static void judge_devices(const std::string &name, const std::vector<int> &ks) {
                  "allreduce_yours, powers_of_two}"
                : ""));
 }
-static Answer greet(int devices) {
-    Worker worker(devices);
-    return worker.ask({}, "the start of " + options.worker);
-}
+static Answer greet() { return running_worker().ask({}, "the start of " + options.worker); }
 static std::string listed(const std::vector<std::string> &words) {
     std::string text;
     for (const std::string &word : words) text += (text.empty() ? "" : ", ") + word;
@@ -629,7 +652,7 @@ static std::string listed(const std::vector<std::string> &words) {
 
 static void exercise() {
     const std::string &name = options.allreduce;
-    const Answer of = greet(options.gpus);
+    const Answer of = greet();
     slow = of.slow;
     races = of.races;
     const std::string names = listed(of.names);
@@ -655,7 +678,7 @@ static void exercise() {
         std::vector<int> few = meant_for("naive");
         few.resize(std::min<size_t>(few.size(), limits::naive_devices));
         try {
-            judge_devices("naive", few);
+            judge_devices("naive", few, false);
         } catch (const Verdict &v) {
             throw Verdict(std::string(v.what()) +
                           ". It is the tutorial's own: an edit outside of " + name +
@@ -667,20 +690,16 @@ static void exercise() {
     printf("%s: right sums on %s, with each of them late once%s\n", name.c_str(),
            devices(ks).c_str(),
            others.empty() ? "" : (" (not supported: " + listed(others) + ")").c_str());
-    {
-        Worker worker(most);
-        for (int k : ks) judge_bits(worker, name, k, limits::few);
-    }
+    begin_group();
+    for (int k : ks) judge_bits(name, k, limits::few);
     points_bits = limits::points_bits;
     printf("%s: the same bits on all devices, whichever is late\n", name.c_str());
     if (races) {
         printf("%s: passed. make exercise judges the rest\n", name.c_str());
         return;
     }
-    {
-        Worker worker(two);
-        judge_sums(worker, name, two, limits::many_tensors(), -1);
-    }
+    begin_group();
+    judge_sums(name, two, limits::many_tensors(), -1);
     // The host may wait in every staged copy, or in every call: then the tutorial's own waits, too
     const bool may = limits::may_wait(name), judged = !may && !waits_on_host("naive", most);
     if (judged && name != "naive" && waits_on_host(name, most))

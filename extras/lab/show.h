@@ -90,7 +90,8 @@ static std::string shown(const Answer &answer, int k, const std::vector<fabric::
 // To the file options.show: {model, bytes, sizes, names, fabrics, first: [name, k], runs: {name:
 // {k: what stands above, or {error}}}}
 static void show() {
-    const Answer of = greet(limits::shown_devices);
+    options.gpus = limits::shown_devices;
+    const Answer of = greet();
     std::vector<fabric::Fabric> fabrics = fabric::fabrics;
     if (!options.fabric.empty())
         fabrics.insert(fabrics.begin(), fabric::find_fabric(options.fabric));
@@ -119,7 +120,6 @@ static void show() {
         if (i != mine) order.push_back(i);
     for (size_t i : order) {
         const std::string &name = of.names[i];
-        std::unique_ptr<Worker> worker;
         std::string all;
         int late = 0;
         for (int k = 2; k <= limits::shown_devices; k++) {
@@ -129,8 +129,7 @@ static void show() {
             bool is_right = false;
             std::string run;
             try {
-                if (!worker) worker.reset(new Worker(limits::shown_devices));
-                run = shown(ask(*worker, r), k, fabrics, scale, is_right);
+                run = shown(ask(r), k, fabrics, scale, is_right);
             } catch (const Verdict &v) {
                 worker.reset();
                 late += v.kind == timeout;

@@ -116,6 +116,22 @@ TEST_CASE("judge: each file of extras/lab/wrong/ gets the verdict in its first l
     }
     CHECK(files > 48);
 }
+TEST_CASE("judge: one process answers all questions, another one those after a failure") {
+    TestFolder folder;
+    const std::string script = folder.file("worker"), starts = folder.file("starts");
+    std::ofstream(script) << "#!/bin/sh\necho start >>" << shell_quoted(starts) << "\nexec "
+                          << shell_quoted(beside("wrong")) << " \"$@\"\n";
+    std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+    auto count = [&](const std::string &name) {
+        std::filesystem::remove(starts);
+        judged("GPUS=4 ALLREDUCE=" + name + " WORKER=" + shell_quoted(script));
+        const std::string text = read_text(starts);
+        return std::count(text.begin(), text.end(), '\n');
+    };
+    CHECK(count("ring") == 1);
+    CHECK(count("crash") == 2);  // on 3 devices
+    CHECK(count("rebind") == 3); // on 2, 3 and 4
+}
 TEST_CASE("show: what the page plays has the judge's counts, its times, and shows what is wrong" *
           doctest::skip(small_only)) {
     const TestFolder folder;

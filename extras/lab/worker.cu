@@ -90,23 +90,30 @@ static void read_sums(const std::vector<Tensor> &list, float *host) {
     }
 }
 
+// Return n floats on the host, pinned. All cases share them, since it takes longer to allocate such
+// memory than to sum a case on a GPU.
+static float *pinned(int n) {
+    static Tensor memory = empty({0}, cpu());
+    if (size(memory) < n) memory = empty({n}, cpu());
+    return memory.ptr();
+}
+
 // Call the algorithm with the numbers on the devices, one tensor after another, while one device
 // is late, or each message. Then do at once what the contract allows: copy the sums, overwrite
 // their memory. All by CUDA alone: the functions of the submission are what is judged.
 static void sums(const wire::Request &r, wire::Answer &answer) {
     const int n = r.numbers[0].size();
     const PerDevice grads = make_grads(r.k, r.sizes);
-    std::vector<Tensor> inputs, results; // of each device, on the host
+    float *const inputs = pinned(2 * r.k * n), *const results = inputs + r.k * n; // of each device
     for (int c = 0; c < r.k; c++) {
         overwrite_sums(grads[c], 0xff); // NaN
-        inputs.push_back(empty({n}, cpu()));
-        results.push_back(empty({n}, cpu()));
-        std::copy(r.numbers[c].begin(), r.numbers[c].end(), inputs[c].ptr());
+        std::copy(r.numbers[c].begin(), r.numbers[c].end(), inputs + c * n);
     }
+    std::fill_n(results, r.k * n, NAN);
     watch::wait_for_all();
     for (int c = 0; c < r.k; c++) {
         if (c == r.straggler) watch::pause(current_stream(gpu(c)).handle, limits::late_ms);
-        write_gradients(grads[c], inputs[c].ptr());
+        write_gradients(grads[c], inputs + c * n);
     }
     watch::late_messages = r.straggler == r.k;
     if (r.what == wire::counts) {
@@ -124,11 +131,12 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
     }
     watch::late_messages = false;
     for (int c = 0; c < r.k; c++) {
-        read_sums(grads[c], results[c].ptr());
+        read_sums(grads[c], results + c * n);
         overwrite_sums(grads[c], wire::poison_byte);
     }
     watch::wait_for_all();
-    for (const Tensor &t : results) answer.sums.push_back(wire::Flat(t.ptr(), t.ptr() + n));
+    for (int c = 0; c < r.k; c++)
+        answer.sums.push_back(wire::Flat(results + c * n, results + (c + 1) * n));
 }
 
 // Does it not return while the devices cannot go on? They stand still until it has, or half a
@@ -172,8 +180,30 @@ static void hello(wire::Answer &answer) {
     answer.races = true;
 #endif
 }
+// Show the submission k devices, or as many as before: it may keep tensors from call to call, which
+// need their devices. Another algorithm begins with none. New memory is fresh, as in a new process.
+static void prepare_devices(int k, const std::string &algorithm) {
+    static std::vector<Gpu> hidden; // the next devices, in order
+    static int devices = 0;
+    static std::string before;
+    if (k == devices && algorithm == before) return;
+    empty_cache();
+    if (algorithm != before) {
+        hidden.insert(hidden.begin(), std::make_move_iterator(gpus.begin()),
+                      std::make_move_iterator(gpus.end()));
+        gpus.clear();
+    }
+    while ((int)gpus.size() < k && !hidden.empty()) {
+        gpus.push_back(std::move(hidden.front()));
+        hidden.erase(hidden.begin());
+    }
+    use_devices(k, true);
+    devices = k, before = algorithm;
+}
+
 static wire::Answer answer_to(const wire::Request &r) {
     wire::Answer answer;
+    prepare_devices(std::max(1, r.k), r.algorithm);
     if (r.what == wire::hello) hello(answer);
     else if (r.what == wire::waits) answer.waited = waits_on_host(r);
     else if (r.what == wire::seconds)
@@ -213,7 +243,7 @@ int main(int argc, char **argv) {
     // The stand-in shows as many devices as are wanted; one GPU stands for several
     if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
     else watch::show_devices(devices);
-    for (bool started = false;; started = true) {
+    while (true) {
         wire::Answer answer;
         size_t n = 0;
         std::string bytes;
@@ -221,7 +251,6 @@ int main(int argc, char **argv) {
         try {
             bytes.resize(n);
             worker::transfer(3, bytes.data(), n, false);
-            if (!started) use_devices(devices, true);
             answer = worker::answer_to(wire::unpacked<wire::Request>(bytes));
         } catch (const std::bad_alloc &) {
             answer.error = "the host is out of memory";
