@@ -43,14 +43,14 @@ else
   backend := cuda (nvcc and a GPU found)
 endif
 dir := build/$(if $(filter cuda,$(backend)),gpu,cpu)
-ifeq ($(dir)$(has_nvcc),build/gpu)
-  $(error the backend cuda needs nvcc: install CUDA, or set NVCC=/path/to/nvcc)
-endif
+$(if $(filter build/gpu,$(dir)$(has_nvcc)),$(error \
+    the backend cuda needs nvcc: install CUDA, or set NVCC=/path/to/nvcc))
 
 # The architectures of the GPUs here, or the newest one that nvcc knows, or 75 where there is no GPU
-gpus = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d .)
-known = $(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch))
-SM := $(or $(SM),$(if $(has_gpu),$(or $(filter $(gpus),$(known)),$(lastword $(known)))),75)
+gpus := $(if $(has_gpu),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d .))
+known := $(and $(gpus),$(has_nvcc),$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)))
+native := $(if $(SM)$(filter-out $(known),$(gpus)),,$(gpus))
+SM := $(or $(SM),$(filter $(gpus),$(known)),$(lastword $(known)),75)
 
 # ----- What you can make --------------------------------------------------------------------------
 # The folders below extras/ add targets, tests, and options. The program is mgpu.cu, or includes it.
@@ -88,11 +88,11 @@ run_tests = set -f; matched=; failed=; for tests in $(1); do $(2) $$tests $(T); 
     0) matched=yes ;; 4) ;; *) failed=yes ;; esac; done; [ "$$matched" ] && [ ! "$$failed" ]
 
 # ----- Compiling ----------------------------------------------------------------------------------
-# Code for each SM, and PTX of the oldest for GPUs that are none of them
-oldest = $(firstword $(shell printf '%s\n' $(SM) | sort -n))
+# Code for each SM, on all cores if nvcc can, and PTX for others unless these are the GPUs' own
+cores := $(if $(filter build/gpu,$(dir)),$(shell $(NVCC) --help | grep -oe '^--split-compile '))
 nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS -Xcompiler -Wall,-Wextra \
-    $(foreach sm,$(SM),-gencode arch=compute_$(sm),code=sm_$(sm)) \
-    -gencode arch=compute_$(oldest),code=compute_$(oldest) \
+    $(foreach x,$(SM),-gencode arch=compute_$x,code=$(if $(native),sm_$x,[sm_$x,compute_$x])) \
+    $(cores:%=%=0) \
     $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 
 build/gpu/mgpu: mgpu.cu build/gpu/flags
