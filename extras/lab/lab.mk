@@ -53,7 +53,7 @@ lab_tests := $(if $(wildcard extras/lab/tests.cu),lab_tests) # a handout has non
 tests += $(addprefix $(dir)/,$(lab_tests))
 lab_headers := $(wildcard extras/lab/*.h)
 wrong := $(wildcard extras/lab/wrong/*.cu)
-host_program = $(CXX) -std=c++17 -O2 -Wall -Wextra $(if $(WERROR),-Werror)
+host_program = $(CXX) -std=c++17 -O1 -Wall -Wextra $(if $(WERROR),-Werror)
 build/cpu/judge: extras/lab/judge.cc $(wildcard extras/lab/*.h) build/cpu/flags
 	$(host_program) $< -o $@
 build/simulate: extras/lab/simulate.cc extras/lab/fabric.h build/cpu/flags
@@ -69,11 +69,11 @@ $(dir)/lab_tests build/asan/lab_tests: %/lab_tests: | %/wrong build/cpu/judge
 build/gpu/lab build/gpu/check: build/gpu/%: extras/lab/%.cu mgpu.cu $(source) $(source_needs) \
     $(lab_headers) build/included/flags build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(included) $< -o $@
-build/gpu/worker: extras/lab/worker.cu mgpu.cu $(lab_headers) build/gpu/flags
-	$(NVCC) $(nvcc_flags) $< -o $@
+build/gpu/worker: extras/lab/worker.cu build/gpu/judged/mgpu.cu $(lab_headers) build/gpu/flags
+	$(worker_gpu) -DSUBMISSION='"../../build/gpu/judged/mgpu.cu"' $< -o $@
 build/gpu/wrong: extras/lab/worker.cu build/gpu/wrong.cu $(wrong) mgpu.cu $(lab_headers) \
     build/gpu/flags
-	$(NVCC) $(nvcc_flags) -DALL_WRONG -DSUBMISSION='"../../build/gpu/wrong.cu"' $< -o $@
+	$(worker_gpu) -DALL_WRONG -DSUBMISSION='"../../build/gpu/wrong.cu"' $< -o $@
 build/gpu/wrong.cu: $(wrong) extras/lab/lab.mk
 	@mkdir -p $(@D); printf '#include "../../%s"\n' $(wrong) >$@
 build/gpu/lab_tests: extras/lab/tests.cu tests.cu mgpu.cu $(source) $(source_needs) $(lab_headers) \
@@ -87,13 +87,13 @@ define lab_programs
 build/$1/lab build/$1/check: build/$1/%: $$(call lab_cpp,%) build/cpp/$$(source) \
     $$(source_needs_cpp) build/included/flags build/$1/flags
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab $$(included) $$(once_$1) -x c++ $$< -o $$@
-build/$1/worker: $$(call lab_cpp,worker) build/$1/flags
-	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(if $$(filter cpu,$1),$$(whole)) -iquote extras/lab \
-	    $$(once_$1) -x c++ $$< -o $$@
+build/$1/worker: $$(call lab_cpp,worker) build/cpp/judged/mgpu.cu build/$1/flags
+	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(worker_flags_$1) -iquote extras/lab \
+	    -DSUBMISSION='"../../judged/mgpu.cu"' $$(once_$1) -x c++ $$< -o $$@
 build/$1/wrong: $$(call lab_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/extras/lab/wrong/yours.h \
     build/cpp/extras/lab/wrong/all.cu build/$1/flags
-	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab -DALL_WRONG -DSUBMISSION='"wrong/all.cu"' \
-	    $$(once_$1) -x c++ $$< -o $$@
+	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(worker_flags_$1) -iquote extras/lab -DALL_WRONG \
+	    -DSUBMISSION='"wrong/all.cu"' $$(once_$1) -x c++ $$< -o $$@
 build/$1/lab_tests: $$(call lab_cpp,tests) build/cpp/$$(source) $$(source_needs_cpp) \
     build/cpp/extras/lab/lab.cu build/cpp/extras/lab/check.cu build/cpp/tests.cu \
     extras/lab/simulate.cc \
@@ -109,29 +109,38 @@ build/cpp/extras/lab/%: extras/lab/% extras/cpu/to_cpp.sed
 build/cpp/extras/lab/wrong/all.cu: $(wrong) extras/lab/lab.mk
 	@mkdir -p $(@D); printf '#include "%s"\n' $(notdir $(wrong)) >$@
 
-# A worker needs little of what it includes: the rest is not compiled
-whole := $(if $(findstring clang,$(CXX)),,-fwhole-program)
+# A worker needs little of what it includes: in a copy nothing calls the rest, which is not compiled
+judged = mkdir -p $(@D); LC_ALL=C awk -f extras/lab/judged.awk $1 >$@
+build/cpp/judged/mgpu.cu: build/cpp/mgpu.cu extras/lab/judged.awk
+	@$(call judged,$<)
+build/gpu/judged/mgpu.cu: mgpu.cu extras/lab/judged.awk
+	@{ echo '#line 1 "$<"'; cat $<; } | { $(call judged); }
+whole := $(if $(findstring clang,$(CXX)),,-fwhole-program) -Wno-unused-function
+worker_flags_cpu := $(whole)
 compile_worker = $(CXX) $(cpu_flags) $(whole) -iquote extras/lab \
     -iquote build/cpp/extras/lab/wrong $(once_cpu)
+# nvcc's host compiler takes half as long with -O1, and kernels are compiled as with -O3
+worker_gpu = $(NVCC) $(subst -O3,-O1,$(nvcc_flags)) -Xcompiler -fwhole-program,-Wno-unused-function
 
 # A submission from elsewhere is compiled each time, since its includes are unknown
-build/submission/worker: build/submission/mgpu.cu $(dir)/worker \
-    build/cpp/extras/lab/wrong/yours.h FORCE
 ifeq ($(dir),build/gpu)
-	@$(NVCC) $(nvcc_flags) -DSUBMISSION='"$(abspath $(SUBMISSION))"' \
-	    extras/lab/worker.cu -o $@
-build/submission/mgpu.cu: ;
+build/submission/worker: build/submission/mgpu.cu
+	@$(worker_gpu) -I '$(dir $(abspath $(SUBMISSION)))' \
+	    -DSUBMISSION='"../../build/submission/mgpu.cu"' extras/lab/worker.cu -o $@
+build/submission/mgpu.cu: translated = cat $(submission)
 else
+build/submission/worker: build/submission/mgpu.cu $(call lab_cpp,worker) \
+    build/cpp/extras/lab/wrong/yours.h $(compiled_once)
 	@$(compile_worker) -DSUBMISSION='"../../../submission/mgpu.cu"' \
 	    -x c++ build/cpp/extras/lab/worker.cu -o $@
-build/submission/mgpu.cu: extras/cpu/to_cpp.sed FORCE
+build/submission/mgpu.cu: translated = LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $(submission)
+endif
+build/submission/mgpu.cu: FORCE
 	@[ -f $(submission) ] || { echo SUBMISSION=$(submission): no such file >&2; exit 1; }
 	@grep -qE 'allreduce_yours|yours.h' $(submission) || { echo SUBMISSION=$(submission): \
 	    expected a whole mgpu.cu with allreduce_yours >&2; exit 1; }
-	@mkdir -p $(@D); { echo '#line 1 "$(lastword $(subst /, ,$(SUBMISSION)))"'; \
-	    LC_ALL=C sed -zEf $< $(submission); } >$@
+	@{ echo '#line 1 "$(lastword $(subst /, ,$(SUBMISSION)))"'; $(translated); } | { $(call judged); }
 submission = '$(subst ','\'',$(value SUBMISSION))'
-endif
 
 # ----- With sanitizers -------------------------------------------------------------------------
 

@@ -16,8 +16,7 @@ plant:  ## plant the mistakes of extras/lab/mistakes.txt: do make run and make c
 
 # Any .cu, in a folder of its own
 ifeq ($(dir),build/gpu)
-compile_submission = $(NVCC) $(nvcc_flags) -DSUBMISSION='"@SUBMISSION@"' \
-    extras/lab/worker.cu -o @WORKER@
+compile_submission = $(worker_gpu) -DSUBMISSION='"@SUBMISSION@"' extras/lab/worker.cu -o @WORKER@
 else
 compile_submission = $(compile_worker) -DSUBMISSION='"@SUBMISSION@"' -x c++ \
     build/cpp/extras/lab/worker.cu -o @WORKER@
