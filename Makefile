@@ -1,7 +1,6 @@
 #     make run GPUS=2     train LeNet on two devices
 #     make test           check that everything is right
 #     make help           list all targets, variables and options
-#
 # GPUS=2 is an option of the program. make passes on each word NAME=value, except its own variables:
 
 # BACKEND        where to run: cuda, cpu (emulated devices), or auto: cuda if nvcc and a GPU are found
@@ -25,6 +24,7 @@ $(or $(MAKECMDGOALS),usage):
 	@mkdir -p '$(BUILD)' && cp -Rpu Makefile LICENSE *.md *.cu data extras '$(BUILD)'
 	@$(MAKE) --no-print-directory -C '$(BUILD)' BUILD= $@
 else
+MAKEFLAGS += $(if $(MAKELEVEL:0=)$(word 2,$(MAKECMDGOALS)),,-j$(shell nproc)) # all cores at once
 
 # ----- The backend, and why -----------------------------------------------------------------------
 has_nvcc := $(shell command -v $(firstword $(NVCC)) 2>/dev/null)
