@@ -617,7 +617,7 @@ static Floats after_update(Floats params, const Floats &grads, float lr, int n) 
 
 TEST_CASE("train_batch: k devices learn what one device learns" * trains) {
     Kept kept;
-    const int steps = small_only ? 2 : 20;
+    const int steps = small_only ? 2 : 10;
     const float lr = 0.05f;
     const Tensors start = lively_params();
     Training one(1, start);
