@@ -24,6 +24,7 @@ $(or $(MAKECMDGOALS),usage):
 	@mkdir -p '$(BUILD)' && cp -Rpu Makefile LICENSE *.md *.cu data extras '$(BUILD)'
 	@$(MAKE) --no-print-directory -C '$(BUILD)' BUILD= $@
 else
+build/%: .SHELLFLAGS = data/building.sh $@
 MAKEFLAGS += $(if $(MAKELEVEL:0=)$(word 2,$(MAKECMDGOALS)),,-j$(shell nproc)) # all cores at once
 
 # ----- The backend, and why -----------------------------------------------------------------------
@@ -80,8 +81,7 @@ help:  ## print this list
 	@echo; sed -nE 's/^# ([A-Z_]+  )/\1/p' Makefile extras/*/*.mk 2>/dev/null | awk '!seen[$$0]++'
 	@echo; sed -nE 's/^    \{"([A-Z_]+)", [^"]*"(.*)".*\},$$/\1\t\2/p' mgpu.cu extras/*/*.cu \
 	    2>/dev/null | expand -t 15
-backend:
-	@echo 'backend: $(backend)$(if $(filter build/gpu,$(dir)), for SM $(SM))' >&2
+backend: ; @echo 'backend: $(backend)$(if $(filter build/gpu,$(dir)), for SM $(SM))' >&2
 
 # Run each of these programs. Status 4 means that T matches none of its tests: one must have some.
 run_tests = set -f; matched=; failed=; for tests in $(1); do $(2) $$tests $(T); case $$? in \

@@ -85,6 +85,14 @@ static double now() {
         .count();
 }
 
+// On a terminal nobody waits for two seconds without a line: it says which case is judged.
+static double last_line = now();
+static void say_that_it_goes_on(const std::string &where) {
+    if (now() - last_line < 2 || !isatty(STDOUT_FILENO)) return;
+    printf("judging %s ...\n", where.c_str());
+    last_line = now();
+}
+
 class Worker {
 public:
     explicit Worker(int devices) {
@@ -131,8 +139,9 @@ public:
             pollfd ends[] = {{answers, POLLIN, 0},
                              {prints, POLLIN, 0},
                              {sent < question.size() ? questions : -1, POLLOUT, 0}};
-            const int ms = std::max(0.0, 1e3 * (until - now()));
-            if (poll(ends, 3, ms) == 0) {
+            say_that_it_goes_on(where);
+            poll(ends, 3, 1e3 * std::clamp(until - now(), 0.0, 0.5));
+            if (now() > until && !ends[0].revents) {
                 say_where_it_is();
                 throw Verdict(
                     format("%s: no answer within %.0f s: is there an endless loop, or does a "
@@ -195,6 +204,7 @@ private:
             putchar(bytes[i]);
             line_begins = bytes[i] == '\n';
         }
+        last_line = now();
         if (!quiet && printed < limits::bytes_shown && printed + n >= limits::bytes_shown)
             puts("\n| ... the rest of its output is not shown");
         fflush(stdout);
@@ -334,6 +344,7 @@ static int asked = 0, asked_first_wrong = 0; // a case's k; that of the first ve
 static void say_wrong(const Verdict &v, const char *what) {
     fflush(stdout);
     fprintf(stderr, "judge: %s\n", what);
+    last_line = now();
     if (first_verdict) return;
     first_verdict.reset(new Verdict(v));
     asked_first_wrong = asked;
