@@ -100,12 +100,27 @@ static Run judged(const std::string &options, const std::string &environment = "
     const int status = system(command.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_text(folder.file("out")), ""};
 }
+// Several at a time, on each core one: most of its time a judge waits. What each says, in order
+struct Question {
+    std::string options, environment = "";
+};
+static std::vector<Run> judged_together(const std::vector<Question> &questions) {
+    std::vector<Run> runs(questions.size());
+    std::atomic<size_t> next{0};
+    std::vector<std::thread> threads(std::max(1u, std::thread::hardware_concurrency()));
+    for (std::thread &thread : threads)
+        thread = std::thread([&] {
+            for (size_t i; (i = next++) < runs.size();)
+                runs[i] = judged(questions[i].options, questions[i].environment);
+        });
+    for (std::thread &thread : threads) thread.join();
+    return runs;
+}
 TEST_CASE("judge: each file of extras/lab/wrong/ gets the verdict in its first line" *
           doctest::skip(small_only)) { // a race would be reported
     struct File {
         std::string name, verdict;
         bool right;
-        Run run = {};
         bool hangs() const { return contains(verdict, "no answer within"); }
     };
     std::vector<File> files; // those that hang first: they take longest
@@ -117,21 +132,17 @@ TEST_CASE("judge: each file of extras/lab/wrong/ gets the verdict in its first l
         files.insert(file.hangs() ? files.begin() : files.end(), file);
     }
     CHECK(files.size() > 48);
-    // Most of its time a judge waits: on each core one runs
-    std::atomic<size_t> next{0};
-    std::vector<std::thread> threads(std::max(1u, std::thread::hardware_concurrency()));
-    for (std::thread &thread : threads)
-        thread = std::thread([&] {
-            for (size_t i; (i = next++) < files.size();)
-                files[i].run = judged(format("GPUS=4 SEED=0 SECONDS=%d ALLREDUCE=%s",
-                                             files[i].hangs() ? 1 : 3, files[i].name.c_str()));
-        });
-    for (std::thread &thread : threads) thread.join();
-    for (const File &file : files) {
+    std::vector<Question> questions;
+    for (const File &file : files)
+        questions.push_back({format("GPUS=4 SEED=0 SECONDS=%d ALLREDUCE=%s", file.hangs() ? 1 : 3,
+                                    file.name.c_str())});
+    const std::vector<Run> runs = judged_together(questions);
+    for (size_t i = 0; i < files.size(); i++) {
+        const File &file = files[i];
         CAPTURE(file.name);
-        check_parts(file.run.out, file.verdict);
-        CHECK(file.run.status == !file.right);
-        CHECK(contains(file.run.out, "\n" + file.name + ": passed") == file.right);
+        check_parts(runs[i].out, file.verdict);
+        CHECK(runs[i].status == !file.right);
+        CHECK(contains(runs[i].out, "\n" + file.name + ": passed") == file.right);
     }
 }
 TEST_CASE("judge: one process answers all questions, another one those after a failure") {
@@ -224,29 +235,37 @@ TEST_CASE("judge: right algorithms pass, with their costs beside naive's and the
                    "optimum            6     3097632          774408        258136       1"}},
                  {"host", 2, {}},
                  {"by_tensor", 2, {}}};
-    for (const auto &c : cases) {
-        const Run run =
-            judged(format("POINTS=1 GPUS=%d ALLREDUCE=%s", c.gpus, c.name), "", "wrong");
+    const std::string no_peers = "export CUDA_CPU_PEERS=0;";
+    std::vector<Question> questions;
+    for (const auto &c : cases)
+        questions.push_back({format("POINTS=1 GPUS=%d ALLREDUCE=%s", c.gpus, c.name)});
+    questions.push_back({"GPUS=2 ALLREDUCE=naive", no_peers});
+    questions.push_back({"GPUS=2 ALLREDUCE=owner", no_peers});
+    const std::vector<Run> runs = judged_together(questions);
+    for (size_t i = 0; i < std::size(cases); i++) {
+        const auto &c = cases[i];
+        const Run &run = runs[i];
         CAPTURE(run.out);
         CHECK((run.status == 0 && contains(run.out, std::string(c.name) + ": passed")));
         CHECK(contains(run.out, "Score: 100/100"));
         for (const char *row : c.rows) CHECK(contains(run.out, row));
     }
-    const Run staged = judged("GPUS=2 ALLREDUCE=naive", "export CUDA_CPU_PEERS=0;");
-    check_parts(staged.out,
+    check_parts(runs[3].out,
                 "naive: the host waits in the tutorial's naive, too, so this is not judged on");
-    const Run other = judged("GPUS=2 ALLREDUCE=owner", "export CUDA_CPU_PEERS=0;");
-    check_parts(other.out, "owner: the host waits in the tutorial's naive, too ... owner: passed");
+    check_parts(runs[4].out, "owner: the host waits in the tutorial's naive, too ... owner: passed");
 }
 TEST_CASE("judge: where naive fails nobody else is blamed; an untouched slot is named" *
           doctest::skip(no_training)) {
-    const Run broken = judged("GPUS=2 MODEL=resnet18 ALLREDUCE=owner", "export CUDA_CPU_MEMORY=1;");
+    const std::vector<Run> runs =
+        judged_together({{"GPUS=2 MODEL=resnet18 ALLREDUCE=owner", "export CUDA_CPU_MEMORY=1;"},
+                         {"GPUS=4 ALLREDUCE=yours"},
+                         {"GPUS=4 ALLREDUCE=owner"}});
+    const Run &broken = runs[0], &untouched = runs[1];
     check_parts(broken.out, "judge: naive ... tutorial's own: an edit outside of owner, or this "
                             "machine, is to blame. owner is not judged");
     CHECK(broken.status == 1);
-    const Run untouched = judged("GPUS=4 ALLREDUCE=yours");
     check_parts(untouched.out, "yours: passed, and is still the tutorial's algorithm. Its");
-    CHECK(!contains(judged("GPUS=4 ALLREDUCE=owner").out, "still the tutorial's"));
+    CHECK(!contains(runs[2].out, "still the tutorial's"));
 }
 TEST_CASE("judge: wrong arguments, a worker that is none") {
     for (const auto &mistake : std::vector<std::pair<std::string, std::string>>{
