@@ -25,7 +25,7 @@ $(or $(MAKECMDGOALS),usage):
 	@$(MAKE) --no-print-directory -C '$(BUILD)' BUILD= $@
 else
 build/%: .SHELLFLAGS = data/building.sh $@
-MAKEFLAGS += $(if $(MAKELEVEL:0=)$(word 2,$(MAKECMDGOALS)),,-j$(shell nproc)) # all cores at once
+MAKEFLAGS += $(if $(MAKELEVEL:0=)$(word 2,$(MAKECMDGOALS)),,-j$(shell nproc)) # use all cores
 
 # ----- The backend, and why -----------------------------------------------------------------------
 has_nvcc := $(shell command -v $(firstword $(NVCC)) 2>/dev/null)

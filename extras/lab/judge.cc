@@ -85,7 +85,7 @@ static double now() {
         .count();
 }
 
-// On a terminal nobody waits for two seconds without a line: it says which case is judged.
+// Say on a terminal which case is judged, if nothing was said for two seconds.
 static double last_line = now();
 static void say_that_it_goes_on(const std::string &where) {
     if (now() - last_line < 2 || !isatty(STDOUT_FILENO)) return;
@@ -246,7 +246,7 @@ private:
 
 // Device c's number i is code(i) * base^c: the digits of sum / code(i) then tell how often each
 // device's number is in the sum. All sums are whole and below 2^24: exact in any order. The seed is
-// secret, and each case on k devices has other numbers, so that no submission can know a sum that it
+// secret, and each case on k devices has other numbers, so that no submission knows a sum that it
 // has not computed.
 static int base_bits(int k) { return k <= 8 ? 2 : 1; } // base 4, or 2 where that would be too much
 static int code(long i) { return 1 + (i + options.seed % 251 + 97L * cases + 40 * group) % 251; }
@@ -541,8 +541,8 @@ static bool like(const Answer &a, const Answer &b) {
     return !sent(a).empty() && sent(a) == sent(b);
 }
 
-// What it costs for the model's gradients. What is counted is judged: the sums of that very call
-// must be right.
+// Return what it costs for the model's gradients. What is counted is judged: the sums of that very
+// call must be right.
 struct Cost {
     Answer counted;
     double us = 0; // of a call, on a GPU
@@ -556,7 +556,7 @@ static Cost cost_of(const std::string &name, int k, bool on_cpu) {
     if (!on_cpu) cost.us = 1e6 * ask(r).seconds;
     return cost;
 }
-// Is it an allreduce of its own, and were its messages counted?
+// Check that it is an allreduce of its own, and that its messages were counted.
 static void judge_counts(const Answer &of, const std::string &name, const Answer &answer, int k) {
     const wire::Traffic t(answer.rows);
     counted.reset(new wire::Traffic(t));
@@ -575,7 +575,7 @@ static void judge_counts(const Answer &of, const std::string &name, const Answer
     enough(t.messages, "messages", messages);
     enough(t.bytes, "bytes", messages * sizeof(float) * total(limits::gradients(options.model)));
 }
-// Beside naive and the least that is possible
+// Print what it costs, beside naive and the least that is possible.
 static void judge_costs(const Answer &of, const std::string &name, int k) {
     const size_t tensors = limits::gradients(options.model).size();
     const long n = sizeof(float) * total(limits::gradients(options.model));
@@ -620,8 +620,8 @@ static std::string devices(const std::vector<int> &ks) {
 }
 static bool is_power_of_two(int k) { return (k & (k - 1)) == 0; }
 
-// A number of devices on which it is wrong does not keep the others from being tried, each in a
-// process of its own then, but the parts that follow.
+// Judge the sums on each number of devices. If they are wrong on one, the others are still judged,
+// but not the parts that follow.
 static void judge_devices(const std::string &name, const std::vector<int> &ks,
                           bool own_sums = true) {
     std::vector<int> right, wrong;

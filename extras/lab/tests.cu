@@ -100,7 +100,8 @@ static Run judged(const std::string &options, const std::string &environment = "
     const int status = system(command.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_text(folder.file("out")), ""};
 }
-// Several at a time, on each core one: most of its time a judge waits. What each says, in order
+// Judge several at a time, one on each core, since a judge waits most of its time. Return what each
+// says, in order.
 struct Question {
     std::string options, environment = "";
 };
@@ -123,7 +124,7 @@ TEST_CASE("judge: each file of extras/lab/wrong/ gets the verdict in its first l
         bool right;
         bool hangs() const { return contains(verdict, "no answer within"); }
     };
-    std::vector<File> files; // those that hang first: they take longest
+    std::vector<File> files; // those that hang come first, since they take longest
     for (const auto &entry : std::filesystem::directory_iterator("extras/lab/wrong")) {
         if (entry.path().extension() != ".cu") continue;
         const std::string text = read_text(entry.path());
@@ -252,7 +253,8 @@ TEST_CASE("judge: right algorithms pass, with their costs beside naive's and the
     }
     check_parts(runs[3].out,
                 "naive: the host waits in the tutorial's naive, too, so this is not judged on");
-    check_parts(runs[4].out, "owner: the host waits in the tutorial's naive, too ... owner: passed");
+    check_parts(runs[4].out,
+                "owner: the host waits in the tutorial's naive, too ... owner: passed");
 }
 TEST_CASE("judge: where naive fails nobody else is blamed; an untouched slot is named" *
           doctest::skip(no_training)) {
