@@ -1,6 +1,7 @@
 #     make run GPUS=2     train LeNet on two devices
 #     make test           check that everything is right
 #     make help           list all targets, variables and options
+#
 # GPUS=2 is an option of the program. make passes on each word NAME=value, except its own variables:
 
 # BACKEND        where to run: cuda, cpu (emulated devices), or auto: cuda if nvcc and a GPU are found
@@ -24,8 +25,10 @@ $(or $(MAKECMDGOALS),usage):
 	@mkdir -p '$(BUILD)' && cp -Rpu Makefile LICENSE *.md *.cu data extras '$(BUILD)'
 	@$(MAKE) --no-print-directory -C '$(BUILD)' BUILD= $@
 else
+# On a terminal, say what is being built. (The shell runs this script, and the script the recipe.)
 build/%: .SHELLFLAGS = data/building.sh $@
-MAKEFLAGS += $(if $(MAKELEVEL:0=)$(word 2,$(MAKECMDGOALS)),,-j$(shell nproc)) # use all cores
+# Use all cores, but make several targets, such as `make clean run`, one after the other
+MAKEFLAGS += $(if $(MAKELEVEL:0=)$(word 2,$(MAKECMDGOALS)),,-j$(shell nproc))
 
 # ----- The backend, and why -----------------------------------------------------------------------
 has_nvcc := $(shell command -v $(firstword $(NVCC)) 2>/dev/null)
@@ -44,8 +47,9 @@ else
   backend := cuda (nvcc and a GPU found)
 endif
 dir := build/$(if $(filter cuda,$(backend)),gpu,cpu)
-$(if $(filter build/gpu,$(dir)$(has_nvcc)),$(error \
-    the backend cuda needs nvcc: install CUDA, or set NVCC=/path/to/nvcc))
+ifeq ($(dir)$(has_nvcc),build/gpu)
+  $(error the backend cuda needs nvcc: install CUDA, or set NVCC=/path/to/nvcc)
+endif
 
 # The architectures of the GPUs here, or the newest one that nvcc knows, or 75 where there is no GPU
 gpus := $(if $(has_gpu),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d .))
@@ -81,7 +85,8 @@ help:  ## print this list
 	@echo; sed -nE 's/^# ([A-Z_]+  )/\1/p' Makefile extras/*/*.mk 2>/dev/null | awk '!seen[$$0]++'
 	@echo; sed -nE 's/^    \{"([A-Z_]+)", [^"]*"(.*)".*\},$$/\1\t\2/p' mgpu.cu extras/*/*.cu \
 	    2>/dev/null | expand -t 15
-backend: ; @echo 'backend: $(backend)$(if $(filter build/gpu,$(dir)), for SM $(SM))' >&2
+backend:
+	@echo 'backend: $(backend)$(if $(filter build/gpu,$(dir)), for SM $(SM))' >&2
 
 # Run each of these programs. Status 4 means that T matches none of its tests: one must have some.
 run_tests = set -f; matched=; failed=; for tests in $(1); do $(2) $$tests $(T); case $$? in \

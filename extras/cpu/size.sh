@@ -18,10 +18,10 @@ part() {
 printf '%-22s %7s %7s   %s\n' part lines code limit
 part mgpu.cu 2703/1970 mgpu.cu
 part tests.cu 1925 tests.cu
-part Makefile 110 Makefile
+part Makefile 120 Makefile
 part README.md 130 README.md
 tests='extras/fast/tests.cu extras/lab/tests.cu extras/networks/tests.cu'
-for folder in networks:620 fast:2425 lab:5160 nodes:420; do
+for folder in networks:620 fast:2985 lab:5160 nodes:420; do
     set --
     for f in extras/"${folder%:*}"/*.cu extras/"${folder%:*}"/*.cc extras/"${folder%:*}"/*.h \
         extras/"${folder%:*}"/*.html; do
