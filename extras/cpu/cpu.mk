@@ -16,7 +16,7 @@ MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && ech
 # AVX-512 where there is one: compilers avoid it on some processors that have it
 wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 2>&1 && \
     echo -mprefer-vector-width=512)
-# (g++: -Og, and garbage of up to a GB, compile quickly; kernels get -O3 in cuda_runtime.h)
+# (g++: -Og, and garbage of up to a GB, compile quickly; kernels get -O3 in cuda/types.h)
 CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra \
     $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed -fstack-clash-protection,\
     -Og --param ggc-min-heapsize=1000000)
@@ -28,15 +28,21 @@ linked = -DDOCTEST_LINKED $(doctest) # doctest's own code is compiled once, as d
 build/%/flags: flags = $(CXX) $(cpu_flags) $(flags_$*) $(processor)
 processor := $(shell grep -m1 '^model name' /proc/cpuinfo)
 
-build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: \
-    build/cpp/mgpu.cu extras/cpu/cuda_runtime.h build/%/flags
+# The sources of the stand-in, compiled once. Each program depends on them, and so on the headers.
+stand_in := extras/cpu/cuda_runtime.h $(wildcard extras/cpu/cuda/* extras/cpu/nvtx3/*)
+$(patsubst %,build/%/runtime.o,cpu asan race lanes lanes_asan): build/%/runtime.o: \
+    extras/cpu/runtime.cc $(stand_in) build/%/flags
+	@$(CXX) $(cpu_flags) $(flags_$*) -c $< -o $@
+
+build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: build/cpp/mgpu.cu build/%/runtime.o
 	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) -x c++ $< -o $@
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
-    build/cpp/tests.cu build/cpp/mgpu.cu extras/cpu/cuda_runtime.h build/%/doctest.o build/%/flags
+    build/cpp/tests.cu build/cpp/mgpu.cu build/%/runtime.o build/%/doctest.o
 	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
-    build/cpp/runtime_tests.cu extras/cpu/cuda_runtime.h build/%/doctest.o build/%/flags
-	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+    build/cpp/runtime_tests.cu build/%/runtime.o build/%/doctest.o
+	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(linked) -x c++ $< -x none build/$*/runtime.o \
+	    build/$*/doctest.o -o $@
 build/%/doctest.o: $(DOCTEST) build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) -O0 -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< -o $@
 
@@ -51,26 +57,23 @@ translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf extras/cpu
 
 # ----- What an edit does not change is compiled once --------------------------------------------
 
-# headers.h has what mgpu.cu includes, with the stand-in's functions declared: g++ takes a second to
-# read it, but no time if a .gch fits the flags. If that does not work, an empty one is passed over.
-# The functions are in cuda_runtime.o, which saves more than a second.
-pch_cpu := -include build/cpu/headers.h
-once_cpu := $(pch_cpu) -x none build/cpu/cuda_runtime.o
-compiled_once := build/cpu/headers.h.gch build/cpu/cuda_runtime.o
+# What mgpu.cu includes takes g++ a second to read, but no time if a .gch fits the flags. If that
+# does not work, an empty one is passed over.
+compiled_once := build/cpu/headers.h.gch build/cpu/runtime.o
 build/cpu/mgpu build/cpu/tests: $(compiled_once)
-build/cpu/headers.h.gch: build/cpu/headers.h $(wildcard extras/cpu/*.h extras/cpu/*/*.h) build/cpu/flags
+build/cpu/headers.h: mgpu.cu
+	@mkdir -p $(@D); grep '^#include <' $< >$@.$$$$; \
+	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+build/cpu/headers.h.gch: build/cpu/headers.h $(stand_in) build/cpu/flags
 	@echo "reading the headers into $@"; \
 	{ $(CXX) $(cpu_flags) -x c++-header $< -o $@.$$$$ && mv $@.$$$$ $@ && \
-	    echo | $(CXX) $(cpu_flags) $(pch_cpu) -fsyntax-only -x c++ -; } 2>/dev/null || : >$@
-split = { echo '\#line 1 "extras/cpu/cuda_runtime.h"'; \
-    LC_ALL=C awk -f extras/cpu/split.awk $1 extras/cpu/cuda_runtime.h; }
-build/cpu/headers.h: mgpu.cu extras/cpu/cuda_runtime.h extras/cpu/split.awk
-	@mkdir -p $(@D); { $(split); grep '^#include <' $<; } >$@.$$$$; \
-	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
-build/cpu/functions.h: extras/cpu/cuda_runtime.h extras/cpu/split.awk
-	@mkdir -p $(@D); $(call split,-v bodies=1) >$@.$$$$ && mv $@.$$$$ $@
-build/cpu/cuda_runtime.o: build/cpu/functions.h build/cpu/flags
-	$(CXX) $(cpu_flags) -include $< -x c++ -c /dev/null -o $@
+	    echo | $(CXX) $(cpu_flags) -include $< -fsyntax-only -x c++ -; } 2>/dev/null || : >$@
+# What a compiler is given besides a program's source
+once_cpu := -include build/cpu/headers.h build/cpu/runtime.o
+once_asan := build/asan/runtime.o
+once_race := build/race/runtime.o
+once_lanes := build/lanes/runtime.o
+once_lanes_asan := build/lanes_asan/runtime.o
 
 # ----- Sanitizers and orders of lanes ---------------------------------------------------------
 
@@ -103,7 +106,7 @@ race: $(core_race_tests) data  ## tests and a training under ThreadSanitizer
 	@echo 'race: none found'
 
 # A program whose CUDA calls fail when FAIL_AT says so
-build/limits/failing: build/cpp/mgpu.cu build/cpu/flags $(compiled_once)
+build/limits/failing: build/cpp/mgpu.cu $(compiled_once)
 	@mkdir -p $(@D); sed '/^void check_cuda(cudaError_t code.*{$$/a static long calls = 0; \
 	    static struct Count { ~Count() { if (getenv("COUNT")) \
 	    fprintf(stderr, "calls: %ld\\n", calls); } } count; \
@@ -151,34 +154,29 @@ size:  ## count the lines of each part, and of its code, against their limits
 # ----- A program of one's own: make cu compiles and starts it, on a GPU or on the stand-in ------
 
 # Warnings are nvcc's or, of the stand-in, none. As nvcc does, g++ includes the runtime's header by
-# itself: compiled before, or, under a sanitizer, with all of its functions. -O2, since such
-# a program often computes all once more on the host: 15 times as fast there as -Og.
+# itself. -O2, since such a program often computes all once more on the host: 15 times as fast there
+# as -Og. In runtime.o it halves the time of a launch.
 cu_on := $(if $(CHECK),cpu,$(notdir $(dir)))
 cu_flags = $(patsubst -Og,-O2,$(filter-out -Wall -Wextra -Werror,$(cpu_flags)))
-cu_once := $(if $(filter asan race,$(CHECK)),,build/cu/headers.h.gch build/cu/cuda_runtime.o)
+cu_once := build/$(or $(filter asan race,$(CHECK)),cu)/runtime.o
 cu_needs := $(if $(CHECK),,backend) $(if $(filter cpu,$(cu_on)),$(cu_once))
 cu_gpu = $(filter-out -Xcompiler -Wall$(comma)-Wextra -Werror all-warnings,$(nvcc_flags))
 comma := ,
 cu_compile = $(if $(filter gpu,$(cu_on)),$(NVCC) $(cu_gpu),\
     $(CXX) $(cu_flags) $(flags_$(filter-out lanes,$(CHECK))) -iquote . \
-    -include $(if $(cu_once),build/cu/headers.h,extras/cpu/cuda_runtime.h))
+    -include extras/cpu/cuda_runtime.h)
 cu programs: export CU_ON = $(cu_on)
 cu programs: export CU_GPUS = $(value GPUS)
 cu programs: export CU_COMPILE = $(cu_compile)
-cu programs: export CU_OBJECTS = $(filter %.o,$(cu_once))
+cu programs: export CU_OBJECTS = $(cu_once)
 cu programs: export CU_SETARCH = $(if $(filter race,$(CHECK)),$(setarch))
 
 .PHONY: cu programs programs_nvcc
 cu: $(cu_needs)  ## run a program of your own: make cu FILE=own.cu
 	@sh extras/cpu/cu.sh $(value ARGS)
 
-build/cu/headers.h: extras/cpu/cuda_runtime.h extras/cpu/split.awk
-	@mkdir -p $(@D); $(split) >$@.$$$$ && mv $@.$$$$ $@
-build/cu/headers.h.gch: build/cu/headers.h build/cpu/flags
-	@{ $(CXX) $(cu_flags) -x c++-header $< -o $@.$$$$ && mv $@.$$$$ $@; } 2>/dev/null || : >$@
-
-build/cu/cuda_runtime.o: build/cpu/functions.h build/cpu/flags
-	@$(CXX) $(cu_flags) -include $< -x c++ -c /dev/null -o $@
+build/cu/runtime.o: extras/cpu/runtime.cc $(stand_in) build/cpu/flags
+	@mkdir -p $(@D); $(CXX) $(cu_flags) -c $< -o $@
 
 # Small programs of a first course: each prints what its head says
 programs: $(cu_needs)  ## run the programs of extras/cpu/programs

@@ -14,6 +14,8 @@
 //   8. Students' programs
 
 #include "cuda_runtime.h"
+#include "./cuda/checks.h" // "cuda/...": to_cpp.sed takes that for one of CUDA's
+#include "./cuda/queues.h"
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 

@@ -6,7 +6,7 @@
 #   extern __shared__ T a[];           T *a = dynamic_shared<T>();
 #   __device__ T x[8] = {1};           T x_initial[8] = {1}; auto &x = device_variable(x_initial);
 #
-# cuda_runtime.h has these functions. Because of -z the whole file is one text, in which \n
+# cuda_runtime.h declares these functions. Because of -z the whole file is one text, in which \n
 # is a character like others: a launch may take several lines. Every rule leaves each \n in its
 # place, so that errors and debuggers name the lines of the .cu file. Characters that no source
 # file has mark what was found: \f here, \a and \v for launches.
@@ -40,7 +40,7 @@ s/extern[ \t]+\f([^\f]+)\f([^\f]+)\f\[[ \t]*\]\f/\1*\2 = ::cuda_cpu::dynamic_sha
 #    Static: a reference to it. A type of its own tells it from other variables of the same type.
 s/\f([^\f]+)\f([^\f]+)\f([^\f]*)\f/struct \2_shared { static auto name() { return "\2"; } static auto file() { return __FILE__; } static auto line() { return __LINE__; } }; auto \&\2 = \f<\1\3, \2_shared>()/g
 s/\f/::cuda_cpu::shared_memory/g
-#    Pointers to what is volatile, which is mostly shared memory: see Volatile in cuda_runtime.h. A
+#    Pointers to what is volatile, which is mostly shared memory: see Volatile in cuda/blocks.h. A
 #    variable that has a value, and a function's arguments     \1 volatile type *  \3 name
 s/([;{}][ \t\n]*(const[ \t]+)?volatile[ \t]+[^][,;(){}*&=\n]*\*[ \t]*)(\w+)([ \t]*=[^;{}]*;)/\1\3_volatile\4 ::cuda_cpu::Volatile \3(\3_volatile);/g
 :volatile_arguments

@@ -30,11 +30,11 @@ sources: $(lesson:%=build/gpu/plain/%)
 build/cpp/extras/fast/%: extras/fast/% extras/cpu/to_cpp.sed
 	@$(translate)
 build/cpu/fast build/asan/fast build/race/fast: build/%/fast: build/cpp/extras/fast/fast.cu \
-    $(source_needs_cpp) build/cpp/mgpu.cu extras/cpu/cuda_runtime.h build/%/flags
+    $(source_needs_cpp) build/cpp/mgpu.cu build/%/runtime.o
 	$(CXX) $(cpu_flags) $(flags_$*) $(source_flags) $(once_$*) -x c++ $< -o $@
 $(patsubst %,build/%/fast_tests,cpu asan lanes lanes_asan): build/%/fast_tests: \
     build/cpp/extras/fast/tests.cu build/cpp/extras/fast/fast.cu $(source_needs_cpp) \
-    build/cpp/tests.cu build/cpp/mgpu.cu extras/cpu/cuda_runtime.h build/%/doctest.o build/%/flags
+    build/cpp/tests.cu build/cpp/mgpu.cu build/%/runtime.o build/%/doctest.o
 	$(CXX) $(cpu_flags) $(flags_$*) $(networks_flag) $(once_$*) $(linked) -x c++ $< \
 	    -x none build/$*/doctest.o -o $@
 build/cpu/fast build/cpu/fast_tests: $(compiled_once)

@@ -82,22 +82,22 @@ build/gpu/lab_tests: extras/lab/tests.cu tests.cu mgpu.cu $(source) $(source_nee
 	$(NVCC) $(nvcc_flags) $(included) -isystem $(dir $(DOCTEST)) $< -o $@
 
 # On the stand-in, and under the sanitizers: first in C++, below build/cpp/
-lab_cpp = build/cpp/extras/lab/$1.cu build/cpp/mgpu.cu $(lab_headers) extras/cpu/cuda_runtime.h
+lab_cpp = build/cpp/extras/lab/$1.cu build/cpp/mgpu.cu $(lab_headers)
 define lab_programs
 build/$1/lab build/$1/check: build/$1/%: $$(call lab_cpp,%) build/cpp/$$(source) \
-    $$(source_needs_cpp) build/included/flags build/$1/flags
+    $$(source_needs_cpp) build/included/flags build/$1/runtime.o
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab $$(included) $$(once_$1) -x c++ $$< -o $$@
-build/$1/worker: $$(call lab_cpp,worker) build/cpp/judged/mgpu.cu build/$1/flags
+build/$1/worker: $$(call lab_cpp,worker) build/cpp/judged/mgpu.cu build/$1/runtime.o
 	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(worker_flags_$1) -iquote extras/lab \
 	    -DSUBMISSION='"../../judged/mgpu.cu"' $$(once_$1) -x c++ $$< -o $$@
 build/$1/wrong: $$(call lab_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/extras/lab/wrong/yours.h \
-    build/cpp/extras/lab/wrong/all.cu build/$1/flags
+    build/cpp/extras/lab/wrong/all.cu build/$1/runtime.o
 	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(worker_flags_$1) -iquote extras/lab -DALL_WRONG \
 	    -DSUBMISSION='"wrong/all.cu"' $$(once_$1) -x c++ $$< -o $$@
 build/$1/lab_tests: $$(call lab_cpp,tests) build/cpp/$$(source) $$(source_needs_cpp) \
     build/cpp/extras/lab/lab.cu build/cpp/extras/lab/check.cu build/cpp/tests.cu \
     extras/lab/simulate.cc \
-    build/$1/doctest.o build/included/flags build/$1/flags
+    build/$1/doctest.o build/included/flags build/$1/runtime.o
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab $$(or $$(included_$1),$$(included)) \
 	    $$(once_$1) $$(linked) -x c++ $$< -x none build/$1/doctest.o -o $$@
 endef

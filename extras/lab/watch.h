@@ -162,7 +162,7 @@ struct Recorder { // works as long as it lives
             check(cudaEventSynchronize(mark), "waiting");
             double seconds = (before + now()) / 2; // by the host: two GPUs have no other clock
 #ifdef CUDA_CPU
-            seconds = mark->mark->seconds; // which the stand-in takes from the host's clock
+            seconds = cuda_cpu::seconds_of(mark); // by the host's clock
 #endif
             float ms = 0;
             for (const auto &[device, start] : starts) // of devices that share a GPU

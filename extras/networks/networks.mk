@@ -14,11 +14,11 @@ build/gpu/networks_tests: extras/networks/tests.cu extras/networks/networks.cu t
 build/cpp/extras/networks/%: extras/networks/% extras/cpu/to_cpp.sed
 	@$(translate)
 build/cpu/networks build/asan/networks build/race/networks: build/%/networks: \
-    build/cpp/extras/networks/networks.cu build/cpp/mgpu.cu extras/cpu/cuda_runtime.h build/%/flags
+    build/cpp/extras/networks/networks.cu build/cpp/mgpu.cu build/%/runtime.o
 	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) -x c++ $< -o $@
 $(patsubst %,build/%/networks_tests,cpu asan race lanes lanes_asan): build/%/networks_tests: \
     build/cpp/extras/networks/tests.cu build/cpp/extras/networks/networks.cu build/cpp/tests.cu \
-    build/cpp/mgpu.cu extras/cpu/cuda_runtime.h build/%/doctest.o build/%/flags
+    build/cpp/mgpu.cu build/%/runtime.o build/%/doctest.o
 	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
 build/cpu/networks build/cpu/networks_tests: $(compiled_once)
 

@@ -12,6 +12,8 @@
 #define PROGRAM "../../mgpu.cu"
 #endif
 static int nodes = 1, node = 0; // this is node `node` of `nodes`
+#include <thread>
+
 #include <unistd.h>
 #define isatty(file) (nodes == 1 && isatty(file)) // mpirun gives even a pipe a terminal
 #include PROGRAM

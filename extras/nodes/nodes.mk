@@ -48,9 +48,12 @@ mpi = $(if $(in_cpp),$(mpi_cpu),$(mpi_gpu)) $(source_flags) -DPROGRAM='"../../$(
 build/included/flags: flags = $(source) $(source_flags)
 build/mpi/nodes build/mpi_asan/nodes build/mpi_race/nodes: build/mpi%/nodes: \
     $(in_cpp)extras/nodes/nodes.cu $(in_cpp)extras/nodes/exercise.h $(in_cpp)$(source) $(in_cpp)mgpu.cu \
-    $(if $(in_cpp),$(source_needs_cpp) extras/cpu/cuda_runtime.h,$(source_needs)) build/included/flags \
-    build/mpi%/flags
-	$(need_mpi)$(call mpi,$(*:_%=%)) $< -o $@
+    $(if $(in_cpp),$(source_needs_cpp),$(source_needs)) build/included/flags build/mpi%/flags
+	$(need_mpi)$(call mpi,$(*:_%=%)) $< $(addprefix -x none ,$(filter %.o,$^)) -o $@
+ifneq ($(in_cpp),)
+build/mpi/nodes: build/cpu/runtime.o
+build/mpi_asan/nodes build/mpi_race/nodes: build/mpi_%/nodes: build/%/runtime.o
+endif
 build/cpp/extras/nodes/%: extras/nodes/% extras/cpu/to_cpp.sed
 	@$(translate)
 build/mpi/flags build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi,$(*:mpi_%=%))

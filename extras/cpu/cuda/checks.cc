@@ -1,0 +1,372 @@
+// Checks: a fault is told with its line, a block or a host function without end is reported once.
+#include "checks.h"
+#include "machine.h"
+#include "queues.h"
+#include "workers.h"
+
+#include <atomic>
+#include <set>
+
+#include <execinfo.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+namespace cuda_cpu {
+
+// --- lines of the program
+
+extern "C" char __executable_start;
+
+bool is_own(const char *file) {
+    const std::string stand_in(__FILE__, sizeof __FILE__ - sizeof "checks.cc"); // its folder
+    return strncmp(file, "/usr/", 5) && !strstr(file, stand_in.c_str()) && !strstr(file, "watch.h");
+}
+
+static char host_is_in[200]; // what nvtxMarkA has named, until the range ends: an allreduce
+
+std::string line_of(void **frames, int n, void *interrupted, bool exact) {
+    std::string command = "addr2line -f -i -e /proc/" + std::to_string(getpid()) + "/exe";
+    bool found = false;
+    for (int i = 0; i < n; i++) {
+        found = found || frames[i] == interrupted;
+        if (!found) continue;
+        // All but the first are where a call returns to.
+        size_t address = (size_t)frames[i] - (!exact || frames[i] != interrupted);
+#ifdef __PIE__
+        address -= (size_t)&__executable_start;
+#endif
+        char text[32];
+        snprintf(text, sizeof text, " 0x%zx", address);
+        command += text;
+    }
+    FILE *lines = found ? popen((command + " 2>/dev/null").c_str(), "r") : nullptr;
+    if (!lines) return "";
+    char function[4000], line[1000], folder[1000];
+    std::string library, first, last; // first, last: of the program's own
+    bool in_allreduce = false;
+    const size_t inside = getcwd(folder, sizeof folder) ? strlen(folder) : 0;
+    while (fgets(function, sizeof function, lines) && fgets(line, sizeof line, lines)) {
+        line[strcspn(line, "\n")] = 0;
+        if (char *rest = strstr(line, " (discriminator")) *rest = 0; // a path may have a space
+        if (*line == '?' || strstr(line, "/worker.cu:")) continue;   // nobody's mistake
+        const bool here = inside && !strncmp(line, folder, inside) && line[inside] == '/';
+        const std::string where = line + (here ? inside + 1 : 0);
+        if (!is_own(line) && library.empty()) library = where;
+        if (!is_own(line)) continue;
+        if ((in_allreduce = strstr(function, "run_allreduce"))) break;
+        if (first.empty()) first = where;
+        last = where;
+        if (!*host_is_in) break;
+    }
+    pclose(lines);
+    if (first.empty()) return library;
+    return in_allreduce && last != first ? last + ", in " + first : first;
+}
+
+void *interrupted(void *context) {
+#if defined(__x86_64__)
+    return (void *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP];
+#elif defined(__aarch64__)
+    return (void *)((ucontext_t *)context)->uc_mcontext.pc;
+#else
+    return nullptr;
+#endif
+}
+std::string interrupted_line(void *context) {
+    void *frames[64];
+    const int n = backtrace(frames, 64);
+    return line_of(frames, n, interrupted(context), true);
+}
+
+// --- faults
+
+// What is or was allocated there, for the fault handler: "byte 8 of the 40 bytes that FILE:LINE
+// allocated", and how to get there, if the program may.
+static std::string allocated_there(const Place &at, const void *p) {
+    const Allocation *a = at.allocation;
+    if (!a) return "where nothing is allocated";
+    const Where &where = a->live ? a->made : a->freed;
+    char text[300];
+    snprintf(text, sizeof text, "byte %td of the %zu bytes that %s:%d %s", held(p) - at.first,
+             a->bytes, where.file, where.line, a->live ? "allocated" : "has freed");
+    if (!a->live || held(p) != p || held(p) >= at.first + a->bytes) return text;
+    return text + std::string(
+                      running.name
+                          ? ", through a pointer that it read from memory: the stand-in translates "
+                            "only pointers that are arguments, members of arguments, copied to a T "
+                            "** by cudaMemcpy, or copied to a pointer by cudaMemcpyToSymbol"
+                          : ": copy it with cudaMemcpy");
+}
+
+// What the program did there, in words.
+static void fault_words(char (&what)[600], const void *p, const Place &at, const Symbol *symbol,
+                        bool stack, bool division, bool odd) {
+    ptrdiff_t offset = 0;
+    size_t bytes = 0;
+    if (symbol) {
+        snprintf(what, sizeof what,
+                 "accesses %s, which %s:%d declares as a device variable: copy it with "
+                 "cudaMemcpyFromSymbol or cudaMemcpyToSymbol",
+                 symbol->name, symbol->where.file, symbol->where.line);
+    } else if (running.name && in_dynamic_shared(p, offset, bytes)) {
+        snprintf(what, sizeof what,
+                 "access to byte %td of dynamic shared memory, but the launch asked for %zu bytes "
+                 "(the third value between <<< and >>>)",
+                 offset, bytes);
+    } else if (stack) {
+        snprintf(what, sizeof what,
+                 "a thread's local variables do not fit into its stack of %zu KiB: is there "
+                 "endless recursion, or a large array that belongs in memory from cudaMalloc?",
+                 stack_bytes >> 10);
+    } else if (division) {
+        snprintf(what, sizeof what,
+                 "an integer is divided by zero (a GPU would go on with a meaningless number)");
+    } else if (!at.device && odd) {
+        snprintf(what, sizeof what,
+                 "misaligned access (the address of a float4 must be a multiple of 16 bytes), or "
+                 "access through an invalid pointer");
+    } else if (!at.device) {
+        snprintf(what, sizeof what, "access through a null pointer%s", null_may_be().c_str());
+    } else {
+        snprintf(what, sizeof what, "%s memory of %s, %s", running.name ? "access to" : "accesses",
+                 at.device->memory_of, allocated_there(at, p).c_str());
+    }
+}
+
+// Print the line in which the host crashed or aborted, if it can be found.
+static void say_where_host_stopped(int signal, const void *p, void *context) {
+    char what[300];
+    alarm(10); // the heap may be in any state: no message is better than one that never comes
+    const std::string line = interrupted_line(context);
+    if (signal == SIGABRT) snprintf(what, sizeof what, "aborts: is an index out of range?");
+    else if (signal == SIGFPE) snprintf(what, sizeof what, "divides by zero");
+    else
+        snprintf(
+            what, sizeof what,
+            "accesses %s: is an index out of range, a pointer null, or is there endless recursion?",
+            p ? "memory that is not there" : "address 0");
+    if (!line.empty()) fprintf(stderr, "%s: the host %s\n", line.c_str(), what);
+}
+
+static __thread siginfo_t *without_line = nullptr;
+void on_fault(int signal, siginfo_t *info, void *context) {
+    const bool again = without_line;
+    if (again) info = without_line;
+    const bool division = signal == SIGFPE;
+    const void *p = division || signal == SIGABRT ? nullptr : info->si_addr;
+    // Other threads may be changing the tables, such as one that starts and finds its variables.
+    // Should this thread itself have been, nobody unlocks them.
+    bool locked = machine().lock.try_lock();
+    for (int ms = 0; !locked && ms < 1000; ms++, locked = machine().lock.try_lock()) usleep(1000);
+    Place at = locate(p);
+    // Linux loads no program below 4 MiB.
+    const bool null = info->si_code == SEGV_MAPERR && (size_t)p < 4 << 20;
+    // The processor refuses a vector at an address that does not divide by its size, and addresses
+    // that no memory can have.
+    const bool odd = info->si_code == SI_KERNEL;
+    const Symbol *symbol = find_symbol(p);
+    if (locked) machine().lock.unlock();
+    ptrdiff_t offset = 0;
+    size_t bytes = 0;
+    const bool shared = running.name && in_dynamic_shared(p, offset, bytes);
+    const bool stack = running.name && below_stack(p);
+    if (!at.device && !symbol && !shared && !stack &&
+        !(running.name && (null || odd || division))) {
+        without_line = info;
+        if (!again && !running.name) say_where_host_stopped(signal, p, context);
+        without_line = nullptr;
+        sigaction(signal, &before_fault[signal], nullptr);
+        if (signal == SIGABRT) raise(signal);
+        return;
+    }
+    if (!again) say_alone();
+    without_line = info;
+    const std::string line = again ? "" : interrupted_line(context);
+    char who[400], what[600];
+    if (running.name)
+        snprintf(who, sizeof who, "%s:%d: %s on device %d%s%s:", running.where.file,
+                 running.where.line, running.name, running.device, line.empty() ? "" : ", in ",
+                 line.c_str());
+    else snprintf(who, sizeof who, "%s%sthe host", line.c_str(), line.empty() ? "" : ": ");
+    fault_words(what, p, at, symbol, stack, division, odd);
+    const cudaError_t error = division ? cudaErrorLaunchFailure
+                              : odd    ? cudaErrorMisalignedAddress
+                                       : cudaErrorIllegalAddress;
+    fprintf(stderr, "%s %s [%s]\n", who, what, cudaGetErrorName(error));
+    _exit(1);
+}
+
+// --- what takes too long
+
+// The host, in what nvtxMarkA has named: it has taken too long, or somebody else asks where it is.
+// In a library malloc may be at work, which finding the line needs: a little later the host is back
+// in its own code, or it waits there for good, after which nothing is at work.
+static __thread int host_timer = -1;
+static void set_watchdog(int timer, double seconds) { // of processor time, repeated; 0: never
+    itimerspec every = {};
+    every.it_value.tv_sec = seconds;
+    every.it_value.tv_nsec = 1e9 * (seconds - every.it_value.tv_sec);
+    every.it_interval = every.it_value;
+    syscall(SYS_timer_settime, timer, 0, &every, nullptr);
+}
+extern "C" char etext; // where the program's own code ends
+static void say_where_host_is(siginfo_t *info, void *context) {
+    static bool asked = false;
+    static int tries = 0;
+    asked = asked || info->si_code != SI_TIMER;
+    if (!*host_is_in) {
+        if (asked) _exit(1); // as without this handler
+        return;
+    }
+    const char *at = (const char *)interrupted(context);
+    if ((at < &__executable_start || at >= &etext) && tries++ < 50)
+        return set_watchdog(host_timer, 1e-3);
+    alarm(10);
+    const std::string line = interrupted_line(context);
+    fprintf(stderr, "%s%sthe host %s in %s", line.c_str(), line.empty() ? "" : ": ",
+            asked ? "is" : "has been", host_is_in);
+    if (!asked) fprintf(stderr, " for more than %d s", machine().watchdog);
+    fprintf(stderr, ": is there an endless loop?\n");
+    _exit(1);
+}
+
+// A block that runs on and on is reported once. Each worker has a timer of its own processor time,
+// whose signal comes to itself: it can say where it is. Not under sanitizers, which are slow.
+[[maybe_unused]] static void on_watchdog(int, siginfo_t *info, void *context) {
+    if (!worker) return say_where_host_is(info, context);
+    if (info->si_code != SI_TIMER) { // somebody asks the process: that is the host's to answer
+        syscall(SYS_tgkill, getpid(), getpid(), SIGVTALRM);
+        return;
+    }
+    static std::atomic<bool> said{false};
+    static __thread unsigned long long last = 0;
+    Worker &w = *worker;
+    const bool again = running.name && w.threads > 0 && w.blocks == last;
+    last = w.blocks;
+    if (!again || said.exchange(true)) return;
+    const std::string line = interrupted_line(context);
+    const uint3 thread = thread_index(w.current);
+    fprintf(stderr,
+            "%s:%d: %s on device %d: block (%u,%u,%u) has been running for %d seconds and is at "
+            "thread (%u,%u,%u)%s%s. Does it wait for a value that another thread sets? Here each "
+            "thread runs alone until it reaches a barrier or ends, and each block runs until it "
+            "ends, %d at a time\n",
+            running.where.file, running.where.line, running.name, running.device, blockIdx.x,
+            blockIdx.y, blockIdx.z, machine().watchdog, thread.x, thread.y, thread.z,
+            line.empty() ? "" : ", in ", line.c_str(), machine().devices[running.device]->cores);
+}
+int start_watchdog() { // of the calling thread; -1: it has none
+    int timer = -1;
+#if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
+    const int seconds = machine().watchdog;
+    if (seconds == 0) return -1;
+    struct sigaction action = {};
+    action.sa_sigaction = on_watchdog;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+    sigaction(SIGVTALRM, &action, nullptr);
+    struct sigevent event = {};
+    event.sigev_notify = SIGEV_THREAD_ID;
+    event.sigev_signo = SIGVTALRM;
+    event._sigev_un._tid = syscall(SYS_gettid);
+    if (syscall(SYS_timer_create, CLOCK_THREAD_CPUTIME_ID, &event, &timer)) return -1;
+    set_watchdog(timer, seconds);
+#endif
+    return timer;
+}
+void host_enters(const char *what) {
+    if (!*what && !*host_is_in) return;
+    snprintf(host_is_in, sizeof host_is_in, "%s", what);
+    if (host_timer < 0) host_timer = start_watchdog();
+    if (host_timer >= 0) set_watchdog(host_timer, *what ? machine().watchdog : 0);
+}
+
+// --- volatile memory
+
+// See Volatile. Where the kernel goes on between two elements of volatile shared memory, it may
+// have written the first of them; two threads were there at the same time if they are lanes of one
+// warp and neither a barrier nor a warp function stands between them.
+static CUDA_CPU_UNSEEN bool at_once(const Touch &a, const Touch &b) {
+    return a.block == b.block && a.phase == b.phase && a.calls == b.calls && a.thread != b.thread &&
+           a.thread / 32 == b.thread / 32;
+}
+static CUDA_CPU_UNSEEN unsigned long long value_of(const Touch &touch) {
+    unsigned long long value = 0;
+    memcpy(&value, (const void *)touch.at, min(touch.bytes, sizeof value));
+    return value;
+}
+static __attribute__((noinline, cold, no_sanitize("thread"))) void
+not_in_step(const Touch &writer, const Touch &other, void *pc) {
+    Hidden hidden;
+    static std::mutex lock;
+    static std::set<std::string> said;
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        if (!said.insert(running.name).second) return;
+    }
+    const std::string line = line_of(&pc, 1, pc, false);
+    fprintf(stderr,
+            "%s:%d: notice: %s on device %d%s%s: lane %d writes to volatile shared memory that "
+            "lane %d also accesses, with no __syncwarp() in between. The lanes of a warp do not "
+            "run in lockstep, neither here nor, since Volta, on a GPU: the numbers may be wrong\n",
+            running.where.file, running.where.line, running.name, running.device,
+            line.empty() ? "" : ", in ", line.c_str(), writer.thread % 32, other.thread % 32);
+}
+CUDA_CPU_UNSEEN void touch_volatile(const volatile void *p, size_t bytes) {
+    Worker &w = *worker;
+    const size_t fixed = shared_arena_bytes();
+    const bool is_fixed = size_t((const char *)p - w.shared) < fixed;
+    const char *const dynamic = w.dynamic_end - dynamic_room;
+    if (!is_fixed && size_t((const char *)p - dynamic) >= dynamic_room) return;
+    Hidden hidden;
+    if (w.touched.empty()) w.touched.resize(fixed + dynamic_room);
+    auto touched = [&](const volatile void *p) -> Touched & {
+        const size_t at = (const char *)p - w.shared;
+        return w.touched[at < fixed ? at : fixed + ((const char *)p - dynamic)];
+    };
+    const int t = w.current;
+    const bool before_barrier = // which thread 0 has met already
+        w.mode == in_turns && t > 0 && w.met_barrier && !w.thread0_ended;
+    const unsigned calls = w.mode == by_lanes ? w.warps[t / 32].lanes[t % 32].calls : 0;
+    Touch now = {w.blocks, w.phase - before_barrier, calls, t, p, bytes, 0};
+    const Touch *writer = nullptr, *other = nullptr;
+    const Touch &last = w.last_touch;
+    if (last.block == now.block && last.phase == now.phase && last.calls == calls &&
+        value_of(last) != last.value) {
+        Touched &there = touched(last.at);
+        there.written = last;
+        for (const Touch &by : there.by)
+            if (at_once(by, last)) writer = &last, other = &by;
+    }
+    now.value = value_of(now);
+    Touched &here = touched(p);
+    if (at_once(here.written, now)) writer = &here.written, other = &now;
+    if (writer) {
+        if (w.conflict.block == now.block && w.conflict.at != writer->at)
+            not_in_step(*writer, *other, __builtin_return_address(0));
+        w.conflict = *writer;
+    }
+    if (here.by[0].thread != t || here.by[0].block != now.block) here.by[1] = here.by[0];
+    here.by[0] = now;
+    w.last_touch = now;
+}
+
+} // namespace cuda_cpu
+
+// An assert() that fails in a kernel ends the program and names the thread. In place of the C
+// library's function, which the macro calls.
+extern "C" __attribute__((noreturn, cold)) void __assert_fail(const char *condition,
+                                                              const char *file, unsigned line,
+                                                              const char *function) noexcept {
+    using namespace cuda_cpu;
+    if (!worker || !running.name || in_host_function) {
+        fprintf(stderr, "%s:%u: %s: assertion `%s' failed\n", file, line, function, condition);
+        abort();
+    }
+    say_alone();
+    fail(cudaErrorAssert, {file, (int)line, nullptr},
+         "%s on device %d: block (%u,%u,%u), thread (%u,%u,%u): assertion `%s' failed",
+         running.name, running.device, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y,
+         threadIdx.z, condition);
+    _exit(1);
+}

@@ -1,0 +1,284 @@
+// Devices: the machine that the environment variables describe, and the calls that ask about it.
+#include "devices.h"
+#include "checks.h"
+#include "machine.h"
+#include "queues.h"
+#include "workers.h"
+
+#include <csignal>
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace cuda_cpu {
+
+static long setting(const char *name, long otherwise, long least, long most) {
+    const char *text = getenv(name);
+    if (!text || !*text) return otherwise;
+    char *end;
+    long value = strtol(text, &end, 10);
+    if (*end || value < least || value > most) {
+        fprintf(stderr, "%s=%s: expected a whole number from %ld to %ld\n", name, text, least,
+                most);
+        _exit(1);
+    }
+    return value;
+}
+
+char *first_address(void *range, size_t bytes) {
+    const size_t gib = size_t(1) << 30, skipped = (gib - (uintptr_t)range) % (4 * gib);
+    return (char *)range + (skipped < bytes / 2 ? skipped : 0);
+}
+
+// Reserve addresses for a device's memory, and as many that are never used; fewer under ulimit -v.
+static char *reserve(size_t &range, size_t memory, int device) {
+    const size_t least = min(range, memory + min(memory, size_t(1) << 30));
+    for (size_t bytes : {range, least}) {
+        range = bytes;
+        void *p =
+            mmap(nullptr, 2 * range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p != MAP_FAILED) return (char *)p;
+    }
+    give_up("cannot reserve addresses for the memory of device %d (%.1f GB): raise ulimit -v, or "
+            "set CUDA_CPU_MEMORY below %zu (MiB)",
+            device, 2 * range / 1e9, memory >> 20);
+}
+// The first number of a list such as 1,3, which then begins with the next; 1 if it is empty.
+static double next_slowdown(const char *&list) {
+    if (!list || !*list) return 1;
+    char *end;
+    const double slowdown = strtod(list, &end);
+    if (end == list || (*end && *end != ',') || !(slowdown >= 1)) {
+        fprintf(stderr, "CUDA_CPU_SLOWDOWN=%s: expected numbers of at least 1, such as 1,3\n",
+                getenv("CUDA_CPU_SLOWDOWN"));
+        _exit(1);
+    }
+    list = *end ? end + 1 : nullptr;
+    return slowdown;
+}
+Machine::Machine() {
+    set_lane_order(getenv("CUDA_CPU_LANES"));
+    if (const char *visible = getenv("CUDA_VISIBLE_DEVICES"))
+        fprintf(stderr,
+                "CUDA_VISIBLE_DEVICES=%s has no effect without a GPU: CUDA_CPU_DEVICES says how "
+                "many devices are emulated\n",
+                visible);
+    const size_t gib = size_t(1) << 30;
+    int devices_shown = setting("CUDA_CPU_DEVICES", 1, 1, 64);
+    peers = setting("CUDA_CPU_PEERS", 1, 0, 1);
+    watchdog = setting("CUDA_CPU_WATCHDOG", 10, 0, 1 << 20);
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    int cores = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    const char *slowdown = getenv("CUDA_CPU_SLOWDOWN");
+    int cores_each = setting("CUDA_CPU_CORES", max(1, cores / devices_shown), 1, 1024);
+    spinning = cores_each * devices_shown <= cores ? max(1, 64 / devices_shown) : 0;
+    size_t physical = (size_t)sysconf(_SC_PHYS_PAGES) * page_size();
+    size_t total = (size_t)setting("CUDA_CPU_MEMORY", physical / devices_shown >> 20, 1, 1 << 24)
+                   << 20;
+#if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
+    size_t range = min(total, 4 * gib) + 5 * gib;
+#else
+    size_t range = 8 * total + 16 * gib; // addresses cost nothing, but ulimit -v may limit them
+    struct sigaction action = {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGABRT})
+        sigaction(signal, &action, &before_fault[signal]);
+    static char memory[64 << 10]; // the host's stack may be what overflows
+    stack_t stack = {}, before = {};
+    stack.ss_sp = memory;
+    stack.ss_size = sizeof memory;
+    if (!sigaltstack(nullptr, &before) && before.ss_flags & SS_DISABLE)
+        sigaltstack(&stack, nullptr);
+#endif
+#ifdef CUDA_CPU_TSAN
+    cores_each = max(2, cores_each); // two blocks of a grid never share all of their order
+#endif
+    for (int id = 0; id < devices_shown; id++) {
+        Device *device = new Device;
+        char *memory = reserve(range, total, id);
+        device->id = id;
+        snprintf(device->memory_of, sizeof device->memory_of, "device %d", id);
+        device->cores = cores_each;
+        device->slowdown = next_slowdown(slowdown);
+        device->base = memory;
+        device->next = first_address(memory, range);
+        device->end = device->base + range;
+        device->away = range;
+        device->total = total;
+        device->peers.resize(devices_shown);
+        device->default_stream = new Stream(device, true);
+        device->streams.push_back(device->default_stream);
+        device->team = new_team(id, cores_each);
+        devices.push_back(device);
+    }
+    managed.total = physical;
+}
+Machine &machine() {
+    static Machine *machine = new Machine; // never destroyed: its threads outlive main
+    return *machine;
+}
+
+} // namespace cuda_cpu
+
+using cuda_cpu::Where;
+
+cudaError_t cudaGetDeviceCount(int *count, Where where) {
+    if (!count) return cuda_cpu::no_result("cudaGetDeviceCount", where);
+    *count = cuda_cpu::machine().devices.size();
+    return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device, Where where) {
+    if (!cuda_cpu::valid_device(device))
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
+                              "cudaSetDevice: there is no device %d: the device count is %zu",
+                              device, cuda_cpu::machine().devices.size());
+    cuda_cpu::current_device = device;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int *device, Where where) {
+    if (!device) return cuda_cpu::no_result("cudaGetDevice", where);
+    *device = cuda_cpu::current_device;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device, Where where) {
+    if (!prop) return cuda_cpu::no_result("cudaGetDeviceProperties", where);
+    if (!cuda_cpu::valid_device(device))
+        return cuda_cpu::fail(
+            cudaErrorInvalidDevice, where,
+            "cudaGetDeviceProperties: there is no device %d: the device count is %zu", device,
+            cuda_cpu::machine().devices.size());
+    const cuda_cpu::Device &d = *cuda_cpu::machine().devices[device];
+    *prop = {};
+    snprintf(prop->name, sizeof prop->name, "CPU stand-in, %d core%s", d.cores,
+             d.cores == 1 ? "" : "s");
+    prop->totalGlobalMem = d.total;
+    prop->sharedMemPerBlock = cuda_cpu::usual_shared_bytes;
+    prop->sharedMemPerBlockOptin = prop->sharedMemPerMultiprocessor =
+        cuda_cpu::dynamic_shared_bytes;
+    prop->totalConstMem = 65536;
+    prop->multiProcessorCount = d.cores;
+    prop->maxThreadsPerBlock = prop->maxThreadsPerMultiProcessor = 1024;
+    prop->maxThreadsDim[0] = prop->maxThreadsDim[1] = 1024;
+    prop->maxThreadsDim[2] = 64;
+    prop->maxGridSize[0] = 0x7fffffff;
+    prop->maxGridSize[1] = prop->maxGridSize[2] = 65535;
+    prop->warpSize = 32;
+    prop->unifiedAddressing = prop->managedMemory = prop->canMapHostMemory = 1;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device, Where where) {
+    if (!value) return cuda_cpu::no_result("cudaDeviceGetAttribute", where);
+    if (!cuda_cpu::valid_device(device))
+        return cuda_cpu::fail(
+            cudaErrorInvalidDevice, where,
+            "cudaDeviceGetAttribute: there is no device %d: the device count is %zu", device,
+            cuda_cpu::machine().devices.size());
+    switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock:
+    case cudaDevAttrMaxBlockDimX:
+    case cudaDevAttrMaxBlockDimY:
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 1024; break;
+    case cudaDevAttrMaxBlockDimZ: *value = 64; break;
+    case cudaDevAttrMaxGridDimX: *value = 0x7fffffff; break;
+    case cudaDevAttrMaxGridDimY:
+    case cudaDevAttrMaxGridDimZ: *value = 65535; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = cuda_cpu::usual_shared_bytes; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        *value = cuda_cpu::dynamic_shared_bytes;
+        break;
+    case cudaDevAttrTotalConstantMemory: *value = 65536; break;
+    case cudaDevAttrWarpSize: *value = 32; break;
+    case cudaDevAttrMultiProcessorCount: *value = cuda_cpu::machine().devices[device]->cores; break;
+    case cudaDevAttrMaxBlocksPerMultiprocessor:
+    case cudaDevAttrUnifiedAddressing:
+    case cudaDevAttrStreamPrioritiesSupported:
+    case cudaDevAttrManagedMemory:
+    case cudaDevAttrConcurrentManagedAccess:
+    case cudaDevAttrHostRegisterSupported:
+    case cudaDevAttrMemoryPoolsSupported: *value = 1; break;
+    case cudaDevAttrComputeCapabilityMajor: // as in cudaDeviceProp
+    case cudaDevAttrComputeCapabilityMinor:
+    case cudaDevAttrConcurrentKernels:
+    case cudaDevAttrCooperativeLaunch: *value = 0; break;
+    default:
+        return cuda_cpu::fail(cudaErrorInvalidValue, where,
+                              "cudaDeviceGetAttribute: the stand-in lacks attribute %d", attribute);
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() { return cuda_cpu::synchronize(cuda_cpu::current()); }
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer, Where where) {
+    if (!can) return cuda_cpu::no_result("cudaDeviceCanAccessPeer", where);
+    if (!cuda_cpu::valid_device(device) || !cuda_cpu::valid_device(peer))
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
+                              "cudaDeviceCanAccessPeer: there is no device %d or no device %d: the "
+                              "device count is %zu",
+                              device, peer, cuda_cpu::machine().devices.size());
+    *can = device != peer && cuda_cpu::machine().peers;
+    return cudaSuccess;
+}
+namespace cuda_cpu {
+constexpr int most_peers = 8; // of a device, as CUDA has it on machines without an NVSwitch
+}
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags, Where where) {
+    if (flags)
+        return cuda_cpu::fail(cudaErrorInvalidValue, where,
+                              "cudaDeviceEnablePeerAccess: flags are %u, but must be 0", flags);
+    if (!cuda_cpu::machine().peers)
+        return cuda_cpu::fail(cudaErrorPeerAccessUnsupported, where,
+                              "cudaDeviceEnablePeerAccess: CUDA_CPU_PEERS=0 allows no peer access");
+    if (!cuda_cpu::valid_device(peer) || peer == cuda_cpu::current_device)
+        return cuda_cpu::fail(
+            cudaErrorInvalidDevice, where,
+            "cudaDeviceEnablePeerAccess: device %d cannot have device %d as a peer",
+            cuda_cpu::current_device, peer);
+    std::vector<bool> &peers = cuda_cpu::current().peers;
+    if (peers[peer]) return cuda_cpu::fail(cudaErrorPeerAccessAlreadyEnabled);
+    int enabled = 0;
+    for (bool is_peer : peers) enabled += is_peer;
+    if (enabled == cuda_cpu::most_peers) return cuda_cpu::fail(cudaErrorTooManyPeers);
+    peers[peer] = true;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceDisablePeerAccess(int peer, Where where) {
+    if (!cuda_cpu::valid_device(peer))
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
+                              "cudaDeviceDisablePeerAccess: there is no device %d", peer);
+    if (!cuda_cpu::current().peers[peer]) return cuda_cpu::fail(cudaErrorPeerAccessNotEnabled);
+    cuda_cpu::current().peers[peer] = false;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceReset(Where where) {
+    using namespace cuda_cpu;
+    Device &device = current();
+    synchronize(device);
+    while (device.streams.size() > 1) destroy(device.streams.back());
+    Hidden hidden;
+    std::vector<const char *> freed;
+    {
+        std::lock_guard<std::mutex> guard(machine().lock);
+        for (auto i = machine().handles.begin(); i != machine().handles.end();)
+            i = i->second == &device ? machine().handles.erase(i) : std::next(i);
+        for (auto &[first, a] : device.allocations)
+            if (a.live && !strncmp(a.by, "cudaMalloc", 10)) {
+                a.live = false;
+                a.freed = where;
+                freed.push_back(first);
+            }
+        for (Symbol *symbol : machine().symbols)
+            if (symbol->copies.count(device.id))
+                memcpy(real(symbol->copies[device.id]), symbol->initial, symbol->bytes);
+        device.more_shared.clear();
+        device.peers.assign(device.peers.size(), false);
+    }
+    for (const char *first : freed) unmap(device, first);
+    device.fault = last_error = cudaSuccess;
+    return cudaSuccess;
+}

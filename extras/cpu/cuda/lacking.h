@@ -1,0 +1,75 @@
+// What the stand-in lacks: names whose use is an error of the compiler's that says so.
+//
+// Headers that are lacking, and inline PTX, are found by extras/cpu/to_cpp.sed.
+#pragma once
+
+#include "errors.h"
+
+#if defined(__has_attribute)
+#if __has_attribute(unavailable)
+#define CUDA_CPU_LACKING __attribute__((unavailable("the stand-in lacks it")))
+#define CUDA_CPU_LACKING_TYPE CUDA_CPU_LACKING
+#endif
+#endif
+#ifndef CUDA_CPU_LACKING // g++ before 12: when it generates code; types stay incomplete
+#define CUDA_CPU_LACKING __attribute__((error("the stand-in lacks it")))
+#define CUDA_CPU_LACKING_TYPE
+#endif
+// clang-format off
+#define CUDA_CPU_LACKS(name) template <class... A> CUDA_CPU_LACKING cudaError_t name(A &&...);
+#define CUDA_CPU_LACKS_FETCH(name) template <class T, class... A> CUDA_CPU_LACKING T name(A &&...);
+#define CUDA_CPU_LACKS_TYPE(name) struct CUDA_CPU_LACKING_TYPE name;
+
+CUDA_CPU_LACKS(cudaGraphCreate) CUDA_CPU_LACKS(cudaGraphInstantiate) CUDA_CPU_LACKS(cudaGraphLaunch)
+CUDA_CPU_LACKS(cudaStreamBeginCapture) CUDA_CPU_LACKS(cudaStreamEndCapture)
+CUDA_CPU_LACKS_TYPE(cudaGraph_t) CUDA_CPU_LACKS_TYPE(cudaGraphExec_t)
+
+CUDA_CPU_LACKS(cudaCreateTextureObject) CUDA_CPU_LACKS(cudaDestroyTextureObject)
+CUDA_CPU_LACKS(cudaCreateSurfaceObject) CUDA_CPU_LACKS(cudaDestroySurfaceObject)
+CUDA_CPU_LACKS(cudaMallocArray) CUDA_CPU_LACKS(cudaFreeArray) CUDA_CPU_LACKS(cudaMemcpy2DToArray)
+CUDA_CPU_LACKS_FETCH(tex1Dfetch) CUDA_CPU_LACKS_FETCH(tex1D) CUDA_CPU_LACKS_FETCH(tex2D)
+CUDA_CPU_LACKS_FETCH(tex3D) CUDA_CPU_LACKS_FETCH(surf2Dread) CUDA_CPU_LACKS(surf2Dwrite)
+CUDA_CPU_LACKS_TYPE(cudaTextureObject_t) CUDA_CPU_LACKS_TYPE(cudaSurfaceObject_t)
+CUDA_CPU_LACKS_TYPE(cudaArray_t) CUDA_CPU_LACKS_TYPE(cudaResourceDesc)
+CUDA_CPU_LACKS_TYPE(cudaTextureDesc) CUDA_CPU_LACKS_TYPE(cudaChannelFormatDesc)
+
+CUDA_CPU_LACKS(cudaMalloc3D) CUDA_CPU_LACKS(cudaMemset3D) CUDA_CPU_LACKS(cudaMemcpy3D)
+CUDA_CPU_LACKS_TYPE(cudaExtent) CUDA_CPU_LACKS_TYPE(cudaPitchedPtr)
+CUDA_CPU_LACKS_TYPE(cudaMemcpy3DParms)
+
+CUDA_CPU_LACKS(cudaIpcGetMemHandle) CUDA_CPU_LACKS(cudaIpcOpenMemHandle)
+CUDA_CPU_LACKS(cudaIpcGetEventHandle) CUDA_CPU_LACKS(cudaIpcOpenEventHandle)
+CUDA_CPU_LACKS_TYPE(cudaIpcMemHandle_t) CUDA_CPU_LACKS_TYPE(cudaIpcEventHandle_t)
+
+CUDA_CPU_LACKS(cudaLaunchKernel) CUDA_CPU_LACKS(cudaLaunchKernelEx)
+CUDA_CPU_LACKS(cudaLaunchCooperativeKernel) CUDA_CPU_LACKS(cudaStreamAddCallback)
+CUDA_CPU_LACKS(cudaDeviceSetLimit)
+CUDA_CPU_LACKS(cudaPointerGetAttributes) CUDA_CPU_LACKS(cudaHostGetDevicePointer)
+CUDA_CPU_LACKS(cudaMallocFromPoolAsync) CUDA_CPU_LACKS(cudaMemPoolCreate)
+CUDA_CPU_LACKS(cudaMemAdvise) CUDA_CPU_LACKS(cudaDeviceGetDefaultMemPool)
+CUDA_CPU_LACKS_TYPE(cudaLaunchConfig_t) CUDA_CPU_LACKS_TYPE(cudaPointerAttributes)
+CUDA_CPU_LACKS_TYPE(cudaMemPool_t)
+CUDA_CPU_LACKS(cudaFuncGetAttributes) CUDA_CPU_LACKS(cudaFuncSetCacheConfig)
+CUDA_CPU_LACKS(cudaSetDeviceFlags) CUDA_CPU_LACKS(cudaDeviceGetP2PAttribute)
+CUDA_CPU_LACKS(cudaRuntimeGetVersion) CUDA_CPU_LACKS(cudaDriverGetVersion)
+CUDA_CPU_LACKS_TYPE(cudaFuncAttributes)
+CUDA_CPU_LACKS(__reduce_add_sync) CUDA_CPU_LACKS(__reduce_max_sync)
+CUDA_CPU_LACKS(__reduce_min_sync) CUDA_CPU_LACKS(__match_any_sync)
+CUDA_CPU_LACKS(__match_all_sync) CUDA_CPU_LACKS(__nanosleep) CUDA_CPU_LACKS(__trap)
+CUDA_CPU_LACKS(atomicAdd_block) CUDA_CPU_LACKS(atomicAdd_system)
+namespace cooperative_groups {
+CUDA_CPU_LACKS_TYPE(thread_group) CUDA_CPU_LACKS_TYPE(grid_group)
+CUDA_CPU_LACKS_TYPE(cluster_group) CUDA_CPU_LACKS_TYPE(coalesced_group)
+CUDA_CPU_LACKS(this_grid) CUDA_CPU_LACKS(this_cluster) CUDA_CPU_LACKS(coalesced_threads)
+}
+// clang-format on
+#undef CUDA_CPU_LACKS
+#undef CUDA_CPU_LACKS_FETCH
+#undef CUDA_CPU_LACKS_TYPE
+
+#define __managed__ static_assert(false, "__managed__: the stand-in lacks it");
+#define CUDA_CPU_LACKS_ASSEMBLY static_assert(false, "inline PTX: the stand-in lacks it");
+#define CUDA_CPU_NOT_UNDERSTOOD                                                                    \
+    static_assert(false,                                                                           \
+                  "declare one __device__ or __constant__ variable per line, of a type that has "  \
+                  "a name: extras/cpu/to_cpp.sed understands nothing else");

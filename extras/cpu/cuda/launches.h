@@ -1,0 +1,121 @@
+// Launches: a kernel with its arguments, for the blocks of a grid.
+#pragma once
+
+#include "blocks.h"
+#include "streams.h"
+
+#include <initializer_list>
+
+namespace cuda_cpu {
+
+// The configuration of a launch: what stands between <<< and >>>, and where.
+struct Launch {
+    const char *name;
+    Where where;
+    dim3 grid, block;
+    size_t shared;
+    Stream *stream;
+    Launch(const char *name, const char *file, int line, dim3 grid, dim3 block, size_t shared = 0,
+           Stream *stream = nullptr, void *pc = here())
+        : name(name), where{file, line, pc}, grid(grid), block(block), shared(shared),
+          stream(stream) {}
+};
+
+// The thread that threadIdx says; or all of the block but thread 0, one after another: a kernel
+// without barriers. One function for both, since kernels that are inlined are compiled for each.
+// Where the kernel has no warp function, the compiler sees that nothing sets `stop`.
+template <class K>
+CUDA_CPU_OPTIMIZED __attribute__((flatten)) void run_threads(const void *bytes, bool rest) {
+#ifdef CUDA_CPU_TSAN // which would take the loop's thread-local variables for shared ones
+    (void)rest;
+    (*(const K *)bytes)();
+#else
+    const K kernel = *(const K *)bytes; // a copy that nothing else points to
+    const dim3 begin = rest ? dim3(1, 0, 0) : dim3(threadIdx.x, threadIdx.y, threadIdx.z);
+    const unsigned X = blockDim.x, Y = blockDim.y;
+    const dim3 end = rest ? blockDim : dim3(begin.x + 1, begin.y + 1, begin.z + 1);
+    int &current = worker->current;
+    bool stop = false;
+    worker->stop = &stop;
+    unsigned x = begin.x;
+    for (unsigned z = begin.z; z < end.z; z++)
+        for (unsigned y = begin.y; y < end.y; y++, x = 0)
+            for (; x < end.x; x++) {
+                threadIdx = {x, y, z};
+                current = x + X * (y + Y * z);
+                kernel();
+                if (stop) return;
+            }
+#endif
+}
+
+// An argument of a kernel. A pointer must point to memory of the device, or to pinned memory, which
+// a GPU reads too. In a struct, words that are addresses of memory that is or was allocated on a
+// device are taken for pointers; no others, because two numbers in a word, or what padding holds by
+// chance, may look like one.
+struct Argument {
+    void *p;
+    size_t bytes;
+    bool is_pointer, is_struct;
+};
+
+struct Kernel;
+// Return the kernel if it can be launched with these arguments, else null. Their pointers change.
+Kernel *accept(const Launch &launch, std::initializer_list<Argument> arguments);
+// Enqueue the kernel that accept() has returned: run_threads<K>, which calls the K of these bytes.
+void enqueue(Kernel *accepted, const void *call, size_t bytes,
+             void (*run)(const void *bytes, bool rest));
+
+template <class F> struct Configured {
+    const Launch &launch;
+    F f;
+    template <class... A> void operator()(A... args) const {
+        static_assert(!(std::is_function<std::remove_pointer_t<A>>::value || ...),
+                      "a function pointer as a kernel's argument: the stand-in lacks it, but takes "
+                      "a struct with an operator()");
+        Kernel *kernel = accept(launch, {{(void *)&args, sizeof args, std::is_pointer<A>::value,
+                                          std::is_class<A>::value}...});
+        if (!kernel) return;
+        auto call = [f = f, args...] { f(args...); };
+        using K = decltype(call);
+        static_assert(std::is_trivially_copy_constructible<K>::value &&
+                          std::is_trivially_destructible<K>::value && alignof(K) <= 16,
+                      "a kernel's arguments must be copyable as bytes");
+        enqueue(kernel, &call, sizeof call, run_threads<K>);
+    }
+};
+template <class F> Configured<F> configured(const Launch &launch, F f) { return {launch, f}; }
+
+} // namespace cuda_cpu
+
+// A block may have more dynamic shared memory than 48 KiB if this has said so for its kernel.
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+    cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
+namespace cuda_cpu {
+// Let a kernel have `bytes` of dynamic shared memory on the current device; "" is any kernel.
+cudaError_t allow_shared(const char *kernel, int bytes, Where where);
+template <class F>
+cudaError_t set_attribute(const char *call, F &&, cudaFuncAttribute attribute, int value,
+                          CUDA_CPU_WHERE) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    const bool named = std::is_function<std::remove_reference_t<F>>::value;
+    return allow_shared(named ? call : "", value, where);
+}
+// Tell how many such blocks a core runs at once, and how large blocks may be.
+cudaError_t active_blocks(int *blocks, int threads, size_t shared, Where where);
+cudaError_t potential_block_size(int *blocks, int *threads, int most, Where where);
+} // namespace cuda_cpu
+#define cudaFuncSetAttribute(...) ::cuda_cpu::set_attribute(#__VA_ARGS__, __VA_ARGS__)
+
+template <class F>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F &&, int threads,
+                                                          size_t shared, CUDA_CPU_WHERE) {
+    return cuda_cpu::active_blocks(blocks, threads, shared, where);
+}
+template <class F>
+cudaError_t cudaOccupancyMaxPotentialBlockSize(int *blocks, int *threads, F &&, size_t = 0,
+                                               int most = 0, CUDA_CPU_WHERE) {
+    return cuda_cpu::potential_block_size(blocks, threads, most, where);
+}

@@ -1,0 +1,220 @@
+// Memory: allocations, copies, fills, and the variables of a device.
+#pragma once
+
+#include "streams.h"
+
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault // what the pointers say
+};
+
+// --- memory of a device
+
+// Allocate memory of the current device, filled with NaN.
+cudaError_t cudaMalloc(void **pointer, size_t bytes, CUDA_CPU_WHERE);
+template <class T> cudaError_t cudaMalloc(T **pointer, size_t bytes, CUDA_CPU_WHERE) {
+    return cudaMalloc((void **)pointer, bytes, where);
+}
+// Waits for the device first, as CUDA does.
+cudaError_t cudaFree(void *pointer, CUDA_CPU_WHERE);
+
+// In the stream's order. What another stream enqueues later with memory that is freed is refused;
+// what it enqueued before and has not done by then faults.
+cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream, CUDA_CPU_WHERE);
+template <class T>
+cudaError_t cudaMallocAsync(T **pointer, size_t bytes, cudaStream_t stream, CUDA_CPU_WHERE) {
+    return cudaMallocAsync((void **)pointer, bytes, stream, where);
+}
+cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream, CUDA_CPU_WHERE);
+// Allocate `height` rows, which begin at multiples of 512 bytes.
+template <class T>
+cudaError_t cudaMallocPitch(T **pointer, size_t *pitch, size_t width, size_t height,
+                            CUDA_CPU_WHERE) {
+    if (!pitch) return cuda_cpu::no_result("cudaMallocPitch", where);
+    *pitch = (width + 511) / 512 * 512;
+    return cudaMalloc((void **)pointer, *pitch * height, where);
+}
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total, CUDA_CPU_WHERE);
+
+// --- managed memory
+
+// Memory that the host and all devices read and write under one address. It is the machine's own,
+// so nothing moves. That the host waits for the devices before it looks is up to the program.
+constexpr unsigned cudaMemAttachGlobal = 1, cudaMemAttachHost = 2;
+cudaError_t cudaMallocManaged(void **pointer, size_t bytes, unsigned flags = cudaMemAttachGlobal,
+                              CUDA_CPU_WHERE);
+template <class T>
+cudaError_t cudaMallocManaged(T **pointer, size_t bytes, unsigned flags = cudaMemAttachGlobal,
+                              CUDA_CPU_WHERE) {
+    return cudaMallocManaged((void **)pointer, bytes, flags, where);
+}
+constexpr int cudaCpuDeviceId = -1;
+cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, int device,
+                                 cudaStream_t = nullptr, CUDA_CPU_WHERE);
+
+// --- pinned memory
+
+// Filled with NaN when fresh.
+constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2,
+                   cudaHostAllocWriteCombined = 4;
+cudaError_t cudaMallocHost(void **pointer, size_t bytes, unsigned flags = 0, CUDA_CPU_WHERE);
+template <class T>
+cudaError_t cudaMallocHost(T **pointer, size_t bytes, unsigned flags = 0, CUDA_CPU_WHERE) {
+    return cudaMallocHost((void **)pointer, bytes, flags, where);
+}
+template <class T>
+cudaError_t cudaHostAlloc(T **pointer, size_t bytes, unsigned flags, CUDA_CPU_WHERE) {
+    return cudaMallocHost((void **)pointer, bytes, flags, where);
+}
+cudaError_t cudaFreeHost(void *pointer, CUDA_CPU_WHERE);
+// Memory of the host becomes pinned memory.
+constexpr unsigned cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1,
+                   cudaHostRegisterMapped = 2, cudaHostRegisterReadOnly = 8;
+cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags, CUDA_CPU_WHERE);
+cudaError_t cudaHostUnregister(void *pointer, CUDA_CPU_WHERE);
+
+// --- copies and fills
+
+namespace cuda_cpu {
+// A copy that is not between devices: `height` rows of `width` bytes, whose beginnings lie `pitch`
+// bytes apart; mostly it is one row.
+struct Copy {
+    const char *call;
+    void *to;
+    size_t to_pitch;
+    const void *from;
+    size_t from_pitch, width, height;
+    cudaMemcpyKind kind;
+    bool pointers = false; // what is copied: each becomes one that a kernel can follow
+
+    void operator()() const;
+    size_t extent(size_t pitch) const { return (height - 1) * pitch + width; }
+};
+// Pageable host memory is read before the call returns, or written before it returns, as on a GPU;
+// only pinned memory is copied while the host goes on.
+cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where);
+// Waits until the copy is done, unless it is one between devices.
+cudaError_t copy_and_wait(Copy copy, Where where);
+} // namespace cuda_cpu
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream = nullptr, CUDA_CPU_WHERE);
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                       CUDA_CPU_WHERE);
+// To an array of pointers.
+template <class T>
+cudaError_t cudaMemcpyAsync(T **to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
+    return cuda_cpu::copy_async({"cudaMemcpyAsync", to, bytes, from, bytes, bytes, 1, kind, true},
+                                stream, where);
+}
+template <class T>
+cudaError_t cudaMemcpy(T **to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                       CUDA_CPU_WHERE) {
+    return cuda_cpu::copy_and_wait({"cudaMemcpy", to, bytes, from, bytes, bytes, 1, kind, true},
+                                   where);
+}
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, cudaMemcpyKind kind,
+                              cudaStream_t stream = nullptr, CUDA_CPU_WHERE);
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                         size_t width, size_t height, cudaMemcpyKind kind, CUDA_CPU_WHERE);
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream = nullptr,
+                            CUDA_CPU_WHERE);
+cudaError_t cudaMemset(void *to, int value, size_t bytes, CUDA_CPU_WHERE);
+cudaError_t cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, size_t height,
+                              cudaStream_t stream = nullptr, CUDA_CPU_WHERE);
+cudaError_t cudaMemset2D(void *to, size_t pitch, int value, size_t width, size_t height,
+                         CUDA_CPU_WHERE);
+
+// In the order of its stream alone: that the source is ready, and stays so, takes events.
+cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device,
+                                size_t bytes, cudaStream_t stream = nullptr, CUDA_CPU_WHERE);
+cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t bytes,
+                           CUDA_CPU_WHERE);
+
+// --- variables of a device
+
+namespace cuda_cpu {
+// Where the calling thread finds the variable whose first value is `initial`.
+__attribute__((noinline, cold)) void *find_variable(const void *initial, size_t bytes,
+                                                    const char *name, Where where);
+template <class T> T &device_variable(T &initial, const char *name, const char *file, int line) {
+    static_assert(std::is_trivially_copyable<T>::value,
+                  "a device variable must be copyable as bytes");
+    return *(T *)find_variable((const void *)&initial, sizeof initial, name, {file, line, nullptr});
+}
+template <class T> T &constant_variable(T &initial, const char *name, const char *file, int line) {
+    static_assert(sizeof initial <= 65536, "a device has 64 KiB of constant memory");
+    return device_variable(initial, name, file, line);
+}
+// A device's threads find their variables before they run a kernel.
+bool add_on_start(void (*call)());
+
+template <class T>
+constexpr bool holds_pointers = std::is_pointer<typename std::remove_all_extents<T>::type>::value;
+
+// The current device's copy of a variable, for a call that is given its name.
+cudaError_t find_copy(char *&copy, const void *variable, Where where, const char *call);
+} // namespace cuda_cpu
+
+template <class T>
+cudaError_t cudaGetSymbolAddress(void **pointer, const T &variable, CUDA_CPU_WHERE) {
+    char *copy = nullptr;
+    if (!pointer) return cuda_cpu::no_result("cudaGetSymbolAddress", where);
+    cudaError_t error = cuda_cpu::find_copy(copy, &variable, where, "cudaGetSymbolAddress");
+    *pointer = copy;
+    return error;
+}
+template <class T> cudaError_t cudaGetSymbolSize(size_t *bytes, const T &variable, CUDA_CPU_WHERE) {
+    char *copy = nullptr;
+    if (!bytes) return cuda_cpu::no_result("cudaGetSymbolSize", where);
+    *bytes = sizeof variable;
+    return cuda_cpu::find_copy(copy, &variable, where, "cudaGetSymbolSize");
+}
+template <class T>
+cudaError_t cudaMemcpyToSymbol(const T &variable, const void *from, size_t bytes, size_t offset = 0,
+                               cudaMemcpyKind kind = cudaMemcpyHostToDevice, CUDA_CPU_WHERE) {
+    const char *call = "cudaMemcpyToSymbol";
+    char *to = nullptr;
+    if (cudaError_t error = cuda_cpu::find_copy(to, &variable, where, call)) return error;
+    return cuda_cpu::copy_and_wait(
+        {call, to + offset, bytes, from, bytes, bytes, 1, kind, cuda_cpu::holds_pointers<T>},
+        where);
+}
+template <class T>
+cudaError_t cudaMemcpyFromSymbol(void *to, const T &variable, size_t bytes, size_t offset = 0,
+                                 cudaMemcpyKind kind = cudaMemcpyDeviceToHost, CUDA_CPU_WHERE) {
+    const char *call = "cudaMemcpyFromSymbol";
+    char *from = nullptr;
+    if (cudaError_t error = cuda_cpu::find_copy(from, &variable, where, call)) return error;
+    return cuda_cpu::copy_and_wait(
+        {call, to, bytes, from + offset, bytes, bytes, 1, kind, cuda_cpu::holds_pointers<T>},
+        where);
+}
+template <class T>
+cudaError_t cudaMemcpyToSymbolAsync(const T &variable, const void *from, size_t bytes,
+                                    size_t offset, cudaMemcpyKind kind,
+                                    cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
+    const char *call = "cudaMemcpyToSymbolAsync";
+    char *to = nullptr;
+    if (cudaError_t error = cuda_cpu::find_copy(to, &variable, where, call)) return error;
+    return cuda_cpu::copy_async(
+        {call, to + offset, bytes, from, bytes, bytes, 1, kind, cuda_cpu::holds_pointers<T>},
+        stream, where);
+}
+template <class T>
+cudaError_t cudaMemcpyFromSymbolAsync(void *to, const T &variable, size_t bytes, size_t offset,
+                                      cudaMemcpyKind kind, cudaStream_t stream = nullptr,
+                                      CUDA_CPU_WHERE) {
+    const char *call = "cudaMemcpyFromSymbolAsync";
+    char *from = nullptr;
+    if (cudaError_t error = cuda_cpu::find_copy(from, &variable, where, call)) return error;
+    return cuda_cpu::copy_async(
+        {call, to, bytes, from + offset, bytes, bytes, 1, kind, cuda_cpu::holds_pointers<T>},
+        stream, where);
+}

@@ -1,0 +1,93 @@
+// The words of CUDA C++ that are not C++: qualifiers, vector types, the variables of a thread.
+#pragma once
+
+#include <cassert>
+#include <climits>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <type_traits>
+
+#if defined(__SANITIZE_THREAD__)
+#define CUDA_CPU_TSAN 1
+#elif defined(__SANITIZE_ADDRESS__)
+#define CUDA_CPU_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define CUDA_CPU_TSAN 1
+#elif __has_feature(address_sanitizer)
+#define CUDA_CPU_ASAN 1
+#endif
+#endif
+
+// Kernels and what they call are always fully optimized, so that the host's code, which is much
+// more, need not be. A stack that overflows does so in the page below it, not in another stack.
+#if defined(__clang__) || defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
+#define CUDA_CPU_OPTIMIZED
+#else
+#define CUDA_CPU_OPTIMIZED __attribute__((optimize("O3", "stack-clash-protection")))
+#endif
+#define __global__ inline CUDA_CPU_OPTIMIZED
+#define __device__ CUDA_CPU_OPTIMIZED
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...) __attribute__((noinline))
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define CUDART_CB
+
+// float1, float2, ..., make_float2(x, y), ...: two and four are aligned to be read at once.
+#define CUDA_CPU_VECTORS(name, T)                                                                  \
+    struct name##1 {                                                                               \
+        T x;                                                                                       \
+    };                                                                                             \
+    struct alignas(2 * sizeof(T)) name##2 {                                                        \
+        T x, y;                                                                                    \
+    };                                                                                             \
+    struct name##3 {                                                                               \
+        T x, y, z;                                                                                 \
+    };                                                                                             \
+    struct alignas(sizeof(T) < 4 ? 4 * sizeof(T) : 16) name##4 {                                   \
+        T x, y, z, w;                                                                              \
+    };                                                                                             \
+    inline name##1 make_##name##1(T x) { return {x}; }                                             \
+    inline name##2 make_##name##2(T x, T y) { return {x, y}; }                                     \
+    inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                             \
+    inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+CUDA_CPU_VECTORS(float, float)
+CUDA_CPU_VECTORS(double, double)
+CUDA_CPU_VECTORS(char, signed char)
+CUDA_CPU_VECTORS(uchar, unsigned char)
+CUDA_CPU_VECTORS(short, short)
+CUDA_CPU_VECTORS(ushort, unsigned short)
+CUDA_CPU_VECTORS(int, int)
+CUDA_CPU_VECTORS(uint, unsigned)
+CUDA_CPU_VECTORS(long, long)
+CUDA_CPU_VECTORS(ulong, unsigned long)
+CUDA_CPU_VECTORS(longlong, long long)
+CUDA_CPU_VECTORS(ulonglong, unsigned long long)
+#undef CUDA_CPU_VECTORS
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+    constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+    constexpr operator uint3() const { return {x, y, z}; }
+};
+
+// Of the CUDA thread that this core runs at the moment.
+inline __thread uint3 threadIdx, blockIdx;
+inline __thread dim3 blockDim, gridDim;
+
+template <class T> __forceinline__ constexpr T min(T a, T b) { return b < a ? b : a; }
+template <class T> __forceinline__ constexpr T max(T a, T b) { return a < b ? b : a; }
+template <class A, class B>
+__forceinline__ constexpr auto min(A a, B b) -> std::common_type_t<A, B> {
+    return min<std::common_type_t<A, B>>(a, b);
+}
+template <class A, class B>
+__forceinline__ constexpr auto max(A a, B b) -> std::common_type_t<A, B> {
+    return max<std::common_type_t<A, B>>(a, b);
+}

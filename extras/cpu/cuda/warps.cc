@@ -1,0 +1,312 @@
+// Warps: which lane runs next, and what lanes give each other where they meet.
+#include "warps.h"
+#include "workers.h"
+
+#include <cstdarg>
+
+#include <unistd.h>
+
+namespace cuda_cpu {
+
+void set_lane_order(const char *text) {
+    if (!text || !*text) return;
+    char *end;
+    lane_order.always = true;
+    if (!strcmp(text, "forwards")) return;
+    lane_order.order = LaneOrder::backwards;
+    if (!strcmp(text, "backwards")) return;
+    lane_order.order = LaneOrder::shuffled;
+    lane_order.seed = strtoull(text, &end, 10);
+    if (*text >= '0' && *text <= '9' && !*end) return;
+    fprintf(stderr, "CUDA_CPU_LANES=%s: expected forwards, backwards or a whole number\n", text);
+    _exit(1);
+}
+
+// The next of several warps, or of several lanes.
+static CUDA_CPU_UNSEEN int choose(Worker &w, unsigned bits) {
+    if (lane_order.order == LaneOrder::forwards) return __builtin_ctz(bits);
+    if (lane_order.order == LaneOrder::backwards) return 31 - __builtin_clz(bits);
+    w.random = w.random * 6364136223846793005 + 1442695040888963407;
+    for (int skip = (w.random >> 33) % __builtin_popcount(bits); skip > 0; skip--) bits &= bits - 1;
+    return __builtin_ctz(bits);
+}
+
+CUDA_CPU_UNSEEN void start_lanes(Worker &w, unsigned block) {
+    const bool fresh = lane_order.always;
+    const int t = fresh ? 0 : w.current;
+    {
+        Hidden hidden;
+        if ((int)w.fibers.size() < w.threads) grow_fibers(w, w.threads);
+        if (!w.warps) w.warps = new Warp[32]();
+    }
+    const bool at_barrier = t > 0 && w.met_barrier && !w.thread0_ended;
+    for (int first = 0; first < w.threads; first += 32) {
+        Warp &warp = w.warps[first / 32];
+        const int lanes = min(32, w.threads - first), before = max(0, min(lanes, t - first));
+        warp.exists = ~0u >> (32 - lanes);
+        const unsigned earlier = before ? ~0u >> (32 - before) : 0;
+        warp.ready = warp.exists & ~earlier;
+        warp.ended = at_barrier ? 0 : earlier;
+        warp.waits = 0;
+        for (int l = 0; l < lanes; l++) {
+            warp.lanes[l].calls = 0;
+            warp.lanes[l].file = w.file; // of the barrier
+            warp.lanes[l].line = w.line;
+            if (fresh || (!w.met_barrier && first + l > t)) prepare(w, first + l);
+        }
+    }
+    if (at_barrier) w.phase--; // which is not left yet
+    else w.count[(w.phase + 1) % 2] = 0;
+    w.looped = w.mode == in_loop ? t : -1;
+    if (w.mode == in_loop) *w.stop = true;
+    w.mode = by_lanes;
+    w.warp = t / 32;
+    w.todo = fresh ? 0 : w.warps[w.warp].ready & ~(1u << t % 32);
+    w.random = lane_order.seed + block * 0x9E3779B97F4A7C15;
+}
+
+// Lane `t` waits for lane `other` of its warp in vain: report it, and give the block up.
+static __attribute__((noinline, cold, no_sanitize("thread"))) void lane_missing(Worker &w, int t,
+                                                                                int other) {
+    const Warp &warp = w.warps[t / 32];
+    const Lane &lane = warp.lanes[t % 32], &missing = warp.lanes[other % 32];
+    const unsigned bit = 1u << other % 32;
+    char did[300];
+    if (warp.ended & bit) snprintf(did, sizeof did, "has ended");
+    else if (!(warp.waits & bit))
+        snprintf(did, sizeof did, "waits at the barrier in %s:%d", missing.file, missing.line);
+    else if (missing.line == lane.line && !strcmp(missing.call, lane.call))
+        snprintf(did, sizeof did, "waits there with mask 0x%08x", missing.mask);
+    else
+        snprintf(did, sizeof did, "waits at %s in %s:%d", missing.call, missing.file, missing.line);
+    const uint3 a = thread_index(t), b = thread_index(other);
+    fail(
+        cudaErrorLaunchFailure, {lane.file, lane.line, nullptr},
+        "%s on device %d: divergent %s in block (%u,%u,%u): thread (%u,%u,%u), lane %d, waits with "
+        "mask 0x%08x, but thread (%u,%u,%u), lane %d, %s",
+        running.name, running.device, lane.call, blockIdx.x, blockIdx.y, blockIdx.z, a.x, a.y, a.z,
+        t % 32, lane.mask, b.x, b.y, b.z, other % 32, did);
+    w.failed = true;
+}
+
+// The lanes `members` have all come to a call: each gets its value and can go on.
+static CUDA_CPU_UNSEEN void release(Warp &warp, unsigned members) {
+    unsigned long long values[32];
+    unsigned votes = 0;
+    for (int l = 0; l < 32; l++)
+        if (members >> l & 1) {
+            values[l] = warp.lanes[l].value;
+            if (values[l]) votes |= 1u << l;
+        }
+    for (int l = 0; l < 32; l++) {
+        Lane &lane = warp.lanes[l];
+        if (!(members >> l & 1)) continue;
+        // The value of a lane that takes no part is undefined: NaN, or all bits of an integer
+        if (lane.source >= 0) lane.value = members >> lane.source & 1 ? values[lane.source] : ~0ull;
+        else lane.value = votes;
+    }
+    warp.waits &= ~members;
+    warp.ready |= members;
+}
+
+// No lane of the warp can run. Those at one __activemask() can go on, as a GPU's lanes do that come
+// to it together; otherwise, if one waits in a warp function, then in vain.
+static CUDA_CPU_UNSEEN void settle(Worker &w, int number) {
+    Warp &warp = w.warps[number];
+    unsigned together = 0;
+    int line = 0;
+    for (int l = 0; l < 32; l++)
+        if (warp.waits >> l & 1 && !warp.lanes[l].mask &&
+            (!together || warp.lanes[l].line == line)) {
+            together |= 1u << l;
+            line = warp.lanes[l].line;
+            warp.lanes[l].value = 1;
+        }
+    if (together) return release(warp, together);
+    if (!warp.waits) return;
+    const int first = __builtin_ctz(warp.waits);
+    const Lane &lane = warp.lanes[first];
+    for (int l = 0; l < 32; l++) {
+        const Lane &other = warp.lanes[l];
+        if (!(lane.mask & warp.exists & 1u << l)) continue;
+        if (!(warp.waits >> l & 1) || other.line != lane.line || other.mask != lane.mask ||
+            strcmp(other.call, lane.call))
+            return lane_missing(w, number * 32 + first, number * 32 + l);
+    }
+}
+
+// No lane of the block can run: all are at one barrier and leave it, or something is wrong. False
+// where nobody goes on.
+static CUDA_CPU_UNSEEN bool leave_barrier(Worker &w) {
+    int ended = -1, waits = -1, elsewhere = -1; // the first thread that does so
+    for (int t = w.threads - 1; t >= 0; t--) {
+        const Warp &warp = w.warps[t / 32];
+        if (warp.ended >> t % 32 & 1) ended = t;
+        else waits = t;
+        if (waits == t && warp.lanes[t % 32].line != w.line) elsewhere = t;
+    }
+    if (waits < 0) return false;
+    const Lane *at = &w.warps[waits / 32].lanes[waits % 32];
+    if (waits > 0) {
+        diverged(waits, at->file, at->line, "waits at a barrier");
+    } else if (ended > 0 && (elsewhere < 0 || ended < elsewhere)) {
+        diverged(ended, w.file, w.line, "has ended");
+    } else if (elsewhere > 0) {
+        at = &w.warps[elsewhere / 32].lanes[elsewhere % 32];
+        diverged(elsewhere, at->file, at->line, "waits at a barrier");
+    }
+    if (w.failed) return false;
+    w.phase++;
+    w.count[(w.phase + 1) % 2] = 0;
+    for (int first = 0; first < w.threads; first += 32)
+        w.warps[first / 32].ready = w.warps[first / 32].exists;
+    return true;
+}
+
+// The thread that runs next; -1 after the last one, or where the block has failed. In a round every
+// lane of a warp that can run does so once. A warp has rounds until none of its lanes can run, but
+// shuffled warps alternate.
+static CUDA_CPU_UNSEEN int next_lane(Worker &w) {
+    while (!w.todo) {
+        if (!w.warps[w.warp].ready) settle(w, w.warp);
+        unsigned ready = 0;
+        for (int i = 0; i < (w.threads + 31) / 32; i++)
+            if (w.warps[i].ready) ready |= 1u << i;
+        if (w.failed || (!ready && !leave_barrier(w))) return -1;
+        if (!ready) continue;
+        w.warp = choose(w, ready);
+        w.todo = w.warps[w.warp].ready;
+    }
+    const int l = choose(w, w.todo);
+    w.todo &= ~(1u << l);
+    return w.warp * 32 + l;
+}
+
+CUDA_CPU_UNSEEN void run_lanes(Worker &w) {
+    while (!w.failed && (w.current = next_lane(w)) >= 0 && w.current != w.looped) {
+        switch_fiber(w.scheduler, w.fibers[w.current]);
+        if (from_lane_to_lane) return; // the last lane that could run has come back
+    }
+}
+Fiber &after_lane(Worker &w) {
+    if (!from_lane_to_lane || w.failed) return w.scheduler;
+    w.current = next_lane(w);
+    return w.current >= 0 && w.current != w.looped ? w.fibers[w.current] : w.scheduler;
+}
+void lane_ended(Worker &w, int t) {
+    w.warps[t / 32].ready &= ~(1u << t % 32);
+    w.warps[t / 32].ended |= 1u << t % 32;
+    if (t == 0 && w.met_barrier) w.thread0_ended = true;
+}
+CUDA_CPU_UNSEEN void run_lanes_after_loop(Worker &w) {
+    lane_ended(w, w.looped);
+    w.looped = -1;
+    run_lanes(w);
+}
+
+// Lane `t` cannot go on, or never will: others do until it can.
+static CUDA_CPU_UNSEEN void run_others(Worker &w, int t) {
+    const uint3 index = threadIdx;
+    if (t != w.looped) {
+        Fiber &next = after_lane(w);
+        if (&next != &w.fibers[t]) switch_fiber(w.fibers[t], next, w.failed);
+    } else {
+        run_lanes(w);
+        if (w.failed) throw BlockFailed();
+    }
+    threadIdx = index;
+}
+
+static CUDA_CPU_UNSEEN void wait_for_lanes(Worker &w, int t, const char *file, int line) {
+    Warp &warp = w.warps[t / 32];
+    Lane &lane = warp.lanes[t % 32];
+    lane.file = file;
+    lane.line = line;
+    if (t == 0) {
+        w.met_barrier = true;
+        w.file = file;
+        w.line = line;
+    }
+    warp.ready &= ~(1u << t % 32);
+    const unsigned parity = (w.phase + 1) % 2;
+    published(&w.barrier[parity]);
+    run_others(w, t);
+    observed(&w.barrier[parity]);
+}
+void wait_for_block(const char *file, int line) {
+    Worker &w = *worker;
+    if (w.mode == by_lanes) return wait_for_lanes(w, w.current, file, line);
+    diverged(w.current, file, line, "waits at a barrier");
+    throw BlockFailed();
+}
+CUDA_CPU_UNSEEN int count_block(bool yes, Where where) {
+    Worker &w = *worker;
+    const bool first = w.mode == in_turns && w.current == 0;
+    const unsigned parity = (w.phase + (first || w.mode == by_lanes)) % 2;
+    if (first) w.count[parity] = 0;
+    w.count[parity] += yes;
+    barrier(where.file, where.line);
+    return w.count[parity];
+}
+
+CUDA_CPU_UNSEEN unsigned long long meet(const char *call, Where where, unsigned mask, int source,
+                                        unsigned long long value) {
+    Worker &w = *worker;
+    if (w.mode != by_lanes) start_lanes(w, 0);
+    const int t = w.current, l = t % 32;
+    Warp &warp = w.warps[t / 32];
+    Lane &lane = warp.lanes[l];
+    lane.call = call;
+    lane.calls++;
+    lane.file = where.file;
+    lane.line = where.line;
+    lane.mask = mask;
+    lane.source = source;
+    lane.value = value;
+    warp.ready &= ~(1u << l);
+    warp.waits |= 1u << l;
+    const unsigned members = mask & warp.exists;
+    bool all = mask && (warp.waits & members) == members;
+    for (int m = 0; m < 32 && all; m++) {
+        const Lane &other = warp.lanes[m];
+        if (members >> m & 1)
+            all = other.line == lane.line && other.mask == mask &&
+                  (other.call == call || !strcmp(other.call, call));
+    }
+    if (all) release(warp, members);
+    run_others(w, t);
+    return lane.value;
+}
+void wrong_lane(const char *call, Where where, const char *format, ...) {
+    Worker &w = *worker;
+    if (w.mode != by_lanes) start_lanes(w, 0);
+    char text[200];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    const uint3 thread = thread_index(w.current);
+    fail(cudaErrorLaunchFailure, where,
+         "%s on device %d: %s in block (%u,%u,%u): thread (%u,%u,%u), lane %d, %s", running.name,
+         running.device, call, blockIdx.x, blockIdx.y, blockIdx.z, thread.x, thread.y, thread.z,
+         w.current % 32, text);
+    w.failed = true;
+    run_others(w, w.current);
+}
+CUDA_CPU_UNSEEN int lane_of_thread() { return worker->current % 32; }
+
+CUDA_CPU_UNSEEN void sync_warp(unsigned mask, Where where) {
+    check_mask("__syncwarp", where, mask);
+    if (worker->mode != by_lanes) start_lanes(*worker, 0);
+    Lane *lanes = worker->warps[worker->current / 32].lanes;
+    const unsigned exists = worker->warps[worker->current / 32].exists;
+    Lane &lane = lanes[lane_of_thread()];
+    const unsigned parity = lane.syncs++ % 2;
+    published(&lane.order[parity]);
+    const unsigned parities = vote("__syncwarp", where, mask, parity);
+    for (int l = 0; l < 32; l++)
+        if (mask & exists & 1u << l) observed(&lanes[l].order[parities >> l & 1]);
+}
+void delete_warps(Warp *warps) { delete[] warps; }
+
+} // namespace cuda_cpu

@@ -1,0 +1,180 @@
+// Warps: shuffles, votes and __syncwarp(), and cooperative groups.
+//
+// A warp is 32 threads of a block with neighbouring numbers, its lanes. A lane that calls a warp
+// function waits until every lane that its mask names has come to the same call. From the first
+// such call in a block on, all its threads have a stack, and a lane runs until it waits or ends;
+// next_lane() then chooses the next one. If a lane waits for one that has ended, or waits
+// elsewhere, that is an error. Lanes that a block is too small to have are never waited for.
+#pragma once
+
+#include "blocks.h"
+
+namespace cuda_cpu {
+
+// Of __syncthreads_count(): how many threads of the block say yes.
+CUDA_CPU_UNSEEN int count_block(bool yes, Where where);
+// A warp function: wait for the lanes of `mask`, 0 for those that come too. Returns the value of
+// lane `source`, or for -1 which lanes bring a value that is not 0.
+CUDA_CPU_UNSEEN unsigned long long meet(const char *call, Where where, unsigned mask, int source,
+                                        unsigned long long value);
+// A wrong argument: report it, and give the block up.
+__attribute__((noinline, cold, no_sanitize("thread"), format(printf, 3, 4))) void
+wrong_lane(const char *call, Where where, const char *format, ...);
+CUDA_CPU_UNSEEN int lane_of_thread();
+
+CUDA_CPU_OPTIMIZED inline void check_mask(const char *call, Where where, unsigned mask) {
+    if (!(mask >> lane_of_thread() & 1))
+        wrong_lane(call, where, "is not in its own mask 0x%08x", mask);
+}
+CUDA_CPU_OPTIMIZED inline unsigned vote(const char *call, Where where, unsigned mask, bool value) {
+    check_mask(call, where, mask);
+    return meet(call, where, mask, -1, value);
+}
+// `source` maps a lane and the first and last lane of its `width` neighbours to a lane.
+template <class T, class Source>
+T shuffle(const char *call, Where where, unsigned mask, T value, int width, Source source) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a shuffle takes numbers of 4 or 8 bytes");
+    check_mask(call, where, mask);
+    if (width < 1 || width > 32 || (width & (width - 1)))
+        wrong_lane(call, where, "has width %d, which must be a power of two up to 32", width);
+    const int lane = lane_of_thread(), first = lane & -width;
+    unsigned long long word = 0;
+    memcpy(&word, &value, sizeof value);
+    word = meet(call, where, mask, source(lane, first, first + width - 1), word);
+    memcpy(&value, &word, sizeof value);
+    return value;
+}
+// __syncwarp() orders memory, shuffles and votes do not.
+CUDA_CPU_UNSEEN void sync_warp(unsigned mask, Where where);
+
+} // namespace cuda_cpu
+
+constexpr int warpSize = 32;
+
+template <class T, class Promoted = decltype(+T())>
+Promoted __shfl_sync(unsigned mask, T value, int from, int width = warpSize, CUDA_CPU_WHERE) {
+    return cuda_cpu::shuffle(
+        "__shfl_sync", where, mask, Promoted(value), width,
+        [=](int, int first, int last) { return first + (from & (last - first)); });
+}
+template <class T, class Promoted = decltype(+T())>
+Promoted __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
+                        CUDA_CPU_WHERE) {
+    return cuda_cpu::shuffle("__shfl_up_sync", where, mask, Promoted(value), width,
+                             [=](int lane, int first, int) {
+                                 const int from = lane - (int)(delta % 32);
+                                 return from < first ? lane : from;
+                             });
+}
+template <class T, class Promoted = decltype(+T())>
+Promoted __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
+                          CUDA_CPU_WHERE) {
+    return cuda_cpu::shuffle("__shfl_down_sync", where, mask, Promoted(value), width,
+                             [=](int lane, int, int last) {
+                                 const int from = lane + (int)(delta % 32);
+                                 return from > last ? lane : from;
+                             });
+}
+template <class T, class Promoted = decltype(+T())>
+Promoted __shfl_xor_sync(unsigned mask, T value, int bits, int width = warpSize, CUDA_CPU_WHERE) {
+    return cuda_cpu::shuffle("__shfl_xor_sync", where, mask, Promoted(value), width,
+                             [=](int lane, int, int last) {
+                                 const int from = lane ^ (bits & 31);
+                                 return from > last ? lane : from;
+                             });
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate, CUDA_CPU_WHERE) {
+    return cuda_cpu::vote("__ballot_sync", where, mask, predicate);
+}
+inline int __any_sync(unsigned mask, int predicate, CUDA_CPU_WHERE) {
+    return cuda_cpu::vote("__any_sync", where, mask, predicate) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, CUDA_CPU_WHERE) {
+    return cuda_cpu::vote("__all_sync", where, mask, !predicate) == 0;
+}
+inline unsigned __activemask(CUDA_CPU_WHERE) {
+    return cuda_cpu::meet("__activemask", where, 0, -1, 1);
+}
+inline void __syncwarp(unsigned mask = ~0u, CUDA_CPU_WHERE) { cuda_cpu::sync_warp(mask, where); }
+
+inline int __syncthreads_count(int predicate, CUDA_CPU_WHERE) {
+    return cuda_cpu::count_block(predicate, where);
+}
+inline int __syncthreads_and(int predicate, CUDA_CPU_WHERE) {
+    return cuda_cpu::count_block(!predicate, where) == 0;
+}
+inline int __syncthreads_or(int predicate, CUDA_CPU_WHERE) {
+    return cuda_cpu::count_block(predicate, where) != 0;
+}
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
+inline int __clzll(long long x) { return x ? __builtin_clzll(x) : 64; }
+
+// Groups of threads, as objects: a block, and tiles of N neighbouring lanes of it.
+namespace cooperative_groups {
+struct thread_block {
+    static unsigned size() { return blockDim.x * blockDim.y * blockDim.z; }
+    static unsigned num_threads() { return size(); }
+    static unsigned thread_rank() {
+        return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    }
+    static dim3 group_index() { return {blockIdx.x, blockIdx.y, blockIdx.z}; }
+    static dim3 thread_index() { return {threadIdx.x, threadIdx.y, threadIdx.z}; }
+    static dim3 dim_threads() { return blockDim; }
+    static void sync(CUDA_CPU_WHERE) { cuda_cpu::barrier(where.file, where.line); }
+};
+inline thread_block this_thread_block() { return {}; }
+
+template <unsigned N, class Parent = thread_block> struct thread_block_tile {
+    static_assert(N >= 1 && N <= 32 && (N & (N - 1)) == 0, "a tile has 1, 2, 4, 8, 16 or 32 lanes");
+    static unsigned size() { return N; }
+    static unsigned num_threads() { return N; }
+    static unsigned thread_rank() { return thread_block::thread_rank() % N; }
+    static unsigned meta_group_rank() { return thread_block::thread_rank() / N; }
+    static unsigned meta_group_size() { return (thread_block::size() + N - 1) / N; }
+    static unsigned first() { return thread_block::thread_rank() % 32 / N * N; } // its lane
+    static unsigned mask() { return ~0u >> (32 - N) << first(); }
+    static void sync(CUDA_CPU_WHERE) { __syncwarp(mask(), where); }
+    template <class T> static T shfl(T value, int from, CUDA_CPU_WHERE) {
+        return __shfl_sync(mask(), value, from, N, where);
+    }
+    template <class T> static T shfl_up(T value, unsigned delta, CUDA_CPU_WHERE) {
+        return __shfl_up_sync(mask(), value, delta, N, where);
+    }
+    template <class T> static T shfl_down(T value, unsigned delta, CUDA_CPU_WHERE) {
+        return __shfl_down_sync(mask(), value, delta, N, where);
+    }
+    template <class T> static T shfl_xor(T value, int bits, CUDA_CPU_WHERE) {
+        return __shfl_xor_sync(mask(), value, bits, N, where);
+    }
+    static int any(int yes, CUDA_CPU_WHERE) { return __any_sync(mask(), yes, where); }
+    static int all(int yes, CUDA_CPU_WHERE) { return __all_sync(mask(), yes, where); }
+    static unsigned ballot(int yes, CUDA_CPU_WHERE) {
+        return __ballot_sync(mask(), yes, where) >> first();
+    }
+};
+template <unsigned N, class Parent> thread_block_tile<N, Parent> tiled_partition(const Parent &) {
+    return {};
+}
+template <class Group> void sync(const Group &group, CUDA_CPU_WHERE) { group.sync(where); }
+
+template <class T = void> struct plus {
+    template <class V> V operator()(V a, V b) const { return a + b; }
+};
+template <class T = void> struct less { // the lesser
+    template <class V> V operator()(V a, V b) const { return b < a ? b : a; }
+};
+template <class T = void> struct greater {
+    template <class V> V operator()(V a, V b) const { return a < b ? b : a; }
+};
+template <unsigned N, class Parent, class T, class F>
+T reduce(const thread_block_tile<N, Parent> &tile, T value, F f, CUDA_CPU_WHERE) {
+    for (unsigned bit = N / 2; bit > 0; bit /= 2)
+        value = f(value, tile.shfl_xor(value, bit, where));
+    return value;
+}
+} // namespace cooperative_groups

@@ -1,0 +1,16 @@
+// All sources of the stand-in, as one: it is compiled once, and linked to each program.
+#include "cuda/errors.cc"
+
+#include "cuda/devices.cc"
+#include "cuda/memory.cc"
+
+#include "cuda/copies.cc"
+#include "cuda/streams.cc"
+
+#include "cuda/blocks.cc"
+#include "cuda/warps.cc"
+
+#include "cuda/launches.cc"
+
+#include "cuda/checks.cc"
+#include "cuda/races.cc"
