@@ -39,8 +39,9 @@ build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: build/cpp/mgpu.cu 
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
     build/cpp/tests.cu build/cpp/mgpu.cu build/%/runtime.o build/%/doctest.o
 	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+cpu_tests := $(wildcard extras/cpu/tests/*)
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
-    build/cpp/runtime_tests.cu build/%/runtime.o build/%/doctest.o
+    build/cpp/extras/cpu/tests.cu $(cpu_tests:%=build/cpp/%) build/%/runtime.o build/%/doctest.o
 	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(linked) -x c++ $< -x none build/$*/runtime.o \
 	    build/$*/doctest.o -o $@
 build/%/doctest.o: $(DOCTEST) build/%/flags
@@ -49,7 +50,8 @@ build/%/doctest.o: $(DOCTEST) build/%/flags
 # The .cu files in C++
 build/cpp/mgpu.cu build/cpp/tests.cu: build/cpp/%: % extras/cpu/to_cpp.sed
 	@$(translate)
-build/cpp/runtime_tests.cu: extras/cpu/tests.cu extras/cpu/to_cpp.sed
+.PRECIOUS: build/cpp/extras/cpu/%
+build/cpp/extras/cpu/%: extras/cpu/% extras/cpu/to_cpp.sed
 	@$(translate)
 translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } >$@; \
     ! sed 1d $@ | grep -nE '<<<|__shared__' || \

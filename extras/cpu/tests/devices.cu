@@ -1,0 +1,220 @@
+// Devices and errors are numbered, named and worded as in CUDA.
+#include "tests.h"
+
+TEST_CASE("cudaGetDevice: each host thread has its own; cudaGetDeviceProperties") {
+    int count = 0, device = -1;
+    OK(cudaGetDeviceCount(&count));
+    CHECK(count >= 1);
+    cudaDeviceProp prop;
+    OK(cudaGetDeviceProperties(&prop, count - 1));
+    CHECK(strlen(prop.name) > 0);
+    CHECK(prop.maxThreadsPerBlock == 1024);
+    CHECK(prop.multiProcessorCount >= 1);
+    CHECK(prop.sharedMemPerBlock == 48 * 1024);
+    CHECK(prop.maxGridSize[1] == 65535);
+    CHECK(prop.warpSize == 32);
+    OnDevice current(count - 1);
+    std::thread([&] { cudaGetDevice(&device); }).join(); // a new thread's is 0
+    CHECK(device == 0);
+    OK(cudaGetDevice(&device));
+    CHECK(device == count - 1);
+}
+
+TEST_CASE("cudaGetLastError: forgets; cudaPeekAtLastError does not") {
+    float *p = (float *)1, *x = nullptr;
+    OK(cudaGetLastError());
+    CHECK(cudaMalloc(&p, size_t(1) << 60) == cudaErrorMemoryAllocation);
+    CHECK(p == nullptr);
+    OK(cudaMalloc(&x, 4)); // a success in between does not reset it
+    CHECK(cudaPeekAtLastError() == cudaErrorMemoryAllocation);
+    CHECK(cudaPeekAtLastError() == cudaErrorMemoryAllocation);
+    CHECK(cudaGetLastError() == cudaErrorMemoryAllocation);
+    OK(cudaGetLastError());
+    OK(cudaPeekAtLastError());
+    OK(cudaFree(x));
+}
+
+TEST_CASE("cudaGetErrorName, cudaGetErrorString: CUDA's numbers, names and texts") {
+    auto check = [](cudaError_t error, int number, const std::string &name, const char *text) {
+        CHECK((int)error == number);
+        CHECK(cudaGetErrorName(error) == name);
+        CHECK(cudaGetErrorString(error) == std::string(text));
+    };
+#define ERROR(name, number, text) check(cudaError##name, number, "cudaError" #name, text)
+    check(cudaSuccess, 0, "cudaSuccess", "no error");
+    ERROR(InvalidValue, 1, "invalid argument");
+    ERROR(MemoryAllocation, 2, "out of memory");
+    ERROR(InvalidConfiguration, 9, "invalid configuration argument");
+    ERROR(InvalidMemcpyDirection, 21, "invalid copy direction for memcpy");
+    ERROR(NoDevice, 100, "no CUDA-capable device is detected");
+    ERROR(InvalidDevice, 101, "invalid device ordinal");
+    ERROR(PeerAccessUnsupported, 217, "peer access is not supported between these two devices");
+    ERROR(InvalidResourceHandle, 400, "invalid resource handle");
+    ERROR(NotReady, 600, "device not ready");
+    ERROR(IllegalAddress, 700, "an illegal memory access was encountered");
+    ERROR(PeerAccessAlreadyEnabled, 704, "peer access is already enabled");
+    ERROR(TooManyPeers, 711, "peer mapping resources exhausted");
+    ERROR(PeerAccessNotEnabled, 705, "peer access has not been enabled");
+    ERROR(LaunchFailure, 719, "unspecified launch failure");
+    ERROR(NotPermitted, 800, "operation not permitted");
+    ERROR(InvalidPitchValue, 12, "invalid pitch argument");
+    ERROR(InvalidSymbol, 13, "invalid device symbol");
+    ERROR(Assert, 710, "device-side assert triggered");
+    ERROR(MisalignedAddress, 716, "misaligned address");
+    ERROR(HostMemoryAlreadyRegistered, 712,
+          "part or all of the requested memory range is already mapped");
+    ERROR(HostMemoryNotRegistered, 713,
+          "pointer does not correspond to a registered memory region");
+    check((cudaError_t)1001, 1001, "unrecognized error code", "unrecognized error code");
+}
+
+TEST_CASE("cudaDeviceEnablePeerAccess: once, to another device") {
+    int can = -1;
+    OK(cudaDeviceCanAccessPeer(&can, 0, 0));
+    CHECK(can == 0);
+    OK(cudaDeviceCanAccessPeer(&can, 0, 1));
+    CHECK(can == 1);
+    CHECK(cudaDeviceDisablePeerAccess(1) == cudaErrorPeerAccessNotEnabled);
+    CHECK(cudaGetLastError() == cudaErrorPeerAccessNotEnabled);
+    REFUSED(value, cudaDeviceEnablePeerAccess(1, 1),
+            "cudaDeviceEnablePeerAccess: flags are 1, but must be 0");
+    OK(cudaDeviceEnablePeerAccess(1, 0));
+    CHECK(cudaDeviceEnablePeerAccess(1, 0) == cudaErrorPeerAccessAlreadyEnabled);
+    CHECK(cudaGetLastError() == cudaErrorPeerAccessAlreadyEnabled);
+    // Kernels and cudaMemset may use the peer's memory now, but not the other way round
+    auto x = device_copy(Floats{1, 2}), y = device_copy(Floats{3, 4}, 1);
+    OK_LAUNCH(plus_kernel<<<1, 2>>>(y.get(), 10));
+    OK(cudaDeviceSynchronize());
+    CHECK(fetch(y, 2) == Floats{13, 14});
+    OK(cudaMemset(y.get(), 0, one_float));
+    OK(cudaDeviceSynchronize());
+    CHECK(fetch(y, 2) == Floats{0, 14});
+    REFUSED_LAUNCH(value, (OnDevice{1}, plus_kernel<<<1, 2>>>(x.get(), 1)), "argument 1",
+                   on_0_not_1);
+    OK(cudaDeviceDisablePeerAccess(1));
+    REFUSED_LAUNCH(value, plus_kernel<<<1, 2>>>(y.get(), 1), "argument 1", on_1_not_0);
+    CHECK(cudaDeviceDisablePeerAccess(1) == cudaErrorPeerAccessNotEnabled);
+    cudaGetLastError();
+    OK(cudaGetLastError());
+}
+
+TEST_CASE("cudaOccupancyMaxActiveBlocksPerMultiprocessor, cudaDeviceGetAttribute, priorities") {
+    int blocks = 0, threads = 0, cores = 0, least = 0, greatest = 0;
+    OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, dot_kernel<float>, 256, 0));
+    CHECK(blocks == 1);
+    OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, empty_kernel, 2048, 0));
+    CHECK(blocks == 0);
+    OK(cudaDeviceGetAttribute(&cores, cudaDevAttrMultiProcessorCount, 0));
+    OK(cudaOccupancyMaxPotentialBlockSize(&blocks, &threads, empty_kernel));
+    CHECK(blocks == cores);
+    CHECK(threads == 1024);
+    REFUSED(cudaErrorInvalidDevice, cudaDeviceGetAttribute(&cores, cudaDevAttrWarpSize, 2),
+            "cudaDeviceGetAttribute: there is no device 2: the device count is 2");
+    REFUSED(value, cudaDeviceGetAttribute(&cores, cudaDeviceAttr(9999), 0), "lacks attribute 9999");
+    OK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CHECK(greatest < least);
+    cudaStream_t stream;
+    OK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest));
+    OK_LAUNCH(empty_kernel<<<1, 1, 0, stream>>>());
+    OK(cudaStreamDestroy(stream));
+}
+
+// --- programs
+
+static void wrong_setting(const char *name, const char *value) {
+    setenv(name, value, 1);
+    fprintf(stderr, "expected: %s=%s\n", name, value);
+    memory(0, 1);
+}
+static void visible_devices() {
+    setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+    fprintf(stderr, "expected: CUDA_VISIBLE_DEVICES=0 \n");
+    memory(1, 1);
+    throw std::runtime_error("told, then went on");
+}
+
+#if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN) // which need addresses by the terabyte
+// What a machine lacks: addresses, because of ulimit -v, and so a thread's stack
+static void limit_addresses(long mib) {
+    rlimit limit;
+    limit.rlim_cur = limit.rlim_max = mib << 20;
+    if (setrlimit(RLIMIT_AS, &limit)) throw std::runtime_error("setrlimit failed");
+}
+static void few_addresses(const char *memory_mib) {
+    setenv("CUDA_CPU_MEMORY", memory_mib, 1);
+    setenv("CUDA_CPU_CORES", "1", 1);
+    limit_addresses(4096);
+    memory(1, 1);
+}
+static void no_thread() {
+    setenv("CUDA_CPU_CORES", "1", 1);
+    auto x = floats_on(0, 1), y = floats_on(1, 1);
+    OK(cudaMemset(x.get(), 0, one_float));
+    OK(cudaMemcpyPeer(y.get(), 1, x.get(), 0, one_float));
+    fetch(y, 1);
+    limit_addresses(mapped_mib() + 2); // a thread's stack alone is 8, or 2
+    new_stream(1);
+}
+#endif
+
+static __device__ int first_value = 3;
+__global__ void change_kernel(int *x) { *x = first_value++; }
+static void device_reset() {
+    OnDevice current(1);
+    float *p = nullptr, *other = memory(0, 1);
+    auto x = pinned<int>(1);
+    size_t before = 0, after = 0, total = 0;
+    cudaStream_t stream = new_stream(1, cudaStreamDefault);
+    OK(cudaSetDevice(1));
+    OK(cudaMemGetInfo(&before, &total));
+    OK(cudaMalloc(&p, 1 << 20));
+    cudaEvent_t event = nullptr;
+    OK(cudaEventCreate(&event));
+    OK(cudaDeviceEnablePeerAccess(0, 0));
+    for (int want : {3, 3}) {
+        change_kernel<<<1, 1, 0, want == 3 ? nullptr : stream>>>(x.get());
+        change_kernel<<<1, 1>>>(x.get());
+        OK(cudaDeviceSynchronize());
+        expect(*x == want + 1, "a variable's value", *x);
+        OK(cudaDeviceReset());
+    }
+    OK(cudaMemGetInfo(&after, &total));
+    expect(after == before, "bytes that were not freed", before - after);
+    OK(cudaDeviceEnablePeerAccess(0, 0)); // which was forgotten
+    fclose(stderr);                       // three mistakes that are named there
+    expect(cudaStreamSynchronize(stream) == cudaErrorInvalidResourceHandle, "a stream", 0);
+    expect(cudaEventSynchronize(event) == cudaErrorInvalidResourceHandle, "an event", 0);
+    expect(cudaFree(p) == cudaErrorInvalidValue, "memory", 0);
+    cudaGetLastError();
+    OK(cudaSetDevice(0));
+    OK(cudaFree(other));
+}
+static void eight_peers() {
+    setenv("CUDA_CPU_DEVICES", "11", 1);
+    setenv("CUDA_CPU_CORES", "1", 1);
+    for (int peer = 10; peer > 0; peer--) {
+        const cudaError_t code = cudaDeviceEnablePeerAccess(peer, 0);
+        expect(code == (peer > 2 ? cudaSuccess : cudaErrorTooManyPeers), "peer", peer);
+    }
+    OK(cudaDeviceDisablePeerAccess(5));
+    OK(cudaDeviceEnablePeerAccess(1, 0));
+    expect(cudaGetLastError() == cudaErrorTooManyPeers, "the last error", 0);
+}
+
+static const bool right_devices = add(right_programs, {
+    {"cudaDeviceReset", device_reset},
+    {"eight peers", eight_peers},
+#if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
+    {"few addresses", [] { few_addresses("64"); }},
+#endif
+});
+static const bool wrong_devices = add(wrong_programs, {
+    WRONG("CUDA_VISIBLE_DEVICES", visible_devices(),
+          "has no effect without a GPU: CUDA_CPU_DEVICES says how many devices are emulated"),
+    WRONG("wrong setting", wrong_setting("CUDA_CPU_CORES", "two"), "a whole number from 1"),
+    WRONG("wrong word for peers", wrong_setting("CUDA_CPU_PEERS", "2"),
+          ": expected a whole number from 0 to 1"),
+    WRONG("wrong order of lanes", wrong_setting("CUDA_CPU_LANES", "sideways"),
+          "expected forwards, backwards or a whole number"),
+
+});

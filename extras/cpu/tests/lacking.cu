@@ -1,0 +1,70 @@
+// What the stand-in lacks: the compiler says so, in the line that uses it.
+#include "tests.h"
+
+// A program's lines, and what the compiler says of those that use what is lacking.
+struct Lacking {
+    std::string line, says;
+};
+static const std::string unavailable = "is unavailable: the stand-in lacks it";
+static const Lacking lacking[] = {
+    {"#include <thrust/device_vector.h>", "thrust/device_vector.h: the stand-in lacks it"},
+    {"#include <curand_kernel.h>", "curand_kernel.h: the stand-in lacks it"},
+    {"#include <cuda_runtime.h>", ""},
+    {"#include <device_launch_parameters.h>", ""},
+    {"void graph() { cudaGraphCreate(nullptr, 0); }", unavailable},
+    {"void object(cudaTextureObject_t) {}", unavailable},
+    {"float fetch() { return tex2D<float>(0, 1); }", unavailable},
+    {"void volume() { cudaMalloc3D(nullptr, 3); }", unavailable},
+    {"void ipc() { cudaIpcGetMemHandle(0, 1); }", unavailable},
+    {"void lane() { \141sm volatile(\"exit;\"); }", "inline PTX: the stand-in lacks it"},
+    {"__device__ __managed__ int all = 1;", "__managed__: the stand-in lacks it"},
+    {"__device__ float *several, *pointers;",
+     "declare one __device__ or __constant__ variable per line"},
+    {"struct A { __device__ A &operator=(const A &) = default; };", ""},
+    {"__constant__ struct { float x; } no_name;", "of a type that has a name"},
+    {"struct __align__(16) Four { float x[4]; };", ""},
+    {"void CUDART_CB called(void *) {}", ""},
+    {"void attributes(cudaFuncAttributes *a) {}", unavailable},
+    {"__global__ void match_kernel(int *x) { __match_any_sync(~0u, *x); }", unavailable},
+    {"void group(cooperative_groups::thread_group) {}", unavailable},
+    {"__global__ void smallest_kernel(long long *x) { atomicMin(x, atomicMax(x, 3)); }", ""},
+    {"__global__ void dim_kernel(dim3 *x) { *x = blockIdx; uint3 y = blockDim; x->x = y.x; }", ""},
+    {"ushort4 vector(char1 x) { return make_ushort4(x.x, 1, 2, make_longlong2(3, 4).y); }", ""},
+    {"template <class F> __global__ void apply_kernel(float *x, F f) { *x = f(*x); }", ""},
+    {"void pass(float (*f)(float)) { apply_kernel<<<1, 1>>>(nullptr, f); }",
+     "a function pointer as a kernel's argument: the stand-in lacks it"},
+    {"__device__ constexpr int n = 2, m = 3;", ""},
+    {"__constant__ float several_arrays[n], of_floats[n][m];", ""},
+    {"template <class T> __device__ T twice(T x, int y = 1) { return x + x + y; }", ""},
+};
+TEST_CASE("what the stand-in lacks is an error of the compiler's that says so") {
+#if defined(__clang__)
+    const std::string compiler = "clang++";
+#else
+    const std::string compiler = "g++";
+#endif
+#if defined(__clang__) || __GNUC__ >= 12
+    const std::string file = "build/lacking." + std::to_string(getpid());
+    {
+        std::ofstream program(file);
+        for (const Lacking &l : lacking) program << l.line << "\n";
+    }
+    const std::string command = "command -v " + compiler + " >/dev/null || exit 3; LC_ALL=C sed " +
+                                "-zEf extras/cpu/to_cpp.sed " + file + " | LC_ALL=C " + compiler +
+                                " -std=c++17 -Iextras/cpu -fsyntax-only -w -x c++ - 2>&1";
+    int status = 0;
+    const std::string output = "\n" + output_of_shell(command, status);
+    unlink(file.c_str());
+    if (WEXITSTATUS(status) != 3) {
+        for (size_t i = 0; i < std::size(lacking); i++) { // each is named by the line it stands in
+            const std::string here = "\n<stdin>:" + std::to_string(i + 1) + ":";
+            CAPTURE(lacking[i].line);
+            CAPTURE(output);
+            CHECK((output.find(here) != std::string::npos) == (lacking[i].says != ""));
+            CHECK(output.find(lacking[i].says) != std::string::npos);
+        }
+        return;
+    }
+#endif
+    MESSAGE("skipped: needs g++ 12 or clang++, not " << compiler);
+}

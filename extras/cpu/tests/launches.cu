@@ -1,0 +1,259 @@
+// Launches: every thread of a grid runs once, and to_cpp.sed translates every spelling of a launch.
+#include "tests.h"
+
+// counts[i] += 1 for the one i that this thread is, in x fastest, blocks slowest.
+template <bool barriers> __global__ void count_kernel(float *counts) {
+    if (barriers) __syncthreads();
+    const int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    if (barriers) __syncthreads();
+    const int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    counts[block * (blockDim.x * blockDim.y * blockDim.z) + thread] += 1;
+}
+
+TEST_CASE("launch: every index of a grid comes once") {
+    const std::pair<dim3, dim3> cases[] = {
+        {dim3(1), dim3(1)},          {dim3(3, 2, 4), dim3(5, 3, 2)}, {dim3(7), dim3(1, 1, 64)},
+        {dim3(2, 1, 3), dim3(1, 9)}, {dim3(1, 500), dim3(3)},        {dim3(2), dim3(1024)},
+        {dim3(1), dim3(32, 32)},     {dim3(1, 1, 65535), dim3(1)},   {dim3(70000), dim3(2)}};
+    for (auto [grid, block] : cases) {
+        const size_t n = (size_t)grid.x * grid.y * grid.z * block.x * block.y * block.z;
+        if (small_only && n > 1000) continue;
+        auto counts = floats_on(0, n);
+        OK(cudaMemset(counts.get(), 0, n * sizeof(float)));
+        OK_LAUNCH(count_kernel<false><<<grid, block>>>(counts.get()));
+        OK_LAUNCH(count_kernel<true><<<grid, block>>>(counts.get()));
+        CHECK(fetch(counts, n) == Floats(n, 2));
+    }
+}
+
+// Launches that extras/cpu/to_cpp.sed has to understand besides those that mgpu.cu writes.
+namespace odd {
+template <class Pair, int add> __global__ void pair_kernel(float *x, Pair pair) {
+    x[threadIdx.x] = pair.first + pair.second + add + 10 * blockIdx.x;
+}
+} // namespace odd
+
+// clang-format off
+TEST_CASE("launch: in every spelling") {
+    auto memory = floats_on(0, 64);
+    float *x = memory.get();
+    const int n = 64;
+    const bool large = n > 32;
+    TestStream stream;
+
+    odd::pair_kernel<std::pair<int, float>, 5><<<1, n>>>(x, std::make_pair(1, 2.5f));
+    OK(cudaGetLastError());
+    CHECK(fetch(memory, n) == Floats(n, 8.5f));
+
+    assign_kernel<<<n >> 5, 1 << 5>>>(x, 1); // as 2 blocks of 32
+    CHECK(fetch(memory, n) == Floats(n, 1));
+    assign_kernel<<<large ? n / 8 : 1, n < 32 ? n : 8>>>(x, 2);
+    CHECK(fetch(memory, n) == Floats(n, 2));
+
+    plus_kernel<<< // a comment may mention <<< and __shared__
+        dim3(n / 16), dim3(4, 1, 1), /* shared */ 0,
+        stream
+    >>> (
+        x,
+        std::max(0.5f,
+                 0.25f)
+    );
+    OK(cudaStreamSynchronize(stream));
+    Floats want(n, 2);
+    std::fill_n(want.begin(), 16, 2.5f); // 4 blocks of 4
+    CHECK(fetch(memory, n) == want);
+
+    assign_kernel<<<1, n>>>(x, 1); plus_kernel<<<1, n>>>(x, 2); plus_kernel<<<1, n>>>(x, 4);
+    CHECK(fetch(memory, n) == Floats(n, 7));
+
+    void (*kernel)(float *, float) = large ? plus_kernel : assign_kernel;
+    kernel<<<1, n>>>(x, 3);
+    CHECK(fetch(memory, n) == Floats(n, 10));
+
+    if (large) assign_kernel<<<1, n>>>(x, 20);
+    else assign_kernel<<<1, n>>>(x, 30);
+    for (int i = 0; i < 3; i++) plus_kernel<<<1, n>>>(x, i);
+    CHECK(fetch(memory, n) == Floats(n, 23));
+
+    /* No launch: plus_kernel<<<1, n>>>, <<<
+     * nor a variable: __shared__ memory, __device__ x; // and no end: */
+    CHECK(std::string("data/*.gz").size() == 9); // such as data/*.gz begins no comment
+    plus_kernel<<<1, n>>>(x, /* nor is this one: <<< **/ 2); //*** nor does this
+    plus_kernel<<<1, n>>>(x, 4); /**/
+    CHECK(fetch(memory, n) == Floats(n, 29));
+
+    // Braces, and the spaces that some editors put between the brackets
+    assign_kernel<<<dim3{2, 1}, 32>>>(x, 1);
+    plus_kernel<<<dim3{dim3{2, 1}.x}, {32, 1}>>>(x, 1);
+    CHECK(fetch(memory, n) == Floats(n, 2));
+    plus_kernel << <1, n >> > (x, 1); plus_kernel<< <n >> 6, dim3{64}>> >(x, 2);
+    CHECK(fetch(memory, n) == Floats(n, 5));
+    // Pointers to kernels, in lists and members
+    struct { int n; void (*run)(float *, float); } forms[] = {{1, plus_kernel}}, *p = forms;
+    void (*list[])(float *, float) = {assign_kernel, plus_kernel};
+    for (auto &form : forms) { form.run<<<1, n>>>(x, 1); p->run<<<1, n>>>(x, 1); }
+    list[p - forms]<<<1, 32>>>(x, 7); forms[0].run<<<1, 32>>>(x, 0);
+    Floats halves(n, 7);
+    CHECK(fetch(memory, n) == halves);
+    // No launches: << <1, 1>> >(
+    CHECK(std::vector<std::vector<std::vector<int>> >(3).size() == 3);
+    CHECK(std::string("a << <1, 1>> >(b)").size() == 17);
+
+    CHECK(std::string("a<<<1, 1>>>(b)").size() == 14);
+    CHECK(std::string("__shared__ float t[1];").size() == 22);
+}
+// clang-format on
+
+TEST_CASE("launch: arguments are copied, structs with pointers in them too") {
+    auto x = floats_on(0, 8), y = floats_on(0, 8);
+    auto offset = pinned<double>(1);
+    TestStream stream;
+    *offset = 0.5;
+    assign_kernel<<<1, 8>>>(x.get(), 3);
+    OK(cudaDeviceSynchronize());
+    Hold hold(stream, y.get(), 0);
+    Line line = {y.get(), x.get(), 2, 0, 8};
+    OK_LAUNCH(line_kernel<<<1, 8, 0, stream>>>(line, offset.get(), true, 8));
+    line = {nullptr, nullptr, 0, 0, 0};
+    hold.release_and_wait_for(stream);
+    CHECK(fetch(y, 8) == Floats(8, -6.5f));
+}
+
+namespace large {
+template <class T> __global__ void shared_kernel(T *y, int n) { // y[i] = n - 1 - i
+    extern __shared__ T all[];
+    for (int i = threadIdx.x; i < n; i += blockDim.x) all[i] = T(i);
+    __syncthreads();
+    for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = all[n - 1 - i];
+}
+} // namespace large
+TEST_CASE("cudaFuncSetAttribute: 64 KiB of dynamic shared memory, on one device") {
+    const int n = 16 * 1024, bytes = n * sizeof(float), size = cudaDevAttrMaxThreadsPerBlock;
+    const auto most = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    auto y = floats_on(0, n);
+    const cudaError_t code = cudaErrorInvalidConfiguration;
+    const std::string says =
+        "large::shared_kernel<float> on device 0: the launch asks for 65536 bytes of shared "
+        "memory, but a block has 49152 unless you call cudaFuncSetAttribute(large::shared_kernel<f";
+    REFUSED_LAUNCH(code, large::shared_kernel<float><<<1, 8, bytes>>>(y.get(), n), says);
+    OK(cudaFuncSetAttribute(large::shared_kernel<float>, most, bytes));
+    OK_LAUNCH(large::shared_kernel<float><<<1, 8, bytes>>>(y.get(), n));
+    const Floats got = fetch(y, n);
+    for (int i = 0; i < n; i++) REQUIRE(got[i] == n - 1 - i);
+    REFUSED(value, cudaFuncSetAttribute(empty_kernel, most, 300000), "300000 bytes of shared");
+    float *y1 = memory(1, n);
+    OnDevice current(1);
+    REFUSED_LAUNCH(code, large::shared_kernel<float><<<1, 8, bytes>>>(y1, n), "on device 1: the");
+    auto kernel = large::shared_kernel<float>; // it may be any
+    OK(cudaFuncSetAttribute((const void *)kernel, most, bytes));
+    OK_LAUNCH(large::shared_kernel<float><<<1, 8, bytes>>>(y1, n));
+    int value = 0;
+    OK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 1));
+    CHECK(value >= bytes);
+    OK(cudaDeviceGetAttribute(&value, cudaDeviceAttr(size), 1));
+    CHECK(value == 1024);
+}
+
+// --- mistakes
+
+struct Pointers {
+    int n;
+    float *p[2];
+};
+__global__ void struct_kernel(Pointers s) { *s.p[1] = s.n; }
+TEST_CASE("launch: a pointer argument that is not of the device is refused") {
+    const Memories m;
+    float x = 0;
+    REFUSED_LAUNCH(value, assign_kernel<<<1, 1>>>(&x, 1), "assign_kernel on device 0: argument 1",
+                   on_host);
+    Line line = {m.x0, m.y0, 2, 0, 8};
+    REFUSED_LAUNCH(value, line_kernel<<<1, 8>>>(line, (double *)m.y1, false, 8),
+                   "line_kernel on device 0: argument 2", on_1_not_0);
+    REFUSED_LAUNCH(value, assign_kernel<<<1, 1>>>(m.freed0, 1), "argument 1",
+                   "is memory of device 0 that extras/cpu/tests/tests.h:", "has freed");
+    REFUSED_LAUNCH(value, assign_kernel<<<1, 1>>>(m.x0 + 100000, 1),
+                   "assign_kernel on device 0: argument 1: nothing is allocated at", "on device 0");
+    OnDevice current(1);
+    Pointers s = {1, {m.x1, m.x0}};
+    REFUSED_LAUNCH(value, struct_kernel<<<1, 1>>>(s), "struct_kernel on device 1: argument 1",
+                   on_0_not_1);
+    s = {1, {m.x0 + 100000, m.x1}}; // where nothing is allocated: it may be no pointer
+    OK_LAUNCH(struct_kernel<<<1, 1>>>(s));
+}
+
+TEST_CASE("launch: a configuration that no GPU takes is refused") {
+    const cudaError_t code = cudaErrorInvalidConfiguration;
+    REFUSED_LAUNCH(code, empty_kernel<<<1, 0>>>(),
+                   "empty_kernel on device 0: a block cannot have 0 x 1 x 1 threads");
+    REFUSED_LAUNCH(code, empty_kernel<<<1, dim3(1, 1, 65)>>>(),
+                   "a block cannot have 1 x 1 x 65 threads");
+    REFUSED_LAUNCH(code, count_kernel<true><<<0, 32>>>(nullptr),
+                   "count_kernel<true> on device 0: a grid cannot have 0 x 1 x 1 blocks");
+    REFUSED_LAUNCH(code, empty_kernel<<<dim3(1, 65536), 1>>>(),
+                   "a grid cannot have 1 x 65536 x 1 blocks");
+    REFUSED_LAUNCH(code, empty_kernel<<<1, 1, 48 * 1024 + 1>>>(),
+                   "empty_kernel on device 0: the launch asks for 49153 bytes of shared memory");
+    TestStream stream(1);
+    REFUSED_LAUNCH(cudaErrorInvalidResourceHandle, empty_kernel<<<1, 1, 0, stream>>>(),
+                   "empty_kernel: the stream belongs to device 1, but the current device is 0");
+    REFUSED_LAUNCH(code, (OnDevice{1}, empty_kernel<<<1, dim3(2, 1000)>>>()),
+                   "empty_kernel on device 1: a block cannot have 2 x 1000 x 1 threads");
+    OK(cudaDeviceSynchronize());
+}
+
+// --- programs
+
+template <bool barrier> __global__ void throwing_kernel(unsigned thread) {
+    if (barrier) __syncthreads();
+    if (threadIdx.x == thread) throws(nullptr);
+}
+__global__ void throwing_lane_kernel(unsigned from) {
+    if (threadIdx.x < from) return;
+    if (__shfl_sync(~0u << from, threadIdx.x, 7) == 7 && threadIdx.x == 6) throws(nullptr);
+}
+__global__ void nested_kernel() { WRONG_HERE(misses_kernel<<<1, 1>>>(0)); }
+// A launch wakes as many cores as it has blocks for: /proc counts how often threads went to sleep.
+static long sleeps() {
+    long sum = 0;
+    DIR *threads = opendir("/proc/self/task");
+    while (const dirent *thread = readdir(threads)) {
+        std::ifstream status(std::string("/proc/self/task/") + thread->d_name + "/status");
+        for (std::string word; status >> word;)
+            if (long n; word == "voluntary_ctxt_switches:" && status >> n) sum += n;
+    }
+    closedir(threads);
+    return sum;
+}
+static void few_blocks_on_many_cores() {
+    setenv("CUDA_CPU_CORES", "100", 1);
+    auto x = floats_on(0, 2);
+    const int launches = 50;
+    OK(cudaDeviceSynchronize());
+    usleep(100000); // until all threads have begun
+    const long before = sleeps();
+    for (int i = 0; i < launches; i++) {
+        OK_LAUNCH(assign_kernel<<<2, 1>>>(x.get(), i));
+        OK(cudaDeviceSynchronize());
+    }
+    const long mean = (sleeps() - before) / launches;
+    expect(mean < 20, "threads that slept for each launch", mean);
+}
+
+static const bool right_launches = add(right_programs, {
+    {"few blocks on many cores", few_blocks_on_many_cores},
+});
+static const bool wrong_launches = add(wrong_programs, {
+    WRONG("kernel that throws, thread 0", WRONG_HERE(throwing_kernel<false><<<1, 5>>>(0)),
+          "throwing_kernel<false> on device 0: uncaught exception: beyond the end"),
+    WRONG("kernel that throws, thread 3", WRONG_HERE(throwing_kernel<false><<<9, 5>>>(3)),
+          "throwing_kernel<false> on device 0: uncaught exception: beyond the end"),
+    WRONG("kernel that throws after a barrier", WRONG_HERE(throwing_kernel<true><<<1, 5>>>(3)),
+          "throwing_kernel<true> on device 0: uncaught exception: beyond the end"),
+    WRONG("kernel that throws after a shuffle", WRONG_HERE(throwing_lane_kernel<<<1, 32>>>(0)),
+          "throwing_lane_kernel on device 0: uncaught exception: beyond the end"),
+    WRONG("kernel that throws after a shuffle, thread 0 not", // thread 6 calls it in the plain loop
+          WRONG_HERE(throwing_lane_kernel<<<1, 32>>>(6)),
+          "throwing_lane_kernel on device 0: uncaught exception: beyond the end"),
+    WRONG("kernel that launches a kernel", nested_kernel<<<1, 1>>>(),
+          "nested_kernel on device 0 launches a kernel", "lacks dynamic parallelism"),
+});

@@ -1,0 +1,183 @@
+// ThreadSanitizer tells a program that lacks one thing, `runtime_tests --wrong 'race: NAME'`, from
+// the same program with it, `runtime_tests --wrong 'right: NAME'`.
+#include "tests.h"
+
+struct Race {
+    bool right;
+    float *x = memory(0, 4), *y = memory(1, 4), *host = nullptr; // host: pinned
+    cudaStream_t a = new_stream(0), b = new_stream(0), c = new_stream(1);
+    explicit Race(bool right) : right(right) { OK(cudaMallocHost(&host, 4 * sizeof(float))); }
+};
+struct RaceProgram {
+    const char *name;
+    void (*run)(bool right);
+};
+static std::vector<RaceProgram> race_programs;
+
+#define RACE(name) RACE_2(__COUNTER__, name)
+#define RACE_2(n, name) RACE_3(n, name)
+#define RACE_3(n, name)                                                                            \
+    struct Race##n : Race {                                                                        \
+        void run();                                                                                \
+    };                                                                                             \
+    static const bool race_added_##n =                                                             \
+        (race_programs.push_back({name, [](bool right) { Race##n{Race(right)}.run(); }}), true);   \
+    void Race##n::run()
+
+__global__ void neighbour_kernel(float *x, bool right) { // one more barrier: written, then read
+    __shared__ float t[4];
+    t[threadIdx.x] = threadIdx.x;
+    if (right) __syncthreads();
+    x[threadIdx.x] = t[3 - threadIdx.x];
+}
+RACE("barrier before reading") { neighbour_kernel<<<1, 4>>>(x, right); }
+__global__ void loop_kernel(float *x, bool right) { // one more barrier: read, then written
+    extern __shared__ float t[];
+    for (int i = 0; i < 3; i++) {
+        t[threadIdx.x] = i;
+        __syncthreads();
+        x[threadIdx.x] = t[3 - threadIdx.x];
+        if (right) __syncthreads();
+    }
+}
+RACE("barrier before writing again") { loop_kernel<<<1, 4, 16>>>(x, right); }
+__global__ void threads_kernel(float *x, bool right) { x[right ? threadIdx.x : 0] = threadIdx.x; }
+__global__ void warp_neighbour_kernel(float *x, bool right) { // a shuffle does not order memory
+    __shared__ float t[4];
+    t[threadIdx.x] = threadIdx.x;
+    if (right) __syncwarp();
+    else __shfl_sync(0xf, 1, 0);
+    x[threadIdx.x] = t[3 - threadIdx.x];
+    if (right) __syncwarp();
+    t[threadIdx.x] = 0;
+}
+RACE("__syncwarp before reading") { warp_neighbour_kernel<<<1, 4>>>(x, right); }
+RACE("an element for each thread") { threads_kernel<<<1, 2>>>(x, right); }
+__global__ void blocks_kernel(float *x, bool right) { x[right ? blockIdx.x : 0] = blockIdx.x; }
+RACE("an element for each block") { blocks_kernel<<<2, 1>>>(x, right); }
+
+// Work enqueued on `waiting` from now on starts only when all work now on `stream` has finished.
+static void wait_for(cudaStream_t waiting, int device, cudaStream_t stream) {
+    cudaEvent_t event = new_event(device, cudaEventDisableTiming);
+    OK(cudaEventRecord(event, stream));
+    OK(cudaStreamWaitEvent(waiting, event));
+}
+RACE("event between streams") {
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    if (right) wait_for(b, 0, a);
+    plus_kernel<<<1, 1, 0, b>>>(x, 2);
+}
+RACE("event recorded after the work") {
+    if (!right) wait_for(b, 0, a);
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    if (right) wait_for(b, 0, a);
+    plus_kernel<<<1, 1, 0, b>>>(x, 2);
+}
+RACE("event before a copy between devices") {
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    if (right) wait_for(c, 0, a);
+    OK(cudaMemcpyPeerAsync(y, 1, x, 0, 4, c));
+}
+RACE("event after a copy between devices") {
+    OK(cudaMemcpyPeerAsync(y, 1, x, 0, 4, c));
+    if (right) wait_for(a, 1, c);
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+}
+RACE("cudaMemcpyPeer orders, cudaMemcpyPeerAsync does not") {
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    OK((right ? cudaMemcpyPeer(y, 1, x, 0, 4) : cudaMemcpyPeerAsync(y, 1, x, 0, 4)));
+    OnDevice{1}, plus_kernel<<<1, 1, 0, c>>>(y, 1);
+}
+RACE("the default stream orders a stream that blocks") {
+    a = new_stream(0, right ? cudaStreamDefault : cudaStreamNonBlocking);
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    plus_kernel<<<1, 1>>>(x, 2);
+    plus_kernel<<<1, 1, 0, a>>>(x, 3);
+}
+
+__global__ void ready_kernel(float *x, unsigned *ready, bool right) { // a fence before the flag
+    if (blockIdx.x == 0) {
+        x[0] = 1;
+        if (right) __threadfence();
+        atomicExch(ready, 1u);
+    } else {
+        while (!atomicAdd(ready, 0u)) usleep(100);
+        x[1] = x[0];
+    }
+}
+RACE("fence before an atomic function tells that all is written") {
+    OK(cudaMemset(y = memory(0, 1), 0, 4));
+    ready_kernel<<<2, 1>>>(x, (unsigned *)y, right);
+}
+__global__ void sum_kernel(float *x, bool right) {
+    if (right) atomicAdd(x, 1.f);
+    else *x += 1;
+}
+__device__ int turns;
+__global__ void turn_kernel(bool right) {
+    if (right) atomicAdd(&turns, 1);
+    else turns++;
+}
+RACE("a variable of the device, by two blocks") { turn_kernel<<<2, 1>>>(right); }
+RACE("a variable of each device needs no event between devices") {
+    turn_kernel<<<1, 1, 0, a>>>(false);
+    if (right) OnDevice{1}, turn_kernel<<<1, 1, 0, c>>>(false);
+    else turn_kernel<<<1, 1, 0, b>>>(false);
+}
+RACE("atomicAdd by two blocks") { sum_kernel<<<2, 1>>>(x, right); }
+
+static void read_by_host(const volatile float *p) { (void)*p; }
+RACE("wait before writing pinned memory again") {
+    *host = 1;
+    cudaEvent_t copied = new_event(0);
+    OK(cudaMemcpyAsync(x, host, 4, up, a));
+    OK(cudaEventRecord(copied, a));
+    if (right) OK(cudaEventSynchronize(copied));
+    *host = 2;
+}
+RACE("wait before reading pinned memory") {
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    OK(cudaMemcpyAsync(host, x, 4, down, a));
+    if (right) OK(cudaStreamSynchronize(a));
+    read_by_host(host);
+}
+RACE("host function after the copy that it reads") {
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    OK(cudaMemcpyAsync(host, x, 4, down, a));
+    auto read = [](void *p) { ((float *)p)[1] = ((float *)p)[0]; };
+    OK(cudaLaunchHostFunc(right ? a : b, read, host));
+}
+RACE("query before reading what a kernel writes") {
+    cudaEvent_t set = new_event(0);
+    assign_kernel<<<1, 1, 0, a>>>(host, 1);
+    OK(cudaEventRecord(set, a));
+    while (right && cudaEventQuery(set) == cudaErrorNotReady) usleep(100);
+    read_by_host(host);
+}
+
+TEST_CASE("races: right programs are told nothing") {
+    int status = 0;
+    CHECK(output_of("no such name", status).find("no program is called") != std::string::npos);
+    CHECK(status != 0);
+    for (const RaceProgram &program : race_programs) // in any build
+        check_silent(std::string("right: ") + program.name);
+}
+
+TEST_CASE("races: ThreadSanitizer sees each missing barrier, event and wait") {
+#ifdef CUDA_CPU_TSAN
+    for (const RaceProgram &program : race_programs) {
+        int status = 0;
+        std::string output; // it may miss two accesses at the very same moment: once, not thrice
+        for (int i = 0; i < 3 && status == 0; i++)
+            output = output_of(std::string("race: ") + program.name, status);
+        CAPTURE(std::string(program.name));
+        CAPTURE(output);
+        CHECK(status != 0);
+        CHECK(output.find("ThreadSanitizer: data race") != std::string::npos);
+        // the line of one of the two
+        CHECK(output.find(__FILE__ ":") != std::string::npos);
+    }
+#else
+    MESSAGE("skipped: needs ThreadSanitizer (make race)");
+#endif
+}
