@@ -30,5 +30,7 @@ for folder in networks:620 fast:2985 lab:5160 nodes:420; do
     if [ $# -gt 0 ]; then part "${folder%:*}/, without tests" "${folder#*:}" "$@"; fi
 done
 part 'notebook/, without tests' 400 extras/notebook/mgpu_notebook.py extras/notebook/notebook.mk
+longest=$(wc -l extras/cpu/*.* extras/cpu/*/*.* 2>/dev/null | grep -v ' total$' | sort -n | tail -n 1)
+part 'cpu/, its longest file' 900 "${longest##* }"
 part 'page/, with tests' 500 extras/page/*[!d] .github/workflows/page.yml # all but README.md
 exit "$longer"
