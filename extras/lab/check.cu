@@ -1,6 +1,6 @@
 // make check: check the parts of a training from the bottom up, each against an independent one:
 // copies, operators (reference.h), data, replicas, allreduce, the network, steps, accuracy, epochs.
-// Describe the first mistake by what its numbers look like (explain.h).
+// Describe the first mistake by what its numbers look like (wrong_numbers.h).
 // defines: check_copies, check_data, check_replicated, check_exchange, check_slopes, check_step,
 // check_accuracy, check_train, check, main
 #ifndef MGPU_NO_MAIN // the tests have included mgpu.cu, and have a main
@@ -15,7 +15,7 @@
 #include <fcntl.h>
 #include <set>
 
-#include "explain.h"
+#include "wrong_numbers.h"
 #include "reference.h"
 
 // --- does copyto move what it is to move, and wait for it?

@@ -6,7 +6,7 @@
 A line each, and in build/grades: grades.csv; NAME.txt with the judge's words; results.json as
 Gradescope reads it; grades.xml, JUnit's. Exit status 1 below full marks, or if nothing was judged.
 Each is compiled as the worker's SUBMISSION in a folder of its own and judged by this checkout's
-judge. Limits and points stand in extras/lab/limits.h.
+judge. Limits and points stand in extras/lab/judged_cases.h.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import xml.etree.ElementTree as xml
 
 HERE = os.getcwd()
 LIMITS = {}
-for name, value in re.findall(r"constexpr int (\w+) = ([^;]+);", open("extras/lab/limits.h").read()):
+for name, value in re.findall(r"constexpr int (\w+) = ([^;]+);", open("extras/lab/judged_cases.h").read()):
     LIMITS[name] = eval(value, {"__builtins__": {}}, LIMITS)  # numbers, and names before them
 PARTS = {p: LIMITS["points_" + p] for p in ("sums", "bits", "host")}
 COLUMNS = "name,status,score,max,seconds,messages,bytes,busiest device,rounds,first error".split(",")

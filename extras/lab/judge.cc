@@ -6,8 +6,8 @@
 //     judge WORKER=program [GPUS=k] [ALLREDUCE=name] [MODEL=name] [SEED=n]
 //         [SECONDS=of a case] [ROWS=file] [POINTS=1] [RESULT=number of an open file]
 //     judge WORKER=program SHOW=file ... [FABRIC=name]     does not judge: see show.h
-#include "limits.h"
-#include "wire.h"
+#include "judged_cases.h"
+#include "judge_protocol.h"
 
 #include <algorithm>
 #include <cerrno>

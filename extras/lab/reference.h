@@ -3,8 +3,8 @@
 // reference, so nothing is derived twice.
 // defines: Numbers, compare, Case, reference, check_operators, check_network
 #pragma once
-#include "calls.h"
-#include "explain.h"
+#include "called_operators.h"
+#include "wrong_numbers.h"
 
 typedef std::vector<double> Numbers;
 typedef std::vector<std::vector<int>> Shapes;

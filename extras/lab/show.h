@@ -1,5 +1,5 @@
 // Part of the judge: what an allreduce does on 2 to 8 devices, beside the other algorithms, as JSON
-// for extras/lab/show.html. What moved where and when comes from the worker (extras/lab/seen.h);
+// for show.html. What moved where and when comes from the worker (extras/lab/whose_numbers.h);
 // what it would take, for as many bytes as MODEL's gradients have, from those same operations
 // (extras/lab/fabric.h).
 // defines: show

@@ -14,8 +14,8 @@
 
 #include "check.cu"
 #include "fabric.h"
-#include "limits.h"
-#include "wire.h"
+#include "judged_cases.h"
+#include "judge_protocol.h"
 
 #define TESTS_SHARED
 #include "../../tests.cu"

@@ -2,7 +2,7 @@
 // A dry run has the same of devices that are not there.
 // defines: moved, print_ops, trace, DryRun, sum_in_nodes, dry_run
 #pragma once
-#include "common.h"
+#include "training_steps.h"
 
 // W3, or W3-b4 of several: the gradients that a message moves, if it reads or writes some of these
 static std::string moved(const watch::Op &op, const PerDevice &grads) {

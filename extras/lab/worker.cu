@@ -10,9 +10,9 @@
 #endif
 #include SUBMISSION
 
-#include "common.h"
-#include "limits.h"
-#include "wire.h"
+#include "training_steps.h"
+#include "judged_cases.h"
+#include "judge_protocol.h"
 
 #include <atomic>
 
@@ -66,7 +66,7 @@ static std::vector<wire::Row> rows_of(const watch::Recorder &r) {
 
 } // namespace worker
 
-#include "seen.h"
+#include "whose_numbers.h"
 
 namespace worker {
 

@@ -1,7 +1,7 @@
 // make check: what a wrong gradient, sum or update looks like.
 // defines: explain_sum, explain_gradient, explain_update
 #pragma once
-#include "common.h"
+#include "training_steps.h"
 
 static bool near(double a, double b) { // up to 2%, or 0.01
     return std::fabs(a - b) <= std::max(0.01, 0.02 * std::fabs(b));

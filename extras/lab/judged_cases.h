@@ -42,7 +42,7 @@ inline std::vector<int> gradients(const std::string &model) {
 
 // For make show: few numbers, with LeNet's messages in every algorithm; none of 2 to 8 divides them
 const std::vector<int> shown = {50, 8, 205, 15, 427, 27, 102, 5};
-constexpr int shown_devices = 8;      // at most: see seen.h
+constexpr int shown_devices = 8;      // at most: see whose_numbers.h
 constexpr double seconds_of_show = 4; // of a case
 
 // As many tensors as ResNet-18 has, with an eighth of its numbers: more than LeNet's

@@ -1,7 +1,7 @@
 // The operators that a network has called, read from autograd's tape.
 // defines: Call, calls_of
 #pragma once
-#include "common.h"
+#include "training_steps.h"
 
 struct Call { // of an operator
     std::string op;
