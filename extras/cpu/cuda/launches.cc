@@ -133,7 +133,7 @@ struct Grid {
     void work(int core) {
         cuda_cpu::running = running;
         Team &team = *device.team;
-        const int cores = min<unsigned>(team.size, blocks);
+        const int cores = std::min<unsigned>(team.size, blocks);
         for (int i = 8 * core + 1; i <= 8 * core + 8 && i < cores && next < blocks; i++)
             team.call(i);
 #ifdef CUDA_CPU_TSAN

@@ -81,13 +81,28 @@ struct dim3 {
 inline __thread uint3 threadIdx, blockIdx;
 inline __thread dim3 blockDim, gridDim;
 
-template <class T> __forceinline__ constexpr T min(T a, T b) { return b < a ? b : a; }
-template <class T> __forceinline__ constexpr T max(T a, T b) { return a < b ? b : a; }
-template <class A, class B>
-__forceinline__ constexpr auto min(A a, B b) -> std::common_type_t<A, B> {
-    return min<std::common_type_t<A, B>>(a, b);
-}
-template <class A, class B>
-__forceinline__ constexpr auto max(A a, B b) -> std::common_type_t<A, B> {
-    return max<std::common_type_t<A, B>>(a, b);
-}
+// For each pair of types that CUDA has them for, and no template, so that they match better than
+// std::min and std::max. Of a number and NaN they return the number.
+#define CUDA_CPU_MIN_MAX(Result, A, B)                                                             \
+    __forceinline__ constexpr Result min(A a, B b) {                                               \
+        const Result x = a, y = b;                                                                 \
+        return y < x || x != x ? y : x;                                                            \
+    }                                                                                              \
+    __forceinline__ constexpr Result max(A a, B b) {                                               \
+        const Result x = a, y = b;                                                                 \
+        return x < y || x != x ? y : x;                                                            \
+    }
+#define CUDA_CPU_MIN_MAX_OF(type)                                                                  \
+    CUDA_CPU_MIN_MAX(type, type, type)                                                             \
+    CUDA_CPU_MIN_MAX(unsigned type, unsigned type, unsigned type)                                  \
+    CUDA_CPU_MIN_MAX(unsigned type, type, unsigned type)                                           \
+    CUDA_CPU_MIN_MAX(unsigned type, unsigned type, type)
+CUDA_CPU_MIN_MAX_OF(int)
+CUDA_CPU_MIN_MAX_OF(long)
+CUDA_CPU_MIN_MAX_OF(long long)
+CUDA_CPU_MIN_MAX(float, float, float)
+CUDA_CPU_MIN_MAX(double, double, double)
+CUDA_CPU_MIN_MAX(double, float, double)
+CUDA_CPU_MIN_MAX(double, double, float)
+#undef CUDA_CPU_MIN_MAX_OF
+#undef CUDA_CPU_MIN_MAX

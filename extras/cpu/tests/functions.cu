@@ -37,3 +37,41 @@ TEST_CASE("rsqrtf, __expf, __saturatef, __int_as_float, ..., clock64") {
     CHECK(fetch(y, 8) == Floats{0.5, 5, 18, -1, 1.5, 4, 2, 3});
     CHECK(*ticks >= 0);
 }
+
+// Of every pair of types that CUDA has min and max for
+template <class Result, class A, class B> static void check_min_max(A a, B b) { // a < b
+    static_assert(std::is_same<decltype(min(a, b)), Result>::value, "");
+    static_assert(std::is_same<decltype(max(b, a)), Result>::value, "");
+    CHECK(min(a, b) == Result(a));
+    CHECK(min(b, a) == Result(a));
+    CHECK(max(a, b) == Result(b));
+    CHECK(max(b, a) == Result(b));
+}
+template <class T> static void check_min_max_of() {
+    typedef typename std::make_unsigned<T>::type Unsigned;
+    check_min_max<T>(T(-3), T(2));
+    check_min_max<Unsigned>(Unsigned(2), Unsigned(-1));
+    check_min_max<Unsigned>(T(2), Unsigned(-1));
+    check_min_max<Unsigned>(Unsigned(2), T(-1));
+}
+__global__ void relu_kernel(float *x) { x[threadIdx.x] = max(0.0, x[threadIdx.x]); }
+TEST_CASE("min, max: of each pair of types, with NaN, and beside std's") {
+    using namespace std;
+    check_min_max_of<int>();
+    check_min_max_of<long>();
+    check_min_max_of<long long>();
+    check_min_max<float>(-0.5f, 2.f);
+    check_min_max<double>(-0.5, 2.0);
+    check_min_max<double>(-0.5f, 2.0);
+    check_min_max<double>(-0.5, 2.f);
+    check_min_max<int>(short(-3), 'b');
+    for (float number : {-1.f, 1.f}) {
+        CHECK(min(number, NAN) == number);
+        CHECK(min(NAN, number) == number);
+        CHECK(max(number, NAN) == number);
+        CHECK(max(NAN, number) == number);
+    }
+    auto x = device_copy(Floats{-1, 3});
+    OK_LAUNCH(relu_kernel<<<1, 2>>>(x.get()));
+    CHECK(fetch(x, 2) == Floats{0, 3});
+}
