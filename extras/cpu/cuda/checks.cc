@@ -194,7 +194,7 @@ void on_fault(int signal, siginfo_t *info, void *context) {
                               : odd    ? cudaErrorMisalignedAddress
                                        : cudaErrorIllegalAddress;
     fprintf(stderr, "%s %s [%s]\n", who, what, cudaGetErrorName(error));
-    _exit(1);
+    end_program();
 }
 
 // --- what takes too long
@@ -216,7 +216,7 @@ static void say_where_host_is(siginfo_t *info, void *context) {
     static int tries = 0;
     asked = asked || info->si_code != SI_TIMER;
     if (!*host_is_in) {
-        if (asked) _exit(1); // as without this handler
+        if (asked) end_program(); // as without this handler
         return;
     }
     const char *at = (const char *)interrupted(context);
@@ -228,7 +228,7 @@ static void say_where_host_is(siginfo_t *info, void *context) {
             asked ? "is" : "has been", host_is_in);
     if (!asked) fprintf(stderr, " for more than %d s", machine().watchdog);
     fprintf(stderr, ": is there an endless loop?\n");
-    _exit(1);
+    end_program();
 }
 
 // A block that runs on and on is reported once. Each worker has a timer of its own processor time,
@@ -368,5 +368,5 @@ extern "C" __attribute__((noreturn, cold)) void __assert_fail(const char *condit
          "%s on device %d: block (%u,%u,%u), thread (%u,%u,%u): assertion `%s' failed",
          running.name, running.device, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y,
          threadIdx.z, condition);
-    _exit(1);
+    end_program();
 }

@@ -21,7 +21,7 @@ static long setting(const char *name, long otherwise, long least, long most) {
     if (*end || value < least || value > most) {
         fprintf(stderr, "%s=%s: expected a whole number from %ld to %ld\n", name, text, least,
                 most);
-        _exit(1);
+        end_program();
     }
     return value;
 }
@@ -52,7 +52,7 @@ static double next_slowdown(const char *&list) {
     if (end == list || (*end && *end != ',') || !(slowdown >= 1)) {
         fprintf(stderr, "CUDA_CPU_SLOWDOWN=%s: expected numbers of at least 1, such as 1,3\n",
                 getenv("CUDA_CPU_SLOWDOWN"));
-        _exit(1);
+        end_program();
     }
     list = *end ? end + 1 : nullptr;
     return slowdown;

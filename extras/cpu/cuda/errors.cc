@@ -91,6 +91,11 @@ void say_alone() {
     while (said.exchange(true)) pause();
 }
 
+[[noreturn]] void end_program() {
+    if (ftrylockfile(stdout) == 0) fflush_unlocked(stdout);
+    _exit(1);
+}
+
 [[noreturn]] void give_up(const char *format, ...) {
     char text[1000];
     va_list args;
@@ -99,7 +104,7 @@ void say_alone() {
     va_end(args);
     say_alone();
     fprintf(stderr, "cuda_runtime.h: %s\n", text);
-    _exit(1);
+    end_program();
 }
 
 } // namespace cuda_cpu

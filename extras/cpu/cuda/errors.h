@@ -75,6 +75,9 @@ cudaError_t no_result(const char *call, Where where);
 // Of several threads that end the program the first says why; the others stay here until the end.
 void say_alone();
 
+// End the program at once, with status 1, after what it has printed; but not if another thread
+// prints at the moment.
+[[noreturn]] void end_program();
 // The machine lacks something: say on stderr, in one line, what it is and what to try, and end.
 [[noreturn]] __attribute__((format(printf, 1, 2), cold)) void give_up(const char *format, ...);
 

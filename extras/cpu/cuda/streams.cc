@@ -16,7 +16,7 @@ void uncaught() {
         say_alone();
         fail(cudaErrorLaunchFailure, running.where, "%s on device %d: uncaught exception: %s",
              running.name, running.device, what);
-        _exit(1);
+        end_program();
     };
     try {
         throw;
@@ -39,7 +39,7 @@ void Stream::push(Running running, std::function<void()> run, bool is_mark) {
         fail(cudaErrorNotPermitted, host.where,
              "cudaLaunchHostFunc: its function must not call CUDA, which would wait for that "
              "function");
-        _exit(1);
+        end_program();
     }
     if (device_of_thread >= 0) {
         const Running &kernel = cuda_cpu::running;
@@ -48,7 +48,7 @@ void Stream::push(Running running, std::function<void()> run, bool is_mark) {
              "%s on device %d launches a kernel, or calls CUDA: the stand-in lacks dynamic "
              "parallelism",
              kernel.name, kernel.device);
-        _exit(1);
+        end_program();
     }
     if (running.where.pc) note_callers(running);
     Task *task = new Task{std::move(run), running, is_mark};

@@ -19,7 +19,7 @@ void set_lane_order(const char *text) {
     lane_order.seed = strtoull(text, &end, 10);
     if (*text >= '0' && *text <= '9' && !*end) return;
     fprintf(stderr, "CUDA_CPU_LANES=%s: expected forwards, backwards or a whole number\n", text);
-    _exit(1);
+    end_program();
 }
 
 // The next of several warps, or of several lanes.

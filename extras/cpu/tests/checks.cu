@@ -226,6 +226,8 @@ static const bool wrong_checks = add(wrong_programs, {
           read_by_library(memory(1, 10)),
           "the host accesses memory of device 1, byte 0 of the 40 bytes that "
           "extras/cpu/tests/tests.h:"),
+    WRONG("access, after a printed line", (printf("before\n"), access_by_host(memory(0, 10))),
+          "the host accesses memory of device 0"),
     WRONG("fault without a handler", fault_without_handler(),
           "the host accesses memory that is not there: is an index out of range, a pointer null"),
     WRONG("host, an index beyond a list", index_beyond_list(),
@@ -257,3 +259,12 @@ static const bool wrong_checks = add(wrong_programs, {
           REPORTED(OK(cudaMemcpy(memory(0, 10), pinned<float>(9).get(), 40, up))), poison),
 #endif
 });
+
+#if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
+TEST_CASE("a program that a mistake ends has printed what it printed before, also into a pipe") {
+    int status = 0;
+    const std::string output = output_of("access, after a printed line", status);
+    CAPTURE(output);
+    CHECK(output.find("before\n") != std::string::npos);
+}
+#endif
