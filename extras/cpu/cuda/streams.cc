@@ -253,9 +253,12 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags, Wher
         return fail(cudaErrorInvalidValue, where, "cudaStreamCreateWithFlags: invalid flags %u",
                     flags);
     const Enqueuing one_at_a_time;
+    Device &device = current();
+    *stream = new Stream(&device, flags != cudaStreamNonBlocking);
+    // It waits for what the default stream was given before, as the streams that were there do
+    if ((*stream)->blocking) (*stream)->default_mark = mark(device.default_stream);
     std::lock_guard<std::mutex> guard(machine().lock);
-    *stream = new Stream(&current(), flags != cudaStreamNonBlocking);
-    current().streams.push_back(*stream);
+    device.streams.push_back(*stream);
     machine().handles[*stream] = &current();
     return cudaSuccess;
 }
@@ -325,7 +328,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream, Where where)
                     "cudaEventRecord: the event belongs to device %d, the stream to device %d",
                     event->device->id, stream->device->id);
     const Enqueuing one_at_a_time;
-    event->mark = mark(ordered(stream, *stream->device));
+    stream = ordered(stream, *stream->device);
+    event->mark = mark(stream);
+    pushed(stream);
     return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags,

@@ -138,6 +138,31 @@ TEST_CASE("stream: the default stream and the others wait for each other") {
     }
 }
 
+TEST_CASE("cudaStreamCreate: a stream waits for what the default stream was given before it") {
+    for (unsigned flags : {cudaStreamDefault, cudaStreamNonBlocking}) {
+        CAPTURE(flags);
+        auto x = floats_on(0, 1), y = floats_on(0, 1);
+        OK(cudaMemset(x.get(), 0, one_float));
+        Hold hold(nullptr, x.get());
+        TestStream late(0, flags);
+        OK(cudaMemcpyAsync(y.get(), x.get(), one_float, within, late));
+        if (flags == cudaStreamNonBlocking) OK(cudaStreamSynchronize(late));
+        hold.release_and_wait_for(late);
+        CHECK(values(y) == (flags == cudaStreamNonBlocking ? "0" : "5"));
+    }
+}
+
+TEST_CASE("cudaEventRecord: on the default stream it is waited for by what comes later") {
+    auto x = floats_on(0, 1), y = floats_on(0, 1);
+    TestStream first(0, cudaStreamDefault), second(0, cudaStreamDefault);
+    TestEvent event;
+    Hold hold(first, x.get());
+    OK(cudaEventRecord(event, nullptr)); // behind what `first` was given
+    OK(cudaMemcpyAsync(y.get(), x.get(), one_float, within, second));
+    hold.release_and_wait_for(second);
+    CHECK(values(y) == "5");
+}
+
 TEST_CASE("cudaStreamWaitEvent: what the default stream waits for, the others wait for, too") {
     auto x = floats_on(0, 1), y = floats_on(0, 1);
     TestStream blocking(0, cudaStreamDefault), free;
