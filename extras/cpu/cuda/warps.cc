@@ -3,6 +3,9 @@
 #include "workers.h"
 
 #include <cstdarg>
+#include <mutex>
+#include <set>
+#include <string>
 
 #include <unistd.h>
 
@@ -89,6 +92,27 @@ static __attribute__((noinline, cold, no_sanitize("thread"))) void lane_missing(
     w.failed = true;
 }
 
+// CUDA leaves the value undefined that a lane reads from one that takes no part. Say so, once for
+// each kernel: some programs never use such a value.
+static __attribute__((noinline, cold, no_sanitize("thread"))) void
+reads_from_nobody(const Warp &warp, int l) {
+    Hidden hidden;
+    static std::mutex lock;
+    static std::set<std::string> said;
+    {
+        std::lock_guard<std::mutex> guard(lock);
+        if (!said.insert(running.name).second) return;
+    }
+    const Lane &lane = warp.lanes[l];
+    const bool exists = warp.exists >> lane.source & 1;
+    fprintf(stderr,
+            "%s:%d: notice: %s on device %d: %s: lane %d reads from lane %d, which %s 0x%08x: "
+            "such a number is undefined, and here it is NaN or -1\n",
+            lane.file, lane.line, running.name, running.device, lane.call, l, lane.source,
+            exists ? "is not in its mask" : "the block is too small to have, although it is in the "
+                                            "mask",
+            lane.mask);
+}
 // The lanes `members` have all come to a call: each gets its value and can go on.
 static CUDA_CPU_UNSEEN void release(Warp &warp, unsigned members) {
     unsigned long long values[32];
@@ -101,9 +125,9 @@ static CUDA_CPU_UNSEEN void release(Warp &warp, unsigned members) {
     for (int l = 0; l < 32; l++) {
         Lane &lane = warp.lanes[l];
         if (!(members >> l & 1)) continue;
-        // The value of a lane that takes no part is undefined: NaN, or all bits of an integer
-        if (lane.source >= 0) lane.value = members >> lane.source & 1 ? values[lane.source] : ~0ull;
-        else lane.value = votes;
+        const bool reads = lane.source >= 0, from_nobody = reads && !(members >> lane.source & 1);
+        if (from_nobody) reads_from_nobody(warp, l);
+        lane.value = from_nobody ? ~0ull : reads ? values[lane.source] : votes; // ~0ull: NaN or -1
     }
     warp.waits &= ~members;
     warp.ready |= members;

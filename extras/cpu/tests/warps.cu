@@ -107,7 +107,7 @@ __global__ void first_kernel(unsigned *y, First first) {
         y[t] += parts[t] == 79 - t ? 1000000 : 0;
     }
     if (t >= only) {
-        y[t] += __shfl_sync(mask, t, 31);
+        y[t] += __shfl_sync(mask, t, 15);
         y[t] += 100 * __popc(__ballot_sync(mask, t % 2));
         __syncwarp(mask);
         y[t] += __any_sync(mask, t == 70) * 10000 + __all_sync(mask, t >= 64) * 20000;
@@ -128,8 +128,7 @@ static void test_first() {
             unsigned odd = 0, want = barriers ? 1000000 : 0;
             for (unsigned l = std::max(only, t / 32 * 32); l < std::min(80u, t / 32 * 32 + 32); l++)
                 odd += l % 2;
-            if (t >= only) // lane 31 of the last warp does not exist
-                want += (t < 64 ? t / 32 * 32 + 31 : ~0u) + 100 * odd + (t >= 64) * 30000;
+            if (t >= only) want += t / 32 * 32 + 15 + 100 * odd + (t >= 64) * 30000;
             if (first == before_barrier) want += 300000 + 6000000;
             expect(y.get()[t] == want, "first_kernel, a thread's result", y.get()[t]);
         }
@@ -246,6 +245,17 @@ __global__ void mask_kernel(unsigned first, unsigned others) {
     WRONG_HERE(__ballot_sync(threadIdx.x == 0 ? first : others, 1));
 }
 __global__ void width_kernel(int width) { WRONG_HERE(__shfl_sync(~0u, 1, 0, width)); }
+
+// Lanes read from others that take no part: the block has none, or the mask does not name them. The
+// launch succeeds, and the program says that the numbers are not what they should be.
+__global__ void absent_kernel(float *y, unsigned mask, int from) {
+    if (mask >> threadIdx.x & 1) WRONG_HERE(y[threadIdx.x] = __shfl_sync(mask, 1.f, from));
+}
+static void absent(int threads, unsigned mask, int from) {
+    auto y = floats_on(0, 32);
+    OK_LAUNCH(absent_kernel<<<1, threads>>>(y.get(), mask, from));
+    throw std::runtime_error("lane 0 has read " + std::to_string(fetch(y, 1)[0]));
+}
 
 // The sum of 0, 1, ..., 31 by a tree without __syncwarp(): right if a warp runs in lockstep
 static void lockstep(const char *order, bool mirrored) {
@@ -394,6 +404,12 @@ static const bool wrong_warps = add(wrong_programs, {
           "is not in its own mask 0x00000001", "cudaErrorLaunchFailure"),
     WRONG("shuffle, width", width_kernel<<<1, 32>>>(12), "__shfl_sync in block (0,0,0): thread (",
           "has width 12, which must be a power of two up to 32"),
+    WRONG("shuffle, a block of 20", absent(20, ~0u, 20),
+          "notice: absent_kernel on device 0: __shfl_sync: lane ",
+          "reads from lane 20, which the block is too small to have, although it is in the mask "
+          "0xffffffff: such a number is undefined"),
+    WRONG("shuffle, not in the mask", absent(32, 0xffff, 16),
+          "reads from lane 16, which is not in its mask 0x0000ffff"),
     WRONG("lockstep, forwards", lockstep("forwards", false), "nan"),
     WRONG("lockstep, backwards", lockstep("backwards", true), "nan"),
     WRONG("lockstep, shuffled", lockstep("1", false), "nan"),
