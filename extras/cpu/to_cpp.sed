@@ -35,6 +35,9 @@ s/(__shared__[ \t]+((\w|:)+(<[^<>;]*>)?[ \t]+)+)(\w+[ \t]*(\[[^];]+\][ \t]*)*),/
 t variables
 #    Found: \f type \f name \f [8][9] \f
 s/__shared__[ \t]+(((\w|:)+(<[^<>;]*>)?[ \t*]+)+)(\w+)[ \t]*(\[[^;\n]*\])?[ \t]*;/\f\1\f\5\f\6\f;/g
+#    At the top of a file, at the beginning of a line: an object that finds the memory at each use
+s/(^|\n)extern[ \t]+\f([^\f]+)\f([^\f]+)\f\[[ \t]*\]\f/\1static const ::cuda_cpu::SharedOfFile<\2[]> \3/g
+s/(^|\n)\f([^\f]+)\f([^\f]+)\f([^\f]*)\f/\1struct \3_shared { static auto name() { return "\3"; } static auto file() { return __FILE__; } static auto line() { return __LINE__; } }; static const ::cuda_cpu::SharedOfFile<\2\4, \3_shared> \3/g
 #    Dynamic: a pointer to it
 s/extern[ \t]+\f([^\f]+)\f([^\f]+)\f\[[ \t]*\]\f/\1*\2 = ::cuda_cpu::dynamic_shared<\1>()/g
 #    Static: a reference to it. A type of its own tells it from other variables of the same type.

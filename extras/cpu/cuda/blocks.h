@@ -304,5 +304,16 @@ template <class T, class Tag> __attribute__((always_inline)) inline auto &shared
 }
 // An extern __shared__ array: what the launch asked for.
 template <class T> T *dynamic_shared() { return (T *)worker->dynamic_shared; }
+// A __shared__ array that is declared outside of all functions: x[i] and x are as in a kernel.
+template <class T, class Tag = void> struct SharedOfFile {
+    static_assert(std::is_array<T>::value, "outside of functions a __shared__ variable must be an "
+                                           "array here: declare it in the kernel");
+    auto &operator[](size_t i) const { return shared_memory<T, Tag>()[i]; }
+    operator auto *() const { return &shared_memory<T, Tag>()[0]; }
+};
+template <class T> struct SharedOfFile<T[], void> {
+    T &operator[](size_t i) const { return dynamic_shared<T>()[i]; }
+    operator T *() const { return dynamic_shared<T>(); }
+};
 
 } // namespace cuda_cpu
