@@ -5,6 +5,7 @@
 #include "queues.h"
 #include "workers.h"
 
+#include <climits>
 #include <csignal>
 
 #include <sched.h>
@@ -166,7 +167,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device, Where wher
     prop->maxGridSize[0] = 0x7fffffff;
     prop->maxGridSize[1] = prop->maxGridSize[2] = 65535;
     prop->warpSize = 32;
+    prop->memPitch = INT_MAX;
+    prop->maxBlocksPerMultiProcessor = 1;
     prop->unifiedAddressing = prop->managedMemory = prop->canMapHostMemory = 1;
+    prop->concurrentManagedAccess = prop->streamPrioritiesSupported = 1;
+    prop->hostRegisterSupported = prop->memoryPoolsSupported = 1;
+    prop->textureAlignment = prop->texturePitchAlignment = prop->surfaceAlignment = 256;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device, Where where) {
@@ -200,13 +206,17 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrConcurrentManagedAccess:
     case cudaDevAttrHostRegisterSupported:
     case cudaDevAttrMemoryPoolsSupported: *value = 1; break;
-    case cudaDevAttrComputeCapabilityMajor: // as in cudaDeviceProp
-    case cudaDevAttrComputeCapabilityMinor:
-    case cudaDevAttrConcurrentKernels:
-    case cudaDevAttrCooperativeLaunch: *value = 0; break;
+    case cudaDevAttrCanMapHostMemory: *value = 1; break;
+    case cudaDevAttrMaxPitch: *value = INT_MAX; break;
+    case cudaDevAttrTextureAlignment:
+    case cudaDevAttrTexturePitchAlignment:
+    case cudaDevAttrSurfaceAlignment: *value = 256; break;
     default:
-        return cuda_cpu::fail(cudaErrorInvalidValue, where,
-                              "cudaDeviceGetAttribute: the stand-in lacks attribute %d", attribute);
+        if (attribute < cudaDevAttrMaxThreadsPerBlock ||
+            attribute > cudaDevAttrOnlyPartialHostNativeAtomicSupported)
+            return cuda_cpu::fail(cudaErrorInvalidValue, where,
+                                  "cudaDeviceGetAttribute: CUDA has no attribute %d", attribute);
+        *value = 0;
     }
     return cudaSuccess;
 }

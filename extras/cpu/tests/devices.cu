@@ -98,6 +98,25 @@ TEST_CASE("cudaDeviceEnablePeerAccess: once, to another device") {
     OK(cudaGetLastError());
 }
 
+TEST_CASE("cudaDeviceGetAttribute, cudaGetDeviceProperties: say the same, and 0 for what is not") {
+    cudaDeviceProp prop;
+    OK(cudaGetDeviceProperties(&prop, 1));
+    auto attribute = [](cudaDeviceAttr which) {
+        int value = -1;
+        OK(cudaDeviceGetAttribute(&value, which, 1));
+        return value;
+    };
+    CHECK(attribute(cudaDevAttrMultiProcessorCount) == prop.multiProcessorCount);
+    CHECK(attribute(cudaDevAttrMaxPitch) == (int)prop.memPitch);
+    CHECK(attribute(cudaDevAttrMaxBlocksPerMultiprocessor) == prop.maxBlocksPerMultiProcessor);
+    CHECK(attribute(cudaDevAttrTextureAlignment) == (int)prop.textureAlignment);
+    CHECK(attribute(cudaDevAttrCanMapHostMemory) == prop.canMapHostMemory);
+    CHECK(attribute(cudaDevAttrMemoryPoolsSupported) == prop.memoryPoolsSupported);
+    CHECK(attribute(cudaDevAttrL2CacheSize) == 0);
+    CHECK(prop.l2CacheSize == 0);
+    CHECK(prop.regsPerBlock == 0);
+    CHECK(prop.pciBusID == 0);
+}
 TEST_CASE("cudaOccupancyMaxActiveBlocksPerMultiprocessor, cudaDeviceGetAttribute, priorities") {
     int blocks = 0, threads = 0, cores = 0, least = 0, greatest = 0;
     OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, dot_kernel<float>, 256, 0));
@@ -110,7 +129,8 @@ TEST_CASE("cudaOccupancyMaxActiveBlocksPerMultiprocessor, cudaDeviceGetAttribute
     CHECK(threads == 1024);
     REFUSED(cudaErrorInvalidDevice, cudaDeviceGetAttribute(&cores, cudaDevAttrWarpSize, 2),
             "cudaDeviceGetAttribute: there is no device 2: the device count is 2");
-    REFUSED(value, cudaDeviceGetAttribute(&cores, cudaDeviceAttr(9999), 0), "lacks attribute 9999");
+    REFUSED(value, cudaDeviceGetAttribute(&cores, cudaDeviceAttr(9999), 0),
+            "CUDA has no attribute 9999");
     OK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CHECK(greatest < least);
     cudaStream_t stream;
