@@ -72,7 +72,7 @@ s/([^([:alnum:]_])__noinline__/\1__attribute__((noinline))/g
 
 # 4. What the stand-in lacks: headers, and inline PTX. Four headers are part of cuda_runtime.h.
 s/((^|\n)[ \t]*#[ \t]*include[ \t]*[<"])(device_launch_parameters|cuda_runtime_api|cooperative_groups(\/reduce)?)\.h/\1cuda_runtime.h/g
-s/(^|\n)[ \t]*#[ \t]*include[ \t]*[<"]((cooperative_groups|cub\/|cublas|cuda\/|cuda\.h|cuda_[bf][fp]|cudnn|cufft|curand|cusolver|cusparse|helper_|mma|nccl|nv([^t]|t[^x])|thrust\/)[^>"\n]*)[>"]/\1#error \2: the stand-in lacks it/g
+s/(^|\n)[ \t]*#[ \t]*include[ \t]*[<"]((cooperative_groups|cub\/|cublas|cuda\/|cuda\.h|cuda_[bf][fp]|cudnn|cufft|curand|cusolver|cusparse|mma|nccl|nv([^t]|t[^x])|thrust\/)[^>"\n]*)[>"]/\1#error \2: the stand-in lacks it/g
 s/([^"[:alnum:]_])(asm|__asm__)([ \t\n]+(__)?volatile(__)?)?([ \t\n]*\()/\1CUDA_CPU_LACKS_ASSEMBLY \2\3\6/g
 
 # 5. Launches. <<< and >>> become one character each, so that "all up to >>>" can be said. Some
