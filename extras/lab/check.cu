@@ -397,6 +397,10 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
 static void check_losses(const std::string &where, const std::vector<Tensor> &ls, const Tensor &X,
                          const Tensor &y) {
     const int n = X.shape[0];
+    if ((int)ls.size() != options.gpus)
+        error("%strain_batch returns losses of %zu devices, but there are %d: does a loop over the "
+              "devices leave one out?",
+              where.c_str(), ls.size(), options.gpus);
     Flat losses;
     for (const Tensor &l : ls) {
         const Flat part = to_host(l);
@@ -553,13 +557,15 @@ static void check_accuracy(const std::string &where) {
 struct Row { // of an epoch
     double loss, acc;
 };
+// The file in which a train with this log saves its parameters
+static std::string saved_of(const std::string &log) { return log + ".save"; }
 // Two epochs of `train`, what it wrote to the log; it prints nothing
 static std::vector<Row> rows_of_train(const std::string &log) {
     const Options as_given = options;
     options.log = log;
     options.epochs = 2;
     options.first_check = false;
-    options.save.clear();
+    options.save = saved_of(log);
     fflush(stdout);
     const int out = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY);
     dup2(null, STDOUT_FILENO);
@@ -603,7 +609,12 @@ static void check_train(const std::string &where) {
     const auto before = rng;
     const std::string log = format("build/check.%d.csv", getpid());
     const std::vector<Row> rows = rows_of_train(log);
-    remove(log.c_str());
+    std::vector<Tensor> saved;
+    for (const Tensor &p : params) saved.push_back(empty(p.shape, cpu()));
+    if (!std::ifstream(saved_of(log)))
+        error("%strain does not write the file SAVE: is save_params missing?", where.c_str());
+    load_safetensors(saved_of(log), saved);
+    for (const std::string &file : {log, saved_of(log)}) remove(file.c_str());
     rng = before;
     const std::vector<Device> devices = first_devices(options.gpus);
     auto device_params = replicate(devices);
@@ -640,6 +651,13 @@ static void check_train(const std::string &where) {
                       ? " (the former is that of the training samples)"
                       : "");
     }
+    if (rows.size() > 2)
+        error("%strain runs %zu epochs, but num_epochs is 2: look at the condition of its loop",
+              where.c_str(), rows.size());
+    if (all_to_host(saved) == all_to_host(params))
+        error("%sSAVE has the parameters that train began with: does train pass device_params[0] "
+              "to save_params?",
+              where.c_str());
     check_replicas(device_params);
     train_set.count = train_count;
     options.batch = batch, options.lr = lr;
