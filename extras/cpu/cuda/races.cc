@@ -68,11 +68,13 @@ static void own_frames(void **stack, int n, std::vector<Frame> (&frames)[2], std
             const char *line = strchr(frame, '\n');
             if (!line) continue;
             std::string function(frame, line++);
+            // A lambda's frame has no name of its own, but std::function's around it have
+            auto is_in = [&](const char *name) { return function.find(name) != std::string::npos; };
             if (!enqueued && what.empty())
-                what = function.find("cudaMemcpyPeer") == 0        ? "a message"
-                       : function.find("cuda_cpu::Copy::") == 0    ? "a copy"
-                       : function.find("cuda_cpu::set_async") == 0 ? "a memset"
-                                                                   : "";
+                what = is_in("cudaMemcpyPeer")        ? "a message"
+                       : is_in("cuda_cpu::Copy")      ? "a copy"
+                       : is_in("cuda_cpu::set_async") ? "a memset"
+                                                      : "";
             if (function.find("cuda_cpu::here") == 0) enqueued = 1;
             if (length && !strncmp(line, folder, length) && line[length] == '/') line += length + 1;
             if (strchr("<?", *line) || !is_own(line) || strstr(line, "sanitizer")) continue;
