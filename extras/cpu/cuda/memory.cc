@@ -140,18 +140,18 @@ cudaError_t allocate(Device &device, void **pointer, size_t bytes, Where where, 
     } else {
         device.next += mapped + page;
     }
-    char *first = pages + mapped - rounded, *memory = first + device.away;
+    char *first = pages + mapped - rounded;
     if (mprotect(pages + device.away, mapped, PROT_READ | PROT_WRITE)) return no_memory();
     {
         Hidden hidden;
 #ifdef CUDA_CPU_ASAN
         ASAN_UNPOISON_MEMORY_REGION(pages + device.away, mapped);
 #endif
-        memset(memory, 0xFF, bytes);
+        memset(pages + device.away, 0xFF, mapped); // NaN also before and behind it
     }
 #ifdef CUDA_CPU_ASAN
     ASAN_POISON_MEMORY_REGION(pages + device.away, first - pages);
-    ASAN_POISON_MEMORY_REGION(memory + bytes, rounded - bytes);
+    ASAN_POISON_MEMORY_REGION(first + device.away + bytes, rounded - bytes);
 #endif
     device.allocations[first] = {bytes, pages, where, {nullptr, 0, nullptr}, true, by, true};
     if (counts) device.used += mapped;

@@ -12,6 +12,22 @@ __global__ void fresh_kernel(float *nan) { // counts the NaN that it finds, and 
     __syncthreads();
     for (int i = threadIdx.x; i < 50; i += blockDim.x) fixed[i] = dynamic[i] = 1;
 }
+#ifndef CUDA_CPU_ASAN // which reports such accesses
+__global__ void around_kernel(float *y, const float *x, int n) {
+    y[0] = x[-1];
+    y[1] = x[-16];
+    y[2] = x[n];
+    y[3] = x[(n / 64 + 1) * 64 - 1]; // of the 256 bytes that it begins
+}
+TEST_CASE("cudaMalloc: what lies before and behind an array is NaN") {
+    for (int n : {3, 65, 900}) { // the page has room before each
+        CAPTURE(n);
+        auto x = device_copy(Floats(n, 1)), y = device_copy(Floats(4, 1));
+        OK_LAUNCH(around_kernel<<<1, 1>>>(y.get(), x.get(), n));
+        for (float number : fetch(y, 4)) CHECK(std::isnan(number));
+    }
+}
+#endif
 TEST_CASE("cudaMalloc, __shared__: fresh memory is NaN") {
     for (int n : {1, 63, 1024, 5000}) { // 1: the rest of a page, 1024: a whole page
         auto x = floats_on(0, n);
