@@ -139,17 +139,14 @@ TEST_CASE("stream: the default stream and the others wait for each other") {
 }
 
 TEST_CASE("cudaStreamCreate: a stream waits for what the default stream was given before it") {
-    for (unsigned flags : {cudaStreamDefault, cudaStreamNonBlocking}) {
-        CAPTURE(flags);
-        auto x = floats_on(0, 1), y = floats_on(0, 1);
-        OK(cudaMemset(x.get(), 0, one_float));
-        Hold hold(nullptr, x.get());
-        TestStream late(0, flags);
-        OK(cudaMemcpyAsync(y.get(), x.get(), one_float, within, late));
-        if (flags == cudaStreamNonBlocking) OK(cudaStreamSynchronize(late));
-        hold.release_and_wait_for(late);
-        CHECK(values(y) == (flags == cudaStreamNonBlocking ? "0" : "5"));
-    }
+    auto x = floats_on(0, 1), y = floats_on(0, 1), z = floats_on(0, 1);
+    Hold hold(nullptr, x.get());
+    TestStream late(0, cudaStreamDefault), free(0, cudaStreamNonBlocking);
+    OK(cudaMemcpyAsync(y.get(), x.get(), one_float, within, late));
+    OK(cudaMemsetAsync(z.get(), 0, one_float, free)); // it waits for neither of them
+    OK(cudaStreamSynchronize(free));
+    hold.release_and_wait_for(late);
+    CHECK(values(x, y, z) == "5 5 0");
 }
 
 TEST_CASE("cudaEventRecord: on the default stream it is waited for by what comes later") {
