@@ -397,10 +397,6 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
 static void check_losses(const std::string &where, const std::vector<Tensor> &ls, const Tensor &X,
                          const Tensor &y) {
     const int n = X.shape[0];
-    if ((int)ls.size() != options.gpus)
-        error("%strain_batch returns losses of %zu devices, but there are %d: does a loop over the "
-              "devices leave one out?",
-              where.c_str(), ls.size(), options.gpus);
     Flat losses;
     for (const Tensor &l : ls) {
         const Flat part = to_host(l);
@@ -448,6 +444,10 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
             error("%safter train_batch %zu operators are still on the tape of %s: does backward "
                   "run for every device's loss?",
                   where.c_str(), tapes[c].size(), str(gpu(c)).c_str());
+    if (ls.size() != device_params.size())
+        error("%strain_batch returns losses of %zu devices, but there are %zu: does a loop over "
+              "the devices leave one out?",
+              where.c_str(), ls.size(), device_params.size());
     check_losses(where, ls, X, y);
     const auto [want, unit] = gradient_in_shards(X, y, has_batch_norm() ? k : 1);
     for (size_t j = 0; j < unit.size(); j++)

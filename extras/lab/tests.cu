@@ -441,7 +441,11 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
                     {updates_are(1 / lr), "it is not multiplied by the learning rate"},
                     {updates_are(3), "it is 3.0"},
                     {[](Training &, Tensors &ls, const Tensor &, const Tensor &) { ls.pop_back(); },
-                     "it has 6 samples, but the devices have 3 losses in total"},
+                     "train_batch returns losses of 1 devices, but there are 2"},
+                    {[](Training &, Tensors &ls, const Tensor &, const Tensor &) {
+                         ls[1] = rows(ls[1], 0, 2);
+                     },
+                     "it has 6 samples, but the devices have 5 losses in total"},
                     {[](Training &, Tensors &ls, const Tensor &, const Tensor &) {
                          copyto(full({1}, NAN, gpu(1)), rows(ls[1], 2, 3));
                      },
