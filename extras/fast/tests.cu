@@ -297,7 +297,8 @@ TEST_CASE("tuned conv2d, Winograd's: relative errors below 1e-5" * doctest::skip
                 errors += std::pow(got[i][at] - (*want)[at], 2);
                 squares += std::pow((*want)[at], 2);
             }
-            CAPTURE(i);
+            const int result = i; // y, dX or dW
+            CAPTURE(result);
             CHECK(std::sqrt(errors / squares) < limit);
         }
     }
