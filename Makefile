@@ -4,7 +4,7 @@
 #
 # GPUS=2 is an option of the program. make passes on each word NAME=value, except its own variables:
 
-# BACKEND        where to run: cuda, cpu (emulated devices), or auto: cuda if nvcc and a GPU are found
+# BACKEND        where to run: cuda, cpu (emulated devices), or auto: cuda with nvcc and a GPU
 BACKEND ?= auto
 # NVCC           CUDA compiler
 NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc),nvcc)

@@ -2,7 +2,7 @@
 // outside (watch.h).
 // defines: run_lab, main
 //
-//     lab bench|trace|profile|summary|dry-run NAME=value ...    mgpu's options, and a few of its own
+//     lab bench|trace|profile|summary|dry-run NAME=value ...    mgpu's options, and some of its own
 #define MGPU_NO_MAIN
 #include "watch.h"
 

@@ -74,7 +74,7 @@ def number(row, column):
 
 
 def axes_of(width, height, columns=1):
-    """A figure of width x height points, and its axes from left to right."""
+    """A figure of width x height points, its axes from left to right, and the legend's place."""
     matplotlib.rcParams.update({
         "svg.fonttype": "none", "svg.hashsalt": "mgpu", "font.size": 9,
         "font.sans-serif": ["Arial", "Helvetica", "DejaVu Sans"], "axes.titlesize": 10,
@@ -83,12 +83,14 @@ def axes_of(width, height, columns=1):
         "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
         "grid.color": GRID, "figure.facecolor": PAPER, "legend.frameon": False})
     figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
-    return figure, figure.subplots(1, columns, squeeze=False)[0]
+    grid = figure.add_gridspec(2, columns, height_ratios=[height - 30, 30])
+    below = figure.add_subplot(grid[1, :])
+    below.axis("off")
+    return figure, [figure.add_subplot(grid[0, i]) for i in range(columns)], below
 
 
-def legend_below(figure, axes):
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
+def put_legend(below, handles, columns=5):
+    below.legend(handles=handles, loc="center", ncol=min(len(handles), columns))
 
 
 def for_both_pages(svg, titles):
@@ -123,7 +125,7 @@ def write(path, data):
     print(path)
 
 
-def save(figure, path, titles={}):
+def save(figure, path, titles=None):
     """Write a figure as .svg or .png. `titles` are for elements with these ids."""
     buffer = io.BytesIO()
     if path.endswith(".png"):
@@ -131,7 +133,7 @@ def save(figure, path, titles={}):
         data = buffer.getvalue()
     else:
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-        data = for_both_pages(buffer.getvalue(), titles)
+        data = for_both_pages(buffer.getvalue(), titles or {})
     write(path, data)
 
 
@@ -151,7 +153,7 @@ def accuracy_as_text(logs):
 
 
 def draw_accuracy(logs):
-    figure, (left, right) = axes_of(840, 320, 2)
+    figure, (left, right), below = axes_of(840, 320, 2)
     for axes, column, title in ((left, "test_acc", "test accuracy"), (right, "loss", "train loss")):
         for i, (log, rows) in enumerate(logs.items()):
             axes.plot([number(row, "epoch") for row in rows], [number(row, column) for row in rows],
@@ -160,15 +162,14 @@ def draw_accuracy(logs):
         axes.set_xlim(1, max(2, *(len(rows) for rows in logs.values())))
         axes.set_ylim(0, 1 if axes is left else None)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    put_legend(below, left.get_lines(), columns=2)
     save(figure, "build/plot.svg")
     save(figure, "build/plot.png")
 
 
 def draw_sweep():
     rows = rows_of("build/sweep.csv")
-    figure, (axes,) = axes_of(420, 300)
+    figure, (axes,), below = axes_of(420, 300)
     for i, gpus in enumerate(dict.fromkeys(row["gpus"] for row in rows)):
         of_gpus = [row for row in rows if row["gpus"] == gpus]
         axes.plot([number(row, "lr") for row in of_gpus],
@@ -179,7 +180,7 @@ def draw_sweep():
     axes.set_ylim(bottom=0)
     axes.set_xticks(rates, [f"{rate:g}" for rate in rates], rotation=45)
     axes.xaxis.set_minor_locator(NullLocator())
-    legend_below(figure, axes)
+    put_legend(below, axes.get_lines())
     save(figure, "build/sweep.svg")
 
 
@@ -196,7 +197,7 @@ def draw_allreduce():
     fabric = rows[0]["fabric"]
     names = list(dict.fromkeys(row["by"] for row in rows))
     devices = 64 if any(name.startswith("nodes/") for name in names) else 8
-    figure, (left, right) = axes_of(860, 400, 2)
+    figure, (left, right), below = axes_of(860, 400, 2)
     figure.suptitle(f"allreduce on {fabric}, simulated", fontsize=10)
     for i, name in enumerate(names):
         of_name = [row for row in rows if row["by"] == name]
@@ -214,7 +215,7 @@ def draw_allreduce():
     for axes in (left, right):
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(EngFormatter(unit="s"))
-    legend_below(figure, left)
+    put_legend(below, left.get_lines())
     save(figure, "build/allreduce.svg")
     draw_map(fabric, rows)
 
@@ -229,7 +230,7 @@ def draw_map(fabric, rows):
     counts, sizes = (sorted(set(of)) for of in zip(*best))
     names = list(dict.fromkeys(name for _, name in best.values()))
     time = EngFormatter(unit="s", places=1)
-    figure, (axes,) = axes_of(860, 430)
+    figure, (axes,), below = axes_of(860, 430)
     for (count, size), (us, name) in best.items():
         x, y = counts.index(count), sizes.index(size)
         color = color_of(name, names.index(name))
@@ -239,21 +240,21 @@ def draw_map(fabric, rows):
             for size in sizes]
     if len(counts) > 1 and len(sizes) > 1:
         axes.contour(tens, levels=range(1, 10), colors=INK, linewidths=0.8)
-    axes.set_title(f"the fastest allreduce on {fabric}, simulated; lines: 10 µs, 100 µs, 1 ms ...")
+    axes.set_title(f"the fastest allreduce on {fabric}, simulated; lines: 10 µs, 100 µs, ...")
     axes.set(xlabel="devices", ylabel="bytes on each")
     axes.set_xlim(-0.5, len(counts) - 0.5)
     axes.set_ylim(-0.5, len(sizes) - 0.5)
     axes.set_xticks(range(len(counts)), counts)
     axes.set_yticks(range(len(sizes)), [bytes_as_text(size) for size in sizes])
     axes.grid(False)
-    figure.legend([Patch(color=color_of(name, i), alpha=0.6) for i, name in enumerate(names)],
-                  names, loc="outside lower center", ncols=len(names))
+    put_legend(below, [Patch(color=color_of(name, i), alpha=0.6, label=name)
+                       for i, name in enumerate(names)], columns=len(names))
     save(figure, "build/map.svg")
 
 
 def draw_scale(title):
     rows = rows_of("build/scale.csv")
-    figure, (axes,) = axes_of(640, 360)
+    figure, (axes,), below = axes_of(640, 360)
     for overlap in "01":
         of_overlap = [row for row in rows if row["overlap"] == overlap]
         for which, color in (("strong", COLORS["naive"]), ("weak", COLORS["ring"])):
@@ -267,7 +268,7 @@ def draw_scale(title):
     axes.set_xticks(counts, counts)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:.0f}%")
-    legend_below(figure, axes)
+    put_legend(below, axes.get_lines())
     save(figure, "build/scale.svg")
 
 
@@ -432,7 +433,7 @@ def draw_trace(trace, ms):
     height = sum(lane.height + 2 for lanes in devices for lane in lanes) + gap * len(devices)
     last = max([1e6 * ms] + [op.end for op in trace.ops])
     pixel = last / pixels
-    figure, (axes,) = axes_of(860, height + 110)
+    figure, (axes,), below = axes_of(860, height + 110)
     titles, labels, y = {}, [], 0
     for device, lanes in enumerate(devices):
         for lane in lanes:
@@ -457,7 +458,7 @@ def draw_trace(trace, ms):
     kinds = {op.kind for op in trace.ops}
     shown = [Patch(color=color, label=kind) for kind, color in KINDS.items() if kind in kinds]
     shown.append(Patch(color=INK, label="critical path: shorten it, and the whole is shorter"))
-    figure.legend(handles=shown, loc="outside lower center", ncols=len(shown))
+    put_legend(below, shown, columns=len(shown))
     save(figure, "build/trace.svg", titles)
 
 

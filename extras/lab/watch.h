@@ -2,8 +2,8 @@
 // place of the runtime's that enqueue something, on a GPU and on the stand-in alike. They do what
 // was asked and, while a Recorder lives, write it down: copies, messages, kernels, calls of host
 // functions, and the waits between streams, by which one follows another.
-// defines: LAUNCH, watch::Recorder, watch::touch, watch::show_devices, watch::late_messages, watch::dry,
-// watch::taken_bytes
+// defines: LAUNCH, watch::Recorder, watch::touch, watch::show_devices, watch::late_messages,
+// watch::dry, watch::taken_bytes
 //
 // A GPU can stand for several devices (show_devices), a message can be late (late_messages), and
 // with `dry` nothing is done at all, on as many devices as one likes. mgpu.cu itself says only what
@@ -241,7 +241,7 @@ inline void pause(StreamHandle stream, intptr_t ms) {
 
 // --- launches
 
-// relu_kernel, from the text of a launch: relu_kernel<<<..., or what extras/cpu/to_cpp.sed makes of it
+// relu_kernel, from the text of a launch: relu_kernel<<<..., or what to_cpp.sed makes of it
 inline std::string kernel_name(std::string text) {
     const size_t quote = text.find('"');
     if (quote < text.find('<')) text = text.substr(quote + 1);

@@ -29,7 +29,7 @@ void diverged(int t, const char *file, int line, const char *did) {
     w.failed = true;
 }
 
-// What runs on a new stack: the kernel, for the thread whose turn it is.
+// Run the kernel on a new stack, for the thread whose turn it is.
 static __attribute__((no_sanitize("thread"))) CUDA_CPU_OPTIMIZED void fiber_main() {
     Worker &w = *worker;
 #ifdef CUDA_CPU_ASAN
@@ -147,7 +147,8 @@ std::vector<SharedArray> &shared_arrays() {
     static auto *arrays = new std::vector<SharedArray>; // as the machine: never destroyed
     return *arrays;
 }
-// A gap is as long as a row, t[i] of t[8][9], as far as that is no waste: one too many is likely.
+// Reserve a place in the arena, with a gap behind it. The gap is as long as a row, t[i] of t[8][9],
+// up to a limit, because programs often access one row too many.
 SharedPlace reserve_shared(const char *name, const char *file, int line, size_t bytes, size_t row,
                            bool integers) {
     const size_t offset = shared_arena_bytes(), number = shared_arrays().size();
@@ -166,7 +167,7 @@ void fill_shared(Worker &w, char *p, size_t bytes, size_t number) {
 }
 
 #ifndef CUDA_CPU_ASAN
-// The first of the bytes [begin, end) of a gap that is no more poison; null if none is.
+// Return the first byte of the gap [begin, end) that has been overwritten, or null.
 static CUDA_CPU_OPTIMIZED __attribute__((no_sanitize("thread"))) char *
 first_changed(char *begin, char *end, unsigned char poison) {
     unsigned char changed = 0;
@@ -175,7 +176,7 @@ first_changed(char *begin, char *end, unsigned char poison) {
     while ((unsigned char)*begin == poison) begin++;
     return begin;
 }
-// The block has written to a gap: report it, and give the block up.
+// Report that the block has written to a gap, and give the block up.
 static __attribute__((noinline, cold, no_sanitize("thread"), format(printf, 2, 3))) void
 wrote_to_gap(Worker &w, const char *format, ...) {
     char text[400];
@@ -224,7 +225,7 @@ bool in_dynamic_shared(const void *pointer, ptrdiff_t &offset, size_t &bytes) {
 
 // --- workers
 
-// What a thread of the operating system needs to run blocks, or to be told what it did wrong.
+// Prepare a thread of the operating system to run blocks and to report their faults.
 void start_worker() {
     sigset_t all; // signals are for the host thread
     sigfillset(&all);

@@ -1,6 +1,6 @@
 // Blocks: the threads of a block, their barriers and their shared memory.
 //
-// The threads of a block share one core. Thread 0 runs on a stack of its own. If it ends without
+// One core runs all threads of a block. Thread 0 runs on a stack of its own. If it ends without
 // having met a barrier, the kernel has none, and the other threads run one after another in a plain
 // loop, into which the compiler inlines the kernel. If it meets one, every other thread gets a
 // stack too, and at each barrier thread t hands over to thread t+1, the last one back to thread 0.
@@ -159,7 +159,7 @@ __attribute__((always_inline)) inline void switch_stack(Fiber &from, Fiber &to) 
 }
 #endif
 
-// What hands over from fiber to fiber is inlined, for speed, or hidden from ThreadSanitizer.
+// Functions that switch fibers are inlined for speed, but hidden from ThreadSanitizer.
 #ifdef CUDA_CPU_TSAN
 #define CUDA_CPU_SWITCHING __attribute__((noinline, no_sanitize("thread")))
 #else
@@ -167,8 +167,8 @@ __attribute__((always_inline)) inline void switch_stack(Fiber &from, Fiber &to) 
 #endif
 // Functions that switch no fiber need only be hidden from the sanitizer.
 #define CUDA_CPU_UNSEEN CUDA_CPU_OPTIMIZED __attribute__((noinline, no_sanitize("thread")))
-// A sanitizer must be told which stack a switch leaves. So under one, every switch to a lane leaves
-// the scheduler's stack.
+// A sanitizer must know which stack a switch leaves. With one, every switch to a lane therefore
+// starts from the scheduler's stack.
 #if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
 constexpr bool from_lane_to_lane = false;
 #else

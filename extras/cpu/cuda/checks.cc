@@ -281,6 +281,15 @@ void host_enters(const char *what) {
     if (host_timer >= 0) set_watchdog(host_timer, *what ? machine().watchdog : 0);
 }
 
+// --- notices
+
+bool is_new(const char *notice, const char *kernel) {
+    static std::mutex lock;
+    static std::set<std::string> said;
+    std::lock_guard<std::mutex> guard(lock);
+    return said.insert(notice + std::string(" ") + kernel).second;
+}
+
 // --- volatile memory
 
 // See Volatile. Where the kernel goes on between two elements of volatile shared memory, it may
@@ -298,12 +307,7 @@ static CUDA_CPU_UNSEEN unsigned long long value_of(const Touch &touch) {
 static __attribute__((noinline, cold, no_sanitize("thread"))) void
 not_in_step(const Touch &writer, const Touch &other, void *pc) {
     Hidden hidden;
-    static std::mutex lock;
-    static std::set<std::string> said;
-    {
-        std::lock_guard<std::mutex> guard(lock);
-        if (!said.insert(running.name).second) return;
-    }
+    if (!is_new("volatile", running.name)) return;
     const std::string line = line_of(&pc, 1, pc, false);
     fprintf(stderr,
             "%s:%d: notice: %s on device %d%s%s: lane %d writes to volatile shared memory that "

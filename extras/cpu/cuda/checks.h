@@ -20,6 +20,8 @@ std::string line_of(void **frames, int n, void *interrupted, bool exact);
 // Return the address at which a signal has interrupted its thread, and the line of that address.
 void *interrupted(void *context);
 std::string interrupted_line(void *context);
+// Return true the first time that this is asked about a kernel and a notice.
+bool is_new(const char *notice, const char *kernel);
 // Whether a file is the program's, not a library's or the stand-in's.
 bool is_own(const char *file);
 

@@ -1,11 +1,9 @@
 // Warps: which lane runs next, and what lanes give each other where they meet.
 #include "warps.h"
+#include "checks.h"
 #include "workers.h"
 
 #include <cstdarg>
-#include <mutex>
-#include <set>
-#include <string>
 
 #include <unistd.h>
 
@@ -97,12 +95,7 @@ static __attribute__((noinline, cold, no_sanitize("thread"))) void lane_missing(
 static __attribute__((noinline, cold, no_sanitize("thread"))) void
 reads_from_nobody(const Warp &warp, int l) {
     Hidden hidden;
-    static std::mutex lock;
-    static std::set<std::string> said;
-    {
-        std::lock_guard<std::mutex> guard(lock);
-        if (!said.insert(running.name).second) return;
-    }
+    if (!is_new("reads from nobody", running.name)) return;
     const Lane &lane = warp.lanes[l];
     const bool exists = warp.exists >> lane.source & 1;
     fprintf(stderr,

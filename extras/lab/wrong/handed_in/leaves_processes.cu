@@ -1,5 +1,5 @@
 // passed 100:
-// Right, but a process of its own is to go on when it has been judged: extras/lab/grade_test.py looks.
+// It is right, but starts a process that goes on after the verdict: grade_test.py looks for it.
 #include "yours.h"
 
 YOURS(leaves_processes) {
