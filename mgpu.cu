@@ -136,7 +136,7 @@ std::string str(const std::vector<Device> &devices);     // [gpu(0), gpu(1)]
 
 // Throw an error. mgpu_main() prints it on one line and ends the program.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
-__attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...);
+__attribute__((format(printf, 1, 2))) std::string format(const char *format, ...);
 // Check a CUDA call. If it failed, print its file, its line and CUDA's message, and exit.
 #define CUDA_CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
 void check_cuda(cudaError_t code, const char *call, const char *file, int line);
@@ -1581,7 +1581,7 @@ static std::string vformat(const char *format, va_list args) {
     return text;
 }
 
-static std::string format(const char *format, ...) {
+std::string format(const char *format, ...) {
     va_list args;
     va_start(args, format);
     std::string text = vformat(format, args);

@@ -8,31 +8,9 @@
 // defines: Slices, for_channel, parts_of, merged, Sums, SumsOf, channel_sums
 
 namespace fast {
-template <int V> struct alignas(4 * V) Vector { // neighbours in memory
-    float x[V];
-};
-// Store::store of V neighbours, whose mask and addend have been loaded
-template <int V>
-__device__ __forceinline__ void store(const Store &to, int at, Vector<V> value,
-                                      const Vector<V> &mask, const Vector<V> &plus) {
-    const float least = to.relu ? 0 : -INFINITY;
-    UNROLL
-    for (int k = 0; k < V; k++) {
-        float &x = value.x[k];
-        if (to.plus) x += plus.x[k];
-        if (to.mask) x = mask.x[k] > 0 ? x : 0;
-        x = x < least ? least : x;
-    }
-    ((Vector<V> *)to.data)[at] = value;
-}
-
 // Slices says how blocks share tensors that lie at these addresses. for_channel() calls use(at, x)
 // for each Vector of a thread: x[a] is from[a][at].
-typedef std::initializer_list<const float *> Addresses;
 #if defined(__CUDACC__) || defined(MGPU_LANES)
-static bool are_aligned(const Addresses &all) { // so that a Vector<4> may lie there
-    return std::all_of(all.begin(), all.end(), [](const float *p) { return (size_t)p % 16 == 0; });
-}
 struct Slices : Planes {
     bool last_first; // the last images first: a cache has them, if the launch before read them
     bool four;       // whether Vectors have 4 numbers, not 1
@@ -210,7 +188,7 @@ __global__ void channel_sums_kernel(Store db, const Sums *parts, Slices s) {
     const float sum = merged(parts, s, c).dy;
     if (threadIdx.x % warp_size == 0) db.store(c, sum);
 }
-[[maybe_unused]] static void channel_sums(const Store &db, const Tensor &dy) {
+void channel_sums(const Store &db, const Tensor &dy) {
     const Slices s(planes(dy), {}, false);
     const Tensor parts = parts_of<Sums>(SumsOf{{dy.ptr(), dy.ptr()}, nullptr, s}, s, dy.device);
     LAUNCH(channel_sums_kernel<<<blocks(s.C * warp_size), threads, 0, stream_of(dy.device)>>>(

@@ -1,117 +1,7 @@
-// The three products of conv2d and linear.
-// Each is a description of where its rows, columns and terms lie. With a stride, dX falls into
-// phases, each a correlation with stride 1 and taps of its own.
-// Gain: a stride-2 gradient by phases multiplies a quarter of what a dy with zeros in it would
-// take.
-// defines: product_forward, product_backward_input, product_backward_weights, conv2d, linear
+// The operators conv2d and linear. products.cu has what they compute.
+// defines: conv2d, linear
 
 namespace fast {
-// Maps. windows: from (n,i,j) to the corner of a window in X; taps: from (c,u,v) to a tap's
-// distance from that corner; pixels: from (n,i,j) to y; weights: from (c,u,v) to W
-static Map windows(const ConvShape &s, const Images &X, bool row_first) {
-    const int S = s.stride, P = s.padding, corner = -P * (X.pitch + 1);
-    return {row_first, {s.N, s.C * X.plane}, {s.OH, S * X.pitch, S}, {s.OW, S, S}, corner, -P, -P};
-}
-static Map taps(const ConvShape &s, const Images &X, bool row_first) {
-    return {row_first, {s.C, X.plane}, {s.K, X.pitch, 1}, {s.K, 1, 1}};
-}
-static Map pixels(const ConvShape &s, bool row_first) {
-    return {row_first, {s.N, s.O * s.OH * s.OW}, {s.OH, s.OW}, {s.OW, 1}};
-}
-static Map weights(const ConvShape &s, bool row_first) {
-    const int K = s.K, sk = s.W_stride_k;
-    return {row_first, {s.C, K * K * sk}, {K, K * sk}, {K, sk}};
-}
-static void product_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
-                            const ConvShape &s, Tensor *V) {
-    if (is_winograd(s)) return winograd_forward(y, X, W, b, s, V);
-    if (is_first_layer(s)) return first_layer_forward(y, X, W, b, s);
-    const int out = s.OH * s.OW, zeros = s.rung == tiled ? s.padding : 0;
-    const Images x = pad(X, s.H, s.W, zeros, zeros);
-    if (is_shallow(s)) return shallow_forward(y, x, W, b, s);
-    const bool skip = s.padding > 0, row_first = skip && s.rung != tiled;
-    const bool taps_first = skip || s.rung != tiled; // a row of taps, then the channels
-    const Map A_row = windows(s, x, row_first), A_term = taps(s, x, taps_first);
-    const Map B_term = weights(s, taps_first), B_column = spaced(s.O, s.W_stride_o);
-    product(s.rung, {y, {}, b.ptr()}, x, W,
-            {s.N * out, s.O, s.C * s.K * s.K, A_row, A_term, s.H, s.W, B_term, B_column,
-             pixels(s, row_first), out, skip ? s.C * s.K : 0, 0});
-}
-
-// dX is the correlation of dy, with zeros around it, and W, turned by 180 degrees, its C and O
-// exchanged. With a stride, row h of dX has terms only for the taps u with u mod stride =
-// (h+padding) mod stride, each with row (h+padding-u)/stride of dy. The rows (and columns) of dX
-// that are equal modulo stride form a phase, and each of the stride*stride phases is a correlation
-// with stride 1 and taps of its own.
-struct Phase {          // of rows, or of columns
-    int count;          // the number of dX's rows in it
-    int taps, last_tap; // its taps are last_tap, last_tap - stride, ...: `taps` of them
-    int dy_begin;       // the row of dy that its first row and last_tap meet; may be negative
-};
-static Phase phase(int first, int size, const ConvShape &s) {
-    const int S = s.stride, tap = (first + s.padding) % S;
-    const int taps = tap < s.K ? blocks(s.K - tap, S) : 0;
-    return {blocks(size - first, S), taps, tap + (taps - 1) * S,
-            (first + s.padding) / S - (taps - 1)};
-}
-
-static void product_backward_wide_input(const Tensor &X, const Tensor &W, const Tensor &y,
-                                        const ConvShape &s) {
-    const int S = s.stride, K = s.K, sk = s.W_stride_k, so = s.W_stride_o, plane = s.H * s.W;
-    const int zeros = s.rung == tiled ? max(0, (K - 1 - s.padding + S - 1) / S) : 0;
-    const Store dX = target_of(X);
-    const Images dy = pad(dy_of(y), s.OH, s.OW, zeros, zeros);
-    const bool skip = K > 1, row_first = skip && s.rung != tiled;
-    const bool taps_first = skip || s.rung != tiled;
-    std::vector<Product> list;
-    for (int i = 0; i < min(S, s.H); i++)
-        for (int j = 0; j < min(S, s.W); j++) {
-            const Phase h = phase(i, s.H, s), w = phase(j, s.W, s);
-            const int top = h.dy_begin, left = w.dy_begin, last = h.last_tap * K + w.last_tap;
-            const int corner = top * dy.pitch + left;
-            const Axis rows = {h.count, dy.pitch, 1}, columns = {w.count, 1, 1};
-            const Map A_row = {row_first, {s.N, s.O * dy.plane}, rows, columns, corner, top, left};
-            const Map A_term = {taps_first, {s.O, dy.plane}, {h.taps, dy.pitch, 1}, {w.taps, 1, 1}};
-            const Axis rows_of_W = {h.taps, -S * K * sk}, columns_of_W = {w.taps, -S * sk};
-            const Map B_term = {taps_first, {s.O, so}, rows_of_W, columns_of_W, last * sk};
-            const Map B_column = spaced(s.C, K * K * sk);
-            const Axis rows_of_dX = {h.count, S * s.W}, columns_of_dX = {w.count, S};
-            const Map C_row = {
-                row_first, {s.N, s.C * plane}, rows_of_dX, columns_of_dX, i * s.W + j};
-            if (s.rung != tiled && h.taps * w.taps == 0 && dX.plus == dX.data) continue; // += 0
-            list.push_back({s.N * h.count * w.count, s.C, s.O * h.taps * w.taps, A_row, A_term,
-                            s.OH, s.OW, B_term, B_column, C_row, plane, skip ? s.O * w.taps : 0,
-                            0});
-        }
-    phases(s.rung, {dX, {}, nullptr}, dy, W, list);
-}
-
-static void product_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
-                                   const ConvShape &s) {
-    const int wide = blocks(s.C, tile_n) * s.K * s.W, narrow = blocks(s.C * s.K, tile_n) * s.OW;
-    const bool pays = s.rung == tiled ? 4 * narrow < 3 * wide : s.C <= 32;
-    const bool fits = (double)s.N * s.C * s.K * s.H * s.OW <= INT_MAX; // into a Tensor
-    if (is_winograd(s)) winograd_backward_input(X, W, y, s);
-    else if (pays && fits && s.K > 1 && s.stride == 1) product_backward_narrow_input(X, W, y, s);
-    else product_backward_wide_input(X, W, y, s);
-}
-static void product_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
-                                     const Tensor &y, const ConvShape &s,
-                                     const Tensor &V) {
-    if (is_winograd(s)) return winograd_backward_weights(X, W, b, y, s, V);
-    const int out = s.OH * s.OW, terms = s.C * s.K * s.K, zeros = s.rung == tiled ? s.padding : 0;
-    const Images x = pad(X, s.H, s.W, zeros, zeros);
-    const Tensor dy = dy_of(y);
-    const Map A_row = taps(s, x, false), A_term = windows(s, x, false), C_row = weights(s, false);
-    const Map B_term = pixels(s, false), B_column = spaced(s.O, out);
-    const Product p = {terms,  s.O,      s.N * out, A_row,        A_term, s.H, s.W,
-                       B_term, B_column, C_row,     s.W_stride_o, 0,      1};
-    const ProductOut to = {target_of(W), target_of(b), nullptr};
-    if (is_first_layer(s)) first_layer_backward_weights(to, X, dy, p, s);
-    else if (is_shallow(s)) shallow_backward_weights(to, x, dy, p, s);
-    else product(s.rung, to, x, dy, p);
-}
-
 template <Rung wanted>
 static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tensor &b,
                    const std::vector<int> &y_shape, ConvShape s) {
@@ -121,8 +11,12 @@ static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tenso
     const bool keep = recording && W.grad;
     launch(y, [=](Store y) { product_forward(y, X, W, b, s, keep ? V.get() : nullptr); });
     return record(op, y, {X, W, b}, [=](const Tensor &) {
-        if (W.grad || b.grad) product_backward_weights(X, W, b, y, s, *V);
-        if (X.grad) product_backward_input(X, W, y, s);
+        const Tensor dy = dy_of(y);
+        if (W.grad || b.grad) {
+            const Store dW = target_of(W), db = target_of(b);
+            product_backward_weights(dW, db, X, dy, s, *V);
+        }
+        if (X.grad) product_backward_input(target_of(X), dy, W, s);
     });
 }
 template <Rung rung>

@@ -1,6 +1,7 @@
-// mgpu.cu with tuned operators: the whole program in one translation unit.
+// mgpu.cu with tuned operators: the whole program.
 // It includes copies of mgpu.cu and networks.cu in which the operators have other names, and then
 // the files below, each of which is one idea (README.md has them in a table, with what each gains).
+// With PRODUCTS_APART products.cu is compiled by itself and linked.
 // KERNELS and PRECISION choose a rung of the ladder:
 //     plain    mgpu.cu's simple operators
 //     tiled    sums tiled in registers: the default on a CPU
@@ -50,18 +51,9 @@ struct Operators {
 #include "batch_norm.h"
 #endif
 #include "product.h"
-#include "split_k.h"
-#include "tiled.h"
-#include "shallow.h"
-#include "shared.h"
-#include "loaders.h"
-#include "tf32.h"
-#include "tiles.h"
-#include "narrow.h"
-#include "first_layer.h"
-#include "winograd_tiles.h"
-#include "winograd_cpu.h"
-#include "winograd.h"
+#ifndef PRODUCTS_APART
+#include "products.cu"
+#endif
 #include "conv.h"
 
 const char *const usual_kernels = warp_size > 1 ? "fast" : "tiled";

@@ -5,16 +5,33 @@ lesson := mgpu.cu $(wildcard extras/networks/networks.cu)
 networks_flag := $(if $(word 2,$(lesson)),-DNETWORKS)
 # Operators that mgpu.cu no longer has as extras/fast/ knows them: yours run in their place
 source_flags = $(networks_flag) -DEDITED='"$(shell sh extras/fast/checksum.sh)"'
-source_needs := $(fast_headers) extras/fast/checksums $(lesson:%=build/gpu/plain/%)
-source_needs_cpp := $(fast_headers:%=build/cpp/%) extras/fast/checksums $(lesson:%=build/cpp/plain/%)
+source_needs := extras/fast/products.cu $(fast_headers) extras/fast/checksums $(lesson:%=build/gpu/plain/%)
+source_needs_cpp := $(patsubst %,build/cpp/%,extras/fast/products.cu $(fast_headers)) extras/fast/checksums $(lesson:%=build/cpp/plain/%)
 all: $(dir)/fast
 tests += $(if $(networks_flag),$(dir)/fast_tests) # they test the operators of both
 
-build/gpu/fast: extras/fast/fast.cu $(source_needs) mgpu.cu build/gpu/flags
-	$(NVCC) $(nvcc_flags) $(source_flags) $< -o $@
+build/gpu/fast: extras/fast/fast.cu $(source_needs) mgpu.cu build/gpu/flags build/gpu/products.o
+	$(NVCC) $(nvcc_flags) $(source_flags) $(apart_gpu) $< -o $@
 build/gpu/fast_tests: extras/fast/tests.cu extras/fast/fast.cu $(source_needs) tests.cu mgpu.cu \
-    $(DOCTEST) build/gpu/flags
-	$(NVCC) $(nvcc_flags) $(networks_flag) -isystem $(dir $(DOCTEST)) $< -o $@
+    $(DOCTEST) build/gpu/flags build/gpu/products.o
+	$(NVCC) $(nvcc_flags) $(networks_flag) $(apart_gpu) -isystem $(dir $(DOCTEST)) $< -o $@
+
+# products.cu takes the longest to compile. It is compiled again only if section 1 of mgpu.cu, which
+# it includes, has changed. (Under a sanitizer fast.cu includes it.)
+apart_gpu := -DPRODUCTS_APART build/gpu/products.o
+apart_cpu := -DPRODUCTS_APART build/cpu/products.o
+vocabulary = mkdir -p $(@D); \
+    { echo '\#line 1 "mgpu.cu"'; sed '/^\/\/ 2\. A toy network/,$$d' mgpu.cu; } >$@.$$$$; \
+    cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+build/gpu/vocabulary.h build/cpp/vocabulary.h: mgpu.cu
+	@$(vocabulary)
+products_gpu := extras/fast/products.cu $(fast_headers) build/gpu/vocabulary.h build/gpu/flags
+products_cpu := build/cpp/extras/fast/products.cu $(fast_headers:%=build/cpp/%) \
+    build/cpp/vocabulary.h build/cpu/flags build/cpu/runtime.o
+build/gpu/products.o: $(products_gpu)
+	$(NVCC) $(nvcc_flags) -DVOCABULARY='"../../build/gpu/vocabulary.h"' -c $< -o $@
+build/cpu/products.o: $(products_cpu)
+	$(CXX) $(cpu_flags) -DVOCABULARY='"../../vocabulary.h"' -x c++ -c $< -o $@
 
 # mgpu.cu and networks.cu with other names for their operators
 build/gpu/plain/%: % extras/fast/plain.sed
@@ -31,13 +48,13 @@ build/cpp/extras/fast/%: extras/fast/% extras/cpu/to_cpp.sed
 	@$(translate)
 build/cpu/fast build/asan/fast build/race/fast: build/%/fast: build/cpp/extras/fast/fast.cu \
     $(source_needs_cpp) build/cpp/mgpu.cu build/%/runtime.o
-	$(CXX) $(cpu_flags) $(flags_$*) $(source_flags) $(once_$*) -x c++ $< -o $@
+	$(CXX) $(cpu_flags) $(flags_$*) $(source_flags) $(once_$*) $(apart_$*) -x c++ $< -o $@
 $(patsubst %,build/%/fast_tests,cpu asan lanes lanes_asan): build/%/fast_tests: \
     build/cpp/extras/fast/tests.cu build/cpp/extras/fast/fast.cu $(source_needs_cpp) \
     build/cpp/tests.cu build/cpp/mgpu.cu build/%/runtime.o build/%/doctest.o
-	$(CXX) $(cpu_flags) $(flags_$*) $(networks_flag) $(once_$*) $(linked) -x c++ $< \
+	$(CXX) $(cpu_flags) $(flags_$*) $(networks_flag) $(once_$*) $(apart_$*) $(linked) -x c++ $< \
 	    -x none build/$*/doctest.o -o $@
-build/cpu/fast build/cpu/fast_tests: $(compiled_once)
+build/cpu/fast build/cpu/fast_tests: $(compiled_once) build/cpu/products.o
 
 fast_tests := $(if $(networks_flag),fast_tests)
 asan_tests += $(fast_tests:%=build/asan/%)

@@ -11,7 +11,6 @@ static bool is_first_layer(const ConvShape &s) {
            s.O <= most_outputs;
 }
 
-#if defined(__CUDACC__) || defined(MGPU_LANES)
 // The pixels that blocks share: t = (n,i,j) of y. Their windows x are 3x3 pixels of X.
 struct Pixels : ConvShape {
     Divisor plane, row;
@@ -98,10 +97,4 @@ static void first_layer_backward_weights(const ProductOut &out, const Tensor &X,
         partial.ptr(), X.ptr(), dy.ptr(), s));
     product_sum(out, partial.ptr(), slices, p, X.device);
 }
-#else
-static void first_layer_forward(const Store &, const Tensor &, const Tensor &, const Tensor &,
-                                const ConvShape &) {}
-static void first_layer_backward_weights(const ProductOut &, const Tensor &, const Tensor &,
-                                         const Product &, const ConvShape &) {}
-#endif
 } // namespace fast

@@ -35,19 +35,18 @@ static void fold(const Store &dX, const Tensor &part, int by_n, int by_v, int by
 // As a product, whose rows are in the order n,h,j for tiled kernels, h,n,j for fast ones:
 //                      C      a row of it   a column   a term of the sum   A    B
 //   input gradient     part   n,h,j         c,v        u,o                 dy   W
-static void product_backward_narrow_input(const Tensor &X, const Tensor &W, const Tensor &y,
+static void product_backward_narrow_input(const Store &dX, const Tensor &all_dy, const Tensor &W,
                                           const ConvShape &s) {
     const int K = s.K, sk = s.W_stride_k, so = s.W_stride_o, M = s.N * s.H * s.OW;
     const int top = s.padding - (K - 1); // the row of dy that u = K-1 of dX's row 0 meets
-    const Store dX = target_of(X);
-    const Images dy = pad(dy_of(y), s.OH, s.OW, s.rung == tiled ? max(0, -top) : 0, 0);
+    const Images dy = pad(all_dy, s.OH, s.OW, s.rung == tiled ? max(0, -top) : 0, 0);
     const bool row_first = s.rung != tiled;
     const Axis rows = {s.H, dy.pitch, 1};
     const Map A_row = {row_first, {s.N, s.O * dy.plane}, rows, {s.OW, 1}, top * dy.pitch, top};
     const Map A_term = {true, {s.O, dy.plane}, {K, dy.pitch, 1}, none};
     const Map B_term = {true, {s.O, so}, {K, -K * sk}, none, (K - 1) * K * sk};
     const Map B_column = {false, none, {s.C, K * K * sk}, {K, sk}}, C_row = spaced(M, 1);
-    const Tensor part = empty({s.C * K, M}, X.device);
+    const Tensor part = empty({s.C * K, M}, W.device);
     product(s.rung, {{part.ptr()}, {}, nullptr}, dy, W,
             {M, s.C * K, s.O * K, A_row, A_term, s.OH, 1, B_term, B_column, C_row, M, s.O, 0});
     fold(dX, part, row_first ? s.OW : s.H * s.OW, M, row_first ? s.N * s.OW : s.OW, s);

@@ -61,7 +61,7 @@ struct Map {
         return Q.d > 1 ? by_z : P.d > 1 ? by_y : by_x;
     }
 };
-static Map spaced(int n, int stride) { return {false, none, none, {n, stride}}; } // i to i*stride
+inline Map spaced(int n, int stride) { return {false, none, none, {n, stride}}; } // i to i*stride
 // C[C_row(m) + n*C_column] = sum over k < K of A[A_row(m) + A_term(k)] * B[B_term(k) + B_column(n)]
 // Of A's two Points one is the corner of a window, the other a tap (u,v) of it. Outside of the
 // image A is 0. (Aligned, so that a GPU loads two numbers at once.)
@@ -99,6 +99,15 @@ struct ProductOut {
         return blockIdx.z * slices_by + (m < s.M ? s.C_row(m).offset : 0);
     }
 };
+
+// The products of a convolution (products.cu). If V is not null, the forward pass may keep there
+// Winograd's windows of X for the gradient of W. dW or db has no data if it is not wanted.
+void product_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
+                     const ConvShape &s, Tensor *V);
+void product_backward_input(const Store &dX, const Tensor &dy, const Tensor &W,
+                            const ConvShape &s);
+void product_backward_weights(const Store &dW, const Store &db, const Tensor &X, const Tensor &dy,
+                              const ConvShape &s, const Tensor &V);
 
 struct Range {
     int begin, end;

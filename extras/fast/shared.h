@@ -184,7 +184,7 @@ __device__ __forceinline__ void store_tile(const Tile &tile, float *memory, cons
     }
 }
 
-// Products in one launch, of one A: the phases of a gradient, see conv.h
+// Products in one launch, of one A: the phases of a gradient, see products.cu
 template <int count> struct Products {
     ProductOut out;
     const float *A, *B[count];

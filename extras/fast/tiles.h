@@ -112,7 +112,7 @@ static void product_in(const ProductOut &out, const float *A, const float *B, co
     else if (to64) run(product_tiles<Tile64, Gather, Gather>);
     else run(product_tiles<Tile128, Gather, Gather>);
 }
-// Launch the phases of a gradient (conv.h), up to four at once, those with the most terms first.
+// Launch the phases of a gradient (products.cu), up to four at once, those with the most terms first.
 template <class In>
 static void phases_in(const ProductOut &out, const float *A, const float *B,
                       std::vector<Product> list, Device device) {

@@ -4,7 +4,7 @@
 // MGPU_LANES a CPU has the GPU's warps, see `make lanes`.
 // Gain: the same kernels serve both. What vector registers are worth to a CPU: see tiled.h.
 // defines: warp_size, lanes, tile_m, tile_n, wide, Wide, UNROLL, UNROLL_GPU, UNROLL_LANES,
-// warp_reduce_sum, warp_sum, Divisor, Store
+// warp_reduce_sum, warp_sum, Divisor, Store, Vector, store, are_aligned
 
 #if defined(__CUDACC__) || defined(__clang__)
 #define UNROLL _Pragma("unroll")
@@ -88,4 +88,27 @@ struct Store {
         return {data + i, plus ? plus + i : plus, mask ? mask + i : mask, relu};
     }
 };
+
+template <int V> struct alignas(4 * V) Vector { // neighbours in memory
+    float x[V];
+};
+// Store::store of V neighbours, whose mask and addend have been loaded
+template <int V>
+__device__ __forceinline__ void store(const Store &to, int at, Vector<V> value,
+                                      const Vector<V> &mask, const Vector<V> &plus) {
+    const float least = to.relu ? 0 : -INFINITY;
+    UNROLL
+    for (int k = 0; k < V; k++) {
+        float &x = value.x[k];
+        if (to.plus) x += plus.x[k];
+        if (to.mask) x = mask.x[k] > 0 ? x : 0;
+        x = x < least ? least : x;
+    }
+    ((Vector<V> *)to.data)[at] = value;
+}
+// Return whether a Vector<4> may lie at all of these addresses.
+typedef std::initializer_list<const float *> Addresses;
+[[maybe_unused]] static bool are_aligned(const Addresses &all) {
+    return std::all_of(all.begin(), all.end(), [](const float *p) { return (size_t)p % 16 == 0; });
+}
 } // namespace fast

@@ -215,11 +215,10 @@ static void winograd_sums(float *S, const float *V, const float *Q, const TiledI
         winograd_products<Tile, Gather>(to.C.data, V, Q, p, slices, device);
     });
 }
-static void winograd_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
-                                      const Tensor &y, const ConvShape &s, const Tensor &kept) {
+static void winograd_backward_weights(const Store &dW, const Store &db, const Tensor &X,
+                                      const Tensor &dy, const ConvShape &s, const Tensor &kept) {
     const Device device = X.device;
-    const Tensor dy = dy_of(y), S = empty({36, s.O, s.C}, device);
-    const Store dW = target_of(W), db = target_of(b);
+    const Tensor S = empty({36, s.O, s.C}, device);
     if (db.data) channel_sums(db, dy);
     if (!dW.data) return;
     const TiledImages x(s.C, s.H, s.W, s.padding, s), out(s.O, s.OH, s.OW, 0, s);
@@ -237,12 +236,11 @@ static void winograd_forward(const Store &y, const Tensor &X, const Tensor &W, c
     winograd(y, X.ptr(), W.ptr(), s.W_stride_o, 9 * s.W_stride_k, s.W_stride_k, b.ptr(), s,
              X.device, kept);
 }
-static void winograd_backward_input(const Tensor &X, const Tensor &W, const Tensor &y,
+static void winograd_backward_input(const Store &dX, const Tensor &dy, const Tensor &W,
                                     const ConvShape &s) {
     const int k = s.W_stride_k;
     const Sizes turned = {s.N, s.O, s.OH, s.OW, s.C, 3, 1, 2 - s.padding, s.H, s.W};
-    const Tensor dy = dy_of(y);
-    winograd(target_of(X), dy.ptr(), W.ptr() + 8 * k, 9 * k, s.W_stride_o, -k, nullptr,
-             {turned, s.rung, 0, 0}, X.device);
+    winograd(dX, dy.ptr(), W.ptr() + 8 * k, 9 * k, s.W_stride_o, -k, nullptr,
+             {turned, s.rung, 0, 0}, W.device);
 }
 } // namespace fast

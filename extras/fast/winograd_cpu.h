@@ -128,11 +128,9 @@ static void winograd(const Store &y, const float *X, const float *W, int by_o, i
     LAUNCH(winograd_kernel<<<parts, 1, 0, stream_of(device)>>>(y, X, x, U.ptr(), u, b, out,
                                                                memory.ptr(), v, m));
 }
-static void winograd_backward_weights(const Tensor &X, const Tensor &W, const Tensor &b,
-                                      const Tensor &y, const ConvShape &s, const Tensor &) {
+static void winograd_backward_weights(const Store &dW, const Store &db, const Tensor &X,
+                                      const Tensor &dy, const ConvShape &s, const Tensor &) {
     const Device device = X.device;
-    const Tensor dy = dy_of(y);
-    const Store dW = target_of(W), db = target_of(b);
     if (db.data) channel_sums(db, dy);
     if (!dW.data) return;
     const TiledImages x = tiled_images(s, false), out = tiled_images(s, true);

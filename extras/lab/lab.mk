@@ -63,12 +63,26 @@ build/simulate: extras/lab/simulate.cc extras/lab/fabric.h build/cpu/flags
 # there; a worker includes the submission alone
 included = $(source_flags) -DPROGRAM='"../../$(source)"'
 build/included/flags: flags = $(source) $(source_flags)
+# Products for programs that include watch.h, as check does not: there a stream has another type
+watched = $(subst products.o,watched_products.o,$(apart_$1))
+apart_check = $(apart_$1)
+apart_lab = $(watched)
+ifneq ($(apart_cpu),)
+build/gpu/watched_products.o: $(products_gpu) extras/lab/watch.h
+	$(NVCC) $(nvcc_flags) -include extras/lab/watch.h \
+	    -DVOCABULARY='"../../build/gpu/vocabulary.h"' -c $< -o $@
+build/cpu/watched_products.o: $(products_cpu) extras/lab/watch.h
+	$(CXX) $(cpu_flags) -include extras/lab/watch.h -DVOCABULARY='"../../vocabulary.h"' \
+	    -x c++ -c $< -o $@
+$(dir)/check: $(dir)/products.o
+$(dir)/lab $(dir)/lab_tests: $(dir)/watched_products.o
+endif
 # (under a sanitizer tuned operators would take a minute to compile)
 included_asan := -DPROGRAM='"../../mgpu.cu"'
 $(dir)/lab_tests build/asan/lab_tests: %/lab_tests: | %/wrong build/cpu/judge
 build/gpu/lab build/gpu/check: build/gpu/%: extras/lab/%.cu mgpu.cu $(source) $(source_needs) \
     $(lab_headers) build/included/flags build/gpu/flags
-	$(NVCC) $(nvcc_flags) $(included) $< -o $@
+	$(NVCC) $(nvcc_flags) $(included) $(call apart_$*,gpu) $< -o $@
 build/gpu/worker: extras/lab/worker.cu build/gpu/judged/mgpu.cu $(lab_headers) build/gpu/flags
 	$(worker_gpu) -DSUBMISSION='"../../build/gpu/judged/mgpu.cu"' $< -o $@
 build/gpu/wrong: extras/lab/worker.cu build/gpu/wrong.cu $(wrong) mgpu.cu $(lab_headers) \
@@ -79,14 +93,15 @@ build/gpu/wrong.cu: $(wrong) extras/lab/lab.mk
 build/gpu/lab_tests: extras/lab/tests.cu tests.cu mgpu.cu $(source) $(source_needs) $(lab_headers) \
     extras/lab/lab.cu extras/lab/check.cu extras/lab/simulate.cc $(DOCTEST) build/included/flags \
     build/gpu/flags
-	$(NVCC) $(nvcc_flags) $(included) -isystem $(dir $(DOCTEST)) $< -o $@
+	$(NVCC) $(nvcc_flags) $(included) $(call watched,gpu) -isystem $(dir $(DOCTEST)) $< -o $@
 
 # On the stand-in, and under the sanitizers: first in C++, below build/cpp/
 lab_cpp = build/cpp/extras/lab/$1.cu build/cpp/mgpu.cu $(lab_headers)
 define lab_programs
 build/$1/lab build/$1/check: build/$1/%: $$(call lab_cpp,%) build/cpp/$$(source) \
     $$(source_needs_cpp) build/included/flags build/$1/runtime.o
-	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab $$(included) $$(once_$1) -x c++ $$< -o $$@
+	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab $$(included) $$(once_$1) \
+	    $$(call apart_$$*,$1) -x c++ $$< -o $$@
 build/$1/worker: $$(call lab_cpp,worker) build/cpp/judged/mgpu.cu build/$1/runtime.o
 	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(worker_flags_$1) -iquote extras/lab \
 	    -DSUBMISSION='"../../judged/mgpu.cu"' $$(once_$1) -x c++ $$< -o $$@
@@ -99,7 +114,7 @@ build/$1/lab_tests: $$(call lab_cpp,tests) build/cpp/$$(source) $$(source_needs_
     extras/lab/simulate.cc \
     build/$1/doctest.o build/included/flags build/$1/runtime.o
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab $$(or $$(included_$1),$$(included)) \
-	    $$(once_$1) $$(linked) -x c++ $$< -x none build/$1/doctest.o -o $$@
+	    $$(once_$1) $$(call watched,$1) $$(linked) -x c++ $$< -x none build/$1/doctest.o -o $$@
 endef
 $(foreach x,cpu asan race,$(eval $(call lab_programs,$x)))
 $(patsubst %,build/cpu/%,lab worker check wrong lab_tests): $(compiled_once)

@@ -42,7 +42,7 @@ export OMPI_CXX = $(CXX)
 export MPICH_CXX = $(CXX)
 # nodes.cu includes the program's source, in C++ for the stand-in
 mpi_gpu = $(NVCC) $(nvcc_flags) -ccbin $(MPICXX)
-mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) -x c++
+mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) $(if $1,,$(filter -D%,$(apart_cpu))) -x c++
 in_cpp := $(if $(filter build/cpu,$(dir)),build/cpp/)
 mpi = $(if $(in_cpp),$(mpi_cpu),$(mpi_gpu)) $(source_flags) -DPROGRAM='"../../$(source)"'
 build/included/flags: flags = $(source) $(source_flags)
@@ -51,7 +51,7 @@ build/mpi/nodes build/mpi_asan/nodes build/mpi_race/nodes: build/mpi%/nodes: \
     $(if $(in_cpp),$(source_needs_cpp),$(source_needs)) build/included/flags build/mpi%/flags
 	$(need_mpi)$(call mpi,$(*:_%=%)) $< $(addprefix -x none ,$(filter %.o,$^)) -o $@
 ifneq ($(in_cpp),)
-build/mpi/nodes: build/cpu/runtime.o
+build/mpi/nodes: build/cpu/runtime.o $(filter %.o,$(apart_cpu))
 build/mpi_asan/nodes build/mpi_race/nodes: build/mpi_%/nodes: build/%/runtime.o
 endif
 build/cpp/extras/nodes/%: extras/nodes/% extras/cpu/to_cpp.sed
