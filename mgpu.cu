@@ -17,7 +17,7 @@
 //    7. Allreduce algorithms
 //
 // Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K the
-// side of a convolution kernel, k devices. All numbers are 32-bit floats. dX is the gradient of the
+// side of a convolution kernel, k devices. Tensors hold 32-bit floats. dX is the gradient of the
 // loss with respect to X. F is torch.nn.functional. A word in capitals, such as GPUS, is an option
 // (section 13).
 // Without a GPU, g++ compiles this file with extras/cpu/cuda_runtime.h, which emulates k devices.
@@ -75,13 +75,13 @@ struct Tensor {
     bool stale = false; // whether it must be zeroed before the next write
     std::shared_ptr<struct Event> written = nullptr; // recorded after each write
 
-    float *ptr() const; // data.get()
+    float *ptr() const; // the address of its numbers
 };
 
 // One list of tensors per device: x[c][i] is tensor i on device c.
 typedef std::vector<std::vector<Tensor>> PerDevice;
 
-// --- Each heading names the section that has the definitions.
+// --- Functions. Each heading names the section that defines them.
 
 // 3. Copies
 Tensor copyto(const Tensor &src, Device device);   // a copy of src there
@@ -102,7 +102,7 @@ void add_(const Tensor &a, const Tensor &b);                           // a[:] +
 void fill(const Tensor &a, float value);                               // a[:] = value
 
 // 9. Autograd
-void attach_grad(std::vector<Tensor> &params);       // give each parameter a gradient of zeros
+void attach_grad(std::vector<Tensor> &params);       // give each trained parameter a gradient of 0
 void backward(const Tensor &l);                      // compute the gradients of sum(l)
 const Tensor &gradient(const Tensor &param);         // param.grad, or an error if there is none
 PerDevice gradients(const PerDevice &device_params); // of all parameters that are trained
@@ -128,8 +128,8 @@ Tensor empty(std::vector<int> shape, Device device); // uninitialized memory
 Tensor full(std::vector<int> shape, float value, Device device);
 Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2), on the host
 Tensor arange(int n);                                    // 0, 1, ..., n-1, on the host
-Tensor reshape(const Tensor &X, std::vector<int> shape); // the same memory, the same gradient
-Tensor rows(const Tensor &X, int begin, int end);        // X[begin:end]: the same memory
+Tensor reshape(const Tensor &X, std::vector<int> shape); // shares X's memory and gradient
+Tensor rows(const Tensor &X, int begin, int end);        // X[begin:end], shares X's memory
 std::vector<float> to_host(const Tensor &t);             // its numbers; the host waits for them
 std::string str(Device device);                          // gpu(0)
 std::string str(const std::vector<Device> &devices);     // [gpu(0), gpu(1)]
@@ -141,28 +141,6 @@ __attribute__((format(printf, 1, 2))) std::string format(const char *format, ...
 #define CUDA_CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
 void check_cuda(cudaError_t code, const char *call, const char *file, int line);
 
-// 8. Launching kernels
-#ifdef CUDA_CPU
-constexpr bool on_cpu = true; // compiled by g++ with extras/cpu/cuda_runtime.h, the stand-in
-#else
-constexpr bool on_cpu = false;
-#endif
-
-constexpr int threads = 256; // in a block
-
-// Return how many blocks it takes to have a thread for each of n elements. CUDA wants at least
-// one block.
-inline int blocks(long n, int threads_per_block = threads) {
-    if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
-    return n > 0 ? (n + threads_per_block - 1) / threads_per_block : 1;
-}
-
-// Launch a kernel, as section 8 explains, and check whether the launch has failed.
-#ifndef LAUNCH // a program that includes this file may define its own
-#define LAUNCH(...)                                                                                \
-    (__VA_ARGS__, check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__))
-#endif
-
 // 11. Data and files
 std::string to_string(const Tensor &t); // its numbers as NumPy prints them
 
@@ -173,7 +151,7 @@ struct DataIter {
     int batch_size;
     bool shuffle;
     std::vector<int> order; // the order of the samples in this epoch
-    Tensor X, y;            // all samples in this order, on the host; a minibatch is a view
+    Tensor X, y;            // room for all samples, on the host; a minibatch is a view
     int steps_left;         // minibatches left before the limit STEPS
 
     int steps() const;                              // minibatches per epoch
@@ -209,7 +187,7 @@ struct Animator {
     explicit Animator(int steps);
     void add_losses(const std::vector<Tensor> &ls); // of a minibatch
     void add(int epoch, float acc, double seconds); // the row of an epoch
-    void add_to_log(int epoch, float acc, double seconds);
+    void end_epoch(int epoch, float acc, double seconds);
     void count();     // sum up the losses
     void clear_bar(); // before something else is printed
 };
@@ -219,11 +197,10 @@ void save_params(const std::vector<Tensor> &params); // write them to the file S
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr);
 void check_replicas(const PerDevice &device_params); // fail unless they are equal on all devices
 
-// 13. The options of the command line. Until it has been read, batch, epochs, lr and allreduce are
-// 0 or empty.
+// 13. The options of the command line. 0 or empty means that one is not given, or has no limit.
 struct Options {
     int gpus = 1, batch = 0, epochs = 0;
-    int steps = 0, limit = 0; // stop after this many minibatches, use this many samples; 0: all
+    int steps = 0, limit = 0; // most minibatches in all, most samples of a set
     int seed = 0;             // of the parameters and of the order of the samples
     float lr = 0;
     bool shuffle = true, overlap = false, first_check = true, replica_check = true, peers = true;
@@ -317,9 +294,8 @@ void allreduce(std::vector<Tensor> data) {
 }
 
 // --- The message itself
-// Messages between devices are asynchronous. The host only enqueues them. Each stream executes its
-// work in order, while the other streams execute theirs. So a stream must wait before it reads data
-// that another stream writes.
+// The host only enqueues messages. A stream is a queue: its work is done in order, while other
+// streams do theirs. So a stream must wait before it reads data that another stream writes.
 
 // Make later work on `waiting` wait for all earlier work on `other`. The host does not wait.
 //
@@ -385,8 +361,8 @@ Tensor copyto(const Tensor &src, Device device) {
 // Divide n samples into k shards, equal or in proportion to SPLIT, and return their sizes. The
 // first shards get one sample more if n does not divide evenly.
 std::vector<int> shard_sizes(int n, int k) {
-    const bool equal = options.split.empty() || k == 1;
-    const std::vector<int> weights = equal ? std::vector<int>(k, 1) : options.split;
+    std::vector<int> weights = options.split;
+    if (weights.empty() || k == 1) weights.assign(k, 1);
     if ((int)weights.size() != k) {
         error("SPLIT has %zu parts, but there are %d devices", weights.size(), k);
     }
@@ -430,7 +406,7 @@ split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices
 // ---------------------------------------------------------------------------------------------
 // 5. Training                                                              chapter: "Training"
 // train_batch() takes one step of SGD, on one minibatch and all devices; train() takes the steps of
-// all epochs. Lines that the chapter does not have are marked "ours".
+// all epochs. Lines that add something to the chapter are marked "ours".
 
 // Take one step of SGD on all devices. Return the losses, one number per sample: ls[c] is on device
 // c. (The chapter returns nothing.) Operators record themselves for backward(), so
@@ -542,11 +518,12 @@ void demos(int num_gpus) {
 // any size, including 0.
 //
 // Cost, for k devices, each with b bytes in P tensors:
-//   messages   how many copies are made between devices
+//   messages   how many copies are made from one memory to another
 //   busiest    how many bytes the busiest device receives; it sends as many
 //   rounds     how many messages are in the longest chain, where each waits for the one before
 // If a message of m bytes takes alpha + m * beta seconds (alpha is the latency, 1 / beta the
-// bandwidth), an allreduce takes about rounds * alpha + busiest * beta.
+// bandwidth), an allreduce takes about rounds * alpha + busiest * beta. (In naive, bucket, host and
+// tree the busiest device receives everything before it sends. That takes busiest * beta twice.)
 
 // A named range in NVIDIA's profiler nsys, open for the lifetime of the object.
 struct ProfilerRange {
@@ -585,15 +562,15 @@ static Tensor chunk(const Tensor &t, int j, int k, int count = 1) {
     return rows(reshape(t, {(int)n}), n * j / k, n * (j + count) / k);
 }
 
-// A copy dst[:] = src to another device.
+// A copy dst[:] = src from one device to another.
 struct Message {
     Tensor src, dst;
 };
 
 // Enqueue each message on the link_stream from its source to its destination, so that messages on
-// different links travel at the same time. A message waits for all earlier work on both of its
-// devices, and their later work waits for it. No message may write to memory that another message
-// of the call reads or writes.
+// different links travel at the same time. A message waits for all work that its two devices got
+// before this call, and the work that they get after it waits for the message. No message may write
+// to memory that another message of the call reads or writes.
 static void send(const std::vector<Message> &messages) {
     for (const auto &[src, dst] : messages) {
         if (size(src) != size(dst)) {
@@ -713,8 +690,8 @@ static void allreduce_sharded(const PerDevice &grads) {
 }
 
 // --- ring
-// Let device c send only to its right neighbour, device (c + 1) % k, so that all links are busy in
-// every round.
+// Let device c send only to its right neighbour, device (c + 1) % k, so that every device sends and
+// receives in every round.
 //   messages 2k(k-1)   busiest 2(k-1)b/k   rounds 2(k-1)
 //
 //   k = 3          reduce-scatter             all-gather
@@ -766,13 +743,15 @@ static void allreduce_tree(const PerDevice &grads) {
     int distance = 1; // between sender and receiver
     while (distance < k) {
         std::vector<Message> messages;
+        std::vector<Tensor> sums; // sums[m]: the tensor to which the receiver of message m adds
         for (int receiver = 0; receiver + distance < k; receiver += 2 * distance) {
-            const Tensor part = flat[receiver + distance];
-            messages.push_back({part, empty(part.shape, flat[receiver].device)});
+            const Tensor part = flat[receiver + distance], sum = flat[receiver];
+            messages.push_back({part, empty(part.shape, sum.device)});
+            sums.push_back(sum);
         }
         send(messages);
         for (size_t m = 0; m < messages.size(); m++) {
-            add_(flat[m * 2 * distance], messages[m].dst);
+            add_(sums[m], messages[m].dst);
         }
         distance *= 2;
     }
@@ -868,11 +847,10 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
 }
 
 // --- OVERLAP
-// The chapter finds it highly desirable to start exchanging gradients while others are still being
-// computed. The host is far ahead of the devices: when it calls exchange(), it has enqueued all of
-// backward, but the devices have barely started it. So an allreduce that is enqueued on the
-// communication streams, and waits only for the gradients that it sums, runs at the same time as
-// the rest of backward:
+// The chapter wants to exchange the first gradients while the rest are still being computed. The
+// host is far ahead of the devices: when it calls exchange(), it has enqueued all of backward, but
+// the devices have barely started it. So an allreduce on the communication streams that waits only
+// for the gradients that it sums runs at the same time as the rest of backward:
 //
 //   compute streams         backward of W4 b4 W3 b3 | W2 b2 W1 b1 |                      | sgd
 //   communication streams                           | sum of W3 ... b4 | sum of W1 ... b2 |
@@ -880,40 +858,38 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
 // backward() records an event after the write of each gradient; wait_for_gradient() waits for it.
 static size_t bucket_bytes = 256 * 1024; // the least size of a bucket; the last may be smaller
 
-// Return a function that divides the gradients into buckets and calls `sum` on each bucket in turn.
-// The last layers come first, because backward computes them first.
-static Exchange in_buckets(const Exchange &sum) {
-    return [=](const PerDevice &grads) {
-        size_t end = grads[0].size();
-        while (end > 0) {
-            size_t begin = end, bytes = 0;
-            while (begin > 0 && bytes < bucket_bytes) {
-                begin--;
-                bytes += sizeof(float) * size(grads[0][begin]);
-            }
-            PerDevice bucket; // the gradients begin ... end-1 of each device
-            for (const std::vector<Tensor> &tensors : grads) {
-                bucket.push_back({tensors.begin() + begin, tensors.begin() + end});
-            }
-            use_comm_streams(true);
-            for (const std::vector<Tensor> &tensors : bucket) {
-                for (const Tensor &grad : tensors) {
-                    wait_for_gradient(grad);
-                }
-            }
-            sum(bucket);
-            use_comm_streams(false);
-            end = begin;
+// Divide the gradients into buckets and sum one after another, on the communication streams. The
+// last layers come first, because backward computes them first.
+void sum_in_buckets(const Exchange &sum, const PerDevice &grads) {
+    use_comm_streams(true);
+    size_t end = grads[0].size();
+    while (end > 0) {
+        size_t begin = end, bytes = 0;
+        while (begin > 0 && bytes < bucket_bytes) {
+            begin--;
+            bytes += sizeof(float) * size(grads[0][begin]);
         }
-        join_comm_streams(grads.size()); // before sgd() reads the sums
-    };
+        PerDevice bucket; // the gradients begin ... end-1 of each device
+        for (const std::vector<Tensor> &tensors : grads) {
+            bucket.push_back({tensors.begin() + begin, tensors.begin() + end});
+        }
+        for (const std::vector<Tensor> &tensors : bucket) {
+            for (const Tensor &grad : tensors) {
+                wait_for_gradient(grad);
+            }
+        }
+        sum(bucket);
+        end = begin;
+    }
+    use_comm_streams(false);
+    join_comm_streams(grads.size()); // before sgd() reads the sums
 }
 
 // Return the function that train_batch() calls for ALLREDUCE and OVERLAP. It is null for naive
 // without OVERLAP, because train_batch() contains that loop.
 Exchange exchange_by(const std::string &name, bool overlap) {
     const Exchange sum = [=](const PerDevice &grads) { run_allreduce(name, grads); };
-    if (overlap) return in_buckets(sum);
+    if (overlap) return [=](const PerDevice &grads) { sum_in_buckets(sum, grads); };
     return name == "naive" ? nullptr : sum;
 }
 Exchange exchange;
@@ -943,6 +919,27 @@ Exchange exchange;
 //
 // The threads of a block can exchange data through memory that they share, marked __shared__, and
 // __syncthreads() makes each of them wait until all have arrived there.
+
+#ifdef CUDA_CPU
+constexpr bool on_cpu = true; // compiled by g++ with extras/cpu/cuda_runtime.h, the stand-in
+#else
+constexpr bool on_cpu = false;
+#endif
+
+constexpr int threads = 256; // in a block
+
+// Return how many blocks it takes to have a thread for each of n elements. CUDA wants at least
+// one block.
+inline int blocks(long n, int threads_per_block = threads) {
+    if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
+    return n > 0 ? (n + threads_per_block - 1) / threads_per_block : 1;
+}
+
+// LAUNCH(relu_kernel<<<...>>>(...)) launches a kernel and checks whether that has failed.
+#ifndef LAUNCH // a program that includes this file may define its own
+#define LAUNCH(...)                                                                                \
+    (__VA_ARGS__, check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__))
+#endif
 
 // --- functions of sections 9 and 10 that operators use
 
@@ -1140,7 +1137,7 @@ static PoolShape pool_shape(const char *op, const Tensor &X, int kernel_size, in
     return {X.shape[0] * X.shape[1], H, W, H / stride, W / stride, kernel_size};
 }
 
-// Same as F.avg_pool2d(X, kernel_size, stride).
+// Same as F.avg_pool2d(X, kernel_size, stride), if the two are equal.
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
     const PoolShape s = pool_shape("avg_pool2d", X, kernel_size, stride);
     const Tensor y = empty({X.shape[0], X.shape[1], s.OH, s.OW}, X.device);
@@ -1176,9 +1173,10 @@ static Matrix transpose(Matrix m) {
 // over neighbouring columns into vector instructions.
 constexpr int tile = 32;
 constexpr int threads_x = on_cpu ? 1 : tile, threads_y = on_cpu ? tile / 2 : tile;
-typedef float Tile[tile][tile + 1]; // + 1: a column's numbers lie in different banks
+typedef float Tile[tile][tile + 1]; // + 1: no bank conflicts in shared memory
 
-// Copy the tile of matrix n that begins at (row, column), clipped to the matrix. Threads that are
+// Copy the tile of matrix n that begins at (row, column), clipped to the matrix. (The rest of the
+// tile keeps old numbers. They get only into sums that no thread stores.) Threads that are
 // neighbours in x read neighbours in memory.
 __device__ inline void load_tile(Tile &to, const Matrix &m, int n, int row, int column) {
     const float *from = m.data + (m.count > 1 ? n * m.rows * m.columns : 0);
@@ -1384,7 +1382,7 @@ __global__ void col2im_kernel(float *dX, const float *dcolumns, ConvShape s) {
     const int w = index % s.W, h = index / s.W % s.H, plane = index / s.W / s.H; // n * C + c
     if (plane >= s.N * s.C) return;
     float sum = 0;
-    for (int i = min(h, s.OH - 1); i >= 0 && h - i < s.K; i--) {
+    for (int i = min(h, s.OH - 1); i >= 0 && h - i < s.K; i--) { // windows that contain (h,w)
         for (int j = min(w, s.OW - 1); j >= 0 && w - j < s.K; j--) {
             const int u = h - i, v = w - j;
             sum += dcolumns[(((plane * s.K + u) * s.K + v) * s.OH + i) * s.OW + j];
@@ -1517,11 +1515,8 @@ void wait_for_gradient(const Tensor &grad) {
 
 Tensor record(const char *op, Tensor y, const std::vector<Tensor> &inputs,
               const Backward &backward) {
-    bool wanted = false;
-    for (const Tensor &X : inputs) {
-        wanted = wanted || X.grad;
-    }
-    if (recording && wanted) {
+    auto wants_grad = [](const Tensor &X) { return X.grad != nullptr; };
+    if (recording && std::any_of(inputs.begin(), inputs.end(), wants_grad)) {
         if (!y.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape});
         y.grad->stale = true;
         tapes[y.device.id].push_back({op, inputs, y.grad, backward});
@@ -1754,8 +1749,8 @@ static const char *connect(Device i, Device j) {
     return "peer";
 }
 
-// Create gpu(0) ... gpu(k-1), round-robin on the GPUs of this machine, beginning with number
-// `first`, and print which GPU each is and how it exchanges data with the others.
+// Create gpu(0) ... gpu(k-1), round-robin on this machine's GPUs from `first` on, and connect them.
+// Unless `quiet`, print which GPU each is and how it exchanges data with the others.
 void use_devices(int k, bool quiet = false, int first = 0) {
     int count = 0;
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // hardware queues for the streams; default: 8
@@ -1776,11 +1771,13 @@ void use_devices(int k, bool quiet = false, int first = 0) {
     for (int i = 0; i < k; i++) {
         std::map<std::string, std::string> links; // "peer" -> " gpu(1) gpu(2)"
         for (int j = 0; j < k; j++) {
-            if (j != i) links[connect(gpu(i), gpu(j))] += " " + str(gpu(j));
+            if (j == i) continue;
+            const char *how = connect(gpu(i), gpu(j));
+            links[how] += " " + str(gpu(j));
         }
+        if (quiet) continue;
         cudaDeviceProp properties;
         CUDA_CHECK(cudaGetDeviceProperties(&properties, physical(gpu(i))));
-        if (quiet) continue;
         printf("%s: %s", str(gpu(i)).c_str(), properties.name);
         for (const char *kind : {"same GPU as", "peer", "staged"}) {
             if (links.count(kind)) printf("; %s:%s", kind, links[kind].c_str());
@@ -1886,11 +1883,10 @@ static std::mt19937 rng; // seeded with SEED
 
 // Return numbers drawn from a distribution, on the host.
 template <class Distribution>
-static Tensor random(std::vector<int> shape, Distribution distribution,
-                     std::mt19937 &generator = rng) {
+static Tensor random(std::vector<int> shape, Distribution distribution) {
     Tensor t = empty(std::move(shape), cpu());
     for (int i = 0; i < size(t); i++) {
-        t.ptr()[i] = distribution(generator);
+        t.ptr()[i] = distribution(rng);
     }
     return t;
 }
@@ -1911,8 +1907,8 @@ std::vector<float> to_host(const Tensor &t) {
     return std::vector<float>(host.ptr(), host.ptr() + size(t));
 }
 
-// One size may be -1. It is computed from the others. If one of those is 0 (an empty shard), it is
-// the product of X's sizes after the first.
+// One size may be -1: it is computed from the others. For an empty shard, whose first size is 0, it
+// is the product of X's sizes after the first.
 Tensor reshape(const Tensor &X, std::vector<int> shape) {
     int known = 1; // the product of the other sizes
     for (int s : shape) {
@@ -1953,36 +1949,45 @@ Tensor rows(const Tensor &X, int begin, int end) {
 
 // --- printing
 
-// Write the numbers as NumPy prints an array: with the fewest digits that identify each float, at
-// most 8 after the point, and with aligned decimal points.
+// Return a number with the fewest digits that identify the float, at most 8 after the point.
+static std::string shortest(float x) {
+    char text[64];
+    for (int digits = 0; digits <= 8; digits++) {
+        snprintf(text, sizeof text, digits || !std::isfinite(x) ? "%.*f" : "%.*f.", digits, x);
+        if (strtof(text, nullptr) == x || std::isnan(x)) break;
+    }
+    return text;
+}
+
+// Return the next texts, as many as shape[axis:] has numbers, with brackets around each row.
+static std::string bracketed(const std::vector<int> &shape, size_t axis, const std::string *&next) {
+    if (axis == shape.size()) return *next++;
+    const size_t inner = shape.size() - axis - 1; // axes within a row
+    const std::string between = inner ? std::string(inner, '\n') + std::string(axis + 1, ' ') : " ";
+    std::string all;
+    for (int i = 0; i < shape[axis]; i++) {
+        all += (i > 0 ? between : "") + bracketed(shape, axis + 1, next);
+    }
+    return "[" + all + "]";
+}
+
+// Write the numbers as NumPy prints those near 1, with aligned decimal points.
 std::string to_string(const Tensor &t) {
+    auto point = [](const std::string &text) { return std::min(text.find('.'), text.size()); };
     std::vector<std::string> texts;
     size_t before = 0, after = 0; // the longest part before and after the point
-    for (float v : to_host(t)) {
-        char text[64];
-        for (int digits = 0; digits <= 8; digits++) {
-            snprintf(text, sizeof text, digits || !std::isfinite(v) ? "%.*f" : "%.*f.", digits, v);
-            if (strtof(text, nullptr) == v || std::isnan(v)) break;
-        }
+    for (float x : to_host(t)) {
+        const std::string text = shortest(x);
+        before = std::max(before, point(text));
+        after = std::max(after, text.size() - point(text));
         texts.push_back(text);
-        before = std::max(before, strcspn(text, "."));
-        after = std::max(after, strlen(text) - strcspn(text, ".")); // none in "nan"
     }
-    std::string all = texts.empty() ? "[]" : "";
-    const int n = texts.size(), dims = t.shape.size();
-    for (int i = 0; i < n; i++) {
-        int opens = 0, closes = 0; // rows, planes, ... that begin or end with this number
-        int inner = n;             // numbers in one of them
-        for (int axis = 0; axis < dims; axis++) {
-            opens += i % inner == 0;
-            closes += (i + 1) % inner == 0;
-            inner /= t.shape[axis];
-        }
-        if (i > 0) all += opens ? std::string(opens, '\n') + std::string(dims - opens, ' ') : " ";
-        const size_t point = strcspn(texts[i].c_str(), ".");
-        all += std::string(opens, '[') + std::string(before - point, ' ') + texts[i] +
-               std::string(after - (texts[i].size() - point), ' ') + std::string(closes, ']');
+    for (std::string &text : texts) {
+        text.insert(0, before - point(text), ' ');
+        text.resize(before + after, ' ');
     }
+    const std::string *next = texts.data();
+    const std::string all = texts.empty() ? "[]" : bracketed(t.shape, 0, next);
     return all + (t.device.id < 0 ? "" : " @" + str(t.device));
 }
 
@@ -2197,10 +2202,10 @@ void Animator::add(int epoch, float acc, double seconds) {
     clear_bar();
     if (epoch == 1) printf("epoch      loss  test acc   seconds\n");
     printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss / samples, acc, seconds);
-    add_to_log(epoch, acc, seconds);
+    end_epoch(epoch, acc, seconds);
 }
 
-void Animator::add_to_log(int epoch, float acc, double seconds) {
+void Animator::end_epoch(int epoch, float acc, double seconds) {
     log << format("%d,%.6f,%.4f,%.4f,%s,%d,%s,%g\n", epoch, loss / samples, acc, seconds,
                   options.model.c_str(), options.gpus, options.allreduce.c_str(), options.lr);
     if (!log.flush()) error("cannot write %s: %s", options.log.c_str(), strerror(errno));
@@ -2258,7 +2263,7 @@ static std::string between(const std::string &text, const std::string &begin, ch
 
 // Load each parameter by its name into `params`, which are on the host. The programs that write
 // such files differ in spaces and in the order of keys, and some add entries. (A plain search is
-// safe: inside a string, every quote has a backslash before it, so "W1":{ cannot occur there.)
+// safe: JSON writes a quote inside a string as \", so "W1":{ cannot occur there.)
 void load_safetensors(const std::string &path, const std::vector<Tensor> &params) {
     std::ifstream file(path, std::ios::binary);
     if (!file) error("cannot read %s: %s", path.c_str(), strerror(errno));
@@ -2345,8 +2350,8 @@ static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
 }
 
 // Divide a minibatch into k shards and return the sum of their gradients, all computed on gpu(0).
-// Also return the unit for the error of each number: sum |gradient| over the shards, and take the
-// largest sum in the number's parameter.
+// Also return a unit for each number's error: the largest sum of |gradient| over the shards in its
+// parameter.
 static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y, int k) {
     Flat sum(all_to_host(params).size()), unit(sum.size());
     int begin = 0;
@@ -2373,7 +2378,6 @@ static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y
 // depends on its shard, so gpu(0) takes the shards one by one.)
 void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
                       const PerDevice &device_params, float lr) {
-    if (!options.first_check) return;
     const int n = X.shape[0], k = device_params.size();
     int losses = 0;
     for (const Tensor &l : ls) {
@@ -2389,10 +2393,8 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
         error("the first minibatch has %d samples, but the devices' shards have %d in total%s", n,
               losses, check_hint);
     }
-    bool buffers = false; // whether there are any, as with batch norm
-    for (const Tensor &p : params) {
-        buffers = buffers || !p.requires_grad;
-    }
+    auto is_buffer = [](const Tensor &p) { return !p.requires_grad; }; // batch norm has some
+    const bool buffers = std::any_of(params.begin(), params.end(), is_buffer);
     const auto [expected, unit] = gradient_in_shards(X, y, buffers ? k : 1);
     const Flat old = all_to_host(params);
     float largest = 0; // difference of the gradients, in units
@@ -2420,7 +2422,7 @@ void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor
         printf("first minibatch: the update is right\n");
         return;
     }
-    printf("first minibatch: %d devices give the gradient of one%s (largest difference %.0e)\n", k,
+    printf("first minibatch: %d devices agree with one%s (largest difference %.0e)\n", k,
            buffers ? ", shard by shard" : "", largest);
     empty_cache(); // give back the memory in which gpu(0) computed the whole minibatch
 }
@@ -2467,7 +2469,7 @@ struct Model {
     Net net;
     void (*demos)(int num_gpus); // the examples of its chapter
     void (*train)(int num_gpus, int batch_size, float lr);
-    void (*set_defaults)() = nullptr; // of options that are 0 or empty; null: the same as lenet's
+    void (*set_defaults)() = nullptr; // sets options that are not given; null: as lenet's are
 };
 static std::vector<Model> models = {{"lenet", init_params, lenet, demos, train}};
 
@@ -2487,7 +2489,7 @@ typedef std::function<void(const std::string &value)> Setter; // fails if the va
 struct Option {
     const char *name;
     std::variant<bool *, int *, float *, std::string *, Setter> field; // where the value goes
-    const char *help;                                                  // (default) last, if any
+    const char *help;                                                  // ends with (its default)
     double least = 0, most = 1e9;                                      // of a number
     bool given = false;                                                // on the command line
 };
@@ -2508,7 +2510,7 @@ static void set_split(const std::string &value) {
 
 // `make help` reads these lines, one for each option.
 static std::vector<Option> option_table = {
-    {"GPUS", &options.gpus, "number of devices; they share GPUs if there are too few (1)", 1, 64},
+    {"GPUS", &options.gpus, "number of devices, which may share GPUs (1)", 1, 64},
     {"MODEL", &options.model, "network to train (lenet)"},
     {"BATCH", &options.batch, "samples per minibatch, over all devices (256)", 1, 60000},
     {"LR", &options.lr, "learning rate (0.2)", 1e-30, 1e30},
@@ -2519,7 +2521,7 @@ static std::vector<Option> option_table = {
     {"FIRST_CHECK", &options.first_check, "0: do not compare a step with that of one device (1)"},
     {"REPLICA_CHECK", &options.replica_check, "0: do not compare replicas; sets FIRST_CHECK=0 (1)"},
     {"PEERS", &options.peers, "0: copies between devices go through the host (1)"},
-    {"STEPS", &options.steps, "stop after this many minibatches (0: never)"},
+    {"STEPS", &options.steps, "train on at most this many minibatches (0: no limit)"},
     {"LIMIT", &options.limit, "use only the first LIMIT training and test samples (0: all)"},
     {"SEED", &options.seed, "seed of the parameters and of the shuffling (0)"},
     {"SHUFFLE", &options.shuffle, "0: keep the samples in the order of the file (1)"},
@@ -2619,13 +2621,6 @@ static void complete_options() {
     }
 }
 
-static void print_help() {
-    printf("Options have the form NAME=value, such as GPUS=2 (defaults in parentheses):\n");
-    for (const Option &option : option_table) {
-        printf("  %-14s %s\n", option.name, option.help);
-    }
-}
-
 // Read the command line into `options`. Return false if it asks for help, which is then printed.
 bool parse_options(int argc, char **argv) {
     for (Option &option : option_table) {
@@ -2634,7 +2629,10 @@ bool parse_options(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         const std::string word = argv[i], name = word.substr(0, word.find('='));
         if (word == "help" || word == "--help" || word == "-h") {
-            print_help();
+            printf("Options have the form NAME=value, such as GPUS=2 (defaults in parentheses):\n");
+            for (const Option &option : option_table) {
+                printf("  %-14s %s\n", option.name, option.help);
+            }
             return false;
         }
         Option *const option = find_option(name);
@@ -2652,8 +2650,20 @@ bool parse_options(int argc, char **argv) {
 
 // --- main
 
+// Fail now, and not after an epoch, if SAVE cannot be written.
+static void check_can_save() {
+    if (options.save.empty()) return;
+    if (access((options.save + "/.").c_str(), F_OK) == 0) {
+        error("SAVE=%s is a folder, not a file", options.save.c_str());
+    }
+    const std::string probe = options.save + format(".%d.test", getpid());
+    write_file(probe, "");
+    remove(probe.c_str());
+}
+
 // Load the data, create the devices and make the parameters. gpu(0) is on GPU number `first`.
 static void set_up(int devices, bool quiet, int first = 0) {
+    check_can_save();
     train_set = load_data(options.data, "train");
     test_set = load_data(options.data, "t10k");
     if (on_cpu) setenv("CUDA_CPU_DEVICES", str(devices).c_str(), 0); // as many as are needed
@@ -2661,13 +2671,6 @@ static void set_up(int devices, bool quiet, int first = 0) {
     rng.seed(options.seed);
     init_model();
     if (!options.init.empty()) load_safetensors(options.init, params);
-    if (options.save.empty()) return;
-    if (access((options.save + "/.").c_str(), F_OK) == 0) {
-        error("SAVE=%s is a folder, not a file", options.save.c_str());
-    }
-    const std::string probe = options.save + format(".%d.test", getpid());
-    write_file(probe, ""); // fails now, not after an epoch
-    remove(probe.c_str());
 }
 
 void run_program() {

@@ -16,12 +16,13 @@ build/gpu/fast_tests: extras/fast/tests.cu extras/fast/fast.cu $(source_needs) t
     $(DOCTEST) build/gpu/flags build/gpu/products.o
 	$(NVCC) $(nvcc_flags) $(networks_flag) $(apart_gpu) -isystem $(dir $(DOCTEST)) $< -o $@
 
-# products.cu takes the longest to compile. It is compiled again only if section 1 of mgpu.cu, which
-# it includes, has changed. (Under a sanitizer fast.cu includes it.)
+# products.cu takes the longest to compile. It includes section 1 of mgpu.cu and how section 8
+# launches kernels, and is compiled again only if these change. (Under a sanitizer fast.cu includes
+# products.cu.)
 apart_gpu := -DPRODUCTS_APART build/gpu/products.o
 apart_cpu := -DPRODUCTS_APART build/cpu/products.o
 vocabulary = mkdir -p $(@D); \
-    { echo '\#line 1 "mgpu.cu"'; sed '/^\/\/ 2\. A toy network/,$$d' mgpu.cu; } >$@.$$$$; \
+    sed -n '1,\|^// 2\. |p; \|^// 8\. Kernels|,\|^// --- |p' mgpu.cu >$@.$$$$; \
     cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
 build/gpu/vocabulary.h build/cpp/vocabulary.h: mgpu.cu
 	@$(vocabulary)

@@ -1,8 +1,9 @@
 // The three products of a convolution: y, dX and dW. A dense layer is one, too.
 // Each is a description of where its rows, columns and terms lie. With a stride, dX falls into
 // phases, each a correlation with stride 1 and taps of its own.
-// These kernels take the longest to compile. Of mgpu.cu they need only section 1, the vocabulary. So
-// this file is compiled by itself, once for all programs; or else fast.cu includes it.
+// These kernels take the longest to compile. Of mgpu.cu they need only the vocabulary: section 1,
+// and how section 8 launches kernels. So this file is compiled by itself, once for all programs; or
+// else fast.cu includes it.
 // Gain: a stride-2 gradient by phases multiplies a quarter of what a dy with zeros in it would
 // take. After an edit of mgpu.cu a program compiles in half of the time.
 // defines: product_forward, product_backward_input, product_backward_weights

@@ -133,7 +133,9 @@ void dry_run() {
             for (size_t i = list.size(); i-- > 0;)
                 CUDA_CHECK(cudaEventRecord(list[i].written->handle, stream_of(list[i].device)));
     }
-    if (dry_node < k) exchange = options.overlap ? in_buckets(sum_in_nodes) : sum_in_nodes;
+    if (dry_node < k) exchange = sum_in_nodes;
+    if (dry_node < k && options.overlap)
+        exchange = [](const PerDevice &grads) { sum_in_buckets(sum_in_nodes, grads); };
     if (exchange) exchange(grads);
     else run_allreduce("naive", grads);
     print_ops(r, sizes);

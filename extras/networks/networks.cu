@@ -449,7 +449,7 @@ void add_row(Animator &animator, int epoch, float acc, double seconds) {
     animator.clear_bar();
     printf("Epoch %d, training time = %.1f sec\n         validation accuracy = %.4f\n", epoch - 1,
            seconds, acc);
-    animator.add_to_log(epoch, acc, seconds);
+    animator.end_epoch(epoch, acc, seconds);
 }
 
 // Train on num_gpus devices. batch_size counts the samples over all devices.
@@ -501,8 +501,9 @@ void demos_resnet18(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     const auto device_params = replicate(devices); // net.initialize(ctx=devices)
     std::mt19937 dice(options.seed);
-    const Tensor x = random({std::max(4, num_gpus), 1, 28, 28},
-                            std::uniform_real_distribution<float>(0, 1), dice);
+    std::uniform_real_distribution<float> uniform(0, 1);
+    const int n = std::max(4, num_gpus);
+    const Tensor x = random({n, 1, 28, 28}, [&](auto &) { return uniform(dice); });
     print_outputs(split_and_load(x, devices), device_params);
     if (device_params[0][0].device.id >= 0) printf("not initialized on cpu\n"); // weight.data()
     for (const auto &params : device_params) printf("%s\n", channel0(params[0]).c_str());

@@ -613,13 +613,13 @@ TEST_CASE("program: the lab's prints and resnet18's" * slow) {
     CHECK(after(weight + "0) ===\n") == after(weight + "1) ===\n"));
     CHECK(after(grad + "0) ===\n") != after(grad + "1) ===\n"));
     for (const char *text :
-         {"Running on [gpu(0), gpu(1)]\nBatch size is 8\nfirst minibatch: 2 devices give",
+         {"Running on [gpu(0), gpu(1)]\nBatch size is 8\nfirst minibatch: 2 devices agree",
           ")\nEpoch 0, training time", "\nEpoch 1, training time = ", "\ntest acc: "})
         CHECK(contains(lab, text));
     const std::string resnet = output_of(
         folder, some + "resnet18 BATCH=2 EPOCHS=1 LIMIT=2 SAVE=r OVERLAP=1 ALLREDUCE=ring");
     CHECK(contains(resnet, "not initialized on cpu\n[[["));
-    CHECK(contains(resnet, "]]] @gpu(1)\nfirst minibatch: 2 devices give the gradient of "
+    CHECK(contains(resnet, "]]] @gpu(1)\nfirst minibatch: 2 devices agree with "
                            "one, shard by shard (largest difference "));
     output_of(folder, "MODEL=resnet18 GPUS=1 BATCH=1 LIMIT=1 EPOCHS=1 LOG=log.csv "
                       "FIRST_CHECK=0 INIT=r"); // reads its file

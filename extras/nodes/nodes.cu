@@ -310,7 +310,9 @@ static void run_on_nodes() {
         run_allreduce(options.allreduce, grads);
         sum_over_nodes(grads);
     };
-    exchange = options.overlap ? in_buckets(sum) : sum;
+    exchange = sum;
+    if (options.overlap)
+        exchange = [=](const PerDevice &grads) { sum_in_buckets(sum, grads); };
     find_model().demos(options.gpus);
     train_on_nodes(options.lr);
     params.clear();
