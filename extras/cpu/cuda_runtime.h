@@ -6,7 +6,7 @@
 // run at the same time and a missing event is a real race. What a GPU turns into a crash, a hang or
 // a wrong number is named here with the line that did it: pointers of another device or of the
 // host, wrong device numbers, copies and accesses out of bounds, use after free, bad launch
-// configurations, barriers that only some threads of a block reach, warp functions that only some
+// configurations, threads of a block that wait at different barriers, warp functions that only some
 // lanes reach.
 //
 //   CUDA_CPU_DEVICES   number of devices to emulate   (default: 1)

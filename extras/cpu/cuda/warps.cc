@@ -53,6 +53,7 @@ CUDA_CPU_UNSEEN void start_lanes(Worker &w, unsigned block) {
             warp.lanes[l].calls = 0;
             warp.lanes[l].file = w.file; // of the barrier
             warp.lanes[l].line = w.line;
+            warp.lanes[l].number = w.number;
             if (fresh || (!w.met_barrier && first + l > t)) prepare(w, first + l);
         }
     }
@@ -152,31 +153,25 @@ static CUDA_CPU_UNSEEN void settle(Worker &w, int number) {
     }
 }
 
-// No lane of the block can run: all are at one barrier and leave it, or something is wrong. False
-// where nobody goes on.
+// No lane of the block can run: all that have not ended are at one barrier and leave it, or
+// something is wrong. False where nobody goes on.
 static CUDA_CPU_UNSEEN bool leave_barrier(Worker &w) {
-    int ended = -1, waits = -1, elsewhere = -1; // the first thread that does so
-    for (int t = w.threads - 1; t >= 0; t--) {
+    const Lane *first = nullptr; // of those that wait
+    int first_thread = 0;
+    for (int t = 0; t < w.threads; t++) {
         const Warp &warp = w.warps[t / 32];
-        if (warp.ended >> t % 32 & 1) ended = t;
-        else waits = t;
-        if (waits == t && warp.lanes[t % 32].line != w.line) elsewhere = t;
+        const Lane &lane = warp.lanes[t % 32];
+        if (warp.ended >> t % 32 & 1) continue;
+        if (!first) first = &lane, first_thread = t;
+        if (lane.line == first->line && lane.number == first->number) continue;
+        diverged(t, {lane.file, lane.line}, first_thread, {first->file, first->line});
+        return false;
     }
-    if (waits < 0) return false;
-    const Lane *at = &w.warps[waits / 32].lanes[waits % 32];
-    if (waits > 0) {
-        diverged(waits, at->file, at->line, "waits at a barrier");
-    } else if (ended > 0 && (elsewhere < 0 || ended < elsewhere)) {
-        diverged(ended, w.file, w.line, "has ended");
-    } else if (elsewhere > 0) {
-        at = &w.warps[elsewhere / 32].lanes[elsewhere % 32];
-        diverged(elsewhere, at->file, at->line, "waits at a barrier");
-    }
-    if (w.failed) return false;
+    if (!first) return false;
     w.phase++;
     w.count[(w.phase + 1) % 2] = 0;
-    for (int first = 0; first < w.threads; first += 32)
-        w.warps[first / 32].ready = w.warps[first / 32].exists;
+    for (int i = 0; i < (w.threads + 31) / 32; i++)
+        w.warps[i].ready = w.warps[i].exists & ~w.warps[i].ended;
     return true;
 }
 
@@ -213,7 +208,6 @@ Fiber &after_lane(Worker &w) {
 void lane_ended(Worker &w, int t) {
     w.warps[t / 32].ready &= ~(1u << t % 32);
     w.warps[t / 32].ended |= 1u << t % 32;
-    if (t == 0 && w.met_barrier) w.thread0_ended = true;
 }
 CUDA_CPU_UNSEEN void run_lanes_after_loop(Worker &w) {
     lane_ended(w, w.looped);
@@ -234,30 +228,24 @@ static CUDA_CPU_UNSEEN void run_others(Worker &w, int t) {
     threadIdx = index;
 }
 
-static CUDA_CPU_UNSEEN void wait_for_lanes(Worker &w, int t, const char *file, int line) {
+void wait_for_block(const char *file, int line, int number) {
+    Worker &w = *worker;
+    if (w.mode != by_lanes) start_lanes(w, 0);
+    const int t = w.current;
     Warp &warp = w.warps[t / 32];
     Lane &lane = warp.lanes[t % 32];
     lane.file = file;
     lane.line = line;
-    if (t == 0) {
-        w.met_barrier = true;
-        w.file = file;
-        w.line = line;
-    }
+    lane.number = number;
     warp.ready &= ~(1u << t % 32);
     const unsigned parity = (w.phase + 1) % 2;
     published(&w.barrier[parity]);
     run_others(w, t);
     observed(&w.barrier[parity]);
 }
-void wait_for_block(const char *file, int line) {
-    Worker &w = *worker;
-    if (w.mode == by_lanes) return wait_for_lanes(w, w.current, file, line);
-    diverged(w.current, file, line, "waits at a barrier");
-    throw BlockFailed();
-}
 CUDA_CPU_UNSEEN int count_block(bool yes, Where where) {
     Worker &w = *worker;
+    if (others_have_ended(w)) start_lanes(w, 0);
     const bool first = w.mode == in_turns && w.current == 0;
     const unsigned parity = (w.phase + (first || w.mode == by_lanes)) % 2;
     if (first) w.count[parity] = 0;

@@ -229,8 +229,8 @@ __global__ void some_turns_kernel(int lane) {
         if (i < 2 || (int)threadIdx.x % 32 != lane) WRONG_HERE(__syncwarp());
 }
 __global__ void barrier_in_branch_kernel() {
-    if (threadIdx.x % 32 < 16) WRONG_HERE(__syncthreads());
-    else __shfl_sync(0xffff0000, 1, 20);
+    if (threadIdx.x % 32 < 16) __syncthreads();
+    else WRONG_HERE(__shfl_sync(0xffff0001, 1, 20));
 }
 __global__ void shuffle_beside_barrier_kernel(unsigned lane) {
     if (threadIdx.x < lane) __syncthreads();
@@ -389,9 +389,9 @@ static const bool wrong_warps = add(wrong_programs, {
     WRONG("__syncwarp, a lane has left the loop", some_turns_kernel<<<2, 64>>>(7),
           "some_turns_kernel on device 0: divergent __syncwarp in block (",
           ", lane 7, has ended"),
-    WRONG("barrier, in half of a warp", barrier_in_branch_kernel<<<1, 64>>>(),
-          "barrier_in_branch_kernel on device 0: divergent barrier in block (0,0,0): thread (16,0,",
-          "has ended, but thread (0,0,0) waits at the barrier in " __FILE__ ":"),
+    WRONG("barrier, in half of a warp", barrier_in_branch_kernel<<<1, 32>>>(),
+          "barrier_in_branch_kernel on device 0: divergent __shfl_sync in block (0,0,0): thread (16,",
+          "but thread (0,0,0), lane 0, waits at the barrier in " __FILE__ ":"),
     WRONG("warp functions, two at once", two_calls_kernel<<<1, 32>>>(),
           "two_calls_kernel on device 0: divergent __any_sync in block (0,0,0): thread (0,0,0)",
           "but thread (16,0,0), lane 16, waits at __all_sync in " __FILE__ ":"),
