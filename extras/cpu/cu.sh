@@ -55,6 +55,7 @@ translate() {
 # CU_COMPILE, CU_OBJECTS, CU_SETARCH are lists of words
 # shellcheck disable=SC2086
 if [ "$CU_ON" = gpu ]; then
+    if [ $# -gt 1 ]; then CU_COMPILE="$CU_COMPILE -rdc=true"; fi # extern __device__ variables
     $CU_COMPILE "$@" -o "$program" || exit 1
 else
     # A kernel may stand in one file and be launched in another

@@ -30,7 +30,7 @@
 // The headers in cuda/ declare; only what a kernel's code must contain to be fast is defined there.
 // runtime.cc has all the rest, to be compiled once and linked to each program:
 //
-//     g++ -std=c++17 -pthread -Iextras/cpu own.cc extras/cpu/runtime.cc
+//     g++ -std=c++17 -pthread -D__CUDACC__ -Iextras/cpu own.cc extras/cpu/runtime.cc
 #ifndef CUDA_CPU
 #define CUDA_CPU 1
 

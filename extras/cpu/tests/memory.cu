@@ -287,6 +287,32 @@ TEST_CASE("__constant__: a filter, one on each device") {
     CHECK(got == Floats{1, -1, -1});
 }
 
+// Variables in every spelling: of the file alone, constant, declared before they are defined
+static __constant__ int of_file = 1;
+__constant__ static int of_file_too = 2;
+const __constant__ int fixed = 3;
+__device__ const int fixed_too[] = {4, 5};
+inline __device__ int of_header = 6, of_header_too[2] = {7, 8};
+extern __device__ int defined_later;
+__device__ static int later() { return defined_later; }
+__device__ int defined_later = 9;
+extern __constant__ int declared[2], declared_too;
+__constant__ int declared[2] = {10, 11};
+__constant__ int declared_too = 12;
+__global__ void spellings_kernel(int *y) {
+    of_file_too++;
+    y[0] = of_file + of_file_too + fixed + fixed_too[0] + fixed_too[1] + of_header;
+    y[1] = of_header_too[0] + of_header_too[1] + later() + declared[0] + declared[1] + declared_too;
+}
+TEST_CASE("__device__, __constant__: static, const, inline and extern variables") {
+    auto y = device_copy(std::vector<int>(2));
+    OK_LAUNCH(spellings_kernel<<<1, 1>>>(y.get()));
+    CHECK(fetch(y, 2) == std::vector<int>{22, 57});
+    int two = 0;
+    OK(cudaMemcpyFromSymbol(&two, of_file_too, sizeof two));
+    CHECK(two == 3);
+}
+
 __device__ unsigned calls;
 __device__ float grid[2][3], *row = nullptr;
 __global__ void count_calls_kernel() {
