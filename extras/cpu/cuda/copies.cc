@@ -8,13 +8,25 @@
 
 namespace cuda_cpu {
 
+// A word that is copied to a device, or from it. If it is the address of memory that is or was
+// allocated, return how that side knows it.
+static const void *translated(const void *word, bool to_device) {
+    if (!owner_of(word)) return word;
+    Hidden hidden;
+    std::lock_guard<std::mutex> guard(machine().lock);
+    const Place at = locate(word);
+    if (!at.allocation || held(word) > at.first + at.allocation->bytes) return word;
+    return to_device ? real(word) : held(word);
+}
 void Copy::operator()() const {
     for (size_t i = 0; i < height; i++)
         memcpy(real(to) + i * to_pitch, real(from) + i * from_pitch, width);
-    if (!pointers || height > 1) return;
-    for (void **p = (void **)real(to), **end = p + width / sizeof *p; p < end; p++)
-        if (kind == cudaMemcpyHostToDevice) *p = real(*p);
-        else if (kind == cudaMemcpyDeviceToHost) *p = (void *)held(*p);
+    const bool to_device = kind == cudaMemcpyHostToDevice;
+    if (!pointers || height > 1 || (!to_device && kind != cudaMemcpyDeviceToHost)) return;
+    char *const end = real(to) + width;
+    auto p = (const void **)round_up((size_t)real(to), sizeof(void *));
+    for (; (char *)(p + 1) <= end; p++)
+        if (const void *word = translated(*p, to_device); word != *p) *p = word;
 }
 
 // Both ends; `device` becomes the one whose memory takes part, `other` the one that the source is

@@ -24,8 +24,7 @@ __device__ double atomicAdd(double *address, double value) {
     unsigned long long int *bits = (unsigned long long int *)address, old = *bits, assumed;
     do {
         assumed = old;
-        old = atomicCAS(bits, assumed,
-                        __double_as_longlong(value + __longlong_as_double(assumed)));
+        old = atomicCAS(bits, assumed, __double_as_longlong(value + __longlong_as_double(assumed)));
     } while (assumed != old);
     return __longlong_as_double(old);
 }
