@@ -4,9 +4,11 @@
 # CPUFLAGS       compiler flags of the stand-in
 # LANES          orders of lanes for make lanes: by default forwards backwards 1, and 2 under asan
 # FILE           make cu: the program, one or more .cu files, such as FILE='own.cu kernels.cu'
+# INCLUDE        make cu: folders with headers, such as INCLUDE='common ../samples/Common'
 # ARGS           make cu: arguments of the program, quoted as in a shell
 # CHECK          make cu: asan, race or lanes: run the program as make asan, race or lanes would
-own += MARCH CPUFLAGS LANES FILE ARGS CHECK
+own += MARCH CPUFLAGS LANES FILE INCLUDE ARGS CHECK
+unexport FILE INCLUDE # make would expand a $ in them
 
 # ----- The stand-in ---------------------------------------------------------------------------
 
@@ -171,6 +173,8 @@ cu_compile = $(if $(filter gpu,$(cu_on)),$(NVCC) $(cu_gpu),\
 cu_macros := -D__NVCC__ -D__CUDACC__ -D__CUDACC_VER_MAJOR__=13 -D__CUDACC_VER_MINOR__=0
 cu programs: export CU_ON = $(cu_on)
 cu programs: export CU_GPUS = $(value GPUS)
+cu: export CU_FILE = $(value FILE)
+cu: export CU_INCLUDE = $(value INCLUDE)
 cu programs: export CU_COMPILE = $(cu_compile)
 cu programs: export CU_OBJECTS = $(cu_once)
 cu programs: export CU_SETARCH = $(if $(filter race,$(CHECK)),$(setarch))

@@ -3,9 +3,9 @@
 # file, or a folder with a main.cu and others. What it prints must be what stands behind "// prints: "
 # in its first lines. Status 1 if one differs.
 if [ "$1" = --one ]; then
-    FILE=$2
-    if [ -d "$2" ]; then FILE=$(printf '%s ' "$2"/*.cu); fi
-    export FILE
+    CU_FILE=$2
+    if [ -d "$2" ]; then CU_FILE=$(printf '%s ' "$2"/*.cu); fi
+    export CU_FILE
     name=$(basename "$2" .cu)
     if [ -d "$2" ]; then main=$2/main.cu; else main=$2; fi
     sed -n 's|^// prints: ||p' "$main" >"build/cu/$name.expected"
