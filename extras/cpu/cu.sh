@@ -81,7 +81,9 @@ fi
 # shellcheck disable=SC2086
 if [ "$CU_ON" = gpu ]; then
     if [ $# -gt 1 ]; then CU_COMPILE="$CU_COMPILE -rdc=true"; fi # extern __device__ variables
-    $CU_COMPILE "$@" -o "$program" || exit 1
+    driver=
+    if grep -q '^[ \t]*#[ \t]*include[ \t]*[<"]cuda\.h' "$@"; then driver=-lcuda; fi
+    $CU_COMPILE "$@" $driver -o "$program" || exit 1
 else
     # A kernel may stand in one file and be launched in another
     if [ $# -gt 1 ]; then

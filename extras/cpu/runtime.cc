@@ -2,6 +2,7 @@
 #include "cuda/errors.cc"
 
 #include "cuda/devices.cc"
+#include "cuda/driver.cc"
 #include "cuda/memory.cc"
 
 #include "cuda/copies.cc"

@@ -126,6 +126,16 @@ Machine &machine() {
 
 using cuda_cpu::Where;
 
+cudaError_t cudaRuntimeGetVersion(int *version, Where where) {
+    if (!version) return cuda_cpu::no_result("cudaRuntimeGetVersion", where);
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int *version, Where where) {
+    if (!version) return cuda_cpu::no_result("cudaDriverGetVersion", where);
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
 cudaError_t cudaGetDeviceCount(int *count, Where where) {
     if (!count) return cuda_cpu::no_result("cudaGetDeviceCount", where);
     *count = cuda_cpu::machine().devices.size();

@@ -35,6 +35,8 @@ struct cudaDeviceProp {
         timelineSemaphoreInteropSupported;
 };
 
+cudaError_t cudaRuntimeGetVersion(int *version, CUDA_CPU_WHERE);
+cudaError_t cudaDriverGetVersion(int *version, CUDA_CPU_WHERE);
 cudaError_t cudaGetDeviceCount(int *count, CUDA_CPU_WHERE);
 cudaError_t cudaSetDevice(int device, CUDA_CPU_WHERE);
 cudaError_t cudaGetDevice(int *device, CUDA_CPU_WHERE);

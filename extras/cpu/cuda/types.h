@@ -12,6 +12,8 @@
 #include <ctime>
 #include <type_traits>
 
+#define CUDART_VERSION 13000 // of the CUDA whose names and codes these are
+
 #if defined(__SANITIZE_THREAD__)
 #define CUDA_CPU_TSAN 1
 #elif defined(__SANITIZE_ADDRESS__)

@@ -10,6 +10,8 @@ static const Lacking lacking[] = {
     {"#include <thrust/device_vector.h>", "thrust/device_vector.h: the stand-in lacks it"},
     {"#include <curand_kernel.h>", "curand_kernel.h: the stand-in lacks it"},
     {"#include <cuda_runtime.h>", ""},
+    {"#include <cuda.h>", ""},
+    {"void module(CUmodule *m) { cuModuleLoad(m, \"a.ptx\"); }", unavailable},
     {"#include <device_launch_parameters.h>", ""},
     {"void graph() { cudaGraphCreate(nullptr, 0); }", unavailable},
     {"void object(cudaTextureObject_t) {}", unavailable},
