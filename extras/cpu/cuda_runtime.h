@@ -38,6 +38,7 @@
 #include "cuda/errors.h"    // codes, and how a mistake is reported
 #include "cuda/devices.h"   // how many there are, their properties, peers
 #include "cuda/streams.h"   // streams, events, functions of the host
+#include "cuda/graphs.h"    // what a stream is given, captured
 #include "cuda/memory.h"    // allocations, copies, variables of a device
 #include "cuda/blocks.h"    // __syncthreads(), shared memory
 #include "cuda/warps.h"     // shuffles, votes, __syncwarp(), cooperative groups

@@ -7,6 +7,7 @@
 
 #include "cuda/copies.cc"
 #include "cuda/streams.cc"
+#include "cuda/graphs.cc"
 
 #include "cuda/blocks.cc"
 #include "cuda/warps.cc"

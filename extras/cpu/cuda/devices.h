@@ -174,7 +174,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
                                    CUDA_CPU_WHERE);
 
 // Wait until the current device has done all that it was given.
-cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaDeviceSynchronize(CUDA_CPU_WHERE);
 // The current device is as at the program's start: its memory is freed, its streams and events are
 // no more, its variables have their first values, a kernel's fault is forgotten. Pinned and managed
 // memory, which is no single device's, stays.

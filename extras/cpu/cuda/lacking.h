@@ -20,9 +20,14 @@
 #define CUDA_CPU_LACKS_FETCH(name) template <class T, class... A> CUDA_CPU_LACKING T name(A &&...);
 #define CUDA_CPU_LACKS_TYPE(name) struct CUDA_CPU_LACKING_TYPE name;
 
-CUDA_CPU_LACKS(cudaGraphCreate) CUDA_CPU_LACKS(cudaGraphInstantiate) CUDA_CPU_LACKS(cudaGraphLaunch)
-CUDA_CPU_LACKS(cudaStreamBeginCapture) CUDA_CPU_LACKS(cudaStreamEndCapture)
-CUDA_CPU_LACKS_TYPE(cudaGraph_t) CUDA_CPU_LACKS_TYPE(cudaGraphExec_t)
+CUDA_CPU_LACKS(cudaGraphCreate) CUDA_CPU_LACKS(cudaGraphAddKernelNode)
+CUDA_CPU_LACKS(cudaGraphAddMemcpyNode) CUDA_CPU_LACKS(cudaGraphAddMemcpyNode1D)
+CUDA_CPU_LACKS(cudaGraphAddMemsetNode) CUDA_CPU_LACKS(cudaGraphAddHostNode)
+CUDA_CPU_LACKS(cudaGraphAddDependencies) CUDA_CPU_LACKS(cudaGraphAddChildGraphNode)
+CUDA_CPU_LACKS(cudaGraphExecUpdate) CUDA_CPU_LACKS(cudaGraphExecKernelNodeSetParams)
+CUDA_CPU_LACKS(cudaGraphClone) CUDA_CPU_LACKS(cudaGraphDebugDotPrint)
+CUDA_CPU_LACKS_TYPE(cudaKernelNodeParams) CUDA_CPU_LACKS_TYPE(cudaHostNodeParams)
+CUDA_CPU_LACKS_TYPE(cudaMemsetParams)
 
 CUDA_CPU_LACKS(cudaCreateTextureObject) CUDA_CPU_LACKS(cudaDestroyTextureObject)
 CUDA_CPU_LACKS(cudaCreateSurfaceObject) CUDA_CPU_LACKS(cudaDestroySurfaceObject)

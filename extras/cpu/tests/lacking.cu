@@ -14,6 +14,7 @@ static const Lacking lacking[] = {
     {"void module(CUmodule *m) { cuModuleLoad(m, \"a.ptx\"); }", unavailable},
     {"#include <device_launch_parameters.h>", ""},
     {"void graph() { cudaGraphCreate(nullptr, 0); }", unavailable},
+    {"void captured(cudaGraph_t) { cudaStreamBeginCapture(0, cudaStreamCaptureModeGlobal); }", ""},
     {"void object(cudaTextureObject_t) {}", unavailable},
     {"float fetch() { return tex2D<float>(0, 1); }", unavailable},
     {"void volume() { cudaMalloc3D(nullptr, 3); }", unavailable},
