@@ -1,5 +1,5 @@
-// Structs with pointers in the memory of a device: a matrix whose numbers are elsewhere, and a list,
-// which a kernel turns round.
+// Structs with pointers in the memory of a device: a matrix whose numbers are elsewhere, and a
+// list, which a kernel turns round.
 // prints: the matrix: 0 1 2 3 4 5
 // prints: the list: 3 -> 2 -> 1
 #include "check.h"

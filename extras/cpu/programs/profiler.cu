@@ -1,4 +1,4 @@
-﻿// Names for a profiler, in C and C++. The file begins with a byte-order mark, as Windows' editors
+﻿// Names for a profiler, in C and C++. The file begins with a byte-order mark, as editors of Windows
 // write it.
 // prints: 3 3
 #include "check.h"

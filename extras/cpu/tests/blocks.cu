@@ -114,7 +114,7 @@ TEST_CASE("__syncthreads: barriers in loops") {
     }
 }
 
-// Threads that return early: barriers wait for the others alone. Thread t returns before its barrier
+// Threads that return early: barriers wait for the others alone. Thread t returns before barrier
 // number end[t]; y[t] counts those who wait with it at its last one, and adds what its neighbour
 // among them has written before it.
 __global__ void early_kernel(int *y, const int *end) {
@@ -290,7 +290,8 @@ static const bool wrong_blocks = add(wrong_programs, {
           "different_kernel on device 1: divergent barrier in block (0,0,0): thread (3,0,0) waits",
           "but thread (0,0,0) waits at the barrier in " __FILE__ ":", "cudaErrorLaunchFailure"),
     WRONG("barrier, two at once in one line", (one_line_kernel<<<3, dim3(5, 2)>>>(0, 9)),
-          "one_line_kernel on device 0: divergent barrier in block (", ",0,0): thread (3,0,0) waits",
+          "one_line_kernel on device 0: divergent barrier in block (",
+          ",0,0): thread (3,0,0) waits",
           "but thread (0,0,0) waits at another barrier in " __FILE__ ":"),
     WRONG("barrier, two at once, thread 0 has ended", (one_line_kernel<<<1, 40>>>(1, 40)),
           "thread (4,0,0) waits at a barrier, but thread (1,0,0) waits at another barrier in "),

@@ -418,7 +418,7 @@ static const bool wrong_warps = add(wrong_programs, {
           "divergent __shfl_xor_sync in block (0,0,0): thread (16,0,0), lane 16, waits",
           "but thread (0,0,0), lane 0, waits at the barrier in " __FILE__ ":"),
     WRONG("barrier, in half of a warp", barrier_in_branch_kernel<<<1, 32>>>(),
-          "barrier_in_branch_kernel on device 0: divergent __shfl_sync in block (0,0,0): thread (16,",
+          "barrier_in_branch_kernel on device 0: divergent __shfl_sync in block (0,0,0): thread (",
           "but thread (0,0,0), lane 0, waits at the barrier in " __FILE__ ":"),
     WRONG("warp functions, two at once", two_calls_kernel<<<1, 32>>>(),
           "two_calls_kernel on device 0: divergent __any_sync in block (0,0,0): thread (0,0,0)",
