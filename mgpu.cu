@@ -2261,9 +2261,9 @@ static std::string between(const std::string &text, const std::string &begin, ch
     return at == std::string::npos ? "" : text.substr(from, text.find(end, from) - from);
 }
 
-// Load each parameter by its name into `params`, which are on the host. The programs that write
-// such files differ in spaces and in the order of keys, and some add entries. (A plain search is
-// safe: JSON writes a quote inside a string as \", so "W1":{ cannot occur there.)
+// Load each parameter by its name into `params`, which are on the host. The programs that write such
+// files use spaces and order keys as they like. JSON writes a quote inside a string as \", so a
+// search finds "W1":{ only where an entry begins.
 void load_safetensors(const std::string &path, const std::vector<Tensor> &params) {
     std::ifstream file(path, std::ios::binary);
     if (!file) error("cannot read %s: %s", path.c_str(), strerror(errno));
@@ -2276,7 +2276,7 @@ void load_safetensors(const std::string &path, const std::vector<Tensor> &params
     header.erase(std::remove_if(header.begin(), header.end(), isspace), header.end());
 
     std::string names; // of the tensors in the file
-    for (size_t at = 1; (at = header.find("\":{", at)) != std::string::npos; at++) {
+    for (size_t at = 1; (at = header.find("\":{\"", at)) != std::string::npos; at++) {
         const std::string name = header.substr(0, at).substr(header.rfind('"', at - 1) + 1);
         if (name != "__metadata__") names += (names.empty() ? "" : ", ") + name;
     }
@@ -2284,7 +2284,8 @@ void load_safetensors(const std::string &path, const std::vector<Tensor> &params
         const std::string where = path + ": " + param_names[i];
         const std::string entry = between(header, "\"" + param_names[i] + "\":{", '}');
         if (entry.empty()) {
-            error("%s is missing. The file has %.500s", where.c_str(), names.c_str());
+            error("%s is missing: %s needs %.300s. The file has %.500s", where.c_str(),
+                  options.model.c_str(), listed(param_names, ", ").c_str(), names.c_str());
         }
         const std::string type =
             between(entry, "\"dtype\":\"", '"') + " [" + between(entry, "\"shape\":[", ']') + "]";

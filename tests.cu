@@ -1562,8 +1562,9 @@ TEST_CASE("load_safetensors: the error names the tensor") {
     const std::string numbers = bytes_of(a) + bytes_of({7, 8});
     // A text of the header that becomes another one
     const std::array<std::string, 3> cases[] = {
-        {"\"b\"", "\"fc.bias\"", ": b is missing. The file has a1, fc.bias"},
-        {plain, "{}", ": b is missing. The file has "},
+        {"\"b\":", R"("__metadata__":{"x":"{\"b\":{\"y\":1}}"},"fc.bias":)",
+         ": b is missing: lenet needs b, a1. The file has a1, fc.bias"},
+        {plain, "{}", ": b is missing: lenet needs b, a1. The file has "},
         {"F32", "BF16", ": a1 is BF16 [2,3], but lenet needs F32 [2,3]"},
         {"[2,3]", "[3,2]", ": a1 is F32 [3,2], but lenet needs F32 [2,3]"},
         {"[2]", "[]", ": b is F32 [], but lenet needs F32 [2]"},

@@ -4,9 +4,11 @@
 # CPUFLAGS       compiler flags of the stand-in
 # LANES          orders of lanes for make lanes: by default forwards backwards 1, and 2 under asan
 # FILE           make cu: the program, one or more .cu files, such as FILE='own.cu kernels.cu'
+# INCLUDE        make cu: folders with headers, such as INCLUDE='common ../samples/Common'
 # ARGS           make cu: arguments of the program, quoted as in a shell
 # CHECK          make cu: asan, race or lanes: run the program as make asan, race or lanes would
-own += MARCH CPUFLAGS LANES FILE ARGS CHECK
+own += MARCH CPUFLAGS LANES FILE INCLUDE ARGS CHECK
+unexport FILE INCLUDE # make would expand a $ in them
 
 # ----- The stand-in ---------------------------------------------------------------------------
 
@@ -29,7 +31,7 @@ build/%/flags: flags = $(CXX) $(cpu_flags) $(flags_$*) $(processor)
 processor := $(shell grep -m1 '^model name' /proc/cpuinfo)
 
 # The sources of the stand-in, compiled once. Each program depends on them, and so on the headers.
-stand_in := extras/cpu/cuda_runtime.h $(wildcard extras/cpu/cuda/* extras/cpu/nvtx3/*)
+stand_in := $(wildcard extras/cpu/*.h extras/cpu/cuda/* extras/cpu/nvtx3/*)
 $(patsubst %,build/%/runtime.o,cpu asan race lanes lanes_asan): build/%/runtime.o: \
     extras/cpu/runtime.cc $(stand_in) build/%/flags
 	@$(CXX) $(cpu_flags) $(flags_$*) -c $< -o $@
@@ -166,9 +168,13 @@ cu_gpu = $(filter-out -Xcompiler -Wall$(comma)-Wextra -Werror all-warnings,$(nvc
 comma := ,
 cu_compile = $(if $(filter gpu,$(cu_on)),$(NVCC) $(cu_gpu),\
     $(CXX) $(cu_flags) $(flags_$(filter-out lanes,$(CHECK))) -iquote . \
-    -include extras/cpu/cuda_runtime.h)
+    $(cu_macros) -include extras/cpu/cuda_runtime.h)
+# What nvcc defines
+cu_macros := -D__NVCC__ -D__CUDACC__ -D__CUDACC_VER_MAJOR__=13 -D__CUDACC_VER_MINOR__=0
 cu programs: export CU_ON = $(cu_on)
 cu programs: export CU_GPUS = $(value GPUS)
+cu: export CU_FILE = $(value FILE)
+cu: export CU_INCLUDE = $(value INCLUDE)
 cu programs: export CU_COMPILE = $(cu_compile)
 cu programs: export CU_OBJECTS = $(cu_once)
 cu programs: export CU_SETARCH = $(if $(filter race,$(CHECK)),$(setarch))
@@ -182,8 +188,8 @@ build/cu/runtime.o: extras/cpu/runtime.cc $(stand_in) build/cpu/flags
 
 # Small programs of a first course: each prints what its head says
 programs: $(cu_needs)  ## run the programs of extras/cpu/programs
-	@sh extras/cpu/programs.sh extras/cpu/programs/*.cu
+	@sh extras/cpu/programs.sh extras/cpu/programs/*.cu extras/cpu/programs/*/
 programs_nvcc:
-	@mkdir -p build/cu; printf '%s\n' extras/cpu/programs/*.cu | xargs -P 2 -I FILE sh -c '$(NVCC) \
-	    -std=c++17 -arch=sm_90 -c "$$1" -o "build/cu/$$(basename "$$1").o"' compile FILE
+	@mkdir -p build/cu; find extras/cpu/programs -name '*.cu' | xargs -P 2 -I FILE sh -c '$(NVCC) \
+	    -std=c++17 -arch=sm_90 -rdc=true -c "$$1" -o "build/cu/$$(basename "$$1").o"' compile FILE
 	@echo 'nvcc compiles all of extras/cpu/programs'

@@ -1,10 +1,16 @@
 #!/bin/sh
-# cu.sh WORD ...: compiles the program $FILE, one or several .cu files, and starts it with these
-# words. make cu says how: CU_ON is gpu or cpu, CU_COMPILE the compiler with its flags, CU_OBJECTS
-# what is compiled already; CHECK is asan, race, lanes or nothing.
+# cu.sh WORD ...: compiles the program $CU_FILE, one or several .cu files, and starts it with these
+# words. $CU_INCLUDE are folders with headers. make cu says how: CU_ON is gpu or cpu, CU_COMPILE the
+# compiler with its flags, CU_OBJECTS what is compiled already; CHECK is asan, race, lanes or nothing.
 
-# FILE names one file, whose path may have spaces, or several, then with quotes around such a path
-files=${FILE:-}
+# one_a_line PATHS: a path, which may have spaces, or several, then with quotes around such a one
+one_a_line() {
+    lines=$1
+    if [ ! -e "$1" ]; then lines=$(printf '%s' "$1" | xargs printf '%s\n' 2>/dev/null); fi
+    printf '%s\n' "${lines:-$1}"
+}
+files=$(one_a_line "$CU_FILE")
+folders=$(one_a_line "$CU_INCLUDE")
 if [ ! "$files" ]; then
     echo 'make cu needs a program, such as make cu FILE=own.cu' >&2
     exit 1
@@ -14,7 +20,14 @@ case $CHECK in '' | asan | race | lanes) ;; *)
     exit 1 ;;
 esac
 if [ "$CU_GPUS" ] && [ ! "$CUDA_CPU_DEVICES" ]; then export CUDA_CPU_DEVICES="$CU_GPUS"; fi
-if [ ! -f "$files" ]; then files=$(printf '%s' "$files" | xargs printf '%s\n'); fi
+if [ "$folders" ]; then
+    printf '%s\n' "$folders" | while read -r folder; do
+        if [ ! -d "$folder" ]; then
+            echo "make cu: no such folder: $folder" >&2
+            exit 1
+        fi
+    done || exit 1
+fi
 words() { # one in each line of $files, as "$@" of who calls: eval "$(words)"
     printf 'set --'
     printf '%s\n' "$files" | sed "s/'/'\\\\''/g; s/^/ '/; s/\$/'/" | tr -d '\n'
@@ -34,8 +47,8 @@ program=$tree/$name
 rm -rf "$tree"
 mkdir -p "$tree"
 
-# translate FILE: to C++, under its absolute path in $tree, with the headers that it includes. What
-# lies beside it and is no header, g++ finds by -iquote.
+# translate FILE: to C++, under its absolute path in $tree, with the headers that it includes from
+# beside it or from $folders. What lies there and is no header, g++ finds by -iquote and CPATH.
 translate() {
     folder=$(cd "$(dirname "$1")" && pwd -P)
     to=$tree/tree$folder/$(basename "$1")
@@ -46,16 +59,31 @@ translate() {
         echo "$1: extras/cpu/to_cpp.sed does not understand the lines above" >&2
         return 1
     fi
-    sed -nE 's/^[ \t]*#[ \t]*include[ \t]*"([^"]+)".*/\1/p' "$1" | while read -r header; do
-        header=$(dirname "$1")/$header
-        if [ -f "$header" ]; then (translate "${header#./}") || return 1; fi
+    sed -nE 's/^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">].*/\1/p' "$1" | while read -r header; do
+        printf '%s\n' "$(dirname "$1")" "$folders" | while read -r from; do
+            if [ ! "$from" ] || [ ! -f "$from/$header" ]; then continue; fi
+            from=$from/$header
+            translate "${from#./}"
+            exit
+        done || exit 1
     done
 }
+
+if [ "$folders" ]; then
+    CPATH=$(printf '%s\n' "$folders" | while read -r folder; do
+        if [ "$CU_ON" = cpu ]; then printf '%s\n' "$tree/tree$(cd "$folder" && pwd -P)"; fi
+        printf '%s\n' "$folder"
+    done | paste -s -d : -)${CPATH:+:$CPATH}
+    export CPATH
+fi
 
 # CU_COMPILE, CU_OBJECTS, CU_SETARCH are lists of words
 # shellcheck disable=SC2086
 if [ "$CU_ON" = gpu ]; then
-    $CU_COMPILE "$@" -o "$program" || exit 1
+    if [ $# -gt 1 ]; then CU_COMPILE="$CU_COMPILE -rdc=true"; fi # extern __device__ variables
+    driver=
+    if grep -q '^[ \t]*#[ \t]*include[ \t]*[<"]cuda\.h' "$@"; then driver=-lcuda; fi
+    $CU_COMPILE "$@" $driver -o "$program" || exit 1
 else
     # A kernel may stand in one file and be launched in another
     if [ $# -gt 1 ]; then

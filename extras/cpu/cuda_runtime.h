@@ -6,7 +6,7 @@
 // run at the same time and a missing event is a real race. What a GPU turns into a crash, a hang or
 // a wrong number is named here with the line that did it: pointers of another device or of the
 // host, wrong device numbers, copies and accesses out of bounds, use after free, bad launch
-// configurations, barriers that only some threads of a block reach, warp functions that only some
+// configurations, threads of a block that wait at different barriers, warp functions that only some
 // lanes reach.
 //
 //   CUDA_CPU_DEVICES   number of devices to emulate   (default: 1)
@@ -30,7 +30,7 @@
 // The headers in cuda/ declare; only what a kernel's code must contain to be fast is defined there.
 // runtime.cc has all the rest, to be compiled once and linked to each program:
 //
-//     g++ -std=c++17 -pthread -Iextras/cpu own.cc extras/cpu/runtime.cc
+//     g++ -std=c++17 -pthread -D__CUDACC__ -Iextras/cpu own.cc extras/cpu/runtime.cc
 #ifndef CUDA_CPU
 #define CUDA_CPU 1
 
@@ -38,6 +38,7 @@
 #include "cuda/errors.h"    // codes, and how a mistake is reported
 #include "cuda/devices.h"   // how many there are, their properties, peers
 #include "cuda/streams.h"   // streams, events, functions of the host
+#include "cuda/graphs.h"    // what a stream is given, captured
 #include "cuda/memory.h"    // allocations, copies, variables of a device
 #include "cuda/blocks.h"    // __syncthreads(), shared memory
 #include "cuda/warps.h"     // shuffles, votes, __syncwarp(), cooperative groups

@@ -1,11 +1,14 @@
 #!/bin/sh
-# programs.sh FILE.cu ...: compiles and runs each, two at a time, as make cu does. What a program
-# prints must be what stands behind "// prints: " in its first lines. Status 1 if one differs.
+# programs.sh PROGRAM ...: compiles and runs each, two at a time, as make cu does. A program is a .cu
+# file, or a folder with a main.cu and others. What it prints must be what stands behind "// prints: "
+# in its first lines. Status 1 if one differs.
 if [ "$1" = --one ]; then
-    FILE=$2
-    export FILE
+    CU_FILE=$2
+    if [ -d "$2" ]; then CU_FILE=$(printf '%s ' "$2"/*.cu); fi
+    export CU_FILE
     name=$(basename "$2" .cu)
-    sed -n 's|^// prints: ||p' "$2" >"build/cu/$name.expected"
+    if [ -d "$2" ]; then main=$2/main.cu; else main=$2; fi
+    sed -n 's|^// prints: ||p' "$main" >"build/cu/$name.expected"
     sh extras/cpu/cu.sh >"build/cu/$name.out" 2>"build/cu/$name.err"
     status=$?
     if [ "$status" = 0 ] && { [ "$CHECK" ] || [ ! -s "build/cu/$name.err" ]; } &&

@@ -2,10 +2,12 @@
 #include "cuda/errors.cc"
 
 #include "cuda/devices.cc"
+#include "cuda/driver.cc"
 #include "cuda/memory.cc"
 
 #include "cuda/copies.cc"
 #include "cuda/streams.cc"
+#include "cuda/graphs.cc"
 
 #include "cuda/blocks.cc"
 #include "cuda/warps.cc"

@@ -10,6 +10,7 @@
 
 #include "tests/memory.cu"
 #include "tests/streams.cu"
+#include "tests/graphs.cu"
 
 #include "tests/blocks.cu"
 #include "tests/warps.cu"

@@ -5,11 +5,13 @@
 #   __shared__ T a[8][9], b[8];        auto &a = shared_memory<T[8][9]>(); auto &b = ...
 #   extern __shared__ T a[];           T *a = dynamic_shared<T>();
 #   __device__ T x[8] = {1};           T x_initial[8] = {1}; auto &x = device_variable(x_initial);
+#   extern __device__ T x[8];          extern T x_initial[8]; extern decltype(x_initial) &x;
 #
 # cuda_runtime.h declares these functions. Because of -z the whole file is one text, in which \n
 # is a character like others: a launch may take several lines. Every rule leaves each \n in its
 # place, so that errors and debuggers name the lines of the .cu file. Characters that no source
-# file has mark what was found: \f here, \a and \v for launches.
+# file has mark what was found: \f here, \a and \v for launches. A byte-order mark says nothing.
+s/^\xEF\xBB\xBF//
 
 # 1. Words in a "string", behind // or in a /* comment */ are no code. There <<< and __shared__ are
 #    broken up, so that no rule below sees them: "<<" "<" is the same string as "<<<", and a comment
@@ -54,6 +56,10 @@ s/\f//g
 # 3. Variables of a device. The compiler knows those that are constexpr. For the others each thread
 #    of the operating system has a reference of its own, to what the device it works for has.
 s/__device__[ \t]+__constant__|__constant__[ \t]+__device__/__constant__/g
+:specifiers
+s/([^[:alnum:]_])(static|inline|const|extern)([ \t]+)__(device|constant)__/\1__\4__\3\2/g
+s/^(static|inline|const|extern)([ \t]+)__(device|constant)__/__\3__\2\1/
+t specifiers
 s/__(device|constant)__([ \t]+(\w+[ \t]+)*constexpr)/\2/g
 s/(constexpr[ \t]+(\w+[ \t]+)*)__(device|constant)__/\1/g
 #    operator= and operator[] are functions
@@ -61,8 +67,12 @@ s/operator[ \t]*[=[]/\f&/g
 :device_variables
 s/(__(device|constant)__[ \t]+((\w|:)+(<[^<>;]*>)?[ \t]+)+)(\w+[ \t]*(\[[^];]*\][ \t]*)*(=[^;,(){}]*)?),/\1\6; \1/g
 t device_variables
-#    \1 kind  \2 type  \6 name  \7 [8][9]  \9 = {1}
-s/__(device|constant)__[ \t]+(((\w|:)+(<[^<>;]*>)?[ \t*]+)+)(\w+)[ \t]*((\[[^];]*\][ \t]*)*)(=[^;]*|\{[^;]*\})?;/\2\6_initial\7\9; [[maybe_unused]] static thread_local auto \&\6 = ::cuda_cpu::\1_variable(\6_initial, "\6", __FILE__, __LINE__); static const bool \6_on_start = ::cuda_cpu::add_on_start([] { (void)\&\6; });/g
+#    \1 kind  \2 type  \6 name  \7 [8][9]  \9 = {1}. The reference is static if the variable is
+s/__(device|constant)__[ \t]+(extern[ \t]+((\w|:)+(<[^<>;]*>)?[ \t*]+)+)(\w+)[ \t]*((\[[^];]*\][ \t]*)*);/\2\6_initial\7; extern thread_local decltype(\6_initial) \&\6;/g
+s/__(device|constant)__[ \t]+(((\w|:)+(<[^<>;]*>)?[ \t*]+)+)(\w+)[ \t]*((\[[^];]*\][ \t]*)*)(=[^;]*|\{[^;]*\})?;/\2\6_initial\7\9; [[maybe_unused]] \a\2\vthread_local decltype(\6_initial) \&\6 = ::cuda_cpu::\1_variable(\6_initial, "\6", __FILE__, __LINE__); static const bool \6_on_start = ::cuda_cpu::add_on_start([] { (void)\&\6; });/g
+s/\a([^\v]*[ \t])?(static|const)[ \t][^\v]*\v/static /g
+s/\ainline[ \t][^\v]*\v/inline /g
+s/\a[^\v]*\v//g
 #    What is left are several pointers in a declaration, or what these rules do not understand
 s/__(device|constant)__([ \t]+((\w|:)+(<[^<>;]*>)?[ \t*]+)+\w+[ \t]*[=,;[])/CUDA_CPU_NOT_UNDERSTOOD \2/g
 s/__constant__/CUDA_CPU_NOT_UNDERSTOOD/g
@@ -70,9 +80,16 @@ s/\f//g
 #    A macro of this name would break the C++ library's headers
 s/([^([:alnum:]_])__noinline__/\1__attribute__((noinline))/g
 
-# 4. What the stand-in lacks: headers, and inline PTX. Four headers are part of cuda_runtime.h.
+# 4. What the stand-in lacks: headers, and inline PTX. Four headers are part of cuda_runtime.h, and
+#    one has moved.
+s/((^|\n)[ \t]*#[ \t]*include[ \t]*[<"])nvToolsExt\.h/\1nvtx3\/nvToolsExt.h/g
 s/((^|\n)[ \t]*#[ \t]*include[ \t]*[<"])(device_launch_parameters|cuda_runtime_api|cooperative_groups(\/reduce)?)\.h/\1cuda_runtime.h/g
-s/(^|\n)[ \t]*#[ \t]*include[ \t]*[<"]((cooperative_groups|cub\/|cublas|cuda\/|cuda\.h|cuda_[bf][fp]|cudnn|cufft|curand|cusolver|cusparse|mma|nccl|nv([^t]|t[^x])|thrust\/)[^>"\n]*)[>"]/\1#error \2: the stand-in lacks it/g
+s/(^|\n)[ \t]*#[ \t]*include[ \t]*[<"]((cooperative_groups|cub\/|cublas|cuda\/|cuda_[bf][fp]|cudnn|cufft|curand|cusolver|cusparse|mma|nccl|nv([^t]|t[^x])|thrust\/)[^>"\n]*)[>"]/\1#error \2: the stand-in lacks it/g
+#    A file is compiled once, for the host and the device: __CUDA_ARCH__ is not defined, but code for
+#    newer GPUs is chosen, by this number of CUDA 13's oldest one
+:architecture
+s/((^|\n)[ \t]*#[ \t]*(el)?if[^\n]*[^[:alnum:]_])__CUDA_ARCH__([ \t]*[<>=!])/\1750\4/
+t architecture
 s/([^"[:alnum:]_])(asm|__asm__)([ \t\n]+(__)?volatile(__)?)?([ \t\n]*\()/\1CUDA_CPU_LACKS_ASSEMBLY \2\3\6/g
 
 # 5. Launches. <<< and >>> become one character each, so that "all up to >>>" can be said. Some

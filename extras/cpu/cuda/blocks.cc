@@ -13,20 +13,14 @@
 
 namespace cuda_cpu {
 
-void diverged(int t, const char *file, int line, const char *did) {
-    Worker &w = *worker;
-    uint3 thread = thread_index(t);
-    char zero[300];
-    if (w.thread0_ended || !w.met_barrier)
-        snprintf(zero, sizeof zero, "thread (0,0,0) %s",
-                 w.met_barrier ? "has ended" : "ended without reaching it");
-    else
-        snprintf(zero, sizeof zero, "thread (0,0,0) waits at the barrier in %s:%d", w.file, w.line);
-    fail(cudaErrorLaunchFailure, {file, line, nullptr},
-         "%s on device %d: divergent barrier in block (%u,%u,%u): thread (%u,%u,%u) %s, but %s",
-         running.name, running.device, blockIdx.x, blockIdx.y, blockIdx.z, thread.x, thread.y,
-         thread.z, did, zero);
-    w.failed = true;
+void diverged(int t, Barrier at, int other, Barrier there) {
+    const uint3 a = thread_index(t), b = thread_index(other);
+    fail(cudaErrorLaunchFailure, {at.file, at.line, nullptr},
+         "%s on device %d: divergent barrier in block (%u,%u,%u): thread (%u,%u,%u) waits at a "
+         "barrier, but thread (%u,%u,%u) waits at %s in %s:%d",
+         running.name, running.device, blockIdx.x, blockIdx.y, blockIdx.z, a.x, a.y, a.z, b.x, b.y,
+         b.z, at.line == there.line ? "another barrier" : "the barrier", there.file, there.line);
+    worker->failed = true;
 }
 
 // Run the kernel on a new stack, for the thread whose turn it is.
@@ -50,13 +44,14 @@ static __attribute__((no_sanitize("thread"))) CUDA_CPU_OPTIMIZED void fiber_main
     leave_callers();
     published(&w.end);
     Fiber *next = &w.scheduler;
+    if (w.mode == in_turns && t > 0 && w.met_barrier && !w.thread0_ended)
+        start_lanes(w, 0); // thread 0 waits at a barrier that this thread will not meet
     if (w.mode == by_lanes) {
         lane_ended(w, t);
         next = &after_lane(w);
     } else if (w.met_barrier) {
         if (t == 0) w.thread0_ended = true;
-        else if (!w.thread0_ended) diverged(t, w.file, w.line, "has ended");
-        if (!w.failed && t + 1 < w.threads) {
+        if (t + 1 < w.threads) {
             w.current = t + 1;
             next = &w.fibers[t + 1];
         }

@@ -4,7 +4,8 @@
 // having met a barrier, the kernel has none, and the other threads run one after another in a plain
 // loop, into which the compiler inlines the kernel. If it meets one, every other thread gets a
 // stack too, and at each barrier thread t hands over to thread t+1, the last one back to thread 0.
-// From the first warp function that a thread of the block meets, warps.cc chooses the next thread.
+// From the first warp function that a thread of the block meets, or the first barrier that some
+// threads do not meet because they have ended, warps.cc chooses the next thread.
 #pragma once
 
 #include "errors.h"
@@ -24,7 +25,8 @@
 #include <ucontext.h>
 #endif
 
-#define __syncthreads() ::cuda_cpu::barrier(__FILE__, __LINE__)
+// The counter tells barriers of one line apart.
+#define __syncthreads() ::cuda_cpu::barrier(__FILE__, __LINE__, __COUNTER__)
 
 namespace cuda_cpu {
 
@@ -100,7 +102,7 @@ struct Worker {
     cudaError_t error = cudaErrorLaunchFailure; // if it has failed
     unsigned phase = 0;         // barriers that thread 0 has met; by_lanes: that the block has left
     const char *file = nullptr; // where thread 0 met the last one
-    int line = 0;
+    int line = 0, number = 0;
     int count[2] = {};             // of __syncthreads_count(), by the phase's parity
     unsigned long long blocks = 0; // that have begun
     // by_lanes:
@@ -197,26 +199,41 @@ CUDA_CPU_OPTIMIZED inline uint3 thread_index(int t) {
     return {t % x, t / x % y, t / (x * y)};
 }
 
-// Thread `t` of the block did something else than thread 0: report it, and give the block up.
-__attribute__((noinline, cold, no_sanitize("thread"))) void diverged(int t, const char *file,
-                                                                     int line, const char *did);
+// Two threads of the block wait at different barriers, thread `t` at this one and thread `other` at
+// that: report it, and give the block up.
+struct Barrier {
+    const char *file;
+    int line;
+};
+__attribute__((noinline, cold, no_sanitize("thread"))) void diverged(int t, Barrier at, int other,
+                                                                     Barrier there);
 // What barrier() does for thread 0 of a block at its first barrier: every thread gets a stack.
 CUDA_CPU_UNSEEN void first_barrier(Worker &w);
 // What barrier() does where threads do not take turns.
-__attribute__((cold, no_sanitize("thread"))) void wait_for_block(const char *file, int line);
+__attribute__((cold, no_sanitize("thread"))) void wait_for_block(const char *file, int line,
+                                                                 int number);
+// Whether the threads before this one have ended, and so will not meet the barrier that it meets.
+CUDA_CPU_OPTIMIZED inline bool others_have_ended(const Worker &w) {
+    return w.mode == in_loop ||
+           (w.mode == in_turns && w.current > 0 && (w.thread0_ended || !w.met_barrier));
+}
 
-// __syncthreads(): hand over to the next thread, and come back when all have met the barrier.
-CUDA_CPU_SWITCHING inline void barrier(const char *file, int line) {
+// __syncthreads(): hand over to the next thread, and come back when all that have not ended have
+// met the barrier.
+CUDA_CPU_SWITCHING inline void barrier(const char *file, int line, int number = -1) {
     Worker &w = *worker;
     const int t = w.current;
-    if (w.mode != in_turns) return wait_for_block(file, line);
+    if (w.mode != in_turns) return wait_for_block(file, line, number);
     if (t == 0) {
         if (!w.met_barrier) first_barrier(w);
         w.phase++;
         w.file = file;
         w.line = line;
-    } else if (w.thread0_ended || !w.met_barrier || line != w.line) {
-        diverged(t, file, line, "waits at a barrier");
+        w.number = number;
+    } else if (w.thread0_ended || !w.met_barrier) {
+        return wait_for_block(file, line, number);
+    } else if (line != w.line || number != w.number) {
+        diverged(t, {file, line}, 0, {w.file, w.line});
         switch_fiber(w.fibers[t], w.scheduler, true);
     }
     if (w.threads == 1) return;

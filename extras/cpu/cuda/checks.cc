@@ -94,8 +94,8 @@ static std::string allocated_there(const Place &at, const void *p) {
     return text + std::string(
                       running.name
                           ? ", through a pointer that it read from memory: the stand-in translates "
-                            "only pointers that are arguments, members of arguments, copied to a T "
-                            "** by cudaMemcpy, or copied to a pointer by cudaMemcpyToSymbol"
+                            "only pointers that are arguments or members of arguments, or that "
+                            "cudaMemcpy or cudaMemcpyToSymbol copies as pointers or in structs"
                           : ": copy it with cudaMemcpy");
 }
 

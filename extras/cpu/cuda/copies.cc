@@ -8,13 +8,25 @@
 
 namespace cuda_cpu {
 
+// A word that is copied to a device, or from it. If it is the address of memory that is or was
+// allocated, return how that side knows it.
+static const void *translated(const void *word, bool to_device) {
+    if (!owner_of(word)) return word;
+    Hidden hidden;
+    std::lock_guard<std::mutex> guard(machine().lock);
+    const Place at = locate(word);
+    if (!at.allocation || held(word) > at.first + at.allocation->bytes) return word;
+    return to_device ? real(word) : held(word);
+}
 void Copy::operator()() const {
     for (size_t i = 0; i < height; i++)
         memcpy(real(to) + i * to_pitch, real(from) + i * from_pitch, width);
-    if (!pointers || height > 1) return;
-    for (void **p = (void **)real(to), **end = p + width / sizeof *p; p < end; p++)
-        if (kind == cudaMemcpyHostToDevice) *p = real(*p);
-        else if (kind == cudaMemcpyDeviceToHost) *p = (void *)held(*p);
+    const bool to_device = kind == cudaMemcpyHostToDevice;
+    if (!pointers || height > 1 || (!to_device && kind != cudaMemcpyDeviceToHost)) return;
+    char *const end = real(to) + width;
+    auto p = (const void **)round_up((size_t)real(to), sizeof(void *));
+    for (; (char *)(p + 1) <= end; p++)
+        if (const void *word = translated(*p, to_device); word != *p) *p = word;
 }
 
 // Both ends; `device` becomes the one whose memory takes part, `other` the one that the source is
@@ -87,7 +99,9 @@ cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where) {
             pageable_target = pageable(copy.to);
     }
     Running what = {copy.call, where, queue->id};
-    if (pageable_source && !pageable_target) {
+    if (stream && stream->capture) { // nothing is read or written now
+        submit(stream, *queue, what, copy);
+    } else if (pageable_source && !pageable_target) {
         std::shared_ptr<char> staged((char *)malloc(copy.width * copy.height), free);
         if (!staged) return fail(cudaErrorMemoryAllocation);
         Copy stage = copy;
@@ -125,6 +139,8 @@ static void between_devices(Device &to, Device &from, Running running,
 cudaError_t copy_and_wait(Copy copy, Where where) {
     Device *device = &current(), *other = device;
     if (copy.width == 0 || copy.height == 0) return cudaSuccess;
+    if (cudaError_t error = check_capture(where, copy.call)) return error;
+    if (cudaError_t error = check_default_stream(*device, where, copy.call)) return error;
     if (cudaError_t error = check_copy(device, other, copy, where)) return error;
     if (other != device) {
         between_devices(*device, *other, {copy.call, where, device->id}, copy);
@@ -170,6 +186,7 @@ static cudaError_t set_async(const char *call, void *to, size_t pitch, int value
     cudaError_t error =
         pinned ? cudaSuccess : check_memory(device, to, (height - 1) * pitch + width, where, call);
     if (error) return error;
+    if (stream && stream->capture) pinned = nullptr; // a graph may outlive the memory
     submit(stream, device, {call, where, device.id}, [=] {
         (void)pinned;
         for (size_t i = 0; i < height; i++) memset(real(to) + i * pitch, value, width);
@@ -270,7 +287,7 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int f
     if (cudaError_t error = check_handle(stream, where, call)) return error;
     Device &device = stream ? *stream->device : current();
     submit(stream, device, {call, where, device.id}, [=] { memcpy(real(to), real(from), bytes); });
-    if (!machine().peers && to_device != from_device)
+    if (!machine().peers && to_device != from_device && !(stream && stream->capture))
         return synchronize(stream ? stream : device.default_stream);
     return cudaSuccess;
 }
@@ -279,6 +296,7 @@ cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_d
     using namespace cuda_cpu;
     if (bytes == 0) return cudaSuccess;
     const char *call = "cudaMemcpyPeer";
+    if (cudaError_t error = check_capture(where, call)) return error;
     if (cudaError_t error = check_peers(to, to_device, from, from_device, bytes, where, call))
         return error;
     between_devices(*machine().devices[to_device], *machine().devices[from_device],

@@ -126,6 +126,16 @@ Machine &machine() {
 
 using cuda_cpu::Where;
 
+cudaError_t cudaRuntimeGetVersion(int *version, Where where) {
+    if (!version) return cuda_cpu::no_result("cudaRuntimeGetVersion", where);
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int *version, Where where) {
+    if (!version) return cuda_cpu::no_result("cudaDriverGetVersion", where);
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
 cudaError_t cudaGetDeviceCount(int *count, Where where) {
     if (!count) return cuda_cpu::no_result("cudaGetDeviceCount", where);
     *count = cuda_cpu::machine().devices.size();
@@ -221,7 +231,10 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceSynchronize() { return cuda_cpu::synchronize(cuda_cpu::current()); }
+cudaError_t cudaDeviceSynchronize(Where where) {
+    if (cudaError_t error = cuda_cpu::check_capture(where, "cudaDeviceSynchronize")) return error;
+    return cuda_cpu::synchronize(cuda_cpu::current());
+}
 
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer, Where where) {
     if (!can) return cuda_cpu::no_result("cudaDeviceCanAccessPeer", where);

@@ -35,6 +35,8 @@ struct cudaDeviceProp {
         timelineSemaphoreInteropSupported;
 };
 
+cudaError_t cudaRuntimeGetVersion(int *version, CUDA_CPU_WHERE);
+cudaError_t cudaDriverGetVersion(int *version, CUDA_CPU_WHERE);
 cudaError_t cudaGetDeviceCount(int *count, CUDA_CPU_WHERE);
 cudaError_t cudaSetDevice(int device, CUDA_CPU_WHERE);
 cudaError_t cudaGetDevice(int *device, CUDA_CPU_WHERE);
@@ -172,7 +174,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
                                    CUDA_CPU_WHERE);
 
 // Wait until the current device has done all that it was given.
-cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaDeviceSynchronize(CUDA_CPU_WHERE);
 // The current device is as at the program's start: its memory is freed, its streams and events are
 // no more, its variables have their first values, a kernel's fault is forgotten. Pinned and managed
 // memory, which is no single device's, stays.

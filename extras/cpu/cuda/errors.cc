@@ -21,6 +21,7 @@ const char *cudaGetErrorName(cudaError_t error) {
         CUDA_CPU_NAME(cudaErrorInvalidDevice)
         CUDA_CPU_NAME(cudaErrorPeerAccessUnsupported)
         CUDA_CPU_NAME(cudaErrorInvalidResourceHandle)
+        CUDA_CPU_NAME(cudaErrorIllegalState)
         CUDA_CPU_NAME(cudaErrorNotReady)
         CUDA_CPU_NAME(cudaErrorIllegalAddress)
         CUDA_CPU_NAME(cudaErrorMisalignedAddress)
@@ -32,6 +33,14 @@ const char *cudaGetErrorName(cudaError_t error) {
         CUDA_CPU_NAME(cudaErrorHostMemoryNotRegistered)
         CUDA_CPU_NAME(cudaErrorLaunchFailure)
         CUDA_CPU_NAME(cudaErrorNotPermitted)
+        CUDA_CPU_NAME(cudaErrorStreamCaptureUnsupported)
+        CUDA_CPU_NAME(cudaErrorStreamCaptureInvalidated)
+        CUDA_CPU_NAME(cudaErrorStreamCaptureMerge)
+        CUDA_CPU_NAME(cudaErrorStreamCaptureUnmatched)
+        CUDA_CPU_NAME(cudaErrorStreamCaptureUnjoined)
+        CUDA_CPU_NAME(cudaErrorStreamCaptureIsolation)
+        CUDA_CPU_NAME(cudaErrorStreamCaptureImplicit)
+        CUDA_CPU_NAME(cudaErrorCapturedEvent)
 #undef CUDA_CPU_NAME
     }
     return "unrecognized error code";
@@ -51,6 +60,7 @@ const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorPeerAccessUnsupported:
         return "peer access is not supported between these two devices";
     case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorIllegalState: return "the operation cannot be performed in the present state";
     case cudaErrorNotReady: return "device not ready";
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorMisalignedAddress: return "misaligned address";
@@ -64,6 +74,21 @@ const char *cudaGetErrorString(cudaError_t error) {
         return "pointer does not correspond to a registered memory region";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
     case cudaErrorNotPermitted: return "operation not permitted";
+    case cudaErrorStreamCaptureUnsupported:
+        return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated:
+        return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureMerge:
+        return "operation would result in a merge of separate capture sequences";
+    case cudaErrorStreamCaptureUnmatched:
+        return "capture was not ended in the same stream as it began";
+    case cudaErrorStreamCaptureUnjoined: return "capturing stream has unjoined work";
+    case cudaErrorStreamCaptureIsolation:
+        return "dependency created on uncaptured work in another stream";
+    case cudaErrorStreamCaptureImplicit:
+        return "operation would make the legacy stream depend on a capturing blocking stream";
+    case cudaErrorCapturedEvent:
+        return "operation not permitted on an event last recorded in a capturing stream";
     }
     return "unrecognized error code";
 }

@@ -20,9 +20,14 @@
 #define CUDA_CPU_LACKS_FETCH(name) template <class T, class... A> CUDA_CPU_LACKING T name(A &&...);
 #define CUDA_CPU_LACKS_TYPE(name) struct CUDA_CPU_LACKING_TYPE name;
 
-CUDA_CPU_LACKS(cudaGraphCreate) CUDA_CPU_LACKS(cudaGraphInstantiate) CUDA_CPU_LACKS(cudaGraphLaunch)
-CUDA_CPU_LACKS(cudaStreamBeginCapture) CUDA_CPU_LACKS(cudaStreamEndCapture)
-CUDA_CPU_LACKS_TYPE(cudaGraph_t) CUDA_CPU_LACKS_TYPE(cudaGraphExec_t)
+CUDA_CPU_LACKS(cudaGraphCreate) CUDA_CPU_LACKS(cudaGraphAddKernelNode)
+CUDA_CPU_LACKS(cudaGraphAddMemcpyNode) CUDA_CPU_LACKS(cudaGraphAddMemcpyNode1D)
+CUDA_CPU_LACKS(cudaGraphAddMemsetNode) CUDA_CPU_LACKS(cudaGraphAddHostNode)
+CUDA_CPU_LACKS(cudaGraphAddDependencies) CUDA_CPU_LACKS(cudaGraphAddChildGraphNode)
+CUDA_CPU_LACKS(cudaGraphExecUpdate) CUDA_CPU_LACKS(cudaGraphExecKernelNodeSetParams)
+CUDA_CPU_LACKS(cudaGraphClone) CUDA_CPU_LACKS(cudaGraphDebugDotPrint)
+CUDA_CPU_LACKS_TYPE(cudaKernelNodeParams) CUDA_CPU_LACKS_TYPE(cudaHostNodeParams)
+CUDA_CPU_LACKS_TYPE(cudaMemsetParams)
 
 CUDA_CPU_LACKS(cudaCreateTextureObject) CUDA_CPU_LACKS(cudaDestroyTextureObject)
 CUDA_CPU_LACKS(cudaCreateSurfaceObject) CUDA_CPU_LACKS(cudaDestroySurfaceObject)
@@ -51,8 +56,10 @@ CUDA_CPU_LACKS_TYPE(cudaLaunchConfig_t) CUDA_CPU_LACKS_TYPE(cudaPointerAttribute
 CUDA_CPU_LACKS_TYPE(cudaMemPool_t)
 CUDA_CPU_LACKS(cudaFuncGetAttributes) CUDA_CPU_LACKS(cudaFuncSetCacheConfig)
 CUDA_CPU_LACKS(cudaSetDeviceFlags) CUDA_CPU_LACKS(cudaDeviceGetP2PAttribute)
-CUDA_CPU_LACKS(cudaRuntimeGetVersion) CUDA_CPU_LACKS(cudaDriverGetVersion)
 CUDA_CPU_LACKS_TYPE(cudaFuncAttributes)
+CUDA_CPU_LACKS(cuCtxCreate) CUDA_CPU_LACKS(cuModuleLoad) CUDA_CPU_LACKS(cuModuleLoadData)
+CUDA_CPU_LACKS(cuModuleGetFunction) CUDA_CPU_LACKS(cuLaunchKernel) CUDA_CPU_LACKS(cuMemAlloc)
+CUDA_CPU_LACKS(cuMemFree) CUDA_CPU_LACKS(cuMemcpyHtoD) CUDA_CPU_LACKS(cuMemcpyDtoH)
 CUDA_CPU_LACKS(__reduce_add_sync) CUDA_CPU_LACKS(__reduce_max_sync)
 CUDA_CPU_LACKS(__reduce_min_sync) CUDA_CPU_LACKS(__match_any_sync)
 CUDA_CPU_LACKS(__match_all_sync) CUDA_CPU_LACKS(__nanosleep) CUDA_CPU_LACKS(__trap)

@@ -345,6 +345,7 @@ void enqueue(Kernel *accepted, const void *call, size_t bytes,
     const Launch launch = accepted->launch;
     accepted->bytes.assign((const char *)call, bytes);
     accepted->run = run;
+    if (launch.stream && launch.stream->capture) accepted->uses.clear(); // as in set_async()
     submit(launch.stream, *device, {launch.name, launch.where, device->id},
            [kernel = std::move(*accepted), device] {
                const double begin = seconds_now();

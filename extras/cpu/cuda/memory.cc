@@ -192,12 +192,14 @@ static cudaError_t end_of(Place &at, void *pointer, Where where, const char *cal
 using cuda_cpu::Where;
 
 cudaError_t cudaMalloc(void **pointer, size_t bytes, Where where) {
+    if (cudaError_t error = cuda_cpu::check_capture(where, "cudaMalloc")) return error;
     return cuda_cpu::allocate(cuda_cpu::current(), pointer, bytes, where, "cudaMalloc");
 }
 
 cudaError_t cudaFree(void *pointer, Where where) {
     using namespace cuda_cpu;
     if (!pointer) return cudaSuccess;
+    if (cudaError_t error = check_capture(where, "cudaFree")) return error;
     Place at;
     if (cudaError_t error = end_of(at, pointer, where, "cudaFree", "cudaMalloc")) return error;
     for (Device *device : machine().devices)
@@ -210,6 +212,7 @@ cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream, W
     using namespace cuda_cpu;
     const char *by = "cudaMallocAsync";
     if (cudaError_t error = check_handle(stream, where, by)) return error;
+    if (cudaError_t error = check_capture_of(stream, where, by)) return error;
     Device &device = stream ? *stream->device : current();
     const cudaError_t before = last_error, error = allocate(device, pointer, bytes, where, by);
     if (error != cudaErrorMemoryAllocation) return error;
@@ -222,6 +225,7 @@ cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream, Where where) {
     if (!pointer) return cudaSuccess;
     const char *call = "cudaFreeAsync";
     if (cudaError_t error = check_handle(stream, where, call)) return error;
+    if (cudaError_t error = check_capture_of(stream, where, call)) return error;
     Device &device = stream ? *stream->device : current();
     Place at;
     if (cudaError_t error = check_memory(device, pointer, 0, where, call)) return error;

@@ -88,7 +88,8 @@ struct Copy {
     const void *from;
     size_t from_pitch, width, height;
     cudaMemcpyKind kind;
-    bool pointers = false; // what is copied: each becomes one that a kernel can follow
+    bool pointers = false; // whether addresses of device memory are among what is copied: on a
+                           // device each becomes one that a kernel can follow
 
     void operator()() const;
     size_t extent(size_t pitch) const { return (height - 1) * pitch + width; }
@@ -98,21 +99,31 @@ struct Copy {
 cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where);
 // Waits until the copy is done, unless it is one between devices.
 cudaError_t copy_and_wait(Copy copy, Where where);
+
+// Whether such an object may hold pointers: it is one, or a struct aligned as one, or an array.
+template <class T, class = void> constexpr bool holds_pointers = false; // of void, or not defined
+template <class T>
+constexpr bool holds_pointers<T, std::void_t<decltype(sizeof(T))>> =
+    std::is_pointer<std::remove_all_extents_t<T>>::value ||
+    ((std::is_class<std::remove_all_extents_t<T>>::value || std::is_union<T>::value) &&
+     alignof(T) >= alignof(void *) && !is_vector<std::remove_cv_t<std::remove_all_extents_t<T>>>);
 } // namespace cuda_cpu
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream = nullptr, CUDA_CPU_WHERE);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                        CUDA_CPU_WHERE);
-// To an array of pointers.
-template <class T>
-cudaError_t cudaMemcpyAsync(T **to, const void *from, size_t bytes, cudaMemcpyKind kind,
+// Of pointers, or of structs that may have some.
+template <class To, class From,
+          class = std::enable_if_t<cuda_cpu::holds_pointers<To> || cuda_cpu::holds_pointers<From>>>
+cudaError_t cudaMemcpyAsync(To *to, const From *from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
     return cuda_cpu::copy_async({"cudaMemcpyAsync", to, bytes, from, bytes, bytes, 1, kind, true},
                                 stream, where);
 }
-template <class T>
-cudaError_t cudaMemcpy(T **to, const void *from, size_t bytes, cudaMemcpyKind kind,
+template <class To, class From,
+          class = std::enable_if_t<cuda_cpu::holds_pointers<To> || cuda_cpu::holds_pointers<From>>>
+cudaError_t cudaMemcpy(To *to, const From *from, size_t bytes, cudaMemcpyKind kind,
                        CUDA_CPU_WHERE) {
     return cuda_cpu::copy_and_wait({"cudaMemcpy", to, bytes, from, bytes, bytes, 1, kind, true},
                                    where);
@@ -154,9 +165,6 @@ template <class T> T &constant_variable(T &initial, const char *name, const char
 }
 // A device's threads find their variables before they run a kernel.
 bool add_on_start(void (*call)());
-
-template <class T>
-constexpr bool holds_pointers = std::is_pointer<typename std::remove_all_extents<T>::type>::value;
 
 // The current device's copy of a variable, for a call that is given its name.
 cudaError_t find_copy(char *&copy, const void *variable, Where where, const char *call);

@@ -21,6 +21,20 @@ struct Mark {
     double seconds = 0; // when it was reached
 };
 
+// What a stream is given and a graph has captured.
+struct Operation {
+    Running running;
+    std::function<void()> run;
+};
+struct Capture {
+    Where where;                   // where it began
+    Stream *origin;                // that it began with
+    std::vector<Stream *> streams; // that have joined it
+    std::vector<Operation> operations;
+    int steps = 0; // operations and waits
+    bool spoilt = false, ended = false;
+};
+
 struct Task {
     std::function<void()> run;
     Running running;
@@ -67,7 +81,9 @@ struct Stream {
     bool used = false;              // since the default stream last waited for this one
     std::atomic<int> unfinished{0}; // tasks
     std::shared_ptr<Mark>
-        default_mark; // of the default stream, that this stream has yet to wait for
+        default_mark;                 // of the default stream, that this stream has yet to wait for
+    std::shared_ptr<Capture> capture; // while the stream is captured
+    int last_captured = 0, joined = 0; // its last step, and the one that another stream waits for
     std::thread thread;
     Stream(Device *device, bool blocking) : device(device), blocking(blocking) {
         thread = start_thread(device->id, [this] { work(); });
@@ -113,18 +129,32 @@ void pushed(Stream *stream);
 // Enqueue a task on a stream of the device, 0 for its default stream.
 void submit(Stream *stream, Device &device, Running running, std::function<void()> run);
 
-// Check a stream or an event that a call is given. There is always a default stream.
-cudaError_t check_handle(const void *handle, Where where, const char *call, bool is_stream = true);
+// Check a stream that a call is given, or a handle of another kind. There is always a default
+// stream, but it cannot be used while it would wait for a stream that is captured.
+cudaError_t check_handle(const void *handle, Where where, const char *call,
+                         const char *kind = nullptr);
 // The host waits for a stream, or for a device; returns the device's fault.
 cudaError_t synchronize(Stream *stream);
 cudaError_t synchronize(Device &device);
 // Wait for the stream, and delete it.
 void destroy(Stream *stream);
 
+// Check that a call is allowed while streams may be captured: a call such as cudaMalloc, one that
+// names a stream to wait for, one that uses the default stream.
+cudaError_t check_capture(Where where, const char *call);
+cudaError_t check_capture_of(const Stream *stream, Where where, const char *call);
+cudaError_t check_default_stream(const Device &device, Where where, const char *call);
+// What a stream does that is captured.
+void capture(Stream *stream, Running running, std::function<void()> run);
+void capture_record(Stream *stream, cudaEvent &event);
+cudaError_t capture_wait(Stream *stream, cudaEvent &event, Where where);
+
 } // namespace cuda_cpu
 
 struct cudaEvent {
     cuda_cpu::Device *device;
     bool timing;
-    std::shared_ptr<cuda_cpu::Mark> mark; // null until it is recorded
+    std::shared_ptr<cuda_cpu::Mark> mark;          // null until it is recorded
+    std::shared_ptr<cuda_cpu::Capture> capture{};  // in which it was recorded, and after which
+    std::pair<cuda_cpu::Stream *, int> captured{}; // step of which stream
 };

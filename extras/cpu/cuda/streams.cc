@@ -166,19 +166,20 @@ void pushed(Stream *stream) {
 }
 void submit(Stream *stream, Device &device, Running running, std::function<void()> run) {
     const Enqueuing one_at_a_time;
+    if (stream && stream->capture) return capture(stream, running, std::move(run));
     stream = ordered(stream, device);
     stream->push(running, std::move(run));
     pushed(stream);
 }
 
-cudaError_t check_handle(const void *handle, Where where, const char *call, bool is_stream) {
-    if (is_stream && !handle) return cudaSuccess;
+cudaError_t check_handle(const void *handle, Where where, const char *call, const char *kind) {
+    if (!kind && !handle) return check_default_stream(current(), where, call);
     Hidden hidden;
     std::lock_guard<std::mutex> guard(machine().lock);
     if (machine().handles.count(handle)) return cudaSuccess;
     return fail(cudaErrorInvalidResourceHandle, where,
                 "%s: %p is not %s: was it never created, or is it already destroyed?", call, handle,
-                is_stream ? "a stream" : "an event");
+                kind ? kind : "a stream");
 }
 
 cudaError_t synchronize(Stream *stream) {
@@ -276,18 +277,21 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream, Where where) {
     using namespace cuda_cpu;
     if (cudaError_t error = check_handle(stream, where, "cudaStreamSynchronize")) return error;
+    if (cudaError_t error = check_capture_of(stream, where, "cudaStreamSynchronize")) return error;
     return synchronize(stream ? stream : current().default_stream);
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream, Where where) {
     using namespace cuda_cpu;
     if (!stream) return fail(cudaErrorInvalidResourceHandle);
     if (cudaError_t error = check_handle(stream, where, "cudaStreamDestroy")) return error;
+    if (cudaError_t error = check_capture_of(stream, where, "cudaStreamDestroy")) return error;
     destroy(stream);
     return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream, Where where) {
     using namespace cuda_cpu;
     if (cudaError_t error = check_handle(stream, where, "cudaStreamQuery")) return error;
+    if (cudaError_t error = check_capture_of(stream, where, "cudaStreamQuery")) return error;
     if (!stream) stream = current().default_stream;
     if (stream->unfinished > 0) return cudaErrorNotReady;
     return synchronize(stream); // which orders what the host does next
@@ -309,7 +313,8 @@ cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned flags, Where where) {
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event, Where where) {
     using namespace cuda_cpu;
-    if (cudaError_t error = check_handle(event, where, "cudaEventDestroy", false)) return error;
+    if (cudaError_t error = check_handle(event, where, "cudaEventDestroy", "an event"))
+        return error;
     Hidden hidden;
     std::lock_guard<std::mutex> guard(machine().lock);
     machine().handles.erase(event);
@@ -319,7 +324,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event, Where where) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream, Where where) {
     using namespace cuda_cpu;
     const char *call = "cudaEventRecord";
-    if (cudaError_t error = check_handle(event, where, call, false)) return error;
+    if (cudaError_t error = check_handle(event, where, call, "an event")) return error;
     if (cudaError_t error = check_handle(stream, where, call)) return error;
     Hidden hidden;
     if (!stream) stream = current().default_stream;
@@ -328,6 +333,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream, Where where)
                     "cudaEventRecord: the event belongs to device %d, the stream to device %d",
                     event->device->id, stream->device->id);
     const Enqueuing one_at_a_time;
+    if (stream->capture) return capture_record(stream, *event), cudaSuccess;
+    event->capture = nullptr;
     stream = ordered(stream, *stream->device);
     event->mark = mark(stream);
     pushed(stream);
@@ -339,25 +346,37 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     const char *call = "cudaStreamWaitEvent";
     if (flags)
         return fail(cudaErrorInvalidValue, where, "%s: flags are %u, but must be 0", call, flags);
-    if (cudaError_t error = check_handle(event, where, call, false)) return error;
+    if (cudaError_t error = check_handle(event, where, call, "an event")) return error;
     if (cudaError_t error = check_handle(stream, where, call)) return error;
-    if (!event->mark) return cudaSuccess;
     const Enqueuing one_at_a_time;
     Hidden hidden;
+    if ((stream && stream->capture) || (event->capture && !event->capture->ended))
+        return capture_wait(stream ? stream : current().default_stream, *event, where);
+    if (!event->mark) return cudaSuccess;
     stream = ordered(stream, stream ? *stream->device : current());
     wait(stream, event->mark);
     pushed(stream);
     return cudaSuccess;
 }
+namespace cuda_cpu {
+// Check an event that the host looks at.
+static cudaError_t check_event(cudaEvent_t event, Where where, const char *call) {
+    if (cudaError_t error = check_handle(event, where, call, "an event")) return error;
+    if (!event->capture) return cudaSuccess;
+    return fail(cudaErrorCapturedEvent, where,
+                "%s: the event was last recorded in a stream that %s:%d began to capture", call,
+                event->capture->where.file, event->capture->where.line);
+}
+} // namespace cuda_cpu
 cudaError_t cudaEventSynchronize(cudaEvent_t event, Where where) {
     using namespace cuda_cpu;
-    if (cudaError_t error = check_handle(event, where, "cudaEventSynchronize", false)) return error;
+    if (cudaError_t error = check_event(event, where, "cudaEventSynchronize")) return error;
     if (event->mark) wait(*event->mark);
     return event->device->fault;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event, Where where) {
     using namespace cuda_cpu;
-    if (cudaError_t error = check_handle(event, where, "cudaEventQuery", false)) return error;
+    if (cudaError_t error = check_event(event, where, "cudaEventQuery")) return error;
     return !event->mark || is_reached(*event->mark) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end,
@@ -365,8 +384,7 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEve
     using namespace cuda_cpu;
     if (!milliseconds) return no_result("cudaEventElapsedTime", where);
     for (cudaEvent_t event : {start, end})
-        if (cudaError_t error = check_handle(event, where, "cudaEventElapsedTime", false))
-            return error;
+        if (cudaError_t error = check_event(event, where, "cudaEventElapsedTime")) return error;
     if (start->device != end->device)
         return fail(cudaErrorInvalidResourceHandle, where,
                     "cudaEventElapsedTime: the start belongs to device %d and the end to device "

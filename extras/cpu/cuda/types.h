@@ -12,6 +12,8 @@
 #include <ctime>
 #include <type_traits>
 
+#define CUDART_VERSION 13000 // of the CUDA whose names and codes these are
+
 #if defined(__SANITIZE_THREAD__)
 #define CUDA_CPU_TSAN 1
 #elif defined(__SANITIZE_ADDRESS__)
@@ -39,6 +41,9 @@
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define CUDART_CB
 
+namespace cuda_cpu {
+template <class T> constexpr bool is_vector = false; // but of float1, float2, ...
+}
 // float1, float2, ..., make_float2(x, y), ...: two and four are aligned to be read at once.
 #define CUDA_CPU_VECTORS(name, T)                                                                  \
     struct name##1 {                                                                               \
@@ -53,6 +58,10 @@
     struct alignas(sizeof(T) < 4 ? 4 * sizeof(T) : 16) name##4 {                                   \
         T x, y, z, w;                                                                              \
     };                                                                                             \
+    template <> constexpr bool cuda_cpu::is_vector<name##1> = true;                                \
+    template <> constexpr bool cuda_cpu::is_vector<name##2> = true;                                \
+    template <> constexpr bool cuda_cpu::is_vector<name##3> = true;                                \
+    template <> constexpr bool cuda_cpu::is_vector<name##4> = true;                                \
     inline name##1 make_##name##1(T x) { return {x}; }                                             \
     inline name##2 make_##name##2(T x, T y) { return {x, y}; }                                     \
     inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                             \

@@ -53,6 +53,7 @@ CUDA_CPU_UNSEEN void start_lanes(Worker &w, unsigned block) {
             warp.lanes[l].calls = 0;
             warp.lanes[l].file = w.file; // of the barrier
             warp.lanes[l].line = w.line;
+            warp.lanes[l].number = w.number;
             if (fresh || (!w.met_barrier && first + l > t)) prepare(w, first + l);
         }
     }
@@ -73,8 +74,7 @@ static __attribute__((noinline, cold, no_sanitize("thread"))) void lane_missing(
     const Lane &lane = warp.lanes[t % 32], &missing = warp.lanes[other % 32];
     const unsigned bit = 1u << other % 32;
     char did[300];
-    if (warp.ended & bit) snprintf(did, sizeof did, "has ended");
-    else if (!(warp.waits & bit))
+    if (!(warp.waits & bit))
         snprintf(did, sizeof did, "waits at the barrier in %s:%d", missing.file, missing.line);
     else if (missing.line == lane.line && !strcmp(missing.call, lane.call))
         snprintf(did, sizeof did, "waits there with mask 0x%08x", missing.mask);
@@ -97,13 +97,13 @@ reads_from_nobody(const Warp &warp, int l) {
     Hidden hidden;
     if (!is_new("reads from nobody", running.name)) return;
     const Lane &lane = warp.lanes[l];
-    const bool exists = warp.exists >> lane.source & 1;
+    const char *why = "the block is too small to have, although it is in the mask";
+    if (!(lane.mask >> lane.source & 1)) why = "is not in its mask";
+    else if (warp.ended >> lane.source & 1) why = "has ended, although it is in the mask";
     fprintf(stderr,
             "%s:%d: notice: %s on device %d: %s: lane %d reads from lane %d, which %s 0x%08x: "
             "such a number is undefined, and here it is NaN or -1\n",
-            lane.file, lane.line, running.name, running.device, lane.call, l, lane.source,
-            exists ? "is not in its mask" : "the block is too small to have, although it is in the "
-                                            "mask",
+            lane.file, lane.line, running.name, running.device, lane.call, l, lane.source, why,
             lane.mask);
 }
 // The lanes `members` have all come to a call: each gets its value and can go on.
@@ -126,8 +126,22 @@ static CUDA_CPU_UNSEEN void release(Warp &warp, unsigned members) {
     warp.ready |= members;
 }
 
+static CUDA_CPU_UNSEEN bool at_one_call(const Lane &a, const Lane &b) {
+    return a.line == b.line && a.mask == b.mask && (a.call == b.call || !strcmp(a.call, b.call));
+}
+// Return the lanes at the call of lane l, if all that it waits for have come or ended; else none.
+static CUDA_CPU_UNSEEN unsigned all_there(const Warp &warp, int l) {
+    const Lane &lane = warp.lanes[l];
+    const unsigned members = lane.mask & warp.exists & ~warp.ended;
+    if (!lane.mask || (warp.waits & members) != members) return 0;
+    for (int m = 0; m < 32; m++)
+        if (members >> m & 1 && !at_one_call(warp.lanes[m], lane)) return 0;
+    return members;
+}
+
 // No lane of the warp can run. Those at one __activemask() can go on, as a GPU's lanes do that come
-// to it together; otherwise, if one waits in a warp function, then in vain.
+// to it together, and those that only waited for lanes that have ended since. Otherwise, if one
+// waits in a warp function, then in vain.
 static CUDA_CPU_UNSEEN void settle(Worker &w, int number) {
     Warp &warp = w.warps[number];
     unsigned together = 0;
@@ -141,42 +155,36 @@ static CUDA_CPU_UNSEEN void settle(Worker &w, int number) {
         }
     if (together) return release(warp, together);
     if (!warp.waits) return;
+    for (int l = 0; l < 32; l++)
+        if (warp.waits >> l & 1)
+            if (const unsigned members = all_there(warp, l)) return release(warp, members);
     const int first = __builtin_ctz(warp.waits);
     const Lane &lane = warp.lanes[first];
-    for (int l = 0; l < 32; l++) {
-        const Lane &other = warp.lanes[l];
-        if (!(lane.mask & warp.exists & 1u << l)) continue;
-        if (!(warp.waits >> l & 1) || other.line != lane.line || other.mask != lane.mask ||
-            strcmp(other.call, lane.call))
-            return lane_missing(w, number * 32 + first, number * 32 + l);
-    }
+    for (int l = 0; l < 32; l++)
+        if (lane.mask & warp.exists & ~warp.ended & 1u << l)
+            if (!(warp.waits >> l & 1) || !at_one_call(warp.lanes[l], lane))
+                return lane_missing(w, number * 32 + first, number * 32 + l);
 }
 
-// No lane of the block can run: all are at one barrier and leave it, or something is wrong. False
-// where nobody goes on.
+// No lane of the block can run: all that have not ended are at one barrier and leave it, or
+// something is wrong. False where nobody goes on.
 static CUDA_CPU_UNSEEN bool leave_barrier(Worker &w) {
-    int ended = -1, waits = -1, elsewhere = -1; // the first thread that does so
-    for (int t = w.threads - 1; t >= 0; t--) {
+    const Lane *first = nullptr; // of those that wait
+    int first_thread = 0;
+    for (int t = 0; t < w.threads; t++) {
         const Warp &warp = w.warps[t / 32];
-        if (warp.ended >> t % 32 & 1) ended = t;
-        else waits = t;
-        if (waits == t && warp.lanes[t % 32].line != w.line) elsewhere = t;
+        const Lane &lane = warp.lanes[t % 32];
+        if (warp.ended >> t % 32 & 1) continue;
+        if (!first) first = &lane, first_thread = t;
+        if (lane.line == first->line && lane.number == first->number) continue;
+        diverged(t, {lane.file, lane.line}, first_thread, {first->file, first->line});
+        return false;
     }
-    if (waits < 0) return false;
-    const Lane *at = &w.warps[waits / 32].lanes[waits % 32];
-    if (waits > 0) {
-        diverged(waits, at->file, at->line, "waits at a barrier");
-    } else if (ended > 0 && (elsewhere < 0 || ended < elsewhere)) {
-        diverged(ended, w.file, w.line, "has ended");
-    } else if (elsewhere > 0) {
-        at = &w.warps[elsewhere / 32].lanes[elsewhere % 32];
-        diverged(elsewhere, at->file, at->line, "waits at a barrier");
-    }
-    if (w.failed) return false;
+    if (!first) return false;
     w.phase++;
     w.count[(w.phase + 1) % 2] = 0;
-    for (int first = 0; first < w.threads; first += 32)
-        w.warps[first / 32].ready = w.warps[first / 32].exists;
+    for (int i = 0; i < (w.threads + 31) / 32; i++)
+        w.warps[i].ready = w.warps[i].exists & ~w.warps[i].ended;
     return true;
 }
 
@@ -213,7 +221,6 @@ Fiber &after_lane(Worker &w) {
 void lane_ended(Worker &w, int t) {
     w.warps[t / 32].ready &= ~(1u << t % 32);
     w.warps[t / 32].ended |= 1u << t % 32;
-    if (t == 0 && w.met_barrier) w.thread0_ended = true;
 }
 CUDA_CPU_UNSEEN void run_lanes_after_loop(Worker &w) {
     lane_ended(w, w.looped);
@@ -234,30 +241,24 @@ static CUDA_CPU_UNSEEN void run_others(Worker &w, int t) {
     threadIdx = index;
 }
 
-static CUDA_CPU_UNSEEN void wait_for_lanes(Worker &w, int t, const char *file, int line) {
+void wait_for_block(const char *file, int line, int number) {
+    Worker &w = *worker;
+    if (w.mode != by_lanes) start_lanes(w, 0);
+    const int t = w.current;
     Warp &warp = w.warps[t / 32];
     Lane &lane = warp.lanes[t % 32];
     lane.file = file;
     lane.line = line;
-    if (t == 0) {
-        w.met_barrier = true;
-        w.file = file;
-        w.line = line;
-    }
+    lane.number = number;
     warp.ready &= ~(1u << t % 32);
     const unsigned parity = (w.phase + 1) % 2;
     published(&w.barrier[parity]);
     run_others(w, t);
     observed(&w.barrier[parity]);
 }
-void wait_for_block(const char *file, int line) {
-    Worker &w = *worker;
-    if (w.mode == by_lanes) return wait_for_lanes(w, w.current, file, line);
-    diverged(w.current, file, line, "waits at a barrier");
-    throw BlockFailed();
-}
 CUDA_CPU_UNSEEN int count_block(bool yes, Where where) {
     Worker &w = *worker;
+    if (others_have_ended(w)) start_lanes(w, 0);
     const bool first = w.mode == in_turns && w.current == 0;
     const unsigned parity = (w.phase + (first || w.mode == by_lanes)) % 2;
     if (first) w.count[parity] = 0;
@@ -282,15 +283,7 @@ CUDA_CPU_UNSEEN unsigned long long meet(const char *call, Where where, unsigned 
     lane.value = value;
     warp.ready &= ~(1u << l);
     warp.waits |= 1u << l;
-    const unsigned members = mask & warp.exists;
-    bool all = mask && (warp.waits & members) == members;
-    for (int m = 0; m < 32 && all; m++) {
-        const Lane &other = warp.lanes[m];
-        if (members >> m & 1)
-            all = other.line == lane.line && other.mask == mask &&
-                  (other.call == call || !strcmp(other.call, call));
-    }
-    if (all) release(warp, members);
+    if (const unsigned members = all_there(warp, l)) release(warp, members);
     run_others(w, t);
     return lane.value;
 }

@@ -3,8 +3,8 @@
 // A warp is 32 threads of a block with neighbouring numbers, its lanes. A lane that calls a warp
 // function waits until every lane that its mask names has come to the same call. From the first
 // such call in a block on, all its threads have a stack, and a lane runs until it waits or ends;
-// next_lane() then chooses the next one. If a lane waits for one that has ended, or waits
-// elsewhere, that is an error. Lanes that a block is too small to have are never waited for.
+// next_lane() then chooses the next one. If a lane waits for one that waits elsewhere, that is an
+// error. Lanes that have ended, or that a block is too small to have, are not waited for.
 #pragma once
 
 #include "blocks.h"

@@ -47,7 +47,7 @@ void stop_worker();
 
 struct Lane { // Where it waits, what it brings there, and then what it takes from there
     const char *call, *file;
-    int line;
+    int line, number; // number: of a barrier
     unsigned mask;
     int source; // the lane whose value it takes; -1: the set of lanes with a value that is not 0
     unsigned long long value;

@@ -114,6 +114,48 @@ TEST_CASE("__syncthreads: barriers in loops") {
     }
 }
 
+// Threads that return early: barriers wait for the others alone. Thread t returns before barrier
+// number end[t]; y[t] counts those who wait with it at its last one, and adds what its neighbour
+// among them has written before it.
+__global__ void early_kernel(int *y, const int *end) {
+    __shared__ int written[100];
+    const int t = threadIdx.x, turns = end[t];
+    int count = 0, sum = 0;
+    for (int i = 0; i < turns; i++) {
+        written[t] = 100 * t + i;
+        count = __syncthreads_count(1);
+        const int next = (t + 1) % (int)blockDim.x;
+        sum = end[next] > i ? written[next] : 0;
+        __syncthreads();
+    }
+    y[t] = count + sum;
+}
+static void test_early(int threads, int (*end_of)(int)) {
+    std::vector<int> end(threads), want(threads);
+    for (int t = 0; t < threads; t++) end[t] = end_of(t);
+    for (int t = 0; t < threads; t++) {
+        for (int other = 0; other < threads; other++) want[t] += end[t] && end[other] >= end[t];
+        const int next = (t + 1) % threads, i = end[t] - 1;
+        if (end[t] && end[next] > i) want[t] += 100 * next + i;
+    }
+    auto y = device_copy(want), ends = device_copy(end);
+    OK(cudaMemset(y.get(), 0, threads * sizeof(int)));
+    OK_LAUNCH(early_kernel<<<1, threads>>>(y.get(), ends.get()));
+    CHECK(fetch(y, threads) == want);
+}
+TEST_CASE("__syncthreads: a thread that has returned is not waited for") {
+    for (int threads : {2, 33, 100}) {
+        test_early(threads, [](int t) { return int(t == 0); });
+        test_early(threads, [](int t) { return int(t != 0); });
+        test_early(threads, [](int t) { return t == 1 ? 1 : 3; });
+        test_early(threads, [](int t) { return t < 40 ? 2 : 0; });
+        test_early(threads, [](int t) { return t < 40 ? 0 : 2; });
+        test_early(threads, [](int t) { return t % 5; });
+        test_early(threads, [](int t) { return 4 - t % 5; });
+        test_early(threads, [](int t) { return t * t % 7; });
+    }
+}
+
 #ifndef CUDA_CPU_ASAN // which reports it
 // What lies i elements behind the beginning of an array, and one row behind the end
 template <class T> __global__ void beyond_kernel(double *y, int i) {
@@ -148,22 +190,20 @@ TEST_CASE("__shared__: what lies behind and before an array is NaN, or no usual 
 
 // --- programs
 
-// Barriers that not all threads meet
-__global__ void misses_kernel(unsigned thread) {
-    if (threadIdx.x != thread) WRONG_HERE(__syncthreads());
-}
+// Threads that wait at different barriers
 __global__ void different_kernel() {
     if (threadIdx.x < 3) __syncthreads();
     else WRONG_HERE(__syncthreads());
 }
-__global__ void leave_kernel(unsigned leaves) {
-    for (int i = 0; i < 4; i++) {
-        if (i == 2 && threadIdx.x + threadIdx.y == leaves) return;
-        WRONG_HERE(__syncthreads());
-    }
+// clang-format off
+__global__ void one_line_kernel(unsigned first, unsigned end) {
+    if (threadIdx.x < first || threadIdx.x >= end) return;
+    if (threadIdx.x < first + 3) WRONG_HERE(__syncthreads()); else __syncthreads();
 }
+// clang-format on
 __global__ void turns_differ_kernel() {
     for (unsigned i = 0; i <= threadIdx.x; i++) WRONG_HERE(__syncthreads());
+    __syncthreads();
 }
 
 #ifndef CUDA_CPU_ASAN
@@ -246,24 +286,20 @@ static const bool right_blocks = add(right_programs, {
     {"stacks of many streams", stacks_of_many_streams},
 });
 static const bool wrong_blocks = add(wrong_programs, {
-    WRONG("barrier, thread 0 misses it", misses_kernel<<<3, 5>>>(0),
-          "misses_kernel on device 0: divergent barrier in block (", ",0,0): thread (1,0,0) waits",
-          "but thread (0,0,0) ended without reaching it", "cudaErrorLaunchFailure"),
-    WRONG("barrier, thread 3 misses it", (OnDevice{1}, misses_kernel<<<1, 5>>>(3)),
-          "misses_kernel on device 1: divergent barrier in block (0,0,0): thread (3,0,0) has ended",
-          "but thread (0,0,0) waits at the barrier in " __FILE__ ":",
-          "cudaErrorLaunchFailure"),
-    WRONG("barrier, two at once", different_kernel<<<1, 5>>>(),
-          "different_kernel on device 0: divergent barrier in block (0,0,0): thread (3,0,0) waits",
-          "but thread (0,0,0) waits at the barrier in " __FILE__ ":"),
-    WRONG("barrier, a thread leaves early", (leave_kernel<<<1, dim3(5, 2)>>>(5)),
-          "leave_kernel on device 0: divergent barrier in block (0,0,0): thread (4,1,0) has ended"),
-    WRONG("barrier, thread 0 leaves early", leave_kernel<<<1, 5>>>(0),
-          "leave_kernel on device 0: divergent barrier", "thread (1,0,0) waits",
-          "but thread (0,0,0) has ended"),
+    WRONG("barrier, two at once", (OnDevice{1}, different_kernel<<<1, 5>>>()),
+          "different_kernel on device 1: divergent barrier in block (0,0,0): thread (3,0,0) waits",
+          "but thread (0,0,0) waits at the barrier in " __FILE__ ":", "cudaErrorLaunchFailure"),
+    WRONG("barrier, two at once in one line", (one_line_kernel<<<3, dim3(5, 2)>>>(0, 9)),
+          "one_line_kernel on device 0: divergent barrier in block (",
+          ",0,0): thread (3,0,0) waits",
+          "but thread (0,0,0) waits at another barrier in " __FILE__ ":"),
+    WRONG("barrier, two at once, thread 0 has ended", (one_line_kernel<<<1, 40>>>(1, 40)),
+          "thread (4,0,0) waits at a barrier, but thread (1,0,0) waits at another barrier in "),
+    WRONG("barrier, two at once, the last threads have ended", (one_line_kernel<<<1, 40>>>(0, 35)),
+          "thread (3,0,0) waits at a barrier, but thread (0,0,0) waits at another barrier in "),
     WRONG("barrier, more turns for some", turns_differ_kernel<<<1, 2>>>(),
           "turns_differ_kernel on device 0: divergent barrier", "thread (1,0,0) waits",
-          "but thread (0,0,0) has ended"),
+          "but thread (0,0,0) waits at the barrier in " __FILE__ ":"),
 
 #ifndef CUDA_CPU_ASAN
     WRONG("access, a write one past a shared array",

@@ -29,8 +29,10 @@ struct Pointer {
 };
 __global__ void found_kernel(const Pointer *found) { *found->p = 1; }
 static void found_in_memory() {
-    auto found = device_copy(std::vector<Pointer>{{memory(0, 10)}});
-    FAULTS_HERE(found_kernel<<<1, 1>>>(found.get()));
+    const Pointer found = {memory(0, 10)};
+    float *copy = memory(0, sizeof found);
+    OK(cudaMemcpy(copy, (const char *)&found, sizeof found, up)); // of bytes, as far as it knows
+    FAULTS_HERE(found_kernel<<<1, 1>>>((const Pointer *)copy));
 }
 __global__ void dynamic_kernel(float *x, int i) {
     extern __shared__ float t[];
@@ -145,6 +147,25 @@ __global__ void static_overrun_kernel(float *x, int i) {
     const float *begin = first; // of which UBSan does not know the length
     *x = begin[i] + second[0];
 }
+// Beyond a tile, or in it beyond a row: UBSan knows the length of both
+__global__ void tile_overrun_kernel(float *x, int row, int column) {
+    __shared__ float tile[4][5];
+    tile[threadIdx.y][threadIdx.x] = 0;
+    __syncthreads();
+    WRONG_HERE(*x = tile[row][column]);
+}
+template <class T> __global__ void end_overrun_kernel(float *x, int i) {
+    __shared__ T numbers[3];
+    __shared__ volatile T others[3];
+    numbers[threadIdx.x] = others[threadIdx.x] = 0;
+    __syncthreads();
+    const T *begin = numbers;
+    *x = i < 0 ? begin[i + 6] : others[i];
+}
+static void overrun_tile(int row, int column) {
+    tile_overrun_kernel<<<1, dim3(5, 4)>>>(memory(0, 1), row, column);
+}
+static const char *const beyond_tile = " out of bounds for type 'float [";
 #endif
 
 static const bool wrong_checks = add(wrong_programs, {
@@ -250,6 +271,18 @@ static const bool wrong_checks = add(wrong_programs, {
     WRONG("access, one before the beginning", hidden_access(0, memory(0, 10), -1), poison),
     WRONG("access, one past a shared array",
           REPORTED(static_overrun_kernel<<<1, 10>>>(memory(0, 1), 10)), poison),
+    WRONG("access, the last column of a shared tile, and one further", overrun_tile(1, 5),
+          beyond_tile),
+    WRONG("access, the first column of a shared tile, and one before", overrun_tile(1, -1),
+          beyond_tile),
+    WRONG("access, one row past a shared tile", overrun_tile(4, 2), beyond_tile),
+    WRONG("access, one row before a shared tile", overrun_tile(-1, 2), beyond_tile),
+    WRONG("access, one past a shared array of int",
+          REPORTED(end_overrun_kernel<int><<<1, 3>>>(memory(0, 1), -3)), poison),
+    WRONG("access, one past a shared array of volatile int",
+          REPORTED(end_overrun_kernel<int><<<1, 3>>>(memory(0, 1), 3)), poison),
+    WRONG("access, one past a shared array of char",
+          REPORTED(end_overrun_kernel<char><<<1, 3>>>(memory(0, 1), -3)), poison),
     WRONG("access, one past dynamic shared memory",
           REPORTED(dynamic_kernel<<<1, 1, 40>>>(memory(0, 1), 10)), poison),
     WRONG("access, a copy past the end of host memory",

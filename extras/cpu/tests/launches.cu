@@ -211,7 +211,7 @@ __global__ void throwing_lane_kernel(unsigned from) {
     if (threadIdx.x < from) return;
     if (__shfl_sync(~0u << from, threadIdx.x, 7) == 7 && threadIdx.x == 6) throws(nullptr);
 }
-__global__ void nested_kernel() { WRONG_HERE(misses_kernel<<<1, 1>>>(0)); }
+__global__ void nested_kernel() { WRONG_HERE(empty_kernel<<<1, 1>>>()); }
 // A launch wakes as many cores as it has blocks for: /proc counts how often threads went to sleep.
 static long sleeps() {
     long sum = 0;

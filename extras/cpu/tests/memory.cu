@@ -109,6 +109,50 @@ TEST_CASE("launch: pointers in an array of pointers, or in a variable, are follo
     CHECK(back == pointers[0]);
 }
 
+// An array of structs with arrays of pointers; numbers that look like addresses
+struct Sum {
+    short n;
+    float *out;
+    union {
+        const float *in[2];
+        size_t bits;
+    };
+};
+__device__ Sum sum_of_symbol;
+__global__ void sums_kernel(const Sum *sums, int n) {
+    for (int i = 0; i <= n; i++) {
+        const Sum &sum = i < n ? sums[i] : sum_of_symbol;
+        *sum.out = sum.n;
+        for (int j = 0; j < sum.n; j++) *sum.out += *sum.in[j];
+    }
+}
+__global__ void numbers_kernel(ulonglong2 *y, const ulonglong2 *x) { y->x = x->x + 1; }
+TEST_CASE("launch: pointers in structs in a device's memory are followed, numbers stay") {
+    auto x = device_copy(Floats{10}), y = device_copy(Floats{20}), out = device_copy(Floats(3));
+    const Sum sums[] = {{1, out.get(), {{x.get()}}},
+                        {2, out.get() + 1, {{x.get(), y.get()}}},
+                        {2, out.get() + 2, {{y.get(), y.get()}}}};
+    Sum *list = nullptr, back[2] = {};
+    OK(cudaMalloc(&list, 2 * sizeof *list));
+    OK(cudaMemcpyAsync(list, sums, 2 * sizeof *list, up));
+    OK(cudaMemcpyToSymbol(sum_of_symbol, &sums[2], sizeof sums[2]));
+    OK_LAUNCH(sums_kernel<<<1, 1>>>(list, 2));
+    CHECK(fetch(out, 3) == Floats{11, 32, 42});
+    OK(cudaMemcpy(back, list, sizeof back, down));
+    CHECK(back[1].out == out.get() + 1);
+    CHECK(back[1].in[1] == y.get());
+    OK(cudaMemcpy((void *)&list[0].in[0], &sums[1].in[1], sizeof(float *), up)); // a piece
+    OK(cudaMemcpyFromSymbol(&back[0], sum_of_symbol, sizeof back[0]));
+    CHECK(back[0].in[0] == y.get());
+    OK_LAUNCH(sums_kernel<<<1, 1>>>(list, 2));
+    CHECK(fetch(out, 3) == Floats{21, 32, 42});
+    OK(cudaFree(list));
+    const auto address = (unsigned long long)x.get();
+    auto numbers = device_copy(std::vector<ulonglong2>{{address, 0}});
+    OK_LAUNCH(numbers_kernel<<<1, 1>>>(numbers.get(), numbers.get()));
+    CHECK(fetch(numbers, 1)[0].x == address + 1);
+}
+
 TEST_CASE("pinned memory: a device's address, too") {
     auto x = device_copy(Floats{1, 2}), fixed = pinned<float>(2), other = pinned<float>(2);
     Floats host = {7, 8};
@@ -285,6 +329,32 @@ TEST_CASE("__constant__: a filter, one on each device") {
     Floats got(3, -1);
     OK(cudaMemcpyFromSymbol(got.data(), filter, 8, 4));
     CHECK(got == Floats{1, -1, -1});
+}
+
+// Variables in every spelling: of the file alone, constant, declared before they are defined
+static __constant__ int of_file = 1;
+__constant__ static int of_file_too = 2;
+const __constant__ int fixed = 3;
+__device__ const int fixed_too[] = {4, 5};
+inline __device__ int of_header = 6, of_header_too[2] = {7, 8};
+extern __device__ int defined_later;
+__device__ static int later() { return defined_later; }
+__device__ int defined_later = 9;
+extern __constant__ int declared[2], declared_too;
+__constant__ int declared[2] = {10, 11};
+__constant__ int declared_too = 12;
+__global__ void spellings_kernel(int *y) {
+    of_file_too++;
+    y[0] = of_file + of_file_too + fixed + fixed_too[0] + fixed_too[1] + of_header;
+    y[1] = of_header_too[0] + of_header_too[1] + later() + declared[0] + declared[1] + declared_too;
+}
+TEST_CASE("__device__, __constant__: static, const, inline and extern variables") {
+    auto y = device_copy(std::vector<int>(2));
+    OK_LAUNCH(spellings_kernel<<<1, 1>>>(y.get()));
+    CHECK(fetch(y, 2) == std::vector<int>{22, 57});
+    int two = 0;
+    OK(cudaMemcpyFromSymbol(&two, of_file_too, sizeof two));
+    CHECK(two == 3);
 }
 
 __device__ unsigned calls;
