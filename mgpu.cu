@@ -2261,9 +2261,8 @@ static std::string between(const std::string &text, const std::string &begin, ch
     return at == std::string::npos ? "" : text.substr(from, text.find(end, from) - from);
 }
 
-// Load each parameter by its name into `params`, which are on the host. The programs that write such
-// files use spaces and order keys as they like. JSON writes a quote inside a string as \", so a
-// search finds "W1":{ only where an entry begins.
+// Load each parameter by its name into `params`, on the host. Spaces and key order may vary. JSON
+// writes a quote inside a string as \", so a search finds "W1":{ only where an entry begins.
 void load_safetensors(const std::string &path, const std::vector<Tensor> &params) {
     std::ifstream file(path, std::ios::binary);
     if (!file) error("cannot read %s: %s", path.c_str(), strerror(errno));
