@@ -22,8 +22,11 @@ show: backend build/cpu/judge $(worker)  ## show what yours, or ALLREDUCE=name, 
 	@build/cpu/judge WORKER=$(worker) SHOW=build/show.json $(words)
 	@sed -e '/^@data$$/{r build/show.json' -e 'd;}' extras/lab/show.html >build/show.html
 	@echo build/show.html: open it in a browser
-check: backend $(dir)/check data  ## find what is wrong in any part, from copies to epochs
+# (GPUS is for the training: an allreduce must be right on any number of devices)
+too := $(if $(value ALLREDUCE)$(value KVSTORE),build/cpu/judge $(worker))
+check: backend $(dir)/check $(too) data  ## find what is wrong in any part, from copies to epochs
 	@$(dir)/check $(words)
+	@$(if $(too),build/cpu/judge WORKER=$(worker) $(filter-out 'GPUS=%,$(words_of_judge)))
 # Operators that were edited: make check knows more than a training
 run: edited
 edited:
