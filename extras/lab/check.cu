@@ -49,6 +49,7 @@ static void check_copy_while_late(Device i, Device j) {
     }
 }
 static void check_copies() { // between all devices that are there
+    const HostIn watched("copyto");
     for (int i = 0; i < (int)gpus.size(); i++)
         for (int j = 0; j < (int)gpus.size(); j++)
             if (j != i) check_copy_while_late(gpu(i), gpu(j));
@@ -127,6 +128,7 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
               iter.shuffle ? "the same" : "another");
 }
 static void check_data() {
+    const HostIn watched("DataIter::epoch, shard_sizes or split_batch");
     if (memcmp(&train_set.images[0], &test_set.images[0], 28 * 28) == 0)
         error("the first test image is the first training image: look at load_data's files");
     const int train_count = train_set.count;
@@ -242,8 +244,10 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
             copyto(host[c][i], grads[c][i]);
             CUDA_CHECK(cudaEventRecord(grads[c][i].written->handle, stream_of(gpu(c))));
         }
-    if (exchange) exchange(grads);
-    else run_allreduce("naive", grads);
+    {
+        const HostIn watched("the sum of gradients");
+        exchange ? exchange(grads) : run_allreduce("naive", grads);
+    }
     came_back = true;
     if (was_waited_for && all_are_peers(k) && options.allreduce != "host" &&
         options.allreduce != "local")
@@ -521,6 +525,7 @@ static double accuracy_of(DataIter iter, const std::vector<Tensor> &p) {
     return (double)correct / count;
 }
 static void check_accuracy(const std::string &where) {
+    const HostIn watched("evaluate_accuracy");
     const std::vector<Device> devices = first_devices(options.gpus);
     std::vector<std::vector<Tensor>> p;
     for (Device d : devices) p.push_back(get_params(well_scaled(), d));
@@ -577,7 +582,18 @@ static std::vector<Row> rows_of_train(const std::string &log) {
         if (as_it_was) as_it_was(device, tensor);
         if (tensor) used.insert(device.id);
     };
+    const auto exchange_as_given = exchange;
+    const int most = 2 * ((train_set.count + options.batch - 1) / options.batch);
+    int steps = 0;
+    exchange = [&](const PerDevice &grads) {
+        if (++steps > most)
+            error("it trains on more than %d minibatches in 2 epochs of %d: does a loop never end, "
+                  "or is a minibatch trained twice?",
+                  most, most / 2);
+        exchange_as_given ? exchange_as_given(grads) : run_allreduce("naive", grads);
+    };
     try {
+        const HostIn watched("train");
         train(options.gpus, options.batch, options.lr);
     } catch (const std::exception &e) { said = e.what(); }
     fflush(stdout);
@@ -585,6 +601,7 @@ static std::vector<Row> rows_of_train(const std::string &log) {
     close(out), close(null);
     options = as_given;
     on_use = as_it_was;
+    exchange = exchange_as_given;
     if ((int)used.size() != options.gpus)
         error("train: it uses %zu devices, but GPUS is %d: look at first_devices(num_gpus) and "
               "device_params",
@@ -697,7 +714,11 @@ static void check_model(int minibatches) {
             X = rows(X, 0, n), y = rows(y, 0, n);
         }
         for (size_t i = 0; i < params.size(); i++) copyto(device_params[0][i], params[i]);
-        const auto ls = train_batch(X, y, device_params, devices, options.lr);
+        std::vector<Tensor> ls;
+        {
+            const HostIn watched("train_batch");
+            ls = train_batch(X, y, device_params, devices, options.lr);
+        }
         if (options.first_check) check_step(where, X, y, ls, device_params, options.lr);
         double mean = 0;
         for (const Tensor &l : ls) mean += sum_of(l) / X.shape[0];

@@ -1,10 +1,21 @@
 // make check, its first part: autograd with an operator of its own; then every operator alone,
 // forward and backward, against the same in double. A gradient is compared with the slopes of that
 // reference, so nothing is derived twice.
-// defines: Numbers, compare, Case, reference, check_operators, check_network
+// defines: HostIn, Numbers, compare, Case, reference, check_operators, check_network
 #pragma once
 #include "called_operators.h"
 #include "wrong_numbers.h"
+
+// While it lives, an endless loop of the host is told with this name: on emulated devices after
+// 10 s of the host's own time, and at Ctrl-C.
+struct HostIn {
+    explicit HostIn(const std::string &function) {
+        nvtxRangePushA("make check");
+        nvtxMarkA(function.c_str());
+    }
+    HostIn(const HostIn &) = delete;
+    ~HostIn() { nvtxRangePop(); }
+};
 
 typedef std::vector<double> Numbers;
 typedef std::vector<std::vector<int>> Shapes;
@@ -163,6 +174,7 @@ static Numbers in_double(const Case &c, const std::vector<Numbers> &in) {
 // --- what they are called, and where their code is
 
 static Tensor call(const Case &c, const std::vector<Tensor> &in) {
+    const HostIn watched(c.op);
     if (c.op == "linear") return linear(in[0], in[1], in[2]);
     if (c.op == "softmax_cross_entropy") return softmax_cross_entropy(in[0], in[1]);
     if (c.op == "relu") return relu(in[0]);
@@ -350,6 +362,7 @@ static void check_case(const Case &c) {
 
 // Elementwise work in place: the last block has threads beyond the end
 static void check_in_place() {
+    const HostIn watched("add_ or full");
     const int n = 700;
     Numbers want;
     Tensor a = empty({n}, cpu()), b = empty({n}, cpu());
@@ -420,6 +433,7 @@ static Tensor times(int factor, const Tensor &X) {
     });
 }
 static void check_autograd() {
+    const HostIn watched("get_params, record or backward");
     const int n = 300;
     Tensor buffer = arange(5);
     buffer.requires_grad = false;
@@ -465,6 +479,7 @@ static void check_autograd() {
     if (!recording) error("NoGrad: recording is still off after it: look at ~NoGrad");
 }
 static void check_sgd() {
+    const HostIn watched("sgd");
     const int n = 700;
     Tensor a = empty({n}, cpu()), b = empty({n}, cpu());
     for (int i = 0; i < n; i++) a.ptr()[i] = dice() % 1000, b.ptr()[i] = dice() % 1000;
@@ -568,7 +583,11 @@ static void check_roles(const std::string &who, const Call &made,
 static void check_network(const std::string &who, const Tensor &X,
                           const std::vector<Tensor> &params) {
     int number = 0;
-    for (const Call &made : calls_of(net(X, params))) {
+    const Tensor y = [&] {
+        const HostIn watched(options.model);
+        return net(X, params);
+    }();
+    for (const Call &made : calls_of(y)) {
         auto is_this = [&](const Case &c) { return c.op == made.op; };
         if (std::none_of(cases.begin(), cases.end(), is_this)) continue; // a student's own
         Case c = {made.op, made.how, {}};

@@ -8,8 +8,11 @@
 
 namespace cuda_cpu {
 
-// The host is in `what` from now on, such as an allreduce, until it is in nothing, "".
+// The host is in `what` from now on, such as an allreduce, until it is in nothing, "", or the range
+// ends in which it entered that. Then it is again in what it was in before the range.
 void host_enters(const char *what);
+void begin_range();
+void end_range();
 
 // Return the line of the program that this thread has reached, as "FILE:LINE": that of the address
 // `interrupted`, which is on the stack of `n` frames, or of its caller. Library functions are
