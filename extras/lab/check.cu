@@ -55,15 +55,6 @@ static void check_copies() { // between all devices that are there
             if (j != i) check_copy_while_late(gpu(i), gpu(j));
 }
 
-static int notices = 0;
-__attribute__((format(printf, 1, 2))) static void notice(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    printf("notice: %s\n", vformat(format, args).c_str());
-    va_end(args);
-    notices++;
-}
-
 // --- the data: minibatches against the bytes of the files
 
 // Which pixels are not background tells images apart, in whatever way pixels are scaled
@@ -100,9 +91,9 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
                 order.push_back(outline(X.ptr() + i * 28 * 28, background));
                 auto found = left.find(order.back());
                 if (!file.count(order.back()))
-                    error("%s: image %d of an epoch is not in the file: look at "
-                          "DataIter::minibatch%s",
-                          who.c_str(), sample, skip_hint);
+                    return differs(who, format("%s: image %d of an epoch is not in the file: look "
+                                               "at DataIter::minibatch",
+                                               who.c_str(), sample));
                 if (found == left.end())
                     error("%s: image %d of an epoch has occurred before: look at `order`, "
                           "DataIter::minibatch and epoch",
@@ -251,9 +242,10 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
     came_back = true;
     if (was_waited_for && all_are_peers(k) && options.allreduce != "host" &&
         options.allreduce != "local")
-        error("%s: the host waits for gpu(%d), where only a stream should wait: look at wait_for "
-              "(cudaStreamWaitEvent) and copyto, which blocks only for a copy to the host%s",
-              who.c_str(), late, skip_hint);
+        differs("a wait", format("%s: the host waits for gpu(%d), where only a stream should wait: "
+                                 "look at wait_for (cudaStreamWaitEvent) and copyto, which blocks "
+                                 "only for a copy to the host",
+                                 who.c_str(), late));
     for (int c = 0; c < k; c++) {
         long wrong = 0, numbers = 0;
         size_t at = 0, last = 0; // the tensors of the first wrong number and of the last one
@@ -290,18 +282,20 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
                              : format("%ld of %ld numbers are wrong, in %s to %s, and all others "
                                       "right: does a loop, a chunk or a grid leave them out?",
                                       wrong, numbers, names[at].c_str(), names[last].c_str());
-        error("%s%s: the sum of %s, number %d, on gpu(%d) is %g, not %g (%s): %s%s", who.c_str(),
-              late < 0 ? "" : format(", gpu(%d) late", late).c_str(), names[at].c_str(), first, c,
-              value, want, part.c_str(), what.c_str(),
-              mean        ? skip_hint
-              : late >= 0 ? " It is right when no device is late: is a wait_for missing, or the "
-                            "wrong way round?"
-                          : "");
+        const std::string text =
+            format("%s%s: the sum of %s, number %d, on gpu(%d) is %g, not %g (%s): %s", who.c_str(),
+                   late < 0 ? "" : format(", gpu(%d) late", late).c_str(), names[at].c_str(), first,
+                   c, value, want, part.c_str(), what.c_str());
+        if (mean) return differs("a mean", text);
+        error("%s%s", text.c_str(),
+              late >= 0 ? " It is right when no device is late: is a wait_for missing, or the wrong "
+                          "way round?"
+                        : "");
     }
 }
 static void check_exchange() {
     const int k = options.gpus;
-    if (k > 7 || !options.first_check) return; // 24 bits have place for seven
+    if (k > 7) return; // 24 bits have place for seven
     const std::string who = format("allreduce %s, k = %d%s", options.allreduce.c_str(), k,
                                    options.overlap ? ", OVERLAP" : "");
     const PerDevice grads = make_grads(k, trained_sizes());
@@ -477,25 +471,26 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         std::vector<Flat> shards;
         if (!wrong.empty() || !wrong_update.empty()) shards = gradients_of_shards(X, y, k);
         if (!wrong.empty())
-            error("%sthe gradient of %s is %.6g, but on one device %.6g (%zu of %zu numbers are "
-                  "wrong): %s%s",
-                  where.c_str(), at(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]], wrong.size(),
-                  got.size(), explain_gradient(got, want, wrong, shards, c).c_str(), skip_hint);
+            differs("a gradient",
+                    format("%sthe gradient of %s is %.6g, but on one device %.6g (%zu of %zu "
+                           "numbers are wrong): %s",
+                           where.c_str(), at(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]],
+                           wrong.size(), got.size(),
+                           explain_gradient(got, want, wrong, shards, c).c_str()));
         if (wrong_update.empty()) continue;
         double off = 0, squares = 0; // from what the device's own gradient would have made
         for (int j : wrong_update) {
             off += std::pow(update[j] - lr * shards[c][j] / n, 2);
             squares += std::pow(update[j], 2);
         }
-        error(
-            "%sthe update of %s is %.6g, not %.6g: %s%s", where.c_str(),
-            at(wrong_update[0]).c_str(), update[wrong_update[0]], right[wrong_update[0]],
-            k > 1 && off < 1e-4 * squares
-                ? "it is made from the device's own gradient: does sgd run before allreduce?"
-                : explain_update(dot(update, right, wrong_update) / dot(right, right, wrong_update),
-                                 n, size(ls[c]), lr, options.batch, k)
-                      .c_str(),
-            skip_hint);
+        const double ratio = dot(update, right, wrong_update) / dot(right, right, wrong_update);
+        differs("an update",
+                format("%sthe update of %s is %.6g, not %.6g: %s", where.c_str(),
+                       at(wrong_update[0]).c_str(), update[wrong_update[0]], right[wrong_update[0]],
+                       k > 1 && off < 1e-4 * squares
+                           ? "it is made from the device's own gradient: does sgd run before "
+                             "allreduce?"
+                           : explain_update(ratio, n, size(ls[c]), lr, options.batch, k).c_str()));
     }
 }
 
@@ -648,16 +643,18 @@ static void check_train(const std::string &where) {
         if (epoch >= rows.size())
             error("%strain stops after %zu of 2 epochs", where.c_str(), rows.size());
         const auto [loss, acc] = rows[epoch];
-        if (!(std::fabs(loss - sum / n) <= 1e-4 * std::fabs(sum / n)))
-            error("%strain's loss in epoch %zu is %.6g, but its minibatches one after another give "
-                  "%.6g: %s%s",
-                  where.c_str(), epoch + 1, loss, sum / n,
-                  std::isfinite(loss)
-                      ? "does it take every minibatch, in a new order each epoch "
-                        "(train_iter.epoch()), train the same device_params throughout, with "
-                        "the same lr, and count each loss?"
-                      : "is there no minibatch: is train_iter.epoch() missing?",
-                  skip_hint);
+        if (!(std::fabs(loss - sum / n) <= 1e-4 * std::fabs(sum / n))) {
+            differs("train's loss",
+                    format("%strain's loss in epoch %zu is %.6g, but its minibatches one after "
+                           "another give %.6g: %s",
+                           where.c_str(), epoch + 1, loss, sum / n,
+                           std::isfinite(loss)
+                               ? "does it take every minibatch, in a new order each epoch "
+                                 "(train_iter.epoch()), train the same device_params throughout, "
+                                 "with the same lr, and count each loss?"
+                               : "is there no minibatch: is train_iter.epoch() missing?"));
+            break; // it is another training
+        }
         const double want = accuracy_of(load_data_fashion_mnist(97).second, device_params[0]);
         if (std::fabs(acc - want) > 1e-3)
             error("%strain's accuracy after epoch %zu is %.4f, but a count here gives %.4f%s: look "
@@ -719,7 +716,7 @@ static void check_model(int minibatches) {
             const HostIn watched("train_batch");
             ls = train_batch(X, y, device_params, devices, options.lr);
         }
-        if (options.first_check) check_step(where, X, y, ls, device_params, options.lr);
+        check_step(where, X, y, ls, device_params, options.lr);
         double mean = 0;
         for (const Tensor &l : ls) mean += sum_of(l) / X.shape[0];
         if (step == 0 && mean > 10)
@@ -730,14 +727,14 @@ static void check_model(int minibatches) {
         if (++step < (int)epoch.size()) std::tie(X, y) = epoch[step];
     } while (step < minibatches && step < (int)epoch.size());
     check_accuracy(who + ": ");
-    if (options.first_check) check_train(who + ": ");
+    check_train(who + ": ");
     printf("%s: %d minibatch%s right\n", who.c_str(), step, step > 1 ? "es are" : " is");
 }
 static int minibatches = 3;
 // MODEL alone, or lenet and lab_cnn (resnet18 takes minutes on a CPU: ask for it).
 void check() {
-    if (options.first_check) check_operators();
-    if (options.first_check) check_data();
+    check_operators();
+    check_data();
     for (const Model &m : models) {
         const std::string model = m.name;
         if (given("MODEL") ? model != options.model : model == "resnet18") continue;

@@ -439,7 +439,7 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
                     {updates_are(2), "it is divided by the size of the shard"},
                     {updates_are(lr), "it is multiplied by the learning rate twice"},
                     {updates_are(1 / lr), "it is not multiplied by the learning rate"},
-                    {updates_are(3), "it is 3.0"},
+                    {updates_are(3), "it is 3 times"},
                     {[](Training &, Tensors &ls, const Tensor &, const Tensor &) { ls.pop_back(); },
                      "train_batch returns losses of 1 devices, but there are 2"},
                     {[](Training &, Tensors &ls, const Tensor &, const Tensor &) {
@@ -515,6 +515,22 @@ TEST_CASE("check_operators: which operator is wrong, and how" * doctest::skip(sm
                "the result has shape (10,1), but must have 10 numbers for 5 samples");
     check_says(checked_operators([](Tensor y) { return rows(y, 0, 1); }),
                "the result has shape (1,2), but must have 10 numbers for 5 samples");
+}
+TEST_CASE("check_operators: FIRST_CHECK=0 lets another result through, and checks its slopes" *
+          doctest::skip(small_only)) {
+    Kept kept;
+    options.first_check = false;
+    std::string said;
+    const std::string out = printed([&] {
+        said = checked_operators([](Tensor y) {
+            copyto(full({1}, 7, y.device), rows(reshape(y, {-1}), 1, 2));
+            return y;
+        });
+    });
+    CHECK(said == "");
+    check_says(out, "notice: linear(X (5,3), W (3,2), b (2)): y[0,1] is 7, not ... look at "
+                    "bias_kernel, matmul_kernel ... notice: linear(X (5,3), W (3,2), b (2)): "
+                    "dX[0,0] is ... it is not the slope of this y: look at matmul_kernel");
 }
 #endif
 TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::skip(no_training)) {

@@ -1,7 +1,23 @@
 // make check: what a wrong gradient, sum or update looks like.
-// defines: explain_sum, explain_gradient, explain_update
+// defines: notice, differs, explain_sum, explain_gradient, explain_update
 #pragma once
 #include "training_steps.h"
+
+static int notices = 0;
+__attribute__((format(printf, 1, 2))) static void notice(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    printf("notice: %s\n", vformat(format, args).c_str());
+    va_end(args);
+    notices++;
+}
+// What may be intended is an error. With FIRST_CHECK=0 it is a notice, once for each cause, and
+// make check goes on.
+static void differs(const std::string &cause, const std::string &text) {
+    static std::set<std::string> told;
+    if (options.first_check) error("%s%s", text.c_str(), skip_hint);
+    if (told.insert(cause).second) notice("%s", text.c_str());
+}
 
 static bool near(double a, double b) { // up to 2%, or 0.01
     return std::fabs(a - b) <= std::max(0.01, 0.02 * std::fabs(b));
@@ -133,6 +149,6 @@ static std::string explain_update(double ratio, double n, double shard, double l
         {1 / lr, "it is not multiplied by the learning rate"}};
     for (const auto &[x, text] : mistakes)
         if (x != 1 && std::fabs(ratio - x) < 0.01 * std::fabs(x)) return text;
-    return std::fabs(ratio) < 1e-3 ? "the parameter is unchanged: does sgd run on every device?"
-                                   : format("it is %f times the right update", ratio);
+    return ratio == 0 ? "the parameter is unchanged: does sgd run on every device, after backward?"
+                      : format("it is %.3g times the right update", ratio);
 }
