@@ -361,6 +361,7 @@ static void check_case(const Case &c) {
     std::vector<Numbers> slopes(p.size()); // of another y than usual: of the one that it is
     const auto y_of = usual ? in_double : in_float;
     const double step = usual ? 1e-6 : 1e-2;
+    const std::string unusual = usual ? "" : "it is not the slope of this y: ";
     for (size_t a = 0; a < p.size(); a++)
         if (host[a].requires_grad) slopes[a] = slopes_of(y_of, step, c, in, weight, a);
     for (int uses : {1, 2}) {
@@ -381,7 +382,7 @@ static void check_case(const Case &c) {
             const bool right = compare(
                 where + (uses == 1 ? "" : "used twice, in a second pass: "), name, c.shapes[a],
                 to_host(gradient(p[a])), slopes[a], usual ? float_error : 1e-3,
-                uses == 1 ? (usual ? "" : "it is not the slope of this y: ") + where_to_look(c, name)
+                uses == 1 ? unusual + where_to_look(c, name)
                           : "a backward must add (+=) to a gradient, which grad_of clears at the "
                             "first use in a pass: look at " +
                                 c.op + "'s backward and grad_of");
@@ -539,14 +540,14 @@ static void check_sgd() {
             product += update[j] * right[j], squares += right[j] * right[j];
             some = some || std::fabs(update[j] - right[j]) < 1e-3 * right[j];
         }
+        const double ratio = product / squares;
         compare(
             format("sgd(params, lr %g, batch size %d), the %s: ", lr, batch,
                    i == 1 ? "second parameter, which has no gradient"
                    : i    ? "third"
                           : "first"),
             "update", {n}, update, right, 1e-3,
-            (i == 1 || some ? ""
-                            : explain_update(product / squares, batch, batch, lr, batch, 1) + ": ") +
+            (i == 1 || some ? "" : explain_update(ratio, batch, batch, lr, batch, 1) + ": ") +
                 "look at sgd, sgd_kernel (i < n) and its launch (blocks): param -= lr * grad / "
                 "batch_size");
     }

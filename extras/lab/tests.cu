@@ -618,7 +618,7 @@ TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::ski
                    const Tensor W1 = reshape(g[0][0], {-1}), shifted = copyto(W1, gpu(0));
                    copyto(rows(shifted, 0, 179), rows(W1, 1, 180));
                }),
-               "W1, number 1, on gpu(0) is 9, not 18 ... it is the sum that belongs to another index");
+               "W1, number 1, on gpu(0) is 9, not 18 ... the sum that belongs to another index");
     watch::no_waits = true;
     check_says(says(allreduce_naive), "a wait missing");
     watch::no_waits = false;

@@ -85,8 +85,8 @@ static double dot(const Flat &a, const Flat &b, const std::vector<int> &indices)
 }
 
 // What a gradient on device c looks like where it is wrong: the factors a for which sum a[d] *
-// shards[d] comes nearest to it (least squares) say which shards are in it and how often. `before` is
-// the right gradient of the step before.
+// shards[d] comes nearest to it (least squares) say which shards are in it and how often. The right
+// gradient of the step before is `before`.
 static std::string explain_gradient(const Flat &got, const Flat &want,
                                     const std::vector<int> &wrong, const std::vector<Flat> &shards,
                                     int c, const Flat &before = {}) {
@@ -153,7 +153,7 @@ static std::string explain_update(double ratio, double n, double shard, double l
         {n / shard, "it is divided by the size of the shard, not of the minibatch"},
         {n / (int)(n / k), "it is divided by the size of the shard, not of the minibatch"},
         {k, "is lr multiplied by the number of devices, or does sgd run for each of them?"},
-        {1 / k, "is lr divided by the number of devices? The sum is already divided by the batch size"},
+        {1 / k, "is lr divided by the number of devices? The batch size is that of all devices"},
         {2, "it is made twice: does sgd run more than once on each device?"},
         {n / batch, "it is divided by BATCH, not by the samples of this minibatch: X.shape[0]"},
         {shard / batch, "it is divided by BATCH, not by the samples of this minibatch"},
