@@ -9,6 +9,7 @@
 #ifndef PROGRAM
 #define PROGRAM "../../mgpu.cu"
 #endif
+#include "watch.h" // messages can be late
 #include PROGRAM
 #endif
 #include <atomic>
@@ -32,7 +33,7 @@ static void check_copy_while_late(Device i, Device j) {
         copyto(pattern, src);
         copyto(src, dst);
         copyto(zeros, src);
-        pause_stream(j); // the host is to wait too
+        if (!watch::late_messages) pause_stream(j); // the host is to wait too
         const Tensor back = copyto(dst, cpu());
         const Flat got(back.ptr(), back.ptr() + size(back)), want = to_host(pattern);
         const int wrong = std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin();
@@ -49,18 +50,14 @@ static void check_copy_while_late(Device i, Device j) {
     }
 }
 static void check_copies() { // between all devices that are there
-    for (int i = 0; i < (int)gpus.size(); i++)
-        for (int j = 0; j < (int)gpus.size(); j++)
-            if (j != i) check_copy_while_late(gpu(i), gpu(j));
-}
-
-static int notices = 0;
-__attribute__((format(printf, 1, 2))) static void notice(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    printf("notice: %s\n", vformat(format, args).c_str());
-    va_end(args);
-    notices++;
+    const HostIn watched("copyto");
+    for (bool late : {false, true})
+        for (int i = 0; i < (int)gpus.size(); i++)
+            for (int j = 0; j < (int)gpus.size(); j++) {
+                watch::late_messages = late;
+                if (j != i) check_copy_while_late(gpu(i), gpu(j));
+            }
+    watch::late_messages = false;
 }
 
 // --- the data: minibatches against the bytes of the files
@@ -80,10 +77,14 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
     for (auto &order : orders) {
         auto left = file;
         for (auto [X, y] : iter.epoch()) {
-            if (order.empty()) { // look at the first minibatch's pixels
+            if (order.empty() && &order == orders) { // look at the first minibatch's pixels
                 const std::set<float> pixels(X.ptr(), X.ptr() + size(X));
                 background = *pixels.begin();
                 const float brightest = *pixels.rbegin();
+                if (background < 0 && brightest < -background)
+                    error("%s: pixels go from %g to %g: are bytes taken "
+                          "as signed (int8_t)? Look at DataIter::minibatch",
+                          who.c_str(), background, brightest);
                 if (pixels.size() <= 2)
                     error("%s: pixels are only %g and %g: is byte / 255 computed in integers? "
                           "Look at DataIter::minibatch",
@@ -99,9 +100,9 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
                 order.push_back(outline(X.ptr() + i * 28 * 28, background));
                 auto found = left.find(order.back());
                 if (!file.count(order.back()))
-                    error("%s: image %d of an epoch is not in the file: look at "
-                          "DataIter::minibatch%s",
-                          who.c_str(), sample, skip_hint);
+                    return differs(who, format("%s: image %d of an epoch is not in the file: look "
+                                               "at DataIter::minibatch",
+                                               who.c_str(), sample));
                 if (found == left.end())
                     error("%s: image %d of an epoch has occurred before: look at `order`, "
                           "DataIter::minibatch and epoch",
@@ -127,6 +128,7 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
               iter.shuffle ? "the same" : "another");
 }
 static void check_data() {
+    const HostIn watched("DataIter::epoch, shard_sizes or split_batch");
     if (memcmp(&train_set.images[0], &test_set.images[0], 28 * 28) == 0)
         error("the first test image is the first training image: look at load_data's files");
     const int train_count = train_set.count;
@@ -236,22 +238,28 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
         }
     waitall();
     came_back = was_waited_for = false;
-    if (late >= 0) CUDA_CHECK(cudaLaunchHostFunc(stream_of(gpu(late)), be_late, nullptr));
+    if (late >= 0 && late < k)
+        CUDA_CHECK(cudaLaunchHostFunc(stream_of(gpu(late)), be_late, nullptr));
     for (int c = 0; c < k; c++)
         for (size_t i = 0; i < grads[c].size(); i++) {
             copyto(host[c][i], grads[c][i]);
             CUDA_CHECK(cudaEventRecord(grads[c][i].written->handle, stream_of(gpu(c))));
         }
-    if (exchange) exchange(grads);
-    else run_allreduce("naive", grads);
+    {
+        const HostIn watched("the sum of gradients");
+        watch::late_messages = late == k;
+        exchange ? exchange(grads) : run_allreduce("naive", grads);
+        watch::late_messages = false;
+    }
     came_back = true;
     if (was_waited_for && all_are_peers(k) && options.allreduce != "host" &&
         options.allreduce != "local")
-        error("%s: the host waits for gpu(%d), where only a stream should wait: look at wait_for "
-              "(cudaStreamWaitEvent) and copyto, which blocks only for a copy to the host%s",
-              who.c_str(), late, skip_hint);
+        differs("a wait", format("%s: the host waits for gpu(%d), where only a stream should wait: "
+                                 "look at wait_for (cudaStreamWaitEvent) and copyto, which blocks "
+                                 "only for a copy to the host",
+                                 who.c_str(), late));
     for (int c = 0; c < k; c++) {
-        long wrong = 0, numbers = 0;
+        long wrong = 0, numbers = 0, means = 0, sums_of_others = 0;
         size_t at = 0, last = 0; // the tensors of the first wrong number and of the last one
         int first = 0;
         float value = 0;
@@ -263,6 +271,9 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
                 if (got[j] == want) continue;
                 if (wrong++ == 0) at = i, first = j, value = got[j];
                 last = i;
+                means += near(got[j], want / k);
+                for (int others = 1; others <= 3; others++)
+                    sums_of_others += got[j] == want / (1 + j % 3) * others;
             }
         }
         if (wrong == 0) continue;
@@ -275,33 +286,42 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
             want += number(d, first);
             sum += times[d] * number(d, first);
         }
-        const bool mean = near(value, want / k);
+        const bool mean = means == wrong;
         if (mean) times.assign(k, 1. / k);
-        const std::string what = mean || (sum == value && value >= 0)
-                                     ? explain_sum(times, c, true)
-                                     : "it is not a sum of the devices' numbers: is a wait "
-                                       "missing, or something added that was not yet written?";
+        const std::string what =
+            sums_of_others == wrong
+                ? "it is the sum that belongs to another index: is an offset wrong (size(t), not "
+                  "shape[0]), or where a chunk begins?"
+            : mean || (sum == value && value >= 0)
+                ? explain_sum(times, c, true)
+                : "it is not a sum of the devices' numbers: is a wait missing, or something added "
+                  "that was not yet written?";
         const std::string part =
             wrong == numbers ? "all numbers are wrong"
                              : format("%ld of %ld numbers are wrong, in %s to %s, and all others "
                                       "right: does a loop, a chunk or a grid leave them out?",
                                       wrong, numbers, names[at].c_str(), names[last].c_str());
-        error("%s%s: the sum of %s, number %d, on gpu(%d) is %g, not %g (%s): %s%s", who.c_str(),
-              late < 0 ? "" : format(", gpu(%d) late", late).c_str(), names[at].c_str(), first, c,
-              value, want, part.c_str(), what.c_str(),
-              mean        ? skip_hint
-              : late >= 0 ? " It is right when no device is late: is a wait_for missing, or the "
-                            "wrong way round?"
-                          : "");
+        const std::string text =
+            format("%s%s: the sum of %s, number %d, on gpu(%d) is %g, not %g (%s): %s", who.c_str(),
+                   late < 0    ? ""
+                   : late == k ? ", messages late"
+                               : format(", gpu(%d) late", late).c_str(),
+                   names[at].c_str(), first, c, value, want, part.c_str(), what.c_str());
+        if (mean) return differs("a mean", text);
+        error("%s%s", text.c_str(),
+              late < 0 ? ""
+                       : " It is right when nothing is late: is a wait_for missing, or the wrong "
+                         "way round?");
     }
 }
 static void check_exchange() {
     const int k = options.gpus;
-    if (k > 7 || !options.first_check) return; // 24 bits have place for seven
+    if (k > 7) return; // 24 bits have place for seven
     const std::string who = format("allreduce %s, k = %d%s", options.allreduce.c_str(), k,
                                    options.overlap ? ", OVERLAP" : "");
     const PerDevice grads = make_grads(k, trained_sizes());
-    for (int late = -1; late < k; late++) check_exchange_while(grads, who, late);
+    // Nothing is late; then each device; then, with k, all messages
+    for (int late = -1; late <= k; late++) check_exchange_while(grads, who, late);
 }
 
 // --- the network: is its gradient the slope of its loss?
@@ -345,14 +365,6 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
         return sum / n;
     };
     backward(loss(net(x, p), labels));
-    const Flat first = all_to_host(gradients({p})[0]);
-    backward(loss(net(x, p), labels));
-    const Flat second = all_to_host(gradients({p})[0]);
-    for (size_t j = 0; j < first.size(); j++)
-        if (first[j] != second[j])
-            error("%sthe gradient of %s is %.6g in a second backward of the same minibatch, but "
-                  "%.6g in the first: is the old one cleared (grad_of)?",
-                  where.c_str(), name_of(j).c_str(), second[j], first[j]);
     const Flat logits = to_host(net(x, p));
     tapes[0].clear();
     if (*std::min_element(logits.begin(), logits.end()) >= 0)
@@ -454,6 +466,8 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         if (unit[j] == 0 && name_of(j).find("[0]") != std::string::npos)
             notice("%sthe gradient of %s is 0 everywhere", where.c_str(),
                    name_of(j).substr(0, name_of(j).size() - 3).c_str());
+    static std::pair<Tensor, Flat> last; // images and gradient of the step before
+    const auto [X_before, before] = std::exchange(last, {copyto(X, cpu()), want});
     const Flat old = all_to_host(params);
     const PerDevice grads = gradients(device_params);
     for (int c = 0; c < k; c++) {
@@ -472,26 +486,37 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         auto at = [&](int j) { return name_of(j) + " on " + str(gpu(c)); };
         std::vector<Flat> shards;
         if (!wrong.empty() || !wrong_update.empty()) shards = gradients_of_shards(X, y, k);
+        if (!wrong.empty() && X_before.shape == X.shape) {
+            const Flat other = gradient_on_one(X_before, y);
+            size_t alike = 0;
+            for (int j : wrong)
+                alike += std::fabs(got[j] - other[j]) <= 0.01 * std::fabs(got[j] - want[j]);
+            if (alike > 0.9 * wrong.size())
+                error("%sthe gradient is that of the images of the minibatch before, with these "
+                      "labels: does train_batch use this X?",
+                      where.c_str());
+        }
         if (!wrong.empty())
-            error("%sthe gradient of %s is %.6g, but on one device %.6g (%zu of %zu numbers are "
-                  "wrong): %s%s",
-                  where.c_str(), at(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]], wrong.size(),
-                  got.size(), explain_gradient(got, want, wrong, shards, c).c_str(), skip_hint);
+            differs("a gradient",
+                    format("%sthe gradient of %s is %.6g, but on one device %.6g (%zu of %zu "
+                           "numbers are wrong): %s",
+                           where.c_str(), at(wrong[0]).c_str(), got[wrong[0]], want[wrong[0]],
+                           wrong.size(), got.size(),
+                           explain_gradient(got, want, wrong, shards, c, before).c_str()));
         if (wrong_update.empty()) continue;
         double off = 0, squares = 0; // from what the device's own gradient would have made
         for (int j : wrong_update) {
             off += std::pow(update[j] - lr * shards[c][j] / n, 2);
             squares += std::pow(update[j], 2);
         }
-        error(
-            "%sthe update of %s is %.6g, not %.6g: %s%s", where.c_str(),
-            at(wrong_update[0]).c_str(), update[wrong_update[0]], right[wrong_update[0]],
+        const double ratio = dot(update, right, wrong_update) / dot(right, right, wrong_update);
+        const std::string what =
             k > 1 && off < 1e-4 * squares
                 ? "it is made from the device's own gradient: does sgd run before allreduce?"
-                : explain_update(dot(update, right, wrong_update) / dot(right, right, wrong_update),
-                                 n, size(ls[c]), lr, options.batch, k)
-                      .c_str(),
-            skip_hint);
+                : explain_update(ratio, n, size(ls[c]), lr, options.batch, k, c);
+        differs("an update", format("%sthe update of %s is %.6g, not %.6g: %s", where.c_str(),
+                                    at(wrong_update[0]).c_str(), update[wrong_update[0]],
+                                    right[wrong_update[0]], what.c_str()));
     }
 }
 
@@ -503,29 +528,38 @@ static void no_tape(const char *who) {
             error("%s leaves %zu operators on the tape of gpu(%d): is there a NoGrad?", who,
                   tape.size(), d);
 }
-// Counted on the host
-static double accuracy_of(DataIter iter, const std::vector<Tensor> &p) {
+// Counted on the host: over all samples, and the mean of the minibatches' accuracies
+struct Accuracy {
+    double all = 0, mean_of_means = 0;
+};
+static Accuracy accuracy_of(DataIter iter, const std::vector<Tensor> &p) {
     NoGrad guard;
-    int correct = 0, count = 0;
+    Accuracy accuracy;
     for (auto [X, y] : iter.epoch()) {
-        count += X.shape[0];
         const Flat z = to_host(net(copyto(X, gpu(0)), p));
-        const int classes = z.size() / X.shape[0];
-        for (int i = 0; i < X.shape[0]; i++) {
+        const int n = X.shape[0], classes = z.size() / n;
+        for (int i = 0; i < n; i++) {
             int best = 0;
             for (int j = 1; j < classes; j++)
                 if (z[i * classes + j] > z[i * classes + best]) best = j;
-            correct += best == y.ptr()[i];
+            if (best != y.ptr()[i]) continue;
+            accuracy.all += 1.0 / iter.set->count;
+            accuracy.mean_of_means += 1.0 / n / iter.steps();
         }
     }
-    return (double)correct / count;
+    return accuracy;
+}
+static double test_accuracy(const std::vector<Tensor> &p) {
+    return accuracy_of(load_data_fashion_mnist(97).second, p).all;
 }
 static void check_accuracy(const std::string &where) {
+    const HostIn watched("evaluate_accuracy");
     const std::vector<Device> devices = first_devices(options.gpus);
     std::vector<std::vector<Tensor>> p;
     for (Device d : devices) p.push_back(get_params(well_scaled(), d));
-    DataIter test_iter = load_data_fashion_mnist(97).second;
-    const double counted = accuracy_of(load_data_fashion_mnist(97).second, p[0]);
+    const int batch = std::max(1, test_set.count * 2 / 5); // the last minibatch is smaller
+    DataIter test_iter = load_data_fashion_mnist(batch).second;
+    const auto [counted, mean_of_means] = accuracy_of(load_data_fashion_mnist(batch).second, p[0]);
     auto on_one = [&](const Tensor &x) { return net(x, p[0]); };
     const double one = evaluate_accuracy_gpu(on_one, test_iter, devices[0]);
     no_tape("evaluate_accuracy_gpu");
@@ -548,116 +582,192 @@ static void check_accuracy(const std::string &where) {
                                           {"evaluate_accuracy_gpus", all, counted},
                                           {"evaluate_accuracy_gpu", all_right, 1.0}})
         if (std::fabs(got - want) > 1e-5)
-            error("%s%s finds %.5f of %d test samples right, but a count here finds %.5f: look "
-                  "there and at count_correct (the largest of 10 logits must be at the label, and "
-                  "each sample counts once)",
-                  where.c_str(), name, got, test_set.count, want);
+            error("%s%s finds %.5f of %d test samples right, but a count here finds %.5f: %s",
+                  where.c_str(), name, got, test_set.count, want,
+                  std::fabs(got - mean_of_means) < 1e-5
+                      ? "it is the mean of the minibatches' accuracies, of which the last has "
+                        "fewer samples"
+                      : "look there and at count_correct (the largest of 10 logits must be at the "
+                        "label, and each sample counts once)");
 }
 
 struct Row { // of an epoch
-    double loss, acc;
+    double loss, acc, seconds, train_acc; // train_acc: of the training samples
 };
-// The file in which a train with this log saves its parameters
-static std::string saved_of(const std::string &log) { return log + ".save"; }
-// Two epochs of `train`, what it wrote to the log; it prints nothing
-static std::vector<Row> rows_of_train(const std::string &log) {
+constexpr double pause_in_epoch = 0.2; // seconds
+// What two epochs of `train` leave: the rows of its log, and the parameters in the file SAVE
+struct Trained {
+    std::vector<Row> rows;
+    std::vector<Tensor> saved;
+    size_t steps = 0, devices = 0;
+};
+static Trained trained(size_t most) { // steps
     const Options as_given = options;
-    options.log = log;
+    const Exchange exchange_as_given = exchange;
+    options.log = format("build/check.%d.csv", getpid());
+    options.save = options.log + ".save";
     options.epochs = 2;
     options.first_check = false;
-    options.save = saved_of(log);
     fflush(stdout);
     const int out = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY);
-    dup2(null, STDOUT_FILENO);
-    std::string said;
-    static std::set<int> used; // devices
-    static const auto as_it_was = on_use;
-    used.clear();
-    on_use = [](Device device, const Tensor *tensor) {
-        if (as_it_was) as_it_was(device, tensor);
-        if (tensor) used.insert(device.id);
+    dup2(null, STDOUT_FILENO); // it prints nothing
+    Trained result;
+    exchange = [&](const PerDevice &grads) {
+        result.devices = grads.size();
+        if (++result.steps > most * 3 / 2) // more than another epoch's
+            error("it trains on more than %zu minibatches in 2 epochs of %zu: does a loop never "
+                  "end, or is a minibatch trained twice?",
+                  most * 3 / 2, most / 2);
+        exchange_as_given ? exchange_as_given(grads) : run_allreduce("naive", grads);
+        if (result.steps == most / 2) // a device is late at the end of the first epoch
+            CUDA_CHECK(cudaLaunchHostFunc(
+                stream_of(grads.back()[0].device), [](void *) { usleep(1e6 * pause_in_epoch); },
+                nullptr));
     };
+    std::string said;
     try {
+        const HostIn watched("train");
         train(options.gpus, options.batch, options.lr);
     } catch (const std::exception &e) { said = e.what(); }
     fflush(stdout);
     dup2(out, STDOUT_FILENO);
     close(out), close(null);
+    const std::string log = options.log, save = options.save;
     options = as_given;
-    on_use = as_it_was;
-    if ((int)used.size() != options.gpus)
-        error("train: it uses %zu devices, but GPUS is %d: look at first_devices(num_gpus) and "
-              "device_params",
-              used.size(), options.gpus);
+    exchange = exchange_as_given;
+    if (said.find("labels") < said.size())
+        said += ": are X and y of the same minibatch, or is X that of the minibatch before?";
     if (!said.empty()) error("train, on %d samples: %s", train_set.count, said.c_str());
-    std::vector<Row> rows;
     std::ifstream file(log);
     std::string line;
     for (std::getline(file, line); std::getline(file, line);) {
-        Row row;
-        if (sscanf(line.c_str(), "%*d,%lf,%lf", &row.loss, &row.acc) == 2) rows.push_back(row);
+        Row r;
+        if (sscanf(line.c_str(), "%*d,%lf,%lf,%lf", &r.loss, &r.acc, &r.seconds) == 3)
+            result.rows.push_back(r);
+    }
+    if (std::ifstream(save)) {
+        for (const Tensor &p : params) result.saved.push_back(empty(p.shape, cpu()));
+        load_safetensors(save, result.saved);
+    }
+    for (const std::string &name : {log, save}) remove(name.c_str());
+    return result;
+}
+
+// What changes the losses of `train`, with the question that leads to it
+enum Mistake { none, one_order, anew_each_epoch, anew_each_step, last_loss };
+static const std::pair<Mistake, const char *> mistakes_of_train[] = {
+    {one_order, "is train_iter.epoch() called only once? It gives a new order each epoch"},
+    {anew_each_epoch, "does each epoch begin with the parameters on the host (get_params)?"},
+    {anew_each_step, "does each step begin with the parameters on the host (get_params), or is lr "
+                     "0?"},
+    {last_loss, "it is the last minibatch's part: does Animator::count add up the losses?"}};
+// Two epochs by train_batch alone, with one of the mistakes
+static std::vector<Row> rows_with(Mistake mistake, PerDevice &device_params) {
+    const std::vector<Device> devices = first_devices(options.gpus);
+    device_params = replicate(devices);
+    DataIter train_iter = load_data_fashion_mnist(options.batch).first;
+    std::vector<std::pair<Tensor, Tensor>> minibatches;
+    std::vector<Row> rows;
+    for (int epoch = 0; epoch < 2; epoch++) {
+        if (epoch == 0 || mistake != one_order) minibatches = train_iter.epoch();
+        if (mistake == anew_each_epoch) device_params = replicate(devices);
+        double loss = 0;
+        for (auto [X, y] : minibatches) {
+            if (mistake == anew_each_step) device_params = replicate(devices);
+            if (mistake == last_loss) loss = 0;
+            for (const Tensor &l : train_batch(X, y, device_params, devices, options.lr))
+                loss += sum_of(l);
+        }
+        DataIter samples = load_data_fashion_mnist(97).first;
+        samples.shuffle = false;
+        rows.push_back({loss / train_set.count, test_accuracy(device_params[0]), 0,
+                        accuracy_of(samples, device_params[0]).all});
     }
     return rows;
 }
-// The same epochs by train_batch alone, with the order of samples that `train` has had
+static bool like(const Row &a, const Row &b) { // in their losses
+    return std::fabs(a.loss - b.loss) <= 1e-4 * std::fabs(b.loss);
+}
+
+// What the rows say where they are not those of the same minibatches one after another
+static std::string explain_losses(const std::vector<Row> &rows, const std::vector<Row> &right,
+                                  bool same_parameters, const std::mt19937 &rng_before) {
+    for (const auto &[mistake, text] : mistakes_of_train) {
+        PerDevice device_params;
+        rng = rng_before;
+        const std::vector<Row> wrong = rows_with(mistake, device_params);
+        if (like(rows[0], wrong[0]) && like(rows[1], wrong[1])) return text;
+    }
+    if (same_parameters)
+        return "the parameters become the right ones, so the losses are counted wrongly: look at "
+               "Animator (add_losses, count)";
+    return like(rows[0], right[0]) ? "what is different in the second epoch, such as lr?"
+                                   : "does train give each minibatch to train_batch, with this lr?";
+}
+static std::string explain_accuracy(double acc, int epoch, const std::vector<Row> &right) {
+    auto is = [&](double x) { return std::fabs(acc - x) < 1e-3; };
+    if (is(epoch ? right[0].acc : 0))
+        return "it is what was known before this epoch: does animator.add come before "
+               "evaluate_accuracy?";
+    return std::string(is(test_accuracy(get_params(params, gpu(0))))
+                           ? "it is that of the untrained parameters: "
+                       : is(right[epoch].train_acc) ? "it is that of the training samples: "
+                                                    : "") +
+           "look at what train passes to evaluate_accuracy";
+}
+// Compare `train` with the same epochs by train_batch alone, in the same order of samples.
 static void check_train(const std::string &where) {
     const int train_count = train_set.count, batch = options.batch;
     const float lr = options.lr;
     options.batch = std::max(options.gpus, std::min(batch, 16));
     options.lr = std::min(lr, 1.0f); // with more a right program's loss may become nan
     train_set.count = std::min(train_count, 5 * options.batch / 2);
+    const size_t steps = (train_set.count + options.batch - 1) / options.batch; // in an epoch
     const auto before = rng;
-    const std::string log = format("build/check.%d.csv", getpid());
-    const std::vector<Row> rows = rows_of_train(log);
-    std::vector<Tensor> saved;
-    for (const Tensor &p : params) saved.push_back(empty(p.shape, cpu()));
-    if (!std::ifstream(saved_of(log)))
-        error("%strain does not write the file SAVE: is save_params missing?", where.c_str());
-    load_safetensors(saved_of(log), saved);
-    for (const std::string &file : {log, saved_of(log)}) remove(file.c_str());
+    const auto [rows, saved, taken, devices] = trained(2 * steps);
     rng = before;
-    const std::vector<Device> devices = first_devices(options.gpus);
-    auto device_params = replicate(devices);
-    auto [train_iter, test_iter] = load_data_fashion_mnist(options.batch);
-    for (size_t epoch = 0; epoch < 2; epoch++) {
-        double sum = 0;
-        int n = 0;
-        for (auto [X, y] : train_iter.epoch()) {
-            n += X.shape[0];
-            for (const Tensor &l : train_batch(X, y, device_params, devices, options.lr))
-                sum += sum_of(l);
-        }
-        waitall();
-        if (epoch >= rows.size())
-            error("%strain stops after %zu of 2 epochs", where.c_str(), rows.size());
-        const auto [loss, acc] = rows[epoch];
-        if (!(std::fabs(loss - sum / n) <= 1e-4 * std::fabs(sum / n)))
-            error("%strain's loss in epoch %zu is %.6g, but its minibatches one after another give "
-                  "%.6g: %s%s",
-                  where.c_str(), epoch + 1, loss, sum / n,
-                  std::isfinite(loss)
-                      ? "does it take every minibatch, in a new order each epoch "
-                        "(train_iter.epoch()), train the same device_params throughout, with "
-                        "the same lr, and count each loss?"
-                      : "is there no minibatch: is train_iter.epoch() missing?",
-                  skip_hint);
-        const double want = accuracy_of(load_data_fashion_mnist(97).second, device_params[0]);
-        if (std::fabs(acc - want) > 1e-3)
-            error("%strain's accuracy after epoch %zu is %.4f, but a count here gives %.4f%s: look "
-                  "at what train passes to evaluate_accuracy",
-                  where.c_str(), epoch + 1, acc, want,
-                  std::fabs(acc -
-                            accuracy_of(load_data_fashion_mnist(97).first, device_params[0])) < 1e-3
-                      ? " (the former is that of the training samples)"
-                      : "");
-    }
+    PerDevice device_params;
+    const std::vector<Row> right = rows_with(none, device_params);
+    if ((int)devices != options.gpus)
+        error("train: it uses %zu devices, but GPUS is %d: look at first_devices(num_gpus) and "
+              "device_params",
+              devices, options.gpus);
+    if (rows.size() < 2) error("%strain stops after %zu of 2 epochs", where.c_str(), rows.size());
     if (rows.size() > 2)
         error("%strain runs %zu epochs, but num_epochs is 2: look at the condition of its loop",
               where.c_str(), rows.size());
+    if (saved.empty())
+        error("%strain does not write the file SAVE: is save_params missing?", where.c_str());
+    const bool same_parameters = all_to_host(saved) == all_to_host(device_params[0]);
+    if (taken != 2 * steps)
+        differs("steps", format("%strain sums gradients for %g of the %zu minibatches of an epoch: "
+                                "does its loop take each of train_iter.epoch()?",
+                                where.c_str(), taken / 2.0, steps));
+    bool same = taken == 2 * steps; // training
+    for (size_t epoch = 0; epoch < 2 && same; epoch++) {
+        same = like(rows[epoch], right[epoch]);
+        if (!same)
+            differs("train's loss",
+                    format("%strain's loss in epoch %zu is %.6g, but its minibatches one after "
+                           "another give %.6g: %s",
+                           where.c_str(), epoch + 1, rows[epoch].loss, right[epoch].loss,
+                           explain_losses(rows, right, same_parameters, before).c_str()));
+        else if (std::fabs(rows[epoch].acc - right[epoch].acc) > 1e-3)
+            error("%strain's accuracy after epoch %zu is %.4f, but a count here gives %.4f: %s",
+                  where.c_str(), epoch + 1, rows[epoch].acc, right[epoch].acc,
+                  explain_accuracy(rows[epoch].acc, epoch, right).c_str());
+    }
+    if (rows[0].seconds < pause_in_epoch)
+        error("%san epoch takes %.3f s, but its last minibatch alone takes %.1f: does the host "
+              "wait for the devices (waitall) before timer.stop()?",
+              where.c_str(), rows[0].seconds, pause_in_epoch);
     if (all_to_host(saved) == all_to_host(params))
         error("%sSAVE has the parameters that train began with: does train pass device_params[0] "
               "to save_params?",
               where.c_str());
+    if (same && !same_parameters)
+        differs("SAVE", where + "SAVE has other parameters than gpu(0) ends with: is save_params "
+                                "called after each epoch, with device_params[0]?");
     check_replicas(device_params);
     train_set.count = train_count;
     options.batch = batch, options.lr = lr;
@@ -692,13 +802,17 @@ static void check_model(int minibatches) {
     int step = 0;
     do {
         const std::string where = format("%s, minibatch %d: ", who.c_str(), step + 1);
-        if (step == 1) { // a smaller one, as the last of an epoch
+        if (step == 2) { // a smaller one, as the last of an epoch
             const int n = std::max(options.gpus, X.shape[0] * 2 / 3);
             X = rows(X, 0, n), y = rows(y, 0, n);
         }
         for (size_t i = 0; i < params.size(); i++) copyto(device_params[0][i], params[i]);
-        const auto ls = train_batch(X, y, device_params, devices, options.lr);
-        if (options.first_check) check_step(where, X, y, ls, device_params, options.lr);
+        std::vector<Tensor> ls;
+        {
+            const HostIn watched("train_batch");
+            ls = train_batch(X, y, device_params, devices, options.lr);
+        }
+        check_step(where, X, y, ls, device_params, options.lr);
         double mean = 0;
         for (const Tensor &l : ls) mean += sum_of(l) / X.shape[0];
         if (step == 0 && mean > 10)
@@ -709,14 +823,14 @@ static void check_model(int minibatches) {
         if (++step < (int)epoch.size()) std::tie(X, y) = epoch[step];
     } while (step < minibatches && step < (int)epoch.size());
     check_accuracy(who + ": ");
-    if (options.first_check) check_train(who + ": ");
+    check_train(who + ": ");
     printf("%s: %d minibatch%s right\n", who.c_str(), step, step > 1 ? "es are" : " is");
 }
 static int minibatches = 3;
 // MODEL alone, or lenet and lab_cnn (resnet18 takes minutes on a CPU: ask for it).
 void check() {
-    if (options.first_check) check_operators();
-    if (options.first_check) check_data();
+    check_operators();
+    check_data();
     for (const Model &m : models) {
         const std::string model = m.name;
         if (given("MODEL") ? model != options.model : model == "resnet18") continue;

@@ -22,8 +22,19 @@ show: backend build/cpu/judge $(worker)  ## show what yours, or ALLREDUCE=name, 
 	@build/cpu/judge WORKER=$(worker) SHOW=build/show.json $(words)
 	@sed -e '/^@data$$/{r build/show.json' -e 'd;}' extras/lab/show.html >build/show.html
 	@echo build/show.html: open it in a browser
-check: backend $(dir)/check data  ## find what is wrong in any part, from copies to epochs
+# (GPUS is for the training: an allreduce must be right on any number of devices)
+too := $(if $(value ALLREDUCE)$(value KVSTORE),build/cpu/judge $(worker))
+check: backend $(dir)/check $(too) data  ## find what is wrong in any part, from copies to epochs
 	@$(dir)/check $(words)
+	@$(if $(kernels_edited),$(look_for_races))
+	@$(if $(too),build/cpu/judge WORKER=$(worker) $(filter-out 'GPUS=%,$(words_of_judge)))
+# Emulated threads run one after another, which hides races. A short training shows those of kernels
+# that were edited, if the compiler has ThreadSanitizer.
+kernels_edited = $(and $(filter build/cpu,$(dir)),$(wildcard extras/fast/checksum.sh),$(shell \
+    sh extras/fast/checksum.sh))
+look_for_races = $(MAKE) -s build/race/mgpu 2>/dev/null || exit 0; CUDA_CPU_CORES=2 $(tsan) \
+    build/race/mgpu GPUS=1 BATCH=4 LIMIT=4 EPOCHS=1 FIRST_CHECK=0 LOG=build/race/log \
+    >build/race/out || { grep '^race' build/race/out; exit 1; }
 # Operators that were edited: make check knows more than a training
 run: edited
 edited:

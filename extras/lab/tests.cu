@@ -439,7 +439,7 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
                     {updates_are(2), "it is divided by the size of the shard"},
                     {updates_are(lr), "it is multiplied by the learning rate twice"},
                     {updates_are(1 / lr), "it is not multiplied by the learning rate"},
-                    {updates_are(3), "it is 3.0"},
+                    {updates_are(3), "it is 3 times"},
                     {[](Training &, Tensors &ls, const Tensor &, const Tensor &) { ls.pop_back(); },
                      "train_batch returns losses of 1 devices, but there are 2"},
                     {[](Training &, Tensors &ls, const Tensor &, const Tensor &) {
@@ -460,6 +460,37 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
                without + ", has gpu(2)'s 2 times");
     check_says(checked_step(3, n, gradients_are({{1, 1, 1}, {1, 1, 1}, {3, 3, 3}})),
                "gpu(2) is ... it is 3 times the sum");
+    // What the step before has left: its sums, and its images (a right step comes before)
+    const auto batch_before = minibatch(n, 4);
+    const Tensor images = batch_before.first, labels = batch_before.second;
+    const Flat before = gradient_on_one(images, labels);
+    auto step_before = [&] {
+        Training training(2, params);
+        const Tensors ls =
+            train_batch(images, labels, training.device_params, training.devices, options.lr);
+        check_step("", images, labels, ls, training.device_params, options.lr);
+    };
+    auto with_gradients = [](std::function<Flat(const Flat &, const Tensor &)> changed) {
+        return [=](Training &t, Tensors &, const Tensor &X, const Tensor &y) {
+            const Flat all = changed(gradient_on_one(X, y), y);
+            for (const auto &p : t.device_params)
+                for (size_t i = 0, at = 0; i < params.size(); at += size(params[i++])) {
+                    copyto(on_host(Floats(&all[at], &all[at] + size(params[i])), params[i].shape),
+                           gradient(p[i]));
+                }
+        };
+    };
+    step_before();
+    check_says(checked_step(2, n, with_gradients([=](Flat g, const Tensor &) {
+                                for (size_t j = 0; j < g.size(); j++) g[j] += before[j];
+                                return g;
+                            })),
+               "the gradients of the minibatch before are in it");
+    step_before();
+    check_says(checked_step(2, n, with_gradients([=](const Flat &, const Tensor &y) {
+                                return gradient_on_one(images, y);
+                            })),
+               "the gradient is that of the images of the minibatch before");
     // A backward that is wrong on every device alike
     for (float factor : {-1.0f, 0.3f, 3.0f}) {
         net = [=](const Tensor &X, const std::vector<Tensor> &params) {
@@ -516,7 +547,54 @@ TEST_CASE("check_operators: which operator is wrong, and how" * doctest::skip(sm
     check_says(checked_operators([](Tensor y) { return rows(y, 0, 1); }),
                "the result has shape (1,2), but must have 10 numbers for 5 samples");
 }
+TEST_CASE("check_operators: FIRST_CHECK=0 lets another result through, and checks its slopes" *
+          doctest::skip(small_only)) {
+    Kept kept;
+    options.first_check = false;
+    std::string said;
+    const std::string out = printed([&] {
+        said = checked_operators([](Tensor y) {
+            copyto(full({1}, 7, y.device), rows(reshape(y, {-1}), 1, 2));
+            return y;
+        });
+    });
+    CHECK(said == "");
+    CHECK(contains(out, "notice: linear(X (5,3), W (3,2), b (2)): y[0,1] is 7, not "));
+    CHECK(contains(out, ", in dX[0,:]): it is not the slope of this y: "));
+}
 #endif
+TEST_CASE("check_train: what differs is told by the losses, the log and SAVE" *
+          doctest::skip(small_only)) {
+    Kept kept;
+    set_model("lenet", 0);
+    options.gpus = 2;
+    options.batch = 8;
+    options.allreduce = "naive";
+    exchange = nullptr;
+    std::vector<Row> rows; // of a right training
+    auto explained = [&](std::vector<Row> wrong) {
+        return explain_losses(wrong, rows, false, std::mt19937());
+    };
+    for (DataSet *set : {&train_set, &test_set}) {
+        *set = {20, std::vector<uint8_t>(20 * 28 * 28), std::vector<uint8_t>(20)};
+        for (uint8_t &pixel : set->images) pixel = dice() % 256;
+        for (uint8_t &label : set->labels) label = dice() % 10;
+    }
+    PerDevice device_params;
+    auto rows_by = [&](Mistake mistake) {
+        rng = std::mt19937();
+        return rows_with(mistake, device_params);
+    };
+    rows = rows_by(none);
+    check_says(explained(rows_by(one_order)), "is train_iter.epoch() called only once?");
+    check_says(explained(rows_by(anew_each_epoch)), "does each epoch begin with the parameters");
+    check_says(explained(rows_by(anew_each_step)), "does each step begin with the parameters");
+    check_says(explained(rows_by(last_loss)), "does Animator::count add up the losses?");
+    check_says(explained({{9, 0, 0, 0}, rows[1]}), "does train give each minibatch");
+    check_says(explained({rows[0], {9, 0, 0, 0}}), "what is different in the second epoch");
+    check_says(explain_accuracy(rows[0].acc, 1, rows), "what was known before this epoch");
+    train_set = test_set = {};
+}
 TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::skip(no_training)) {
     Kept kept;
     set_model("lenet", 0);
@@ -535,6 +613,12 @@ TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::ski
                    add_(g[1][2], g[1][2]);
                }),
                "W2, number 0, on gpu(1) is 18, not 9 (25000 of ... it is 2 times the sum");
+    check_says(says([](const PerDevice &g) { // W1's sum is put one further on
+                   allreduce_naive(g);
+                   const Tensor W1 = reshape(g[0][0], {-1}), shifted = copyto(W1, gpu(0));
+                   copyto(rows(shifted, 0, 179), rows(W1, 1, 180));
+               }),
+               "W1, number 1, on gpu(0) is 9, not 18 ... the sum that belongs to another index");
     watch::no_waits = true;
     check_says(says(allreduce_naive), "a wait missing");
     watch::no_waits = false;

@@ -1,7 +1,23 @@
 // make check: what a wrong gradient, sum or update looks like.
-// defines: explain_sum, explain_gradient, explain_update
+// defines: notice, differs, explain_sum, explain_gradient, explain_update
 #pragma once
 #include "training_steps.h"
+
+static int notices = 0;
+__attribute__((format(printf, 1, 2))) static void notice(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    printf("notice: %s\n", vformat(format, args).c_str());
+    va_end(args);
+    notices++;
+}
+// What may be intended is an error. With FIRST_CHECK=0 it is a notice, once for each cause, and
+// make check goes on.
+static void differs(const std::string &cause, const std::string &text) {
+    static std::set<std::string> told;
+    if (options.first_check) error("%s%s", text.c_str(), skip_hint);
+    if (told.insert(cause).second) notice("%s", text.c_str());
+}
 
 static bool near(double a, double b) { // up to 2%, or 0.01
     return std::fabs(a - b) <= std::max(0.01, 0.02 * std::fabs(b));
@@ -31,9 +47,9 @@ static std::string explain_sum(const std::vector<double> &a, int c, bool exact) 
     }
     if (only == c)
         return c == 0
-                   ? "it is still only the device's own: are the others' not added (add_), or too "
-                     "late "
-                     "(is a wait missing?), or does allreduce not get each gradient?"
+                   ? "it is still only the device's own: are the others' not added (add_), or on "
+                     "another device than the one that sends the sum, or too late (is a wait "
+                     "missing?), or does allreduce not get each gradient?"
                    : "it is still only the device's own, though gpu(0) has the sum: is the sum not "
                      "broadcast into the tensor, with copyto(data[0], data[i])? (data[i] = ... "
                      "only changes the list.)";
@@ -42,8 +58,9 @@ static std::string explain_sum(const std::vector<double> &a, int c, bool exact) 
             return "the same tensor is summed again and again: does the loop take the i-th tensor "
                    "of each device (column)?";
     if (only >= 0)
-        return format("it is only %s's: is the sum broadcast in the wrong direction, or before "
-                      "everything is added, or is a wait missing?",
+        return format("it is only %s's: is the sum broadcast in the wrong direction or before "
+                      "everything is added, is something added to another chunk than the one that "
+                      "was sent, or is a wait missing?",
                       str(gpu(only)).c_str());
     if (text.empty())
         return exact ? "" : "it is nearly right: are numbers rounded to fewer bits on the way?";
@@ -68,10 +85,11 @@ static double dot(const Flat &a, const Flat &b, const std::vector<int> &indices)
 }
 
 // What a gradient on device c looks like where it is wrong: the factors a for which sum a[d] *
-// shards[d] comes nearest to it (least squares) say which shards are in it and how often.
+// shards[d] comes nearest to it (least squares) say which shards are in it and how often. The right
+// gradient of the step before is `before`.
 static std::string explain_gradient(const Flat &got, const Flat &want,
                                     const std::vector<int> &wrong, const std::vector<Flat> &shards,
-                                    int c) {
+                                    int c, const Flat &before = {}) {
     const int k = shards.size();
     for (int j : wrong)
         if (std::isnan(got[j])) return "it was not yet written: is a wait or a barrier missing?";
@@ -102,6 +120,14 @@ static std::string explain_gradient(const Flat &got, const Flat &want,
         if (row[p][p] > 0) a[p] = row[p][k] / row[p][p];
         left -= a[p] * dot(shards[p], got, wrong);
     }
+    double off = 0, apart = 0; // squares of what is wrong, and of it without the step before
+    for (int j : wrong) {
+        off += std::pow(got[j] - want[j], 2);
+        apart += before.empty() ? INFINITY : std::pow(got[j] - want[j] - before[j], 2);
+    }
+    if (left > 0.02 * squares && apart < 1e-4 * off)
+        return "the gradients of the minibatch before are in it: is exchange called once a step, "
+               "after backward on all devices, and is every gradient cleared (grad_of)?";
     // No factors explain all wrong numbers: those of the first parameter may have some
     const std::string name = name_of(wrong[0]), parameter = name.substr(0, name.find('['));
     std::vector<int> first;
@@ -115,9 +141,10 @@ static std::string explain_gradient(const Flat &got, const Flat &want,
     return explain_sum(a, c, false);
 }
 
-// What an update looks like that is `ratio` times the right one. batch: that of the options
+// What an update on device c looks like that is `ratio` times the right one, where those of earlier
+// devices are right. batch: that of the options
 static std::string explain_update(double ratio, double n, double shard, double lr, double batch,
-                                  double k) {
+                                  double k, int c = 0) {
     const std::pair<double, const char *> mistakes[] = {
         {-1, "it goes the wrong way (param -= lr * grad / batch_size)"},
         {n, "it is not divided by the batch size"},
@@ -126,6 +153,7 @@ static std::string explain_update(double ratio, double n, double shard, double l
         {n / shard, "it is divided by the size of the shard, not of the minibatch"},
         {n / (int)(n / k), "it is divided by the size of the shard, not of the minibatch"},
         {k, "is lr multiplied by the number of devices, or does sgd run for each of them?"},
+        {1 / k, "is lr divided by the number of devices? The batch size is that of all devices"},
         {2, "it is made twice: does sgd run more than once on each device?"},
         {n / batch, "it is divided by BATCH, not by the samples of this minibatch: X.shape[0]"},
         {shard / batch, "it is divided by BATCH, not by the samples of this minibatch"},
@@ -133,6 +161,9 @@ static std::string explain_update(double ratio, double n, double shard, double l
         {1 / lr, "it is not multiplied by the learning rate"}};
     for (const auto &[x, text] : mistakes)
         if (x != 1 && std::fabs(ratio - x) < 0.01 * std::fabs(x)) return text;
-    return std::fabs(ratio) < 1e-3 ? "the parameter is unchanged: does sgd run on every device?"
-                                   : format("it is %f times the right update", ratio);
+    return ratio == 0 ? "the parameter is unchanged: does sgd run on every device, after backward?"
+                      : format("it is %.3g times the right update%s", ratio,
+                               c > 0 ? ", though gpu(0)'s is right: does sgd keep something, such "
+                                       "as a velocity, that the devices share?"
+                                     : "");
 }

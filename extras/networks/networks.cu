@@ -165,10 +165,11 @@ static StridedShape strided_shape(const Tensor &X, const Tensor &W, const Tensor
                        stride > 0 && padding >= 0 && size(W) > 0 && X.shape[2] > 0 &&
                        X.shape[3] > 0 && X.shape[2] + 2 * padding >= W.shape[2] &&
                        X.shape[3] + 2 * padding >= W.shape[2];
-    check_inputs(
-        "conv2d", right,
-        "(N,C,H,W), (O,C,K,K), (O) with K <= H and W + 2*padding, stride > 0, padding >= 0",
-        {X, W, b});
+    const std::string expected =
+        format("(N,C,H,W), (O,C,K,K), (O) with K <= H and W + 2*padding, stride > 0 (it is %d) and "
+               "padding >= 0 (it is %d)",
+               stride, padding);
+    check_inputs("conv2d", right, expected.c_str(), {X, W, b});
     const int H = X.shape[2], width = X.shape[3], O = W.shape[0], K = W.shape[2];
     const int OH = (H + 2 * padding - K) / stride + 1, OW = (width + 2 * padding - K) / stride + 1;
     return {{X.shape[0], X.shape[1], H, width, O, K, OH, OW}, stride, padding};

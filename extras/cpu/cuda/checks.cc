@@ -20,7 +20,9 @@ extern "C" char __executable_start;
 
 bool is_own(const char *file) {
     const std::string stand_in(__FILE__, sizeof __FILE__ - sizeof "checks.cc"); // its folder
-    return strncmp(file, "/usr/", 5) && !strstr(file, stand_in.c_str()) && !strstr(file, "watch.h");
+    for (const char *tool : {stand_in.c_str(), "lab/watch.h", "lab/reference.h"})
+        if (strstr(file, tool)) return false;
+    return strncmp(file, "/usr/", 5);
 }
 
 static char host_is_in[200]; // what nvtxMarkA has named, until the range ends: an allreduce
@@ -211,17 +213,24 @@ static void set_watchdog(int timer, double seconds) { // of processor time, repe
     syscall(SYS_timer_settime, timer, 0, &every, nullptr);
 }
 extern "C" char etext; // where the program's own code ends
-static void say_where_host_is(siginfo_t *info, void *context) {
+static void say_where_host_is(int signal, siginfo_t *info, void *context) {
     static bool asked = false;
     static int tries = 0;
     asked = asked || info->si_code != SI_TIMER;
+    if (!*host_is_in && signal == SIGINT) { // as without this handler
+        ::signal(SIGINT, SIG_DFL);
+        raise(SIGINT);
+        return;
+    }
     if (!*host_is_in) {
-        if (asked) end_program(); // as without this handler
+        if (asked) end_program();
         return;
     }
     const char *at = (const char *)interrupted(context);
-    if ((at < &__executable_start || at >= &etext) && tries++ < 50)
+    if ((at < &__executable_start || at >= &etext) && tries++ < 50) {
+        if (signal == SIGINT) alarm(1); // Ctrl-C ends the program even if the host waits for good
         return set_watchdog(host_timer, 1e-3);
+    }
     alarm(10);
     const std::string line = interrupted_line(context);
     fprintf(stderr, "%s%sthe host %s in %s", line.c_str(), line.empty() ? "" : ": ",
@@ -233,8 +242,8 @@ static void say_where_host_is(siginfo_t *info, void *context) {
 
 // A block that runs on and on is reported once. Each worker has a timer of its own processor time,
 // whose signal comes to itself: it can say where it is. Not under sanitizers, which are slow.
-[[maybe_unused]] static void on_watchdog(int, siginfo_t *info, void *context) {
-    if (!worker) return say_where_host_is(info, context);
+[[maybe_unused]] static void on_watchdog(int signal, siginfo_t *info, void *context) {
+    if (!worker) return say_where_host_is(signal, info, context);
     if (info->si_code != SI_TIMER) { // somebody asks the process: that is the host's to answer
         syscall(SYS_tgkill, getpid(), getpid(), SIGVTALRM);
         return;
@@ -265,6 +274,9 @@ int start_watchdog() { // of the calling thread; -1: it has none
     action.sa_sigaction = on_watchdog;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
     sigaction(SIGVTALRM, &action, nullptr);
+    struct sigaction before;
+    sigaction(SIGINT, nullptr, &before);
+    if (!worker && before.sa_handler == SIG_DFL) sigaction(SIGINT, &action, nullptr); // Ctrl-C
     struct sigevent event = {};
     event.sigev_notify = SIGEV_THREAD_ID;
     event.sigev_signo = SIGVTALRM;
@@ -275,10 +287,23 @@ int start_watchdog() { // of the calling thread; -1: it has none
     return timer;
 }
 void host_enters(const char *what) {
-    if (!*what && !*host_is_in) return;
+    const bool was_in = *host_is_in, is_in = *what;
     snprintf(host_is_in, sizeof host_is_in, "%s", what);
+    if (was_in == is_in) return; // the time goes on
     if (host_timer < 0) host_timer = start_watchdog();
-    if (host_timer >= 0) set_watchdog(host_timer, *what ? machine().watchdog : 0);
+    if (host_timer >= 0) set_watchdog(host_timer, is_in ? machine().watchdog : 0);
+}
+static thread_local std::vector<std::string> outer; // what the host was in when each range began
+bool is_in_range() { return !outer.empty(); }
+int begin_range() {
+    outer.push_back(host_is_in);
+    return outer.size() - 1;
+}
+int end_range() {
+    if (outer.empty()) return -2;
+    host_enters(outer.back().c_str());
+    outer.pop_back();
+    return outer.size();
 }
 
 // --- notices

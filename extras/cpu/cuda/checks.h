@@ -8,8 +8,14 @@
 
 namespace cuda_cpu {
 
-// The host is in `what` from now on, such as an allreduce, until it is in nothing, "".
+// The host is in `what` from now on, such as an allreduce, until it is in nothing, "", or the range
+// ends in which it entered that. Then it is again in what it was in before the range.
 void host_enters(const char *what);
+// As NVTX counts, begin_range() returns how many ranges are open around the new one, end_range() how
+// many are left, or -2 if there was none.
+int begin_range();
+int end_range();
+bool is_in_range();
 
 // Return the line of the program that this thread has reached, as "FILE:LINE": that of the address
 // `interrupted`, which is on the stack of `n` frames, or of its caller. Library functions are

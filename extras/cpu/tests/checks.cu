@@ -130,12 +130,26 @@ static void index_beyond_list() {
     static const std::vector<int> list(3);
     host_ends_by(SIGABRT, [] { WRONG_HERE((void)*(volatile const int *)&list[list.size()]); });
 }
-static void host_without_end() {
-    setenv("CUDA_CPU_WATCHDOG", "1", 1);
+static void host_without_end(bool interrupt) {
+    setenv("CUDA_CPU_WATCHDOG", interrupt ? "100" : "1", 1);
     memory(0, 1);
     static volatile bool more = true;
+    cuda_cpu::begin_range();
     cuda_cpu::host_enters("f, k = 2");
+    cuda_cpu::begin_range();
+    cuda_cpu::host_enters("g");
+    cuda_cpu::end_range(); // it is in f again
+    if (interrupt) kill(getpid(), SIGINT);
     WRONG_HERE((void)0); while (more) {}
+}
+static void interrupted_elsewhere() {
+    host_ends_by(SIGINT, [] {
+        cuda_cpu::begin_range();
+        cuda_cpu::host_enters("f");
+        cuda_cpu::end_range();
+        WRONG_HERE(fprintf(stderr, "%s:%d: the host is in nothing\n", __FILE__, __LINE__));
+        raise(SIGINT);
+    });
 }
 #endif
 #ifdef CUDA_CPU_ASAN
@@ -253,8 +267,11 @@ static const bool wrong_checks = add(wrong_programs, {
           "the host accesses memory that is not there: is an index out of range, a pointer null"),
     WRONG("host, an index beyond a list", index_beyond_list(),
           "the host aborts: is an index out of range?"),
-    WRONG("host without an end", host_without_end(),
+    WRONG("host without an end", host_without_end(false),
           "the host has been in f, k = 2 for more than 1 s: is there an endless loop?"),
+    WRONG("host without an end, at Ctrl-C", host_without_end(true),
+          "the host is in f, k = 2: is there an endless loop?"),
+    WRONG("Ctrl-C in nothing", interrupted_elsewhere(), "in nothing"),
     WRONG("spinning on what nobody can set", spin(),
           "spin_kernel on device 0: block (1,0,0) has been running for 1 seconds and is at ",
           "thread (3,0,0), in " __FILE__ ":",
