@@ -74,10 +74,8 @@ build/simulate: extras/lab/simulate.cc extras/lab/fabric.h build/cpu/flags
 # there; a worker includes the submission alone
 included = $(source_flags) -DPROGRAM='"../../$(source)"'
 build/included/flags: flags = $(source) $(source_flags)
-# Products for programs that include watch.h, as check does not: there a stream has another type
+# These programs include watch.h. In it a stream has another type, so they need products of their own
 watched = $(subst products.o,watched_products.o,$(apart_$1))
-apart_check = $(apart_$1)
-apart_lab = $(watched)
 ifneq ($(apart_cpu),)
 build/gpu/watched_products.o: $(products_gpu) extras/lab/watch.h
 	$(NVCC) $(nvcc_flags) -include extras/lab/watch.h \
@@ -85,15 +83,14 @@ build/gpu/watched_products.o: $(products_gpu) extras/lab/watch.h
 build/cpu/watched_products.o: $(products_cpu) extras/lab/watch.h
 	$(CXX) $(cpu_flags) -include extras/lab/watch.h -DVOCABULARY='"../../vocabulary.h"' \
 	    -x c++ -c $< -o $@
-$(dir)/check: $(dir)/products.o
-$(dir)/lab $(dir)/lab_tests: $(dir)/watched_products.o
+$(dir)/lab $(dir)/check $(dir)/lab_tests: $(dir)/watched_products.o
 endif
 # (under a sanitizer tuned operators would take a minute to compile)
 included_asan := -DPROGRAM='"../../mgpu.cu"'
 $(dir)/lab_tests build/asan/lab_tests: %/lab_tests: | %/wrong build/cpu/judge
 build/gpu/lab build/gpu/check: build/gpu/%: extras/lab/%.cu mgpu.cu $(source) $(source_needs) \
     $(lab_headers) build/included/flags build/gpu/flags
-	$(NVCC) $(nvcc_flags) $(included) $(call apart_$*,gpu) $< -o $@
+	$(NVCC) $(nvcc_flags) $(included) $(call watched,gpu) $< -o $@
 build/gpu/worker: extras/lab/worker.cu build/gpu/judged/mgpu.cu $(lab_headers) build/gpu/flags
 	$(worker_gpu) -DSUBMISSION='"../../build/gpu/judged/mgpu.cu"' $< -o $@
 build/gpu/wrong: extras/lab/worker.cu build/gpu/wrong.cu $(wrong) mgpu.cu $(lab_headers) \
@@ -112,7 +109,7 @@ define lab_programs
 build/$1/lab build/$1/check: build/$1/%: $$(call lab_cpp,%) build/cpp/$$(source) \
     $$(source_needs_cpp) build/included/flags build/$1/runtime.o
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab $$(included) $$(once_$1) \
-	    $$(call apart_$$*,$1) -x c++ $$< -o $$@
+	    $$(call watched,$1) -x c++ $$< -o $$@
 build/$1/worker: $$(call lab_cpp,worker) build/cpp/judged/mgpu.cu build/$1/runtime.o
 	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(worker_flags_$1) -iquote extras/lab \
 	    -DSUBMISSION='"../../judged/mgpu.cu"' $$(once_$1) -x c++ $$< -o $$@
