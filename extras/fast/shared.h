@@ -30,12 +30,11 @@ struct Fp32Tile {
     static constexpr int TM = height * down, TN = 4 * columns * across;
     static constexpr int of_terms = 32 * down * across, threads = of_terms * sharing;
     // Of a multiprocessor, so that sums and loads fit the registers
-    static constexpr int blocks = (columns > 8 ? 256 : columns % 4 ? 384 : 512) / threads;
-    static constexpr int run = rows < 4 ? rows : 4; // neighbouring rows
-    static constexpr double rate = 100;             // products a clock of a multiprocessor
-    // From slot to slot: four slots begin in different banks
-    static constexpr int fours = (columns + 3) / 4 * 4, pitch = fours == 16 ? 20 : fours;
-    static constexpr bool adjoin = pitch == columns; // columns of different slots
+    static constexpr int blocks = (columns % 4 ? 384 : 512) / threads;
+    static constexpr int run = rows < 4 ? rows : 4;     // neighbouring rows
+    static constexpr double rate = 100;                 // products a clock of a multiprocessor
+    static constexpr int pitch = (columns + 3) / 4 * 4; // from slot to slot
+    static constexpr bool adjoin = pitch == columns;    // columns of different slots
     struct alignas(16) Terms { // padded by 4: neighbouring terms begin in different banks
         float a[TK][TM + 4], b[TK][4 * across * pitch + 4];
         __device__ float *at(bool of_A, int k, int x) { // row x of A, or column x of B

@@ -19,9 +19,8 @@ template <int TM_, int TN_, int WM, int WN> struct Tf32Tile {
         __device__ float *at(bool of_A, int k, int x) { return of_A ? &a[k][x] : &b[k][x]; }
     };
     float sum[rows][columns] = {};
-    __device__ static int warp_m() { return threadIdx.x / 32 % (TM / WM) * WM; }
+    __device__ static int first_row() { return threadIdx.x / 32 % (TM / WM) * WM; }
     __device__ static int warp_n() { return threadIdx.x / 32 / (TM / WM) * WN; }
-    __device__ static int first_row() { return warp_m(); }
     __device__ static int row(int i) { return threadIdx.x % 32 / 4 * 4 + i % 4 + i / 4 * 32; }
     __device__ static int slot() { return threadIdx.x % 4; }
     __device__ static int column(int q, int slot) {
@@ -30,7 +29,7 @@ template <int TM_, int TN_, int WM, int WN> struct Tf32Tile {
     __device__ bool join(float *) { return true; }
     __device__ __forceinline__ void add(Terms &terms) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-        const int t = threadIdx.x % 4, m = warp_m() + row(0), n = warp_n() + row(0); // see PTX
+        const int t = threadIdx.x % 4, m = first_row() + row(0), n = warp_n() + row(0); // see PTX
         unsigned a[2][rows], b[2][WN / 8];
         UNROLL
         for (int h = 0; h < 2; h++) {
@@ -58,7 +57,7 @@ template <int TM_, int TN_, int WM, int WN> struct Tf32Tile {
         for (int k = 0; k < TK; k++) {
             UNROLL
             for (int i = 0; i < rows; i++) {
-                const float x = to_tf32(terms.a[k][warp_m() + row(i)]);
+                const float x = to_tf32(terms.a[k][first_row() + row(i)]);
                 UNROLL
                 for (int q = 0; q < columns; q++)
                     sum[i][q] += x * to_tf32(terms.b[k][column(q, slot())]);
