@@ -73,19 +73,19 @@ static bool is_small(const Product &s, Device device) {
 template <class Tile> static bool fits_windows(const Product &s) {
     return !s.weights && !is_dense(s) && s.A_term.P.d % Tile::TK == 0;
 }
-// Arrange B for Windows: s.B_term and s.B_column become those of the result.
-static Tensor arrange(Product &s, const float *B, Device device) {
+// Arrange B for Windows, rounded if Tile rounds: s.B_term and s.B_column become the result's.
+template <class Tile> static Tensor arrange(Product &s, const float *B, Device device) {
     const Tensor to = empty({s.K, s.N}, device);
     if (s.K > 0)
-        LAUNCH(arrange_kernel<<<blocks(s.K * s.N), threads, 0, stream_of(device)>>>(to.ptr(), B, s,
-                                                                                    s.N));
+        LAUNCH(arrange_kernel<<<blocks(s.K * s.N), threads, 0, stream_of(device)>>>(
+            to.ptr(), B, s, s.N, Tile::rounds));
     s.B_term = spaced(s.K, s.N), s.B_column = spaced(s.N, 1);
     return to;
 }
 template <class Tile>
 static void product_windows(const ProductOut &out, const float *A, const float *B, Product s,
                             Device device) {
-    const Tensor arranged = arrange(s, B, device);
+    const Tensor arranged = arrange<Tile>(s, B, device);
     product_tiles<Tile, Windows, Rows>(out, A, arranged.ptr(), s, device);
 }
 template <class In>
@@ -113,7 +113,7 @@ static void phases_in(const ProductOut &out, const float *A, const float *B,
     auto longer = [](const Product &a, const Product &b) { return a.K > b.K; };
     std::stable_sort(list.begin(), list.end(), longer);
     std::vector<Tensor> arranged;
-    for (Product &s : list) arranged.push_back(arrange(s, B, device));
+    for (Product &s : list) arranged.push_back(arrange<Tile>(s, B, device));
     Products<4> all = {out, A, {}, {list[0], list[1], list[2], list[3]}};
     dim3 grid(0, blocks(list[0].N, Tile::TN), 4);
     for (int p = 0; p < 4; p++) {
