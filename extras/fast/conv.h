@@ -12,11 +12,8 @@ static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tenso
     launch(y, [=](Store y) { product_forward(y, X, W, b, s, keep ? V.get() : nullptr); });
     return record(op, y, {X, W, b}, [=](const Tensor &) {
         const Tensor dy = dy_of(y);
-        if (W.grad || b.grad) {
-            const Store dW = target_of(W), db = target_of(b);
-            product_backward_weights(dW, db, X, dy, s, *V);
-        }
-        if (X.grad) product_backward_input(target_of(X), dy, W, s);
+        const Store dW = target_of(W), db = target_of(b), dX = target_of(X);
+        product_backward(dX, dW, db, X, dy, W, s, *V);
     });
 }
 template <Rung rung>

@@ -2,11 +2,7 @@
 // It includes copies of mgpu.cu and networks.cu in which the operators have other names, and then
 // the files below, each of which is one idea (README.md has them in a table, with what each gains).
 // With PRODUCTS_APART products.cu is compiled by itself and linked.
-// KERNELS and PRECISION choose a rung of the ladder:
-//     plain    mgpu.cu's simple operators
-//     tiled    sums tiled in registers: the default on a CPU
-//     fast     through shared memory: the default on a GPU
-//     tf32     the same on tensor cores: PRECISION=tf32
+// KERNELS and PRECISION choose a rung of a ladder: plain (mgpu.cu's operators), tiled, fast, tf32.
 // defines: use_kernels, usual_kernels
 #ifndef MGPU_NO_MAIN
 #define MGPU_NO_MAIN

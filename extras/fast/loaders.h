@@ -17,7 +17,7 @@ struct Place { // of a row or a term: its part of the address, and where it is o
 };
 // A thread copies `own` numbers a stage: `each` fours of neighbours.
 template <class Tile, bool of_A> struct Rows {
-    static constexpr bool has_sums = true; // its kernel may add up B's columns
+    static constexpr bool arranged = false; // whether B has passed through arrange_kernel
     static constexpr int width = of_A ? Tile::TM : Tile::TN, threads = Tile::threads;
     static constexpr int fours = width / 4 * Tile::TK, each = (fours + threads - 1) / threads;
     static constexpr int own = 4 * each;
@@ -50,7 +50,7 @@ template <class Tile, bool of_A> struct Rows {
 // Eight threads copy an eight: eight neighbouring terms of a row. The four eights of a warp go to
 // different banks of shared memory.
 template <class Tile, bool of_A> struct Gather {
-    static constexpr bool has_sums = true;
+    static constexpr bool arranged = false;
     static constexpr int width = of_A ? Tile::TM : Tile::TN, at_once = Tile::threads / 8; // eights
     static constexpr int apart = at_once > width ? at_once / width : 1; // of them in the same row
     static constexpr int each = at_once > width ? 1 : (width + at_once - 1) / at_once;
@@ -92,7 +92,7 @@ template <class Tile, bool of_A> struct Gather {
 // Terms are (u,v,c), in the order of arrange_kernel, and TK divides the channels. Neighbouring
 // threads have neighbouring rows.
 template <class Tile, bool> struct Windows {
-    static constexpr bool has_sums = false;
+    static constexpr bool arranged = true;
     static constexpr int TM = Tile::TM, TK = Tile::TK, threads = Tile::threads;
     static constexpr int at_once = threads > TM ? threads / TM : 1; // terms
     static constexpr int each = threads < TM ? TM / threads : 1;    // rows
@@ -138,12 +138,13 @@ template <class Tile, bool> struct Windows {
         }
     }
 };
-// to[(u,v,c)][n] = B's term (u,c,v) of column n   One thread per element.
-__global__ void arrange_kernel(float *to, const float *B, Product s, Divisor N) {
+// to[(u,v,c)][n] = B's term (u,c,v) of column n, perhaps rounded.   One thread per element.
+__global__ void arrange_kernel(float *to, const float *B, Product s, Divisor N, bool rounds) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x, k = N(i), C = s.A_term.P.d;
     if (k >= s.K) return;
     const int tap = k / C, KW = s.A_term.Q.d;
     const Point term = s.B_term.at({tap / KW, k - tap * C, tap % KW});
-    to[i] = B[term.offset + s.B_column(i - k * s.N).offset];
+    const float x = B[term.offset + s.B_column(i - k * s.N).offset];
+    to[i] = rounds ? to_tf32(x) : x;
 }
 } // namespace fast

@@ -1,7 +1,7 @@
 // Pooling of 2x2 windows, stride 2, as the networks have it: the compiler knows the size.
 // So it unrolls the loops over a window and vectorises the one over windows; and backward, where
 // windows do not overlap, a thread writes whole windows in place of asking for each number of dX
-// which windows hold it. Other windows are mgpu.cu's, but the gradient of a mean needs no zeros.
+// which windows hold it. Other windows are mgpu.cu's.
 // Gain: LeNet trains for 1.57 times as much user time on a CPU with mgpu.cu's in its place (100
 // steps of 64, the whole program, median of 4 pairs).
 // defines: avg_pool2d, max_pool2d
@@ -101,30 +101,11 @@ template <class Window> static Tensor pool2d(const char *op, const Tensor &X, co
         const float *dy = dy_of(y).ptr();
         LAUNCH(fast::pool2d_backward_kernel<Window>
                <<<blocks(s.P, block_back.z), block_back, 0, stream_of(X.device)>>>(target_of(X), dy,
-                                                                            X.ptr(), s));
+                                                                                   X.ptr(), s));
     });
-}
-// dX[p,h,w] = or += dy[p,h/K,w/K] / K^2, for windows of any size; past the last window, 0
-//   dy (P,OH,OW)   ->   dX (P,H,W)
-// One thread per element of dX.
-__global__ void avg_pool2d_backward_kernel(Store dX, const float *dy, PoolShape s) {
-    const int index = blockIdx.x * blockDim.x + threadIdx.x;
-    const int w = index % s.W, h = index / s.W % s.H, p = index / s.W / s.H;
-    const int j = w / s.K, i = h / s.K;
-    if (p >= s.P) return;
-    dX.store(index, i < s.OH && j < s.OW ? dy[(p * s.OH + i) * s.OW + j] / (s.K * s.K) : 0);
 }
 static Tensor avg_pool2d(const Tensor &X, const PoolShape &s) {
-    if (s.K == 2) return pool2d<Mean>("avg_pool2d", X, s);
-    Tensor y = output({X}, {X.shape[0], X.shape[1], s.OH, s.OW});
-    LAUNCH(avg_pool2d_kernel<<<blocks(size(y)), threads, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(),
-                                                                                   s));
-    return record("avg_pool2d", y, {X}, [=](const Tensor &) {
-        const float *dy = dy_of(y).ptr();
-        LAUNCH(
-            fast::avg_pool2d_backward_kernel<<<blocks(size(X)), threads, 0, stream_of(X.device)>>>(
-                target_of(X), dy, s));
-    });
+    return s.K == 2 ? pool2d<Mean>("avg_pool2d", X, s) : plain_avg_pool2d(X, s.K, s.K);
 }
 #ifdef NETWORKS
 static Tensor max_pool2d(const Tensor &X, const PoolShape &s) {

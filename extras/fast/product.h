@@ -101,13 +101,11 @@ struct ProductOut {
 };
 
 // The products of a convolution (products.cu). If V is not null, the forward pass may keep there
-// Winograd's windows of X for the gradient of W. dW or db has no data if it is not wanted.
+// Winograd's windows of X for the gradient of W. A gradient that is not wanted has no data.
 void product_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
                      const ConvShape &s, Tensor *V);
-void product_backward_input(const Store &dX, const Tensor &dy, const Tensor &W,
-                            const ConvShape &s);
-void product_backward_weights(const Store &dW, const Store &db, const Tensor &X, const Tensor &dy,
-                              const ConvShape &s, const Tensor &V);
+void product_backward(const Store &dX, const Store &dW, const Store &db, const Tensor &X,
+                      const Tensor &dy, const Tensor &W, const ConvShape &s, const Tensor &V);
 
 struct Range {
     int begin, end;

@@ -6,7 +6,7 @@
 // else fast.cu includes it.
 // Gain: a stride-2 gradient by phases multiplies a quarter of what a dy with zeros in it would
 // take. After an edit of mgpu.cu a program compiles in half of the time.
-// defines: product_forward, product_backward_input, product_backward_weights
+// defines: product_forward, product_backward
 #ifndef FAST // by itself
 #include VOCABULARY
 #include "warps.h"
@@ -108,18 +108,16 @@ static void product_backward_wide_input(const Store &dX, const Tensor &all_dy, c
     phases(s.rung, {dX, {}, nullptr}, dy, W, list);
 }
 
-void product_backward_input(const Store &dX, const Tensor &dy, const Tensor &W,
-                            const ConvShape &s) {
+static void product_backward_input(const Store &dX, const Tensor &dy, const Tensor &W,
+                                   const ConvShape &s) {
     const int wide = blocks(s.C, tile_n) * s.K * s.W, narrow = blocks(s.C * s.K, tile_n) * s.OW;
     const bool pays = s.rung == tiled ? 4 * narrow < 3 * wide : s.C <= 32;
     const bool fits = (double)s.N * s.C * s.K * s.H * s.OW <= INT_MAX; // into a Tensor
-    if (is_winograd(s)) winograd_backward_input(dX, dy, W, s);
-    else if (pays && fits && s.K > 1 && s.stride == 1) product_backward_narrow_input(dX, dy, W, s);
+    if (pays && fits && s.K > 1 && s.stride == 1) product_backward_narrow_input(dX, dy, W, s);
     else product_backward_wide_input(dX, dy, W, s);
 }
-void product_backward_weights(const Store &dW, const Store &db, const Tensor &X, const Tensor &dy,
-                              const ConvShape &s, const Tensor &V) {
-    if (is_winograd(s)) return winograd_backward_weights(dW, db, X, dy, s, V);
+static void product_backward_weights(const Store &dW, const Store &db, const Tensor &X,
+                                     const Tensor &dy, const ConvShape &s) {
     const int out = s.OH * s.OW, terms = s.C * s.K * s.K, zeros = s.rung == tiled ? s.padding : 0;
     const Images x = pad(X, s.H, s.W, zeros, zeros);
     const Map A_row = taps(s, x, false), A_term = windows(s, x, false), C_row = weights(s, false);
@@ -130,5 +128,14 @@ void product_backward_weights(const Store &dW, const Store &db, const Tensor &X,
     if (is_first_layer(s)) first_layer_backward_weights(to, X, dy, p, s);
     else if (is_shallow(s)) shallow_backward_weights(to, x, dy, p, s);
     else product(s.rung, to, x, dy, p);
+}
+void product_backward(const Store &dX, const Store &dW, const Store &db, const Tensor &X,
+                      const Tensor &dy, const Tensor &W, const ConvShape &s, const Tensor &V) {
+    if (is_winograd(s)) {
+        if (db.data) channel_sums(db, dy);
+        return winograd_backward(dX, dW, X, dy, W, s, V);
+    }
+    if (dW.data || db.data) product_backward_weights(dW, db, X, dy, s);
+    if (dX.data) product_backward_input(dX, dy, W, s);
 }
 } // namespace fast

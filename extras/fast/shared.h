@@ -24,18 +24,18 @@ __device__ __forceinline__ float to_tf32(float x) { // to the nearest, ties away
 // are neighbours, a slot, and of its rows four are, so that one load brings them. Of the warps,
 // down * across have sums of their own; `sharing` of them share the terms of the same sums.
 template <int rows_, int columns_, int down, int across, int TK_, int sharing = 1,
-          bool rounds = false>
+          bool rounds_ = false>
 struct Fp32Tile {
+    static constexpr bool rounds = rounds_; // factors, to TF32
     static constexpr int rows = rows_, columns = columns_, TK = TK_, height = 8 * rows;
     static constexpr int TM = height * down, TN = 4 * columns * across;
     static constexpr int of_terms = 32 * down * across, threads = of_terms * sharing;
     // Of a multiprocessor, so that sums and loads fit the registers
-    static constexpr int blocks = (columns > 8 ? 256 : columns % 4 ? 384 : 512) / threads;
-    static constexpr int run = rows < 4 ? rows : 4; // neighbouring rows
-    static constexpr double rate = 100;             // products a clock of a multiprocessor
-    // From slot to slot: four slots begin in different banks
-    static constexpr int fours = (columns + 3) / 4 * 4, pitch = fours == 16 ? 20 : fours;
-    static constexpr bool adjoin = pitch == columns; // columns of different slots
+    static constexpr int blocks = (columns % 4 ? 384 : 512) / threads;
+    static constexpr int run = rows < 4 ? rows : 4;     // neighbouring rows
+    static constexpr double rate = 100;                 // products a clock of a multiprocessor
+    static constexpr int pitch = (columns + 3) / 4 * 4; // from slot to slot
+    static constexpr bool adjoin = pitch == columns;    // columns of different slots
     struct alignas(16) Terms { // padded by 4: neighbouring terms begin in different banks
         float a[TK][TM + 4], b[TK][4 * across * pitch + 4];
         __device__ float *at(bool of_A, int k, int x) { // row x of A, or column x of B
@@ -54,7 +54,7 @@ struct Fp32Tile {
         return (warp() / down * 4 + slot) * columns + q;
     }
     __device__ static float factor(float x) { return rounds ? to_tf32(x) : x; }
-    __device__ __forceinline__ void add(Terms &terms) {
+    template <bool> __device__ __forceinline__ void add(Terms &terms) {
         const int m = first_row() + row(0), n = (warp() / down * 4 + slot()) * pitch;
         UNROLL
         for (int i_k = 0; i_k < TK / sharing; i_k++) {
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(Tile::threads, Tile::blocks)
     A a(all.A + (long)element * s.A_by, s, range);
     B b(all.B[which] + (long)element * s.B_by, s, range);
     // The sums of B's columns: each thread adds some terms of a column
-    const bool sums = A::has_sums && s.weights && all.out.sums.data && blockIdx.x == 0;
+    const bool sums = !A::arranged && s.weights && all.out.sums.data && blockIdx.x == 0;
     constexpr int parts = Tile::threads / TN;
     const int n = threadIdx.x % TN, part = threadIdx.x / TN;
     float column_sum = 0;
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(Tile::threads, Tile::blocks)
         copier.template wait<stages - 2>();
         __syncthreads();
         copier.start(a, b, first + (stages - 1) * TK, next);
-        tile.add(terms[now]);
+        tile.template add<A::arranged>(terms[now]);
         for (int k = part; sums && k < TK && part < parts; k += parts)
             column_sum += *terms[now].at(false, k, n);
         copier.finish(a, b, next);

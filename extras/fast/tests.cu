@@ -74,12 +74,16 @@ static const Shape shapes[] = {
     {1, 32, 2, 70, 32, 3, 1, 1},  // more tiles in a row than are computed at a time
     {260, 32, 3, 3, 32, 3, 1, 1}, // more tiles than in a cache
     {0, 32, 3, 3, 32, 3, 1, 1},   // no images
-    // The same on a GPU, whose tiles have 4x4 outputs: multiples of 64 channels
-    {2, 64, 5, 8, 128, 3, 1, 1}, // a row of outputs that is a quarter of a tile
+    // The same on a GPU, whose tiles have 4x4 or 5x5 outputs: multiples of 64 channels
+    {2, 64, 7, 7, 64, 3, 1, 1},  // a row of outputs that is three quarters of a tile,
+    {2, 64, 5, 8, 128, 3, 1, 1}, // or a tile and three fifths
     {1, 128, 6, 3, 64, 3, 1, 0}, // a single column of outputs
     {3, 64, 1, 1, 64, 3, 1, 2},  // more zeros than pixels,
     {1, 64, 2, 3, 64, 3, 1, 4},  // or windows in the zeros alone
     {0, 64, 3, 3, 64, 3, 1, 1},  // no images
+    {2, 17, 7, 8, 18, 5, 1, 1},   // 5x5 taps: tiles of 3x3 outputs, of which three overlap
+    {15, 17, 13, 13, 17, 5},      // more images than a block puts together
+    {1, 17, 40, 40, 17, 5, 1, 0}, // an image of more tiles than a block has threads
     // Dense layers
     {2, 3, 1, 1, 1, 1},
     {3, 5, 1, 1, 7, 1},
@@ -269,7 +273,7 @@ TEST_CASE("tuned conv2d, linear: as loops in double") {
 }
 
 // Winograd's filtering adds before it multiplies. Root mean squares of its errors, relative to the
-// result's, in ResNet-18's layers, with fewer images.
+// result's, in ResNet-18's layers and in LeNet's, with fewer images.
 TEST_CASE("tuned conv2d, Winograd's: relative errors below 1e-5" * doctest::skip(small_only)) {
     Usual usual;
     use_kernels(usual_kernels);
@@ -277,6 +281,7 @@ TEST_CASE("tuned conv2d, Winograd's: relative errors below 1e-5" * doctest::skip
                                              {1, 128, 14, 14, 128, 3, 1, 1},
                                              {2, 256, 7, 7, 256, 3, 1, 1},
                                              {2, 512, 4, 4, 512, 3, 1, 1},
+                                             {8, 20, 13, 13, 50, 5},
                                              {4096, 64, 2, 2, 64, 3, 1, 1}}) { // a tile an image
         if (on_cpu && s.work() > 1e8) continue;
         CAPTURE(s.C);

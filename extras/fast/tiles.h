@@ -2,8 +2,7 @@
 // A large tile loads less for each product, but a GPU wants at least as many blocks as it has
 // multiprocessors, and the columns of a tile that C has not are computed for nothing. Large tiles
 // have the sizes that were the fastest on an H100.
-// Gain: not priced alone. What it avoids: a tile of 64 columns computes 64 where LeNet's
-// convolutions have 20 and 50, and where a tile is large, 132 multiprocessors share a few blocks.
+// Gain: not priced alone.
 // defines: product_slices, product, phases
 
 namespace fast {
@@ -37,10 +36,11 @@ static int product_slices(int tiles, int terms, double sums, int multiprocessors
 template <class Tile, template <class, bool> class Of_A, template <class, bool> class Of_B>
 static void product_tiles(const ProductOut &out, const float *A, const float *B, const Product &s,
                           Device device) {
-    dim3 grid(blocks(s.M, Tile::TM), blocks(s.N, Tile::TN));
-    grid.z =
-        product_slices<Tile>(grid.x * grid.y, s.K, 1. * s.rows() * s.N, multiprocessors(device));
-    in_slices(grid.z, out, s, device, [&](const ProductOut &out, const Product &s) {
+    dim3 grid(blocks(s.M, Tile::TM), blocks(s.N, Tile::TN), s.batch);
+    const int slices = product_slices<Tile>(grid.x * grid.y * s.batch, s.K,
+                                            1. * s.rows() * s.N * s.batch, multiprocessors(device));
+    grid.z *= slices;
+    in_slices(slices, out, s, device, [&](const ProductOut &out, const Product &s) {
         LAUNCH(product_kernel<Tile, Of_A, Of_B, 1>
                <<<grid, Tile::threads, 0, stream_of(device)>>>(Products<1>{out, A, {B}, {s}}));
     });
@@ -51,8 +51,6 @@ static void product_tiles(const ProductOut &out, const float *A, const float *B,
 struct Fp32 {
     typedef Fp32Tile<2, 4, 1, 1, 64, 8> Small; // few sums: 8 warps share the terms of 16 x 16
     typedef Fp32Tile<8, 5, 2, 1, 8> Columns20; // for LeNet's 20 channels
-    typedef Fp32Tile<8, 13, 2, 1, 8> Columns52;
-    typedef Fp32Tile<8, 13, 2, 1, 10> Windows52; // for sums over 20 or 50 channels
     typedef Fp32Tile<8, 8, 1, 2, 8> Square64;
     typedef Fp32Tile<8, 8, 2, 2, 8> Columns64;
     typedef Fp32Tile<8, 8, 2, 4, 8> Columns128;
@@ -60,7 +58,7 @@ struct Fp32 {
 struct Tf32 {
     typedef Fp32Tile<2, 4, 1, 1, 64, 8, true> Small;
     typedef Tf32Tile<128, 32, 64, 32> Columns20;
-    typedef Tf32Tile<128, 64, 64, 32> Columns52, Windows52, Columns64;
+    typedef Tf32Tile<128, 64, 64, 32> Columns64;
     typedef Tf32Tile<128, 128, 64, 64> Columns128;
 };
 // Return whether it is a dense layer's product, which has no windows.
@@ -75,65 +73,55 @@ static bool is_small(const Product &s, Device device) {
 template <class Tile> static bool fits_windows(const Product &s) {
     return !s.weights && !is_dense(s) && s.A_term.P.d % Tile::TK == 0;
 }
-// Arrange B for Windows: s.B_term and s.B_column become those of the result.
-static Tensor arrange(Product &s, const float *B, Device device) {
+// Arrange B for Windows, rounded if Tile rounds: s.B_term and s.B_column become the result's.
+template <class Tile> static Tensor arrange(Product &s, const float *B, Device device) {
     const Tensor to = empty({s.K, s.N}, device);
     if (s.K > 0)
-        LAUNCH(arrange_kernel<<<blocks(s.K * s.N), threads, 0, stream_of(device)>>>(to.ptr(), B, s,
-                                                                                    s.N));
+        LAUNCH(arrange_kernel<<<blocks(s.K * s.N), threads, 0, stream_of(device)>>>(
+            to.ptr(), B, s, s.N, Tile::rounds));
     s.B_term = spaced(s.K, s.N), s.B_column = spaced(s.N, 1);
     return to;
 }
 template <class Tile>
 static void product_windows(const ProductOut &out, const float *A, const float *B, Product s,
                             Device device) {
-    const Tensor arranged = arrange(s, B, device);
+    const Tensor arranged = arrange<Tile>(s, B, device);
     product_tiles<Tile, Windows, Rows>(out, A, arranged.ptr(), s, device);
 }
 template <class In>
 static void product_in(const ProductOut &out, const float *A, const float *B, const Product &s,
                        Device device) {
     typedef typename In::Small Small;
-    typedef typename In::Columns52 Tile52;
     typedef typename In::Columns64 Tile64;
     typedef typename In::Columns128 Tile128;
     auto run = [&](auto launch) { launch(out, A, B, s, device); };
     const bool small = is_small(s, device), dense = small && is_dense(s), to64 = s.N <= 64;
-    const bool to52 = s.N <= 52 || (!to64 && s.N <= 104); // fewer columns stay empty
     if (dense && s.weights) run(product_tiles<Small, Rows, Rows>);
     else if (dense && s.B_column.distance() == 1) run(product_tiles<Small, Gather, Rows>);
     else if (small) run(product_tiles<Small, Gather, Gather>);
-    else if (to52 && fits_windows<typename In::Windows52>(s))
-        run(product_windows<typename In::Windows52>);
     else if (to64 && fits_windows<Tile64>(s)) run(product_windows<Tile64>);
     else if (fits_windows<Tile128>(s)) run(product_windows<Tile128>);
     else if (s.N <= 20) run(product_tiles<typename In::Columns20, Gather, Gather>);
-    else if (to52) run(product_tiles<Tile52, Gather, Gather>);
     else if (to64) run(product_tiles<Tile64, Gather, Gather>);
     else run(product_tiles<Tile128, Gather, Gather>);
 }
-// Launch the phases of a gradient (products.cu), up to four at once, those with the most terms first.
+// Launch the four phases of a gradient of stride 2 (products.cu), those with the most terms first.
 template <class In>
 static void phases_in(const ProductOut &out, const float *A, const float *B,
                       std::vector<Product> list, Device device) {
     typedef typename In::Columns64 Tile;
     auto longer = [](const Product &a, const Product &b) { return a.K > b.K; };
     std::stable_sort(list.begin(), list.end(), longer);
-    for (size_t i = 0; i < list.size(); i += 4) {
-        const int count = min(list.size() - i, size_t(4));
-        std::vector<Tensor> arranged;
-        int rows = 0;
-        for (int p = 0; p < count; p++) {
-            rows = max(rows, list[i + p].M);
-            arranged.push_back(arrange(list[i + p], B, device));
-        }
-        auto s = [&](int p) { return list[i + p % count]; };
-        auto b = [&](int p) { return arranged[p % count].ptr(); };
-        const dim3 grid(blocks(rows, Tile::TM), blocks(s(0).N, Tile::TN), count);
-        const Products<4> all = {out, A, {b(0), b(1), b(2), b(3)}, {s(0), s(1), s(2), s(3)}};
-        LAUNCH(product_kernel<Tile, Windows, Rows, 4>
-               <<<grid, Tile::threads, 0, stream_of(device)>>>(all));
+    std::vector<Tensor> arranged;
+    for (Product &s : list) arranged.push_back(arrange<Tile>(s, B, device));
+    Products<4> all = {out, A, {}, {list[0], list[1], list[2], list[3]}};
+    dim3 grid(0, blocks(list[0].N, Tile::TN), 4);
+    for (int p = 0; p < 4; p++) {
+        all.B[p] = arranged[p].ptr();
+        grid.x = max(grid.x, blocks(list[p].M, Tile::TM));
     }
+    LAUNCH(product_kernel<Tile, Windows, Rows, 4>
+           <<<grid, Tile::threads, 0, stream_of(device)>>>(all));
 }
 #else
 struct Fp32 {
@@ -160,7 +148,7 @@ static void product(Rung rung, const ProductOut &out, const Images &A, const Ten
 static void phases(Rung rung, const ProductOut &out, const Images &A, const Tensor &B,
                    const std::vector<Product> &list) {
 #if defined(__CUDACC__) || defined(MGPU_LANES)
-    if (rung != tiled && list.size() > 1 && fits_windows<Fp32::Columns64>(list[0]) &&
+    if (rung != tiled && list.size() == 4 && fits_windows<Fp32::Columns64>(list[0]) &&
         !is_small(list[0], B.device))
         return rung == tf32 ? phases_in<Tf32>(out, A.ptr(), B.ptr(), list, B.device)
                             : phases_in<Fp32>(out, A.ptr(), B.ptr(), list, B.device);

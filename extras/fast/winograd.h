@@ -1,246 +1,262 @@
-// Winograd's minimal filtering: a 3x3 convolution of stride 1 with 4 times fewer products.
-// A tile y of m x m outputs depends on a window d of (m+2) x (m+2) inputs: 9*m*m products with the
-// filter g. With the matrices of F(m x m,3x3) (Lavin and Gray 2016) it takes (m+2) x (m+2), where *
-// multiplies elements:
+// Winograd's minimal filtering: convolutions of stride 1 with 4 to 6 times fewer products.
+// A tile y of m x m outputs depends on a window d of n x n inputs, n = m+r-1, and on a filter g of
+// r x r taps: r*r*m*m products. F(m x m,r x r) (Lavin and Gray 2016) takes n*n, where * multiplies
+// elements:
 //     y = A^T [(G g G^T) * (B^T d B)] A
 // Filters U = G g G^T are transformed once, windows V = B^T d B once for all outputs, and the sum
-// over channels comes before A^T [] A. So each of the elements e is a product of matrices:
+// over channels comes before A^T [] A. So each of the n*n elements e is a product of matrices:
 //     M[e] (tiles,O) = V[e] (tiles,C) @ U[e] (C,O)
-// dX is the same convolution of dy, with the filter turned by 180 degrees. And because all is
-// linear, dg takes the transposes: G^T [sum over tiles of (A dy A^T) * (B^T d B)] G.
-// On a GPU m is 4: transform all windows, multiply by the loop of shared.h, transform back. The
-// weight gradient finds the windows of the forward pass again. (A CPU does all this for a few tiles
-// at a time, and m is 2: winograd_cpu.h.)
+// All is linear. So the gradients take the transposes, with Q = A dy A^T:
+//     dd = B [sum over o of U * Q] B^T     dg = G^T [sum over tiles of Q * V] G
+// dX is the sum of dd where windows overlap. V serves y and dW, Q dW and dX. (A CPU does all this
+// for a few tiles at a time, and m is 2: winograd_cpu.h.)
 // Gain: on an H100 the products of a step of ResNet-18 at batch 256 take 11.8 in place of 19.7 ms
-// (measured with a prototype).
-// Cost: a larger m adds rounding errors, see README.md; and V has 2.25 to 5 times the size of X.
-// defines: is_winograd, winograd_forward, winograd_backward_input, winograd_backward_weights
-
-namespace fast {
-static bool is_winograd(const ConvShape &s) {
-    if (s.K != 3 || s.stride != 1) return false;
-    if (warp_size == 1) return s.rung == tiled && s.C % 32 == 0 && s.O % 32 == 0;
-    // On a GPU few channels do not pay for the transforms; in tf32 large planes do not, either
-    const bool pays = s.rung == shared || (s.rung == tf32 && s.OH * s.OW <= 49);
-    const double tiles = (double)s.N * blocks(s.OH, 4) * blocks(s.OW, 4) + 4;
-    const bool fits = 36 * tiles * max(s.C, s.O) <= INT_MAX; // into a Tensor
-    return pays && fits && s.C % 64 == 0 && s.O % 64 == 0;
-}
+// (measured with a prototype, with m = 4 and a Q for each gradient).
+// Cost: a larger m adds rounding errors, see README.md; and V has 1.8 to 5 times the size of X.
+// defines: is_winograd, winograd_forward, winograd_backward
 
 #if defined(__CUDACC__) || defined(MGPU_LANES)
-__device__ constexpr float BT(int i, int j) {
-    constexpr float all[6][6] = {{4, 0, -5, 0, 1, 0},  {0, -4, -4, 1, 1, 0}, {0, 4, -4, -1, 1, 0},
-                                 {0, -2, -1, 2, 1, 0}, {0, 2, -1, -2, 1, 0}, {0, 4, 0, -5, 0, 1}};
-    return all[i][j];
-}
-__device__ constexpr float G(int i, int j) {
-    constexpr float all[6][3] = {{6, 0, 0}, {-4, -4, -4}, {-4, 4, -4},
-                                 {1, 2, 4}, {1, -2, 4},   {0, 0, 24}};
-    return all[i][j] / 24;
-}
-__device__ constexpr float AT(int i, int j) {
-    constexpr float all[4][6] = {
-        {1, 1, 1, 1, 1, 0}, {0, 1, -1, 2, -2, 0}, {0, 1, 1, 4, 4, 0}, {0, 1, -1, 8, -8, 1}};
-    return all[i][j];
-}
-__device__ constexpr float GT(int i, int j) { return G(j, i); }
-__device__ constexpr float A(int i, int j) { return AT(j, i); }
-// x = T x T^T, T (rows,columns). All loops are unrolled: T's elements become constants, and zeros
-// cost nothing.
-template <float (*T)(int, int), int rows, int columns>
-__device__ __forceinline__ void transform(float (&x)[6][6]) {
-    float half[6][6] = {};
-    UNROLL
-    for (int k = 0; k < rows * columns * columns; k++) {
-        const int i = k / columns / columns, from = k / columns % columns, j = k % columns;
-        if (T(i, from) != 0) half[i][j] += T(i, from) * x[from][j];
-    }
-    UNROLL
-    for (int k = 0; k < rows * rows; k++) {
-        float sum = 0;
-        UNROLL
-        for (int j = 0; j < columns; j++)
-            if (T(k % rows, j) != 0) sum += T(k % rows, j) * half[k / rows][j];
-        x[k / rows][k % rows] = sum;
-    }
-}
-
-// Images in tiles of 4x4 outputs, t = (n,i,j) < count. An array [e][channel][t] has `pitch` numbers
-// for each channel, a multiple of 4 for Rows.
-struct TiledImages {
-    int C, H, W, padding, count, pitch;
-    Divisor rows, columns; // of tiles
-    TiledImages(int C, int H, int W, int padding, const ConvShape &s)
-        : C(C), H(H), W(W), padding(padding), count(s.N * blocks(s.OH, 4) * blocks(s.OW, 4)),
-          pitch(blocks(count, 4) * 4), rows(blocks(s.OH, 4)), columns(blocks(s.OW, 4)) {}
-    struct Corner {
-        int plane, h, w;
+namespace fast {
+// F(m x m,r x r)
+template <int m_, int r_> struct Filtering {
+    static constexpr int m = m_, r = r_, n = m + r - 1, elements = n * n;
+    enum Name { AT, G, BT, A, GT, B }; // A^T (m,n), G (n,r), B^T (n,n); then these transposed
+    __host__ __device__ static constexpr int rows(Name T) { return T == AT ? m : T == GT ? r : n; }
+    __host__ __device__ static constexpr int columns(Name T) { return T == A ? m : T == G ? r : n; }
+    struct Matrices {
+        float of[3][n][n] = {};
     };
-    __device__ __forceinline__ Corner corner(int t, int c) const {
-        const int row = columns(t), n = rows(row);
-        return {(n * C + c) * H * W, 4 * (row - n * int(rows.d)) - padding,
-                4 * (t - row * int(columns.d)) - padding};
+    // Filtering multiplies polynomials by their values at n points: row i of a matrix, or column i
+    // of A^T, belongs to the i-th of these, the last to infinity. (2 before 1/2: larger errors.)
+    __host__ __device__ static constexpr Matrices matrices() {
+        const double points[] = {0, 1, -1, .5, -2, 2};
+        Matrices all;
+        for (int i = 0; i < n; i++) {
+            double others[n] = {1}, divisor = 1; // the product of x - p for the other points p
+            for (int k = 0; k < n - 1; k++) {
+                if (k == i) continue;
+                for (int j = n - 1; j > 0; j--) others[j] = others[j - 1] - points[k] * others[j];
+                others[0] *= -points[k];
+                if (i < n - 1) divisor *= points[i] - points[k];
+            }
+            for (int j = 0; j < n; j++) all.of[BT][i][j] = others[j];
+            double power = 1; // of the point
+            for (int j = 0; j < n && i < n - 1; j++, power *= points[i]) {
+                if (j < m) all.of[AT][j][i] = power;
+                if (j < r) all.of[G][i][j] = power / divisor;
+            }
+        }
+        all.of[AT][m - 1][n - 1] = all.of[G][n - 1][r - 1] = 1;
+        return all;
     }
-    // The offset of pixel (a,b) of a tile, or -1 if that lies outside of the image
-    __device__ __forceinline__ int at(const Corner &from, int a, int b) const {
-        const int h = from.h + a, w = from.w + b;
-        return h >= 0 && h < H && w >= 0 && w < W ? from.plane + h * W + w : -1;
+    __device__ static constexpr float at(Name T, int i, int j) {
+        constexpr Matrices all = matrices();
+        return T < A ? all.of[T][i][j] : all.of[T - A][j][i];
     }
 };
+template <class Call> static void with_filtering(const ConvShape &s, Call call) {
+    const int m = winograd_outputs(s);
+    if (m == 3) call(Filtering<3, 5>());
+    if (m == 4) call(Filtering<4, 3>());
+    if (m == 5) call(Filtering<5, 3>());
+}
+
+// y = T x T^T. All loops are unrolled: T's elements become constants, and zeros cost nothing.
+template <class F, typename F::Name T, int rows, int columns>
+__device__ __forceinline__ void transform(float (&y)[rows][rows],
+                                          const float (&x)[columns][columns]) {
+    float half[rows][columns] = {};
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+        UNROLL
+        for (int k = 0; k < columns; k++) {
+            UNROLL
+            for (int j = 0; j < columns; j++)
+                if (F::at(T, i, k) != 0) half[i][j] += F::at(T, i, k) * x[k][j];
+        }
+        UNROLL
+        for (int j = 0; j < rows; j++) {
+            y[i][j] = 0;
+            UNROLL
+            for (int k = 0; k < columns; k++)
+                if (F::at(T, j, k) != 0) y[i][j] += half[i][k] * F::at(T, j, k);
+        }
+    }
+}
+
 // V[e][c][t] = (T x T^T)[e] of the pixels x (size,size) of tile t of X.   One thread per t;
 // blockIdx.y = c.
-template <float (*T)(int, int), int size>
-__global__ void winograd_tiles_kernel(float *V, const float *X, TiledImages s) {
+template <class F, typename F::Name T>
+__global__ void __launch_bounds__(winograd_threads)
+    winograd_tiles_kernel(float *V, const float *X, TiledImages s) {
     const int t = blockIdx.x * blockDim.x + threadIdx.x, c = blockIdx.y;
     if (t >= s.count) return;
-    const auto from = s.corner(t, c);
-    float x[6][6];
+    const int row = s.columns(t), n = s.rows(row);
+    const int h = F::m * (row - n * int(s.rows.d)) - s.padding;
+    const int w = F::m * (t - row * int(s.columns.d)) - s.padding;
+    X += (n * s.C + c) * s.H * s.W;
+    constexpr int size = F::columns(T);
+    float x[size][size], v[F::n][F::n];
     UNROLL
     for (int k = 0; k < size * size; k++) {
-        const int at = s.at(from, k / size, k % size);
-        x[k / size][k % size] = at >= 0 ? X[at] : 0;
+        const int y = h + k / size, z = w + k % size;
+        const bool inside = y >= 0 && y < s.H && z >= 0 && z < s.W;
+        x[k / size][k % size] = inside ? X[y * s.W + z] : 0;
     }
-    transform<T, 6, size>(x);
+    transform<F, T>(v, x);
     V += c * s.pitch + t;
     UNROLL
-    for (int e = 0; e < 36; e++) V[e * s.C * s.pitch] = x[e / 6][e % 6];
+    for (int e = 0; e < F::elements; e++) V[e * s.C * s.pitch] = v[e / F::n][e % F::n];
 }
-// U[e][c][o] = (G g G^T)[e] of the filter g of output o and input c.   One thread per c and o.
-__global__ void winograd_filter_kernel(float *U, const float *W, int by_o, int by_c, int by_k,
-                                       int O, int C) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x, c = i / O, o = i % O;
-    if (c >= C) return;
-    float g[6][6];
-    UNROLL
-    for (int k = 0; k < 9; k++) g[k / 3][k % 3] = W[o * by_o + c * by_c + k * by_k];
-    transform<G, 6, 3>(g);
-    UNROLL
-    for (int e = 0; e < 36; e++) U[e * C * O + i] = g[e / 6][e % 6];
-}
-// y = A^T M A + b, of tile t and output o = blockIdx.y, from M[e][o][t].   One thread per t. It
-// stores V neighbours at a time, after it has loaded all masks and addends.
-template <int V>
-__global__ void __launch_bounds__(128)
-    winograd_outputs_kernel(Store y, const float *M, const float *b, TiledImages s) {
-    const int t = blockIdx.x * blockDim.x + threadIdx.x, o = blockIdx.y;
-    if (t >= s.count) return;
-    const float bias = b ? b[o] : 0;
-    const auto to = s.corner(t, o);
-    float m[6][6];
-    M += o * s.pitch + t;
-    UNROLL
-    for (int e = 0; e < 36; e++) m[e / 6][e % 6] = M[e * s.C * s.pitch];
-    transform<AT, 4, 6>(m);
-    Vector<V> mask[16 / V] = {}, plus[16 / V] = {};
-    UNROLL
-    for (int k = 0; k < 16; k += V) {
-        const int at = s.at(to, k / 4, k % 4);
-        if (y.mask && at >= 0) mask[k / V] = (const Vector<V> &)y.mask[at];
-        if (y.plus && at >= 0) plus[k / V] = (const Vector<V> &)y.plus[at];
-    }
-    UNROLL
-    for (int k = 0; k < 16; k += V) {
-        const int at = s.at(to, k / 4, k % 4);
-        Vector<V> value;
+// The transpose: X = b + the sum of T m T^T where they overlap, of tile t and channel c, from
+// M[e][c][t]. First a thread has a tile, then four pixels at a time.
+template <class F, typename F::Name T>
+__global__ void __launch_bounds__(winograd_threads)
+    winograd_images_kernel(Store X, const float *M, const float *b, TiledImages s) {
+    constexpr int size = F::rows(T), pitch = size * size | 1, at_once = 4;
+    constexpr int overlap = (size + F::m - 1) / F::m; // of tiles in a row
+    __shared__ float tiles[winograd_threads * pitch];
+    const int thread = threadIdx.x, c = blockIdx.y, down = s.rows.d, across = s.columns.d;
+    const int first = blockIdx.x * s.images, images = min(s.images, s.N - first);
+    if (thread < images * down * across) {
+        float m[F::n][F::n], x[size][size];
+        M += c * s.pitch + first * down * across + thread;
         UNROLL
-        for (int q = 0; q < V; q++) value.x[q] = m[k / 4][k % 4 + q] + bias;
-        if (at >= 0) store(y, at / V, value, mask[k / V], plus[k / V]);
+        for (int e = 0; e < F::elements; e++) m[e / F::n][e % F::n] = M[e * s.C * s.pitch];
+        transform<F, T>(x, m);
+        UNROLL
+        for (int k = 0; k < size * size; k++) tiles[thread * pitch + k] = x[k / size][k % size];
+    }
+    __syncthreads();
+    const float bias = b ? b[c] : 0;
+    const int pixels = images * s.H * s.W;
+    for (int i0 = thread; i0 < pixels; i0 += at_once * winograd_threads) {
+        Vector<1> sum[at_once], mask[at_once] = {}, plus[at_once] = {};
+        int at[at_once];
+        UNROLL
+        for (int q = 0; q < at_once; q++) { // all loads come before the stores
+            const int i = min(i0 + q * winograd_threads, pixels - 1), n = s.plane(i);
+            const int pixel = i - n * int(s.plane.d), row = s.row(pixel);
+            const int h = row + s.padding, w = pixel - row * s.W + s.padding;
+            at[q] = ((first + n) * s.C + c) * int(s.plane.d) + pixel;
+            if (X.mask) mask[q].x[0] = X.mask[at[q]];
+            if (X.plus) plus[q].x[0] = X.plus[at[q]];
+            sum[q].x[0] = bias;
+            UNROLL
+            for (int k = 0; k < overlap * overlap; k++) { // tile (y,z) has the pixel at (u,v)
+                const int y = h / F::m - k / overlap, u = h - y * F::m;
+                const int z = w / F::m - k % overlap, v = w - z * F::m;
+                const int t = (n * down + y) * across + z;
+                if (y >= 0 && y < down && u < size && z >= 0 && z < across && v < size)
+                    sum[q].x[0] += tiles[t * pitch + u * size + v];
+            }
+        }
+        UNROLL
+        for (int q = 0; q < at_once; q++)
+            if (i0 + q * winograd_threads < pixels) store(X, at[q], sum[q], mask[q], plus[q]);
     }
 }
-// dW = or += G^T S G, from S[e][o][c].   One thread per i = (o,c).
-__global__ void winograd_weights_kernel(Store dW, const float *S, int by_o, int by_k, int O,
-                                        int C) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x, o = i / C, c = i % C;
-    if (o >= O) return;
-    float m[6][6];
+// Y = or += T x T^T of filters x, i = (row,column) < count. The maps have the indices (row,column,
+// element).   One thread per filter.
+template <class F, typename F::Name T>
+__global__ void winograd_filters_kernel(Store Y, const float *X, int count, Map to, Map from) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, row = to.P(i), column = i - row * to.P.d;
+    constexpr int n = F::columns(T), m = F::rows(T);
+    float x[n][n], y[m][m];
+    if (i >= count) return;
     UNROLL
-    for (int e = 0; e < 36; e++) m[e / 6][e % 6] = S[e * O * C + i];
-    transform<GT, 3, 6>(m);
+    for (int k = 0; k < n * n; k++) x[k / n][k % n] = X[from.at({row, column, k}).offset];
+    transform<F, T>(y, x);
     UNROLL
-    for (int k = 0; k < 9; k++) dW.store(o * by_o + (c * 9 + k) * by_k, m[k / 3][k % 3]);
+    for (int k = 0; k < m * m; k++) Y.store(to.at({row, column, k}).offset, y[k / m][k % m]);
 }
 
-template <float (*T)(int, int), int size>
-static Tensor winograd_tiles(const float *X, const TiledImages &s, Device device) {
-    const Tensor V = empty({36, s.C, s.pitch}, device);
-    const dim3 grid(blocks(s.count, 128), s.C);
+template <class F, typename F::Name T>
+static Tensor winograd_tiles(const Tensor &X, const TiledImages &s) {
+    const Tensor V = empty({F::elements, s.C, s.pitch}, X.device);
+    const dim3 grid(blocks(s.count, winograd_threads), s.C);
     if (s.count > 0)
-        LAUNCH(winograd_tiles_kernel<T, size><<<grid, 128, 0, stream_of(device)>>>(V.ptr(), X, s));
+        LAUNCH(winograd_tiles_kernel<F, T>
+               <<<grid, winograd_threads, 0, stream_of(X.device)>>>(V.ptr(), X.ptr(), s));
     return V;
 }
-// Launch the 36 products C[e] (N,M) = or, in slices, parts of it.
-template <class Tile, template <class, bool> class Of>
-static void winograd_products(float *C, const float *A, const float *B, const Product &p,
-                              int slices, Device device) {
-    const dim3 grid(blocks(p.M, Tile::TM), blocks(p.N, Tile::TN), 36 * slices);
-    const Products<1> all = {{{C}, {}, nullptr, 1, p.M * p.N}, A, {B}, {p}};
-    LAUNCH(product_kernel<Tile, Of, Of, 1><<<grid, Tile::threads, 0, stream_of(device)>>>(all));
+template <class F, typename F::Name T>
+static void winograd_images(const Store &X, const Tensor &M, const float *b, const TiledImages &s) {
+    const dim3 grid(blocks(s.N, s.images), s.C);
+    if (s.count > 0)
+        LAUNCH(winograd_images_kernel<F, T>
+               <<<grid, winograd_threads, 0, stream_of(M.device)>>>(X, M.ptr(), b, s));
+}
+// The map of an array [element][row][column]
+static Map dense(const Axis &row, const Axis &column) {
+    return {false, {row.count, column.count}, {column.count, 1}, {1, row.count * column.count}};
+}
+template <class F, typename F::Name T>
+static void winograd_filters(const Store &Y, const Tensor &X, int count, Map to, Map from) {
+    LAUNCH(winograd_filters_kernel<F, T>
+           <<<blocks(count, 128), 128, 0, stream_of(X.device)>>>(Y, X.ptr(), count, to, from));
+}
+// Return C[e][n][m] = sum over k < K of A[e][k][m] * B[e][k][n], by Rows, or of A[e][m][k] *
+// B[e][n][k], by Gather: 64 columns at a time, or few.
+template <template <class, bool> class Of>
+static Tensor winograd_products(const Tensor &A, const Tensor &B, int K) {
+    constexpr bool last = std::is_same<Of<Fp32::Small, true>, Gather<Fp32::Small, true>>(); // k is
+    const int elements = A.shape[0], x = last ? 1 : 2, M = A.shape[x], N = B.shape[x];
+    auto rows = [&](const Tensor &t) { return spaced(t.shape[x], last ? t.shape[2] : 1); };
+    auto terms = [&](const Tensor &t) { return spaced(K, last ? 1 : t.shape[2]); };
+    const Tensor C = empty({elements, N, M}, A.device);
+    if (M == 0) return C;
+    const auto run = N <= 20   ? product_tiles<Fp32::Columns20, Of, Of>
+                     : M <= 64 ? product_tiles<Fp32::Square64, Of, Of>
+                               : product_tiles<Fp32::Columns64, Of, Of>;
+    run({{C.ptr()}, {}, nullptr, 1, M * N}, A.ptr(), B.ptr(),
+        {M, N, K, rows(A), terms(A), 1, 1, terms(B), rows(B), spaced(M, 1), M, 0, 0, elements,
+         size(A) / elements, size(B) / elements},
+        A.device);
+    return C;
+}
+
+static bool is_winograd(const ConvShape &s) {
+    const TiledImages x = tiled_inputs(s);
+    const int elements = (x.m + s.K - 1) * (x.m + s.K - 1);
+    // Few channels do not pay for the transforms; in tf32 large planes do not, either
+    const bool many = s.K == 3 ? s.C % 64 == 0 && s.O % 64 == 0 : s.K == 5 && min(s.C, s.O) > 16;
+    const bool pays = many && (s.rung == shared || (s.rung == tf32 && s.OH * s.OW <= 49));
+    const bool fits = 1. * elements * x.pitch * max(s.C, s.O) <= INT_MAX; // into a Tensor
+    return s.stride == 1 && pays && fits && x.images > 0;
 }
 // Put V into *kept, if that is not null.
-static void winograd(const Store &y, const float *X, const float *W, int by_o, int by_c, int by_k,
-                     const float *b, const ConvShape &s, Device device, Tensor *kept = nullptr) {
-    if (s.N == 0) return;
-    const int C = s.C, O = s.O;
-    const TiledImages x(C, s.H, s.W, s.padding, s), out(O, s.OH, s.OW, 0, s);
-    const Tensor U = empty({36, C, O}, device), M = empty({36, O, x.pitch}, device);
-    LAUNCH(winograd_filter_kernel<<<blocks(C * O, 128), 128, 0, stream_of(device)>>>(
-        U.ptr(), W, by_o, by_c, by_k, O, C));
-    const Tensor V = winograd_tiles<BT, 6>(X, x, device);
-    if (kept) *kept = V;
-    const Map tiles = spaced(x.pitch, 1);
-    winograd_products<Fp32::Columns64, Rows>(M.ptr(), V.ptr(), U.ptr(),
-                                             {x.pitch, O, C, tiles, spaced(C, x.pitch), 1, 1,
-                                              spaced(C, O), spaced(O, 1), tiles, x.pitch, 0, 0, 36,
-                                              C * x.pitch, C * O},
-                                             1, device);
-    const bool four = s.OW % 4 == 0 && are_aligned({y.data, y.plus, y.mask});
-    const auto outputs = four ? winograd_outputs_kernel<4> : winograd_outputs_kernel<1>;
-    LAUNCH(outputs<<<dim3(blocks(x.count, 128), O), 128, 0, stream_of(device)>>>(y, M.ptr(), b,
-                                                                                 out));
-}
-// S[e][o][c] = sum over t of Q[e][o][t] * V[e][c][t], in slices, which are added before GT
-template <class Tile>
-static void winograd_sums(float *S, const float *V, const float *Q, const TiledImages &x, int O,
-                          Device device) {
-    const int C = x.C, T = x.count;
-    const Map terms = spaced(T, 1);
-    const Product p = {
-        C, O, T,  spaced(C, x.pitch), terms,      1, 1, terms, spaced(O, x.pitch), spaced(C, 1), C,
-        0, 0, 36, C * x.pitch,        O * x.pitch};
-    Product flat = p; // all sums in a row
-    flat.M = 36 * O * C, flat.N = 1, flat.C_row = spaced(flat.M, 1);
-    const int slices = product_slices<Tile>(36 * blocks(C, Tile::TM) * blocks(O, Tile::TN), T,
-                                            flat.M, multiprocessors(device));
-    in_slices(slices, {{S}, {}, nullptr}, flat, device, [&](const ProductOut &to, const Product &) {
-        winograd_products<Tile, Gather>(to.C.data, V, Q, p, slices, device);
-    });
-}
-static void winograd_backward_weights(const Store &dW, const Store &db, const Tensor &X,
-                                      const Tensor &dy, const ConvShape &s, const Tensor &kept) {
-    const Device device = X.device;
-    const Tensor S = empty({36, s.O, s.C}, device);
-    if (db.data) channel_sums(db, dy);
-    if (!dW.data) return;
-    const TiledImages x(s.C, s.H, s.W, s.padding, s), out(s.O, s.OH, s.OW, 0, s);
-    const Tensor V = kept.data ? kept : winograd_tiles<BT, 6>(X.ptr(), x, device);
-    const Tensor Q = winograd_tiles<A, 4>(dy.ptr(), out, device);
-    const auto sums = s.C <= 64 ? winograd_sums<Fp32::Square64> : winograd_sums<Fp32::Columns64>;
-    sums(S.ptr(), V.ptr(), Q.ptr(), x, s.O, device);
-    LAUNCH(winograd_weights_kernel<<<blocks(s.O * s.C), threads, 0, stream_of(device)>>>(
-        dW, S.ptr(), s.W_stride_o, s.W_stride_k, s.O, s.C));
-}
-#endif
-
 static void winograd_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
                              const ConvShape &s, Tensor *kept) {
-    winograd(y, X.ptr(), W.ptr(), s.W_stride_o, 9 * s.W_stride_k, s.W_stride_k, b.ptr(), s,
-             X.device, kept);
+    const Axis c = {s.C, s.K * s.K * s.W_stride_k}, o = {s.O, s.W_stride_o},
+               tap = {1, s.W_stride_k};
+    with_filtering(s, [&](auto filtering) {
+        typedef decltype(filtering) F;
+        const Tensor V = winograd_tiles<F, F::BT>(X, tiled_inputs(s));
+        if (kept) *kept = V;
+        const Tensor U = empty({F::elements, s.C, s.O}, W.device);
+        winograd_filters<F, F::G>({U.ptr()}, W, s.C * s.O, dense(c, o), {false, c, o, tap});
+        winograd_images<F, F::AT>(y, winograd_products<Rows>(V, U, s.C), b.ptr(), tiled_outputs(s));
+    });
 }
-static void winograd_backward_input(const Store &dX, const Tensor &dy, const Tensor &W,
-                                    const ConvShape &s) {
-    const int k = s.W_stride_k;
-    const Sizes turned = {s.N, s.O, s.OH, s.OW, s.C, 3, 1, 2 - s.padding, s.H, s.W};
-    winograd(dX, dy.ptr(), W.ptr() + 8 * k, 9 * k, s.W_stride_o, -k, nullptr,
-             {turned, s.rung, 0, 0}, W.device);
+static void winograd_backward(const Store &dX, const Store &dW, const Tensor &X, const Tensor &dy,
+                              const Tensor &W, const ConvShape &s, const Tensor &kept) {
+    const Axis c = {s.C, s.K * s.K * s.W_stride_k}, o = {s.O, s.W_stride_o},
+               tap = {1, s.W_stride_k};
+    const TiledImages x = tiled_inputs(s);
+    with_filtering(s, [&](auto filtering) {
+        typedef decltype(filtering) F;
+        const Tensor Q = winograd_tiles<F, F::A>(dy, tiled_outputs(s));
+        if (dW.data) {
+            const Tensor V = kept.data ? kept : winograd_tiles<F, F::BT>(X, x);
+            const Tensor S = winograd_products<Gather>(Q, V, x.count); // (elements,C,O)
+            winograd_filters<F, F::GT>(dW, S, s.C * s.O, {false, c, o, tap}, dense(c, o));
+        }
+        if (!dX.data) return;
+        const Tensor U = empty({F::elements, s.O, s.C}, W.device);
+        winograd_filters<F, F::G>({U.ptr()}, W, s.C * s.O, dense(o, c), {false, o, c, tap});
+        winograd_images<F, F::B>(dX, winograd_products<Rows>(Q, U, s.O), nullptr, x);
+    });
 }
 } // namespace fast
+#endif

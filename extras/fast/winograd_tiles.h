@@ -1,10 +1,33 @@
-// Winograd's filtering on a CPU: the transforms of tiles.
-// A register holds `wide` channels of a pixel, which are neighbours once a few rows of pixels have
-// been copied. So transforms multiply and add whole registers.
-// defines: Panels, TiledImages, transform_tiles, transform_products
+// Winograd's filtering: images in tiles and, on a CPU, the transforms of tiles.
+// On a CPU a register holds `wide` channels of a pixel, which are neighbours once a few rows of
+// pixels have been copied. So transforms multiply and add whole registers.
+// defines: TiledImages, Panels, transform_tiles, transform_products
+
+namespace fast {
+// The size m of tiles: on a GPU the one that takes the fewest products
+static int winograd_outputs(const ConvShape &s) {
+    if (warp_size == 1) return 2;
+    if (s.K == 5) return 3;
+    auto tiles = [&](int m) { return blocks(s.OH, m) * blocks(s.OW, m); };
+    return tiles(5) * 7 * 7 < tiles(4) * 6 * 6 ? 5 : 4;
+}
+// Images in tiles of m x m outputs, t = (n,i,j) < count. On a GPU an array [e][channel][t] has
+// `pitch` numbers for each channel, a multiple of 4 for Rows, and a block that puts tiles together
+// has all those of `images` images, a thread for each.
+constexpr int winograd_threads = 128;
+struct TiledImages {
+    int N, C, H, W, padding, m, of_image, count, pitch, images;
+    Divisor rows, columns, plane, row; // of tiles, of pixels
+    TiledImages(int C, int H, int W, int padding, const ConvShape &s)
+        : N(s.N), C(C), H(H), W(W), padding(padding), m(winograd_outputs(s)),
+          of_image(blocks(s.OH, m) * blocks(s.OW, m)), count(N * of_image),
+          pitch(blocks(count, 4) * 4), images(winograd_threads / of_image), rows(blocks(s.OH, m)),
+          columns(blocks(s.OW, m)), plane(H * W), row(W) {}
+};
+static TiledImages tiled_inputs(const ConvShape &s) { return {s.C, s.H, s.W, s.padding, s}; }
+static TiledImages tiled_outputs(const ConvShape &s) { return {s.O, s.OH, s.OW, 0, s}; }
 
 #if !defined(__CUDACC__) && !defined(MGPU_LANES)
-namespace fast {
 // --- The transforms, of a column or a row, then of a tile, and of `wide` channels at once
 __device__ __forceinline__ void times_BT(Wide &a, Wide &b, Wide &c, Wide &d) {
     const Wide old = b;
@@ -67,13 +90,6 @@ __global__ void winograd_filter_kernel(float *U, Panels p, const float *W, int b
         (Wide &)U[2 * p.by_e] = half - middle, (Wide &)U[3 * p.by_e] = r[u][2];
     }
 }
-// Images, and rows.d x columns.d tiles of 2x2 outputs for each of them
-struct TiledImages {
-    int N, C, H, W, padding;
-    Divisor rows, columns;
-    __host__ __device__ int tiles() const { return N * rows.d * columns.d; }
-};
-
 // --- Channels are neighbours, so that a register holds those of a pixel
 // Call visit(n, h, w, t, count) for the tiles from begin to end, a row of at most row_of_tiles of
 // them at a time: tile t is the first of `count`, and has output (h,w) of image n.
@@ -174,5 +190,5 @@ __device__ __forceinline__ void transform_products(const Store &y, const float *
         }
     });
 }
-} // namespace fast
 #endif
+} // namespace fast
