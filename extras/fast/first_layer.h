@@ -91,7 +91,8 @@ static void first_layer_forward(const Store &y, const Tensor &X, const Tensor &W
 }
 static void first_layer_backward_weights(const ProductOut &out, const Tensor &X, const Tensor &dy,
                                          const Product &p, const ConvShape &s) {
-    const int groups = blocks(s.O, 4), slices = max(1, 4 * multiprocessors(X.device) / groups);
+    const int groups = blocks(s.O, 4), pixels = s.N * s.OH * s.OW;
+    const int slices = min(max(1, 4 * multiprocessors(X.device) / groups), blocks(pixels));
     const Tensor partial = empty({slices, p.N, p.rows()}, X.device);
     LAUNCH(first_layer_gradient_kernel<<<dim3(groups, slices), threads, 0, stream_of(X.device)>>>(
         partial.ptr(), X.ptr(), dy.ptr(), s));
