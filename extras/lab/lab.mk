@@ -34,7 +34,7 @@ kernels_edited = $(and $(filter build/cpu,$(dir)),$(wildcard extras/fast/checksu
     sh extras/fast/checksum.sh))
 look_for_races = $(MAKE) -s build/race/mgpu 2>/dev/null || exit 0; CUDA_CPU_CORES=2 $(tsan) \
     build/race/mgpu GPUS=1 BATCH=4 LIMIT=4 EPOCHS=1 FIRST_CHECK=0 LOG=build/race/log \
-    >build/race/out || { grep '^race' build/race/out; exit 1; }
+    >build/race/out || ! grep '^race' build/race/out
 # Operators that were edited: make check knows more than a training
 run: edited
 edited:
@@ -74,7 +74,7 @@ build/simulate: extras/lab/simulate.cc extras/lab/fabric.h build/cpu/flags
 # there; a worker includes the submission alone
 included = $(source_flags) -DPROGRAM='"../../$(source)"'
 build/included/flags: flags = $(source) $(source_flags)
-# These programs include watch.h. In it a stream has another type, so they need products of their own
+# These programs include watch.h, where a stream has another type: so they need other products
 watched = $(subst products.o,watched_products.o,$(apart_$1))
 ifneq ($(apart_cpu),)
 build/gpu/watched_products.o: $(products_gpu) extras/lab/watch.h
