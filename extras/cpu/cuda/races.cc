@@ -120,11 +120,16 @@ extern "C" void __tsan_on_report(void *report) {
     if (mops < 2 || !said.insert(two[swapped] + two[!swapped]).second) return;
     const Device *owner = owner_of(address);
     const std::string where = owner ? "gpu(" + std::to_string(owner->id) + ")" : "the host";
-    if (two[0] == two[1] && !inside[0].empty())
-        fprintf(stderr, "race on %s: %s, between its lines %s and %s: is %s missing?\n",
-                where.c_str(), two[0].c_str(), inside[1].c_str(), inside[0].c_str(),
-                inside[0] == inside[1] ? "an atomicAdd, or an index that only one thread uses,"
-                                       : "__syncthreads()");
+    const bool one_kernel = two[0] == two[1] && !inside[0].empty();
+    if (one_kernel && inside[0] == inside[1])
+        fprintf(stderr,
+                "race on %s: %s, between threads in %s: is an atomicAdd missing, or an index that "
+                "only one thread uses?\n",
+                where.c_str(), two[0].c_str(), inside[0].c_str());
+    else if (one_kernel)
+        fprintf(stderr,
+                "race on %s: %s, between its lines %s and %s: is __syncthreads() missing?\n",
+                where.c_str(), two[0].c_str(), inside[1].c_str(), inside[0].c_str());
     else
         fprintf(stderr, "race on %s: %s and %s: is a wait missing?\n", where.c_str(),
                 two[1].c_str(), two[0].c_str());
