@@ -58,10 +58,10 @@ template <class T> constexpr bool is_vector = false; // but of float1, float2, .
     struct alignas(sizeof(T) < 4 ? 4 * sizeof(T) : 16) name##4 {                                   \
         T x, y, z, w;                                                                              \
     };                                                                                             \
-    template <> constexpr bool cuda_cpu::is_vector<name##1> = true;                                \
-    template <> constexpr bool cuda_cpu::is_vector<name##2> = true;                                \
-    template <> constexpr bool cuda_cpu::is_vector<name##3> = true;                                \
-    template <> constexpr bool cuda_cpu::is_vector<name##4> = true;                                \
+    template <> inline constexpr bool cuda_cpu::is_vector<name##1> = true;                         \
+    template <> inline constexpr bool cuda_cpu::is_vector<name##2> = true;                         \
+    template <> inline constexpr bool cuda_cpu::is_vector<name##3> = true;                         \
+    template <> inline constexpr bool cuda_cpu::is_vector<name##4> = true;                         \
     inline name##1 make_##name##1(T x) { return {x}; }                                             \
     inline name##2 make_##name##2(T x, T y) { return {x, y}; }                                     \
     inline name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                             \
