@@ -187,7 +187,7 @@ struct Animator {
     explicit Animator(int steps);
     void add_losses(const std::vector<Tensor> &ls); // of a minibatch
     void add(int epoch, float acc, double seconds); // the row of an epoch
-    void end_epoch(int epoch, float acc, double seconds);
+    void end_epoch(int epoch, float acc, double seconds); // write its row to LOG, start anew
     void count();     // sum up the losses
     void clear_bar(); // before something else is printed
 };

@@ -5,7 +5,7 @@
 
 #define CUDA_VERSION CUDART_VERSION
 
-// The runtime's numbers
+// These errors have the numbers of the runtime's.
 enum CUresult {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_INVALID_VALUE = 1,

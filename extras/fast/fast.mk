@@ -30,9 +30,13 @@ products_gpu := extras/fast/products.cu $(fast_headers) build/gpu/vocabulary.h b
 products_cpu := build/cpp/extras/fast/products.cu $(fast_headers:%=build/cpp/%) \
     build/cpp/vocabulary.h build/cpu/flags build/cpu/runtime.o
 build/gpu/products.o: $(products_gpu)
-	$(NVCC) $(nvcc_flags) -DVOCABULARY='"../../build/gpu/vocabulary.h"' -c $< -o $@
+	$(compile_products_gpu)
 build/cpu/products.o: $(products_cpu)
-	$(CXX) $(cpu_flags) -DVOCABULARY='"../../vocabulary.h"' -x c++ -c $< -o $@
+	$(compile_products_cpu)
+# (The argument: more flags)
+compile_products_gpu = $(NVCC) $(nvcc_flags) $1 \
+    -DVOCABULARY='"../../build/gpu/vocabulary.h"' -c $< -o $@
+compile_products_cpu = $(CXX) $(cpu_flags) $1 -DVOCABULARY='"../../vocabulary.h"' -x c++ -c $< -o $@
 
 # mgpu.cu and networks.cu with other names for their operators
 build/gpu/plain/%: % extras/fast/plain.sed

@@ -187,7 +187,7 @@ static void winograd_images(const Store &X, const Tensor &M, const float *b, con
         LAUNCH(winograd_images_kernel<F, T>
                <<<grid, winograd_threads, 0, stream_of(M.device)>>>(X, M.ptr(), b, s));
 }
-// The map of an array [element][row][column]
+// Return the map of an array [element][row][column].
 static Map dense(const Axis &row, const Axis &column) {
     return {false, {row.count, column.count}, {column.count, 1}, {1, row.count * column.count}};
 }

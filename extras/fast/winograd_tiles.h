@@ -4,7 +4,7 @@
 // defines: TiledImages, Panels, transform_tiles, transform_products
 
 namespace fast {
-// The size m of tiles: on a GPU the one that takes the fewest products
+// Return the size m of tiles. On a GPU it is the one that takes the fewest products.
 static int winograd_outputs(const ConvShape &s) {
     if (warp_size == 1) return 2;
     if (s.K == 5) return 3;

@@ -528,7 +528,7 @@ static void no_tape(const char *who) {
             error("%s leaves %zu operators on the tape of gpu(%d): is there a NoGrad?", who,
                   tape.size(), d);
 }
-// Counted on the host: over all samples, and the mean of the minibatches' accuracies
+// An accuracy that was counted on the host: of all samples, and as the mean of the minibatches'
 struct Accuracy {
     double all = 0, mean_of_means = 0;
 };
@@ -595,7 +595,7 @@ struct Row { // of an epoch
     double loss, acc, seconds, train_acc; // train_acc: of the training samples
 };
 constexpr double pause_in_epoch = 0.2; // seconds
-// What two epochs of `train` leave: the rows of its log, and the parameters in the file SAVE
+// The result of two epochs of `train`: the rows of its log, and the parameters in the file SAVE
 struct Trained {
     std::vector<Row> rows;
     std::vector<Tensor> saved;
@@ -653,7 +653,7 @@ static Trained trained(size_t most) { // steps
     return result;
 }
 
-// What changes the losses of `train`, with the question that leads to it
+// Mistakes that change the losses of `train`, each with the question that leads to it
 enum Mistake { none, one_order, anew_each_epoch, anew_each_step, last_loss };
 static const std::pair<Mistake, const char *> mistakes_of_train[] = {
     {one_order, "is train_iter.epoch() called only once? It gives a new order each epoch"},
@@ -661,7 +661,7 @@ static const std::pair<Mistake, const char *> mistakes_of_train[] = {
     {anew_each_step, "does each step begin with the parameters on the host (get_params), or is lr "
                      "0?"},
     {last_loss, "it is the last minibatch's part: does Animator::count add up the losses?"}};
-// Two epochs by train_batch alone, with one of the mistakes
+// Train for two epochs by train_batch alone, with one of the mistakes, and return the rows.
 static std::vector<Row> rows_with(Mistake mistake, PerDevice &device_params) {
     const std::vector<Device> devices = first_devices(options.gpus);
     device_params = replicate(devices);
@@ -689,7 +689,7 @@ static bool like(const Row &a, const Row &b) { // in their losses
     return std::fabs(a.loss - b.loss) <= 1e-4 * std::fabs(b.loss);
 }
 
-// What the rows say where they are not those of the same minibatches one after another
+// Explain losses that differ from those of the same minibatches one after another.
 static std::string explain_losses(const std::vector<Row> &rows, const std::vector<Row> &right,
                                   bool same_parameters, const std::mt19937 &rng_before) {
     for (const auto &[mistake, text] : mistakes_of_train) {

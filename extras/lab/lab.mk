@@ -78,11 +78,9 @@ build/included/flags: flags = $(source) $(source_flags)
 watched = $(subst products.o,watched_products.o,$(apart_$1))
 ifneq ($(apart_cpu),)
 build/gpu/watched_products.o: $(products_gpu) extras/lab/watch.h
-	$(NVCC) $(nvcc_flags) -include extras/lab/watch.h \
-	    -DVOCABULARY='"../../build/gpu/vocabulary.h"' -c $< -o $@
+	$(call compile_products_gpu,-include extras/lab/watch.h)
 build/cpu/watched_products.o: $(products_cpu) extras/lab/watch.h
-	$(CXX) $(cpu_flags) -include extras/lab/watch.h -DVOCABULARY='"../../vocabulary.h"' \
-	    -x c++ -c $< -o $@
+	$(call compile_products_cpu,-include extras/lab/watch.h)
 $(dir)/lab $(dir)/check $(dir)/lab_tests: $(dir)/watched_products.o
 endif
 # (under a sanitizer tuned operators would take a minute to compile)

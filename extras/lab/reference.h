@@ -277,7 +277,7 @@ static std::vector<Numbers> all_in_double(const std::vector<Tensor> &in) {
     }
     return numbers;
 }
-// What the operator itself makes of these numbers
+// Return what the operator of mgpu.cu computes from these numbers.
 static Numbers in_float(const Case &c, const std::vector<Numbers> &in) {
     std::vector<Tensor> p;
     for (size_t a = 0; a < in.size(); a++) {
@@ -287,7 +287,7 @@ static Numbers in_float(const Case &c, const std::vector<Numbers> &in) {
     }
     return all_in_double({call(c, p)})[0];
 }
-// The slopes of sum(weight * y) along each number of argument a; NAN at a kink
+// Return the slopes of sum(weight * y) along each number of argument a; NAN at a kink.
 static Numbers slopes_of(Numbers (*y_of)(const Case &c, const std::vector<Numbers> &in),
                          double relative_step, const Case &c, std::vector<Numbers> in,
                          const Numbers &weight, size_t a) {

@@ -11,8 +11,8 @@ __attribute__((format(printf, 1, 2))) static void notice(const char *format, ...
     va_end(args);
     notices++;
 }
-// What may be intended is an error. With FIRST_CHECK=0 it is a notice, once for each cause, and
-// make check goes on.
+// Fail because of a difference that may be intended. With FIRST_CHECK=0 print a notice instead, one
+// for each cause, and go on.
 static void differs(const std::string &cause, const std::string &text) {
     static std::set<std::string> told;
     if (options.first_check) error("%s%s", text.c_str(), skip_hint);
@@ -141,8 +141,8 @@ static std::string explain_gradient(const Flat &got, const Flat &want,
     return explain_sum(a, c, false);
 }
 
-// What an update on device c looks like that is `ratio` times the right one, where those of earlier
-// devices are right. batch: that of the options
+// Explain an update on device c that is `ratio` times the right one, where those of earlier devices
+// are right. batch: that of the options
 static std::string explain_update(double ratio, double n, double shard, double lr, double batch,
                                   double k, int c = 0) {
     const std::pair<double, const char *> mistakes[] = {

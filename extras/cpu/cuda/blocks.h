@@ -25,7 +25,7 @@
 #include <ucontext.h>
 #endif
 
-// The counter tells barriers of one line apart.
+// __COUNTER__ gives each barrier a number, because several may stand on one line.
 #define __syncthreads() ::cuda_cpu::barrier(__FILE__, __LINE__, __COUNTER__)
 
 namespace cuda_cpu {
@@ -169,7 +169,7 @@ __attribute__((always_inline)) inline void switch_stack(Fiber &from, Fiber &to) 
 #endif
 // Functions that switch no fiber need only be hidden from the sanitizer.
 #define CUDA_CPU_UNSEEN CUDA_CPU_OPTIMIZED __attribute__((noinline, no_sanitize("thread")))
-// A sanitizer must know which stack a switch leaves. With one, every switch to a lane therefore
+// A sanitizer must know which stack a switch leaves. So under a sanitizer every switch to a lane
 // starts from the scheduler's stack.
 #if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
 constexpr bool from_lane_to_lane = false;
@@ -199,8 +199,8 @@ CUDA_CPU_OPTIMIZED inline uint3 thread_index(int t) {
     return {t % x, t / x % y, t / (x * y)};
 }
 
-// Two threads of the block wait at different barriers, thread `t` at this one and thread `other` at
-// that: report it, and give the block up.
+// Report that two threads wait at different barriers, thread `t` at `at` and thread `other` at
+// `there`, and give the block up.
 struct Barrier {
     const char *file;
     int line;
@@ -212,7 +212,7 @@ CUDA_CPU_UNSEEN void first_barrier(Worker &w);
 // What barrier() does where threads do not take turns.
 __attribute__((cold, no_sanitize("thread"))) void wait_for_block(const char *file, int line,
                                                                  int number);
-// Whether the threads before this one have ended, and so will not meet the barrier that it meets.
+// Return whether the threads before this one have ended, and so never meet this barrier.
 CUDA_CPU_OPTIMIZED inline bool others_have_ended(const Worker &w) {
     return w.mode == in_loop ||
            (w.mode == in_turns && w.current > 0 && (w.thread0_ended || !w.met_barrier));

@@ -8,11 +8,11 @@
 
 namespace cuda_cpu {
 
-// The host is in `what` from now on, such as an allreduce, until it is in nothing, "", or the range
-// ends in which it entered that. Then it is again in what it was in before the range.
+// Remember that the host is now in `what`, such as an allreduce; "" is nothing.
 void host_enters(const char *what);
-// As NVTX counts, begin_range() returns how many ranges are open around the new one, end_range() how
-// many are left, or -2 if there was none.
+// Begin a range. Its end restores what the host was in before. Like NVTX's functions, begin_range()
+// returns the number of ranges around the new one. end_range() returns the number that are left, or
+// -2 if no range was open.
 int begin_range();
 int end_range();
 bool is_in_range();

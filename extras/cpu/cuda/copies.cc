@@ -8,8 +8,8 @@
 
 namespace cuda_cpu {
 
-// A word that is copied to a device, or from it. If it is the address of memory that is or was
-// allocated, return how that side knows it.
+// Translate a word that is copied to a device or from it. If it is an address in memory that is or
+// was allocated, return the address under which the receiver knows this place; else the word.
 static const void *translated(const void *word, bool to_device) {
     if (!owner_of(word)) return word;
     Hidden hidden;

@@ -1,4 +1,4 @@
-// The driver API: see ../cuda.h.
+// This file implements the driver API of ../cuda.h.
 #include "../cuda.h"
 #include "machine.h"
 

@@ -8,10 +8,7 @@ struct Graph {
     Device *device;
     std::vector<Operation> operations;
 };
-struct GraphExec {
-    Device *device;
-    std::vector<Operation> operations;
-};
+struct GraphExec : Graph {};
 
 static std::atomic<int> captures{0};                  // that have begun and not ended
 static __thread Capture *capture_of_thread = nullptr; // that forbids calls such as cudaMalloc
@@ -151,7 +148,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
     *exec = nullptr;
     if (cudaError_t error = check_handle(graph, where, call, "a graph")) return error;
     Hidden hidden;
-    *exec = new GraphExec{graph->device, graph->operations};
+    *exec = new GraphExec{*graph};
     std::lock_guard<std::mutex> guard(machine().lock);
     machine().handles[*exec] = graph->device;
     return cudaSuccess;

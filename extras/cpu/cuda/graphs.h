@@ -1,7 +1,8 @@
-// Graphs: what a stream is given is captured instead of done, and then launched as often as needed.
+// Graphs: a stream's work is captured instead of done, and can then be launched again and again.
 //
-// A graph is kept as a list, in the order of capture: it is one that its streams and events allow.
-// So branches of a graph run one after the other, and ThreadSanitizer sees no race between them.
+// A graph is a list of operations in the order of their capture, which is an order that its streams
+// and events allow. So the branches of a graph run one after another, and ThreadSanitizer sees no
+// race between them.
 #pragma once
 
 #include "streams.h"

@@ -100,7 +100,7 @@ cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where);
 // Waits until the copy is done, unless it is one between devices.
 cudaError_t copy_and_wait(Copy copy, Where where);
 
-// Whether such an object may hold pointers: it is one, or a struct aligned as one, or an array.
+// Tell whether a T may hold pointers: a pointer, a struct aligned as one, or an array of these.
 template <class T, class = void> constexpr bool holds_pointers = false; // of void, or not defined
 template <class T>
 constexpr bool holds_pointers<T, std::void_t<decltype(sizeof(T))>> =
@@ -113,7 +113,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
                             cudaStream_t stream = nullptr, CUDA_CPU_WHERE);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                        CUDA_CPU_WHERE);
-// Of pointers, or of structs that may have some.
+// Copy pointers, or structs that may have some.
 template <class To, class From,
           class = std::enable_if_t<cuda_cpu::holds_pointers<To> || cuda_cpu::holds_pointers<From>>>
 cudaError_t cudaMemcpyAsync(To *to, const From *from, size_t bytes, cudaMemcpyKind kind,

@@ -21,7 +21,7 @@ struct Mark {
     double seconds = 0; // when it was reached
 };
 
-// What a stream is given and a graph has captured.
+// An operation that was enqueued on a stream and captured in a graph.
 struct Operation {
     Running running;
     std::function<void()> run;
@@ -144,7 +144,7 @@ void destroy(Stream *stream);
 cudaError_t check_capture(Where where, const char *call);
 cudaError_t check_capture_of(const Stream *stream, Where where, const char *call);
 cudaError_t check_default_stream(const Device &device, Where where, const char *call);
-// What a stream does that is captured.
+// Capture an operation, the recording of an event, or a wait for one, instead of doing it.
 void capture(Stream *stream, Running running, std::function<void()> run);
 void capture_record(Stream *stream, cudaEvent &event);
 cudaError_t capture_wait(Stream *stream, cudaEvent &event, Where where);

@@ -1,5 +1,5 @@
-﻿// Names for a profiler, in C and C++. The file begins with a byte-order mark, as editors of Windows
-// write it.
+﻿// Names for a profiler, in C and C++. The file begins with a byte-order mark, as editors of
+// Windows write it.
 // prints: 3 3
 #include "check.h"
 #include <cuda_profiler_api.h>
