@@ -76,10 +76,24 @@ __global__ void pool2d_backward_kernel(Store dX, const float *dy, const float *X
                 for (int v = 0; v < own; v++)
                     part[u][q * own + v] = Window::given(g, best, u * 2 + (own > 1 ? v : at % 2));
             }
-            UNROLL
-            for (int u = 0; u < 2; u++) UNROLL_LANES
-            for (int q = 0; q < count * own; q++)
-                dX.store((i * 2 + u) * s.W + first * own + q, part[u][q]);
+            if constexpr (warp_size > 1) { // both loads come before the stores
+                Vector<1> sum[2], mask[2] = {}, plus[2] = {};
+                UNROLL
+                for (int u = 0; u < 2; u++) {
+                    const int at = (i * 2 + u) * s.W + first;
+                    sum[u].x[0] = part[u][0];
+                    if (dX.mask) mask[u].x[0] = dX.mask[at];
+                    if (dX.plus) plus[u].x[0] = dX.plus[at];
+                }
+                UNROLL
+                for (int u = 0; u < 2; u++)
+                    fast::store(dX, (i * 2 + u) * s.W + first, sum[u], mask[u], plus[u]);
+            } else {
+                UNROLL
+                for (int u = 0; u < 2; u++) UNROLL_LANES
+                for (int q = 0; q < count * own; q++)
+                    dX.store((i * 2 + u) * s.W + first * own + q, part[u][q]);
+            }
         }
         for (int w = columns + threadIdx.x; w < s.W; w += blockDim.x)
             for (int h = i * 2; h < min(i * 2 + 2, s.H); h++) dX.store(h * s.W + w, 0);

@@ -16,8 +16,18 @@ __global__ void sgd_kernel(SgdList list, float lr, float batch_size) {
     float *param = list.param[blockIdx.y];
     const float *grad = list.grad[blockIdx.y];
     const int n = list.n[blockIdx.y], all = gridDim.x * blockDim.x;
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all)
-        param[i] -= lr * grad[i] / batch_size;
+    constexpr int at_once = warp_size > 1 ? 4 : 1; // loads in flight
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += at_once * all) {
+        float p[at_once], g[at_once];
+        UNROLL
+        for (int q = 0; q < at_once; q++) {
+            const int j = min(i + q * all, n - 1);
+            p[q] = param[j], g[q] = grad[j];
+        }
+        UNROLL
+        for (int q = 0; q < at_once; q++)
+            if (i + q * all < n) param[i + q * all] = p[q] - lr * g[q] / batch_size;
+    }
 }
 static void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
     flush_all(); // what waits may read what was left out
@@ -34,7 +44,8 @@ static void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
             list.n[count++] = size(p);
             largest = std::max(largest, size(p));
         }
-        const dim3 grid(blocks(largest, 4 * threads), count);
+        const int most_blocks = warp_size > 1 ? 256 : INT_MAX; // a small parameter's have no work
+        const dim3 grid(min(most_blocks, blocks(largest, 4 * threads)), count);
         if (largest > 0)
             LAUNCH(sgd_kernel<<<grid, threads, 0, stream_of(params[0].device)>>>(list, lr,
                                                                                  batch_size));
