@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(threads)
     const int first = blockIdx.x * channels;
     const int begin = (long long)s.count() * blockIdx.y / gridDim.y;
     const int end = (long long)s.count() * (blockIdx.y + 1) / gridDim.y;
-    float sum[channels][sums] = {};
+    float sum[channels * sums] = {}; // [channel][k]
     for (int t = begin + threadIdx.x; t < end; t += threads) {
         const int n = s.plane(t), at = t - n * s.plane.d;
         float x[9], g[channels];
@@ -64,16 +64,17 @@ __global__ void __launch_bounds__(threads)
         UNROLL
         for (int c = 0; c < channels; c++) {
             UNROLL
-            for (int k = 0; k < 9; k++) sum[c][k] += g[c] * x[k];
-            sum[c][9] += g[c];
+            for (int k = 0; k < 9; k++) sum[c * sums + k] += g[c] * x[k];
+            sum[c * sums + 9] += g[c];
         }
     }
     __shared__ float of_warps[channels * sums][warps];
+    int own, past; // this lane's sums of its warp
+    warp_sums(sum, own, past);
+    constexpr int most = (channels * sums + warp_size - 1) / warp_size;
     UNROLL
-    for (int i = 0; i < channels * sums; i++) {
-        const float of_warp = warp_reduce_sum(sum[i / sums][i % sums]);
-        if (threadIdx.x % warp_size == 0) of_warps[i][threadIdx.x / warp_size] = of_warp;
-    }
+    for (int q = 0; q < most; q++)
+        if (own + q < past) of_warps[own + q][threadIdx.x / warp_size] = sum[q];
     __syncthreads();
     const int i = threadIdx.x;
     if (i >= channels * sums || first + i / sums >= s.O) return;

@@ -4,7 +4,7 @@
 // MGPU_LANES a CPU has the GPU's warps, see `make lanes`.
 // Gain: the same kernels serve both. What vector registers are worth to a CPU: see tiled.h.
 // defines: warp_size, lanes, tile_m, tile_n, wide, Wide, UNROLL, UNROLL_GPU, UNROLL_LANES,
-// warp_reduce_sum, warp_sum, Divisor, Store, Vector, store, are_aligned
+// warp_reduce_sum, warp_sums, warp_sum, Divisor, Store, Vector, store, are_aligned
 
 #if defined(__CUDACC__) || defined(__clang__)
 #define UNROLL _Pragma("unroll")
@@ -21,6 +21,28 @@ typedef float Wide;
 __device__ inline float warp_reduce_sum(float sum) { // every lane of the warp returns it
     for (int half = warp_size / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
     return sum;
+}
+// Sum each of n values over the lanes. Afterwards the sums from `first` to `end` are values[0] and
+// so on of this lane. In each of five rounds two lanes share the work: one goes on with the first
+// half of the sums, the other with the second. So it takes n shuffles, not 5 * n.
+template <int n> __device__ __forceinline__ void warp_sums(float (&values)[n], int &first,
+                                                           int &end) {
+    first = 0, end = n;
+    int count = n;
+    UNROLL
+    for (int half = warp_size / 2; half > 0; half /= 2) {
+        const int kept = (count + 1) / 2;
+        const bool second = threadIdx.x & half;
+        UNROLL
+        for (int i = 0; i < kept; i++) {
+            const float other = i + kept < count ? values[i + kept] : 0;
+            const float given = second ? values[i] : other;
+            values[i] = (second ? other : values[i]) + __shfl_xor_sync(~0u, given, half);
+        }
+        if (second) first += kept;
+        else end = min(end, first + kept);
+        count = kept;
+    }
 }
 #else
 #define UNROLL_LANES _Pragma("omp simd")
@@ -39,6 +61,7 @@ constexpr int tile_m = 6, tile_n = 16, wide = 4;
 // loop g++ makes the same code, but clang++ would leave a tile of sums in memory.
 typedef float Wide __attribute__((vector_size(wide * 4), aligned(4), may_alias));
 inline float warp_reduce_sum(float sum) { return sum; }
+template <int n> void warp_sums(float (&)[n], int &first, int &end) { first = 0, end = n; }
 #endif
 
 namespace fast {
