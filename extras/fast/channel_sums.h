@@ -4,7 +4,7 @@
 // same bits on every run, without atomics and without a launch between the two. Threads load 16
 // bytes at a time, several times before they use the first. A CPU sums over each plane, in the
 // order of memory: a channel's planes, one after the other, would take it twice as long.
-// Gain: H100, all of batch norm in a step of ResNet-18 at batch 256, by the model: 2.7 -> 1.8 ms.
+// Gain: with 64 blocks in place of 512 a step of ResNet-18 takes 1.04 times as long on an H100.
 // defines: Slices, for_channel, parts_of, merged, Sums, SumsOf, channel_sums
 
 namespace fast {

@@ -33,8 +33,14 @@ build/gpu/products.o: $(products_gpu)
 	$(compile_products_gpu)
 build/cpu/products.o: $(products_cpu)
 	$(compile_products_cpu)
+# For SM 90 they use wgmma, which is of SM 90 alone: its PTX has none.
+comma := ,
+of_90 := arch=compute_90$(comma)code=
+with_wgmma = $(if $(filter 90,$(SM)),-DSM_90A) $(subst $(of_90)sm_90 ,$(wgmma_90) ,$(subst \
+    $(of_90)[sm_90$(comma)compute_90],$(wgmma_90) -gencode $(of_90)compute_90,$(nvcc_flags)))
+wgmma_90 := arch=compute_90a$(comma)code=sm_90a
 # (The argument: more flags)
-compile_products_gpu = $(NVCC) $(nvcc_flags) $1 \
+compile_products_gpu = $(NVCC) $(with_wgmma) $1 \
     -DVOCABULARY='"../../build/gpu/vocabulary.h"' -c $< -o $@
 compile_products_cpu = $(CXX) $(cpu_flags) $1 -DVOCABULARY='"../../vocabulary.h"' -x c++ -c $< -o $@
 

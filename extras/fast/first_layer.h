@@ -1,7 +1,7 @@
 // A network's first layer, whose images have one channel: on a GPU.
 // Its arithmetic is nothing. What counts is to write y once and, for the gradient, to read dy once.
 // A tile of shared.h would have no use for most of its rows. (A CPU: see shallow.h.)
-// Gain: LeNet's conv1 on an H100: y 20 -> 12 us, dW 33 -> 23 us (measured with a prototype).
+// Gain: without it a step of LeNet takes 1.12 times as long on an H100, of lab_cnn 1.03 times.
 // defines: is_first_layer, first_layer_forward, first_layer_backward_weights
 
 namespace fast {

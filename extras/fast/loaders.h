@@ -3,12 +3,13 @@
 // are called rows here.
 //     Rows      the same term of neighbouring rows lies in neighbouring places: 16 bytes a copy
 //     Gather    neighbouring terms of a row do, as in a weight gradient; or no neighbours at all
+//     Spaced    as Gather, if the terms of a row are spaced evenly, and none is outside of an image
 //     Windows   rows are windows of an image: it goes over the taps, and over the channels of each
 // find(first) works out where the terms from `first` on lie, and copy() copies them. A thread
 // copies the same rows in every stage.
 // Gain: Windows works out an address, and whether it is inside the image, once for all channels of
-// a tap. It is part of what shared.h gains.
-// defines: Rows, Gather, Windows, arrange_kernel
+// a tap. With Gather in its place a step of ResNet-18 takes 1.03 times as long on an H100.
+// defines: Rows, Gather, Spaced, Windows, arrange_kernel
 
 namespace fast {
 struct Place { // of a row or a term: its part of the address, and where it is outside of an image
@@ -22,11 +23,11 @@ template <class Tile, bool of_A> struct Rows {
     static constexpr int fours = width / 4 * Tile::TK, each = (fours + threads - 1) / threads;
     static constexpr int own = 4 * each;
     const float *const from;
-    const int by, end, x0 = (of_A ? blockIdx.x : blockIdx.y) * width, count;
+    const int by, end, x0, count;
     const bool wide; // all fours lie at multiples of 16 bytes
     int first;
-    __device__ __forceinline__ Rows(const float *from, const Product &s, const Range &range)
-        : from(from), by(of_A ? s.A_term.distance() : s.B_term.distance()), end(range.end),
+    __device__ __forceinline__ Rows(const float *from, const Product &s, const Range &range, int x0)
+        : from(from), by(of_A ? s.A_term.distance() : s.B_term.distance()), end(range.end), x0(x0),
           count(of_A ? s.M : s.N),
           wide((of_A || Tile::adjoin) && by % 4 == 0 && count % 4 == 0 && (size_t)from % 16 == 0) {}
     __device__ __forceinline__ void find(int term) { first = term; }
@@ -59,11 +60,12 @@ template <class Tile, bool of_A> struct Gather {
     const Product &s;
     const int end, x0 = threadIdx.x / 8 % width, k0 = threadIdx.x % 8 + threadIdx.x / 8 / width * 8;
     Place row[each], term[eights];
-    __device__ __forceinline__ Gather(const float *from, const Product &s, const Range &range)
+    __device__ __forceinline__ Gather(const float *from, const Product &s, const Range &range,
+                                      int begin)
         : from(from), s(s), end(range.end) {
         UNROLL_GPU
         for (int r = 0; r < each; r++) { // past the last one: that one again, never stored
-            const int x = (of_A ? blockIdx.x : blockIdx.y) * width + x0 + r * at_once;
+            const int x = begin + x0 + r * at_once;
             const Point p = of_A ? s.A_row(min(x, s.M - 1)) : s.B_column(min(x, s.N - 1));
             row[r] = {p.offset, of_A ? s.mask(p, !s.weights) : 1};
         }
@@ -89,6 +91,22 @@ template <class Tile, bool of_A> struct Gather {
         }
     }
 };
+// The same where term k lies at k times a distance, and no term is outside of an image: in dense
+// layers, and in Winograd's gradient of the weights. So there is little to work out.
+template <class Tile, bool of_A> struct Spaced : Gather<Tile, of_A> {
+    typedef Gather<Tile, of_A> All;
+    const int by;
+    __device__ __forceinline__ Spaced(const float *from, const Product &s, const Range &range,
+                                      int begin)
+        : All(from, s, range, begin), by(of_A ? s.A_term.distance() : s.B_term.distance()) {}
+    __device__ __forceinline__ void find(int first) {
+        UNROLL_GPU
+        for (int g = 0; g < All::eights; g++) {
+            const int k = first + this->k0 + g * All::apart * 8;
+            this->term[g] = {k * by, k >= this->end ? ~0u : 0};
+        }
+    }
+};
 // Terms are (u,v,c), in the order of arrange_kernel, and TK divides the channels. Neighbouring
 // threads have neighbouring rows.
 template <class Tile, bool> struct Windows {
@@ -100,16 +118,17 @@ template <class Tile, bool> struct Windows {
     const float *const from;
     const Product &s;
     const int end, channels = s.A_term.P.d, KW = max(1, int(s.A_term.Q.d));
-    int begin, tap, c; // of this tap; the first channel to copy
+    int first_term, tap, c; // of this tap; the first channel to copy
     Place row[each];
     int at[each]; // where this tap's channels begin
     bool inside[each];
-    __device__ __forceinline__ Windows(const float *from, const Product &s, const Range &range)
+    __device__ __forceinline__ Windows(const float *from, const Product &s, const Range &range,
+                                       int begin)
         : from(from), s(s), end(range.end), tap(range.begin / channels) {
-        begin = tap * channels;
+        first_term = tap * channels;
         UNROLL_GPU
         for (int r = 0; r < each; r++) {
-            const int m = blockIdx.x * TM + threadIdx.x % TM + r * threads;
+            const int m = begin + threadIdx.x % TM + r * threads;
             const Point p = s.A_row(min(m, s.M - 1));
             row[r] = {p.offset, s.mask(p, true)};
         }
@@ -117,7 +136,7 @@ template <class Tile, bool> struct Windows {
     }
     __device__ __forceinline__ void find_tap() {
         const Point p = s.A_term.at({tap / KW, 0, tap % KW});
-        const unsigned mask = begin < end ? s.mask(p, false) : ~0u;
+        const unsigned mask = first_term < end ? s.mask(p, false) : ~0u;
         UNROLL_GPU
         for (int r = 0; r < each; r++) {
             at[r] = row[r].offset + p.offset;
@@ -125,8 +144,8 @@ template <class Tile, bool> struct Windows {
         }
     }
     __device__ __forceinline__ void find(int first) {
-        if (first - begin == channels) begin = first, tap++, find_tap();
-        c = first - begin + threadIdx.x / TM;
+        if (first - first_term == channels) first_term = first, tap++, find_tap();
+        c = first - first_term + threadIdx.x / TM;
     }
     template <class Copier, class Terms>
     __device__ __forceinline__ void copy(Copier &copier, int i0, Terms &terms) {
@@ -138,13 +157,19 @@ template <class Tile, bool> struct Windows {
         }
     }
 };
-// to[(u,v,c)][n] = B's term (u,c,v) of column n, perhaps rounded.   One thread per element.
-__global__ void arrange_kernel(float *to, const float *B, Product s, Divisor N, bool rounds) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x, k = N(i), C = s.A_term.P.d;
-    if (k >= s.K) return;
-    const int tap = k / C, KW = s.A_term.Q.d;
-    const Point term = s.B_term.at({tap / KW, k - tap * C, tap % KW});
-    const float x = B[term.offset + s.B_column(i - k * s.N).offset];
-    to[i] = rounds ? to_tf32(x) : x;
+// to[(u,v,c)*by_k + n*by_n] = B's term (u,c,v) of column n, perhaps rounded.
+// One thread per pair of c and n, for all taps. Neighbouring threads store neighbours.
+__global__ void arrange_kernel(float *to, int by_k, int by_n, const float *B, Product s,
+                               Divisor count, bool rounds) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, slow = count(i), fast = i - slow * count.d;
+    const int c = by_k == 1 ? fast : slow, n = by_k == 1 ? slow : fast;
+    const int C = s.A_term.P.d, KW = s.A_term.Q.d;
+    if (c >= C || n >= s.N) return;
+    B += s.B_column(n).offset, to += n * by_n;
+    for (int u = 0, k = c; k < s.K; u++)
+        for (int v = 0; v < KW; v++, k += C) {
+            const float x = B[s.B_term.at({u, c, v}).offset];
+            to[k * by_k] = rounds ? to_tf32(x) : x;
+        }
 }
 } // namespace fast

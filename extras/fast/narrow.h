@@ -4,7 +4,8 @@
 //   part[n,c,v,h,j] = sum over o, u of dy[n,o,h+padding-u,j] * W[o,c,u,v]
 // Afterwards the K channels of each c are added, each shifted by v pixels. So an element of dy is
 // loaded once for K taps, and no tap v lies outside of dy.
-// Gain: the gradient of the input of LeNet's conv2 takes 0.8 of the time on a CPU.
+// Gain: the gradient of the input of LeNet's conv2 takes 0.8 of the time on a CPU. On an H100
+// Winograd is faster there; without Winograd, LeNet's step would take 1.10 times as long.
 // defines: product_backward_narrow_input
 
 namespace fast {
@@ -42,7 +43,7 @@ static void product_backward_narrow_input(const Store &dX, const Tensor &all_dy,
     const Images dy = pad(all_dy, s.OH, s.OW, s.rung == tiled ? max(0, -top) : 0, 0);
     const bool row_first = s.rung != tiled;
     const Axis rows = {s.H, dy.pitch, 1};
-    const Map A_row = {row_first, {s.N, s.O * dy.plane}, rows, {s.OW, 1}, top * dy.pitch, top};
+    const Map A_row = {row_first, {s.N, dy.image}, rows, {s.OW, 1}, top * dy.pitch, top};
     const Map A_term = {true, {s.O, dy.plane}, {K, dy.pitch, 1}, none};
     const Map B_term = {true, {s.O, so}, {K, -K * sk}, none, (K - 1) * K * sk};
     const Map B_column = {false, none, {s.C, K * K * sk}, {K, sk}}, C_row = spaced(M, 1);

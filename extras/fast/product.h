@@ -12,8 +12,13 @@
 
 namespace fast {
 
-// The rung of the ladder that computes a product
-enum Rung { tiled, shared, tf32 };
+// The rung of the ladder that computes a product. wgmma is tf32 on SM 90, if tests allow it; the
+// build defines SM_90A if it compiles for that. `make lanes` emulates it.
+#if defined(SM_90A) || defined(MGPU_LANES)
+#define WGMMA
+#endif
+inline bool allow_wgmma = true;
+enum Rung { tiled, shared, tf32, wgmma };
 struct Sizes { // of a convolution
     int N, C, H, W, O, K, stride, padding, OH, OW;
 };
@@ -102,10 +107,10 @@ struct ProductOut {
 
 // The products of a convolution (products.cu). If V is not null, the forward pass may keep there
 // Winograd's windows of X for the gradient of W. A gradient that is not wanted has no data.
-void product_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
-                     const ConvShape &s, Tensor *V);
+void product_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b, ConvShape s,
+                     Tensor *V);
 void product_backward(const Store &dX, const Store &dW, const Store &db, const Tensor &X,
-                      const Tensor &dy, const Tensor &W, const ConvShape &s, const Tensor &V);
+                      const Tensor &dy, const Tensor &W, ConvShape s, const Tensor &V);
 
 struct Range {
     int begin, end;

@@ -25,8 +25,8 @@ __device__ inline float warp_reduce_sum(float sum) { // every lane of the warp r
 // Sum each of n values over the lanes. Afterwards the sums from `first` to `end` are values[0] and
 // so on of this lane. In each of five rounds two lanes share the work: one goes on with the first
 // half of the sums, the other with the second. So it takes n shuffles, not 5 * n.
-template <int n> __device__ __forceinline__ void warp_sums(float (&values)[n], int &first,
-                                                           int &end) {
+template <int n>
+__device__ __forceinline__ void warp_sums(float (&values)[n], int &first, int &end) {
     first = 0, end = n;
     int count = n;
     UNROLL

@@ -155,8 +155,10 @@ static void winograd_forward(const Store &y, const Tensor &X, const Tensor &W, c
              X.device);
 }
 // dX is the same convolution of dy, with the filter turned by 180 degrees.
-static void winograd_backward(const Store &dX, const Store &dW, const Tensor &X, const Tensor &dy,
-                              const Tensor &W, const ConvShape &s, const Tensor &) {
+static void winograd_backward(const Store &dX, const Store &dW, const Store &db, const Tensor &X,
+                              const Tensor &dy, const Tensor &W, const ConvShape &s,
+                              const Tensor &) {
+    if (db.data) channel_sums(db, dy);
     if (dW.data) winograd_backward_weights(dW, X, dy, s);
     if (!dX.data) return;
     const int k = s.W_stride_k;
