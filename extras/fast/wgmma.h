@@ -6,9 +6,10 @@
 // defines: WgmmaTile, Lines
 
 namespace fast {
-// A warp group multiplies 64 of TM rows of A by TN columns of B. A stage has 32 terms of each row,
-// 128 bytes, whose eight pieces of 16 bytes are permuted, so that a column of pieces lies in all
-// banks of shared memory. `behind`: how many stages the tensor cores still read.
+// Each group of four warps multiplies 64 of the TM rows of A by all TN columns of B. A stage has 32
+// terms of each row: 128 bytes, eight pieces of 16. Row x has piece p at place p ^ x % 8: so the
+// same piece of eight rows lies in different banks of shared memory. wgmma knows this order. While
+// add() issues a stage, the tensor cores may still read the one before.
 template <int TM_, int TN_, int stages_, int blocks_> struct WgmmaTile : Copied<stages_, 1> {
     static constexpr int TM = TM_, TN = TN_, TK = 32, threads = 2 * TM, blocks = blocks_;
     static constexpr int rows = 2, columns = TN / 4, height = 16; // of a thread; of a warp
@@ -21,6 +22,7 @@ template <int TM_, int TN_, int stages_, int blocks_> struct WgmmaTile : Copied<
         }
     };
     static constexpr int dynamic_bytes = (on_cpu ? 2 : stages_) * sizeof(Terms);
+    // Which sums a thread has is the hardware's choice.
     float sum[rows][columns] = {};
     __device__ static int first_row() { return threadIdx.x / 32 * height; }
     __device__ static int row(int i) { return threadIdx.x % 32 / 4 + 8 * i; }
@@ -28,7 +30,8 @@ template <int TM_, int TN_, int stages_, int blocks_> struct WgmmaTile : Copied<
     __device__ static int column(int q, int slot) { return q / 2 * 8 + slot * 2 + q % 2; }
     __device__ bool join(float *) { return true; }
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    // Where the terms from p on lie, and how: see PTX. Eight rows are 1024 bytes.
+    // Describe to wgmma the terms from p on: their address, the 1024 bytes from eight rows to the
+    // next eight, and the order of the pieces. PTX's manual calls this a matrix descriptor.
     __device__ static unsigned long long matrix(const float *p) {
         const unsigned long long address = __cvta_generic_to_shared(p);
         return (address & 0x3ffff) >> 4 | 1ull << 16 | 1024ull >> 4 << 32 | 1ull << 62;
@@ -56,7 +59,7 @@ template <int TM_, int TN_, int stages_, int blocks_> struct WgmmaTile : Copied<
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); // the stage before is read
     }
-// The sums of 8 columns, from column q on; of 32
+// The sums of 8 columns of B, of which a thread has two, q and q+1; and of 32 columns
 #define SUMS(q) "+f"(sum[0][q]), "+f"(sum[0][(q) + 1]), "+f"(sum[1][q]), "+f"(sum[1][(q) + 1])
 #define SUMS_OF_32(q) SUMS(q), SUMS((q) + 2), SUMS((q) + 4), SUMS((q) + 6)
     __device__ __forceinline__ void multiply_64(unsigned long long a, unsigned long long b) {
@@ -79,7 +82,7 @@ template <int TM_, int TN_, int stages_, int blocks_> struct WgmmaTile : Copied<
     }
 #undef SUMS
 #undef SUMS_OF_32
-#else // the same sums, for tests
+#else // the same sums on other devices, for tests
     template <bool> __device__ __forceinline__ void add(Terms &terms) {
         for (int k = 0; k < TK; k++) {
             UNROLL_GPU
@@ -94,8 +97,8 @@ template <int TM_, int TN_, int stages_, int blocks_> struct WgmmaTile : Copied<
 #endif
 };
 
-// A loader for it: 16 bytes a copy, four neighbouring terms of a row. Eight threads copy the 32
-// terms of a row. Terms of windows are (u,v,c), in the order of arrange_kernel.
+// The loader for it: a copy has 16 bytes, four neighbouring terms of a row. Eight threads copy the
+// 32 terms of a row. The terms of y and dX are (u,v,c), in the order of arrange_kernel.
 template <class Tile, bool of_A> struct Lines {
     static constexpr bool arranged = false;
     static constexpr int width = of_A ? Tile::TM : Tile::TN, at_once = Tile::threads / 8; // rows
