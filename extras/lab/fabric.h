@@ -15,7 +15,7 @@
 // Where the host waits for a copy to it, what it enqueues next is later, too, by an addition of
 // what came at 5 GB/s (three accesses a number, 15 GB/s by one core). Left out: congestion in a
 // switch, additions between processes' hosts, programs that disturb each other.
-// defines: namespace fabric: Fabric, fabrics, find_fabric, Op, simulate
+// defines: namespace fabric: Fabric, fabrics, find_fabric, known_fabric, Op, simulate
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -25,6 +25,7 @@
 #include <deque>
 #include <functional>
 #include <queue>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -121,9 +122,20 @@ inline Fabric find_fabric(const std::string &name) {
     return own;
 }
 
+inline Fabric known_fabric(const std::string &name) {
+    const Fabric f = find_fabric(name);
+    std::string names;
+    for (const Fabric &other : fabrics) names += other.name + ", ";
+    if (f.name.empty())
+        throw std::runtime_error(
+            "FABRIC=" + name + " is unknown: choose one of " + names +
+            "8xnvlink+ethernet100, or us,GB/s of a message; words may follow: nvlink,host=0");
+    return f;
+}
+
 struct Op {
-    enum Kind { wait, kernel, message } kind;
-    int lane;                  // its stream
+    enum Kind { kernel, message, wait } kind = kernel; // as in wire::Row
+    int lane = 0;              // its stream
     int src = 0, dst = 0;      // of a message: devices, -1 the host
     int after = -1;            // of a wait: the operation that it is for
     int device = 0;            // whose process enqueues it

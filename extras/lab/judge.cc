@@ -658,6 +658,13 @@ static std::string listed(const std::vector<std::string> &words) {
     for (const std::string &word : words) text += (text.empty() ? "" : ", ") + word;
     return text;
 }
+// Return which of the worker's algorithms has this name.
+static size_t index_of(const std::string &name, const Answer &of) {
+    const size_t i = std::find(of.names.begin(), of.names.end(), name) - of.names.begin();
+    if (i == of.names.size())
+        throw Verdict("ALLREDUCE=" + name + " is unknown: choose one of " + listed(of.names));
+    return i;
+}
 
 #include "show.h"
 
@@ -666,12 +673,9 @@ static void exercise() {
     const Answer of = greet();
     slow = of.slow;
     races = of.races;
-    const std::string names = listed(of.names);
     // Numbers of devices up to options.gpus
     auto meant_for = [&](const std::string &name, std::vector<int> *not_meant = nullptr) {
-        const size_t i = std::find(of.names.begin(), of.names.end(), name) - of.names.begin();
-        if (i == of.names.size())
-            throw Verdict("ALLREDUCE=" + name + " is unknown: choose one of " + names);
+        const size_t i = index_of(name, of);
         std::vector<int> ks, others;
         for (int k = 1; k <= options.gpus; k++)
             (of.meant.at(i) >> k & 1 ? ks : others).push_back(k);

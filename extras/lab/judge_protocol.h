@@ -41,7 +41,7 @@ struct Span {    // show: numbers one behind another that have the same code (ex
 };
 struct Answer {
     std::string error;       // the first one; empty: none
-    std::vector<Flat> sums;  // counts, sums: what each device holds afterwards
+    std::vector<Flat> sums;  // counts, sums, show: what each device holds afterwards
     std::vector<Row> rows;   // counts, show: what was enqueued, in order
     std::vector<Span> spans; // show
     std::vector<int> called; // counts: which of `names` it has called

@@ -19,8 +19,8 @@ exercise: backend build/cpu/judge $(worker) build/simulate  ## judge yours, or A
 	@sh extras/lab/predict.sh exercise build/exercise.csv $(words)
 endif
 show: backend build/cpu/judge $(worker)  ## show what yours, or ALLREDUCE=name, does
-	@build/cpu/judge WORKER=$(worker) SHOW=build/show.json $(words)
-	@sed -e '/^@data$$/{r build/show.json' -e 'd;}' extras/lab/show.html >build/show.html
+	@build/cpu/judge WORKER=$(worker) SHOW=build/show.txt $(words)
+	@sed -e '/^@data$$/{r build/show.txt' -e 'd;}' extras/lab/show.html >build/show.html
 	@echo build/show.html: open it in a browser
 # (GPUS is for the training: an allreduce must be right on any number of devices)
 too := $(if $(value ALLREDUCE)$(value KVSTORE),build/cpu/judge $(worker))

@@ -102,17 +102,6 @@ static Recording read(const char *path) {
     fclose(file);
     return r;
 }
-static Fabric find(const char *name) {
-    const Fabric f = fabric::find_fabric(name);
-    std::string names;
-    for (const Fabric &other : fabric::fabrics) names += other.name + ", ";
-    if (f.name.empty())
-        throw Error(
-            std::string("FABRIC=") + name + " is unknown: choose one of " + names +
-            "8xnvlink+ethernet100, or us,GB/s of a message; words may follow: nvlink,host=0");
-    return f;
-}
-
 // A step on one device: when each gradient is ready, when backward ends, what the update takes; and
 // what the host enqueues for it.
 struct Step {
@@ -236,7 +225,7 @@ static void trace(const char *name, const char *rows, const char *profile) {
     double begin = INFINITY, end = 0, computing = 0; // of all devices
     const bool emulated = strcmp(name, "emulated") == 0;
     if (!emulated && strcmp(name, "here") != 0) {
-        const Fabric f = find(name);
+        const Fabric f = fabric::known_fabric(name);
         for (Op &op : r.ops)
             if (op.kind == Op::kernel) op.seconds = op.end - op.begin;
         if (*profile) read_profile(profile, r);
@@ -317,14 +306,14 @@ int main(int argc, char **argv) {
         const std::string mode = argc > 2 ? argv[1] : "";
         if (mode == "trace" && (argc == 4 || argc == 5))
             trace(argv[2], argv[3], argc == 5 ? argv[4] : "");
-        else if (mode == "sweep" && argc == 3) sweep(find(argv[2]));
-        else if (mode == "optimum" && argc == 4) optimum(find(argv[2]), atoi(argv[3]));
+        else if (mode == "sweep" && argc == 3) sweep(fabric::known_fabric(argv[2]));
+        else if (mode == "optimum" && argc == 4) optimum(fabric::known_fabric(argv[2]), atoi(argv[3]));
         else if (mode == "scale" && (argc == 6 || argc == 7))
-            scale(find(argv[2]), atoi(argv[3]), Step(read(argv[4])), Step(read(argv[5])),
+            scale(fabric::known_fabric(argv[2]), atoi(argv[3]), Step(read(argv[4])), Step(read(argv[5])),
                   argc == 7 ? atof(argv[6]) : 0);
         else if (mode == "total") {
             std::vector<Fabric> machines;
-            for (int i = 2; i < argc; i++) machines.push_back(find(argv[i]));
+            for (int i = 2; i < argc; i++) machines.push_back(fabric::known_fabric(argv[i]));
             Recording r = read(stdin, false);
             for (const Fabric &f : machines) printf(" %11.1f", 1e6 * simulate(r.ops, f));
         } else {

@@ -101,6 +101,7 @@ static void seen(const wire::Request &r, wire::Answer &answer) {
     watch::on_record = watch::on_enqueued = nullptr, watch::on_free = nullptr;
     watch::wait_for_all();
     note_changes((int)recorder.ops.size() - 1);
+    for (int c = 0; c < r.k; c++) answer.sums.push_back(sight.bars[c].numbers);
     answer.rows = rows_of(recorder);
     for (const auto &[row, place] : sight.places) {
         wire::Row &message = answer.rows[row];
