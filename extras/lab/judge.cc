@@ -4,8 +4,9 @@
 // defines: main
 //
 //     judge WORKER=program [GPUS=k] [ALLREDUCE=name] [MODEL=name] [SEED=n]
-//         [SECONDS=of a case] [ROWS=file] [POINTS=1] [RESULT=number of an open file]
-//     judge WORKER=program SHOW=file ... [FABRIC=name]     does not judge: see show.h
+//         [FABRIC=name] [SECONDS=of a case] [POINTS=1] [RESULT=number of an open file]
+//     judge WORKER=program SHOW=file ...     does not judge: see show.h
+#include "fabric.h"
 #include "judged_cases.h"
 #include "judge_protocol.h"
 
@@ -36,8 +37,9 @@ using wire::Flat;
 using wire::Request;
 
 struct Options {
-    std::string worker, allreduce = "yours", model = "lenet", rows, show, fabric;
-    int gpus = 0; // not given: limits::usual_devices
+    std::string worker, allreduce = "yours", model = "lenet", show;
+    std::vector<fabric::Fabric> fabrics; // FABRIC, if it is given
+    int gpus = 0;                        // not given: limits::usual_devices
     unsigned seed = std::random_device()();
     bool points = false;
     int given = 0;   // gpus, as they were given
@@ -494,20 +496,34 @@ static bool waits_on_host(const std::string &name, int k) {
     return ask(r).waited;
 }
 
-// For extras/lab/simulate.cc: what was counted, as rows of a trace. First all gradients are there.
-static void write_rows(const std::string &path, const std::string &name, int k,
-                       const std::vector<wire::Row> &rows) {
-    FILE *file = fopen(path.c_str(), "w");
-    if (!file) throw Verdict("cannot write " + path);
-    const std::vector<int> sizes = limits::gradients(options.model);
-    fprintf(file, "# %s, %d device%s, %s, %zu bytes of gradients\n", options.model.c_str(), k,
-            k > 1 ? "s" : "", name.c_str(), total(sizes) * sizeof(float));
-    fprintf(file, "device,lane,stream,kind,name,begin,end,src,dst,bytes,after\n");
-    const char *const kinds[] = {"sum", "message", "wait"};
-    for (const wire::Row &row : rows)
-        fprintf(file, "%d,%d,,%s,%s,0,0,%d,%d,%.0f,%d\n", row.device, row.stream, kinds[row.kind],
-                row.name, row.src, row.dst, row.bytes, row.after);
-    if (ferror(file) | fclose(file)) throw Verdict("cannot write " + path);
+// What the worker counted or showed, as a simulation takes it
+static std::vector<fabric::Op> operations(const std::vector<wire::Row> &rows) {
+    std::vector<fabric::Op> ops;
+    int waited = -1;
+    for (const wire::Row &row : rows) {
+        fabric::Op op;
+        op.kind = fabric::Op::Kind(row.kind);
+        op.lane = row.stream, op.after = row.after, op.device = row.device;
+        op.src = row.src, op.dst = row.dst, op.bytes = row.bytes;
+        set_host_part(op, row.name, waited);
+        ops.push_back(op);
+    }
+    return ops;
+}
+
+// Print what the exchange would take on the networks of fabric.h, or on FABRIC.
+static void print_predictions(const std::vector<std::pair<std::string, Answer>> &counted, int k) {
+    const auto &fabrics = options.fabrics.empty() ? fabric::fabrics : options.fabrics;
+    printf("%-10s", "us on");
+    for (const fabric::Fabric &f : fabrics) printf(" %11s", f.name.c_str());
+    for (const auto &[name, answer] : counted) {
+        printf("\n%-10s", name.c_str());
+        for (const fabric::Fabric &f : fabrics) {
+            std::vector<fabric::Op> ops = operations(answer.rows);
+            printf(" %11.1f", 1e6 * simulate(ops, f));
+        }
+    }
+    printf("   simulated, on %d devices\n", k);
 }
 
 // What keeps it from being faster, in a sentence or two.
@@ -541,19 +557,15 @@ static bool like(const Answer &a, const Answer &b) {
     return !sent(a).empty() && sent(a) == sent(b);
 }
 
-// Return what it costs for the model's gradients. What is counted is judged: the sums of that very
-// call must be right.
-struct Cost {
-    Answer counted;
-    double us = 0; // of a call, on a GPU
-};
-static Cost cost_of(const std::string &name, int k, bool on_cpu) {
+// Return what it costs for the model's gradients, with the seconds of a call on a GPU. What is
+// counted is judged: the sums of that very call must be right.
+static Answer cost_of(const std::string &name, int k, bool on_cpu) {
     begin_group();
     const std::vector<int> sizes = limits::gradients(options.model);
-    Cost cost = {judge_sums(name, k, sizes, -1, wire::counts)};
+    Answer cost = judge_sums(name, k, sizes, -1, wire::counts);
     Request r;
     r.what = wire::seconds, r.k = k, r.algorithm = name, r.sizes = sizes;
-    if (!on_cpu) cost.us = 1e6 * ask(r).seconds;
+    if (!on_cpu) cost.seconds = ask(r).seconds;
     return cost;
 }
 // Check that it is an allreduce of its own, and that its messages were counted.
@@ -580,29 +592,29 @@ static void judge_costs(const Answer &of, const std::string &name, int k) {
     const size_t tensors = limits::gradients(options.model).size();
     const long n = sizeof(float) * total(limits::gradients(options.model));
     const long messages = 2 * (k - 1); // what no allreduce does without
-    const Cost own = cost_of(name, k, of.on_cpu);
-    judge_counts(of, name, own.counted, k);
-    std::vector<std::pair<std::string, Cost>> rows = {{name, own}};
+    const Answer own = cost_of(name, k, of.on_cpu);
+    judge_counts(of, name, own, k);
+    std::vector<std::pair<std::string, Answer>> rows = {{name, own}};
     if (name != "naive") rows.emplace_back("naive", cost_of("naive", k, of.on_cpu));
-    const bool tutorial = name != "naive" && like(own.counted, rows[1].second.counted);
+    const bool tutorial = name != "naive" && like(own, rows[1].second);
     printf("%s: passed%s. Its cost for the %zu gradients of %s, %ld bytes, on %d devices:\n",
            name.c_str(), tutorial ? ", and is still the tutorial's algorithm" : "", tensors,
            options.model.c_str(), n, k);
     printf("%-10s %9s %11s %15s %13s %7s%s\n", "", "messages", "bytes", "busiest device",
            "busiest link", "rounds", of.on_cpu ? "" : "        us    bus GB/s");
-    std::string path = options.rows;
     for (const auto &[row, cost] : rows) {
-        const wire::Traffic t(cost.counted.rows);
+        const wire::Traffic t(cost.rows);
         printf("%-10s %9ld %11ld %15ld %13ld %7ld", row.c_str(), t.messages, t.bytes, t.busiest(),
                t.busiest_link(), t.steps);
-        if (!of.on_cpu) printf(" %9.1f %11.2f", cost.us, n / cost.us * 2 * (k - 1) / k / 1e3);
+        if (!of.on_cpu)
+            printf(" %9.1f %11.2f", 1e6 * cost.seconds, n / cost.seconds * 2 * (k - 1) / k / 1e9);
         printf("\n");
-        if (!path.empty()) write_rows(path, row, k, cost.counted.rows);
-        if (!path.empty()) path += ".naive";
     }
     printf("%-10s %9ld %11ld %15ld %13ld %7d   the least of each\n", "optimum", messages,
            messages * n, messages * n / k, k > 1 ? 2 * n / k : 0, k > 1 ? 1 : 0);
-    if (k > 1) printf("%s", what_binds(wire::Traffic(own.counted.rows), k).c_str());
+    if (k == 1) return;
+    printf("%s", what_binds(wire::Traffic(own.rows), k).c_str());
+    print_predictions(rows, k);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -745,8 +757,7 @@ static const std::map<std::string, std::function<void(const std::string &)>> opt
     {"KVSTORE", [](auto &value) { options.allreduce = value; }}, // the lab's word for it
     {"MODEL", [](auto &value) { options.model = value; }},
     {"SEED", [](auto &value) { options.seed = whole("SEED", value, 0, 4294967295); }},
-    {"FABRIC", [](auto &value) { options.fabric = value; }}, // of SHOW
-    {"ROWS", [](auto &value) { options.rows = value; }},
+    {"FABRIC", [](auto &value) { options.fabrics = {fabric::known_fabric(value)}; }},
     {"SHOW", [](auto &value) { options.show = value, options.seconds = limits::seconds_of_show; }},
     {"SECONDS", [](auto &value) { options.seconds = whole("SECONDS", value, 1, 3600); }},
     {"POINTS", [](auto &value) { options.points = whole("POINTS", value, 0, 1); }},

@@ -14,9 +14,8 @@ own += SUBMISSION
 
 worker := $(if $(SUBMISSION),build/submission,$(dir))/worker
 ifeq ($(value NODES)$(value HOSTS),)
-exercise: backend build/cpu/judge $(worker) build/simulate  ## judge yours, or ALLREDUCE=name
-	@build/cpu/judge WORKER=$(worker) ROWS=build/exercise.csv $(words)
-	@sh extras/lab/predict.sh exercise build/exercise.csv $(words)
+exercise: backend build/cpu/judge $(worker)  ## judge yours, or ALLREDUCE=name
+	@build/cpu/judge WORKER=$(worker) $(words)
 endif
 show: backend build/cpu/judge $(worker)  ## show what yours, or ALLREDUCE=name, does
 	@build/cpu/judge WORKER=$(worker) SHOW=build/show.txt $(words)

@@ -1,7 +1,6 @@
 #!/bin/sh
 # predict.sh WHAT PROGRAM NAME=value ...: what an exchange takes on another machine, FABRIC.
 #
-#   predict.sh exercise ROWS ...   what the judge has counted (its ROWS), beside naive: microseconds
 #   predict.sh trace LAB ...       what three steps do, and when: build/trace.json, .svg
 #   predict.sh bench LAB ...       4 KB to 1 GB, of messages in proportion to those of MODEL's
 #              gradients, on 2 to 1024 devices: build/allreduce.csv, .svg, and map.svg, which is
@@ -38,20 +37,6 @@ node=${fabrics%%x*} # devices of a machine, in 8xnvlink+ethernet100: as nodes/ s
 case $node in '' | *[!0-9]*) node= ;; esac
 
 case $what in
-exercise)
-    fabrics=${fabrics:-nvlink pcie sockets ethernet100 ethernet10}
-    printf '%-10s' 'us on'
-    for fabric in $fabrics; do printf ' %11s' "$fabric"; done
-    for algorithm in "${algorithms:-yours}" naive; do
-        printf '\n%-10s' "$algorithm"
-        # shellcheck disable=SC2086
-        build/simulate total $fabrics <"$lab" || exit 1
-        lab=$lab.naive
-        [ "$algorithm" != naive ] || break
-    done
-    k=$(sed -n '1s/.*, \([0-9]*\) device.*/\1/p' "${lab%%.naive*}")
-    echo "   simulated, on $k devices"
-    ;;
 trace)
     case $lab in build/cpu/*) here=emulated ;; *) here=here ;; esac
     $lab trace ${algorithms:+"ALLREDUCE=$algorithms"} "$@" >build/trace.csv &&

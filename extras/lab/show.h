@@ -19,27 +19,12 @@
 //     failed ALGORITHM DEVICES ERROR       instead of a run
 //     first ALGORITHM DEVICES              the page shows this run first
 #pragma once
-#include "fabric.h"
 
 static std::string word_of(const std::string &text) {
     std::string word;
     for (unsigned char c : text)
         word += c <= ' ' || c == '<' || c == '%' ? format("%%%02x", c) : std::string(1, c);
     return word;
-}
-
-static std::vector<fabric::Op> operations(const std::vector<wire::Row> &rows) {
-    std::vector<fabric::Op> ops;
-    int waited = -1;
-    for (const wire::Row &row : rows) {
-        fabric::Op op;
-        op.kind = fabric::Op::Kind(row.kind);
-        op.lane = row.stream, op.after = row.after, op.device = row.device;
-        op.src = row.src, op.dst = row.dst, op.bytes = row.bytes;
-        set_host_part(op, row.name, waited);
-        ops.push_back(op);
-    }
-    return ops;
 }
 
 // Run an algorithm and write its rows.   ->   whether every device has the sum
@@ -87,8 +72,7 @@ static void show() {
     options.gpus = limits::shown_devices;
     const Answer of = greet();
     std::vector<fabric::Fabric> fabrics = fabric::fabrics;
-    if (!options.fabric.empty())
-        fabrics.insert(fabrics.begin(), fabric::known_fabric(options.fabric));
+    fabrics.insert(fabrics.begin(), options.fabrics.begin(), options.fabrics.end());
     const size_t mine = index_of(options.allreduce, of);
     if (options.given == 1 || options.given > limits::shown_devices)
         throw Verdict(format("make show takes 2 to %d devices, not %d", limits::shown_devices,

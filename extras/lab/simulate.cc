@@ -2,7 +2,6 @@
 //
 //   simulate trace FABRIC|here|emulated ROWS [PROFILE]   the times of a trace there, in the file
 //                                          ROWS; kernels as here or in PROFILE, or as it was
-//   simulate total FABRIC ...              microseconds of an exchange, on each of them
 //   simulate sweep FABRIC                  bytes,microseconds of an exchange of 4 KB to 1 GB
 //   simulate optimum FABRIC k              the same of one that cannot be faster, on k devices
 //   simulate scale FABRIC k STEP EIGHTH [MS]   milliseconds of a step on k devices: with the same
@@ -21,7 +20,7 @@
 #include <map>
 #include <stdexcept>
 
-using fabric::Fabric, fabric::Op;
+using fabric::Fabric, fabric::Op, fabric::known_fabric;
 
 struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -225,7 +224,7 @@ static void trace(const char *name, const char *rows, const char *profile) {
     double begin = INFINITY, end = 0, computing = 0; // of all devices
     const bool emulated = strcmp(name, "emulated") == 0;
     if (!emulated && strcmp(name, "here") != 0) {
-        const Fabric f = fabric::known_fabric(name);
+        const Fabric f = known_fabric(name);
         for (Op &op : r.ops)
             if (op.kind == Op::kernel) op.seconds = op.end - op.begin;
         if (*profile) read_profile(profile, r);
@@ -306,19 +305,12 @@ int main(int argc, char **argv) {
         const std::string mode = argc > 2 ? argv[1] : "";
         if (mode == "trace" && (argc == 4 || argc == 5))
             trace(argv[2], argv[3], argc == 5 ? argv[4] : "");
-        else if (mode == "sweep" && argc == 3) sweep(fabric::known_fabric(argv[2]));
-        else if (mode == "optimum" && argc == 4) optimum(fabric::known_fabric(argv[2]), atoi(argv[3]));
+        else if (mode == "sweep" && argc == 3) sweep(known_fabric(argv[2]));
+        else if (mode == "optimum" && argc == 4) optimum(known_fabric(argv[2]), atoi(argv[3]));
         else if (mode == "scale" && (argc == 6 || argc == 7))
-            scale(fabric::known_fabric(argv[2]), atoi(argv[3]), Step(read(argv[4])), Step(read(argv[5])),
+            scale(known_fabric(argv[2]), atoi(argv[3]), Step(read(argv[4])), Step(read(argv[5])),
                   argc == 7 ? atof(argv[6]) : 0);
-        else if (mode == "total") {
-            std::vector<Fabric> machines;
-            for (int i = 2; i < argc; i++) machines.push_back(fabric::known_fabric(argv[i]));
-            Recording r = read(stdin, false);
-            for (const Fabric &f : machines) printf(" %11.1f", 1e6 * simulate(r.ops, f));
-        } else {
-            throw Error("usage: simulate trace|total|sweep|optimum|scale FABRIC ...");
-        }
+        else throw Error("usage: simulate trace|sweep|optimum|scale FABRIC ...");
         if (fflush(stdout) || ferror(stdout)) throw Error("cannot write to stdout");
         return 0;
     } catch (const std::exception &e) {
