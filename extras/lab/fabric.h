@@ -15,7 +15,8 @@
 // Where the host waits for a copy to it, what it enqueues next is later, too, by an addition of
 // what came at 5 GB/s (three accesses a number, 15 GB/s by one core). Left out: congestion in a
 // switch, additions between processes' hosts, programs that disturb each other.
-// defines: namespace fabric: Fabric, fabrics, find_fabric, known_fabric, Op, simulate
+// defines: namespace fabric: Fabric, fabrics, find_fabric, known_fabric, Op,
+// simulated, simulate
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -134,9 +135,9 @@ inline Fabric known_fabric(const std::string &name) {
 }
 
 struct Op {
-    enum Kind { kernel, message, wait } kind = kernel; // as in wire::Row
+    enum Kind { kernel, message, wait } kind = kernel;
     int lane = 0;              // its stream
-    int src = 0, dst = 0;      // of a message: devices, -1 the host
+    int src = 0, dst = 0;      // of a message: devices, -1: the host
     int after = -1;            // of a wait: the operation that it is for
     int device = 0;            // whose process enqueues it
     float calls = 1;           // so often Fabric::host: a wait, with the record before it, is half
@@ -153,6 +154,17 @@ inline void set_host_part(Op &op, const char *name, int &waited) {
     op.blocks = op.after > waited && strcmp(name, "host") == 0;
     op.calls = strcmp(name, "wait") == 0 ? 0.5 : op.blocks;
     if (op.blocks) waited = op.after;
+}
+
+// Return what a simulation needs of an operation that watch.h has recorded.
+template <class Recorded> Op simulated(const Recorded &recorded, int &waited) {
+    Op op;
+    if (!recorded.works()) op.kind = Op::wait;
+    else if (recorded.src != -2) op.kind = Op::message;
+    op.lane = recorded.lane, op.after = recorded.after, op.device = recorded.device;
+    op.src = recorded.src, op.dst = recorded.dst, op.bytes = recorded.bytes;
+    set_host_part(op, recorded.name, waited);
+    return op;
 }
 
 class Simulation {

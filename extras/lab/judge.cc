@@ -6,7 +6,6 @@
 //     judge WORKER=program [GPUS=k] [ALLREDUCE=name] [MODEL=name] [SEED=n]
 //         [FABRIC=name] [SECONDS=of a case] [POINTS=1] [RESULT=number of an open file]
 //     judge WORKER=program SHOW=file ...     does not judge: see show.h
-#include "fabric.h"
 #include "judged_cases.h"
 #include "judge_protocol.h"
 
@@ -496,16 +495,17 @@ static bool waits_on_host(const std::string &name, int k) {
     return ask(r).waited;
 }
 
-// What the worker counted or showed, as a simulation takes it
+// What the worker says was enqueued. It may say anything, so what becomes an index is checked.
 static std::vector<fabric::Op> operations(const std::vector<wire::Row> &rows) {
     std::vector<fabric::Op> ops;
-    int waited = -1;
     for (const wire::Row &row : rows) {
-        fabric::Op op;
-        op.kind = fabric::Op::Kind(row.kind);
-        op.lane = row.stream, op.after = row.after, op.device = row.device;
-        op.src = row.src, op.dst = row.dst, op.bytes = row.bytes;
-        set_host_part(op, row.name, waited);
+        const fabric::Op &op = row.op;
+        const auto [first, last] = std::minmax(op.src, op.dst);
+        const bool after = op.after >= (op.blocks ? 0 : -1) && op.after < (int)ops.size();
+        const bool lane = op.lane >= 0 && op.lane < (int)rows.size();
+        const bool devices = op.device >= 0 && std::max(op.device, last) < limits::most_devices;
+        const bool ends = !row.is_message() || (first >= -1 && last >= 0);
+        if (!after || !lane || !devices || !ends) throw Verdict("its reply is malformed");
         ops.push_back(op);
     }
     return ops;
@@ -550,8 +550,8 @@ static bool like(const Answer &a, const Answer &b) {
     auto sent = [](const Answer &answer) {
         std::string text;
         for (const wire::Row &row : answer.rows)
-            if (row.kind == 1)
-                text += format("%d %d %.0f %d,", row.src, row.dst, row.bytes, row.steps);
+            if (row.is_message())
+                text += format("%d %d %.0f %d,", row.op.src, row.op.dst, row.op.bytes, row.steps);
         return text;
     };
     return !sent(a).empty() && sent(a) == sent(b);

@@ -1,6 +1,7 @@
 // What the judge asks of a worker and what the worker answers, as bytes in a pipe.
 // defines: Request, Answer, Row, Traffic, packed, unpacked
 #pragma once
+#include "fabric.h"
 
 #include <algorithm>
 #include <cstring>
@@ -23,16 +24,12 @@ struct Request {
     std::vector<int> sizes;    // numbers of each tensor
     std::vector<Flat> numbers; // of each device
 };
-struct Row {            // an operation of the exchange: what extras/lab/simulate.cc needs of it
-    int kind;           // 0: kernel or copy, 1: message, 2: wait
-    int device, stream; // the stream's number in this exchange
-    int src, dst;       // of a message; -1: the host
-    int after;          // of a wait: the number of the operation that it is for, or -1
-    int steps;          // the longest chain of messages that ends here
-    double bytes;
-    char name[48];
+struct Row { // an operation of the exchange
+    fabric::Op op;
+    int steps; // the longest chain of messages that ends here
     // show: what a message reads and writes, as places in the devices' numbers; -1: elsewhere
     int from = -1, to = -1, numbers = 0;
+    bool is_message() const { return op.kind == fabric::Op::message; }
 };
 struct Span {    // show: numbers one behind another that have the same code (extras/lab/show.h)
     int row;     // the operation that has carried them, or changed them; -1: before the first
@@ -61,10 +58,10 @@ struct Traffic { // what an exchange sends
     explicit Traffic(const std::vector<Row> &rows) {
         for (const Row &row : rows) {
             steps = std::max<long>(steps, row.steps);
-            if (row.kind != 1) continue;
+            if (!row.is_message()) continue;
             messages++;
-            bytes += row.bytes;
-            links[{row.src, row.dst}] += row.bytes;
+            bytes += row.op.bytes;
+            links[{row.op.src, row.op.dst}] += row.op.bytes;
         }
     }
     // Bytes into or out of the device, or the host, that moves most: `who`

@@ -38,27 +38,24 @@ static bool write_run(FILE *file, const std::string &name, int k,
     const bool right = answer.sums == std::vector<Flat>(k, Flat(n, sum));
     std::map<int, std::vector<wire::Span>> spans; // of each operation
     for (const wire::Span &s : answer.spans) spans[s.row].push_back(s);
+    std::vector<std::vector<fabric::Op>> timed(fabrics.size(), operations(answer.rows));
     const wire::Traffic t(answer.rows);
     fprintf(file, "run %s %d %ld %ld %ld %s", word_of(name).c_str(), k, t.messages, t.steps,
             t.busiest() / (long)sizeof(float), right ? "right" : "wrong");
-    std::vector<std::vector<fabric::Op>> timed; // on each network
-    for (const fabric::Fabric &f : fabrics) {
-        timed.push_back(operations(answer.rows));
-        fprintf(file, " %.4g", 1e6 * simulate(timed.back(), f, scale));
-    }
+    for (size_t f = 0; f < fabrics.size(); f++)
+        fprintf(file, " %.4g", 1e6 * simulate(timed[f], fabrics[f], scale));
     fputs("\n", file);
     for (int i = -1; i < (int)answer.rows.size(); i++) { // -1: before the first operation
         const wire::Row row = i < 0 ? wire::Row{} : answer.rows[i];
-        const bool message = row.kind == 1;
-        if (!message && spans[i].empty()) continue;
+        if (!row.is_message() && spans[i].empty()) continue;
         fprintf(file, "op %d", row.steps);
         for (const std::vector<fabric::Op> &ops : timed) {
             const fabric::Op op = i < 0 ? fabric::Op{} : ops[i];
             fprintf(file, " %.4g %.4g", 1e6 * op.begin, 1e6 * op.end);
         }
         fputs("\n", file);
-        if (message)
-            fprintf(file, "message %d %d %d %d %d\n", row.src, row.dst, row.from, row.to,
+        if (row.is_message())
+            fprintf(file, "message %d %d %d %d %d\n", row.op.src, row.op.dst, row.from, row.to,
                     row.numbers);
         for (const wire::Span &s : spans[i])
             fprintf(file, "%s %d %d %d %d\n", s.carried ? "carried" : "changed", s.device, s.begin,

@@ -31,9 +31,8 @@ static wire::Traffic traffic_of(const std::string &name, const PerDevice &grads)
     run_allreduce(name, grads);
     waitall();
     std::vector<wire::Row> rows;
-    for (const watch::Op &op : r.ops)
-        rows.push_back(
-            {op.src != -2, op.device, op.lane, op.src, op.dst, op.after, op.steps, op.bytes, ""});
+    int waited = -1;
+    for (const watch::Op &op : r.ops) rows.push_back({fabric::simulated(op, waited), op.steps});
     return wire::Traffic(rows);
 }
 TEST_CASE("allreduce_*: messages, bytes and rounds are those of the formulas") {
@@ -721,19 +720,8 @@ TEST_CASE("kernel_name: of a launch, in CUDA and in C++") {
 // What the simulation needs of what is recorded.
 static std::vector<fabric::Op> replayable(const std::deque<watch::Op> &ops) {
     std::vector<fabric::Op> result;
-    int waited = -1; // as in simulate.cc
-    for (const watch::Op &op : ops) {
-        fabric::Op o;
-        o.kind = std::string(op.kind) == "wait" ? fabric::Op::wait
-                 : op.src >= -1                 ? fabric::Op::message
-                                                : fabric::Op::kernel;
-        o.lane = op.lane, o.after = op.after, o.src = op.src, o.dst = op.dst, o.bytes = op.bytes;
-        o.device = op.device, o.calls = o.kind == fabric::Op::wait ? 0.5 : 1;
-        o.blocks = o.after > waited && std::string(op.name) == "host";
-        if (std::string(op.name) == "host") o.calls = o.blocks;
-        if (o.blocks) waited = o.after;
-        result.push_back(o);
-    }
+    int waited = -1;
+    for (const watch::Op &op : ops) result.push_back(fabric::simulated(op, waited));
     return result;
 }
 static std::vector<fabric::Op> real_allreduce(const std::string &name, int k, const Ints &sizes) {

@@ -48,19 +48,8 @@ static void note_callers() {
 
 static std::vector<wire::Row> rows_of(const watch::Recorder &r) {
     std::vector<wire::Row> rows;
-    for (const watch::Op &op : r.ops) {
-        wire::Row row = {!op.works() ? 2 : op.src != -2,
-                         op.device,
-                         op.lane,
-                         op.src,
-                         op.dst,
-                         op.after,
-                         op.steps,
-                         op.bytes,
-                         ""};
-        snprintf(row.name, sizeof row.name, "%s", watch::kernel_name(op.name).c_str());
-        rows.push_back(row);
-    }
+    int waited = -1;
+    for (const watch::Op &op : r.ops) rows.push_back({fabric::simulated(op, waited), op.steps});
     return rows;
 }
 
