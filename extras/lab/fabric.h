@@ -147,23 +147,18 @@ struct Op {
     double begin = 0, end = 0; // the simulation's
 };
 
-// What a host's part in an operation is, by the name that watch.h has given it. `waited`: the last
+// Return what a simulation needs of an operation that watch.h has recorded. `waited` is the last
 // one that the host has waited for, -1 before the first.
-inline void set_host_part(Op &op, const char *name, int &waited) {
-    if (op.kind != Op::wait) return;
-    op.blocks = op.after > waited && strcmp(name, "host") == 0;
-    op.calls = strcmp(name, "wait") == 0 ? 0.5 : op.blocks;
-    if (op.blocks) waited = op.after;
-}
-
-// Return what a simulation needs of an operation that watch.h has recorded.
 template <class Recorded> Op simulated(const Recorded &recorded, int &waited) {
     Op op;
     if (!recorded.works()) op.kind = Op::wait;
     else if (recorded.src != -2) op.kind = Op::message;
     op.lane = recorded.lane, op.after = recorded.after, op.device = recorded.device;
     op.src = recorded.src, op.dst = recorded.dst, op.bytes = recorded.bytes;
-    set_host_part(op, recorded.name, waited);
+    if (op.kind != Op::wait) return op;
+    op.blocks = op.after > waited && strcmp(recorded.name, "host") == 0;
+    op.calls = strcmp(recorded.name, "wait") == 0 ? 0.5 : op.blocks;
+    if (op.blocks) waited = op.after;
     return op;
 }
 

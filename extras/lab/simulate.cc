@@ -26,9 +26,14 @@ struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-struct Row { // of a trace, beside what the simulation needs of it
-    int device;
-    std::string stream, kind, name;
+struct Row { // of a trace
+    int device, lane;
+    char stream[40], kind[20], name[200];
+    long begin, end; // nanoseconds
+    int src, dst;
+    double bytes;
+    int after;
+    bool works() const { return strcmp(kind, "wait") != 0; }
 };
 template <class Print> static void write_file(const char *path, Print print) {
     FILE *file = fopen(path, "w");
@@ -44,8 +49,11 @@ struct Recording {
     std::vector<std::vector<int>> gradients; // of each device: the rows that say one is ready
     std::vector<int> updates;
 };
-enum { device, lane, stream, kind, name, begin, end, src, dst, bytes, after, columns };
-
+static void read_title(Recording &r, const std::string &line) {
+    const size_t comma = line.rfind(", ");
+    r.title = line.substr(2, comma - 2);
+    if (comma < line.size()) r.bytes = atof(&line[comma + 2]);
+}
 static Recording read(FILE *file, bool keep) {
     Recording r;
     int waited = -1;             // the last operation that the host has waited for
@@ -53,43 +61,25 @@ static Recording read(FILE *file, bool keep) {
     static size_t room = 0;
     while (getline(&line, &room, file) > 0) {
         line[strcspn(line, "\n")] = 0;
-        if (*line == '#') {
-            r.title = line + 2;
-            const size_t comma = r.title.rfind(", ");
-            if (comma == std::string::npos) continue;
-            r.bytes = atof(r.title.c_str() + comma + 2);
-            r.title.resize(comma);
-        }
+        if (*line == '#') read_title(r, line);
         if (*line == '#' || strncmp(line, "device", 6) == 0) continue;
-        const char *column[columns];
-        int count = 0;
-        for (char *at = line; at && count < columns; count++) {
-            column[count] = at;
-            if ((at = strchr(at, ','))) *at++ = 0;
-        }
-        if (count < columns) throw Error("a row of standard input has too few columns");
-        Op op;
-        const bool moves = *column[src] != '-' || column[src][1] != '2'; // -2: it is no message
-        op.kind = *column[kind] == 'w' ? Op::wait : moves ? Op::message : Op::kernel;
-        op.lane = atoi(column[lane]);
-        op.after = atoi(column[after]);
-        if (op.after >= (int)r.ops.size()) throw Error("a row waits for a later one");
-        op.src = moves ? atoi(column[src]) : 0;
-        op.dst = moves ? atoi(column[dst]) : 0;
-        if (op.kind != Op::wait) op.bytes = atol(column[bytes]);
-        if (*column[end] != '0') {
-            op.begin = atol(column[begin]) / 1e9;
-            op.end = atol(column[end]) / 1e9;
+        Row row;
+        if (sscanf(line, "%d,%d,%39[^,],%19[^,],%199[^,],%ld,%ld,%d,%d,%lf,%d", &row.device,
+                   &row.lane, row.stream, row.kind, row.name, &row.begin, &row.end, &row.src,
+                   &row.dst, &row.bytes, &row.after) < 11)
+            throw Error("a row of standard input has too few columns");
+        if (row.after >= (int)r.ops.size()) throw Error("a row waits for a later one");
+        Op op = fabric::simulated(row, waited);
+        if (row.end != 0) {
+            op.begin = row.begin / 1e9;
+            op.end = row.end / 1e9;
             op.seconds = op.end - op.begin;
         }
-        op.device = atoi(column[device]);
-        set_host_part(op, column[name], waited);
-        const size_t d = op.device;
-        if (r.gradients.size() <= d) r.gradients.resize(d + 1);
-        if (strcmp(column[name], "gradient") == 0) r.gradients[d].push_back(r.ops.size());
-        if (strcmp(column[kind], "update") == 0) r.updates.push_back(r.ops.size());
+        if ((int)r.gradients.size() <= row.device) r.gradients.resize(row.device + 1);
+        if (strcmp(row.name, "gradient") == 0) r.gradients[row.device].push_back(r.ops.size());
+        if (strcmp(row.kind, "update") == 0) r.updates.push_back(r.ops.size());
         r.ops.push_back(op);
-        if (keep) r.rows.push_back({(int)d, column[stream], column[kind], column[name]});
+        if (keep) r.rows.push_back(row);
     }
     if (r.ops.empty()) throw Error("standard input has no operations");
     return r;
@@ -101,6 +91,7 @@ static Recording read(const char *path) {
     fclose(file);
     return r;
 }
+
 // A step on one device: when each gradient is ready, when backward ends, what the update takes; and
 // what the host enqueues for it.
 struct Step {
@@ -190,14 +181,12 @@ static void print_rows(FILE *file, const Recording &r, const char *note) {
     for (size_t i = 0; i < r.ops.size(); i++) {
         const Op &op = r.ops[i];
         const Row &row = r.rows[i];
-        const bool moves = op.kind == Op::message;
         int cause = i;
         do cause = waited_for(r.ops, before, cause);
         while (cause >= 0 && r.ops[cause].kind == Op::wait);
-        fprintf(file, "%d,%d,%s,%s,%s,%ld,%ld,%d,%d,%.0f,%d,%d\n", row.device, op.lane,
-                row.stream.c_str(), row.kind.c_str(), row.name.c_str(), std::lround(op.begin * 1e9),
-                std::lround(op.end * 1e9), moves ? op.src : -2, moves ? op.dst : -2, op.bytes,
-                (int)critical[i], cause);
+        fprintf(file, "%d,%d,%s,%s,%s,%ld,%ld,%d,%d,%.0f,%d,%d\n", row.device, row.lane, row.stream,
+                row.kind, row.name, std::lround(op.begin * 1e9), std::lround(op.end * 1e9), row.src,
+                row.dst, row.bytes, (int)critical[i], cause);
     }
 }
 

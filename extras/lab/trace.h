@@ -22,7 +22,7 @@ static std::string moved(const watch::Op &op, const PerDevice &grads) {
 }
 static void print_ops(const watch::Recorder &r, const std::vector<int> &sizes = trained_sizes(),
                       const PerDevice &grads = {}) {
-    std::vector<std::string> lanes(r.count);
+    std::vector<std::string> lanes(r.count, "another");
     auto named = [&](const Stream &s, const std::string &name) {
         if (s.handle.lane && s.handle.lane->number >= 0) lanes[s.handle.lane->number] = name;
     };
