@@ -15,8 +15,7 @@
 // Where the host waits for a copy to it, what it enqueues next is later, too, by an addition of
 // what came at 5 GB/s (three accesses a number, 15 GB/s by one core). Left out: congestion in a
 // switch, additions between processes' hosts, programs that disturb each other.
-// defines: namespace fabric: Fabric, fabrics, find_fabric, known_fabric, Op,
-// simulated, simulate
+// defines: namespace fabric: Fabric, fabrics, find_fabric, Op, simulated, simulate
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -69,69 +68,53 @@ inline const std::vector<Fabric> fabrics = {
     {"ethernet100", 12, 3, 1, 12, 0, 12, 12, 900, 2.5, 2, 1, 12, 3, 12},
     {"ethernet10", 40, 10, 1, 1.2, 0, 1.2, 1.2, 900, 2.5, 2, 1, 40, 10, 1.2}};
 
-// One of these; or of one's own, "LATENCY,PORT" or "LATENCY,PORT,CROSSING,HOST_PORT,HOST,MEMORY",
-// where a message has no overhead and the host takes no time; or, of several machines,
-// "8xONE+OTHER": eight devices of the one in each, between which messages take the other. Words
-// change what that has: "nvlink,host=0".   ->   an empty name: none of these
+// Return one of these, or throw. Others are one's own, "LATENCY,PORT", where a message has no
+// overhead and the host takes no time; of several machines, "8xONE+OTHER": eight devices of the one
+// in each, between which messages take the other; and any of them with words: "nvlink,host=0".
 inline Fabric find_fabric(const std::string &name) {
-    const struct {
-        const char *word;
-        double Fabric::*field;
-    } words[] = {{"overhead", &Fabric::overhead}, {"engines", &Fabric::engines},
-                 {"host", &Fabric::host},         {"launch", &Fabric::launch},
-                 {"network", &Fabric::network},   {"memory", &Fabric::memory}};
-    const Fabric none = {"", 0, 0, 0, 0, 0, 0, 0, 900, 0, 0};
-    const size_t equal = name.rfind('='), comma = name.rfind(',', equal);
-    if (equal != std::string::npos && comma != std::string::npos) { // the last word
-        Fabric f = find_fabric(name.substr(0, comma));
-        const std::string word = name.substr(comma + 1, equal - comma - 1);
-        char *end = nullptr;
-        const double value = strtod(name.c_str() + equal + 1, &end);
-        const bool number = end != name.c_str() + equal + 1 && !*end && value >= 0;
-        for (const auto &w : words)
-            if (w.word == word && number && !f.name.empty()) {
-                f.*w.field = value;
-                f.name = f.memory > 0 && (!f.node || f.network > 0) ? name : "";
-                return f;
-            }
-        return none;
-    }
     for (const Fabric &f : fabrics)
         if (f.name == name) return f;
-    int node = 0, at = 0;
-    if (sscanf(name.c_str(), "%dx%n", &node, &at) == 1 && at > 0) {
-        const size_t plus = std::min(name.find('+'), name.size());
-        Fabric f = find_fabric(name.substr(at, plus - at));
-        const Fabric between = find_fabric(name.substr(std::min(plus + 1, name.size())));
-        if (f.name.empty() || between.name.empty() || f.node || node < 1) return none;
-        f.name = name, f.node = node, f.network = between.port;
-        f.network_latency = between.latency, f.network_overhead = between.overhead;
-        return f;
-    }
-    Fabric own = none;
-    int end = 0, end_of_two = 0; // what is read of the name
-    const int count =
-        sscanf(name.c_str(), "%lf,%lf%n,%lf,%lf,%lf,%lf%n", &own.latency, &own.port, &end_of_two,
-               &own.crossing, &own.host_port, &own.host_all, &own.memory, &end);
-    if (count == 2) {
-        own.host_port = own.host_all = own.port;
-        end = end_of_two;
-    }
-    const bool positive = own.port > 0 && own.host_port > 0 && own.host_all > 0 && own.memory > 0 &&
-                          own.latency >= 0 && own.crossing >= 0;
-    if (end == (int)name.size() && positive) own.name = name;
-    return own;
-}
 
-inline Fabric known_fabric(const std::string &name) {
-    const Fabric f = find_fabric(name);
+    const size_t equal = name.rfind('='), comma = name.rfind(',', equal);
+    if (equal < name.size() && comma < name.size()) { // the last word
+        const std::pair<const char *, double Fabric::*> words[] = {
+            {"overhead", &Fabric::overhead}, {"engines", &Fabric::engines},
+            {"host", &Fabric::host},         {"launch", &Fabric::launch},
+            {"network", &Fabric::network},   {"memory", &Fabric::memory}};
+        Fabric f = find_fabric(name.substr(0, comma));
+        f.name = name;
+        char *end = nullptr;
+        const double value = strtod(&name[equal + 1], &end);
+        const bool number = equal + 1 < name.size() && !*end && value >= 0;
+        for (const auto &[word, field] : words) {
+            if (!number || name.substr(comma + 1, equal - comma - 1) != word) continue;
+            f.*field = value;
+            if (f.memory > 0 && (!f.node || f.network > 0)) return f;
+        }
+    }
+
+    int node = 0, at = 0;
+    const size_t plus = name.find('+');
+    if (sscanf(name.c_str(), "%dx%n", &node, &at) == 1 && at > 0 && plus < name.size()) {
+        Fabric f = find_fabric(name.substr(at, plus - at));
+        const Fabric between = find_fabric(name.substr(plus + 1));
+        f.network_latency = between.latency, f.network_overhead = between.overhead;
+        f.network = between.port;
+        f.name = name;
+        if (std::exchange(f.node, node) == 0 && node > 0) return f;
+    }
+
+    Fabric own = {name, 0, 0, 0, 0, 0, 0, 0, 900, 0, 0};
+    int end = 0; // what is read of the name
+    sscanf(name.c_str(), "%lf,%lf%n", &own.latency, &own.port, &end);
+    own.host_port = own.host_all = own.port;
+    if (end == (int)name.size() && own.latency >= 0 && own.port > 0) return own;
+
     std::string names;
-    for (const Fabric &other : fabrics) names += other.name + ", ";
-    if (f.name.empty())
-        throw std::runtime_error(
-            "FABRIC=" + name + " is unknown: choose one of " + names +
-            "8xnvlink+ethernet100, or us,GB/s of a message; words may follow: nvlink,host=0");
-    return f;
+    for (const Fabric &f : fabrics) names += f.name + ", ";
+    throw std::runtime_error(
+        "FABRIC=" + name + " is unknown: choose one of " + names +
+        "8xnvlink+ethernet100, or us,GB/s of a message; words may follow: nvlink,host=0");
 }
 
 struct Op {

@@ -757,7 +757,7 @@ static const std::map<std::string, std::function<void(const std::string &)>> opt
     {"KVSTORE", [](auto &value) { options.allreduce = value; }}, // the lab's word for it
     {"MODEL", [](auto &value) { options.model = value; }},
     {"SEED", [](auto &value) { options.seed = whole("SEED", value, 0, 4294967295); }},
-    {"FABRIC", [](auto &value) { options.fabrics = {fabric::known_fabric(value)}; }},
+    {"FABRIC", [](auto &value) { options.fabrics = {fabric::find_fabric(value)}; }},
     {"SHOW", [](auto &value) { options.show = value, options.seconds = limits::seconds_of_show; }},
     {"SECONDS", [](auto &value) { options.seconds = whole("SECONDS", value, 1, 3600); }},
     {"POINTS", [](auto &value) { options.points = whole("POINTS", value, 0, 1); }},

@@ -20,7 +20,7 @@
 #include <map>
 #include <stdexcept>
 
-using fabric::Fabric, fabric::Op, fabric::known_fabric;
+using fabric::Fabric, fabric::Op, fabric::find_fabric;
 
 struct Error : std::runtime_error {
     using std::runtime_error::runtime_error;
@@ -213,7 +213,7 @@ static void trace(const char *name, const char *rows, const char *profile) {
     double begin = INFINITY, end = 0, computing = 0; // of all devices
     const bool emulated = strcmp(name, "emulated") == 0;
     if (!emulated && strcmp(name, "here") != 0) {
-        const Fabric f = known_fabric(name);
+        const Fabric f = find_fabric(name);
         for (Op &op : r.ops)
             if (op.kind == Op::kernel) op.seconds = op.end - op.begin;
         if (*profile) read_profile(profile, r);
@@ -294,10 +294,10 @@ int main(int argc, char **argv) {
         const std::string mode = argc > 2 ? argv[1] : "";
         if (mode == "trace" && (argc == 4 || argc == 5))
             trace(argv[2], argv[3], argc == 5 ? argv[4] : "");
-        else if (mode == "sweep" && argc == 3) sweep(known_fabric(argv[2]));
-        else if (mode == "optimum" && argc == 4) optimum(known_fabric(argv[2]), atoi(argv[3]));
+        else if (mode == "sweep" && argc == 3) sweep(find_fabric(argv[2]));
+        else if (mode == "optimum" && argc == 4) optimum(find_fabric(argv[2]), atoi(argv[3]));
         else if (mode == "scale" && (argc == 6 || argc == 7))
-            scale(known_fabric(argv[2]), atoi(argv[3]), Step(read(argv[4])), Step(read(argv[5])),
+            scale(find_fabric(argv[2]), atoi(argv[3]), Step(read(argv[4])), Step(read(argv[5])),
                   argc == 7 ? atof(argv[6]) : 0);
         else throw Error("usage: simulate trace|sweep|optimum|scale FABRIC ...");
         if (fflush(stdout) || ferror(stdout)) throw Error("cannot write to stdout");
