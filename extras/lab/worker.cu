@@ -59,24 +59,17 @@ static std::vector<wire::Row> rows_of(const watch::Recorder &r) {
 
 namespace worker {
 
-// On each tensor's device, after all that it has been given. Reports of races have these names.
-static void overwrite_sums(const std::vector<Tensor> &list, int byte) {
-    for (const Tensor &t : list)
-        CUDA_CHECK(cudaMemsetAsync(t.ptr(), byte, size(t) * sizeof(float), stream_of(t.device)));
+// On the device, after all that it has been given. Reports of races have these names.
+static void overwrite_sums(const Tensor &first, int n, int byte) {
+    CUDA_CHECK(cudaMemsetAsync(first.ptr(), byte, n * sizeof(float), stream_of(first.device)));
 }
-static void write_gradients(const std::vector<Tensor> &list, const float *host) {
-    for (const Tensor &t : list) {
-        CUDA_CHECK(cudaMemcpyAsync(t.ptr(), host, size(t) * sizeof(float), cudaMemcpyHostToDevice,
-                              stream_of(t.device)));
-        host += size(t);
-    }
+static void write_gradients(const Tensor &first, int n, const float *host) {
+    CUDA_CHECK(cudaMemcpyAsync(first.ptr(), host, n * sizeof(float), cudaMemcpyHostToDevice,
+                          stream_of(first.device)));
 }
-static void read_sums(const std::vector<Tensor> &list, float *host) {
-    for (const Tensor &t : list) {
-        CUDA_CHECK(cudaMemcpyAsync(host, t.ptr(), size(t) * sizeof(float), cudaMemcpyDeviceToHost,
-                              stream_of(t.device)));
-        host += size(t);
-    }
+static void read_sums(const Tensor &first, int n, float *host) {
+    CUDA_CHECK(cudaMemcpyAsync(host, first.ptr(), n * sizeof(float), cudaMemcpyDeviceToHost,
+                          stream_of(first.device)));
 }
 
 // Return n floats on the host, pinned. All cases share them, since it takes longer to allocate such
@@ -87,7 +80,7 @@ static float *pinned(int n) {
     return memory.ptr();
 }
 
-// Call the algorithm with the numbers on the devices, one tensor after another, while one device
+// Call the algorithm with the numbers on the devices, where tensors are contiguous, while one device
 // is late, or each message. Then do at once what the contract allows: copy the sums, overwrite
 // their memory. All by CUDA alone: the functions of the submission are what is judged.
 static void sums(const wire::Request &r, wire::Answer &answer) {
@@ -95,14 +88,14 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
     const PerDevice grads = make_grads(r.k, r.sizes);
     float *const inputs = pinned(2 * r.k * n), *const results = inputs + r.k * n; // of each device
     for (int c = 0; c < r.k; c++) {
-        overwrite_sums(grads[c], 0xff); // NaN
+        overwrite_sums(grads[c][0], n, 0xff); // NaN
         std::copy(r.numbers[c].begin(), r.numbers[c].end(), inputs + c * n);
     }
     std::fill_n(results, r.k * n, NAN);
     watch::wait_for_all();
     for (int c = 0; c < r.k; c++) {
         if (c == r.straggler) watch::pause(current_stream(gpu(c)).handle, limits::late_ms);
-        write_gradients(grads[c], inputs + c * n);
+        write_gradients(grads[c][0], n, inputs + c * n);
     }
     watch::late_messages = r.straggler == r.k;
     if (r.what == wire::counts) {
@@ -120,8 +113,8 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
     }
     watch::late_messages = false;
     for (int c = 0; c < r.k; c++) {
-        read_sums(grads[c], results + c * n);
-        overwrite_sums(grads[c], wire::poison_byte);
+        read_sums(grads[c][0], n, results + c * n);
+        overwrite_sums(grads[c][0], n, wire::poison_byte);
     }
     watch::wait_for_all();
     for (int c = 0; c < r.k; c++)
