@@ -620,9 +620,7 @@ static Trained trained(size_t most) { // steps
                   most * 3 / 2, most / 2);
         exchange_as_given ? exchange_as_given(grads) : run_allreduce("naive", grads);
         if (result.steps == most / 2) // a device is late at the end of the first epoch
-            CUDA_CHECK(cudaLaunchHostFunc(
-                stream_of(grads.back()[0].device), [](void *) { usleep(1e6 * pause_in_epoch); },
-                nullptr));
+            watch::pause(stream_of(grads.back()[0].device), 1e3 * pause_in_epoch);
     };
     std::string said;
     try {

@@ -247,11 +247,8 @@ static std::string where_to_look(const Case &c, const std::string &result) {
 
 // Where they run: what is launched on gpu(0) whatever the device is found
 static Device last() { return gpu(options.gpus - 1); }
-// The device's stream stands still for a while: a kernel on another one, or before a wait, is early
-static void pause_stream(Device d) {
-    CUDA_CHECK(cudaLaunchHostFunc(
-        stream_of(d), [](void *) { usleep(1000); }, nullptr));
-}
+// Its stream stands still for a while: a kernel on another one, or before a wait, is early
+static void pause_stream(Device d) { watch::pause(stream_of(d), 1); }
 
 static std::vector<Tensor> inputs_of(const Case &c) { // on the host
     std::vector<Tensor> in;

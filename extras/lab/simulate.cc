@@ -22,9 +22,7 @@
 
 using fabric::Fabric, fabric::Op, fabric::find_fabric;
 
-struct Error : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
+using Error = std::runtime_error;
 
 struct Row { // of a trace
     int device, lane;
