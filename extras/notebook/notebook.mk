@@ -2,7 +2,7 @@
 
 .PHONY: notebook_program notebook_judge notebook_test
 notebook_program: $(program) data
-notebook_judge: $(worker) build/cpu/judge build/simulate
+notebook_judge: $(worker) build/cpu/judge
 
 notebook_test: build/notebook_venv/tests data  ## test the notebook, and cells of a student
 	@env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL build/notebook_venv/bin/python -Bm pytest -q \
