@@ -9,7 +9,7 @@
 // All is linear. So the gradients take the transposes, with Q = A dy A^T:
 //     dd = B [sum over o of U * Q] B^T     dg = G^T [sum over tiles of Q * V] G
 // dX is the sum of dd where windows overlap. V serves y and dW, Q dW and dX. (A CPU does all this
-// for a few tiles at a time, and m is 2: winograd_cpu.h.)
+// for a few tiles at a time, with m = 2 or 3: winograd_cpu.h.)
 // Gain: without it a step takes longer on an H100. ResNet-18: 1.71 times, LeNet: 1.18, lab_cnn:
 // 1.03. If V is computed twice, ResNet-18 takes 1.04 times as long; with m = 4 at 14x14, 1.02.
 // Cost: a larger m adds rounding errors, see README.md; and V has 1.8 to 5 times the size of X.
@@ -17,71 +17,11 @@
 
 #if defined(__CUDACC__) || defined(MGPU_LANES)
 namespace fast {
-// F(m x m,r x r)
-template <int m_, int r_> struct Filtering {
-    static constexpr int m = m_, r = r_, n = m + r - 1, elements = n * n;
-    enum Name { AT, G, BT, A, GT, B }; // A^T (m,n), G (n,r), B^T (n,n); then these transposed
-    __host__ __device__ static constexpr int rows(Name T) { return T == AT ? m : T == GT ? r : n; }
-    __host__ __device__ static constexpr int columns(Name T) { return T == A ? m : T == G ? r : n; }
-    struct Matrices {
-        float of[3][n][n] = {};
-    };
-    // Filtering multiplies polynomials by their values at n points: row i of a matrix, or column i
-    // of A^T, belongs to the i-th of these, the last to infinity. (2 before 1/2: larger errors.)
-    __host__ __device__ static constexpr Matrices matrices() {
-        const double points[] = {0, 1, -1, .5, -2, 2};
-        Matrices all;
-        for (int i = 0; i < n; i++) {
-            double others[n] = {1}, divisor = 1; // the product of x - p for the other points p
-            for (int k = 0; k < n - 1; k++) {
-                if (k == i) continue;
-                for (int j = n - 1; j > 0; j--) others[j] = others[j - 1] - points[k] * others[j];
-                others[0] *= -points[k];
-                if (i < n - 1) divisor *= points[i] - points[k];
-            }
-            for (int j = 0; j < n; j++) all.of[BT][i][j] = others[j];
-            double power = 1; // of the point
-            for (int j = 0; j < n && i < n - 1; j++, power *= points[i]) {
-                if (j < m) all.of[AT][j][i] = power;
-                if (j < r) all.of[G][i][j] = power / divisor;
-            }
-        }
-        all.of[AT][m - 1][n - 1] = all.of[G][n - 1][r - 1] = 1;
-        return all;
-    }
-    __device__ static constexpr float at(Name T, int i, int j) {
-        constexpr Matrices all = matrices();
-        return T < A ? all.of[T][i][j] : all.of[T - A][j][i];
-    }
-};
 template <class Call> static void with_filtering(const ConvShape &s, Call call) {
     const int m = winograd_outputs(s);
     if (m == 3) call(Filtering<3, 5>());
     if (m == 4) call(Filtering<4, 3>());
     if (m == 5) call(Filtering<5, 3>());
-}
-
-// y = T x T^T. All loops are unrolled: T's elements become constants, and zeros cost nothing.
-template <class F, typename F::Name T, int rows, int columns>
-__device__ __forceinline__ void transform(float (&y)[rows][rows],
-                                          const float (&x)[columns][columns]) {
-    float half[rows][columns] = {};
-    UNROLL
-    for (int i = 0; i < rows; i++) {
-        UNROLL
-        for (int k = 0; k < columns; k++) {
-            UNROLL
-            for (int j = 0; j < columns; j++)
-                if (F::at(T, i, k) != 0) half[i][j] += F::at(T, i, k) * x[k][j];
-        }
-        UNROLL
-        for (int j = 0; j < rows; j++) {
-            y[i][j] = 0;
-            UNROLL
-            for (int k = 0; k < columns; k++)
-                if (F::at(T, j, k) != 0) y[i][j] += half[i][k] * F::at(T, j, k);
-        }
-    }
 }
 
 // V[e][c][t] = (T x T^T)[e] of the pixels x (size,size) of tile t of X.   One thread per t;

@@ -1,11 +1,9 @@
-// Winograd's filtering on a CPU: F(2x2,3x3), 16 products in place of 36.
-//             1  0 -1  0           1   0   0
-//     B^T  =  0  1  1  0     G  =  h   h   h     A^T  =  1  1  1  0     h = 1/2
-//             0 -1  1  0           h  -h   h             0  1 -1 -1
-//             0  1  0 -1           0   0   1
+// Winograd's filtering on a CPU. F(2x2,3x3) needs 16 products in place of 36, F(3x3,5x5) needs 49
+// in place of 225.
 // A block, which is a thread, transforms a few tiles, multiplies them and transforms back while
-// they are in the core's cache.
-// Gain: ResNet-18's step takes 0.76 of the time.
+// they are in the core's cache. winograd.h has the formulas.
+// Gain: ResNet-18's step takes 0.76 of the time, LeNet's 0.60, lab_cnn's 0.69. With F(2x2,5x5) the
+// last two would take 0.82 and 0.92.
 // Cost: rounding errors of at most 1.9 times a direct sum's on ResNet-18's layers (RMS).
 // defines: is_winograd, winograd_forward, winograd_backward
 
@@ -46,34 +44,37 @@ __device__ __noinline__ void product_tile(float *M, const float *A, const Panels
         }
     }
 }
-// Each block, a thread, takes a part of the tiles, `group` at a time: their V and M, in memory of
-// its own, stay in the core's cache.
-constexpr int group = (64 + product_m - 1) / product_m * product_m;
+// Compute y from X, of_X being B^T and of_M A^T; or dX from dy, with A and B. Each block, a thread,
+// takes a part of the tiles, `group` at a time: their V and M, in memory of its own, stay in the
+// core's cache.
+template <class F, typename F::Name of_X, typename F::Name of_M>
 __global__ void winograd_kernel(Store y, const float *X, TiledImages x, const float *U, Panels u,
-                                const float *b, TiledImages out, float *memory, Panels v,
-                                Panels m) {
+                                const float *b, TiledImages out, float *memory, Panels v, Panels m,
+                                int group) {
     const Range part = slice_of({0, x.count}, group);
-    float *const V = memory + blockIdx.z * 16l * (v.by_e + m.by_e), *const M = V + 16 * v.by_e;
+    float *const V = memory + blockIdx.z * long(F::elements) * (v.by_e + m.by_e);
+    float *const M = V + F::elements * v.by_e;
     for (int t = part.begin; t < part.end; t += group) {
         const int end = min(t + group, part.end), rows = end - t;
-        for (int c = 0; c < x.C; c += tile_n) transform_tiles<false>(V, v, X, x, t, end, c);
-        for (int e = 0; e < 16; e++)
+        for (int c = 0; c < x.C; c += tile_n) transform_tiles<F, of_X>(V, v, X, x, t, end, c);
+        for (int e = 0; e < F::elements; e++)
             for (int o = 0; o < out.C; o += tile_n)
                 for (int r = 0; r < rows; r += product_m)
                     product_tile<false>(M + e * m.by_e + m.at(r, o), V + e * v.by_e, v, r, rows,
                                         U + e * u.by_e + u.at(0, o), x.C, false);
-        for (int o = 0; o < out.C; o += tile_n) transform_products(y, M, m, b, out, t, end, o);
+        for (int o = 0; o < out.C; o += tile_n)
+            transform_products<F, of_M>(y, M, m, b, out, t, end, o);
     }
 }
 // transform_tiles, for row_of_tiles tiles and tile_n channels a thread
-template <bool of_dy>
+template <class F, typename F::Name T>
 __global__ void winograd_tiles_kernel(float *V, Panels p, const float *X, TiledImages s, int first,
                                       int last) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x, panels = s.C / tile_n;
-    const int begin = first + i / panels * row_of_tiles, end = min(begin + row_of_tiles, last);
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, panels = p.columns(s.C) / tile_n;
+    const int begin = first + i / panels * row_of_tiles<F>,
+              end = min(begin + row_of_tiles<F>, last);
     if (begin < end)
-        transform_tiles<of_dy>(V + p.at(begin - first, 0), p, X, s, begin, end,
-                               i % panels * tile_n);
+        transform_tiles<F, T>(V + p.at(begin - first, 0), p, X, s, begin, end, i % panels * tile_n);
 }
 // S[e][o][c] = or += sum over t < tiles of Y[e][t][o] * V[e][t][c]   One thread per product_tile.
 __global__ void winograd_sum_kernel(float *S, Panels s, const float *Y, Panels y, const float *V,
@@ -85,86 +86,108 @@ __global__ void winograd_sum_kernel(float *S, Panels s, const float *Y, Panels y
     product_tile<true>(S + e * s.by_e + s.at(o, c), Y + e * y.by_e, y, o, O,
                        V + e * v.by_e + v.at(0, c), tiles, add);
 }
-// dW = G^T S G   One thread per o and c.
-__global__ void winograd_weights_kernel(Store dW, const float *S, Panels p, int by_o, int by_k,
-                                        int O, int C) {
-    const int i = blockIdx.x * blockDim.x + threadIdx.x, o = i / C, c = i % C;
+// dW = G^T S G   One thread per o and `wide` neighbours c.
+template <class F>
+__global__ void __launch_bounds__(64)
+    winograd_weights_kernel(Store dW, const float *S, Panels p, int by_o, int by_k, int O, int C) {
+    constexpr int n = F::n, r = F::r;
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, registers = (C + wide - 1) / wide;
+    const int o = i / registers, c = i % registers * wide;
     if (o >= O) return;
-    float m[4][4], r[3][4];
+    alignas(sizeof(Wide)) Wide x[n][n], w[r][r];
     S += p.at(o, c);
     UNROLL
-    for (int e = 0; e < 16; e++) m[e / 4][e % 4] = S[e * p.by_e];
-    UNROLL
-    for (int v = 0; v < 4; v++) {
-        const float half = (m[1][v] + m[2][v]) / 2;
-        r[0][v] = m[0][v] + half, r[1][v] = (m[1][v] - m[2][v]) / 2, r[2][v] = half + m[3][v];
+    for (int k = 0; k < n; k++) {
+        UNROLL
+        for (int j = 0; j < n; j++, S += p.by_e) x[k][j] = (const Wide &)S[0];
     }
-    UNROLL
-    for (int u = 0; u < 3; u++) {
-        const float half = (r[u][1] + r[u][2]) / 2;
-        const int at = o * by_o + (c * 9 + u * 3) * by_k;
-        dW.store(at, r[u][0] + half);
-        dW.store(at + by_k, (r[u][1] - r[u][2]) / 2);
-        dW.store(at + 2 * by_k, half + r[u][3]);
-    }
+    transform<F, F::GT>(w, x);
+    for (int q = 0; q < min(wide, C - c); q++)
+        for (int k = 0; k < r * r; k++)
+            dW.store(o * by_o + ((c + q) * r * r + k) * by_k, ((const float *)&w[k / r][k % r])[q]);
 }
 
-static void winograd(const Store &y, const float *X, const float *W, int by_o, int by_c, int by_k,
-                     const float *b, const ConvShape &s, Device device) {
-    if (s.N == 0) return;
-    const Panels u(s.C, s.O);
-    const Tensor U = empty({16, u.by_e}, device);
-    LAUNCH(winograd_filter_kernel<<<blocks(s.O * s.C / wide, 64), 64, 0, stream_of(device)>>>(
-        U.ptr(), u, W, by_o, by_c, by_k, s.O, s.C));
-    const TiledImages x = tiled_inputs(s), out = tiled_outputs(s);
-    const Panels v(group, s.C), m(group, s.O);
+template <class F, typename F::Name of_X, typename F::Name of_M>
+static void winograd(const Store &y, const float *X, const TiledImages &x, const float *W, int by_o,
+                     int by_c, int by_k, const float *b, const TiledImages &out, Device device) {
+    if (x.count == 0) return;
+    const Panels u(x.C, out.C);
+    const Tensor U = empty({F::elements, u.by_e}, device);
+    const int registers = u.columns(out.C) / wide * x.C;
+    LAUNCH(winograd_filter_kernel<F><<<blocks(registers, 64), 64, 0, stream_of(device)>>>(
+        U.ptr(), u, W, by_o, by_c, by_k, out.C, x.C));
+    const int tiles = F::n == 4 ? 65 : 39; // so many fit the cache: whole products, or images
+    const int step = of_M == F::B ? x.of_image : product_m, group = max(1, tiles / step) * step;
+    const Panels v(group, x.C), m(group, out.C);
     const dim3 parts(1, 1, min(32, blocks(x.count, group)));
-    const Tensor memory = empty({(int)parts.z, 16, v.by_e + m.by_e}, device);
-    LAUNCH(winograd_kernel<<<parts, 1, 0, stream_of(device)>>>(y, X, x, U.ptr(), u, b, out,
-                                                               memory.ptr(), v, m));
+    const Tensor memory = empty({(int)parts.z, F::elements, v.by_e + m.by_e}, device);
+    LAUNCH(winograd_kernel<F, of_X, of_M><<<parts, 1, 0, stream_of(device)>>>(
+        y, X, x, U.ptr(), u, b, out, memory.ptr(), v, m, group));
 }
+template <class F>
 static void winograd_backward_weights(const Store &dW, const Tensor &X, const Tensor &dy,
                                       const ConvShape &s) {
     const Device device = X.device;
     const TiledImages x = tiled_inputs(s), out = tiled_outputs(s);
-    const int C = s.C, O = s.O, at_once = min(x.count, 1 << 10) + 1; // what a cache holds
+    const int C = s.C, O = s.O, elements = F::elements;
+    const int at_once = min(x.count, (1 << 14) / elements) + 1; // what a cache holds
     const Panels sums(O, C), v(at_once, C), g(at_once, O);
-    const Tensor V = empty({16, v.by_e}, device), Y = empty({16, g.by_e}, device);
-    const Tensor S = empty({16, sums.by_e}, device);
-    const dim3 grid(blocks(blocks(O, product_m) * C / tile_n, 4), 16);
+    const Tensor V = empty({elements, v.by_e}, device), Y = empty({elements, g.by_e}, device);
+    const Tensor S = empty({elements, sums.by_e}, device);
+    const int C_panels = blocks(C, tile_n), O_panels = blocks(O, tile_n);
+    const dim3 grid(blocks(blocks(O, product_m) * C_panels, 4), elements);
     for (int t = 0; t == 0 || t < x.count; t += at_once) {
-        const int end = min(t + at_once, x.count), rows = blocks(end - t, row_of_tiles);
-        LAUNCH(winograd_tiles_kernel<false>
-               <<<blocks(rows * C / tile_n, 4), 4, 0, stream_of(device)>>>(V.ptr(), v, X.ptr(), x,
-                                                                           t, end));
-        LAUNCH(winograd_tiles_kernel<true>
-               <<<blocks(rows * O / tile_n, 4), 4, 0, stream_of(device)>>>(Y.ptr(), g, dy.ptr(),
-                                                                           out, t, end));
+        const int end = min(t + at_once, x.count), rows = blocks(end - t, row_of_tiles<F>);
+        LAUNCH(winograd_tiles_kernel<F, F::BT>
+               <<<blocks(rows * C_panels, 4), 4, 0, stream_of(device)>>>(V.ptr(), v, X.ptr(), x, t,
+                                                                         end));
+        LAUNCH(winograd_tiles_kernel<F, F::A>
+               <<<blocks(rows * O_panels, 4), 4, 0, stream_of(device)>>>(Y.ptr(), g, dy.ptr(), out,
+                                                                         t, end));
         LAUNCH(winograd_sum_kernel<<<grid, 4, 0, stream_of(device)>>>(
             S.ptr(), sums, Y.ptr(), g, V.ptr(), v, O, C, end - t, t > 0));
     }
-    LAUNCH(winograd_weights_kernel<<<blocks(O * C), threads, 0, stream_of(device)>>>(
-        dW, S.ptr(), sums, s.W_stride_o, s.W_stride_k, O, C));
+    LAUNCH(winograd_weights_kernel<F>
+           <<<blocks(O * blocks(C, wide), 64), 64, 0, stream_of(device)>>>(
+               dW, S.ptr(), sums, s.W_stride_o, s.W_stride_k, O, C));
 }
 static bool is_winograd(const ConvShape &s) {
-    return s.rung == tiled && s.K == 3 && s.stride == 1 && s.C % 32 == 0 && s.O % 32 == 0;
+    const bool many = s.K == 3 ? s.C % 32 == 0 && s.O % 32 == 0 : s.K == 5 && min(s.C, s.O) > 16;
+    const bool fits = s.K == 3 || s.OW <= 3 * row_of_tiles<Filtering<3, 5>>;
+    return s.rung == tiled && s.stride == 1 && many && fits;
+}
+template <class Call> static void with_filtering(const ConvShape &s, Call call) {
+    if (s.K == 3) call(Filtering<2, 3>());
+    else call(Filtering<3, 5>());
 }
 static void winograd_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
                              const ConvShape &s, Tensor *) {
-    winograd(y, X.ptr(), W.ptr(), s.W_stride_o, 9 * s.W_stride_k, s.W_stride_k, b.ptr(), s,
-             X.device);
+    const int k = s.W_stride_k, of_c = s.K * s.K * k;
+    with_filtering(s, [&](auto filtering) {
+        typedef decltype(filtering) F;
+        winograd<F, F::BT, F::AT>(y, X.ptr(), tiled_inputs(s), W.ptr(), s.W_stride_o, of_c, k,
+                                  b.ptr(), tiled_outputs(s), X.device);
+    });
 }
-// dX is the same convolution of dy, with the filter turned by 180 degrees.
+// With 3x3 taps dX is the same convolution of dy, with the filter turned by 180 degrees. With 5x5
+// taps it comes from the tiles of dy, as on a GPU: LeNet's dy has 9 of them, its dX would have 25.
 static void winograd_backward(const Store &dX, const Store &dW, const Store &db, const Tensor &X,
                               const Tensor &dy, const Tensor &W, const ConvShape &s,
                               const Tensor &) {
+    const int k = s.W_stride_k, of_c = s.K * s.K * k;
     if (db.data) channel_sums(db, dy);
-    if (dW.data) winograd_backward_weights(dW, X, dy, s);
-    if (!dX.data) return;
-    const int k = s.W_stride_k;
-    const Sizes turned = {s.N, s.O, s.OH, s.OW, s.C, 3, 1, 2 - s.padding, s.H, s.W};
-    winograd(dX, dy.ptr(), W.ptr() + 8 * k, 9 * k, s.W_stride_o, -k, nullptr,
-             {turned, s.rung, 0, 0}, X.device);
+    with_filtering(s, [&](auto filtering) {
+        typedef decltype(filtering) F;
+        if (dW.data) winograd_backward_weights<F>(dW, X, dy, s);
+        if (!dX.data) return;
+        if constexpr (F::r == 5)
+            return winograd<F, F::A, F::B>(dX, dy.ptr(), tiled_outputs(s), W.ptr(), of_c,
+                                           s.W_stride_o, k, nullptr, tiled_inputs(s), X.device);
+        const ConvShape turned = {
+            {s.N, s.O, s.OH, s.OW, s.C, 3, 1, 2 - s.padding, s.H, s.W}, s.rung, 0, 0};
+        winograd<F, F::BT, F::AT>(dX, dy.ptr(), tiled_inputs(turned), W.ptr() + 8 * k, of_c,
+                                  s.W_stride_o, -k, nullptr, tiled_outputs(turned), X.device);
+    });
 }
 } // namespace fast
 #endif

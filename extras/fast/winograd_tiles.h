@@ -1,13 +1,81 @@
-// Winograd's filtering: images in tiles and, on a CPU, the transforms of tiles.
+// Winograd's filtering: its matrices, images in tiles and, on a CPU, the transforms of tiles.
 // On a CPU a register holds `wide` channels of a pixel, which are neighbours once a few rows of
 // pixels have been copied. So transforms multiply and add whole registers.
-// defines: TiledImages, Panels, transform_tiles, transform_products
+// defines: Filtering, transform, TiledImages, Panels, transform_tiles, transform_products
 
 namespace fast {
+// F(m x m,r x r)
+template <int m_, int r_> struct Filtering {
+    static constexpr int m = m_, r = r_, n = m + r - 1, elements = n * n;
+    enum Name { AT, G, BT, A, GT, B }; // A^T (m,n), G (n,r), B^T (n,n); then these transposed
+    __host__ __device__ static constexpr int rows(Name T) { return T == AT ? m : T == GT ? r : n; }
+    __host__ __device__ static constexpr int columns(Name T) { return T == A ? m : T == G ? r : n; }
+    struct Matrices {
+        float of[3][n][n] = {};
+    };
+    // Filtering multiplies polynomials by their values at n points: row i of a matrix, or column i
+    // of A^T, belongs to the i-th of these, the last to infinity. (2 before 1/2: larger errors.)
+    __host__ __device__ static constexpr Matrices matrices() {
+        const double points[] = {0, 1, -1, .5, -2, 2};
+        Matrices all;
+        for (int i = 0; i < n; i++) {
+            double others[n] = {1}, divisor = 1; // the product of x - p for the other points p
+            for (int k = 0; k < n - 1; k++) {
+                if (k == i) continue;
+                for (int j = n - 1; j > 0; j--) others[j] = others[j - 1] - points[k] * others[j];
+                others[0] *= -points[k];
+                if (i < n - 1) divisor *= points[i] - points[k];
+            }
+            for (int j = 0; j < n; j++) all.of[BT][i][j] = others[j];
+            double power = 1; // of the point
+            for (int j = 0; j < n && i < n - 1; j++, power *= points[i]) {
+                if (j < m) all.of[AT][j][i] = power;
+                if (j < r) all.of[G][i][j] = power / divisor;
+            }
+        }
+        all.of[AT][m - 1][n - 1] = all.of[G][n - 1][r - 1] = 1;
+        return all;
+    }
+    __device__ __forceinline__ static constexpr float at(Name T, int i, int j) {
+        constexpr Matrices all = matrices();
+        return T < A ? all.of[T][i][j] : all.of[T - A][j][i];
+    }
+};
+// Return the sum over k of T[i][k] * x[k * by]. Where the loop is unrolled, T's elements are
+// constants: zeros cost nothing, and factors 1 and -1 become additions.
+template <class F, typename F::Name T>
+__device__ __forceinline__ Wide times_row(int i, const Wide *x, int by) {
+    constexpr int columns = F::columns(T);
+    Wide sum = {};
+    bool first = true;
+    UNROLL
+    for (int k = 0; k < columns; k++) {
+        const float factor = F::at(T, i, k);
+        if (factor != 0) {
+            sum = first ? factor * x[k * by] : sum + factor * x[k * by];
+            first = false;
+        }
+    }
+    return sum;
+}
+// y = T x T^T, on a CPU of `wide` channels. (A template forgets that Wide is aligned(4): alignas.)
+template <class F, typename F::Name T, int rows, int columns>
+__device__ __forceinline__ void transform(Wide (&y)[rows][rows],
+                                          const Wide (&x)[columns][columns]) {
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+        alignas(sizeof(Wide)) Wide half[columns];
+        UNROLL
+        for (int j = 0; j < columns; j++) half[j] = times_row<F, T>(i, &x[0][j], columns);
+        UNROLL
+        for (int j = 0; j < rows; j++) y[i][j] = times_row<F, T>(j, half, 1);
+    }
+}
+
 // Return the size m of tiles. On a GPU it is the one that takes the fewest products.
 static int winograd_outputs(const ConvShape &s) {
-    if (warp_size == 1) return 2;
     if (s.K == 5) return 3;
+    if (warp_size == 1) return 2;
     auto tiles = [&](int m) { return blocks(s.OH, m) * blocks(s.OW, m); };
     return tiles(5) * 7 * 7 < tiles(4) * 6 * 6 ? 5 : 4;
 }
@@ -28,147 +96,168 @@ static TiledImages tiled_inputs(const ConvShape &s) { return {s.C, s.H, s.W, s.p
 static TiledImages tiled_outputs(const ConvShape &s) { return {s.O, s.OH, s.OW, 0, s}; }
 
 #if !defined(__CUDACC__) && !defined(MGPU_LANES)
-// --- The transforms, of a column or a row, then of a tile, and of `wide` channels at once
-__device__ __forceinline__ void times_BT(Wide &a, Wide &b, Wide &c, Wide &d) {
-    const Wide old = b;
-    a -= c, b += c, c -= old, d = old - d;
-}
-__device__ __forceinline__ void transform_window(Wide (&d)[4][4]) { // B^T d B
-    UNROLL
-    for (int k = 0; k < 4; k++) times_BT(d[0][k], d[1][k], d[2][k], d[3][k]);
-    UNROLL
-    for (int k = 0; k < 4; k++) times_BT(d[k][0], d[k][1], d[k][2], d[k][3]);
-}
-__device__ __forceinline__ void times_AT(Wide &a, Wide &b, Wide c, Wide d) {
-    a += b + c, b -= c + d;
-}
-__device__ __forceinline__ void transform_back(Wide (&m)[4][4]) { // A^T m A, into m[0..1][0..1]
-    UNROLL
-    for (int k = 0; k < 4; k++) times_AT(m[0][k], m[1][k], m[2][k], m[3][k]);
-    UNROLL
-    for (int k = 0; k < 2; k++) times_AT(m[k][0], m[k][1], m[k][2], m[k][3]);
-}
-__device__ __forceinline__ void times_A(Wide &a, Wide &b, Wide &c, Wide &d) {
-    c = a - b, d = -b, b += a;
-}
-__device__ __forceinline__ void transform_dy(Wide (&d)[4][4]) { // A dy A^T of dy in d[0..1][0..1]
-    UNROLL
-    for (int k = 0; k < 2; k++) times_A(d[0][k], d[1][k], d[2][k], d[3][k]);
-    UNROLL
-    for (int k = 0; k < 4; k++) times_A(d[k][0], d[k][1], d[k][2], d[k][3]);
-}
-
-// Where an array [e][row][column] has its elements: its columns form panels of tile_n
+// Where an array [e][row][column] has its elements: its columns form panels of tile_n. The last
+// panel may have more columns than there are.
 struct Panels {
     int by_panel, by_e; // (a multiple of 4 KiB would be the same set of a cache)
-    Panels(int rows, int columns) : by_panel(rows * tile_n), by_e(rows * columns + 16) {}
+    Panels(int rows, int used) : by_panel(rows * tile_n), by_e(rows * columns(used) + 16) {}
+    static int columns(int used) { return (used + tile_n - 1) / tile_n * tile_n; }
     int at(int row, int column) const {
         return column / tile_n * by_panel + row * tile_n + column % tile_n;
     }
 };
 // U[e][c][o] = (G g G^T)[e] of the filter g of output o and input c, which begins at W[o*by_o +
-// c*by_c] and goes on by by_k.   One thread per c and `wide` neighbours o.
-__global__ void winograd_filter_kernel(float *U, Panels p, const float *W, int by_o, int by_c,
-                                       int by_k, int O, int C) {
-    const int i = (blockIdx.x * blockDim.x + threadIdx.x) * wide, c = i / O, o = i % O;
+// c*by_c] and goes on by by_k.   One thread per c and `wide` neighbours o, as many as panels have.
+// Past the last output it is that one again.
+template <class F>
+__global__ void __launch_bounds__(64)
+    winograd_filter_kernel(float *U, Panels p, const float *W, int by_o, int by_c, int by_k, int O,
+                           int C) {
+    constexpr int n = F::n, r = F::r;
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, registers = p.columns(O) / wide;
+    const int c = i / registers, o = i % registers * wide;
     if (c >= C) return;
-    Wide g[3][3], r[4][3];
+    alignas(sizeof(Wide)) Wide g[r][r], u[n][n];
     UNROLL
-    for (int k = 0; k < 9; k++)
-        for (int q = 0; q < wide; q++)
-            ((float *)&g[k / 3][k % 3])[q] = W[(o + q) * by_o + c * by_c + k * by_k];
-    UNROLL
-    for (int v = 0; v < 3; v++) {
-        const Wide half = (g[0][v] + g[2][v]) * .5f, middle = g[1][v] * .5f;
-        r[0][v] = g[0][v], r[1][v] = half + middle, r[2][v] = half - middle, r[3][v] = g[2][v];
+    for (int k = 0; k < r; k++) {
+        UNROLL
+        for (int i = 0; i < r; i++)
+            for (int q = 0; q < wide; q++)
+                ((float *)&g[k][i])[q] =
+                    W[min(o + q, O - 1) * by_o + c * by_c + (k * r + i) * by_k];
     }
+    transform<F, F::G>(u, g);
     U += p.at(c, o);
     UNROLL
-    for (int u = 0; u < 4; u++, U += 4 * p.by_e) {
-        const Wide half = (r[u][0] + r[u][2]) * .5f, middle = r[u][1] * .5f;
-        (Wide &)U[0] = r[u][0], (Wide &)U[p.by_e] = half + middle;
-        (Wide &)U[2 * p.by_e] = half - middle, (Wide &)U[3 * p.by_e] = r[u][2];
+    for (int k = 0; k < n; k++) {
+        UNROLL
+        for (int i = 0; i < n; i++, U += p.by_e) (Wide &)U[0] = u[k][i];
     }
 }
 // --- Channels are neighbours, so that a register holds those of a pixel
-// Call visit(n, h, w, t, count) for the tiles from begin to end, a row of at most row_of_tiles of
-// them at a time: tile t is the first of `count`, and has output (h,w) of image n.
-constexpr int row_of_tiles = 16;
-template <class Visit>
-__device__ __forceinline__ void for_rows(const TiledImages &s, int begin, int end, Visit visit) {
-    for (int t = begin, count; t < end; t += count) {
-        const int row = s.columns(t), n = s.rows(row), j = t - row * s.columns.d;
-        count = min(min(row_of_tiles, int(s.columns.d) - j), end - t);
-        visit(n, (row - n * s.rows.d) * 2, 2 * j, t, count);
+// The tiles from t on that are neighbours in a row, at most row_of_tiles of them, and before `end`.
+// Tile t has output (h,w) of its image.
+template <class F> constexpr int row_of_tiles = 32 / F::m;
+typedef float Four __attribute__((vector_size(16), aligned(4), may_alias)); // neighbours of a row
+template <class F> struct TileRow {
+    int image, h, w, count;
+    __device__ __forceinline__ TileRow(const TiledImages &s, int t, int end) {
+        const int row = s.columns(t), j = t - row * s.columns.d;
+        image = s.rows(row), h = (row - image * s.rows.d) * F::m, w = j * F::m;
+        count = min(min(row_of_tiles<F>, int(s.columns.d) - j), end - t);
     }
-}
-// V[e][t - begin][c] = (B^T d B)[e] of the window d of tile t, or with of_dy (A d A^T)[e] of its
-// outputs d, for the tiles from begin to end and tile_n channels from c0 on.
-template <bool of_dy>
-__device__ __forceinline__ void transform_tiles(float *V, const Panels &p, const float *X,
-                                                const TiledImages &s, int begin, int end, int c0) {
-    constexpr int size = of_dy ? 2 : 4;
-    float pixels[size][2 * row_of_tiles + 5][tile_n];
-    for_rows(s, begin, end, [&](int n, int h0, int w0, int t, int count) {
-        const int plane = s.H * s.W;
+};
+// V[e][t - begin][c] = (T x T^T)[e] of the pixels x (size,size) of tile t, for the tiles from begin
+// to end and tile_n channels from c0 on. Past the last channel it is zero.
+template <class F, typename F::Name T>
+__device__ __noinline__ void transform_tiles(float *V, const Panels &p, const float *X,
+                                             const TiledImages &s, int begin, int end, int c0) {
+    constexpr int size = F::columns(T), n = F::n, m = F::m, overlap = size - m;
+    constexpr int most = (m * row_of_tiles<F> + overlap + 3) / 4;
+    float pixels[size][4 * most][tile_n];
+    Four fours[most][tile_n];
+    const int plane = s.H * s.W, channels = min(tile_n, s.C - c0);
+    const long by_e = p.by_e;
+    if (channels < tile_n) {
+        memset(pixels, 0, sizeof pixels);
+        memset(fours, 0, sizeof fours);
+    }
+    for (int t = begin, count; t < end; t += count) {
+        const TileRow<F> tiles(s, t, end);
+        const int image = tiles.image, h0 = tiles.h, w0 = tiles.w;
+        count = tiles.count;
+        // If this call had the tiles above, their last rows of pixels are the first ones of these.
+        const int columns = s.columns.d;
+        const bool above = h0 > 0 && columns <= row_of_tiles<F> && t - columns >= begin;
+        const int kept = above ? overlap : 0, width = m * count + overlap;
+        for (int u = 0; u < kept; u++) memcpy(pixels[u], pixels[m + u], width * sizeof *pixels[u]);
         // Four pixels of a row at a time: so channels become neighbours in half the time. First all
         // are loaded: what has just been stored in parts cannot be loaded as a whole at once.
-        float fours[row_of_tiles / 2 + 2][tile_n][4];
-        for (int u = 0; u < size; u++)
+        for (int u = kept; u < size; u++)
             for (bool load : {true, false})
-                for (int k = 0, next; k < 2 * count + size - 2; k = next) {
+                for (int k = 0, next; k < width; k = next) {
                     const int h = h0 + u - s.padding, w = w0 + k - s.padding;
                     const bool inside = h >= 0 && h < s.H && w >= 0 && w < s.W;
-                    const float *from = X + (n * s.C + c0) * plane + (inside ? h * s.W + w : 0);
-                    float(*to)[tile_n] = &pixels[u][k], (*four)[4] = fours[k / 4];
+                    const float *from = X + (image * s.C + c0) * plane + (inside ? h * s.W + w : 0);
+                    float(*to)[tile_n] = &pixels[u][k];
+                    Four *four = fours[k / 4];
                     next = inside && w + 4 <= s.W ? k + 4 : k + 1;
                     if (next == k + 4 && load) {
-                        for (int q = 0; q < tile_n; q++) {
-                            UNROLL
-                            for (int i = 0; i < 4; i++) four[q][i] = from[q * plane + i];
-                        }
+                        for (int q = 0; q < channels; q++) four[q] = (const Four &)from[q * plane];
                     } else if (next == k + 4) {
                         UNROLL
                         for (int i = 0; i < 4; i++) UNROLL_LANES
                         for (int q = 0; q < tile_n; q++) to[i][q] = four[q][i];
                     } else if (load && inside) {
-                        for (int q = 0; q < tile_n; q++) to[0][q] = from[q * plane];
+                        for (int q = 0; q < channels; q++) to[0][q] = from[q * plane];
                     } else if (load) {
                         for (int q = 0; q < tile_n; q++) to[0][q] = 0;
                     }
                 }
         for (int j = 0; j < count; j++)
             for (int q = 0; q < tile_n; q += wide) {
-                Wide d[4][4];
+                alignas(sizeof(Wide)) Wide x[size][size], v[n][n];
                 UNROLL
-                for (int k = 0; k < size * size; k++)
-                    d[k / size][k % size] = (Wide &)pixels[k / size][2 * j + k % size][q];
-                of_dy ? transform_dy(d) : transform_window(d);
-                float *v = V + p.at(t + j - begin, c0 + q);
+                for (int k = 0; k < size; k++) {
+                    UNROLL
+                    for (int i = 0; i < size; i++) x[k][i] = (Wide &)pixels[k][m * j + i][q];
+                }
+                transform<F, T>(v, x);
+                float *to = V + p.at(t + j - begin, c0 + q);
                 UNROLL
-                for (int e = 0; e < 16; e++) (Wide &)v[e * p.by_e] = d[e / 4][e % 4];
+                for (int k = 0; k < n; k++) {
+                    UNROLL
+                    for (int i = 0; i < n; i++, to += by_e) (Wide &)to[0] = v[k][i];
+                }
             }
-    });
+    }
 }
-// y = A^T M A + b, for the tiles from begin to end and tile_n channels from o0 on
-__device__ __forceinline__ void transform_products(const Store &y, const float *M, const Panels &p,
-                                                   const float *b, const TiledImages &s, int begin,
-                                                   int end, int o0) {
-    float pixels[2][2 * row_of_tiles][tile_n], row[tile_n][2 * row_of_tiles];
-    for_rows(s, begin, end, [&](int n, int h, int w0, int t, int count) {
+// y = b + T m T^T of the products m = M[.][t - begin][o], for the tiles from begin to end and
+// tile_n channels from o0 on. With T == B these tiles overlap, and y is their sum. Then they are
+// those of whole images, and a row has at most row_of_tiles of them.
+template <class F, typename F::Name T>
+__device__ __noinline__ void transform_products(const Store &y, const float *M, const Panels &p,
+                                                const float *b, const TiledImages &s, int begin,
+                                                int end, int o0) {
+    constexpr int size = F::rows(T), n = F::n, m = F::m, overlap = size - m;
+    constexpr int most = (m * row_of_tiles<F> + overlap + 3) / 4 * 4;
+    const int channels = min(tile_n, s.C - o0);
+    const long by_e = p.by_e;
+    float pixels[size][most][tile_n], row[tile_n][most];
+    for (int t = begin, count; t < end; t += count) {
+        const TileRow<F> tiles(s, t, end);
+        const int image = tiles.image, h0 = tiles.h, w0 = tiles.w;
+        count = tiles.count;
+        // Tiles that overlap add to the last rows of the tiles above, or else to zeros.
+        const int all = m * count + overlap;
+        for (int u = 0; u < size && overlap; u++) {
+            if (h0 > 0 && u < overlap) memcpy(pixels[u], pixels[m + u], all * sizeof *pixels[u]);
+            else memset(pixels[u], 0, all * sizeof *pixels[u]);
+        }
         for (int j = 0; j < count; j++)
-            for (int q = 0; q < tile_n; q += wide) {
-                const float *m = M + p.at(t + j - begin, o0 + q);
-                Wide d[4][4];
+            for (int q = 0; q < channels; q += wide) {
+                const float *from = M + p.at(t + j - begin, o0 + q);
+                alignas(sizeof(Wide)) Wide x[n][n], v[size][size];
                 UNROLL
-                for (int e = 0; e < 16; e++) d[e / 4][e % 4] = (const Wide &)m[e * p.by_e];
-                transform_back(d);
+                for (int k = 0; k < n; k++) {
+                    UNROLL
+                    for (int i = 0; i < n; i++, from += by_e) x[k][i] = (const Wide &)from[0];
+                }
+                transform<F, T>(v, x);
                 UNROLL
-                for (int k = 0; k < 4; k++)
-                    (Wide &)pixels[k / 2][2 * j + k % 2][q] = d[k / 2][k % 2];
+                for (int k = 0; k < size; k++) {
+                    UNROLL
+                    for (int i = 0; i < size; i++) {
+                        Wide &to = (Wide &)pixels[k][m * j + i][q];
+                        to = overlap ? to + v[k][i] : v[k][i];
+                    }
+                }
             }
-        const int width = min(2 * count, s.W - w0);
-        for (int u = 0; u < min(2, s.H - h); u++) {
+        const bool last = h0 + m >= int(s.rows.d) * m; // row of an image
+        const int top = h0 - s.padding, left = w0 - s.padding;
+        const int begin_u = overlap ? max(0, -top) : 0, begin_w = overlap ? max(0, -left) : 0;
+        const int width = min(all, s.W - left);
+        for (int u = begin_u; u < min(last ? size : m, s.H - top); u++) {
             for (int w = 0; w < width; w += 4) {
                 float fours[tile_n][4];
                 UNROLL_LANES
@@ -176,19 +265,20 @@ __device__ __forceinline__ void transform_products(const Store &y, const float *
                     UNROLL
                     for (int i = 0; i < 4; i++) fours[q][i] = pixels[u][w + i][q];
                 }
-                for (int q = 0; q < tile_n; q++) {
+                for (int q = 0; q < channels; q++) {
                     UNROLL
                     for (int i = 0; i < 4; i++) row[q][w + i] = fours[q][i];
                 }
             }
-            for (int q = 0; q < tile_n; q++) {
+            for (int q = 0; q < channels; q++) {
                 const float bias = b ? b[o0 + q] : 0;
-                const int at = ((n * s.C + o0 + q) * s.H + h + u) * s.W + w0;
+                const int at = ((image * s.C + o0 + q) * s.H + top + u) * s.W + left;
+                const Store to = y.from(at);
                 UNROLL_LANES
-                for (int w = 0; w < width; w++) y.store(at + w, row[q][w] + bias);
+                for (int w = begin_w; w < width; w++) to.store(w, row[q][w] + bias);
             }
         }
-    });
+    }
 }
 #endif
 } // namespace fast
