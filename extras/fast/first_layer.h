@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(threads)
 }
 // partial[slice][o][k] = the sums over the slice's pixels for dW (k < 9) and db (k = 9).
 // blockIdx = (4 channels, slice).
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, 4)
     first_layer_gradient_kernel(float *partial, const float *X, const float *dy, Pixels s) {
     constexpr int sums = 10, channels = 4, warps = threads / warp_size;
     const int first = blockIdx.x * channels;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(threads)
     }
     __shared__ float of_warps[channels * sums][warps];
     int own, past; // this lane's sums of its warp
-    warp_sums(sum, own, past);
+    warp_sums<channels * sums>(sum, own, past);
     constexpr int most = (channels * sums + warp_size - 1) / warp_size;
     UNROLL
     for (int q = 0; q < most; q++)

@@ -22,27 +22,24 @@ __device__ inline float warp_reduce_sum(float sum) { // every lane of the warp r
     for (int half = warp_size / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
     return sum;
 }
-// Sum each of n values over the lanes. Afterwards the sums from `first` to `end` are values[0] and
-// so on of this lane. In each of five rounds two lanes share the work: one goes on with the first
-// half of the sums, the other with the second. So it takes n shuffles, not 5 * n.
-template <int n>
-__device__ __forceinline__ void warp_sums(float (&values)[n], int &first, int &end) {
-    first = 0, end = n;
-    int count = n;
+// Sum each of `count` values over the lanes. Afterwards the sums from `first` to `end` are values[0]
+// and so on of this lane. In each of five rounds two lanes, `half` apart, share the work: one goes
+// on with the first half of the sums, the other with the second. So n values take n shuffles, not
+// 5 * n.
+template <int count, int half = warp_size / 2>
+__device__ __forceinline__ void warp_sums(float *values, int &first, int &end) {
+    if (half == warp_size / 2) first = 0, end = count;
+    constexpr int kept = (count + 1) / 2;
+    const bool second = threadIdx.x & half;
     UNROLL
-    for (int half = warp_size / 2; half > 0; half /= 2) {
-        const int kept = (count + 1) / 2;
-        const bool second = threadIdx.x & half;
-        UNROLL
-        for (int i = 0; i < kept; i++) {
-            const float other = i + kept < count ? values[i + kept] : 0;
-            const float given = second ? values[i] : other;
-            values[i] = (second ? other : values[i]) + __shfl_xor_sync(~0u, given, half);
-        }
-        if (second) first += kept;
-        else end = min(end, first + kept);
-        count = kept;
+    for (int i = 0; i < kept; i++) {
+        const float other = i + kept < count ? values[i + kept] : 0;
+        const float given = second ? values[i] : other;
+        values[i] = (second ? other : values[i]) + __shfl_xor_sync(~0u, given, half);
     }
+    if (second) first += kept;
+    else end = min(end, first + kept);
+    if constexpr (half > 1) warp_sums<kept, half / 2>(values, first, end);
 }
 #else
 #define UNROLL_LANES _Pragma("omp simd")
@@ -61,7 +58,7 @@ constexpr int tile_m = 6, tile_n = 16, wide = 4;
 // loop g++ makes the same code, but clang++ would leave a tile of sums in memory.
 typedef float Wide __attribute__((vector_size(wide * 4), aligned(4), may_alias));
 inline float warp_reduce_sum(float sum) { return sum; }
-template <int n> void warp_sums(float (&)[n], int &first, int &end) { first = 0, end = n; }
+template <int count> void warp_sums(float *, int &first, int &end) { first = 0, end = count; }
 #endif
 
 namespace fast {
