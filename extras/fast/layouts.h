@@ -1,5 +1,5 @@
-// The order in which wgmma wants X and dy: the terms of a sum are neighbours.
-// The kernels of this file copy X and dy into such an order, and round them to TF32.
+// Copies X and dy into the order that wgmma wants: the terms of a sum are neighbours.
+// The copies are rounded to TF32.
 //     y, dX    (N,H,W,C). A term is (u,v,c), and the channels of a pixel are neighbours.
 //     dW       (C,N,H,W). A term is a pixel. For each tap v there is a copy that is shifted by v,
 //              so that the terms of every tap begin at a multiple of 16 bytes.
@@ -81,7 +81,8 @@ static bool is_wgmma(const ConvShape &s, Device device) {
     const bool fits = 1. * s.K * s.C * s.N * s.H * pitch <= INT_MAX; // into a Tensor
     return s.rung == tf32 && allow_wgmma && pays && fits && s.N > 0 && has_wgmma(device);
 }
-// A row of the product is (u,v,c), a term (n,i,j) with j < pitch, a multiple of 4.
+// Compute dW and db. The product's rows are (u,v,c), its terms (n,i,j) with j < pitch, and pitch is
+// a multiple of 4.
 static void wgmma_backward_weights(const ProductOut &to, const Tensor &X, const Tensor &dy,
                                    const ConvShape &s) {
     const int K = s.K, S = s.stride, P = s.padding, sk = s.W_stride_k;

@@ -16,6 +16,11 @@ struct Place { // of a row or a term: its part of the address, and where it is o
     int offset;
     unsigned mask;
 };
+// Return the Place of row x. Past the last row it is that one again, whose sums are never stored.
+template <bool of_A> __device__ __forceinline__ Place row_place(const Product &s, int x) {
+    const Point p = of_A ? s.A_row(min(x, s.M - 1)) : s.B_column(min(x, s.N - 1));
+    return {p.offset, of_A ? s.mask(p, !s.weights) : 1};
+}
 // A thread copies `own` numbers a stage: `each` fours of neighbours.
 template <class Tile, bool of_A> struct Rows {
     static constexpr bool arranged = false; // whether B has passed through arrange_kernel
@@ -64,11 +69,7 @@ template <class Tile, bool of_A> struct Gather {
                                       int begin)
         : from(from), s(s), end(range.end) {
         UNROLL_GPU
-        for (int r = 0; r < each; r++) { // past the last one: that one again, never stored
-            const int x = begin + x0 + r * at_once;
-            const Point p = of_A ? s.A_row(min(x, s.M - 1)) : s.B_column(min(x, s.N - 1));
-            row[r] = {p.offset, of_A ? s.mask(p, !s.weights) : 1};
-        }
+        for (int r = 0; r < each; r++) row[r] = row_place<of_A>(s, begin + x0 + r * at_once);
     }
     __device__ __forceinline__ void find(int first) {
         UNROLL_GPU
@@ -91,8 +92,8 @@ template <class Tile, bool of_A> struct Gather {
         }
     }
 };
-// The same where term k lies at k times a distance, and no term is outside of an image: in dense
-// layers, and in Winograd's gradient of the weights. So there is little to work out.
+// Copies as Gather does, but has little to work out: term k lies at k times a distance, and no term
+// is outside of an image. Dense layers and Winograd's gradient of the weights use it.
 template <class Tile, bool of_A> struct Spaced : Gather<Tile, of_A> {
     typedef Gather<Tile, of_A> All;
     const int by;
@@ -127,11 +128,8 @@ template <class Tile, bool> struct Windows {
         : from(from), s(s), end(range.end), tap(range.begin / channels) {
         first_term = tap * channels;
         UNROLL_GPU
-        for (int r = 0; r < each; r++) {
-            const int m = begin + threadIdx.x % TM + r * threads;
-            const Point p = s.A_row(min(m, s.M - 1));
-            row[r] = {p.offset, s.mask(p, true)};
-        }
+        for (int r = 0; r < each; r++)
+            row[r] = row_place<true>(s, begin + threadIdx.x % TM + r * threads);
         find_tap();
     }
     __device__ __forceinline__ void find_tap() {

@@ -12,12 +12,13 @@
 
 namespace fast {
 
-// The rung of the ladder that computes a product. wgmma is tf32 on SM 90, if tests allow it; the
-// build defines SM_90A if it compiles for that. `make lanes` emulates it.
+// Whether there are kernels with wgmma, for tf32 on SM 90. The build defines SM_90A if it compiles
+// for that, and `make lanes` emulates them.
 #if defined(SM_90A) || defined(MGPU_LANES)
 #define WGMMA
 #endif
-inline bool allow_wgmma = true;
+inline bool allow_wgmma = true; // tests turn it off
+// Names the rung of the ladder that computes a product.
 enum Rung { tiled, shared, tf32, wgmma };
 struct Sizes { // of a convolution
     int N, C, H, W, O, K, stride, padding, OH, OW;

@@ -19,8 +19,8 @@ __device__ __forceinline__ float to_tf32(float x) { // to the nearest, ties away
     return std::isfinite(x) ? __uint_as_float((__float_as_uint(x) + 0x1000) & ~0x1fffu) : x;
 #endif
 }
-// How the stages of a tile are copied: how many there are from SM 80 on; of how many the sums are
-// still under way when add() returns; and what the kernel calls then.
+// Says how the stages of a tile are copied from SM 80 on. There are `stages` of them. When add()
+// returns, the sums of up to `behind` stages are still under way.
 template <int stages_, int behind_> struct Copied {
     static constexpr int stages = stages_, behind = behind_;
     static constexpr int dynamic_bytes = 0; // of shared memory, if a kernel cannot declare it
@@ -209,7 +209,7 @@ template <int count> struct Products {
 #ifndef __CUDACC__
 #define __grid_constant__
 #endif
-// A block's shared memory
+// Return the block's shared memory for the stages.
 template <class Tile, int stages> __device__ __forceinline__ typename Tile::Terms *shared_terms() {
     if constexpr (Tile::dynamic_bytes > 0) {
         extern __shared__ __align__(1024) float dynamic[];

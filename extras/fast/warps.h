@@ -22,10 +22,10 @@ __device__ inline float warp_reduce_sum(float sum) { // every lane of the warp r
     for (int half = warp_size / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
     return sum;
 }
-// Sum each of `count` values over the lanes. Afterwards the sums from `first` to `end` are values[0]
-// and so on of this lane. In each of five rounds two lanes, `half` apart, share the work: one goes
-// on with the first half of the sums, the other with the second. So n values take n shuffles, not
-// 5 * n.
+// Sum each of `count` values over the lanes. Each lane gets some of the sums: values[0] and so on
+// then hold those from `first` to `end`. In each of five rounds two lanes, `half` apart, share the
+// work: one goes on with the first half of the sums, the other with the second. So n values take
+// about n shuffles, not 5 * n.
 template <int count, int half = warp_size / 2>
 __device__ __forceinline__ void warp_sums(float *values, int &first, int &end) {
     if (half == warp_size / 2) first = 0, end = count;

@@ -111,11 +111,7 @@ template <class Tile, bool of_A> struct Lines {
                                      int begin)
         : from(from), s(s), end(range.end) {
         UNROLL_GPU
-        for (int r = 0; r < each; r++) { // past the last one: that one again, never stored
-            const int x = begin + x0 + r * at_once;
-            const Point p = of_A ? s.A_row(min(x, s.M - 1)) : s.B_column(min(x, s.N - 1));
-            row[r] = {p.offset, of_A ? s.mask(p, !s.weights) : 1};
-        }
+        for (int r = 0; r < each; r++) row[r] = row_place<of_A>(s, begin + x0 + r * at_once);
     }
     __device__ __forceinline__ Index index(int k) const { // of A's terms
         if (s.weights) return s.A_term.split(k);

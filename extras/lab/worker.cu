@@ -80,9 +80,9 @@ static float *pinned(int n) {
     return memory.ptr();
 }
 
-// Call the algorithm with the numbers on the devices, where tensors are contiguous, while one device
-// is late, or each message. Then do at once what the contract allows: copy the sums, overwrite
-// their memory. All by CUDA alone: the functions of the submission are what is judged.
+// Call the algorithm with the numbers on the devices, where tensors are contiguous, while one
+// device is late, or each message. Then do at once what the contract allows: copy the sums, and
+// overwrite their memory. Only CUDA is called here: the submission's own functions are judged.
 static void sums(const wire::Request &r, wire::Answer &answer) {
     const int n = r.numbers[0].size();
     const PerDevice grads = make_grads(r.k, r.sizes);

@@ -169,8 +169,8 @@ __attribute__((always_inline)) inline void switch_stack(Fiber &from, Fiber &to) 
 #endif
 // Functions that switch no fiber need only be hidden from the sanitizer.
 #define CUDA_CPU_UNSEEN CUDA_CPU_OPTIMIZED __attribute__((noinline, no_sanitize("thread")))
-// A sanitizer must know which stack a switch leaves. So under a sanitizer every switch to a lane
-// starts from the scheduler's stack.
+// A sanitizer must be told which stack a switch leaves. That is simple if every switch to a lane
+// starts from the scheduler's stack, so under a sanitizer it does.
 #if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
 constexpr bool from_lane_to_lane = false;
 #else

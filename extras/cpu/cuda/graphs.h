@@ -1,8 +1,8 @@
 // Graphs: a stream's work is captured instead of done, and can then be launched again and again.
 //
-// A graph is a list of operations in the order of their capture, which is an order that its streams
-// and events allow. So the branches of a graph run one after another, and ThreadSanitizer sees no
-// race between them.
+// A graph is a list of operations, which run in the order in which they were captured. Its streams
+// and events allow that order. But the branches of a graph then run one after another, and
+// ThreadSanitizer sees no race between them.
 #pragma once
 
 #include "streams.h"
