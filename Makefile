@@ -58,9 +58,14 @@ native := $(if $(SM)$(filter-out $(known),$(gpus)),,$(gpus))
 SM := $(or $(SM),$(filter $(gpus),$(known)),$(lastword $(known)),75)
 
 # ----- What you can make --------------------------------------------------------------------------
-# The folders below extras/ add targets, tests, and options. The program is mgpu.cu, or includes it.
-source := $(firstword $(wildcard extras/fast/fast.cu extras/networks/networks.cu) mgpu.cu)
-program := $(dir)/$(basename $(notdir $(source)))
+# The program is mgpu.cu or, if there are such parts below extras/, build/gpu/program.cu (on the
+# stand-in build/cpp/program.cu), which includes mgpu.cu and then these parts, in this order.
+parts := $(wildcard extras/algorithms/algorithms.cu extras/networks/networks.cu \
+    extras/files/files.cu extras/fast/fast.cu)
+program := $(dir)/$(if $(parts),program,mgpu)
+needs := mgpu.cu $(parts) $(wildcard extras/algorithms/*.h)
+needs_gpu := $(needs)
+needs_cpp := $(needs:%=build/cpp/%)
 tests := $(dir)/tests
 DOCTEST := $(or $(wildcard /usr/include/doctest/doctest.h),build/doctest/doctest.h)
 usage:
@@ -104,6 +109,21 @@ build/gpu/mgpu: mgpu.cu build/gpu/flags
 	$(NVCC) $(nvcc_flags) $< -o $@
 build/gpu/tests: tests.cu mgpu.cu $(DOCTEST) build/gpu/flags
 	$(NVCC) $(nvcc_flags) -isystem $(dir $(DOCTEST)) $< -o $@
+build/gpu/program: build/gpu/program.cu $(needs_gpu) build/gpu/flags
+	$(NVCC) $(nvcc_flags) $(part_flags) $< $(filter %.o,$^) -o $@
+
+# The source of the program, and one without the tuned operators. fast.cu wants copies of what it
+# replaces: plain/mgpu.cu instead of mgpu.cu. PROGRAM is how other programs include them.
+untuned := $(filter-out extras/fast/fast.cu,$(parts))
+included = $(if $(filter $1,$(plain)),$3plain/$1,$2$1)
+include_all = { printf '\043ifndef MGPU_NO_MAIN\n\043define MGPU_NO_MAIN\n\043define PROGRAM_MAIN\n'; \
+    printf '\043endif\n'; printf '\043include "%s"\n' $1; printf '\043ifdef PROGRAM_MAIN\n'; \
+    echo 'int main(int argc, char **argv) { return mgpu_main(argc, argv); }'; \
+    printf '\043endif\n'; } >$@.$$$$; cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+build/gpu/program.cu: FORCE | build/gpu/flags
+	@$(call include_all,$(foreach x,mgpu.cu $(parts),$(call included,$x,../../)))
+build/gpu/untuned.cu: FORCE | build/gpu/flags
+	@$(call include_all,$(addprefix ../../,mgpu.cu $(untuned)))
 build/doctest/doctest.h: ; @sh data/fetch.sh doctest
 
 # The flags of the last build. The file changes only if they do, and then all is built again.

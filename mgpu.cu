@@ -1,63 +1,53 @@
 // Training on multiple GPUs, from scratch: a chapter of "Dive into Deep Learning" in one CUDA file.
 //
 //     make run GPUS=2      train LeNet on Fashion-MNIST on two devices
-//     make test            check the kernels, and the training of k devices against that of one
+//     make test            check every kernel, and that k devices learn what one device learns
 //
-// Read sections 2 to 6 beside the chapter: titles, names and order are those of its current edition
-// (the first edition has gpu_params and ctx_list). Section 7 is the chapter's third exercise, with
-// a place for an allreduce of your own. Sections 8 to 13 build the parts that the chapter takes
-// from its framework: operators, autograd, devices, data.
+// Read sections 2 to 6 beside the chapter, whose titles, names and order they have. Lines marked
+// `ours` are additions. Section 7 is the chapter's third exercise, with a place for an allreduce of
+// your own. Sections 8 to 13 build what the chapter takes from its framework.
 //
 //    1. The vocabulary                    8. Kernels and operators
 //    2. A toy network                     9. Autograd
 //    3. Data synchronization             10. Devices and memory
-//    4. Distributing data                11. Data and files
+//    4. Distributing data                11. Data
 //    5. Training                         12. Checks
 //    6. Experiment                       13. Program
-//    7. Allreduce algorithms
+//    7. The exercise
 //
 // Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K the
-// side of a convolution kernel, k devices. Tensors hold 32-bit floats. dX is the gradient of the
-// loss with respect to X. F is torch.nn.functional. A word in capitals, such as GPUS, is an option
-// (section 13).
+// side of a convolution's window, k devices. Tensors hold 32-bit floats. dX is the gradient of the
+// loss with respect to X. F is torch.nn.functional. Words such as GPUS=2 are options (section 13).
 // Without a GPU, g++ compiles this file with extras/cpu/cuda_runtime.h, which emulates k devices.
 
 #include <cuda_runtime.h>
-#include <nvtx3/nvToolsExt.h> // defines: nvtxRangePushA, nvtxRangePop, nvtxMarkA
-
 #include <algorithm>
 #include <chrono>
 #include <climits>
 #include <cmath>
-#include <csignal>
 #include <cstdarg>
-#include <cstdint>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <random>
-#include <sstream>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <variant>
 #include <vector>
-#include <unistd.h> // defines: _exit, isatty, access, getpid
+#include <unistd.h>
 
 // ---------------------------------------------------------------------------------------------
 // 1. The vocabulary
-// This section has the types and functions that sections 2 to 7 use. Skim it now and come back when
-// a name is new.
+// This section declares what sections 2 to 7 use. Skip it for now, and look a name up here when you
+// meet it.
 
-// Where a tensor is: on a device, gpu(i), or on the host, cpu(), which runs this program.
+// Where a tensor is: on device i, gpu(i), or on the host, cpu(), which runs this program.
 struct Device {
-    int id; // i for gpu(i), -1 for cpu()
+    int id; // i, or -1 for the host
 };
-
 inline Device gpu(int i) { return {i}; }
 inline Device cpu() { return {-1}; }
 
@@ -67,31 +57,23 @@ inline Device cpu() { return {-1}; }
 struct Tensor {
     Device device = {-1};
     std::vector<int> shape;
-    std::shared_ptr<float> data = nullptr;  // size(t) floats
-    std::shared_ptr<Tensor> grad = nullptr; // its gradient, or null if none is computed
-    bool requires_grad = true;              // whether attach_grad() gives it a gradient
-
-    // Only gradients use the next two (section 9); only gradients of parameters use `written`.
-    bool stale = false; // whether it must be zeroed before the next write
-    std::shared_ptr<struct Event> written = nullptr; // recorded after each write
-
+    std::shared_ptr<float> data = nullptr;  // its numbers; null if there are none
+    std::shared_ptr<Tensor> grad = nullptr; // its gradient; null if none is computed
+    bool stale = false; // of a gradient: not yet written in this backward pass (section 9)
     float *ptr() const; // the address of its numbers
 };
 
 // One list of tensors per device: x[c][i] is tensor i on device c.
 typedef std::vector<std::vector<Tensor>> PerDevice;
 
-// --- Functions. Each heading names the section that defines them.
-
-// 3. Copies
+// --- The other names, by the section that defines them. 3. Data synchronization
 Tensor copyto(const Tensor &src, Device device);   // a copy of src there
 void copyto(const Tensor &src, const Tensor &dst); // dst[:] = src
 
-// 7. The function that sums the gradients over all devices; null selects the chapter's loop
-typedef std::function<void(const PerDevice &grads)> Exchange;
-extern Exchange exchange;
+// 7. The exercise
+extern std::function<void(const PerDevice &grads)> exchange; // sums them; null: the chapter's loop
 
-// 8. Operators. Each one enqueues its kernels on the inputs' device and returns at once.
+// 8. Operators, which enqueue their kernels and return at once; and what it takes to launch one
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b);      // (N,C,H,W) (O,C,K,K) (O)
 Tensor relu(const Tensor &X);                                          // any shape
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);       // (N,C,H,W)
@@ -99,123 +81,93 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b);      // (N,C) 
 Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y);    // (N,classes) (N) -> (N)
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size); // param -= lr * grad / batch
 void add_(const Tensor &a, const Tensor &b);                           // a[:] += b
-void fill(const Tensor &a, float value);                               // a[:] = value
+constexpr int threads = 256; // in a block
+int blocks(long n);          // of threads that it takes to have one for each of n elements
+#ifndef LAUNCH
+#define LAUNCH(...) do { __VA_ARGS__; check_launch(__FILE__, __LINE__); } while (0)
+#endif
 
 // 9. Autograd
-void attach_grad(std::vector<Tensor> &params);       // give each trained parameter a gradient of 0
+void attach_grad(std::vector<Tensor> &params);       // give each parameter a gradient of 0
 void backward(const Tensor &l);                      // compute the gradients of sum(l)
 const Tensor &gradient(const Tensor &param);         // param.grad, or an error if there is none
-PerDevice gradients(const PerDevice &device_params); // of all parameters that are trained
-std::vector<Tensor> column(const PerDevice &x, size_t i); // [x[c][i] for c in range(k)]
-void wait_for_gradient(const Tensor &grad); // make its device wait until backward has written it
+PerDevice gradients(const PerDevice &device_params); // those of all parameters
+std::vector<Tensor> across_devices(const PerDevice &x, size_t i); // [x[c][i] for c in range(k)]
+struct NoGrad { // while one exists, backward() learns of no operator, as under torch.no_grad()
+    bool before;
+    NoGrad();
+    ~NoGrad();
+};
 
 // 10. Devices and memory
-struct Stream { // a queue of work, which a device does in order
-    cudaStream_t handle = nullptr;
-    cudaEvent_t ready = nullptr; // see wait_for
-};
 Device try_gpu(int i);                    // gpu(i), or an error if there is none
 std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
-Stream &current_stream(Device device);    // the stream on which new work is enqueued
-cudaStream_t stream_of(Device device);    // its handle; makes the device CUDA's current one
-int physical(Device device); // CUDA's number for its GPU, which several devices may share
-Stream &link_stream(Device src, Device dst); // the stream for copies from src to dst
-void use_comm_streams(bool use); // true: current_stream(d) is d's second stream, for communication
-void join_comm_streams(int k);   // make later work of k devices wait for those streams
-void waitall();                  // make the host wait for all devices
-int size(const Tensor &t);       // the product of its shape
+cudaStream_t stream_of(Device device);    // its stream; makes the device CUDA's current one
+void waitall();                           // make the host wait for all devices
+int size(const Tensor &t);                // the product of its shape
 Tensor empty(std::vector<int> shape, Device device); // uninitialized memory
 Tensor full(std::vector<int> shape, float value, Device device);
 Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2), on the host
 Tensor arange(int n);                                    // 0, 1, ..., n-1, on the host
 Tensor reshape(const Tensor &X, std::vector<int> shape); // shares X's memory and gradient
 Tensor rows(const Tensor &X, int begin, int end);        // X[begin:end], shares X's memory
-std::vector<float> to_host(const Tensor &t);             // its numbers; the host waits for them
-std::string str(Device device);                          // gpu(0)
-std::string str(const std::vector<Device> &devices);     // [gpu(0), gpu(1)]
 
-// Throw an error. mgpu_main() prints it on one line and ends the program.
-[[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
-__attribute__((format(printf, 1, 2))) std::string format(const char *format, ...);
-// Check a CUDA call. If it failed, print its file, its line and CUDA's message, and exit.
-#define CUDA_CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
-void check_cuda(cudaError_t code, const char *call, const char *file, int line);
-
-// 11. Data and files
-std::string to_string(const Tensor &t); // its numbers as NumPy prints them
-
-// The training set or the test set of Fashion-MNIST, in minibatches: images X (N,1,28,28), whose
-// pixels are numbers from 0 to 1, and classes y (N).
-struct DataIter {
+// 11. Data
+struct DataIter { // minibatches: images X (N,1,28,28), with pixels from 0 to 1, and classes y (N)
     const struct DataSet *set;
     int batch_size;
     bool shuffle;
-    std::vector<int> order; // the order of the samples in this epoch
+    std::vector<int> order; // of the samples in this epoch
     Tensor X, y;            // room for all samples, on the host; a minibatch is a view
-    int steps_left;         // minibatches left before the limit STEPS
-
-    int steps() const;                              // minibatches per epoch
-    std::pair<Tensor, Tensor> minibatch(int begin); // the minibatch that starts at sample `begin`
-    std::vector<std::pair<Tensor, Tensor>> epoch(); // all minibatches; reshuffled if `shuffle`
+    std::pair<Tensor, Tensor> minibatch(int begin); // the one that begins at this sample
+    std::vector<std::pair<Tensor, Tensor>> epoch(); // all of them, reshuffled if `shuffle`
 };
-std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // to train on, to test on
-int number_of_epochs(const DataIter &train_iter);                      // EPOCHS, or fewer for STEPS
-float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
-                            Device device);
-
-// A stopwatch, in seconds.
-struct Timer {
-    std::vector<double> times; // from each start() to its stop()
+struct Timer { // a stopwatch
+    std::vector<double> times; // seconds from each start() to its stop()
     double started = 0;
-
     void start();
     void stop();
     double avg() const;
 };
-
-// The replacement for the chapter's plot: a progress bar, a table with a row for each epoch, and
-// the file LOG.
-struct Animator {
-    int steps;                                    // in an epoch
-    std::vector<float> Y = {};                    // test accuracy after each epoch
-    std::ofstream log = {};                       // the file
-    std::vector<std::vector<Tensor>> losses = {}; // of minibatches that are not counted yet
-    int done = 0, samples = 0;                    // minibatches and samples of this epoch
-    double loss = 0;                              // sum over these samples
-    double began = 0, drawn = 0;                  // when the epoch began, when the bar was drawn
-
-    explicit Animator(int steps);
-    void add_losses(const std::vector<Tensor> &ls); // of a minibatch
-    void add(int epoch, float acc, double seconds); // the row of an epoch
-    void end_epoch(int epoch, float acc, double seconds); // write its row to LOG, start anew
-    void count();     // sum up the losses
-    void clear_bar(); // before something else is printed
+struct Animator { // in place of the chapter's plot: a progress bar, and a row for each epoch
+    int samples;                      // in an epoch
+    std::vector<float> Y = {};        // of each epoch: test accuracy,
+    std::vector<double> loss = {}, seconds = {}; // mean loss of its samples, time
+    std::vector<Tensor> pending = {}; // losses of this epoch's minibatches
+    int done = 0;                     // how many samples these are
+    void add_losses(const std::vector<Tensor> &losses);
+    void end_epoch(float acc, double seconds); // clear the bar and compute the mean loss
+    void add(int epoch, float acc, double seconds);
 };
-void save_params(const std::vector<Tensor> &params); // write them to the file SAVE
+std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // to train on, to test on
+int count_correct(const Tensor &y_hat, const Tensor &y); // rows of y_hat whose argmax is the label
+float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
+                            Device device);
+std::string to_string(const Tensor &t); // its numbers, as the chapter prints them
 
-// 12. Checks
+// 12. Checks, which end the program unless k devices agree with one, and replicas are equal
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr);
-void check_replicas(const PerDevice &device_params); // fail unless they are equal on all devices
+void check_replicas(const PerDevice &device_params);
 
-// 13. The options of the command line. 0 or empty means that one is not given, or has no limit.
+// 13. Program: the command line, and texts
 struct Options {
-    int gpus = 1, batch = 0, epochs = 0;
-    int steps = 0, limit = 0; // most minibatches in all, most samples of a set
-    int seed = 0;             // of the parameters and of the order of the samples
-    float lr = 0;
-    bool shuffle = true, overlap = false, first_check = true, replica_check = true, peers = true;
-    std::string model = "lenet", allreduce;
-    std::vector<int> split; // proportions of the devices' shards; empty: equal ones
-    std::string data = "data", init, save, log = "build/log.csv"; // a folder, files
+    int gpus = 1, batch = 256, epochs = 10, seed = 0, limit = 0; // limit: samples of a set; 0: all
+    float lr = 0.2f;
+    int shuffle = 1, checks = 1, peers = 1;
+    std::string allreduce = "naive", data = "data";
 };
 extern Options options;
+extern std::function<void(const Animator &, const std::vector<Tensor> &params)> after_epoch;
+std::string str(Device device);                      // gpu(0)
+std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
+[[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
 
 // ---------------------------------------------------------------------------------------------
 // 2. A toy network                                                     chapter: "A Toy Network"
 // LeNet: its parameters, the model, its loss.
 
-std::vector<Tensor> params; // on the host
-std::vector<std::string> param_names;
+std::vector<Tensor> params;           // on the host
+std::vector<std::string> param_names; // ours: for messages
 
 // Initialize model parameters
 void init_params() {
@@ -229,7 +181,7 @@ void init_params() {
     Tensor W4 = normal(scale, {128, 10});
     Tensor b4 = full({10}, 0, cpu());
     params = {W1, b1, W2, b2, W3, b3, W4, b4};
-    param_names = {"W1", "b1", "W2", "b2", "W3", "b3", "W4", "b4"};
+    param_names = {"W1", "b1", "W2", "b2", "W3", "b3", "W4", "b4"}; // ours
 }
 
 // Define the model
@@ -252,9 +204,8 @@ Tensor lenet(const Tensor &X, const std::vector<Tensor> &params) {
 // Cross-entropy loss function, one number per sample
 Tensor loss(const Tensor &y_hat, const Tensor &y) { return softmax_cross_entropy(y_hat, y); }
 
-// The network to train: lenet, or another one that MODEL selects (section 13)
-typedef std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> Net;
-Net net = lenet;
+// The network that train() trains. (ours: extras/networks/ puts others here)
+std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> net = lenet;
 
 // ---------------------------------------------------------------------------------------------
 // 3. Data synchronization                                      chapter: "Data Synchronization"
@@ -271,7 +222,7 @@ std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device)
     return new_params;
 }
 
-// Return [get_params(params, d) for d in devices].
+// Return [get_params(params, d) for d in devices]. (ours: the chapter writes the list in train)
 PerDevice replicate(const std::vector<Device> &devices) {
     PerDevice device_params;
     for (Device d : devices) {
@@ -280,10 +231,8 @@ PerDevice replicate(const std::vector<Device> &devices) {
     return device_params;
 }
 
-// Sum data[0], data[1], ... elementwise and write the sum to each of them. data[c] is on device c.
+// Sum data[0], data[1], ... elementwise and write the sum to each of them. data[i] is on device i.
 // Device 0 is the root: it receives the other tensors, adds them, and sends the sum back.
-// The temporary copy in the first loop is freed immediately. That is safe: its memory is reused
-// only by work that is enqueued later on the same stream.
 void allreduce(std::vector<Tensor> data) {
     for (size_t i = 1; i < data.size(); i++) {
         add_(data[0], copyto(data[i], data[0].device)); // data[0][:] += data[i]
@@ -293,9 +242,22 @@ void allreduce(std::vector<Tensor> data) {
     }
 }
 
-// --- The message itself
-// The host only enqueues messages. A stream is a queue: its work is done in order, while other
-// streams do theirs. So a stream must wait before it reads data that another stream writes.
+// --- The message itself (ours: the chapter's framework has it)
+// The host only enqueues messages. A stream is a queue of a device. Work in one stream runs in
+// order; different streams run at the same time. So before work in one stream reads what another
+// stream writes, it must wait for it.
+
+struct Stream {
+    cudaStream_t handle = nullptr;
+    cudaEvent_t ready = nullptr; // see make_wait
+};
+Stream &current_stream(Device device); // the device's stream, on which new work is enqueued
+int physical(Device device); // CUDA's number for its GPU, which several devices may share
+
+// Check a CUDA call. If it failed, print its file, its line and CUDA's message, and exit.
+#define CUDA_CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
+void check_cuda(cudaError_t code, const char *call, const char *file, int line);
+void check_launch(const char *file, int line); // the same for the last launch: see LAUNCH
 
 // Make later work on `waiting` wait for all earlier work on `other`. The host does not wait.
 //
@@ -305,25 +267,25 @@ void allreduce(std::vector<Tensor> data) {
 //   waiting     ... work ...  [wait for it] ... later work ...
 //
 // A later cudaEventRecord does not change an earlier wait, so one event per stream is enough.
-void wait_for(Stream &waiting, const Stream &other) {
+void make_wait(Stream &waiting, const Stream &other) {
     CUDA_CHECK(cudaEventRecord(other.ready, other.handle));
     CUDA_CHECK(cudaStreamWaitEvent(waiting.handle, other.ready, 0));
 }
-void wait_for(Device device, Device other) {
-    wait_for(current_stream(device), current_stream(other));
+
+void make_wait(Device waiting, Device other) {
+    make_wait(current_stream(waiting), current_stream(other));
 }
 
-// Enqueue a copy dst[:] = src between two devices, on a stream of dst's device.
+// Enqueue a copy dst[:] = src between two devices on a stream of dst's device.
 void peer_copy(const Tensor &src, const Tensor &dst, Stream &stream) {
+    if (size(src) != size(dst)) error("%d numbers do not fit a tensor of %d", size(src), size(dst));
     CUDA_CHECK(cudaMemcpyPeerAsync(dst.ptr(), physical(dst.device), src.ptr(), physical(src.device),
                                    sizeof(float) * size(src), stream.handle));
 }
 
 // Set dst[:] = src, which must have the same size. The host waits only if dst is on the host.
 void copyto(const Tensor &src, const Tensor &dst) {
-    if (size(src) != size(dst)) {
-        error("copyto: %d numbers do not fit a tensor of %d", size(src), size(dst));
-    }
+    if (size(src) != size(dst)) error("%d numbers do not fit a tensor of %d", size(src), size(dst));
     const Device from = src.device, to = dst.device;
     const size_t bytes = sizeof(float) * size(src);
     const float *x = src.ptr();
@@ -332,10 +294,10 @@ void copyto(const Tensor &src, const Tensor &dst) {
     if (from.id < 0 && to.id < 0) {
         memcpy(y, x, bytes);
     } else if (from.id >= 0 && to.id >= 0 && from.id != to.id) {
-        wait_for(to, from); // read src only after it is written
+        make_wait(to, from); // read src only after it is written
         peer_copy(src, dst, current_stream(to));
-        wait_for(from, to); // overwrite src only after it is read
-    } else {                // within a device, or between a device and the host
+        make_wait(from, to); // overwrite src only after it is read
+    } else { // within a device, or between a device and the host
         const Device device = to.id < 0 ? from : to;
         const cudaMemcpyKind kind = from.id < 0 ? cudaMemcpyHostToDevice
                                     : to.id < 0 ? cudaMemcpyDeviceToHost
@@ -349,7 +311,6 @@ void copyto(const Tensor &src, const Tensor &dst) {
 // Return a copy of src on a device or on the host.
 Tensor copyto(const Tensor &src, Device device) {
     Tensor dst = empty(src.shape, device);
-    dst.requires_grad = src.requires_grad;
     copyto(src, dst);
     return dst;
 }
@@ -358,36 +319,16 @@ Tensor copyto(const Tensor &src, Device device) {
 // 4. Distributing data                                            chapter: "Distributing Data"
 // Divide a minibatch among the devices.
 
-// Divide n samples into k shards, equal or in proportion to SPLIT, and return their sizes. The
-// first shards get one sample more if n does not divide evenly.
-std::vector<int> shard_sizes(int n, int k) {
-    std::vector<int> weights = options.split;
-    if (weights.empty() || k == 1) weights.assign(k, 1);
-    if ((int)weights.size() != k) {
-        error("SPLIT has %zu parts, but there are %d devices", weights.size(), k);
-    }
-    const long sum = std::accumulate(weights.begin(), weights.end(), 0L);
-    std::vector<int> sizes;
-    int left = n;
-    for (long weight : weights) {
-        sizes.push_back(n * weight / sum);
-        left -= sizes.back();
-    }
-    for (int c = 0; c < left; c++) {
-        sizes[c]++;
-    }
-    return sizes;
-}
-
-// Split X along its first axis into one contiguous shard per device, and copy each shard there. If
-// there are fewer samples than devices, the last shards are empty.
-// Without SPLIT, this is gluon.utils.split_and_load(X, devices, even_split=False).
+// Split X along its first axis into one contiguous shard per device, and copy each shard there. The
+// first shards get one sample more if the samples do not divide evenly; if there are fewer samples
+// than devices, the last shards are empty. (The chapter's split_and_load refuses to divide 256
+// samples among 3 devices. This one gives them 86, 85 and 85.)
 std::vector<Tensor> split_and_load(const Tensor &X, const std::vector<Device> &devices) {
-    const std::vector<int> sizes = shard_sizes(X.shape[0], devices.size());
+    const int n = X.shape[0], k = devices.size();
     std::vector<Tensor> shards;
     int begin = 0;
-    for (size_t c = 0; c < devices.size(); c++) {
-        const int end = begin + sizes[c];
+    for (int c = 0; c < k; c++) {
+        const int end = begin + n / k + (c < n % k ? 1 : 0);
         shards.push_back(copyto(rows(X, begin, end), devices[c]));
         begin = end;
     }
@@ -406,36 +347,38 @@ split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices
 // ---------------------------------------------------------------------------------------------
 // 5. Training                                                              chapter: "Training"
 // train_batch() takes one step of SGD, on one minibatch and all devices; train() takes the steps of
-// all epochs. Lines that add something to the chapter are marked "ours".
+// all epochs.
 
-// Take one step of SGD on all devices. Return the losses, one number per sample: ls[c] is on device
-// c. (The chapter returns nothing.) Operators record themselves for backward(), so
-// autograd.record() is not needed.
+// Take one step of SGD on all devices. (ours: it returns the losses, one number per sample.)
+// Operators record themselves for backward(), so autograd.record() is not needed. device_params
+// stays the same list of tensors, whose numbers change.
 std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y, const PerDevice &device_params,
                                 const std::vector<Device> &devices, float lr) {
     auto [X_shards, y_shards] = split_batch(X, y, devices);
     // Loss is calculated separately on each GPU
-    std::vector<Tensor> ls;
+    std::vector<Tensor> losses;
     for (size_t c = 0; c < devices.size(); c++) {
-        ls.push_back(loss(net(X_shards[c], device_params[c]), y_shards[c]));
+        Tensor y_hat = net(X_shards[c], device_params[c]); // ours: net is lenet
+        losses.push_back(loss(y_hat, y_shards[c]));
     }
-    for (const Tensor &l : ls) { // Back Propagation is performed separately on each GPU
+    for (const Tensor &l : losses) { // Back Propagation is performed separately on each GPU
         backward(l);
     }
     // Sum all gradients from each GPU and broadcast them to all GPUs
-    const PerDevice grads = gradients(device_params);
-    if (exchange) { // ours: ALLREDUCE and OVERLAP, section 7
+    const PerDevice grads = gradients(device_params); // ours: a list of all .grad
+    if (exchange) {                                   // ours: ALLREDUCE, see section 7
         exchange(grads);
     } else {
         for (size_t i = 0; i < grads[0].size(); i++) {
-            allreduce(column(grads, i)); // [device_params[c][i].grad for c in range(len(devices))]
+            // [device_params[c][i].grad for c in range(len(devices))]
+            allreduce(across_devices(grads, i));
         }
     }
     // The model parameters are updated separately on each GPU
     for (const std::vector<Tensor> &param : device_params) {
         sgd(param, lr, X.shape[0]); // Here, we use a full-size batch
     }
-    return ls; // ours
+    return losses; // ours
 }
 
 // Train on num_gpus devices. batch_size counts the samples over all devices.
@@ -443,26 +386,26 @@ void train(int num_gpus, int batch_size, float lr) {
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
     const std::vector<Device> devices = first_devices(num_gpus);
     // Copy model parameters to num_gpus GPUs
-    PerDevice device_params = replicate(devices);
-    const int num_epochs = number_of_epochs(train_iter); // 10 in the chapter
-    Animator animator(train_iter.steps());
+    PerDevice device_params = replicate(devices); // ours: a function for the list
+    const int num_epochs = options.epochs;        // ours: 10 in the chapter
+    Animator animator = {train_iter.X.shape[0]};  // ours: a table, not a plot
     Timer timer;
     check_first_minibatch(train_iter, devices, lr); // ours
     for (int epoch = 0; epoch < num_epochs; epoch++) {
         timer.start();
         for (auto [X, y] : train_iter.epoch()) {
             // Perform multi-GPU training for a single minibatch
-            std::vector<Tensor> ls = train_batch(X, y, device_params, devices, lr);
+            std::vector<Tensor> losses = train_batch(X, y, device_params, devices, lr);
             waitall();
-            animator.add_losses(ls); // ours
+            animator.add_losses(losses); // ours
         }
         timer.stop();
         check_replicas(device_params); // ours
         // Verify the model on GPU 0
         auto model = [&](const Tensor &x) { return net(x, device_params[0]); };
         const float acc = evaluate_accuracy_gpu(model, test_iter, devices[0]);
-        animator.add(epoch + 1, acc, timer.times.back());
-        save_params(device_params[0]); // ours
+        animator.add(epoch + 1, acc, timer.times.back());        // ours: the seconds
+        if (after_epoch) after_epoch(animator, device_params[0]); // ours: see section 13
     }
     printf("test acc: %.2f, %.1f sec/epoch on %s\n", animator.Y.back(), timer.avg(),
            str(devices).c_str());
@@ -481,18 +424,17 @@ static void print(const char *title, const std::vector<Tensor> &tensors) {
     }
 }
 
-// Run the examples. They print numbers that are copied back from the devices, so that a mistake in
-// copyto() or allreduce() shows here first.
+// Run the examples, on two devices at least. They print numbers that are copied back from the
+// devices, so that a mistake in copyto() or allreduce() shows here first.
 void demos(int num_gpus) {
     std::vector<Tensor> new_params = get_params(params, try_gpu(0));
     printf("b1 weight: %s\n", to_string(new_params[1]).c_str());
     printf("b1 grad: %s\n", to_string(gradient(new_params[1])).c_str());
 
+    const std::vector<Device> devices = first_devices(std::max(2, num_gpus));
     std::vector<Tensor> data;
-    std::vector<Device> devices;
-    for (int i = 0; i < num_gpus; i++) {
-        data.push_back(full({1, 2}, i + 1, try_gpu(i))); // np.ones((1, 2), ...) * (i + 1)
-        devices.push_back(try_gpu(i));
+    for (Device d : devices) {
+        data.push_back(full({1, 2}, d.id + 1, d)); // np.ones((1, 2), ctx=d2l.try_gpu(i)) * (i + 1)
     }
     print("before allreduce", data);
     allreduce(data);
@@ -506,35 +448,29 @@ void demos(int num_gpus) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 7. Allreduce algorithms                                     chapter: "Exercises", the third one
-// Seven algorithms that compute the same sums at different cost, and a place for your own.
-// ALLREDUCE=name trains with one of them; OVERLAP=1 runs it while backward is still computing.
+// 7. The exercise                                             chapter: "Exercises", the third one
+// What an allreduce costs, the tools to write one, an example, and the place for yours.
+// ALLREDUCE=name trains with one of them. (Solutions are in extras/algorithms/.)
 //
 // Contract. grads[c][i] is on device c and has the same size on every device. The tensors of a
 // device are contiguous in memory, as attach_grad() allocates them. An algorithm overwrites every
 // grads[c][i] with the sum over all devices, bitwise identical on all devices. It enqueues its work
-// and returns (only `host` makes the host wait). Work that is enqueued later on a device sees the
-// sums. The algorithm accepts any number of devices (or says otherwise, see `yours`) and tensors of
-// any size, including 0.
+// and returns, without making the host wait. Work that is enqueued later on a device sees the sums.
+// The algorithm accepts any number of devices (`algorithms`, below, may say otherwise) and tensors
+// of any size, including 0.
 //
 // Cost, for k devices, each with b bytes in P tensors:
 //   messages   how many copies are made from one memory to another
 //   busiest    how many bytes the busiest device receives; it sends as many
-//   rounds     how many messages are in the longest chain, where each waits for the one before
+//   rounds     how long the longest chain of messages is in which each must wait for the one before
 // If a message of m bytes takes alpha + m * beta seconds (alpha is the latency, 1 / beta the
-// bandwidth), an allreduce takes about rounds * alpha + busiest * beta. (In naive, bucket, host and
-// tree the busiest device receives everything before it sends. That takes busiest * beta twice.)
-
-// A named range in NVIDIA's profiler nsys, open for the lifetime of the object.
-struct ProfilerRange {
-    explicit ProfilerRange(const char *name) { nvtxRangePushA(name); }
-    ~ProfilerRange() { nvtxRangePop(); }
-};
+// bandwidth), an allreduce takes about rounds * alpha + busiest * beta. (In naive and bucket the
+// busiest device receives everything before it sends. That takes busiest * beta twice.)
 
 // --- tools, besides copyto(), add_() and empty()
 
 // View all tensors of a device as one long tensor. result[c] is the memory of grads[c].
-static std::vector<Tensor> flatten(const PerDevice &grads) {
+std::vector<Tensor> flatten(const PerDevice &grads) {
     std::vector<Tensor> flat;
     for (const std::vector<Tensor> &tensors : grads) {
         Tensor all = tensors[0];
@@ -552,12 +488,9 @@ static std::vector<Tensor> flatten(const PerDevice &grads) {
 }
 
 // Divide a tensor into k chunks, whose sizes differ by at most one. View `count` consecutive ones,
-// beginning with chunk j.
-static Tensor chunk(const Tensor &t, int j, int k, int count = 1) {
-    if (j < 0 || j + count > k) {
-        error("there is no chunk %d of %d: they are numbered 0 to %d%s", j < 0 ? j : j + count - 1,
-              k, k - 1, j < 0 ? " (% of a negative number?)" : "");
-    }
+// beginning with chunk j. (A negative j often comes from % of a negative number.)
+Tensor chunk(const Tensor &t, int j, int k, int count = 1) {
+    if (j < 0 || j + count > k) error("there is no chunk %d of %d: the first is chunk 0", j, k);
     const long n = size(t);
     return rows(reshape(t, {(int)n}), n * j / k, n * (j + count) / k);
 }
@@ -567,31 +500,25 @@ struct Message {
     Tensor src, dst;
 };
 
+// Return the stream for messages from src to dst (section 10).
+Stream &link_stream(Device src, Device dst);
+
 // Enqueue each message on the link_stream from its source to its destination, so that messages on
-// different links travel at the same time. A message waits for all work that its two devices got
-// before this call, and the work that they get after it waits for the message. No message may write
-// to memory that another message of the call reads or writes.
-static void send(const std::vector<Message> &messages) {
-    for (const auto &[src, dst] : messages) {
-        if (size(src) != size(dst)) {
-            error("send: %d numbers do not fit a tensor of %d", size(src), size(dst));
-        }
-        if (size(src) > 0 && src.ptr() == dst.ptr()) {
-            error("send: a message on %s has the same source and destination",
-                  str(src.device).c_str());
-        }
-    }
+// different links travel at the same time. A message waits for everything that was enqueued on its
+// two devices before this call, and everything that is enqueued on them later waits for it. No
+// message may write to memory that another message of the call reads or writes.
+void send(const std::vector<Message> &messages) {
     for (const auto &[src, dst] : messages) {
         if (size(src) == 0) continue;
         Stream &link = link_stream(src.device, dst.device);
-        wait_for(link, current_stream(src.device));
-        wait_for(link, current_stream(dst.device));
+        make_wait(link, current_stream(src.device));
+        make_wait(link, current_stream(dst.device));
         peer_copy(src, dst, link);
     }
-    for (const auto &[src, dst] : messages) {
+    for (const auto &[src, dst] : messages) { // only now, or they would wait for each other
         if (size(src) == 0) continue;
-        wait_for(current_stream(src.device), link_stream(src.device, dst.device));
-        wait_for(current_stream(dst.device), link_stream(src.device, dst.device));
+        make_wait(current_stream(src.device), link_stream(src.device, dst.device));
+        make_wait(current_stream(dst.device), link_stream(src.device, dst.device));
     }
 }
 
@@ -600,170 +527,15 @@ static void send(const std::vector<Message> &messages) {
 //   messages 2(k-1)P   busiest (k-1)b   rounds 2(k-1)P
 static void allreduce_naive(const PerDevice &grads) {
     for (size_t i = 0; i < grads[0].size(); i++) {
-        allreduce(column(grads, i));
+        allreduce(across_devices(grads, i));
     }
 }
 
 // --- bucket
-// Sum all tensors on device 0 as if they were one. The latency is paid 1/P as often.
+// Sum all tensors on device 0 as if they were one. The latency is paid 2(k-1) times, not 2(k-1)P
+// times.
 //   messages 2(k-1)   busiest (k-1)b   rounds 2(k-1)
 static void allreduce_bucket(const PerDevice &grads) { allreduce(flatten(grads)); }
-
-// --- host
-// Sum on the host, as a parameter server does (kvstore='local' in MXNet). The host waits for the
-// devices.
-//   messages 2k (0 if k = 1)   busiest kb, the host   rounds k+1
-static void allreduce_host(const PerDevice &grads) {
-    const std::vector<Tensor> flat = flatten(grads);
-    if (flat.size() == 1) return;
-    const Tensor sum = copyto(flat[0], cpu());
-    const int n = size(sum);
-    for (size_t c = 1; c < flat.size(); c++) {
-        const Tensor received = copyto(flat[c], cpu());
-        for (int j = 0; j < n; j++) {
-            sum.ptr()[j] += received.ptr()[j];
-        }
-    }
-    for (const Tensor &t : flat) {
-        copyto(sum, t);
-    }
-}
-
-// --- by_tensor
-// Sum different parameters on different devices, as the chapter's third exercise asks
-// (kvstore='device' in MXNet). The device that sums a tensor is its owner. Tensors are assigned in
-// order of decreasing size, each to the device that owns the fewest numbers so far. No device
-// owns more than L bytes or M tensors.
-//   messages 2(k-1)P   busiest (k-1)L + b-L   rounds 2M
-static void allreduce_by_tensor(const PerDevice &grads) {
-    const int k = grads.size(), P = grads[0].size();
-    std::vector<int> largest_first(P);
-    std::iota(largest_first.begin(), largest_first.end(), 0);
-    std::stable_sort(largest_first.begin(), largest_first.end(),
-                     [&](int i, int j) { return size(grads[0][i]) > size(grads[0][j]); });
-
-    std::vector<int> owner(P);  // owner[i] sums tensor i
-    std::vector<long> owned(k); // how many numbers each device owns
-    for (int i : largest_first) {
-        owner[i] = std::min_element(owned.begin(), owned.end()) - owned.begin();
-        owned[owner[i]] += size(grads[0][i]);
-    }
-
-    // gather[m] takes a device's tensor to the owner, and broadcast[m] takes the sum back. Owner
-    // c begins with device c + 1, so that not all owners read from device 0 first.
-    std::vector<Message> gather, broadcast;
-    for (int distance = 1; distance < k; distance++) {
-        for (int i = 0; i < P; i++) {
-            const int sender = (owner[i] + distance) % k;
-            const Tensor part = grads[sender][i], sum = grads[owner[i]][i];
-            gather.push_back({part, empty(sum.shape, sum.device)});
-            broadcast.push_back({sum, part});
-        }
-    }
-    send(gather);
-    for (size_t m = 0; m < gather.size(); m++) {
-        add_(broadcast[m].src, gather[m].dst);
-    }
-    send(broadcast);
-}
-
-// --- sharded
-// Sum chunk c on device c. The two rounds of messages are known as reduce-scatter and all-gather.
-//   messages 2k(k-1)   busiest 2(k-1)b/k   rounds 2
-static void allreduce_sharded(const PerDevice &grads) {
-    const std::vector<Tensor> flat = flatten(grads);
-    const int k = flat.size();
-    std::vector<Message> gather, broadcast;
-    for (int distance = 1; distance < k; distance++) {
-        for (int owner = 0; owner < k; owner++) {
-            const int sender = (owner + distance) % k;
-            const Tensor part = chunk(flat[sender], owner, k), sum = chunk(flat[owner], owner, k);
-            gather.push_back({part, empty(sum.shape, sum.device)});
-            broadcast.push_back({sum, part});
-        }
-    }
-    send(gather);
-    for (size_t m = 0; m < gather.size(); m++) {
-        add_(broadcast[m].src, gather[m].dst);
-    }
-    send(broadcast);
-}
-
-// --- ring
-// Let device c send only to its right neighbour, device (c + 1) % k, so that every device sends and
-// receives in every round.
-//   messages 2k(k-1)   busiest 2(k-1)b/k   rounds 2(k-1)
-//
-//   k = 3          reduce-scatter             all-gather
-//   gpu(0) sends   chunk 0, then chunk 2      chunk 1, then chunk 0
-//   gpu(1) sends   chunk 1, then chunk 0      chunk 2, then chunk 1
-//   gpu(2) sends   chunk 2, then chunk 1      chunk 0, then chunk 2
-static void allreduce_ring(const PerDevice &grads) {
-    const std::vector<Tensor> flat = flatten(grads);
-    const int k = flat.size();
-
-    // Reduce-scatter: each device sends a partial sum, which its neighbour adds to its own chunk.
-    // After k-1 rounds, device c holds the complete sum of chunk (c + 1) % k.
-    for (int round = 0; round < k - 1; round++) {
-        std::vector<Message> messages;
-        std::vector<Tensor> sums; // sums[sender]: the chunk to which the receiver adds
-        for (int sender = 0; sender < k; sender++) {
-            const int receiver = (sender + 1) % k;
-            const int j = (sender - round + k) % k;
-            const Tensor part = chunk(flat[sender], j, k);
-            sums.push_back(chunk(flat[receiver], j, k));
-            messages.push_back({part, empty(part.shape, flat[receiver].device)});
-        }
-        send(messages);
-        for (int sender = 0; sender < k; sender++) {
-            add_(sums[sender], messages[sender].dst);
-        }
-    }
-
-    // All-gather: each device passes on the complete sum that it computed or received last.
-    for (int round = 0; round < k - 1; round++) {
-        std::vector<Message> messages;
-        for (int sender = 0; sender < k; sender++) {
-            const int receiver = (sender + 1) % k;
-            const int j = (sender + 1 - round + k) % k;
-            messages.push_back({chunk(flat[sender], j, k), chunk(flat[receiver], j, k)});
-        }
-        send(messages);
-    }
-}
-
-// --- tree
-// Sum in pairs, then in pairs of pairs, and send the sum back the same way.
-//   messages 2(k-1)   busiest ceil(log2 k) b   rounds 2 ceil(log2 k)
-//
-//   k = 4          1 -> 0 and 3 -> 2, then 2 -> 0      back: 0 -> 2, then 0 -> 1 and 2 -> 3
-static void allreduce_tree(const PerDevice &grads) {
-    const std::vector<Tensor> flat = flatten(grads);
-    const int k = flat.size();
-    int distance = 1; // between sender and receiver
-    while (distance < k) {
-        std::vector<Message> messages;
-        std::vector<Tensor> sums; // sums[m]: the tensor to which the receiver of message m adds
-        for (int receiver = 0; receiver + distance < k; receiver += 2 * distance) {
-            const Tensor part = flat[receiver + distance], sum = flat[receiver];
-            messages.push_back({part, empty(part.shape, sum.device)});
-            sums.push_back(sum);
-        }
-        send(messages);
-        for (size_t m = 0; m < messages.size(); m++) {
-            add_(sums[m], messages[m].dst);
-        }
-        distance *= 2;
-    }
-    while (distance > 1) {
-        distance /= 2;
-        std::vector<Message> messages;
-        for (int sender = 0; sender + distance < k; sender += 2 * distance) {
-            messages.push_back({flat[sender], flat[sender + distance]});
-        }
-        send(messages);
-    }
-}
 
 // --- yours
 // Write your own allreduce here. It must satisfy the contract at the top of this section. As it
@@ -780,8 +552,8 @@ static void allreduce_tree(const PerDevice &grads) {
 //   make show GPUS=4                     Whose numbers are where, after each operation?
 //   make race ALLREDUCE=yours GPUS=3     Does a device read numbers before they are written?
 //   make run ALLREDUCE=yours GPUS=2      Does LeNet learn with it?
-// Put kernels of your own above the function. relu_kernel in section 8 is the simplest to start
-// from.
+// Put kernels of your own above the function. Section 8 explains what a kernel is; relu_kernel is
+// the simplest to start from.
 static void allreduce_yours(const PerDevice &grads) {
     const size_t k = grads.size(), P = grads[0].size();
     for (size_t i = 0; i < P; i++) {
@@ -797,102 +569,39 @@ static void allreduce_yours(const PerDevice &grads) {
 }
 
 inline bool powers_of_two(int k) { return (k & (k - 1)) == 0; }
+
 struct Algorithm {
     const char *name;
     void (*run)(const PerDevice &grads);
     bool (*supports)(int k) = nullptr; // whether it works on k devices; null: on any number
 };
 static std::vector<Algorithm> algorithms = {
-    {"naive", allreduce_naive},         {"bucket", allreduce_bucket},   {"host", allreduce_host},
-    {"by_tensor", allreduce_by_tensor}, {"sharded", allreduce_sharded}, {"ring", allreduce_ring},
-    {"tree", allreduce_tree},           {"yours", allreduce_yours},
+    {"naive", allreduce_naive},
+    {"bucket", allreduce_bucket},
+    {"yours", allreduce_yours},
 };
 
-// Return the entry of a table that an option names, or fail and list all names.
-template <class Entry>
-static const Entry &find_entry(const std::vector<Entry> &table, const char *option,
-                               const std::string &name) {
-    std::string names;
-    for (const Entry &entry : table) {
-        if (entry.name == name) return entry;
-        names += (names.empty() ? "" : ", ") + std::string(entry.name);
-    }
-    error("%s=%s is unknown: choose one of %s", option, name.c_str(), names.c_str());
-}
-
 static const Algorithm &find_algorithm(const std::string &name) {
-    return find_entry(algorithms, "ALLREDUCE", name);
+    std::string names;
+    for (const Algorithm &algorithm : algorithms) {
+        if (algorithm.name == name) return algorithm;
+        names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
+    }
+    error("ALLREDUCE=%s is unknown: choose one of %s", name.c_str(), names.c_str());
 }
 
-// Sum the gradients with the algorithm of this name. Errors and the profiler show the name.
+// Sum the gradients with the algorithm of this name.
 void run_allreduce(const std::string &name, const PerDevice &grads) {
     const Algorithm &algorithm = find_algorithm(name);
     const int k = grads.size();
-    size_t n = 0;
-    for (const Tensor &t : grads[0]) {
-        n += size(t);
+    if (algorithm.supports && !algorithm.supports(k)) {
+        error("ALLREDUCE=%s does not work on %d devices", algorithm.name, k);
     }
-    const ProfilerRange range("sum");
-    nvtxMarkA(
-        format("%s, k = %d, tensors: %zu, numbers: %zu", algorithm.name, k, grads[0].size(), n)
-            .c_str());
-    try {
-        if (algorithm.supports && !algorithm.supports(k)) {
-            error("it does not support this number of devices");
-        }
-        algorithm.run(grads);
-    } catch (const std::exception &e) {
-        error("%s, k = %d: %s", algorithm.name, k, e.what());
-    }
+    algorithm.run(grads);
 }
 
-// --- OVERLAP
-// The chapter wants to exchange the first gradients while the rest are still being computed. The
-// host is far ahead of the devices: when it calls exchange(), it has enqueued all of backward, but
-// the devices have barely started it. So an allreduce on the communication streams that waits only
-// for the gradients that it sums runs at the same time as the rest of backward:
-//
-//   compute streams         backward of W4 b4 W3 b3 | W2 b2 W1 b1 |                      | sgd
-//   communication streams                           | sum of W3 ... b4 | sum of W1 ... b2 |
-//
-// backward() records an event after the write of each gradient; wait_for_gradient() waits for it.
-static size_t bucket_bytes = 256 * 1024; // the least size of a bucket; the last may be smaller
-
-// Divide the gradients into buckets and sum one after another, on the communication streams. The
-// last layers come first, because backward computes them first.
-void sum_in_buckets(const Exchange &sum, const PerDevice &grads) {
-    use_comm_streams(true);
-    size_t end = grads[0].size();
-    while (end > 0) {
-        size_t begin = end, bytes = 0;
-        while (begin > 0 && bytes < bucket_bytes) {
-            begin--;
-            bytes += sizeof(float) * size(grads[0][begin]);
-        }
-        PerDevice bucket; // the gradients begin ... end-1 of each device
-        for (const std::vector<Tensor> &tensors : grads) {
-            bucket.push_back({tensors.begin() + begin, tensors.begin() + end});
-        }
-        for (const std::vector<Tensor> &tensors : bucket) {
-            for (const Tensor &grad : tensors) {
-                wait_for_gradient(grad);
-            }
-        }
-        sum(bucket);
-        end = begin;
-    }
-    use_comm_streams(false);
-    join_comm_streams(grads.size()); // before sgd() reads the sums
-}
-
-// Return the function that train_batch() calls for ALLREDUCE and OVERLAP. It is null for naive
-// without OVERLAP, because train_batch() contains that loop.
-Exchange exchange_by(const std::string &name, bool overlap) {
-    const Exchange sum = [=](const PerDevice &grads) { run_allreduce(name, grads); };
-    if (overlap) return [=](const PerDevice &grads) { sum_in_buckets(sum, grads); };
-    return name == "naive" ? nullptr : sum;
-}
-Exchange exchange;
+// What train_batch() calls: the algorithm that ALLREDUCE names. For naive it is null.
+std::function<void(const PerDevice &grads)> exchange;
 
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
@@ -921,43 +630,35 @@ Exchange exchange;
 // __syncthreads() makes each of them wait until all have arrived there.
 
 #ifdef CUDA_CPU
-constexpr bool on_cpu = true; // compiled by g++ with extras/cpu/cuda_runtime.h, the stand-in
+constexpr bool on_cpu = true; // compiled by g++, with emulated devices
 #else
 constexpr bool on_cpu = false;
 #endif
 
-constexpr int threads = 256; // in a block
+// Return n / m, rounded up.
+inline int ceil_div(long n, int m) { return (n + m - 1) / m; }
 
-// Return how many blocks it takes to have a thread for each of n elements. CUDA wants at least
-// one block.
-inline int blocks(long n, int threads_per_block = threads) {
+// CUDA wants at least one block.
+int blocks(long n) {
     if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
-    return n > 0 ? (n + threads_per_block - 1) / threads_per_block : 1;
+    return std::max(1, ceil_div(n, threads));
 }
 
-// LAUNCH(relu_kernel<<<...>>>(...)) launches a kernel and checks whether that has failed.
-#ifndef LAUNCH // a program that includes this file may define its own
-#define LAUNCH(...)                                                                                \
-    (__VA_ARGS__, check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__))
-#endif
-
-// --- functions of sections 9 and 10 that operators use
-
-// Fail unless `right` is true and all inputs are on the same device. The error shows `expected`.
-void check_inputs(const char *op, bool right, const char *expected,
+// Fail unless the inputs are `valid` and on the same device. The error shows what was `expected`.
+void check_inputs(const char *op, bool valid, const char *expected,
                   const std::vector<Tensor> &inputs);
 
-// Return y, the result of an operator, and record the operator's backward if an input wants a
-// gradient. backward(dy) gets dy, the gradient of the loss with respect to y, and adds to the
-// gradients of the inputs. It must add, because an input may be used by several operators. It
+// Return y, the result of an operator, and put the operator on the tape (section 9) if an input
+// wants a gradient. backward(dy) gets dy, the gradient of the loss with respect to y, and adds to
+// the gradients of the inputs. It must add, because an input may be used by several operators. It
 // captures its tensors by value, which keeps their memory allocated.
 typedef std::function<void(const Tensor &dy)> Backward;
-Tensor record(const char *op, Tensor y, const std::vector<Tensor> &inputs,
-              const Backward &backward);
+Tensor add_to_tape(const char *op, Tensor y, const std::vector<Tensor> &inputs,
+                   const Backward &backward);
 
 // Return the address of X's gradient, or null if X wants none. The first call in a backward pass
 // zeroes the gradient, and allocates it if need be.
-float *grad_of(const Tensor &X);
+float *grad_to_add_to(const Tensor &X);
 
 // --- relu
 // y[i] = max(X[i], 0)
@@ -982,8 +683,8 @@ Tensor relu(const Tensor &X) {
     const int n = size(X);
     const Tensor y = empty(X.shape, X.device);
     LAUNCH(relu_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(), n));
-    return record("relu", y, {X}, [=](const Tensor &dy) {
-        float *dX = grad_of(X);
+    return add_to_tape("relu", y, {X}, [=](const Tensor &dy) {
+        float *dX = grad_to_add_to(X);
         LAUNCH(relu_backward_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(dX, dy.ptr(),
                                                                                     X.ptr(), n));
     });
@@ -996,6 +697,7 @@ __global__ void fill_kernel(float *a, float value, int n) {
     if (i < n) a[i] = value;
 }
 
+// Set a[:] = value.
 void fill(const Tensor &a, float value) {
     const int n = size(a);
     LAUNCH(fill_kernel<<<blocks(n), threads, 0, stream_of(a.device)>>>(a.ptr(), value, n));
@@ -1023,13 +725,11 @@ __global__ void sgd_kernel(float *param, const float *grad, int n, float lr, flo
 }
 
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
-    const ProfilerRange range("update");
     for (const Tensor &p : params) {
-        if (!p.grad) continue; // a buffer, such as a running statistic, is not trained
         check_inputs("sgd", true, "parameters", {params[0], p});
         const int n = size(p);
-        LAUNCH(sgd_kernel<<<blocks(n), threads, 0, stream_of(p.device)>>>(p.ptr(), p.grad->ptr(), n,
-                                                                          lr, batch_size));
+        LAUNCH(sgd_kernel<<<blocks(n), threads, 0, stream_of(p.device)>>>(
+            p.ptr(), gradient(p).ptr(), n, lr, batch_size));
     }
 }
 
@@ -1039,12 +739,8 @@ void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
 __device__ inline float exp_sum(const float *z, int classes, float *largest) {
     float sum = 0;
     *largest = z[0];
-    for (int j = 1; j < classes; j++) {
-        *largest = z[j] > *largest ? z[j] : *largest;
-    }
-    for (int j = 0; j < classes; j++) {
-        sum += expf(z[j] - *largest);
-    }
+    for (int j = 1; j < classes; j++) *largest = z[j] > *largest ? z[j] : *largest;
+    for (int j = 0; j < classes; j++) sum += expf(z[j] - *largest);
     return sum;
 }
 
@@ -1079,34 +775,35 @@ __global__ void cross_entropy_backward_kernel(float *dy_hat, const float *dl, co
 
 // Same as F.cross_entropy(y_hat, y, reduction='none'). y gets no gradient.
 Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
-    const bool right = y_hat.shape.size() == 2 && y.shape == std::vector<int>{y_hat.shape[0]} &&
+    const bool valid = y_hat.shape.size() == 2 && y.shape == std::vector<int>{y_hat.shape[0]} &&
                        y_hat.shape[1] > 0;
-    check_inputs("softmax_cross_entropy", right, "(N,classes), (N)", {y_hat, y});
-    const int N = y_hat.shape[0], classes = y_hat.shape[1], block = 64;
-    const Tensor l = empty({N}, y_hat.device);
-    LAUNCH(cross_entropy_kernel<<<blocks(N, block), block, 0, stream_of(y_hat.device)>>>(
+    check_inputs("softmax_cross_entropy", valid, "(N,classes), (N)", {y_hat, y});
+    const int N = y_hat.shape[0], classes = y_hat.shape[1];
+    const int block = 64, grid = std::max(1, ceil_div(N, block)); // small blocks: N is small
+    const Device device = y_hat.device;
+    const Tensor l = empty({N}, device);
+    LAUNCH(cross_entropy_kernel<<<grid, block, 0, stream_of(device)>>>(
         l.ptr(), y_hat.ptr(), y.ptr(), N, classes));
-    return record("softmax_cross_entropy", l, {y_hat}, [=](const Tensor &dl) {
-        float *dy_hat = grad_of(y_hat);
-        LAUNCH(
-            cross_entropy_backward_kernel<<<blocks(N, block), block, 0, stream_of(y_hat.device)>>>(
-                dy_hat, dl.ptr(), y_hat.ptr(), y.ptr(), N, classes));
+    return add_to_tape("softmax_cross_entropy", l, {y_hat}, [=](const Tensor &dl) {
+        float *dy_hat = grad_to_add_to(y_hat);
+        LAUNCH(cross_entropy_backward_kernel<<<grid, block, 0, stream_of(device)>>>(
+            dy_hat, dl.ptr(), y_hat.ptr(), y.ptr(), N, classes));
     });
 }
 
 // --- average pooling
-// A plane is one channel of one image. The P = N*C planes are pooled independently.
+// A plane is one channel of one image. The N*C planes are pooled independently.
 struct PoolShape {
-    int P, H, W, OH, OW, K; // OH = H / K and OW = W / K, rounded down
+    int planes, H, W, OH, OW, K; // OH = H / K and OW = W / K, rounded down
 };
 
 // y[p,i,j] = mean over u,v of X[p,i*K+u,j*K+v]
-//   X (P,H,W)   ->   y (P,OH,OW)
+//   X (planes,H,W)   ->   y (planes,OH,OW)
 // One thread per element of y.
 __global__ void avg_pool2d_kernel(float *y, const float *X, PoolShape s) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
     const int j = index % s.OW, i = index / s.OW % s.OH, p = index / s.OW / s.OH;
-    if (p >= s.P) return;
+    if (p >= s.planes) return;
     float sum = 0;
     for (int u = 0; u < s.K; u++) {
         for (int v = 0; v < s.K; v++) {
@@ -1117,22 +814,22 @@ __global__ void avg_pool2d_kernel(float *y, const float *X, PoolShape s) {
 }
 
 // dX[p,h,w] += dy[p,h/K,w/K] / K^2
-//   dy (P,OH,OW)   ->   dX (P,H,W)
+//   dy (planes,OH,OW)   ->   dX (planes,H,W)
 // One thread per element of dX. Rows and columns that do not fill a window get no gradient.
 __global__ void avg_pool2d_backward_kernel(float *dX, const float *dy, PoolShape s) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
     const int w = index % s.W, h = index / s.W % s.H, p = index / s.W / s.H;
     const int j = w / s.K, i = h / s.K;
-    if (p < s.P && i < s.OH && j < s.OW) {
+    if (p < s.planes && i < s.OH && j < s.OW) {
         dX[index] += dy[(p * s.OH + i) * s.OW + j] / (s.K * s.K);
     }
 }
 
 // Return the sizes of a pooling of X, or fail. The windows must not overlap.
 static PoolShape pool_shape(const char *op, const Tensor &X, int kernel_size, int stride) {
-    const bool right = X.shape.size() == 4 && kernel_size > 0 && kernel_size == stride &&
+    const bool valid = X.shape.size() == 4 && kernel_size > 0 && kernel_size == stride &&
                        X.shape[2] >= kernel_size && X.shape[3] >= kernel_size;
-    check_inputs(op, right, "(N,C,H,W) with kernel_size = stride <= H and W", {X});
+    check_inputs(op, valid, "(N,C,H,W) with kernel_size = stride <= H and W", {X});
     const int H = X.shape[2], W = X.shape[3];
     return {X.shape[0] * X.shape[1], H, W, H / stride, W / stride, kernel_size};
 }
@@ -1140,19 +837,20 @@ static PoolShape pool_shape(const char *op, const Tensor &X, int kernel_size, in
 // Same as F.avg_pool2d(X, kernel_size, stride), if the two are equal.
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
     const PoolShape s = pool_shape("avg_pool2d", X, kernel_size, stride);
-    const Tensor y = empty({X.shape[0], X.shape[1], s.OH, s.OW}, X.device);
-    LAUNCH(avg_pool2d_kernel<<<blocks(size(y)), threads, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(),
-                                                                                   s));
-    return record("avg_pool2d", y, {X}, [=](const Tensor &dy) {
-        float *dX = grad_of(X);
-        LAUNCH(avg_pool2d_backward_kernel<<<blocks(size(X)), threads, 0, stream_of(X.device)>>>(
+    const Device device = X.device;
+    const Tensor y = empty({X.shape[0], X.shape[1], s.OH, s.OW}, device);
+    LAUNCH(avg_pool2d_kernel<<<blocks(size(y)), threads, 0, stream_of(device)>>>(y.ptr(), X.ptr(),
+                                                                                 s));
+    return add_to_tape("avg_pool2d", y, {X}, [=](const Tensor &dy) {
+        float *dX = grad_to_add_to(X);
+        LAUNCH(avg_pool2d_backward_kernel<<<blocks(size(X)), threads, 0, stream_of(device)>>>(
             dX, dy.ptr(), s));
     });
 }
 
 // --- matrix product
 // `count` matrices of `rows` x `columns` numbers, one after another in memory. Each is row-major,
-// or column-major if `transposed`. (In this part, A, B, C, M, K and N are those of C = A @ B.)
+// or column-major if `transposed`.
 struct Matrix {
     float *data;
     int count, rows, columns;
@@ -1168,16 +866,16 @@ static Matrix transpose(Matrix m) {
 
 // To compute C += A @ B, each block computes a tile of C, one number per thread. Its threads copy a
 // tile of A and a tile of B into shared memory, multiply those, and go on to the next two tiles. So
-// each number that is loaded from the device's memory is used in `tile` products instead of one. On
-// emulated devices a thread computes two whole rows of the tile, because the compiler turns a loop
-// over neighbouring columns into vector instructions.
+// each number that is loaded from the device's memory is used in `tile` products instead of one.
+// (On emulated devices a thread computes two whole rows of the tile, since the compiler turns a
+// loop over neighbouring columns into vector instructions.)
 constexpr int tile = 32;
 constexpr int threads_x = on_cpu ? 1 : tile, threads_y = on_cpu ? tile / 2 : tile;
 typedef float Tile[tile][tile + 1]; // + 1: no bank conflicts in shared memory
 
 // Copy the tile of matrix n that begins at (row, column), clipped to the matrix. (The rest of the
-// tile keeps old numbers. They get only into sums that no thread stores.) Threads that are
-// neighbours in x read neighbours in memory.
+// tile keeps old numbers. They only enter sums that are never stored.) Threads that are neighbours
+// in x read neighbours in memory.
 __device__ inline void load_tile(Tile &to, const Matrix &m, int n, int row, int column) {
     const float *from = m.data + (m.count > 1 ? n * m.rows * m.columns : 0);
     const int tile_rows = min(tile, m.rows - row), tile_columns = min(tile, m.columns - column);
@@ -1199,7 +897,8 @@ __device__ inline void load_tile(Tile &to, const Matrix &m, int n, int row, int 
 }
 
 // C[n] += A[n] @ B[n]
-//   A (count,M,K) or (1,M,K)   B (count,K,N) or (1,K,N)   ->   C (count,M,N)
+//   A (count,rows,terms) or (1,rows,terms)   B (count,terms,columns) or (1,terms,columns)
+//   ->   C (count,rows,columns)
 // If there is only one A or only one B, all products use it. If C has fewer matrices than there are
 // products, C[n] gets the sum of the products n, n + C.count, n + 2 * C.count, ...
 __global__ void matmul_kernel(Matrix C, Matrix A, Matrix B) {
@@ -1208,15 +907,15 @@ __global__ void matmul_kernel(Matrix C, Matrix A, Matrix B) {
     const int row = blockIdx.y * tile, column = blockIdx.x * tile; // where the tile of C begins
     float sum[tile / threads_y][tile / threads_x] = {};            // one number on a GPU
     for (int n = blockIdx.z; n < max(A.count, B.count); n += C.count) {
-        for (int k0 = 0; k0 < A.columns; k0 += tile) {
-            load_tile(A_tile, A, n, row, k0);
-            load_tile(B_tile, B, n, k0, column);
+        for (int first = 0; first < A.columns; first += tile) {
+            load_tile(A_tile, A, n, row, first);
+            load_tile(B_tile, B, n, first, column);
             __syncthreads(); // until all threads have copied their part
-            const int terms = min(tile, A.columns - k0);
-            for (int k = 0; k < terms; k++) {
+            const int terms = min(tile, A.columns - first);
+            for (int t = 0; t < terms; t++) {
                 for (int i = 0; i < tile / threads_y; i++) {
                     for (int j = 0; j < tile / threads_x; j++) {
-                        sum[i][j] += A_tile[y + i * threads_y][k] * B_tile[k][x + j * threads_x];
+                        sum[i][j] += A_tile[y + i * threads_y][t] * B_tile[t][x + j * threads_x];
                     }
                 }
             }
@@ -1235,7 +934,7 @@ __global__ void matmul_kernel(Matrix C, Matrix A, Matrix B) {
 
 static void matmul(Matrix C, Matrix A, Matrix B, Device device) {
     if (C.count == 0 || C.rows == 0) return; // an empty shard
-    const dim3 grid(blocks(C.columns, tile), blocks(C.rows, tile), C.count);
+    const dim3 grid(ceil_div(C.columns, tile), ceil_div(C.rows, tile), C.count);
     LAUNCH(matmul_kernel<<<grid, dim3(threads_x, threads_y), 0, stream_of(device)>>>(C, A, B));
 }
 
@@ -1246,43 +945,37 @@ __global__ void sum_kernel(float *sum, const float *parts, int count, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float total = 0;
-    for (int m = 0; m < count; m++) {
-        total += parts[m * n + i];
-    }
+    for (int m = 0; m < count; m++) total += parts[m * n + i];
     sum[i] += total;
 }
 
-// Add the sum over n of A[n] @ B[n] to the matrix C. C has too few tiles to keep a GPU busy, so
-// each block sums only some of the products, and a second kernel adds up these partial sums.
+// Add the sum over n of A[n] @ B[n] to the matrix C. C has few tiles, but it takes some 2048 blocks
+// to keep any GPU busy. So each block sums only some of the products, and a second kernel adds up
+// these partial sums.
 static void matmul_sum(Matrix C, Matrix A, Matrix B, Device device) {
-    const int n = C.rows * C.columns, tiles = blocks(C.rows, tile) * blocks(C.columns, tile);
-    const int count = std::min(A.count, blocks(2048, tiles));
+    const int n = C.rows * C.columns, tiles = ceil_div(C.rows, tile) * ceil_div(C.columns, tile);
+    const int count = std::min(A.count, ceil_div(2048, tiles));
     const Tensor parts = full({count, n}, 0, device);
     matmul({parts.ptr(), count, C.rows, C.columns}, A, B, device);
     LAUNCH(sum_kernel<<<blocks(n), threads, 0, stream_of(device)>>>(C.data, parts.ptr(), count, n));
 }
 
 // --- bias
-// A tensor (N,C,...) as planes: `plane` is the product of the sizes after C.
+// The sizes of a tensor (N,C,...): `pixels` is the product of the sizes after C.
 struct Planes {
-    int N, C, plane;
+    int N, C, pixels;
 };
+
 static Planes planes(const Tensor &y) {
     return {y.shape[0], y.shape[1], size(y) / std::max(1, y.shape[0] * y.shape[1])};
 }
 
-// Return to every thread of a block the sum of value(i) over the indices i of channel c. First each
-// thread sums a part of them. Then the parts, in shared memory, are added pairwise, the upper half
-// to the lower half, until one is left. This order is fixed, so every run gives the same bits.
-// `scratch` has a float for each thread.
-template <class Value>
-__device__ inline float channel_sum(float *scratch, Planes s, int c, Value value) {
-    float sum = 0;
-    for (int m = threadIdx.x; m < s.N * s.plane; m += threads) {
-        sum += value((m / s.plane * s.C + c) * s.plane + m % s.plane);
-    }
+// Return to every thread of a block the sum of all threads' values. The values, in shared memory,
+// are added pairwise, the upper half to the lower half, until one is left. This order is fixed, so
+// every run gives the same bits. `scratch` has a float for each thread.
+__device__ inline float block_sum(float *scratch, float value) {
     __syncthreads(); // until all threads have read the result of an earlier call
-    scratch[threadIdx.x] = sum;
+    scratch[threadIdx.x] = value;
     __syncthreads();
     for (unsigned half = threads / 2; half > 0; half /= 2) {
         if (threadIdx.x < half) scratch[threadIdx.x] += scratch[threadIdx.x + half];
@@ -1292,20 +985,25 @@ __device__ inline float channel_sum(float *scratch, Planes s, int c, Value value
 }
 
 // y[n,o,p] = b[o]
-//   b (O)   ->   y (N,O,plane)
+//   b (O)   ->   y (N,O,pixels)
 // One thread per element.
 __global__ void bias_kernel(float *y, const float *b, Planes s) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < s.N * s.C * s.plane) y[i] = b[i / s.plane % s.C];
+    if (i < s.N * s.C * s.pixels) y[i] = b[i / s.pixels % s.C];
 }
 
 // db[o] += sum over n,p of dy[n,o,p]
-//   dy (N,O,plane)   ->   db (O)
-// One block per channel o.
+//   dy (N,O,pixels)   ->   db (O)
+// One block per channel o. First each thread sums a part of the channel.
 __global__ void bias_backward_kernel(float *db, const float *dy, Planes s) {
     __shared__ float scratch[threads];
-    const float sum = channel_sum(scratch, s, blockIdx.x, [=](int i) { return dy[i]; });
-    if (threadIdx.x == 0) db[blockIdx.x] += sum;
+    const int o = blockIdx.x;
+    float sum = 0;
+    for (int i = threadIdx.x; i < s.N * s.pixels; i += threads) {
+        sum += dy[(i / s.pixels * s.C + o) * s.pixels + i % s.pixels];
+    }
+    sum = block_sum(scratch, sum);
+    if (threadIdx.x == 0) db[o] += sum;
 }
 
 // Set y (N,O,...) to the bias b (O).
@@ -1316,7 +1014,7 @@ static void bias(const Tensor &y, const Tensor &b) {
 
 // Add the sum of dy to the gradient of b, if b wants one.
 static void bias_backward(const Tensor &b, const Tensor &dy) {
-    if (float *db = grad_of(b)) {
+    if (float *db = grad_to_add_to(b)) {
         LAUNCH(bias_backward_kernel<<<size(b), threads, 0, stream_of(b.device)>>>(db, dy.ptr(),
                                                                                   planes(dy)));
     }
@@ -1324,9 +1022,9 @@ static void bias_backward(const Tensor &b, const Tensor &dy) {
 
 // --- dense layer
 static void check_linear(const Tensor &X, const Tensor &W, const Tensor &b) {
-    const bool right = X.shape.size() == 2 && W.shape.size() == 2 && W.shape[0] == X.shape[1] &&
+    const bool valid = X.shape.size() == 2 && W.shape.size() == 2 && W.shape[0] == X.shape[1] &&
                        b.shape == std::vector<int>{W.shape[1]} && size(W) > 0;
-    check_inputs("linear", right, "(N,C), (C,O), (O) with C and O > 0", {X, W, b});
+    check_inputs("linear", valid, "(N,C), (C,O), (O) with C and O > 0", {X, W, b});
 }
 
 // Return X @ W + b. (F.linear takes W transposed.)
@@ -1338,12 +1036,12 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
     const Tensor y = empty({N, O}, device);
     bias(y, b); // y = b, then y += X @ W
     matmul({y.ptr(), 1, N, O}, {X.ptr(), 1, N, C}, {W.ptr(), 1, C, O}, device);
-    return record("linear", y, {X, W, b}, [=](const Tensor &dy) {
+    return add_to_tape("linear", y, {X, W, b}, [=](const Tensor &dy) {
         bias_backward(b, dy);
-        if (float *dW = grad_of(W)) { // dW += X^T @ dy
+        if (float *dW = grad_to_add_to(W)) { // dW += X^T @ dy
             matmul({dW, 1, C, O}, transpose({X.ptr(), 1, N, C}), {dy.ptr(), 1, N, O}, device);
         }
-        if (float *dX = grad_of(X)) { // dX += dy @ W^T
+        if (float *dX = grad_to_add_to(X)) { // dX += dy @ W^T
             matmul({dX, 1, N, C}, {dy.ptr(), 1, N, O}, transpose({W.ptr(), 1, C, O}), device);
         }
     });
@@ -1354,28 +1052,29 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
 //   X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW) with OH = H-K+1, OW = W-K+1
 // im2col turns this into a matrix product, y[n] = b + W @ columns[n]. Column p = (i,j) of
 // columns[n] is the window of X that gives y[n,:,i,j]; row t = (c,u,v) is multiplied by W[:,c,u,v].
-// There are P = OH*OW columns and T = C*K*K rows.
+// So columns[n] has C*K*K rows, the terms of a sum, and OH*OW columns, one for each pixel of y.
 struct ConvShape {
     int N, C, H, W, O, K, OH, OW;
 };
 
 // columns[n,t,p] = X[n,c,i+u,j+v]
-//   X (N,C,H,W)   ->   columns (N,T,P)
+//   X (N,C,H,W)   ->   columns (N,terms,pixels)
 // One thread per (n,c,i,j). Threads with neighbouring j read and write neighbouring numbers.
 __global__ void im2col_kernel(float *columns, const float *X, ConvShape s) {
-    const int index = blockIdx.x * blockDim.x + threadIdx.x, P = s.OH * s.OW;
-    const int j = index % s.OW, i = index / s.OW % s.OH, c = index / P % s.C, n = index / P / s.C;
+    const int index = blockIdx.x * blockDim.x + threadIdx.x, pixels = s.OH * s.OW;
+    const int j = index % s.OW, i = index / s.OW % s.OH;
+    const int c = index / pixels % s.C, n = index / pixels / s.C;
     if (n >= s.N) return;
     for (int u = 0; u < s.K; u++) {
         for (int v = 0; v < s.K; v++) {
-            columns[(((n * s.C + c) * s.K + u) * s.K + v) * P + i * s.OW + j] =
+            columns[(((n * s.C + c) * s.K + u) * s.K + v) * pixels + i * s.OW + j] =
                 X[((n * s.C + c) * s.H + i + u) * s.W + j + v];
         }
     }
 }
 
 // dX[n,c,h,w] += sum of dcolumns[n,t,p] over i,j,u,v with i+u = h and j+v = w
-//   dcolumns (N,T,P)   ->   dX (N,C,H,W)
+//   dcolumns (N,terms,pixels)   ->   dX (N,C,H,W)
 // One thread per element of dX.
 __global__ void col2im_kernel(float *dX, const float *dcolumns, ConvShape s) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
@@ -1391,7 +1090,7 @@ __global__ void col2im_kernel(float *dX, const float *dcolumns, ConvShape s) {
     dX[index] += sum;
 }
 
-// Return the columns (N,T,P) of X.
+// Return the columns (N,terms,pixels) of X.
 static Tensor im2col(const Tensor &X, const ConvShape &s) {
     const Tensor columns = empty({s.N, s.C * s.K * s.K, s.OH * s.OW}, X.device);
     const long windows = (long)s.N * s.C * s.OH * s.OW;
@@ -1402,32 +1101,35 @@ static Tensor im2col(const Tensor &X, const ConvShape &s) {
 
 // Return the sizes of a convolution, or fail.
 static ConvShape conv_shape(const Tensor &X, const Tensor &W, const Tensor &b) {
-    const bool right = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
+    const bool valid = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
                        W.shape[2] == W.shape[3] && b.shape == std::vector<int>{W.shape[0]} &&
                        size(W) > 0 && X.shape[2] >= W.shape[2] && X.shape[3] >= W.shape[2];
-    check_inputs("conv2d", right, "(N,C,H,W), (O,C,K,K), (O) with K <= H and W", {X, W, b});
-    const int H = X.shape[2], width = X.shape[3], O = W.shape[0], K = W.shape[2];
-    return {X.shape[0], X.shape[1], H, width, O, K, H - K + 1, width - K + 1};
+    check_inputs("conv2d", valid, "(N,C,H,W), (O,C,K,K), (O) with K <= H and W", {X, W, b});
+    const int rows = X.shape[2], columns = X.shape[3], O = W.shape[0], K = W.shape[2];
+    return {X.shape[0], X.shape[1], rows, columns, O, K, rows - K + 1, columns - K + 1};
 }
 
 // Same as F.conv2d(X, W, b), which is also a cross-correlation.
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
     const ConvShape s = conv_shape(X, W, b);
-    const int N = s.N, O = s.O, P = s.OH * s.OW, T = s.C * s.K * s.K;
+    const int N = s.N, O = s.O, pixels = s.OH * s.OW, terms = s.C * s.K * s.K;
     const Device device = X.device;
     const Tensor y = empty({N, O, s.OH, s.OW}, device);
     bias(y, b);                          // y[n] = b, then y[n] += W @ columns[n]
     const Tensor columns = im2col(X, s); // kept for dW
-    matmul({y.ptr(), N, O, P}, {W.ptr(), 1, O, T}, {columns.ptr(), N, T, P}, device);
-    return record("conv2d", y, {X, W, b}, [=](const Tensor &dy) {
+    const Matrix W_matrix = {W.ptr(), 1, O, terms};
+    const Matrix columns_matrix = {columns.ptr(), N, terms, pixels};
+    matmul({y.ptr(), N, O, pixels}, W_matrix, columns_matrix, device);
+    return add_to_tape("conv2d", y, {X, W, b}, [=](const Tensor &dy) {
+        const Matrix dy_matrix = {dy.ptr(), N, O, pixels};
         bias_backward(b, dy);
-        if (float *dW = grad_of(W)) { // dW += sum over n of dy[n] @ columns[n]^T
-            matmul_sum({dW, 1, O, T}, {dy.ptr(), N, O, P}, transpose({columns.ptr(), N, T, P}),
-                       device);
+        if (float *dW = grad_to_add_to(W)) { // dW += sum over n of dy[n] @ columns[n]^T
+            const Matrix columns_matrix = {columns.ptr(), N, terms, pixels};
+            matmul_sum({dW, 1, O, terms}, dy_matrix, transpose(columns_matrix), device);
         }
-        if (float *dX = grad_of(X)) { // dcolumns[n] = W^T @ dy[n]
-            const Tensor dcolumns = full({N, T, P}, 0, device);
-            matmul({dcolumns.ptr(), N, T, P}, transpose({W.ptr(), 1, O, T}), {dy.ptr(), N, O, P},
+        if (float *dX = grad_to_add_to(X)) { // dcolumns[n] = W^T @ dy[n]
+            const Tensor dcolumns = full({N, terms, pixels}, 0, device);
+            matmul({dcolumns.ptr(), N, terms, pixels}, transpose({W.ptr(), 1, O, terms}), dy_matrix,
                    device);
             LAUNCH(col2im_kernel<<<blocks(size(X)), threads, 0, stream_of(device)>>>(
                 dX, dcolumns.ptr(), s));
@@ -1438,7 +1140,7 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
 // ---------------------------------------------------------------------------------------------
 // 9. Autograd
 // This section implements l.backward(). As in Karpathy's micrograd, every operator stores a
-// function for its backward. Here these functions lie on a tape, one tape per device, and
+// function for its backward. Here these functions are kept on a tape, one tape per device, and
 // backward() calls them in reverse order, so that each dy is complete before it is read.
 
 // An operator that has run, and the gradient of its result.
@@ -1447,41 +1149,25 @@ struct TapeEntry {
     std::vector<Tensor> inputs;
     std::shared_ptr<Tensor> dy;
     Backward backward;
+    std::vector<Tensor> first_uses = {}; // the inputs that no earlier operator on the tape has used
 };
-static auto &tapes = *new std::map<int, std::vector<TapeEntry>>; // by Device::id; never destroyed
+// By Device::id. Never destroyed: when the program ends, CUDA ends before such a variable would.
+static auto &tapes = *new std::map<int, std::vector<TapeEntry>>;
 static bool recording = true;
 
-// While such an object exists, operators are not recorded, as under torch.no_grad().
-struct NoGrad {
-    bool before = recording;
-    NoGrad() { recording = false; }
-    ~NoGrad() { recording = before; }
-};
+NoGrad::NoGrad() : before(recording) { recording = false; }
 
-// A CUDA event of one device: record it in a stream, and make another stream wait for it.
-struct Event {
-    cudaEvent_t handle = nullptr;
-    explicit Event(Device device) {
-        CUDA_CHECK(cudaSetDevice(physical(device)));
-        CUDA_CHECK(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming));
-    }
-    Event(const Event &) = delete;
-    ~Event() { cudaEventDestroy(handle); }
-};
+NoGrad::~NoGrad() { recording = before; }
 
 void attach_grad(std::vector<Tensor> &params) {
     if (params.empty()) return;
     int n = 0;
-    for (const Tensor &p : params) {
-        n += p.requires_grad ? size(p) : 0;
-    }
+    for (const Tensor &p : params) n += size(p);
     const Tensor all = full({n}, 0, params[0].device);
     int begin = 0;
     for (Tensor &p : params) {
-        if (!p.requires_grad) continue;
         const int end = begin + size(p);
         p.grad = std::make_shared<Tensor>(reshape(rows(all, begin, end), p.shape));
-        p.grad->written = std::make_shared<Event>(p.device);
         begin = end;
     }
 }
@@ -1492,39 +1178,38 @@ const Tensor &gradient(const Tensor &param) {
 }
 
 PerDevice gradients(const PerDevice &device_params) {
-    PerDevice grads(device_params.size());
-    for (size_t c = 0; c < device_params.size(); c++) {
-        for (const Tensor &p : device_params[c]) {
-            if (p.requires_grad) grads[c].push_back(gradient(p));
-        }
+    PerDevice grads;
+    for (const std::vector<Tensor> &params : device_params) {
+        grads.emplace_back();
+        for (const Tensor &p : params) grads.back().push_back(gradient(p));
     }
     return grads;
 }
 
-std::vector<Tensor> column(const PerDevice &x, size_t i) {
+std::vector<Tensor> across_devices(const PerDevice &x, size_t i) {
     std::vector<Tensor> tensors;
-    for (const std::vector<Tensor> &list : x) {
-        tensors.push_back(list[i]);
-    }
+    for (const std::vector<Tensor> &list : x) tensors.push_back(list[i]);
     return tensors;
 }
 
-void wait_for_gradient(const Tensor &grad) {
-    CUDA_CHECK(cudaStreamWaitEvent(stream_of(grad.device), grad.written->handle, 0));
-}
-
-Tensor record(const char *op, Tensor y, const std::vector<Tensor> &inputs,
-              const Backward &backward) {
+Tensor add_to_tape(const char *op, Tensor y, const std::vector<Tensor> &inputs,
+                   const Backward &backward) {
     auto wants_grad = [](const Tensor &X) { return X.grad != nullptr; };
     if (recording && std::any_of(inputs.begin(), inputs.end(), wants_grad)) {
         if (!y.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape});
         y.grad->stale = true;
-        tapes[y.device.id].push_back({op, inputs, y.grad, backward});
+        TapeEntry entry = {op, inputs, y.grad, backward};
+        for (const Tensor &X : inputs) {
+            if (!X.grad || X.grad->stale) continue;
+            X.grad->stale = true; // it has the numbers of the last minibatch
+            entry.first_uses.push_back(X);
+        }
+        tapes[y.device.id].push_back(entry);
     }
     return y;
 }
 
-float *grad_of(const Tensor &X) {
+float *grad_to_add_to(const Tensor &X) {
     if (!X.grad) return nullptr;
     Tensor &g = *X.grad;
     if (!g.data) g.data = empty(g.shape, g.device).data;
@@ -1533,33 +1218,30 @@ float *grad_of(const Tensor &X) {
     return g.ptr();
 }
 
+// A hook, null unless another program sets it (section 13). It is called with the gradient of a
+// parameter once backward() has enqueued the last write to it.
+void (*after_gradient)(const Tensor &grad) = nullptr;
+
 // Run the tape of l's device in reverse and empty it. Each entry is destroyed after it has run,
 // which frees the tensors that it captured.
 void backward(const Tensor &l) {
     std::vector<TapeEntry> &tape = tapes[l.device.id];
-    auto made_l = [&](const TapeEntry &entry) { return entry.dy == l.grad; };
-    if (!l.grad || std::none_of(tape.begin(), tape.end(), made_l)) {
+    auto computed_l = [&](const TapeEntry &entry) { return entry.dy == l.grad; };
+    if (!l.grad || std::none_of(tape.begin(), tape.end(), computed_l)) {
         error("backward: %s has no record of how this tensor was computed (each backward pass "
               "erases the record)",
               str(l.device).c_str());
     }
-    const ProfilerRange range("backward");
-    for (const TapeEntry &entry : tape) {
-        for (const Tensor &X : entry.inputs) {
-            if (X.grad) X.grad->stale = true; // it has the numbers of the last minibatch
-        }
-    }
-    grad_of(l);
+    grad_to_add_to(l);
     fill(*l.grad, 1); // the gradient of sum(l) with respect to l
     while (!tape.empty()) {
         const TapeEntry entry = std::move(tape.back());
         tape.pop_back();
-        if (entry.dy->stale) continue; // l does not depend on it
-        entry.backward(*entry.dy);
-        for (const Tensor &X : entry.inputs) {
-            if (X.grad && X.grad->written) {
-                CUDA_CHECK(cudaEventRecord(X.grad->written->handle, stream_of(X.device)));
-            }
+        const bool used = !entry.dy->stale; // if nothing has written dy, l does not depend on it
+        if (used) entry.backward(*entry.dy);
+        for (const Tensor &X : entry.first_uses) { // in reverse, the last ones
+            grad_to_add_to(X);                     // 0 if nothing has written it
+            if (after_gradient) after_gradient(*X.grad);
         }
     }
 }
@@ -1568,100 +1250,28 @@ void backward(const Tensor &l) {
 // 10. Devices and memory
 // k logical devices on the GPUs of this machine, their streams, and a caching allocator.
 
-// --- errors
-
-static std::string vformat(const char *format, va_list args) {
-    char text[1000];
-    vsnprintf(text, sizeof text, format, args);
-    return text;
-}
-
-std::string format(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    std::string text = vformat(format, args);
-    va_end(args);
-    return text;
-}
-
-void error(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    std::string text = vformat(format, args);
-    va_end(args);
-    for (char &c : text) {
-        if ((unsigned char)c < ' ') c = '?'; // the name of a file may hold a line break
-    }
-    throw std::runtime_error(text);
-}
-
-void check_cuda(cudaError_t code, const char *call, const char *file, int line) {
-    if (code == cudaSuccess) return;
-    const bool late = code == cudaErrorIllegalAddress || code == cudaErrorLaunchFailure;
-    fflush(stdout);
-    fprintf(stderr, "mgpu: %s:%d: %s: %s (%s)%s\n", file, line, call, cudaGetErrorString(code),
-            cudaGetErrorName(code),
-            late ? ": run with CUDA_LAUNCH_BLOCKING=1 to find the launch" : "");
-    _exit(1); // no destructors: their CUDA calls would fail, too
-}
-
-std::string str(Device device) {
-    return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
-}
-static std::string str(int n) { return std::to_string(n); }
-inline std::string str(const std::string &s) { return s; }
-
-template <class T> static std::string listed(const std::vector<T> &list, const char *separator) {
-    std::string text;
-    for (const T &x : list) {
-        text += (text.empty() ? "" : separator) + str(x);
-    }
-    return text;
-}
-std::string str(const std::vector<Device> &devices) { return "[" + listed(devices, ", ") + "]"; }
-std::string str(const std::vector<int> &shape) { return "(" + listed(shape, ",") + ")"; }
-static std::string str(const Tensor &X) { return str(X.shape); }
-
 // --- devices
 
-// A logical device. Several of them may share a GPU, each with its own memory and streams.
-struct Gpu {
+// The state of a logical device. Several devices may share a GPU, each with its own memory and
+// streams.
+struct DeviceState {
     int physical;                // CUDA's number for the GPU
-    Stream streams[2];           // for computation; for communication, with OVERLAP
+    Stream stream;               // for its work
     std::map<int, Stream> links; // for messages from other devices, by Device::id
-    std::map<std::pair<int, size_t>, std::vector<float *>> free_blocks; // see allocate()
+    std::map<std::pair<cudaStream_t, size_t>, std::vector<float *>> unused; // see allocate()
 };
-static std::vector<Gpu> &gpus = *new std::vector<Gpu>; // never destroyed: tensors may outlive main
-static int comm = 0;                                   // 1: work goes to the communication streams
+static auto &device_states = *new std::vector<DeviceState>; // never destroyed, as tapes
 
-// A hook for programs that include this file. It is called with a tensor before its memory is used,
-// and with null before a stream of the device is used.
-void (*on_use)(Device device, const Tensor *tensor) = nullptr;
-
-float *Tensor::ptr() const {
-    if (on_use && device.id >= 0) on_use(device, this);
-    return data.get();
-}
+float *Tensor::ptr() const { return data.get(); }
 
 // Return the state of a device, or fail if there is no such device.
-static Gpu &state(Device device) {
+static DeviceState &state(Device device) {
     if (device.id < 0) error("a tensor is on the host, but must be on a device: use copyto");
-    if (device.id >= (int)gpus.size()) {
-        error("there is no %s: the program runs on %zu devices", str(device).c_str(), gpus.size());
+    if (device.id >= (int)device_states.size()) {
+        error("there is no %s: the program runs on %zu devices", str(device).c_str(),
+              device_states.size());
     }
-    return gpus[device.id];
-}
-
-void check_inputs(const char *op, bool right, const char *expected,
-                  const std::vector<Tensor> &inputs) {
-    if (!right) error("%s: expected %s, got %s", op, expected, listed(inputs, ", ").c_str());
-    for (const Tensor &X : inputs) {
-        if (X.device.id < 0) error("%s: an input is on cpu, not on a device: use copyto", op);
-        if (X.device.id != inputs[0].device.id) {
-            error("%s: its inputs are on %s and %s, but must be on one device", op,
-                  str(inputs[0].device).c_str(), str(X.device).c_str());
-        }
-    }
+    return device_states[device.id];
 }
 
 int physical(Device device) { return state(device).physical; }
@@ -1676,18 +1286,13 @@ Device try_gpu(int i) {
 
 std::vector<Device> first_devices(int k) {
     std::vector<Device> devices;
-    for (int i = 0; i < k; i++) {
-        devices.push_back(try_gpu(i));
-    }
+    for (int i = 0; i < k; i++) devices.push_back(try_gpu(i));
     return devices;
 }
 
 // --- streams
 
-Stream &current_stream(Device device) {
-    if (on_use) on_use(device, nullptr);
-    return state(device).streams[comm];
-}
+Stream &current_stream(Device device) { return state(device).stream; }
 
 cudaStream_t stream_of(Device device) {
     make_current(device);
@@ -1703,152 +1308,94 @@ static Stream new_stream(Device device) {
     return s;
 }
 
-// Return the stream for messages from src to dst, and create it on first use.
 Stream &link_stream(Device src, Device dst) {
     Stream &s = state(dst).links[src.id];
     if (!s.handle) s = new_stream(dst);
     return s;
 }
 
-void use_comm_streams(bool use) {
-    for (size_t c = 0; c < gpus.size(); c++) {
-        current_stream(gpu(c)); // calls on_use before the stream changes
-    }
-    comm = use;
-}
-
-void join_comm_streams(int k) {
-    for (int c = 0; c < k; c++) {
-        wait_for(state(gpu(c)).streams[0], state(gpu(c)).streams[1]);
-    }
-}
-
 void waitall() {
-    for (size_t c = 0; c < gpus.size(); c++) {
-        current_stream(gpu(c)); // calls on_use, which may enqueue more work
-        for (const Stream &s : gpus[c].streams) {
-            CUDA_CHECK(cudaStreamSynchronize(s.handle));
-        }
+    for (size_t c = 0; c < device_states.size(); c++) {
+        CUDA_CHECK(cudaStreamSynchronize(current_stream(gpu(c)).handle));
     }
 }
 
 // --- peers
 
-// Let device i access the memory of device j directly, if the hardware allows it. Return how they
-// exchange data: "same GPU as", "peer", or "staged", that is, CUDA copies through the host.
+// Let device i access the memory of device j directly, if the hardware allows it. Return how their
+// data travels: "staged" means that CUDA copies through the host.
 static const char *connect(Device i, Device j) {
     int can_access = 0;
-    if (physical(i) == physical(j)) return "same GPU as";
+    if (physical(i) == physical(j)) return "same GPU";
     CUDA_CHECK(cudaDeviceCanAccessPeer(&can_access, physical(i), physical(j)));
     if (!can_access || !options.peers) return "staged";
     make_current(i);
     const cudaError_t code = cudaDeviceEnablePeerAccess(physical(j), 0);
-    cudaGetLastError();                                 // clear the error
-    if (code == cudaErrorTooManyPeers) return "staged"; // the hardware has a limit
-    if (code != cudaErrorPeerAccessAlreadyEnabled) CUDA_CHECK(code);
-    return "peer";
+    cudaGetLastError(); // clear the error: a GPU may have too many peers
+    return code == cudaSuccess || code == cudaErrorPeerAccessAlreadyEnabled ? "peer" : "staged";
 }
 
-// Create gpu(0) ... gpu(k-1), round-robin on this machine's GPUs from `first` on, and connect them.
-// Unless `quiet`, print which GPU each is and how it exchanges data with the others.
-void use_devices(int k, bool quiet = false, int first = 0) {
+// Create gpu(0) ... gpu(k-1), round-robin on this machine's GPUs, and connect them. Print what they
+// are if that should be `shown`.
+void use_devices(int k, bool shown) {
     int count = 0;
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // hardware queues for the streams; default: 8
     const cudaError_t code = cudaGetDeviceCount(&count);
     if (code != cudaSuccess || count == 0) {
         error("no GPU (%s): `make run BACKEND=cpu` emulates devices", cudaGetErrorString(code));
     }
-    for (int i = gpus.size(); i < k; i++) {
-        gpus.emplace_back().physical = (first + i) % count;
-        for (Stream &s : gpus[i].streams) {
-            s = new_stream(gpu(i));
-        }
+    for (int i = device_states.size(); i < k; i++) {
+        device_states.emplace_back().physical = i % count;
+        device_states[i].stream = new_stream(gpu(i));
     }
-    if (k > count && !quiet) {
+    if (shown && k > count) {
         printf("notice: %d logical devices share %d GPU%s, each with its own memory and streams\n",
                k, count, count > 1 ? "s" : "");
     }
     for (int i = 0; i < k; i++) {
-        std::map<std::string, std::string> links; // "peer" -> " gpu(1) gpu(2)"
-        for (int j = 0; j < k; j++) {
-            if (j == i) continue;
-            const char *how = connect(gpu(i), gpu(j));
-            links[how] += " " + str(gpu(j));
-        }
-        if (quiet) continue;
         cudaDeviceProp properties;
         CUDA_CHECK(cudaGetDeviceProperties(&properties, physical(gpu(i))));
-        printf("%s: %s", str(gpu(i)).c_str(), properties.name);
-        for (const char *kind : {"same GPU as", "peer", "staged"}) {
-            if (links.count(kind)) printf("; %s:%s", kind, links[kind].c_str());
+        std::string line = str(gpu(i)) + ": " + properties.name;
+        for (int j = 0; j < k; j++) {
+            if (j != i) line += "; " + str(gpu(j)) + ": " + connect(gpu(i), gpu(j));
         }
-        printf("\n");
+        if (shown) printf("%s\n", line.c_str());
     }
 }
 
 // --- memory
 
-// Give all unused blocks of the caching allocator back to CUDA.
-void empty_cache() {
-    waitall();
-    for (Gpu &g : gpus) {
-        for (auto &[key, free_blocks] : g.free_blocks) {
-            for (float *block : free_blocks) {
-                CUDA_CHECK(cudaFree(block));
-            }
-            free_blocks.clear();
-        }
-    }
-}
-
-static float *cuda_malloc(Device device, size_t bytes) {
-    float *block = nullptr;
-    for (bool again : {true, false}) {
-        make_current(device);
-        if (cudaMalloc((void **)&block, bytes) == cudaSuccess) return block;
-        cudaGetLastError();       // clear the error
-        if (again) empty_cache(); // there may be free blocks of other sizes
-    }
-    size_t free = 0, total = 0;
-    CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    error("%s is out of memory: it needs %.1f MB more, and %.1f of its %.1f MB are free: use a "
-          "smaller BATCH",
-          str(device).c_str(), bytes / 1e6, free / 1e6, total / 1e6);
-}
-
 // Return memory for n floats. On a device, it comes from a caching allocator: cudaMalloc() and
-// cudaFree() would make the host wait, so freed blocks are kept for the next tensor of their size,
-// in one list per stream and size.
+// cudaFree() would make the host wait, so freed memory is kept for the next tensor of its size, in
+// one list for each stream and size.
 //
-// A block may be reused while enqueued work still uses it. That is safe: the work of its new owner
+// Memory may be reused while enqueued work still uses it. That is safe: the work of its new owner
 // is enqueued later on the same stream, and copyto() and send() make that stream wait for every
-// other stream that uses the block.
+// other stream that uses the memory.
 static std::shared_ptr<float> allocate(int n, Device device) {
     const size_t bytes = sizeof(float) * n;
-    float *block = nullptr;
+    float *piece = nullptr;
     if (n == 0) return nullptr;
     if (device.id < 0) { // pinned memory: a device copies from it while the host goes on
-        const cudaError_t code = cudaMallocHost((void **)&block, bytes);
-        if (code == cudaErrorMemoryAllocation) {
-            error("the host cannot allocate %.1f MB of pinned memory", bytes / 1e6);
-        }
-        CUDA_CHECK(code);
-        return std::shared_ptr<float>(block, [](float *p) {
-            for (const Gpu &g : gpus) { // they may be copying right now
-                for (const Stream &s : g.streams) {
-                    cudaStreamSynchronize(s.handle);
-                }
+        CUDA_CHECK(cudaMallocHost((void **)&piece, bytes));
+        return std::shared_ptr<float>(piece, [](float *p) {
+            for (const DeviceState &user : device_states) { // it may be copying right now
+                cudaStreamSynchronize(user.stream.handle);
             }
             cudaFreeHost(p);
         });
     }
-    const auto key = std::make_pair(comm, bytes);
-    std::vector<float *> &free_blocks = state(device).free_blocks[key];
-    if (free_blocks.empty()) free_blocks.push_back(cuda_malloc(device, bytes));
-    block = free_blocks.back();
-    free_blocks.pop_back();
-    auto give_back = [=](float *p) { gpus[device.id].free_blocks[key].push_back(p); };
-    return std::shared_ptr<float>(block, give_back);
+    const auto key = std::make_pair(current_stream(device).handle, bytes);
+    std::vector<float *> &pieces = state(device).unused[key];
+    if (pieces.empty()) {
+        make_current(device);
+        CUDA_CHECK(cudaMalloc((void **)&piece, bytes));
+    } else {
+        piece = pieces.back();
+        pieces.pop_back();
+    }
+    auto give_back = [=](float *p) { device_states[device.id].unused[key].push_back(p); };
+    return std::shared_ptr<float>(piece, give_back);
 }
 
 // --- tensors
@@ -1857,8 +1404,7 @@ int size(const Tensor &t) {
     long n = 1;
     for (int s : t.shape) {
         n *= s;
-        if (s < 0) error("%s has a negative size", str(t).c_str());
-        if (n > INT_MAX) error("%s has too many elements: use a smaller BATCH", str(t).c_str());
+        if (n < 0 || n > INT_MAX) error("a tensor of %ld numbers: use a smaller BATCH", n);
     }
     return n;
 }
@@ -1885,14 +1431,11 @@ static std::mt19937 rng; // seeded with SEED
 template <class Distribution>
 static Tensor random(std::vector<int> shape, Distribution distribution) {
     Tensor t = empty(std::move(shape), cpu());
-    for (int i = 0; i < size(t); i++) {
-        t.ptr()[i] = distribution(rng);
-    }
+    for (int i = 0; i < size(t); i++) t.ptr()[i] = distribution(rng);
     return t;
 }
 
 Tensor normal(float scale, std::vector<int> shape) {
-    if (!(scale > 0)) error("normal: the scale must be greater than 0, not %g", scale);
     return random(shape, std::normal_distribution<float>(0, scale));
 }
 
@@ -1902,31 +1445,26 @@ Tensor arange(int n) {
     return t;
 }
 
+// Return the numbers of a tensor. The host waits for them.
 std::vector<float> to_host(const Tensor &t) {
     const Tensor host = copyto(t, cpu());
     return std::vector<float>(host.ptr(), host.ptr() + size(t));
 }
 
-// One size may be -1: it is computed from the others. For an empty shard, whose first size is 0, it
-// is the product of X's sizes after the first.
+// One size may be -1: it is computed from the others. (An axis of an empty shard may be 0: it counts
+// as 1.)
 Tensor reshape(const Tensor &X, std::vector<int> shape) {
-    int known = 1; // the product of the other sizes
-    for (int s : shape) {
-        if (s >= 0) known *= s;
-    }
-    int row = 1;
-    for (size_t axis = 1; axis < X.shape.size(); axis++) {
-        row *= X.shape[axis];
-    }
+    auto product = [](const std::vector<int> &shape) {
+        int n = 1;
+        for (int s : shape) n *= std::max(1, s);
+        return n;
+    };
     Tensor y = X;
-    y.shape = std::move(shape);
+    y.shape = shape;
     for (int &s : y.shape) {
-        if (s < 0) s = known ? size(X) / known : row;
+        if (s < 0) s = product(X.shape) / product(shape);
     }
-    if (size(y) != size(X)) {
-        error("reshape: %s and %s have different numbers of elements", str(y).c_str(),
-              str(X).c_str());
-    }
+    if (size(y) != size(X)) error("reshape: %d numbers do not fit %d", size(X), size(y));
     return y;
 }
 
@@ -1943,151 +1481,108 @@ Tensor rows(const Tensor &X, int begin, int end) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 11. Data and files
+// 11. Data
 // The parts that the chapter takes from d2l: the data set, the accuracy, the stopwatch, the plot.
-// Then the files SAVE and INIT.
 
-// --- printing
-
-// Return a number with the fewest digits that identify the float, at most 8 after the point.
-static std::string shortest(float x) {
-    char text[64];
-    for (int digits = 0; digits <= 8; digits++) {
-        snprintf(text, sizeof text, digits || !std::isfinite(x) ? "%.*f" : "%.*f.", digits, x);
-        if (strtof(text, nullptr) == x || std::isnan(x)) break;
+// Return a number with the digits that tell it from all other floats. NumPy writes 3 as 3.
+static std::string to_string(float x) {
+    const bool whole = std::fabs(x) < 1e7f && x == std::floor(x);
+    char text[32];
+    snprintf(text, sizeof text, "%.0f.", x);
+    for (int digits = 1; !whole && digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, x);
+        if (strtof(text, nullptr) == x) break;
     }
     return text;
 }
 
-// Return the next texts, as many as shape[axis:] has numbers, with brackets around each row.
-static std::string bracketed(const std::vector<int> &shape, size_t axis, const std::string *&next) {
-    if (axis == shape.size()) return *next++;
-    const size_t inner = shape.size() - axis - 1; // axes within a row
-    const std::string between = inner ? std::string(inner, '\n') + std::string(axis + 1, ' ') : " ";
-    std::string all;
-    for (int i = 0; i < shape[axis]; i++) {
-        all += (i > 0 ? between : "") + bracketed(shape, axis + 1, next);
-    }
-    return "[" + all + "]";
-}
-
-// Write the numbers as NumPy prints those near 1, with aligned decimal points.
 std::string to_string(const Tensor &t) {
-    auto point = [](const std::string &text) { return std::min(text.find('.'), text.size()); };
-    std::vector<std::string> texts;
-    size_t before = 0, after = 0; // the longest part before and after the point
-    for (float x : to_host(t)) {
-        const std::string text = shortest(x);
-        before = std::max(before, point(text));
-        after = std::max(after, text.size() - point(text));
-        texts.push_back(text);
+    const std::vector<float> numbers = to_host(t);
+    size_t width = 0; // of the longest number
+    for (float x : numbers) width = std::max(width, to_string(x).size());
+    std::string all;
+    for (size_t i = 0; i < numbers.size(); i++) {
+        size_t begins = 0, ends = 0, row = 1; // how many rows number i begins and ends
+        for (size_t axis = t.shape.size(); axis-- > 0;) {
+            row *= t.shape[axis];
+            begins += i % row == 0;
+            ends += (i + 1) % row == 0;
+        }
+        const std::string text = to_string(numbers[i]);
+        const std::string indent(t.shape.size() - begins + 1, ' ');
+        if (i > 0) all += begins ? std::string(begins, '\n') + indent : " ";
+        all += std::string(begins, '[') + std::string(width - text.size(), ' ') + text;
+        all += std::string(ends, ']');
     }
-    for (std::string &text : texts) {
-        text.insert(0, before - point(text), ' ');
-        text.resize(before + after, ' ');
-    }
-    const std::string *next = texts.data();
-    const std::string all = texts.empty() ? "[]" : bracketed(t.shape, 0, next);
     return all + (t.device.id < 0 ? "" : " @" + str(t.device));
 }
 
-// --- data
+// --- the data set
 
 // The training set or the test set as stored in its files: one byte per pixel, one per label.
 struct DataSet {
     int count = 0;
-    std::vector<uint8_t> images, labels;
+    std::vector<unsigned char> images, labels;
 };
 static DataSet train_set, test_set; // read before anything starts
 
 // Read a file in the IDX format of http://yann.lecun.com/exdb/mnist. It begins with the bytes 0, 0,
-// 8 (the code for bytes) and the number of dimensions. Then come the dimensions' sizes, big-endian
-// in 4 bytes each, and one byte for each number. `dims` is 1 for labels, 3 for images. Return the
-// bytes of all samples.
-std::vector<uint8_t> load_idx(const std::string &path, int dims) {
-    const char *const name = path.c_str(), *const kind = dims == 3 ? "images" : "labels";
-    std::error_code code;
-    const size_t length = std::filesystem::file_size(path, code);
-    if (code) error("cannot read %s: %s", name, code.message().c_str());
-    std::vector<uint8_t> bytes(length);
+// 8 (the code for bytes) and the number of dimensions: 1 for labels, 3 for images. Then come the
+// dimensions' sizes, big-endian in 4 bytes each, and one byte for each number. Return the bytes of
+// all samples.
+std::vector<unsigned char> load_idx(const std::string &path, bool images) {
     std::ifstream file(path, std::ios::binary);
-    if (!file.read((char *)bytes.data(), length)) {
-        error("cannot read %s: %s", name, strerror(errno));
-    }
+    if (!file) error("cannot read %s: %s: try `make data`", path.c_str(), strerror(errno));
+    const std::vector<unsigned char> bytes{std::istreambuf_iterator<char>(file), {}};
+    const size_t header = images ? 16 : 8, sample = images ? 28 * 28 : 1;
     auto number = [&](size_t at) { // in the four bytes from `at` on
-        return (uint32_t)bytes[at] << 24 | bytes[at + 1] << 16 | bytes[at + 2] << 8 | bytes[at + 3];
+        return (unsigned)bytes[at] << 24 | bytes[at + 1] << 16 | bytes[at + 2] << 8 | bytes[at + 3];
     };
-    const size_t header = 4 + 4 * dims, sample = dims == 3 ? 28 * 28 : 1;
-    if (length < header || number(0) != 0x800u + dims) {
-        error("%s is not an IDX file of %s (is it still compressed?)", name, kind);
-    }
-    if (dims == 3 && (number(8) != 28 || number(12) != 28)) {
-        error("%s has images of %ux%u pixels, not 28x28", name, number(8), number(12));
-    }
-    const size_t count = number(4), expected = header + count * sample;
-    if (count == 0 || length != expected) {
-        error("%s is damaged: %zu %s take %zu bytes, but it has %zu", name, count, kind, expected,
-              length);
+    if (bytes.size() <= header || number(0) != (images ? 0x803u : 0x801u) ||
+        (images && (number(8) != 28 || number(12) != 28)) ||
+        bytes.size() != header + number(4) * sample) {
+        error("%s does not hold %s in the IDX format: is it compressed, or damaged?", path.c_str(),
+              images ? "images of 28x28 bytes" : "labels");
     }
     return {bytes.begin() + header, bytes.end()};
 }
 
-// Return the path of a data file: in the folder, or below build/, where make unpacks archives.
-static std::string data_path(const std::string &folder, const std::string &name) {
-    const std::string path = folder + "/" + name, unpacked = "build/" + path;
-    if (access(path.c_str(), F_OK) == 0) return path;
-    if (access(unpacked.c_str(), F_OK) == 0) return unpacked;
-    error("%s: %s: `make data DATA=%s` %s", path.c_str(), strerror(errno), folder.c_str(),
-          folder == "data" ? "fetches it" : "unpacks an archive of it");
-}
-
-// Load the training set (`which` is train) or the test set (t10k).
+// Load the training set (`which` is train) or the test set (t10k) from a folder, or from below
+// build/, where make unpacks archives.
 DataSet load_data(const std::string &folder, const std::string &which) {
+    std::string path = folder + "/" + which;
+    if (access((path + "-images-idx3-ubyte").c_str(), F_OK) != 0) path = "build/" + path;
     DataSet set;
-    const std::string images_path = data_path(folder, which + "-images-idx3-ubyte");
-    const std::string labels_path = data_path(folder, which + "-labels-idx1-ubyte");
-    set.images = load_idx(images_path, 3);
-    set.labels = load_idx(labels_path, 1);
+    set.images = load_idx(path + "-images-idx3-ubyte", true);
+    set.labels = load_idx(path + "-labels-idx1-ubyte", false);
     set.count = set.labels.size();
-    const int images = set.images.size() / (28 * 28);
-    if (images != set.count) {
-        error("%s has %d labels, but %s has %d images", labels_path.c_str(), set.count,
-              images_path.c_str(), images);
-    }
-    for (int label : set.labels) {
-        if (label > 9) error("%s: label %d is not from 0 to 9", labels_path.c_str(), label);
+    const int largest = *std::max_element(set.labels.begin(), set.labels.end());
+    if (set.images.size() != set.labels.size() * 28 * 28 || largest > 9) {
+        error("%s: the labels do not fit the images, or are not from 0 to 9", path.c_str());
     }
     if (options.limit) set.count = std::min(set.count, options.limit);
     return set;
 }
 
-// Return an iterator over a set. It gives at most `steps_left` minibatches.
-static DataIter make_iter(const DataSet &set, int batch_size, bool shuffle,
-                          int steps_left = INT_MAX) {
+static DataIter make_iter(const DataSet &set, int batch_size, bool shuffle) {
     const int n = set.count;
     std::vector<int> order(n);
     std::iota(order.begin(), order.end(), 0);
-    const Tensor X = empty({n, 1, 28, 28}, cpu()), y = empty({n}, cpu());
-    return {&set, batch_size, shuffle, order, X, y, steps_left};
+    return {&set, batch_size, shuffle, order, empty({n, 1, 28, 28}, cpu()), empty({n}, cpu())};
 }
 
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
-    const int steps = options.steps ? options.steps : INT_MAX;
-    return {make_iter(train_set, batch_size, options.shuffle, steps),
+    return {make_iter(train_set, batch_size, options.shuffle),
             make_iter(test_set, batch_size, false)};
 }
-
-int DataIter::steps() const { return (set->count + batch_size - 1) / batch_size; }
 
 // Convert the samples to floats. The last minibatch of an epoch may be smaller.
 std::pair<Tensor, Tensor> DataIter::minibatch(int begin) {
     const int end = std::min(begin + batch_size, set->count);
     for (int i = begin; i < end; i++) {
-        const uint8_t *image = &set->images[(size_t)order[i] * 28 * 28];
+        const unsigned char *image = &set->images[(size_t)order[i] * 28 * 28];
         float *x = X.ptr() + (size_t)i * 28 * 28;
-        for (int p = 0; p < 28 * 28; p++) {
-            x[p] = image[p] / 255.0f;
-        }
+        for (int p = 0; p < 28 * 28; p++) x[p] = image[p] / 255.0f;
         y.ptr()[i] = set->labels[order[i]];
     }
     return {rows(X, begin, end), rows(y, begin, end)};
@@ -2096,22 +1591,16 @@ std::pair<Tensor, Tensor> DataIter::minibatch(int begin) {
 std::vector<std::pair<Tensor, Tensor>> DataIter::epoch() {
     if (shuffle) std::shuffle(order.begin(), order.end(), rng);
     std::vector<std::pair<Tensor, Tensor>> minibatches;
-    for (int begin = 0; begin < set->count && steps_left > 0; begin += batch_size) {
+    for (int begin = 0; begin < set->count; begin += batch_size) {
         minibatches.push_back(minibatch(begin));
-        steps_left--;
     }
     return minibatches;
-}
-
-int number_of_epochs(const DataIter &train_iter) {
-    const int most = (train_iter.steps_left - 1) / train_iter.steps() + 1;
-    return std::min(options.epochs, most);
 }
 
 // --- accuracy
 
 // Count the rows of y_hat (N,classes) whose argmax is the label, y (N).
-static int count_correct(const Tensor &y_hat, const Tensor &y) {
+int count_correct(const Tensor &y_hat, const Tensor &y) {
     const std::vector<float> z = to_host(y_hat), labels = to_host(y);
     const int classes = y_hat.shape[1];
     int correct = 0;
@@ -2148,166 +1637,40 @@ double Timer::avg() const {
     return std::accumulate(times.begin(), times.end(), 0.0) / std::max<size_t>(1, times.size());
 }
 
-// Make the folder of a file. If that fails, so will opening the file.
-static void make_folder(const std::string &path) {
-    std::error_code ignored;
-    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
-}
-
-Animator::Animator(int steps) : steps(steps), began(now()) {
-    make_folder(options.log);
-    log.open(options.log);
-    log << "epoch,loss,test_acc,seconds,model,gpus,allreduce,lr\n";
-    if (!log.flush()) error("cannot write %s: %s", options.log.c_str(), strerror(errno));
-}
-
-// On a terminal, draw a bar, at most ten times a second:
-//   123/235 [===============               ]  loss 0.7345  4321 images/s  26 s left
-void Animator::add_losses(const std::vector<Tensor> &ls) {
-    losses.push_back(ls);
-    const int step = done + losses.size();
-    if (!isatty(STDOUT_FILENO) || (step < steps && now() - drawn < 0.1)) return;
-    count();
-    drawn = now();
-    const double seconds = drawn - began;
-    printf("\r%5d/%d [%-30s]  loss %.4f  %.0f images/s  %.0f s left\033[K", done, steps,
-           std::string(30L * done / steps, '=').c_str(), loss / samples, samples / seconds,
-           std::ceil(seconds / done * (steps - done)));
+// Keep a minibatch's losses for end_epoch(). On a terminal, draw the bar when it gets longer:
+//   [====================                    ] 30000/60000
+void Animator::add_losses(const std::vector<Tensor> &losses) {
+    const int length = 40, drawn = (long)length * done / samples;
+    for (const Tensor &l : losses) {
+        pending.push_back(l);
+        done += size(l);
+    }
+    const int equals = (long)length * done / samples;
+    if (equals == drawn || !isatty(STDOUT_FILENO)) return;
+    printf("\r[%-40s] %d/%d", std::string(equals, '=').c_str(), done, samples);
     fflush(stdout);
 }
 
-void Animator::count() {
-    for (const std::vector<Tensor> &ls : losses) {
-        done++;
-        for (const Tensor &l : ls) {
-            for (float x : to_host(l)) {
-                loss += x;
-            }
-            samples += size(l);
-        }
-        if (!std::isfinite(loss)) {
-            error("the loss is %f in step %d of epoch %zu: use a smaller LR than %g", loss, done,
-                  Y.size() + 1, options.lr);
-        }
-    }
-    losses.clear();
-}
-
-void Animator::clear_bar() {
-    count();
+void Animator::end_epoch(float acc, double epoch_seconds) {
+    double sum = 0;
     if (isatty(STDOUT_FILENO)) printf("\r\033[K");
-}
-
-void Animator::add(int epoch, float acc, double seconds) {
-    clear_bar();
-    if (epoch == 1) printf("epoch      loss  test acc   seconds\n");
-    printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss / samples, acc, seconds);
-    end_epoch(epoch, acc, seconds);
-}
-
-void Animator::end_epoch(int epoch, float acc, double seconds) {
-    log << format("%d,%.6f,%.4f,%.4f,%s,%d,%s,%g\n", epoch, loss / samples, acc, seconds,
-                  options.model.c_str(), options.gpus, options.allreduce.c_str(), options.lr);
-    if (!log.flush()) error("cannot write %s: %s", options.log.c_str(), strerror(errno));
+    for (const Tensor &l : pending) {
+        for (float x : to_host(l)) sum += x;
+    }
+    loss.push_back(sum / done);
     Y.push_back(acc);
-    done = samples = 0;
-    loss = 0;
-    began = now();
-}
-
-// --- SAVE and INIT
-// A file has all parameters, in the format of https://github.com/huggingface/safetensors: the
-// length of the header (8 bytes, little-endian), the header in JSON, and the numbers of all
-// tensors. data_offsets [begin, end) says which bytes of these numbers belong to a tensor:
-//   {"W1":{"dtype":"F32","shape":[20,1,3,3],"data_offsets":[0,720]},"W2":{...},...}
-
-// Write a new file completely, then rename it over the old one, so that a good file is never lost.
-void write_file(const std::string &path, const std::string &bytes) {
-    const std::string part = path + format(".%d.part", getpid());
-    make_folder(path);
-    FILE *file = fopen(part.c_str(), "wb");
-    bool written = file && fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size() &&
-                   fflush(file) == 0 && fsync(fileno(file)) == 0;
-    if (file) written = fclose(file) == 0 && written;
-    if (written && rename(part.c_str(), path.c_str()) == 0) return;
-    const int reason = errno;
-    remove(part.c_str());
-    error("cannot write %s: %s", path.c_str(), strerror(reason));
-}
-
-// Write the parameters to a file. The header names them in alphabetical order.
-void save_safetensors(const std::string &path, const std::vector<Tensor> &params) {
-    std::map<std::string, Tensor> by_name;
-    for (size_t i = 0; i < params.size(); i++) {
-        by_name[param_names[i]] = params[i];
-    }
-    std::string header, numbers;
-    for (const auto &[name, t] : by_name) {
-        const size_t begin = numbers.size();
-        numbers.append((const char *)to_host(t).data(), sizeof(float) * size(t));
-        header += format("%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
-                         begin ? "," : "{", name.c_str(), listed(t.shape, ",").c_str(), begin,
-                         numbers.size());
-    }
-    header += "}";
-    header.resize((header.size() + 7) / 8 * 8, ' '); // so that the numbers are aligned
-    const uint64_t length = header.size();
-    write_file(path, std::string((const char *)&length, 8) + header + numbers);
-}
-
-// Return the text between `begin` and the next `end`, or nothing if `begin` is not there.
-static std::string between(const std::string &text, const std::string &begin, char end) {
-    const size_t at = text.find(begin), from = at + begin.size();
-    return at == std::string::npos ? "" : text.substr(from, text.find(end, from) - from);
-}
-
-// Load each parameter by its name into `params`, on the host. Spaces and key order may vary. JSON
-// writes a quote inside a string as \", so a search finds "W1":{ only where an entry begins.
-void load_safetensors(const std::string &path, const std::vector<Tensor> &params) {
-    std::ifstream file(path, std::ios::binary);
-    if (!file) error("cannot read %s: %s", path.c_str(), strerror(errno));
-    uint64_t length = 0;
-    file.read((char *)&length, 8);
-    std::string header(file && length < 100'000'000 ? length : 0, ' ');
-    if (header.empty() || !file.read(&header[0], length) || header[0] != '{') {
-        error("%s is not a .safetensors file", path.c_str());
-    }
-    header.erase(std::remove_if(header.begin(), header.end(), isspace), header.end());
-
-    std::string names; // of the tensors in the file
-    for (size_t at = 1; (at = header.find("\":{\"", at)) != std::string::npos; at++) {
-        const std::string name = header.substr(0, at).substr(header.rfind('"', at - 1) + 1);
-        if (name != "__metadata__") names += (names.empty() ? "" : ", ") + name;
-    }
-    for (size_t i = 0; i < params.size(); i++) {
-        const std::string where = path + ": " + param_names[i];
-        const std::string entry = between(header, "\"" + param_names[i] + "\":{", '}');
-        if (entry.empty()) {
-            error("%s is missing: %s needs %.300s. The file has %.500s", where.c_str(),
-                  options.model.c_str(), listed(param_names, ", ").c_str(), names.c_str());
-        }
-        const std::string type =
-            between(entry, "\"dtype\":\"", '"') + " [" + between(entry, "\"shape\":[", ']') + "]";
-        const std::string expected = "F32 [" + listed(params[i].shape, ",") + "]";
-        if (type != expected) {
-            error("%s is %s, but %s needs %s", where.c_str(), type.c_str(), options.model.c_str(),
-                  expected.c_str());
-        }
-        const std::string offsets = between(entry, "\"data_offsets\":[", ']');
-        const size_t bytes = sizeof(float) * size(params[i]);
-        size_t begin = 0, end = 0;
-        sscanf(offsets.c_str(), "%zu,%zu", &begin, &end);
-        file.seekg(8 + length + begin);
-        if (end - begin != bytes || !file.read((char *)params[i].ptr(), bytes)) {
-            error("%s: its %zu bytes are not at data_offsets [%s]", where.c_str(), bytes,
-                  offsets.c_str());
-        }
+    seconds.push_back(epoch_seconds);
+    pending.clear();
+    done = 0;
+    if (!std::isfinite(sum)) {
+        error("the loss is %f in epoch %zu: use a smaller LR than %g", sum, Y.size(), options.lr);
     }
 }
 
-// Write the parameters to the file SAVE, if there is one.
-void save_params(const std::vector<Tensor> &params) {
-    if (!options.save.empty()) save_safetensors(options.save, params);
+void Animator::add(int epoch, float acc, double epoch_seconds) {
+    end_epoch(acc, epoch_seconds);
+    if (epoch == 1) printf("epoch      loss  test acc   seconds\n");
+    printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss.back(), acc, epoch_seconds);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2315,134 +1678,79 @@ void save_params(const std::vector<Tensor> &params) {
 // These functions check the chapter's promise: k devices compute the same gradient as one, and the
 // copies of the parameters stay equal. If a check fails, `make check` looks for the cause.
 
-float first_check_tolerance = 1e-3f; // largest error, in gradient_in_shards()'s units
-static const char *const check_hint = ": `make check` looks for the cause";
-static const char *const skip_hint = "; if this is intended, use FIRST_CHECK=0";
+static const char *const hint =
+    ": `make check` looks for the cause; if this is intended, use CHECKS=0";
 
-// The numbers of all parameters that are trained, one after another
-typedef std::vector<float> Flat;
-
-static Flat all_to_host(const std::vector<Tensor> &tensors) {
-    Flat all;
+// Return the numbers of all tensors, one after another.
+static std::vector<float> all_to_host(const std::vector<Tensor> &tensors) {
+    std::vector<float> all;
     for (const Tensor &t : tensors) {
-        if (!t.requires_grad) continue;
         const std::vector<float> numbers = to_host(t);
         all.insert(all.end(), numbers.begin(), numbers.end());
     }
     return all;
 }
 
-// Return the name of number j of a Flat, such as W1[7].
+// Return the name of number j of all_to_host(params), such as W1[7].
 static std::string name_of(int j) {
     size_t i = 0;
-    while (!params[i].requires_grad || j >= size(params[i])) {
-        if (params[i].requires_grad) j -= size(params[i]);
+    while (j >= size(params[i])) {
+        j -= size(params[i]);
         i++;
     }
     return param_names[i] + "[" + std::to_string(j) + "]";
 }
 
-// Return the gradient for a minibatch, computed on gpu(0).
-static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
-    const PerDevice one = {get_params(params, gpu(0))};
-    backward(loss(net(copyto(X, gpu(0)), one[0]), copyto(y, gpu(0))));
-    return all_to_host(gradients(one)[0]);
-}
-
-// Divide a minibatch into k shards and return the sum of their gradients, all computed on gpu(0).
-// Also return a unit for each number's error: the largest sum of |gradient| over the shards in its
-// parameter.
-static std::pair<Flat, Flat> gradient_in_shards(const Tensor &X, const Tensor &y, int k) {
-    Flat sum(all_to_host(params).size()), unit(sum.size());
-    int begin = 0;
-    for (int n : shard_sizes(X.shape[0], k)) {
-        const Flat part = gradient_on_one(rows(X, begin, begin + n), rows(y, begin, begin + n));
-        for (size_t j = 0; j < part.size(); j++) {
-            sum[j] += part[j];
-            unit[j] += std::fabs(part[j]);
-        }
-        begin += n;
-    }
-    auto first = unit.begin();
-    for (const Tensor &p : params) {
-        if (!p.requires_grad) continue;
-        const float largest = *std::max_element(first, first + size(p));
-        first = std::fill_n(first, size(p), largest);
-    }
-    return {sum, unit};
-}
-
-// Check a step that k devices have taken from `params` on the minibatch X, y: `ls` are its losses,
-// `device_params` its result. Each device must have the gradient that gpu(0) computes for the whole
-// minibatch, and must have subtracted lr * gradient / n. (With batch norm the result for a sample
-// depends on its shard, so gpu(0) takes the shards one by one.)
-void check_first_step(const Tensor &X, const Tensor &y, const std::vector<Tensor> &ls,
-                      const PerDevice &device_params, float lr) {
-    const int n = X.shape[0], k = device_params.size();
-    int losses = 0;
-    for (const Tensor &l : ls) {
-        losses += size(l);
-        for (float x : to_host(l)) {
-            if (!std::isfinite(x)) {
-                error("the first minibatch: a loss on %s is not finite, before any update%s",
-                      str(l.device).c_str(), check_hint);
-            }
-        }
-    }
-    if (losses != n) {
-        error("the first minibatch has %d samples, but the devices' shards have %d in total%s", n,
-              losses, check_hint);
-    }
-    auto is_buffer = [](const Tensor &p) { return !p.requires_grad; }; // batch norm has some
-    const bool buffers = std::any_of(params.begin(), params.end(), is_buffer);
-    const auto [expected, unit] = gradient_in_shards(X, y, buffers ? k : 1);
-    const Flat old = all_to_host(params);
-    float largest = 0; // difference of the gradients, in units
-    for (int c = 0; c < k; c++) {
-        const Flat grad = all_to_host(gradients(device_params)[c]);
-        const Flat param = all_to_host(device_params[c]);
-        for (size_t j = 0; j < grad.size(); j++) {
-            const float off = std::fabs(grad[j] - expected[j]);
-            if (!(off <= first_check_tolerance * unit[j])) {
-                error("the first minibatch: the gradient of %s on %s is %.6g, not %.6g%s%s",
-                      name_of(j).c_str(), str(gpu(c)).c_str(), grad[j], expected[j], check_hint,
-                      skip_hint);
-            }
-            if (off > 0) largest = std::max(largest, off / unit[j]);
-            const float update = old[j] - param[j], right = lr * grad[j] / n;
-            const float rounding = 1e-5f * std::fabs(right) + 1e-6f * std::fabs(old[j]) + 1e-37f;
-            if (!(std::fabs(update - right) <= rounding)) {
-                error("the first minibatch: the update of %s on %s is %.6g, not %.6g%s%s",
-                      name_of(j).c_str(), str(gpu(c)).c_str(), update, right, check_hint,
-                      skip_hint);
-            }
-        }
-    }
-    if (k == 1) {
-        printf("first minibatch: the update is right\n");
-        return;
-    }
-    printf("first minibatch: %d devices agree with one%s (largest difference %.0e)\n", k,
-           buffers ? ", shard by shard" : "", largest);
-    empty_cache(); // give back the memory in which gpu(0) computed the whole minibatch
-}
-
 // Take a trial step on the first samples of the file, with its own copies of the parameters, and
-// check it.
+// compare it with what gpu(0) computes alone: for one shard after another, so that all numbers are
+// rounded alike and only their sums may differ, in their last digits. Each device must have the sum
+// of the shards' gradients, and must have subtracted lr * gradient / n.
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr) {
-    if (!options.first_check) return;
-    const PerDevice device_params = replicate(devices);
+    if (!options.checks) return;
     const auto [X, y] = train_iter.minibatch(0);
-    const std::vector<Tensor> ls = train_batch(X, y, device_params, devices, lr);
-    check_first_step(X, y, ls, device_params, lr);
+    const int n = X.shape[0], k = devices.size();
+    const std::vector<float> before = all_to_host(params);
+    std::vector<float> expected(before.size()), magnitude(before.size()); // sums of x and of |x|
+    int begin = 0;
+    for (int c = 0; c < k; c++) {
+        const int end = begin + n / k + (c < n % k ? 1 : 0);
+        const std::vector<Tensor> copy = get_params(params, gpu(0));
+        const Tensor X_shard = copyto(rows(X, begin, end), gpu(0));
+        backward(loss(net(X_shard, copy), copyto(rows(y, begin, end), gpu(0))));
+        const std::vector<float> part = all_to_host(gradients({copy})[0]);
+        for (size_t j = 0; j < part.size(); j++) {
+            expected[j] += part[j];
+            magnitude[j] += std::fabs(part[j]);
+        }
+        begin = end;
+    }
+    const PerDevice device_params = replicate(devices);
+    train_batch(X, y, device_params, devices, lr);
+    for (int c = 0; c < k; c++) {
+        const std::vector<float> grad = all_to_host(gradients(device_params)[c]);
+        const std::vector<float> after = all_to_host(device_params[c]);
+        for (size_t j = 0; j < grad.size(); j++) {
+            if (!(std::fabs(grad[j] - expected[j]) <= 1.2e-7f * k * magnitude[j])) {
+                error("the first minibatch: the gradient of %s on %s is %.6g, not %.6g%s",
+                      name_of(j).c_str(), str(gpu(c)).c_str(), grad[j], expected[j], hint);
+            }
+            const float update = before[j] - after[j], right = lr * grad[j] / n;
+            const float rounding = 1e-5f * std::fabs(right) + 1e-6f * std::fabs(before[j]) + 1e-37f;
+            if (!(std::fabs(update - right) <= rounding)) {
+                error("the first minibatch: the update of %s on %s is %.6g, not %.6g%s",
+                      name_of(j).c_str(), str(gpu(c)).c_str(), update, right, hint);
+            }
+        }
+    }
+    printf("first minibatch: %d device%s with one\n", k, k > 1 ? "s agree" : " agrees");
 }
 
-// Fail unless the trained parameters are bitwise identical on all devices.
+// Fail unless the parameters are bitwise identical on all devices.
 void check_replicas(const PerDevice &device_params) {
-    if (!options.replica_check) return;
-    const Flat first = all_to_host(device_params[0]);
+    if (!options.checks) return;
+    const std::vector<float> first = all_to_host(device_params[0]);
     for (size_t c = 1; c < device_params.size(); c++) {
-        const Flat other = all_to_host(device_params[c]);
+        const std::vector<float> other = all_to_host(device_params[c]);
         for (size_t j = 0; j < first.size(); j++) {
             if (memcmp(&first[j], &other[j], sizeof(float)) != 0) {
                 error("the replicas differ: %s is %.9g on gpu(0) but %.9g on gpu(%zu): does "
@@ -2457,78 +1765,100 @@ void check_replicas(const PerDevice &device_params) {
 // 13. Program
 // Options have the form NAME=value, for make and for this program alike: mgpu GPUS=2 LR=0.1
 //
-// Other programs may include this file, as its tests do. They may define MGPU_NO_MAIN and LAUNCH
-// before the #include, set on_use and exchange, and add to models, algorithms and option_table.
+// Programs that include this file, as the tests do and the parts in extras/, define MGPU_NO_MAIN
+// before the #include. They may define LAUNCH there too, set `net`, `exchange`, `after_gradient`
+// and the variables below, and add to `algorithms`, `option_table` and `after_options`.
 
 Options options;
+std::function<void(const Animator &, const std::vector<Tensor> &params)> after_epoch;
+static std::vector<void (*)()> after_options; // called when the options have been read
 
-// A network that MODEL can choose.
-struct Model {
-    const char *name;
-    void (*init_params)(); // sets `params` and `param_names`
-    Net net;
-    void (*demos)(int num_gpus); // the examples of its chapter
-    void (*train)(int num_gpus, int batch_size, float lr);
-    void (*set_defaults)() = nullptr; // sets options that are not given; null: as lenet's are
+// What run_program() does
+struct Experiment {
+    std::string name;
+    std::function<void()> init_params; // sets `params` and `param_names`
+    std::function<void(int num_gpus)> demos;
+    std::function<void(int num_gpus, int batch_size, float lr)> train;
 };
-static std::vector<Model> models = {{"lenet", init_params, lenet, demos, train}};
+static Experiment experiment = {"lenet", init_params, demos, train};
 
-static const Model &find_model() { return find_entry(models, "MODEL", options.model); }
+// --- texts and errors
 
-// Select the network that MODEL names and initialize its parameters, on the host. The same SEED
-// gives the same parameters.
-void init_model() {
-    net = find_model().net;
-    find_model().init_params();
+std::string str(Device device) {
+    return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
+}
+
+std::string str(const std::vector<Device> &devices) {
+    std::string list;
+    for (Device d : devices) list += (list.empty() ? "" : ", ") + str(d);
+    return "[" + list + "]";
+}
+
+// Throw an error. mgpu_main() prints it on one line and ends the program.
+void error(const char *format, ...) {
+    char text[1000];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    throw std::runtime_error(text);
+}
+
+void check_cuda(cudaError_t code, const char *call, const char *file, int line) {
+    if (code == cudaSuccess) return;
+    fflush(stdout);
+    fprintf(stderr, "mgpu: %s:%d: %s: %s%s\n", file, line, call, cudaGetErrorString(code),
+            code == cudaErrorMemoryAllocation ? ": use a smaller BATCH" : "");
+    _exit(1); // no destructors: their CUDA calls would fail, too
+}
+
+void check_launch(const char *file, int line) {
+    check_cuda(cudaGetLastError(), "the kernel launch", file, line);
+}
+
+void check_inputs(const char *op, bool valid, const char *expected,
+                  const std::vector<Tensor> &inputs) {
+    std::string shapes;
+    for (const Tensor &X : inputs) {
+        shapes += shapes.empty() ? "(" : ", (";
+        for (int s : X.shape) {
+            shapes += (shapes.back() == '(' ? "" : ",") + std::to_string(s);
+        }
+        shapes += ")";
+    }
+    if (!valid) error("%s: expected %s, got %s", op, expected, shapes.c_str());
+    for (const Tensor &X : inputs) {
+        if (X.device.id < 0) error("%s: an input is on cpu, not on a device: use copyto", op);
+        if (X.device.id != inputs[0].device.id) {
+            error("%s: its inputs are on %s and %s, but must be on one device", op,
+                  str(inputs[0].device).c_str(), str(X.device).c_str());
+        }
+    }
 }
 
 // --- options
 
-typedef std::function<void(const std::string &value)> Setter; // fails if the value is wrong
-
 struct Option {
     const char *name;
-    std::variant<bool *, int *, float *, std::string *, Setter> field; // where the value goes
-    const char *help;                                                  // ends with (its default)
-    double least = 0, most = 1e9;                                      // of a number
-    bool given = false;                                                // on the command line
+    std::variant<int *, float *, std::string *> field; // where the value goes
+    const char *help;                                  // ends with (its default)
+    double least = 0, most = 1e9;                      // of a number
+    bool given = false;                                // on the command line
 };
-
-// Set options.split to whole numbers, such as 3,1.
-static void set_split(const std::string &value) {
-    options.split.clear();
-    std::istringstream list(value);
-    for (std::string part; std::getline(list, part, ',');) {
-        char *end;
-        const long weight = strtol(part.c_str(), &end, 10);
-        if (*end || weight < 1 || weight > 1000) {
-            error("SPLIT=%s: expected whole numbers from 1 to 1000, such as 3,1", value.c_str());
-        }
-        options.split.push_back(weight);
-    }
-}
 
 // `make help` reads these lines, one for each option.
 static std::vector<Option> option_table = {
     {"GPUS", &options.gpus, "number of devices, which may share GPUs (1)", 1, 64},
-    {"MODEL", &options.model, "network to train (lenet)"},
     {"BATCH", &options.batch, "samples per minibatch, over all devices (256)", 1, 60000},
     {"LR", &options.lr, "learning rate (0.2)", 1e-30, 1e30},
     {"EPOCHS", &options.epochs, "passes over the training set (10)", 1},
-    {"SPLIT", set_split, "relative sizes of the shards, such as 3,1 (equal)"},
     {"ALLREDUCE", &options.allreduce, "algorithm that sums the gradients, see section 7 (naive)"},
-    {"OVERLAP", &options.overlap, "1: exchange gradients while backward is still computing (0)"},
-    {"FIRST_CHECK", &options.first_check, "0: do not compare a step with that of one device (1)"},
-    {"REPLICA_CHECK", &options.replica_check, "0: do not compare replicas; sets FIRST_CHECK=0 (1)"},
-    {"PEERS", &options.peers, "0: copies between devices go through the host (1)"},
-    {"STEPS", &options.steps, "train on at most this many minibatches (0: no limit)"},
-    {"LIMIT", &options.limit, "use only the first LIMIT training and test samples (0: all)"},
     {"SEED", &options.seed, "seed of the parameters and of the shuffling (0)"},
-    {"SHUFFLE", &options.shuffle, "0: keep the samples in the order of the file (1)"},
+    {"SHUFFLE", &options.shuffle, "0: keep the samples in the order of the file (1)", 0, 1},
+    {"LIMIT", &options.limit, "use only the first LIMIT training and test samples (0: all)"},
     {"DATA", &options.data, "folder with the four files of (Fashion-)MNIST (data)"},
-    {"INIT", &options.init, "start from the parameters in this .safetensors file"},
-    {"SAVE", &options.save, "write the parameters to this file after each epoch"},
-    {"LOG", &options.log, "file with a row for each epoch (build/log.csv)"},
+    {"CHECKS", &options.checks, "0: check neither the first minibatch nor the replicas (1)", 0, 1},
+    {"PEERS", &options.peers, "0: copies between devices go through the host (1)", 0, 1},
 };
 
 static Option *find_option(const std::string &name) {
@@ -2541,155 +1871,80 @@ static Option *find_option(const std::string &name) {
 // Return whether the option is on the command line.
 bool given(const std::string &name) { return find_option(name) && find_option(name)->given; }
 
-// Put a value where the option belongs, or fail.
-static void set_option(Option &option, const std::string &value) {
-    const std::string word = std::string(option.name) + "=" + value;
-    if (auto *setter = std::get_if<Setter>(&option.field)) {
-        (*setter)(value);
-    } else if (auto *text = std::get_if<std::string *>(&option.field)) {
+// Set an option to a word of the command line, such as GPUS=2, or fail.
+static void set_option(const std::string &word) {
+    const size_t equals = std::min(word.find('='), word.size());
+    Option *const option = find_option(word.substr(0, equals));
+    if (!option || equals + 1 >= word.size()) {
+        std::string names;
+        for (const Option &known : option_table) names += std::string(" ") + known.name;
+        error("%s is not an option: write NAME=value with one of%s", word.c_str(), names.c_str());
+    }
+    option->given = true;
+
+    const std::string value = word.substr(equals + 1);
+    if (auto *text = std::get_if<std::string *>(&option->field)) {
         **text = value;
-    } else if (auto *flag = std::get_if<bool *>(&option.field)) {
-        if (value != "0" && value != "1") error("%s: expected 0 or 1", word.c_str());
-        **flag = value == "1";
-    } else {
-        auto *whole = std::get_if<int *>(&option.field);
-        char *end;
-        const double x = strtod(value.c_str(), &end);
-        if (*end || !(x >= option.least && x <= option.most) || (whole && x != (int)x)) {
-            error("%s: expected a %s from %g to %g", word.c_str(),
-                  whole ? "whole number" : "number", option.least, option.most);
-        }
-        if (whole) {
-            **whole = x;
-        } else {
-            *std::get<float *>(option.field) = x;
-        }
+        return;
     }
-}
-
-// Count the letters that two words do not have in common.
-static size_t differing_letters(std::string a, std::string b) {
-    std::string differing;
-    std::sort(a.begin(), a.end());
-    std::sort(b.begin(), b.end());
-    std::set_symmetric_difference(a.begin(), a.end(), b.begin(), b.end(),
-                                  std::back_inserter(differing));
-    return differing.size();
-}
-
-// Refuse a word that is not an option, such as GPU=2 or --batch-size=64. Suggest the option whose
-// name has nearly the same letters.
-[[noreturn]] static void refuse_word(const std::string &word) {
-    const size_t equals = word.find('=');
-    std::string name; // GPUS for --gpus=2
-    for (char c : word.substr(0, equals)) {
-        if (isalpha(c)) name += toupper(c);
+    auto *whole = std::get_if<int *>(&option->field);
+    char *end;
+    const double x = strtod(value.c_str(), &end);
+    if (*end || !(x >= option->least && x <= option->most) || (whole && x != (int)x)) {
+        error("%s: expected a %s from %g to %g", word.c_str(), whole ? "whole number" : "number",
+              option->least, option->most);
     }
-    const char *similar = nullptr;
-    size_t least = 2 + name.size() / 3; // a name with this many other letters is not similar
-    for (const Option &option : option_table) {
-        const size_t differing = differing_letters(name, option.name);
-        if (differing < least) {
-            least = differing;
-            similar = option.name;
-        }
-    }
-    if (!similar) {
-        error("%s is not an option: options have the form NAME=value, see `make help`",
-              word.c_str());
-    }
-    error("%s is not an option: did you mean %s%s?", word.c_str(), similar,
-          equals == std::string::npos ? "=value" : word.substr(equals).c_str());
-}
-
-// Set options that are not on the command line to the chapter's values. Refuse options that do not
-// go together.
-static void complete_options() {
-    const int k = options.gpus, parts = options.split.size();
-    if (find_model().set_defaults) find_model().set_defaults();
-    if (!options.batch) options.batch = 256;
-    if (!options.lr) options.lr = 0.2f;
-    if (!options.epochs) options.epochs = 10;
-    if (options.allreduce.empty()) options.allreduce = "naive";
-    find_algorithm(options.allreduce);
-    options.first_check = options.first_check && options.replica_check;
-    if (parts > 0 && parts != k) {
-        error("SPLIT has %d parts, but there are %d devices: use GPUS=%d", parts, k, parts);
-    }
-    if (options.batch < k) {
-        error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k, k);
-    }
+    if (whole) **whole = x;
+    else *std::get<float *>(option->field) = x;
 }
 
 // Read the command line into `options`. Return false if it asks for help, which is then printed.
 bool parse_options(int argc, char **argv) {
-    for (Option &option : option_table) {
-        option.given = false;
-    }
     for (int i = 1; i < argc; i++) {
-        const std::string word = argv[i], name = word.substr(0, word.find('='));
-        if (word == "help" || word == "--help" || word == "-h") {
-            printf("Options have the form NAME=value, such as GPUS=2 (defaults in parentheses):\n");
-            for (const Option &option : option_table) {
-                printf("  %-14s %s\n", option.name, option.help);
-            }
-            return false;
+        const std::string word = argv[i];
+        if (word != "help" && word != "--help") {
+            set_option(word);
+            continue;
         }
-        Option *const option = find_option(name);
-        if (!option) refuse_word(word);
-        if (name.size() + 1 >= word.size()) {
-            error("%s has no value: write %s=value", name.c_str(), name.c_str());
+        printf("Options have the form NAME=value, such as GPUS=2 (defaults in parentheses):\n");
+        for (const Option &option : option_table) {
+            printf("  %-14s %s\n", option.name, option.help);
         }
-        if (option->given) error("%s is given twice", name.c_str());
-        option->given = true;
-        set_option(*option, word.substr(name.size() + 1));
+        return false;
     }
-    complete_options();
+    for (auto part : after_options) part();
+    const int k = options.gpus;
+    if (options.batch < k) {
+        error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k, k);
+    }
+    find_algorithm(options.allreduce); // fails if there is no such algorithm
+    if (options.allreduce != "naive" && !exchange) {
+        exchange = [](const PerDevice &grads) { run_allreduce(options.allreduce, grads); };
+    }
     return true;
 }
 
 // --- main
 
-// Fail now, and not after an epoch, if SAVE cannot be written.
-static void check_can_save() {
-    if (options.save.empty()) return;
-    if (access((options.save + "/.").c_str(), F_OK) == 0) {
-        error("SAVE=%s is a folder, not a file", options.save.c_str());
-    }
-    const std::string probe = options.save + format(".%d.test", getpid());
-    write_file(probe, "");
-    remove(probe.c_str());
-}
-
-// Load the data, create the devices and make the parameters. gpu(0) is on GPU number `first`.
-static void set_up(int devices, bool quiet, int first = 0) {
-    check_can_save();
+void run_program() {
+    const int k = std::max(2, options.gpus); // the demos want two
     train_set = load_data(options.data, "train");
     test_set = load_data(options.data, "t10k");
-    if (on_cpu) setenv("CUDA_CPU_DEVICES", str(devices).c_str(), 0); // as many as are needed
-    use_devices(devices, quiet, first);
+    if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(k).c_str(), 0); // as many as are needed
+    use_devices(k, true);
     rng.seed(options.seed);
-    init_model();
-    if (!options.init.empty()) load_safetensors(options.init, params);
+    experiment.init_params();
+    experiment.demos(options.gpus);
+    experiment.train(options.gpus, options.batch, options.lr);
+    params.clear(); // before CUDA shuts down
 }
+void (*run)() = run_program; // what mgpu_main() calls
 
-void run_program() {
-    set_up(options.gpus, false);
-    find_model().demos(options.gpus);
-    find_model().train(options.gpus, options.batch, options.lr);
-    params.clear();
-}
-
-// Read the options and call run(). Return 0, or print an error and exit with status 1. Programs
-// that include this file pass their own run().
-int mgpu_main(int argc, char **argv, void (*run)() = run_program) {
+// Read the options and run. Return 0, or print an error and exit with status 1.
+int mgpu_main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // print line by line, even into a pipe
-    signal(SIGXFSZ, SIG_IGN);                 // writing too large a file is an error, not a signal
     try {
-        if (parse_options(argc, argv)) {
-            exchange = exchange_by(options.allreduce, options.overlap);
-            run();
-        }
+        if (parse_options(argc, argv)) run();
         if (fflush(stdout) || ferror(stdout)) error("cannot write to stdout");
         return 0;
     } catch (const std::bad_alloc &) {
@@ -2701,6 +1956,6 @@ int mgpu_main(int argc, char **argv, void (*run)() = run_program) {
     _exit(1); // drop the work that is still enqueued
 }
 
-#ifndef MGPU_NO_MAIN // tests.cu and extras/lab/ have a main of their own
+#ifndef MGPU_NO_MAIN
 int main(int argc, char **argv) { return mgpu_main(argc, argv); }
 #endif

@@ -125,9 +125,9 @@ static Tensor with_grad(const Floats &numbers, const Ints &shape) {
 // Call backward(), but with dys in place of ones as the gradients of ys.
 static void backward_from(const Tensors &ys, const std::vector<Floats> &dys) {
     const Tensor l = empty({1}, ys[0].device);
-    backward(record("backward_from", l, ys, [=](const Tensor &) {
+    backward(add_to_tape("backward_from", l, ys, [=](const Tensor &) {
         for (size_t i = 0; i < ys.size(); i++) {
-            if (grad_of(ys[i])) add_(*ys[i].grad, on_device(dys[i], ys[i].grad->shape));
+            if (grad_to_add_to(ys[i])) add_(*ys[i].grad, on_device(dys[i], ys[i].grad->shape));
         }
     }));
 }
@@ -1085,9 +1085,9 @@ TEST_CASE("blocks: a thread for each element, and at least one block") {
 static Tensor plus(const Tensor &A, const Tensor &B) {
     const Tensor y = copyto(A, A.device);
     add_(y, B);
-    return record("plus", y, {A, B}, [=](const Tensor &dy) {
+    return add_to_tape("plus", y, {A, B}, [=](const Tensor &dy) {
         for (const Tensor &X : {A, B}) {
-            if (grad_of(X)) add_(*X.grad, dy);
+            if (grad_to_add_to(X)) add_(*X.grad, dy);
         }
     });
 }
@@ -1116,7 +1116,7 @@ TEST_CASE("backward: one tensor in several places of an operator, of a chain, of
 TEST_CASE("backward: a gradient's event stands behind its last write") {
     const Tensors p = get_params({arange(3)}, gpu(0));
     const Tensor y = plus(p[0], p[0]); // its backward is the last to write, after the stop
-    record("stop", y, {p[0]}, [](const Tensor &) { stop(gpu(0)); });
+    add_to_tape("stop", y, {p[0]}, [](const Tensor &) { stop(gpu(0)); });
     backward(plus(y, p[0]));
     usleep(50000);
     CHECK(cudaEventQuery(p[0].grad->written->handle) == cudaErrorNotReady);
@@ -1412,11 +1412,11 @@ TEST_CASE("Timer: the mean over the pairs of start and stop") {
 
 // Return the losses of a minibatch as they lie on the devices.
 static Tensors losses_on(const std::vector<Floats> &shards) {
-    Tensors ls;
+    Tensors losses;
     for (const Floats &l : shards) {
-        ls.push_back(on_device(l, {(int)l.size()}, gpu(ls.size())));
+        losses.push_back(on_device(l, {(int)l.size()}, gpu(losses.size())));
     }
-    return ls;
+    return losses;
 }
 
 // A folder for the Animator's log, for the duration of a test.
@@ -1595,10 +1595,10 @@ static std::string first_step(int k, int n, const std::function<void(Training &)
     const auto [X, y] = minibatch(n, 3);
     Training training(k, params);
     const PerDevice &p = training.device_params;
-    const Tensors ls = train_batch(X, y, p, training.devices, options.lr);
+    const Tensors losses = train_batch(X, y, p, training.devices, options.lr);
     if (spoil) spoil(training);
     return printed([&, X = X, y = y] {
-        printf("%s", error_of([&] { check_first_step(X, y, ls, p, options.lr); }).c_str());
+        printf("%s", error_of([&] { check_first_step(X, y, losses, p, options.lr); }).c_str());
     });
 }
 
@@ -1860,7 +1860,7 @@ TEST_CASE("program: trainings that give the same bits, and others" * trains) {
 // alone.
 static void allreduce_rebind(const PerDevice &grads) {
     for (size_t i = 0; i < grads[0].size(); i++) {
-        Tensors data = column(grads, i);
+        Tensors data = across_devices(grads, i);
         for (size_t c = 1; c < data.size(); c++) add_(data[0], copyto(data[c], data[0].device));
         for (size_t c = 1; c < data.size(); c++) data[c] = copyto(data[0], data[c].device);
     }

@@ -49,12 +49,23 @@ build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build
 build/%/doctest.o: $(DOCTEST) build/%/flags
 	$(CXX) $(cpu_flags) $(flags_$*) -O0 -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< -o $@
 
-# The .cu files in C++
-build/cpp/mgpu.cu build/cpp/tests.cu: build/cpp/%: % extras/cpu/to_cpp.sed
+build/cpu/program build/asan/program build/race/program: build/%/program: build/cpp/program.cu \
+    $(needs_cpp) build/%/runtime.o
+	$(CXX) $(cpu_flags) $(flags_$*) $(part_flags) $(once_$*) $(filter %products.o,$^) -x c++ $< -o $@
+build/cpu/program: $(compiled_once)
+
+# The program's source and that without the tuned operators (see the Makefile), in C++
+build/cpp/program.cu: FORCE
+	@mkdir -p $(@D); $(call include_all,$(foreach x,mgpu.cu $(parts),$(call included,$x)))
+build/cpp/untuned.cu: FORCE
+	@mkdir -p $(@D); $(call include_all,mgpu.cu $(untuned))
+
+# The .cu files and their headers in C++
+build/cpp/%.cu: %.cu extras/cpu/to_cpp.sed
 	@$(translate)
-.PRECIOUS: build/cpp/extras/cpu/%
-build/cpp/extras/cpu/%: extras/cpu/% extras/cpu/to_cpp.sed
+build/cpp/%.h: %.h extras/cpu/to_cpp.sed
 	@$(translate)
+.PRECIOUS: build/cpp/%.cu build/cpp/%.h
 translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } >$@; \
     ! sed 1d $@ | grep -nE '<<<|__shared__' || \
     { echo '$<: extras/cpu/to_cpp.sed does not understand the lines above' >&2; exit 1; }
@@ -99,7 +110,7 @@ setarch = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(un
 # With ALLREDUCE only what is about that one
 core_race_tests := $(if $(value ALLREDUCE),,build/race/tests build/race/runtime_tests)
 race_tests += $(core_race_tests)
-race_program := build/race/mgpu
+race_program := build/race/$(notdir $(program))
 race_trains := yes
 race: $(core_race_tests) data  ## tests and a training under ThreadSanitizer
 	@$(if $(strip $(race_tests)),$(call run_tests,$(race_tests),$(tsan)))

@@ -37,10 +37,10 @@ struct MomentsOf {
     };
     __device__ Sum start(int) const { return {}; }
     __device__ Moments operator()(int p) const { // of a plane
-        const float *x = from[0] + p * s.plane;
-        const float m = warp_sum(s.plane, [=](int i) { return x[i]; }) / s.plane;
-        const float squares = warp_sum(s.plane, [=](int i) { return (x[i] - m) * (x[i] - m); });
-        return {(float)s.plane, m, squares};
+        const float *x = from[0] + p * s.pixels;
+        const float m = warp_sum(s.pixels, [=](int i) { return x[i]; }) / s.pixels;
+        const float squares = warp_sum(s.pixels, [=](int i) { return (x[i] - m) * (x[i] - m); });
+        return {(float)s.pixels, m, squares};
     }
 };
 // y = (X - mean) * gamma / sqrt(var + eps) + beta
@@ -75,7 +75,7 @@ __global__ void batch_norm_backward_kernel(Store dX, Store dgamma, Store dbeta, 
                                            const Sums *parts, BatchNorm a, Slices s) {
     const int c = s.channel();
     const Sums sums = merged(parts, s, c);
-    const float M = (float)s.N * s.plane, m = a.mean[c], var = a.var[c] + bn_eps;
+    const float M = (float)s.N * s.pixels, m = a.mean[c], var = a.var[c] + bn_eps;
     const float scale = a.gamma[c] / sqrtf(var), dy_mean = sums.dy / M;
     const float slope = sums.product / M / var;
     if (s.first() && dgamma.data) dgamma.store(c, sums.product / sqrtf(var));
@@ -113,7 +113,7 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
                 y, a, (const Moments *)parts.data.get(), once, slices));
         });
     });
-    return record("batch_norm", y, inputs, [=](const Tensor &) {
+    return add_to_tape("batch_norm", y, inputs, [=](const Tensor &) {
         (void)inputs, (void)mean, (void)var;
         const Tensor dy = dy_of(y);
         // In this order, so that dbeta is added where gamma and beta are the same tensor

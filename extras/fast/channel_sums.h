@@ -17,8 +17,8 @@ struct Slices : Planes {
     int slices;      // of the images
     Divisor vectors; // in a plane
     Slices(const Planes &s, const Addresses &addresses, bool last_first)
-        : Planes(s), last_first(last_first), four(plane % 4 == 0 && are_aligned(addresses)),
-          slices(max(1, min(N, 512 / C))), vectors(four ? plane / 4 : plane) {}
+        : Planes(s), last_first(last_first), four(pixels % 4 == 0 && are_aligned(addresses)),
+          slices(max(1, min(N, 512 / C))), vectors(four ? pixels / 4 : pixels) {}
     dim3 grid() const { return dim3(C, slices); } // a block has a channel in a slice
     __device__ int channel() const { return blockIdx.x; }
     __device__ bool first() const { return blockIdx.y == 0 && threadIdx.x == 0; } // of a channel
@@ -59,7 +59,7 @@ struct Slices : Planes {
 template <int V, int A, class Use>
 __device__ __forceinline__ void for_channel(const Slices &s, const float *const (&from)[A],
                                             Use use) {
-    const int begin = s.p() * s.plane, end = s.p() < s.N * s.C ? begin + s.plane : begin;
+    const int begin = s.p() * s.pixels, end = s.p() < s.N * s.C ? begin + s.pixels : begin;
     for (int i = begin; i < end; i++) { // is vectorised, but by g++ not with UNROLL_LANES
         Vector<V> x[A];
         UNROLL
@@ -175,10 +175,10 @@ struct SumsOf {
     };
     __device__ Sum start(int c) const { return {{}, mean ? mean[c] : 0}; }
     __device__ Sums operator()(int p) const { // of a plane
-        const float *dy = from[0] + p * s.plane, *X = from[1] + p * s.plane;
+        const float *dy = from[0] + p * s.pixels, *X = from[1] + p * s.pixels;
         const float m = mean ? mean[p % s.C] : 0;
-        return {warp_sum(s.plane, [=](int i) { return dy[i]; }),
-                mean ? warp_sum(s.plane, [=](int i) { return dy[i] * (X[i] - m); }) : 0};
+        return {warp_sum(s.pixels, [=](int i) { return dy[i]; }),
+                mean ? warp_sum(s.pixels, [=](int i) { return dy[i] * (X[i] - m); }) : 0};
     }
 };
 // db[c] = or += the sum of dy, from its parts: a bias's gradient. One warp per channel.

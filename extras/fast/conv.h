@@ -10,7 +10,7 @@ static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tenso
     const auto V = std::make_shared<Tensor>(); // Winograd's windows, for the gradient of W
     const bool keep = recording && W.grad;
     launch(y, [=](Store y) { product_forward(y, X, W, b, s, keep ? V.get() : nullptr); });
-    return record(op, y, {X, W, b}, [=](const Tensor &) {
+    return add_to_tape(op, y, {X, W, b}, [=](const Tensor &) {
         const Tensor dy = dy_of(y);
         const Store dW = target_of(W), db = target_of(b), dX = target_of(X);
         product_backward(dX, dW, db, X, dy, W, s, *V);

@@ -1,24 +1,15 @@
-// mgpu.cu with tuned operators: the whole program.
-// It includes copies of mgpu.cu and networks.cu in which the operators have other names, and then
-// the files below, each of which is one idea (README.md has them in a table, with what each gains).
-// With PRODUCTS_APART products.cu is compiled by itself and linked.
+// The tuned operators. This part of the program comes last: where it is there, the program includes
+// copies of mgpu.cu and networks.cu in which the operators have other names (see fast.mk), and what
+// calls relu calls the one below. Each included file is one idea (README.md has them in a table, with
+// what each gains). With PRODUCTS_APART products.cu is compiled by itself and linked.
 // KERNELS and PRECISION choose a rung of a ladder: plain (mgpu.cu's operators), tiled, fast, tf32.
-// defines: use_kernels, usual_kernels
-#ifndef MGPU_NO_MAIN
-#define MGPU_NO_MAIN
-#define FAST_MAIN
-#endif
+// defines: FAST, use_kernels, usual_kernels
 #define FAST
-// Copies in which the operators are called plain_relu, plain_conv2d ...: see plain.sed
-#if defined(__CUDACC__) && defined(NETWORKS)
-#include "../../build/gpu/plain/extras/networks/networks.cu"
-#elif defined(__CUDACC__)
-#include "../../build/gpu/plain/mgpu.cu"
-#elif defined(NETWORKS)
-#include "../../plain/extras/networks/networks.cu" // below build/cpp/
-#else
-#include "../../plain/mgpu.cu"
-#endif
+
+#include <utility>
+
+// Called with each tensor before its memory is used, unless null. (A hook for other programs.)
+void (*on_use)(const Tensor &tensor) = nullptr;
 
 // Lists the tuned operators. Where an entry is null, mgpu.cu's own operator runs.
 namespace fast {
@@ -54,6 +45,19 @@ struct Operators {
 
 const char *const usual_kernels = warp_size > 1 ? "fast" : "tiled";
 
+// These replace mgpu.cu's: what waits to be fused is sent off first (fusion.h).
+float *Tensor::ptr() const {
+    if (device.id >= 0) {
+        fast::before_use(device, this);
+        if (on_use) on_use(*this);
+    }
+    return data.get();
+}
+Stream &current_stream(Device device) {
+    fast::before_use(device, nullptr);
+    return plain_current_stream(device);
+}
+
 // mgpu.cu and networks.cu call these.
 Tensor relu(const Tensor &X) { return operators.relu ? operators.relu(X) : plain_relu(X); }
 Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
@@ -72,7 +76,6 @@ Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
 }
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
     if (!operators.sgd) return plain_sgd(params, lr, batch_size);
-    const ProfilerRange update("update");
     operators.sgd(params, lr, batch_size);
 }
 #ifdef NETWORKS
@@ -127,7 +130,6 @@ static Operators operators_of(const std::string &rung) {
 void use_kernels(const std::string &rung) {
     fast::flush_all();
     operators = fast::operators_of(rung);
-    first_check_tolerance = rung == "tf32" ? 1e-2f : 1e-3f;
 }
 // Those of this machine, but mgpu.cu's own where they have been edited.
 void use_usual_kernels() {
@@ -157,38 +159,33 @@ namespace fast {
 static std::string kernels, precision; // as the command line has them
 static void choose() {
     const bool tf32 = precision == "tf32";
-    if (tf32 && !kernels.empty() && kernels != "fast")
+    if (given("KERNELS") && kernels != "fast" && kernels != "tiled" && kernels != "plain") {
+        error("KERNELS=%s is unknown: choose one of fast, tiled, plain", kernels.c_str());
+    }
+    if (given("PRECISION") && precision != "fp32" && !tf32) {
+        error("PRECISION=%s is unknown: choose one of fp32, tf32", precision.c_str());
+    }
+    if (tf32 && given("KERNELS") && kernels != "fast") {
         error("PRECISION=tf32 works only with the fast kernels: leave KERNELS out");
-    if (tf32 || !kernels.empty()) use_kernels(tf32 ? "tf32" : kernels);
+    }
+    if (tf32) use_kernels("tf32");
+    else if (given("KERNELS")) use_kernels(kernels);
 }
-static void set_kernels(const std::string &value) {
-    if (value != "fast" && value != "tiled" && value != "plain")
-        error("KERNELS=%s is unknown: choose one of fast, tiled, plain", value.c_str());
-    kernels = value;
-    choose();
+
+// The first line of a run says which operators it uses.
+static void (*const run_mgpu)() = run;
+static void run_fast() {
+    printf("operators: %s\n", operators.name.c_str());
+    run_mgpu();
 }
-static void set_precision(const std::string &value) {
-    if (value != "fp32" && value != "tf32")
-        error("PRECISION=%s is unknown: choose one of fp32, tf32", value.c_str());
-    precision = value;
-    choose();
-}
-static const std::vector<Option> fast_options = {
-    {"KERNELS", set_kernels, "operators: fast, tiled, or mgpu.cu's plain (your edits; else fast)"},
-    {"PRECISION", set_precision, "of the fast kernels: fp32, or tf32 on tensor cores (fp32)"},
-};
 static const bool ready = [] {
-    option_table.insert(option_table.end(), fast_options.begin(), fast_options.end());
-    on_use = fast::before_use;
+    option_table.insert(
+        option_table.end(),
+        {{"KERNELS", &kernels, "operators: fast, tiled, or mgpu.cu's plain (your edits; else fast)"},
+         {"PRECISION", &precision, "of the fast kernels: fp32, or tf32 on tensor cores (fp32)"}});
+    after_options.push_back(choose);
+    run = run_fast;
     use_usual_kernels();
     return true;
 }();
 } // namespace fast
-
-void run_fast() {
-    printf("operators: %s\n", operators.name.c_str());
-    run_program();
-}
-#ifdef FAST_MAIN
-int main(int argc, char **argv) { return mgpu_main(argc, argv, run_fast); }
-#endif

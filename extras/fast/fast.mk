@@ -1,20 +1,20 @@
 # The tuned operators: where this folder is, make run runs fast.cu, which includes mgpu.cu.
 
 fast_headers := $(wildcard extras/fast/*.h)
-lesson := mgpu.cu $(wildcard extras/networks/networks.cu)
-networks_flag := $(if $(word 2,$(lesson)),-DNETWORKS)
+# These are included as copies (see below), and then fast.cu replaces their operators.
+plain := mgpu.cu $(wildcard extras/networks/networks.cu)
 # Operators that mgpu.cu no longer has as extras/fast/ knows them: yours run in their place
-source_flags = $(networks_flag) -DEDITED='"$(shell sh extras/fast/checksum.sh)"'
-source_needs := extras/fast/products.cu $(fast_headers) extras/fast/checksums $(lesson:%=build/gpu/plain/%)
-source_needs_cpp := $(patsubst %,build/cpp/%,extras/fast/products.cu $(fast_headers)) extras/fast/checksums $(lesson:%=build/cpp/plain/%)
-all: $(dir)/fast
-tests += $(if $(networks_flag),$(dir)/fast_tests) # they test the operators of both
+part_flags = -DEDITED='"$(shell sh extras/fast/checksum.sh)"'
+needs_gpu += extras/fast/products.cu $(fast_headers) extras/fast/checksums $(plain:%=build/gpu/plain/%)
+needs_cpp += $(patsubst %,build/cpp/%,extras/fast/products.cu $(fast_headers)) extras/fast/checksums $(plain:%=build/cpp/plain/%)
+tests += $(if $(wildcard extras/networks),$(dir)/fast_tests) # they test the operators of both
 
-build/gpu/fast: extras/fast/fast.cu $(source_needs) mgpu.cu build/gpu/flags build/gpu/products.o
-	$(NVCC) $(nvcc_flags) $(source_flags) $(apart_gpu) $< -o $@
-build/gpu/fast_tests: extras/fast/tests.cu extras/fast/fast.cu $(source_needs) tests.cu mgpu.cu \
+build/gpu/program: part_flags += -DPRODUCTS_APART
+build/gpu/program: build/gpu/products.o
+build/gpu/fast_tests: extras/fast/tests.cu $(needs_gpu) $(parts) build/gpu/program.cu tests.cu \
     $(DOCTEST) build/gpu/flags build/gpu/products.o
-	$(NVCC) $(nvcc_flags) $(networks_flag) $(apart_gpu) -isystem $(dir $(DOCTEST)) $< -o $@
+	$(NVCC) $(nvcc_flags) -DPROGRAM='"../../build/gpu/program.cu"' $(apart_gpu) \
+	    -isystem $(dir $(DOCTEST)) $< -o $@
 
 # products.cu takes the longest to compile. It includes section 1 of mgpu.cu and how section 8
 # launches kernels, and is compiled again only if these change. (Under a sanitizer fast.cu includes
@@ -22,7 +22,8 @@ build/gpu/fast_tests: extras/fast/tests.cu extras/fast/fast.cu $(source_needs) t
 apart_gpu := -DPRODUCTS_APART build/gpu/products.o
 apart_cpu := -DPRODUCTS_APART build/cpu/products.o
 vocabulary = mkdir -p $(@D); \
-    sed -n '1,\|^// 2\. |p; \|^// 8\. Kernels|,\|^// --- |p' mgpu.cu >$@.$$$$; \
+    { sed '/^std::vector<Tensor> params;/,$$d' mgpu.cu; \
+    sed -n '/^struct Stream {/,/^void check_launch/p; /^.ifdef CUDA_CPU/,/^.endif/p; /^inline int ceil_div/p' mgpu.cu; } >$@.$$$$; \
     cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
 build/gpu/vocabulary.h build/cpp/vocabulary.h: mgpu.cu
 	@$(vocabulary)
@@ -44,33 +45,28 @@ compile_products_gpu = $(NVCC) $(with_wgmma) $1 \
     -DVOCABULARY='"../../build/gpu/vocabulary.h"' -c $< -o $@
 compile_products_cpu = $(CXX) $(cpu_flags) $1 -DVOCABULARY='"../../vocabulary.h"' -x c++ -c $< -o $@
 
-# mgpu.cu and networks.cu with other names for their operators
+# Copies of mgpu.cu and networks.cu in which what fast.cu replaces has another name, or is left out
 build/gpu/plain/%: % extras/fast/plain.sed
 	@mkdir -p $(@D); { echo '#line 1 "$<"'; LC_ALL=C sed -zEf extras/fast/plain.sed $<; } >$@
 build/cpp/plain/%: build/cpp/% extras/fast/plain.sed
 	@mkdir -p $(@D); LC_ALL=C sed -zEf extras/fast/plain.sed $< >$@
 
-# For a compiler of your own: write what the build generates, and print the flags that go with it
-sources: $(lesson:%=build/gpu/plain/%)
-	@echo $(networks_flag)
+# For a compiler of your own: write what the build generates
+sources: build/gpu/program.cu $(plain:%=build/gpu/plain/%)
 
-# On a CPU each header passes through to_cpp.sed, too
-build/cpp/extras/fast/%: extras/fast/% extras/cpu/to_cpp.sed
-	@$(translate)
-build/cpu/fast build/asan/fast build/race/fast: build/%/fast: build/cpp/extras/fast/fast.cu \
-    $(source_needs_cpp) build/cpp/mgpu.cu build/%/runtime.o
-	$(CXX) $(cpu_flags) $(flags_$*) $(source_flags) $(once_$*) $(apart_$*) -x c++ $< -o $@
+build/cpu/program build/asan/program build/race/program: $(needs_cpp)
+build/cpu/program: part_flags += $(filter -D%,$(apart_cpu))
+build/cpu/program: build/cpu/products.o
 $(patsubst %,build/%/fast_tests,cpu asan lanes lanes_asan): build/%/fast_tests: \
-    build/cpp/extras/fast/tests.cu build/cpp/extras/fast/fast.cu $(source_needs_cpp) \
-    build/cpp/tests.cu build/cpp/mgpu.cu build/%/runtime.o build/%/doctest.o
-	$(CXX) $(cpu_flags) $(flags_$*) $(networks_flag) $(once_$*) $(apart_$*) $(linked) -x c++ $< \
-	    -x none build/$*/doctest.o -o $@
-build/cpu/fast build/cpu/fast_tests: $(compiled_once) build/cpu/products.o
+    build/cpp/extras/fast/tests.cu build/cpp/program.cu $(needs_cpp) build/cpp/tests.cu \
+    build/%/runtime.o build/%/doctest.o
+	$(CXX) $(cpu_flags) $(flags_$*) -DPROGRAM='"../../program.cu"' $(once_$*) $(apart_$*) \
+	    $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+build/cpu/fast_tests: $(compiled_once) build/cpu/products.o
 
-fast_tests := $(if $(networks_flag),fast_tests)
+fast_tests := $(if $(wildcard extras/networks),fast_tests)
 asan_tests += $(fast_tests:%=build/asan/%)
 asan: $(fast_tests:%=build/asan/%)
-race_program := build/race/fast
 lanes_tests += $(fast_tests:%=build/lanes/%)
 lanes_asan_tests += $(if $(LANES),,$(fast_tests:%=build/lanes_asan/%))
 lanes: $(fast_tests:%=build/lanes/%) $(if $(LANES),,$(fast_tests:%=build/lanes_asan/%))

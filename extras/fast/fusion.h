@@ -54,7 +54,7 @@ static void send_off(Device device, const std::shared_ptr<Note> &launch) {
     if (launch->left_out >= 0 && launch->left_out != updates)
         error("a tensor that was fused with the next operator is read after the parameters have "
               "changed: read it earlier, or use KERNELS=plain");
-    Tensor{device, {launch->n}}.ptr(); // it is used: on_use may count
+    if (on_use) on_use({device, {launch->n}}); // it is used
     std::exchange(launch->kernel, nullptr)(launch->to);
 }
 // What waits on the device goes, then what is still to write the tensor that has this note.
@@ -66,7 +66,7 @@ static void flush(Device device, const std::shared_ptr<Note> &note) {
 static void flush_all() {
     for (const auto &[device, launch] : waiting) flush({device}, nullptr);
 }
-// See on_use in mgpu.cu. A gradient that mgpu.cu is about to add to gets memory of its own.
+// Called before a tensor is used and, with null, before a stream is. A gradient that mgpu.cu is about to add to gets memory of its own.
 static void before_use(Device device, const Tensor *tensor) {
     if (!tensor) return flush(device, nullptr);
     if (note_of_grad(tensor)) {
@@ -119,7 +119,7 @@ static void note_grad(const Tensor &X, bool masked) {
 // The gradient of y, to be read only: a copy of the handle has no note, so it may go on sharing.
 static Tensor dy_of(const Tensor &y) { return *y.grad; }
 // Where a backward kernel puts dX, masked by X if that is a ReLU's result. The first to write it in
-// a pass overwrites it (=), without grad_of's zeros; later ones add to it (+=).
+// a pass overwrites it (=), without grad_to_add_to's zeros; later ones add to it (+=).
 static Store target_of(const Tensor &X) {
     if (!X.grad) return {nullptr};
     Tensor &g = *X.grad;
@@ -167,7 +167,7 @@ static Tensor relu(const Tensor &X) {
         set_note(y, std::make_shared<Note>());
     }
     if (const auto note = note_of(y)) note->masks = y.grad;
-    return record("relu", y, {X}, [=](const Tensor &) {
+    return add_to_tape("relu", y, {X}, [=](const Tensor &) {
         const GradNote *const note = note_of_grad(y.grad.get());
         if (note && note->masked && share_grad(X, y)) return;
         const float *dy = dy_of(y).ptr();
@@ -185,7 +185,7 @@ static Tensor add(const Tensor &A, const Tensor &B) {
     if (!join(A, y, &B) && !join(B, y, &A))
         LAUNCH(addition_kernel<<<blocks(n), threads, 0, stream_of(A.device)>>>(y.ptr(), A.ptr(),
                                                                                B.ptr(), n));
-    return record("add", y, {A, B}, [=](const Tensor &) {
+    return add_to_tape("add", y, {A, B}, [=](const Tensor &) {
         for (const Tensor &X : {A, B}) {
             if (!X.grad || share_grad(X, y)) continue;
             const float *dy = dy_of(y).ptr();

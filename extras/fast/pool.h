@@ -38,7 +38,7 @@ struct Max { // the first of several largest; NaN counts as larger than any numb
 // One thread per output element; threadIdx.z counts planes.
 template <class Window> __global__ void pool2d_kernel(float *y, const float *X, PoolShape s) {
     const int p = blockIdx.x * blockDim.z + threadIdx.z;
-    if (p >= s.P) return;
+    if (p >= s.planes) return;
     X += p * s.H * s.W;
     y += p * s.OH * s.OW;
     for (int i = threadIdx.y; i < s.OH; i += blockDim.y) UNROLL_LANES
@@ -55,7 +55,7 @@ template <class Window> __global__ void pool2d_kernel(float *y, const float *X, 
 template <class Window>
 __global__ void pool2d_backward_kernel(Store dX, const float *dy, const float *X, PoolShape s) {
     const int p = blockIdx.x * blockDim.z + threadIdx.z;
-    if (p >= s.P) return;
+    if (p >= s.planes) return;
     dX = dX.from(p * s.H * s.W);
     X += p * s.H * s.W;
     dy += p * s.OH * s.OW;
@@ -110,11 +110,11 @@ template <class Window> static Tensor pool2d(const char *op, const Tensor &X, co
     };
     const dim3 block = block_of(blocks(s.W, 2)), block_back = block_of(s.W);
     LAUNCH(fast::pool2d_kernel<Window>
-           <<<blocks(s.P, block.z), block, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(), s));
-    return record(op, y, {X}, [=](const Tensor &) {
+           <<<blocks(s.planes, block.z), block, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(), s));
+    return add_to_tape(op, y, {X}, [=](const Tensor &) {
         const float *dy = dy_of(y).ptr();
         LAUNCH(fast::pool2d_backward_kernel<Window>
-               <<<blocks(s.P, block_back.z), block_back, 0, stream_of(X.device)>>>(target_of(X), dy,
+               <<<blocks(s.planes, block_back.z), block_back, 0, stream_of(X.device)>>>(target_of(X), dy,
                                                                                    X.ptr(), s));
     });
 }

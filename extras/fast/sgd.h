@@ -37,10 +37,9 @@ static void sgd(const std::vector<Tensor> &params, float lr, int batch_size) {
         int count = 0, largest = 0;
         for (; next < params.size() && count < SgdList::most; next++) {
             const Tensor &p = params[next];
-            if (!p.grad) continue; // a buffer
             check_inputs("sgd", true, "parameters", {params[0], p});
             list.param[count] = p.ptr();
-            list.grad[count] = p.grad->ptr();
+            list.grad[count] = gradient(p).ptr();
             list.n[count++] = size(p);
             largest = std::max(largest, size(p));
         }

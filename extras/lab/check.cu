@@ -52,8 +52,8 @@ static void check_copy_while_late(Device i, Device j) {
 static void check_copies() { // between all devices that are there
     const HostIn watched("copyto");
     for (bool late : {false, true})
-        for (int i = 0; i < (int)gpus.size(); i++)
-            for (int j = 0; j < (int)gpus.size(); j++) {
+        for (int i = 0; i < (int)device_states.size(); i++)
+            for (int j = 0; j < (int)device_states.size(); j++) {
                 watch::late_messages = late;
                 if (j != i) check_copy_while_late(gpu(i), gpu(j));
             }
@@ -194,7 +194,7 @@ static void check_replicated(const std::vector<std::vector<Tensor>> &device_para
             if (g >= grads[c].size() || grads[c][g].ptr() != gradient(device_params[c][i]).ptr())
                 error("gradients: number %zu of gpu(%zu) is not the gradient of its %s", g + 1, c,
                       param_names[i].c_str());
-            if (column(grads, g)[c].ptr() != grads[c][g].ptr())
+            if (across_devices(grads, g)[c].ptr() != grads[c][g].ptr())
                 error("column %zu: its element %zu is not grads[%zu][%zu]", g, c, c, g);
             g++;
         }
@@ -406,11 +406,11 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
 // --- a step
 
 // The losses: one for each sample, those that one device gives.
-static void check_losses(const std::string &where, const std::vector<Tensor> &ls, const Tensor &X,
+static void check_losses(const std::string &where, const std::vector<Tensor> &losses, const Tensor &X,
                          const Tensor &y) {
     const int n = X.shape[0];
     Flat losses;
-    for (const Tensor &l : ls) {
+    for (const Tensor &l : losses) {
         const Flat part = to_host(l);
         losses.insert(losses.end(), part.begin(), part.end());
         const double sum = sum_of(l);
@@ -436,7 +436,7 @@ static void check_losses(const std::string &where, const std::vector<Tensor> &ls
     int wrong = 0;
     for (int i = 0; i < n; i++) wrong += other(in_order[i], one_in_order[i]);
     for (int i = 0, c = 0, first = 0; i < n && wrong; i++) {
-        while (i - first == size(ls[c])) first += size(ls[c++]);
+        while (i - first == size(losses[c])) first += size(losses[c++]);
         if (other(losses[i], one[i]))
             error("%sthe loss of sample %d on %s is %.6g, but on one device %.6g: does each shard "
                   "of X meet its own shard of labels y and the parameters of its device? Look at "
@@ -445,10 +445,10 @@ static void check_losses(const std::string &where, const std::vector<Tensor> &ls
     }
 }
 
-// What train_batch has made of a minibatch and of `params`: ls and device_params. An error names
+// What train_batch has made of a minibatch and of `params`: losses and device_params. An error names
 // the first number that is wrong.
 static void check_step(const std::string &where, const Tensor &X, const Tensor &y,
-                       const std::vector<Tensor> &ls,
+                       const std::vector<Tensor> &losses,
                        const std::vector<std::vector<Tensor>> &device_params, float lr) {
     const int n = X.shape[0], k = device_params.size();
     for (int c = 0; c < k; c++)
@@ -456,11 +456,11 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
             error("%safter train_batch %zu operators are still on the tape of %s: does backward "
                   "run for every device's loss?",
                   where.c_str(), tapes[c].size(), str(gpu(c)).c_str());
-    if (ls.size() != device_params.size())
+    if (losses.size() != device_params.size())
         error("%strain_batch returns losses of %zu devices, but there are %zu: does a loop over "
               "the devices leave one out?",
-              where.c_str(), ls.size(), device_params.size());
-    check_losses(where, ls, X, y);
+              where.c_str(), losses.size(), device_params.size());
+    check_losses(where, losses, X, y);
     const auto [want, unit] = gradient_in_shards(X, y, has_batch_norm() ? k : 1);
     for (size_t j = 0; j < unit.size(); j++)
         if (unit[j] == 0 && name_of(j).find("[0]") != std::string::npos)
@@ -513,7 +513,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         const std::string what =
             k > 1 && off < 1e-4 * squares
                 ? "it is made from the device's own gradient: does sgd run before allreduce?"
-                : explain_update(ratio, n, size(ls[c]), lr, options.batch, k, c);
+                : explain_update(ratio, n, size(losses[c]), lr, options.batch, k, c);
         differs("an update", format("%sthe update of %s is %.6g, not %.6g: %s", where.c_str(),
                                     at(wrong_update[0]).c_str(), update[wrong_update[0]],
                                     right[wrong_update[0]], what.c_str()));
@@ -805,14 +805,14 @@ static void check_model(int minibatches) {
             X = rows(X, 0, n), y = rows(y, 0, n);
         }
         for (size_t i = 0; i < params.size(); i++) copyto(device_params[0][i], params[i]);
-        std::vector<Tensor> ls;
+        std::vector<Tensor> losses;
         {
             const HostIn watched("train_batch");
-            ls = train_batch(X, y, device_params, devices, options.lr);
+            losses = train_batch(X, y, device_params, devices, options.lr);
         }
-        check_step(where, X, y, ls, device_params, options.lr);
+        check_step(where, X, y, losses, device_params, options.lr);
         double mean = 0;
-        for (const Tensor &l : ls) mean += sum_of(l) / X.shape[0];
+        for (const Tensor &l : losses) mean += sum_of(l) / X.shape[0];
         if (step == 0 && mean > 10)
             notice("%sthe mean loss is %.3g, but log(10) = 2.3 is usual: how large are the initial "
                    "parameters (init_params, normal) and the pixels?",

@@ -364,9 +364,9 @@ static void check_case(const Case &c) {
     for (int uses : {1, 2}) {
         const Tensor other = uses == 2 ? call(c, p) : y;
         if (uses == 2) y = call(c, p);
-        const Tensor l = record("make check", empty({1}, last()), {y, other}, [=](const Tensor &) {
+        const Tensor l = add_to_tape("make check", empty({1}, last()), {y, other}, [=](const Tensor &) {
             for (const Tensor &t : {y, other}) {
-                grad_of(t);
+                grad_to_add_to(t);
                 copyto(w, *t.grad);
             }
         });
@@ -380,9 +380,9 @@ static void check_case(const Case &c) {
                 where + (uses == 1 ? "" : "used twice, in a second pass: "), name, c.shapes[a],
                 to_host(gradient(p[a])), slopes[a], usual ? float_error : 1e-3,
                 uses == 1 ? unusual + where_to_look(c, name)
-                          : "a backward must add (+=) to a gradient, which grad_of clears at the "
+                          : "a backward must add (+=) to a gradient, which grad_to_add_to clears at the "
                             "first use in a pass: look at " +
-                                c.op + "'s backward and grad_of");
+                                c.op + "'s backward and grad_to_add_to");
             if (!right) return;
         }
     }
@@ -457,11 +457,11 @@ static void check_replica(const std::vector<Tensor> &host, const std::vector<std
 }
 // An operator of our own, y = factor * X, whose backward adds dy so many times
 static Tensor times(int factor, const Tensor &X) {
-    return record("times", empty(X.shape, X.device), {X}, [=](const Tensor &dy) {
+    return add_to_tape("times", empty(X.shape, X.device), {X}, [=](const Tensor &dy) {
         if (!dy.data)
             error("backward: it runs an entry of the tape whose result l does not depend on: its "
                   "gradient was not written in this pass (dy is stale)");
-        grad_of(X);
+        grad_to_add_to(X);
         for (int i = 0; i < factor; i++) add_(*X.grad, dy);
     });
 }
@@ -485,20 +485,20 @@ static void check_autograd() {
     gradient_is(
         2, times(2, X), "y = 2X, backward(y)",
         "backward must start with dl = 1 for each number of l (a sum: only sgd divides by the "
-        "number of samples) and run the entry once: look at backward, record and grad_of");
+        "number of samples) and run the entry once: look at backward, record and grad_to_add_to");
     gradient_is(2, times(2, X), "y = 2X in a second pass",
                 "the gradient of an earlier pass must be zeroed at the first use, not added to: "
-                "look at grad_of and backward (stale)");
+                "look at grad_to_add_to and backward (stale)");
     gradient_is(
         6, times(3, times(2, X)), "y = 3(2X)",
         "backward must run every entry of the tape once, the last one first: look at backward");
     auto both = [&](const Tensor &a, const Tensor &b) { // a + b
-        return record("both", empty(a.shape, a.device), {a, b}, [=](const Tensor &dy) {
-            for (const Tensor &t : {a, b}) grad_of(t), add_(*t.grad, dy);
+        return add_to_tape("both", empty(a.shape, a.device), {a, b}, [=](const Tensor &dy) {
+            for (const Tensor &t : {a, b}) grad_to_add_to(t), add_(*t.grad, dy);
         });
     };
     gradient_is(5, both(times(2, X), times(3, X)), "y = 2X + 3X",
-                "both uses must add to dX, which is cleared once in a pass: look at grad_of");
+                "both uses must add to dX, which is cleared once in a pass: look at grad_to_add_to");
     times(4, X); // does not count
     gradient_is(2, times(2, X), "y = 2X, after a 4X that y does not depend on",
                 "an entry whose gradient was not written in this pass must not run: look at "

@@ -321,19 +321,19 @@ TEST_CASE("check_copies: says that a wait is missing" * doctest::skip(no_trainin
 }
 
 // What make check says of a step that `spoil` has changed, and what it prints.
-typedef std::function<void(Training &training, Tensors &ls, const Tensor &X, const Tensor &y)>
+typedef std::function<void(Training &training, Tensors &losses, const Tensor &X, const Tensor &y)>
     Spoil;
 static std::string checked_step(int k, int n, const Spoil &spoil = nullptr,
                                 std::string *line = nullptr) {
     const auto batch = minibatch(n, 3);
     const Tensor &X = batch.first, &y = batch.second;
     Training training(k, params);
-    Tensors ls = train_batch(X, y, training.device_params, training.devices, options.lr);
-    if (spoil) spoil(training, ls, X, y);
+    Tensors losses = train_batch(X, y, training.device_params, training.devices, options.lr);
+    if (spoil) spoil(training, losses, X, y);
     std::string said;
     const std::string out = printed([&] {
         said = error_of([&] {
-            check_step("", X, y, ls, training.device_params, options.lr);
+            check_step("", X, y, losses, training.device_params, options.lr);
             check_slopes("", X, y);
         });
     });
@@ -432,14 +432,14 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
                     {updates_are(lr), "it is multiplied by the learning rate twice"},
                     {updates_are(1 / lr), "it is not multiplied by the learning rate"},
                     {updates_are(3), "it is 3 times"},
-                    {[](Training &, Tensors &ls, const Tensor &, const Tensor &) { ls.pop_back(); },
+                    {[](Training &, Tensors &losses, const Tensor &, const Tensor &) { losses.pop_back(); },
                      "train_batch returns losses of 1 devices, but there are 2"},
-                    {[](Training &, Tensors &ls, const Tensor &, const Tensor &) {
-                         ls[1] = rows(ls[1], 0, 2);
+                    {[](Training &, Tensors &losses, const Tensor &, const Tensor &) {
+                         losses[1] = rows(losses[1], 0, 2);
                      },
                      "it has 6 samples, but the devices have 5 losses in total"},
-                    {[](Training &, Tensors &ls, const Tensor &, const Tensor &) {
-                         copyto(full({1}, NAN, gpu(1)), rows(ls[1], 2, 3));
+                    {[](Training &, Tensors &losses, const Tensor &, const Tensor &) {
+                         copyto(full({1}, NAN, gpu(1)), rows(losses[1], 2, 3));
                      },
                      "the loss on gpu(1) is nan"}};
     set_model("lenet", 0);
@@ -458,9 +458,9 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
     const Flat before = gradient_on_one(images, labels);
     auto step_before = [&] {
         Training training(2, params);
-        const Tensors ls =
+        const Tensors losses =
             train_batch(images, labels, training.device_params, training.devices, options.lr);
-        check_step("", images, labels, ls, training.device_params, options.lr);
+        check_step("", images, labels, losses, training.device_params, options.lr);
     };
     auto with_gradients = [](std::function<Flat(const Flat &, const Tensor &)> changed) {
         return [=](Training &t, Tensors &, const Tensor &X, const Tensor &y) {
@@ -487,7 +487,7 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
     for (float factor : {-1.0f, 0.3f, 3.0f}) {
         net = [=](const Tensor &X, const std::vector<Tensor> &params) {
             const Tensor y = lenet(X, params);
-            record("times", y, {y}, [=](const Tensor &gradient) { // dy *= factor
+            add_to_tape("times", y, {y}, [=](const Tensor &gradient) { // dy *= factor
                 Tensor dy = gradient;
                 dy.grad = std::make_shared<Tensor>(dy);
                 sgd({dy}, 1 - factor, 1);
@@ -525,7 +525,7 @@ TEST_CASE("check_operators: which operator is wrong, and how" * doctest::skip(sm
                "linear(X (5,3), W (3,2), b (2)): y[0,1] is 7, not ... (1 of 10 numbers are wrong, "
                "in y[0,1]): ");
     check_says(checked_operators([](Tensor y) {
-                   record("zero", y, {y}, [=](const Tensor &dy) {
+                   add_to_tape("zero", y, {y}, [=](const Tensor &dy) {
                        copyto(full({5, 2}, 0, y.device), dy);
                    });
                    return y;

@@ -26,7 +26,7 @@ static void print_ops(const watch::Recorder &r, const std::vector<int> &sizes = 
     auto named = [&](const Stream &s, const std::string &name) {
         if (s.handle.lane && s.handle.lane->number >= 0) lanes[s.handle.lane->number] = name;
     };
-    for (const Gpu &g : gpus) {
+    for (const DeviceState &g : gpus) {
         for (int comm : {0, 1}) named(g.streams[comm], comm ? "communication" : "computation");
         for (auto &[src, link] : g.links) named(link, "from " + str(gpu(src)));
     }
@@ -67,14 +67,14 @@ static void dry_host(const PerDevice &grads) {
 // k devices that are not there: what is enqueued on them is written down, and nothing else is done.
 // What is made on them, tensors and events, must be gone before it.
 struct DryRun {
-    std::vector<Gpu> devices;
+    std::vector<DeviceState> devices;
     const size_t lanes = watch::lanes.size();
     explicit DryRun(int k) : devices(k) {
         watch::dry = true;
         swap();
         for (int c = 0; c < k; c++) {
-            gpus[c].physical = c;
-            for (Stream &s : gpus[c].streams) s = new_stream(gpu(c));
+            device_states[c].physical = c;
+            for (Stream &s : device_states[c].streams) s = new_stream(gpu(c));
         }
     }
     ~DryRun() {
@@ -112,7 +112,7 @@ static void sum_in_nodes(const PerDevice &grads) {
     }
     run_allreduce(options.allreduce == "ring" ? "ring" : "tree", roots);
     for (int c = 0; c < k; c++) {
-        if (c % node) wait_for(flat[c].device, flat[c - c % node].device);
+        if (c % node) make_wait(flat[c].device, flat[c - c % node].device);
         copyto(host, flat[c]);
     }
 }

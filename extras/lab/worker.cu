@@ -165,18 +165,18 @@ static void hello(wire::Answer &answer) {
 // Show the submission k devices, or as many as before: it may keep tensors from call to call, which
 // need their devices. Another algorithm begins with none. New memory is fresh, as in a new process.
 static void prepare_devices(int k, const std::string &algorithm) {
-    static std::vector<Gpu> hidden; // the next devices, in order
+    static std::vector<DeviceState> hidden; // the next devices, in order
     static int devices = 0;
     static std::string before;
     if (k == devices && algorithm == before) return;
     empty_cache();
     if (algorithm != before) {
-        hidden.insert(hidden.begin(), std::make_move_iterator(gpus.begin()),
-                      std::make_move_iterator(gpus.end()));
-        gpus.clear();
+        hidden.insert(hidden.begin(), std::make_move_iterator(device_states.begin()),
+                      std::make_move_iterator(device_states.end()));
+        device_states.clear();
     }
-    while ((int)gpus.size() < k && !hidden.empty()) {
-        gpus.push_back(std::move(hidden.front()));
+    while ((int)device_states.size() < k && !hidden.empty()) {
+        device_states.push_back(std::move(hidden.front()));
         hidden.erase(hidden.begin());
     }
     use_devices(k, true);

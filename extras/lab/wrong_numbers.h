@@ -127,7 +127,7 @@ static std::string explain_gradient(const Flat &got, const Flat &want,
     }
     if (left > 0.02 * squares && apart < 1e-4 * off)
         return "the gradients of the minibatch before are in it: is exchange called once a step, "
-               "after backward on all devices, and is every gradient cleared (grad_of)?";
+               "after backward on all devices, and is every gradient cleared (grad_to_add_to)?";
     // No factors explain all wrong numbers: those of the first parameter may have some
     const std::string name = name_of(wrong[0]), parameter = name.substr(0, name.find('['));
     std::vector<int> first;

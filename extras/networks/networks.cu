@@ -1,11 +1,10 @@
 // The other two networks of the tutorial: ResNet-18, from "Concise Implementation for Multiple
-// GPUs", and the lab's LeNet with max pooling. MODEL=resnet18 and MODEL=lab_cnn train them.
-// defines: add, conv2d, max_pool2d, global_avg_pool2d, batch_norm, Residual, resnet_block,
-// resnet18, lab_cnn, evaluate_accuracy_gpus, train_concise, EVALUATE_ALL, KVSTORE
-#ifndef NETWORKS
+// GPUs", and the lab's LeNet with max pooling. This part of the program adds MODEL=resnet18 and
+// MODEL=lab_cnn to mgpu.cu.
+// defines: NETWORKS, add, conv2d, max_pool2d, global_avg_pool2d, batch_norm, buffers, Residual,
+// resnet_block, resnet18, lab_cnn, evaluate_accuracy_gpus, train_concise, models, MODEL,
+// EVALUATE_ALL, KVSTORE
 #define NETWORKS
-#endif
-#include "../../mgpu.cu"
 
 // ---------------------------------------------------------------------------------------------
 // 1. Operators
@@ -32,9 +31,9 @@ Tensor add(const Tensor &A, const Tensor &B) {
     const Tensor y = empty(A.shape, A.device);
     LAUNCH(addition_kernel<<<blocks(n), threads, 0, stream_of(A.device)>>>(y.ptr(), A.ptr(),
                                                                            B.ptr(), n));
-    return record("add", y, {A, B}, [=](const Tensor &dy) {
+    return add_to_tape("add", y, {A, B}, [=](const Tensor &dy) {
         for (const Tensor &X : {A, B}) {
-            if (float *dX = grad_of(X)) { // dX += dy
+            if (float *dX = grad_to_add_to(X)) { // dX += dy
                 LAUNCH(add_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(dX, dy.ptr(), n));
             }
         }
@@ -62,7 +61,7 @@ __device__ inline int window_argmax(const float *X, const PoolShape &s, int p, i
 __global__ void max_pool2d_kernel(float *y, const float *X, PoolShape s) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
     const int j = index % s.OW, i = index / s.OW % s.OH, p = index / s.OW / s.OH;
-    if (p < s.P) y[index] = X[window_argmax(X, s, p, i, j)];
+    if (p < s.planes) y[index] = X[window_argmax(X, s, p, i, j)];
 }
 
 // dX[p,h,w] += dy[p,i,j] where (h,w) is the largest number of window (i,j)
@@ -72,7 +71,7 @@ __global__ void max_pool2d_backward_kernel(float *dX, const float *dy, const flo
                                            PoolShape s) {
     const int index = blockIdx.x * blockDim.x + threadIdx.x;
     const int j = index % s.OW, i = index / s.OW % s.OH, p = index / s.OW / s.OH;
-    if (p < s.P) dX[window_argmax(X, s, p, i, j)] += dy[index];
+    if (p < s.planes) dX[window_argmax(X, s, p, i, j)] += dy[index];
 }
 
 // Same as F.max_pool2d(X, kernel_size, stride), for windows that do not overlap.
@@ -82,8 +81,8 @@ Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
     const Tensor y = empty({X.shape[0], X.shape[1], s.OH, s.OW}, X.device);
     const int n = size(y);
     LAUNCH(max_pool2d_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(), s));
-    return record("max_pool2d", y, {X}, [=](const Tensor &dy) {
-        float *dX = grad_of(X);
+    return add_to_tape("max_pool2d", y, {X}, [=](const Tensor &dy) {
+        float *dX = grad_to_add_to(X);
         LAUNCH(max_pool2d_backward_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(
             dX, dy.ptr(), X.ptr(), s));
     });
@@ -92,9 +91,9 @@ Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
 // Return the mean of each plane, which is square: nn.AdaptiveAvgPool2d((1,1)) and nn.Flatten().
 //   X (N,C,H,H)   ->   y (N,C)
 Tensor global_avg_pool2d(const Tensor &X) {
-    const bool right =
+    const bool valid =
         X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] == X.shape[2];
-    check_inputs("global_avg_pool2d", right, "(N,C,H,H)", {X});
+    check_inputs("global_avg_pool2d", valid, "(N,C,H,H)", {X});
     return reshape(avg_pool2d(X, X.shape[2], X.shape[2]), {X.shape[0], -1});
 }
 
@@ -160,16 +159,15 @@ static Tensor im2col(const Tensor &X, const StridedShape &shape) {
 // Return the sizes of a convolution, or fail.
 static StridedShape strided_shape(const Tensor &X, const Tensor &W, const Tensor &b, int stride,
                                   int padding) {
-    const bool right = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
+    const bool valid = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
                        W.shape[2] == W.shape[3] && b.shape == std::vector<int>{W.shape[0]} &&
                        stride > 0 && padding >= 0 && size(W) > 0 && X.shape[2] > 0 &&
                        X.shape[3] > 0 && X.shape[2] + 2 * padding >= W.shape[2] &&
                        X.shape[3] + 2 * padding >= W.shape[2];
     const std::string expected =
-        format("(N,C,H,W), (O,C,K,K), (O) with K <= H and W + 2*padding, stride > 0 (it is %d) and "
-               "padding >= 0 (it is %d)",
-               stride, padding);
-    check_inputs("conv2d", right, expected.c_str(), {X, W, b});
+        "(N,C,H,W), (O,C,K,K), (O) with K <= H and W + 2*padding, stride > 0 (it is " +
+        std::to_string(stride) + ") and padding >= 0 (it is " + std::to_string(padding) + ")";
+    check_inputs("conv2d", valid, expected.c_str(), {X, W, b});
     const int H = X.shape[2], width = X.shape[3], O = W.shape[0], K = W.shape[2];
     const int OH = (H + 2 * padding - K) / stride + 1, OW = (width + 2 * padding - K) / stride + 1;
     return {{X.shape[0], X.shape[1], H, width, O, K, OH, OW}, stride, padding};
@@ -185,13 +183,13 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int
     bias(y, b);                              // y[n] = b + W @ columns[n]
     const Tensor columns = im2col(X, shape); // kept for dW
     matmul({y.ptr(), N, O, P}, {W.ptr(), 1, O, T}, {columns.ptr(), N, T, P}, device);
-    return record("conv2d", y, {X, W, b}, [=](const Tensor &dy) {
+    return add_to_tape("conv2d", y, {X, W, b}, [=](const Tensor &dy) {
         bias_backward(b, dy);
-        if (float *dW = grad_of(W)) { // dW += sum over n of dy[n] @ columns[n]^T
+        if (float *dW = grad_to_add_to(W)) { // dW += sum over n of dy[n] @ columns[n]^T
             matmul_sum({dW, 1, O, T}, {dy.ptr(), N, O, P}, transpose({columns.ptr(), N, T, P}),
                        device);
         }
-        if (float *dX = grad_of(X)) { // dcolumns[n] = W^T @ dy[n]
+        if (float *dX = grad_to_add_to(X)) { // dcolumns[n] = W^T @ dy[n]
             const Tensor dcolumns = full({N, T, P}, 0, device);
             matmul({dcolumns.ptr(), N, T, P}, transpose({W.ptr(), 1, O, T}), {dy.ptr(), N, O, P},
                    device);
@@ -209,11 +207,21 @@ struct BatchNorm {                  // X (N,C,plane), all others (C)
     float *mean, *var, *running_mean, *running_var;
 };
 
+// Return to every thread of a block the sum of value(i) over the indices i of channel c.
+template <class Value>
+__device__ inline float channel_sum(float *scratch, Planes s, int c, Value value) {
+    float sum = 0;
+    for (int m = threadIdx.x; m < s.N * s.pixels; m += threads) {
+        sum += value((m / s.pixels * s.C + c) * s.pixels + m % s.pixels);
+    }
+    return block_sum(scratch, sum);
+}
+
 // mean and var of each channel; running = (1 - momentum) * running + momentum * new
 // One block per channel. The running variance is the unbiased one, as in PyTorch.
 __global__ void batch_norm_moments_kernel(BatchNorm a, Planes s) {
     __shared__ float scratch[threads];
-    const int c = blockIdx.x, n = s.N * s.plane;
+    const int c = blockIdx.x, n = s.N * s.pixels;
     const float *X = a.X;
     const float mean = channel_sum(scratch, s, c, [=](int i) { return X[i]; }) / n;
     const float squares =
@@ -230,8 +238,8 @@ __global__ void batch_norm_moments_kernel(BatchNorm a, Planes s) {
 // One thread per element.
 __global__ void batch_norm_kernel(float *y, BatchNorm a, Planes s) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= s.N * s.C * s.plane) return;
-    const int c = i / s.plane % s.C;
+    if (i >= s.N * s.C * s.pixels) return;
+    const int c = i / s.pixels % s.C;
     y[i] = (a.X[i] - a.mean[c]) * (a.gamma[c] / sqrtf(a.var[c] + bn_eps)) + a.beta[c];
 }
 
@@ -244,7 +252,7 @@ __global__ void batch_norm_kernel(float *y, BatchNorm a, Planes s) {
 __global__ void batch_norm_backward_kernel(float *dX, float *dgamma, float *dbeta, const float *dy,
                                            BatchNorm a, Planes s) {
     __shared__ float scratch[threads];
-    const int c = blockIdx.x, M = s.N * s.plane;
+    const int c = blockIdx.x, M = s.N * s.pixels;
     const float *X = a.X, mean = a.mean[c], var = a.var[c] + bn_eps;
     const float sum = channel_sum(scratch, s, c, [=](int i) { return dy[i]; });
     const float product = channel_sum(scratch, s, c, [=](int i) { return dy[i] * (X[i] - mean); });
@@ -252,18 +260,18 @@ __global__ void batch_norm_backward_kernel(float *dX, float *dgamma, float *dbet
     if (threadIdx.x == 0 && dbeta) dbeta[c] += sum;
     const float scale = a.gamma[c] / sqrtf(var), slope = product / M / var;
     for (int m = threadIdx.x; dX && m < M; m += threads) {
-        const int i = (m / s.plane * s.C + c) * s.plane + m % s.plane; // as in channel_sum
+        const int i = (m / s.pixels * s.C + c) * s.pixels + m % s.pixels; // as in channel_sum
         dX[i] += scale * (dy[i] - sum / M - (X[i] - mean) * slope);
     }
 }
 
 static void check_batch_norm(const std::vector<Tensor> &inputs) { // X gamma beta mean var
     const Tensor &X = inputs[0];
-    bool right = X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0;
+    bool valid = X.shape.size() == 4 && X.shape[1] > 0 && X.shape[2] > 0 && X.shape[3] > 0;
     for (size_t i = 1; i < inputs.size(); i++) {
-        right = right && inputs[i].shape == std::vector<int>{X.shape[1]};
+        valid = valid && inputs[i].shape == std::vector<int>{X.shape[1]};
     }
-    check_inputs("batch_norm", right, "(N,C,H,W), (C), (C), (C), (C)", inputs);
+    check_inputs("batch_norm", valid, "(N,C,H,W), (C), (C), (C), (C)", inputs);
 }
 
 // Same as F.batch_norm(X, running_mean, running_var, gamma, beta, training).
@@ -285,11 +293,11 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
         LAUNCH(batch_norm_moments_kernel<<<C, threads, 0, stream_of(X.device)>>>(a, s));
     }
     LAUNCH(batch_norm_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(y.ptr(), a, s));
-    return record("batch_norm", y, inputs, [=](const Tensor &dy) {
+    return add_to_tape("batch_norm", y, inputs, [=](const Tensor &dy) {
         (void)mean, (void)var; // kept, as `inputs` are: `a` points to their memory
-        float *const dgamma = grad_of(gamma), *const dbeta = grad_of(beta);
+        float *const dgamma = grad_to_add_to(gamma), *const dbeta = grad_to_add_to(beta);
         LAUNCH(batch_norm_backward_kernel<<<C, threads, 0, stream_of(X.device)>>>(
-            grad_of(X), dgamma, dbeta, dy.ptr(), a, s));
+            grad_to_add_to(X), dgamma, dbeta, dy.ptr(), a, s));
     });
 }
 
@@ -309,23 +317,57 @@ static Init constant(float value) {
     return [=](std::vector<int> shape) { return full(shape, value, cpu()); };
 }
 
+// The running statistics of batch norm are no parameters: they are not trained. These are the ones
+// that a training begins with, on the host, and a copy of them on each device that has needed one,
+// where the forward pass updates it. (Never destroyed, as mgpu.cu's tapes.)
+std::vector<std::string> buffer_names;
+std::vector<Tensor> &buffers = *new std::vector<Tensor>;
+static PerDevice &device_buffers = *new PerDevice; // by Device::id
+
+// Return a device's buffers.
+std::vector<Tensor> &buffers_on(Device device) {
+    if (device.id >= (int)device_buffers.size()) device_buffers.resize(device.id + 1);
+    std::vector<Tensor> &list = device_buffers[device.id];
+    while (list.size() < buffers.size()) {
+        list.push_back(copyto(buffers[list.size()], device));
+    }
+    return list;
+}
+
+// Let each device begin again with the buffers on the host.
+void reset_buffers() { device_buffers.clear(); }
+
 // The parameters of a network's layers, which take one after the other from a list. In the very
 // first forward pass there is no list: each layer makes its parameters then, because it knows the
 // shape of its input. Gluon calls this deferred initialization.
 struct Layers {
     const std::vector<Tensor> *list;        // null: make the parameters and append them to `params`
     Init init = nullptr;                    // makes the weights
-    size_t used = 0;                        // parameters taken from the list
+    size_t used = 0, used_buffers = 0;      // how many of the list and of the buffers
     std::map<std::string, int> layers = {}; // how many layers of each kind there are so far
 
-    // Return the next parameter, such as conv0.weight. A buffer does not require a gradient.
+    // Return the name of the layer that was begun last, such as conv0.weight for "conv", ".weight".
+    std::string name(const char *layer, const char *what) {
+        return layer + std::to_string(layers[layer] - 1) + what;
+    }
+
+    // Return the next parameter.
     Tensor next(const char *layer, const std::string &what, std::vector<int> shape,
-                const Init &init, bool requires_grad = true) {
+                const Init &init) {
         if (list) return (*list)[used++];
         if (what == ".weight") layers[layer]++; // a layer's first parameter
-        params.emplace_back(init(shape)).requires_grad = requires_grad;
-        param_names.push_back(layer + std::to_string(layers[layer] - 1) + what);
+        params.push_back(init(shape));
+        param_names.push_back(name(layer, what.c_str()));
         return copyto(params.back(), gpu(0));
+    }
+
+    // Return the next buffer, on X's device. The first forward pass makes it.
+    Tensor next_buffer(const char *layer, const char *what, const Tensor &X, float value) {
+        if (!list) {
+            buffers.push_back(full({X.shape[1]}, value, cpu()));
+            buffer_names.push_back(name(layer, what));
+        }
+        return buffers_on(X.device)[used_buffers++];
     }
 };
 
@@ -346,8 +388,8 @@ static Tensor BatchNorm2d(Layers &l, const Tensor &X) {
     const int channels = X.shape[1];
     Tensor gamma = l.next("bn", ".weight", {channels}, constant(1));
     Tensor beta = l.next("bn", ".bias", {channels}, constant(0));
-    Tensor mean = l.next("bn", ".running_mean", {channels}, constant(0), false);
-    Tensor var = l.next("bn", ".running_var", {channels}, constant(1), false);
+    Tensor mean = l.next_buffer("bn", ".running_mean", X, 0);
+    Tensor var = l.next_buffer("bn", ".running_var", X, 1);
     return batch_norm(X, gamma, beta, mean, var);
 }
 
@@ -399,6 +441,9 @@ typedef Tensor (*Forward)(Layers &l, Tensor X, int num_classes);
 static void init_layers(Forward forward, const Init &init) {
     params.clear();
     param_names.clear();
+    buffers.clear();
+    buffer_names.clear();
+    reset_buffers();
     Layers made = {nullptr, init};
     NoGrad guard;
     forward(made, full({1, 1, 28, 28}, 0, gpu(0)), 10);
@@ -423,11 +468,12 @@ static Tensor lab_cnn_net(const Tensor &X, const std::vector<Tensor> &params) {
 // 3. Training
 // As in mgpu.cu, but the test accuracy is computed on all devices, as both texts do it.
 
-static bool evaluate_all = false; // EVALUATE_ALL
-bool evaluates_all() { return evaluate_all || options.model != "lenet"; }
+static std::string model = "lenet"; // MODEL
+static int evaluate_all = 0;        // EVALUATE_ALL
+bool evaluates_all() { return evaluate_all || model != "lenet"; }
 
 // Return the test accuracy, computed on all devices. Each sample counts once.
-float evaluate_accuracy_gpus(const Net &net, const PerDevice &device_params, DataIter &test_iter,
+float evaluate_accuracy_gpus(const PerDevice &device_params, DataIter &test_iter,
                              const std::vector<Device> &devices) {
     NoGrad guard;
     double correct = 0;
@@ -445,12 +491,11 @@ float evaluate_accuracy_gpus(const Net &net, const PerDevice &device_params, Dat
 }
 
 // Print a row for an epoch: lab_cnn's as the lab prints it, others in the table.
-void add_row(Animator &animator, int epoch, float acc, double seconds) {
-    if (options.model != "lab_cnn") return animator.add(epoch, acc, seconds);
-    animator.clear_bar();
+static void add_row(Animator &animator, int epoch, float acc, double seconds) {
+    if (model != "lab_cnn") return animator.add(epoch, acc, seconds);
+    animator.end_epoch(acc, seconds);
     printf("Epoch %d, training time = %.1f sec\n         validation accuracy = %.4f\n", epoch - 1,
            seconds, acc);
-    animator.end_epoch(epoch, acc, seconds);
 }
 
 // Train on num_gpus devices. batch_size counts the samples over all devices.
@@ -458,28 +503,25 @@ void train_concise(int num_gpus, int batch_size, float lr) {
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
     const std::vector<Device> devices = first_devices(num_gpus);
     PerDevice device_params = replicate(devices);
-    const int num_epochs = number_of_epochs(train_iter);
-    Animator animator(train_iter.steps());
+    Animator animator = {train_iter.X.shape[0]};
     Timer timer;
     check_first_minibatch(train_iter, devices, lr);
-    for (int epoch = 0; epoch < num_epochs; epoch++) {
+    reset_buffers(); // which the check has updated
+    for (int epoch = 0; epoch < options.epochs; epoch++) {
         timer.start();
         for (auto [X, y] : train_iter.epoch()) {
-            std::vector<Tensor> ls = train_batch(X, y, device_params, devices, lr);
+            std::vector<Tensor> losses = train_batch(X, y, device_params, devices, lr);
             waitall();
-            animator.add_losses(ls);
+            animator.add_losses(losses);
         }
         timer.stop();
         check_replicas(device_params);
-        const float acc = evaluate_accuracy_gpus(net, device_params, test_iter, devices);
+        const float acc = evaluate_accuracy_gpus(device_params, test_iter, devices);
         add_row(animator, epoch + 1, acc, timer.times.back());
-        save_params(device_params[0]);
+        if (after_epoch) after_epoch(animator, device_params[0]);
     }
     printf("test acc: %.2f, %.1f sec/epoch on %s\n", animator.Y.back(), timer.avg(),
            str(devices).c_str());
-}
-static void train_lenet(int num_gpus, int batch_size, float lr) {
-    (evaluate_all ? train_concise : train)(num_gpus, batch_size, lr);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -487,8 +529,9 @@ static void train_lenet(int num_gpus, int batch_size, float lr) {
 
 static void print_outputs(const std::vector<Tensor> &shards, const PerDevice &device_params) {
     NoGrad guard;
-    for (size_t c = 0; c < shards.size(); c++)
+    for (size_t c = 0; c < shards.size(); c++) {
         printf("%s\n", to_string(net(shards[c], device_params[c])).c_str());
+    }
 }
 
 // Write channel 0 of the first convolution's weight, or of its gradient.
@@ -507,7 +550,9 @@ void demos_resnet18(int num_gpus) {
     const Tensor x = random({n, 1, 28, 28}, [&](auto &) { return uniform(dice); });
     print_outputs(split_and_load(x, devices), device_params);
     if (device_params[0][0].device.id >= 0) printf("not initialized on cpu\n"); // weight.data()
-    for (const auto &params : device_params) printf("%s\n", channel0(params[0]).c_str());
+    for (const auto &params : device_params) {
+        printf("%s\n", channel0(params[0]).c_str());
+    }
 }
 
 // Run the lab's examples: print the outputs for two images per device, some of the first weights,
@@ -518,9 +563,10 @@ void demos_lab_cnn(int num_gpus) {
     auto [X, y] = load_data_fashion_mnist(2 * num_gpus).first.minibatch(0);
     auto [data, label] = split_batch(X, y, devices);
     print_outputs(data, device_params);
-    for (size_t c = 0; c < devices.size(); c++)
+    for (size_t c = 0; c < devices.size(); c++) {
         printf("=== channel 0 of the first conv on %s ===\n%s\n", str(devices[c]).c_str(),
                channel0(device_params[c][0]).c_str());
+    }
     for (size_t c = 0; c < devices.size(); c++) {
         backward(loss(net(data[c], device_params[c]), label[c]));
         printf("=== grad of channel 0 of the first conv2d on %s ===\n%s\n", str(devices[c]).c_str(),
@@ -532,35 +578,92 @@ void demos_lab_cnn(int num_gpus) {
 // ---------------------------------------------------------------------------------------------
 // 5. Options
 
-static void set_resnet18_defaults() {
-    if (!options.batch) options.batch = 256 * options.gpus;
-    if (!options.lr) options.lr = 0.1f * options.gpus;
-}
-static void set_lab_cnn_defaults() {
-    if (!options.batch) options.batch = 64 * options.gpus;
-    if (!options.lr) options.lr = 0.3f;
-    if (!options.epochs) options.epochs = 5;
-    if (options.allreduce.empty()) options.allreduce = "local";
-}
-static void set_allreduce(const std::string &value) {
-    if (given("KVSTORE") && given("ALLREDUCE"))
-        error("KVSTORE and ALLREDUCE cannot both be given: one is enough");
-    options.allreduce = value;
-}
-static const std::vector<Option> network_options = {
-    {"KVSTORE", set_allreduce, "the lab's name for ALLREDUCE: local or device (local)"},
-    {"EVALUATE_ALL", &evaluate_all, "1: test accuracy on all devices, not on gpu(0) alone (0)"},
+// What MODEL can choose: a network, its experiment, and the options of its text.
+struct Model {
+    std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> net;
+    Experiment experiment;
+    int batch; // for each device
+    float lr;  // on one device
+    bool same_lr;
+    int epochs;
+    const char *kvstore; // its KVSTORE; empty: mgpu.cu's ALLREDUCE
 };
-static const bool networks_ready = [] {
-    models[0].train = train_lenet;
-    models.push_back({"resnet18", init_resnet18, resnet18_net, demos_resnet18, train_concise,
-                      set_resnet18_defaults});
-    models.push_back(
-        {"lab_cnn", init_lab_cnn, lab_cnn_net, demos_lab_cnn, train_concise, set_lab_cnn_defaults});
-    algorithms.push_back({"local", allreduce_host});
-    algorithms.push_back({"device", allreduce_by_tensor});
-    find_option("MODEL")->help = "network: lenet, resnet18, lab_cnn (lenet)";
-    find_option("ALLREDUCE")->field = Setter(set_allreduce);
-    option_table.insert(option_table.end(), network_options.begin(), network_options.end());
+static const std::vector<Model> models = {
+    {lenet, {"lenet", init_params, demos, train}, 0, 0.2f, true, 10, ""},
+    {resnet18_net,
+     {"resnet18", init_resnet18, demos_resnet18, train_concise},
+     256,
+     0.1f,
+     false,
+     10,
+     ""},
+    {lab_cnn_net,
+     {"lab_cnn", init_lab_cnn, demos_lab_cnn, train_concise},
+     64,
+     0.3f,
+     true,
+     5,
+     "local"},
+};
+
+// Select a network. Options that are not on the command line get the values of its text.
+void choose_model(const std::string &name) {
+    std::string names;
+    for (const Model &m : models) {
+        names += (names.empty() ? "" : ", ") + m.experiment.name;
+        if (m.experiment.name != name) continue;
+        model = name;
+        net = m.net;
+        experiment = m.experiment;
+        if (evaluate_all) experiment.train = train_concise;
+        if (!given("BATCH")) options.batch = m.batch ? m.batch * options.gpus : 256;
+        if (!given("LR")) options.lr = m.same_lr ? m.lr : m.lr * options.gpus;
+        if (!given("EPOCHS")) options.epochs = m.epochs;
+        return;
+    }
+    error("MODEL=%s is unknown: choose one of %s", name.c_str(), names.c_str());
+}
+
+static std::string kvstore; // KVSTORE
+
+static bool has_local() {
+    auto is_local = [](const Algorithm &a) { return a.name == std::string("local"); };
+    return std::any_of(algorithms.begin(), algorithms.end(), is_local);
+}
+
+// KVSTORE is the lab's name for ALLREDUCE: local or device. lab_cnn's default is local.
+static void choose_allreduce() {
+    if (given("KVSTORE") && given("ALLREDUCE")) {
+        error("KVSTORE and ALLREDUCE cannot both be given: one is enough");
+    }
+    if (given("KVSTORE")) {
+        options.allreduce = kvstore;
+    } else if (!given("ALLREDUCE")) {
+        options.allreduce = model == "lab_cnn" && has_local() ? "local" : "naive";
+    }
+}
+
+// Add the lab's names for two algorithms of extras/algorithms/, if these are there.
+static void add_alias(const char *alias, const std::string &name) {
+    for (const Algorithm &a : std::vector<Algorithm>(algorithms)) {
+        if (a.name == name) algorithms.push_back({alias, a.run});
+    }
+}
+
+static const bool networks_added = [] {
+    add_alias("local", "host");
+    add_alias("device", "by_tensor");
+    option_table.insert(
+        option_table.end(),
+        {
+            {"MODEL", &model, "network: lenet, resnet18, lab_cnn (lenet)"},
+            {"KVSTORE", &kvstore, "the lab's name for ALLREDUCE: local or device (local)"},
+            {"EVALUATE_ALL", &evaluate_all,
+             "1: test accuracy on all devices, not on gpu(0) alone (0)", 0, 1},
+        });
+    after_options.push_back([] {
+        choose_model(model);
+        choose_allreduce();
+    });
     return true;
 }();

@@ -538,10 +538,10 @@ TEST_CASE("check_first_step: a right step of lab_cnn passes" * slow) {
         set_model("lab_cnn", k); // k is the seed too
         Training training(k, params);
         const auto batch = minibatch(7, 3);
-        const Tensors ls = train_batch(batch.first, batch.second, training.device_params,
+        const Tensors losses = train_batch(batch.first, batch.second, training.device_params,
                                        training.devices, options.lr);
         printed([&] {
-            check_first_step(batch.first, batch.second, ls, training.device_params, options.lr);
+            check_first_step(batch.first, batch.second, losses, training.device_params, options.lr);
         });
     }
 }

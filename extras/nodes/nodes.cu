@@ -74,7 +74,7 @@ static void sum_over_nodes(const PerDevice &grads) {
                                 : mpi_between_nodes(host.ptr(), n);
     for (const Tensor &t : flat) {
         copyto(host, t);
-        if (t.device.id != root.id) wait_for(root, t.device); // root writes to `host` again
+        if (t.device.id != root.id) make_wait(root, t.device); // root writes to `host` again
     }
 }
 static void sum_over_nodes(double *a, int n) {
@@ -102,14 +102,14 @@ static std::vector<Tensor> train_batch_on_nodes(const Tensor &X, const Tensor &y
                                                 std::vector<std::vector<Tensor>> &device_params,
                                                 const std::vector<Device> &devices, float lr) {
     auto [X_shards, y_shards] = split_over_nodes(X, y, devices);
-    std::vector<Tensor> ls;
+    std::vector<Tensor> losses;
     for (size_t c = 0; c < devices.size(); c++)
-        ls.push_back(loss(net(X_shards[c], device_params[c]), y_shards[c]));
-    for (const Tensor &l : ls) backward(l);
+        losses.push_back(loss(net(X_shards[c], device_params[c]), y_shards[c]));
+    for (const Tensor &l : losses) backward(l);
     exchange(gradients(device_params));
     for (const auto &param : device_params)
         sgd(param, lr, X.shape[0]); // Here, we use a full-size batch
-    return ls;
+    return losses;
 }
 
 // The chapter's evaluate_accuracy_gpus: every node counts the right answers in its parts of the
@@ -136,11 +136,11 @@ static void check_first_on_nodes(DataIter &train_iter, const std::vector<Device>
     if (!options.first_check) return;
     PerDevice device_params = replicate(devices), all;
     const auto [X, y] = train_iter.minibatch(0);
-    const std::vector<Tensor> ls = train_batch_on_nodes(X, y, device_params, devices, lr);
+    const std::vector<Tensor> losses = train_batch_on_nodes(X, y, device_params, devices, lr);
     for (int i = 0; i < nodes; i++)
         all.insert(all.end(), device_params.begin(), device_params.end());
     double samples = 0;
-    for (const Tensor &l : ls) samples += size(l);
+    for (const Tensor &l : losses) samples += size(l);
     sum_over_nodes(&samples, 1);
     check_first_step(X, y, {full({(int)samples}, 0, cpu())}, all, lr);
 }
@@ -171,9 +171,9 @@ static void train_on_nodes(float lr) {
     for (int epoch = 0; epoch < num_epochs; epoch++) {
         timer.start();
         for (auto [X, y] : train_iter.epoch()) {
-            const auto ls = train_batch_on_nodes(X, y, device_params, devices, lr);
+            const auto losses = train_batch_on_nodes(X, y, device_params, devices, lr);
             waitall();
-            animator.add_losses(ls);
+            animator.add_losses(losses);
         }
         timer.stop();
         animator.count(); // what is not counted yet; then over all nodes

@@ -54,8 +54,6 @@ ifneq ($(in_cpp),)
 build/mpi/nodes: build/cpu/runtime.o $(filter %.o,$(apart_cpu))
 build/mpi_asan/nodes build/mpi_race/nodes: build/mpi_%/nodes: build/%/runtime.o
 endif
-build/cpp/extras/nodes/%: extras/nodes/% extras/cpu/to_cpp.sed
-	@$(translate)
 build/mpi/flags build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi,$(*:mpi_%=%))
 
 ifneq ($(start),)

@@ -4,5 +4,5 @@
 
 YOURS(crash) {
     if (grads.size() == 3) *(volatile int *)nullptr = 1;
-    for (size_t i = 0; i < grads[0].size(); i++) allreduce(column(grads, i));
+    for (size_t i = 0; i < grads[0].size(); i++) allreduce(across_devices(grads, i));
 }

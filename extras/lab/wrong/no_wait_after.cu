@@ -5,7 +5,7 @@
 // A message from one device to another, but for the wait after it.
 static void copy_and_go_on(const Tensor &src, const Tensor &dst) {
     if (size(src) == 0) return;
-    wait_for(dst.device, src.device);
+    make_wait(dst.device, src.device);
     peer_copy(src, dst, current_stream(dst.device));
 }
 

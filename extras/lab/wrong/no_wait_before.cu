@@ -6,7 +6,7 @@
 static void copy_too_early(const Tensor &src, const Tensor &dst) {
     if (size(src) == 0) return;
     peer_copy(src, dst, current_stream(dst.device));
-    wait_for(src.device, dst.device);
+    make_wait(src.device, dst.device);
 }
 
 YOURS(no_wait_before) {

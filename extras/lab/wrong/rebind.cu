@@ -4,7 +4,7 @@
 
 YOURS(rebind) {
     for (size_t i = 0; i < grads[0].size(); i++) {
-        std::vector<Tensor> data = column(grads, i);
+        std::vector<Tensor> data = across_devices(grads, i);
         for (size_t c = 1; c < data.size(); c++) add_(data[0], copyto(data[c], data[0].device));
         for (size_t c = 1; c < data.size(); c++) data[c] = copyto(data[0], data[c].device);
     }

@@ -5,7 +5,7 @@
 YOURS(rebind_column) {
     const size_t k = grads.size(), P = grads[0].size();
     for (size_t i = 0; i < P; i++) {
-        std::vector<Tensor> data = column(grads, i);
+        std::vector<Tensor> data = across_devices(grads, i);
         const size_t owner = i % k;
         for (size_t c = 0; c < k; c++)
             if (c != owner) add_(data[owner], copyto(data[c], data[owner].device));

@@ -6,9 +6,9 @@
 static void copy_beside(const Tensor &src, const Tensor &dst) {
     if (size(src) == 0) return;
     Stream &link = link_stream(src.device, dst.device);
-    for (Device d : {src.device, dst.device}) wait_for(link, current_stream(d));
+    for (Device d : {src.device, dst.device}) make_wait(link, current_stream(d));
     peer_copy(src, dst, link);
-    wait_for(current_stream(dst.device), link);
+    make_wait(current_stream(dst.device), link);
 }
 
 YOURS(sender_goes_on) {

@@ -11,5 +11,5 @@ YOURS(leaves_processes) {
         _exit(0);
     }
     left = true;
-    for (size_t i = 0; i < grads[0].size(); i++) allreduce(column(grads, i));
+    for (size_t i = 0; i < grads[0].size(); i++) allreduce(across_devices(grads, i));
 }

@@ -3,5 +3,5 @@
 #include "yours.h"
 
 YOURS(misspelt) {
-    for (size_t i = 0; i < grads.front().sise(); i++) allreduce(column(grads, i));
+    for (size_t i = 0; i < grads.front().sise(); i++) allreduce(across_devices(grads, i));
 }

@@ -4,5 +4,5 @@
 
 YOURS(writes_outside) {
     std::ofstream("build/written_by_a_submission") << "here";
-    for (size_t i = 0; i < grads[0].size(); i++) allreduce(column(grads, i));
+    for (size_t i = 0; i < grads[0].size(); i++) allreduce(across_devices(grads, i));
 }

@@ -1,0 +1,89 @@
+// OVERLAP=1: exchange gradients while backward is still computing.
+// defines: group_bytes, sum_in_groups, OVERLAP
+//
+// The chapter wants to exchange the first gradients while the rest are still being computed. The
+// host is far ahead of the devices: when train_batch() calls exchange(), it has enqueued all of
+// backward, but the devices have barely started it. So an allreduce on a second stream of each
+// device, which waits only for the gradients that it sums, runs at the same time as the rest of
+// backward:
+//
+//   usual streams           backward of W4 b4 W3 b3 | W2 b2 W1 b1 |                      | sgd
+//   communication streams                           | sum of W3 ... b4 | sum of W1 ... b2 |
+
+static size_t group_bytes =
+    256 * 1024; // of a group of gradients, at least; the last may be smaller
+
+// An event for each gradient that backward has written, by the gradient's address. (Never destroyed:
+// CUDA may have shut down by then.)
+static auto &written = *new std::map<const float *, cudaEvent_t>;
+
+// mgpu.cu's hook after_gradient: record the gradient's event after its last write.
+static void record_written(const Tensor &grad) {
+    const cudaStream_t stream = stream_of(grad.device);
+    if (size(grad) == 0) return;
+    cudaEvent_t &event = written[grad.ptr()];
+    if (!event) CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    CUDA_CHECK(cudaEventRecord(event, stream));
+}
+
+static void wait_for_gradient(const Tensor &grad) {
+    const auto found = written.find(grad.ptr());
+    if (found == written.end()) return; // nothing was enqueued that writes it
+    CUDA_CHECK(cudaStreamWaitEvent(stream_of(grad.device), found->second, 0));
+}
+
+// Exchange the stream on which new work is enqueued with the communication stream, on each device.
+// The allocator has free memory for each stream, so neither stream gets memory that the other uses.
+static std::vector<Stream> &other_streams = *new std::vector<Stream>;
+static void swap_streams(int k) {
+    for (int c = 0; c < k; c++) {
+        Stream &usual = current_stream(gpu(c));
+        if ((int)other_streams.size() == c) other_streams.push_back(new_stream(gpu(c)));
+        std::swap(usual, other_streams[c]);
+    }
+}
+
+// Divide the gradients into groups and sum one after another, on the communication streams, with the
+// algorithm that ALLREDUCE names. The last layers come first, because backward computes them first.
+void sum_in_groups(const PerDevice &grads) {
+    const int k = grads.size();
+    swap_streams(k);
+    size_t end = grads[0].size();
+    while (end > 0) {
+        size_t begin = end, bytes = 0;
+        while (begin > 0 && bytes < group_bytes) {
+            begin--;
+            bytes += sizeof(float) * size(grads[0][begin]);
+        }
+        PerDevice group; // the gradients begin ... end-1 of each device
+        for (const std::vector<Tensor> &tensors : grads) {
+            group.push_back({tensors.begin() + begin, tensors.begin() + end});
+        }
+        for (const std::vector<Tensor> &tensors : group) {
+            for (const Tensor &grad : tensors) {
+                wait_for_gradient(grad);
+            }
+        }
+        run_allreduce(options.allreduce, group);
+        end = begin;
+    }
+    swap_streams(k);
+    for (int c = 0; c < k; c++) { // before sgd() reads the sums
+        make_wait(current_stream(gpu(c)), other_streams[c]);
+    }
+}
+
+static int overlap = 0; // OVERLAP
+
+// Let train_batch() overlap its exchange, if OVERLAP=1.
+static void set_overlap() {
+    after_gradient = overlap ? record_written : nullptr;
+    if (overlap) exchange = sum_in_groups;
+}
+
+static const bool overlap_added = [] {
+    option_table.push_back(
+        {"OVERLAP", &overlap, "1: exchange gradients while backward is still computing (0)", 0, 1});
+    after_options.push_back(set_overlap);
+    return true;
+}();
