@@ -125,9 +125,10 @@ struct DataIter { // minibatches: images X (N,1,28,28), with pixels from 0 to 1,
 struct Timer { // a stopwatch
     std::vector<double> times; // seconds from each start() to its stop()
     double started = 0;
-    void start();
-    void stop();
-    double avg() const;
+    void start() { started = now(); }
+    void stop() { times.push_back(now() - started); }
+    double avg() const { return std::accumulate(times.begin(), times.end(), 0.0) / times.size(); }
+    static double now();
 };
 struct Animator { // in place of the chapter's plot: a progress bar, and a row for each epoch
     int samples;                      // in an epoch
@@ -158,7 +159,6 @@ struct Options {
 };
 extern Options options;
 extern std::function<void(const Animator &, const std::vector<Tensor> &params)> after_epoch;
-std::string str(Device device);                      // gpu(0)
 std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
 [[noreturn]] __attribute__((format(printf, 1, 2))) void error(const char *format, ...);
 
@@ -476,10 +476,8 @@ std::vector<Tensor> flatten(const PerDevice &grads) {
         Tensor all = tensors[0];
         all.shape = {0};
         for (const Tensor &t : tensors) {
-            if (size(t) > 0 && t.ptr() != all.ptr() + size(all)) {
-                error("flatten: the tensors on %s are not contiguous in memory",
-                      str(t.device).c_str());
-            }
+            const bool contiguous = size(t) == 0 || t.ptr() == all.ptr() + size(all);
+            if (!contiguous) error("flatten: the tensors are not contiguous in memory");
             all.shape[0] += size(t);
         }
         flat.push_back(all);
@@ -1090,15 +1088,6 @@ __global__ void col2im_kernel(float *dX, const float *dcolumns, ConvShape s) {
     dX[index] += sum;
 }
 
-// Return the columns (N,terms,pixels) of X.
-static Tensor im2col(const Tensor &X, const ConvShape &s) {
-    const Tensor columns = empty({s.N, s.C * s.K * s.K, s.OH * s.OW}, X.device);
-    const long windows = (long)s.N * s.C * s.OH * s.OW;
-    LAUNCH(im2col_kernel<<<blocks(windows), threads, 0, stream_of(X.device)>>>(columns.ptr(),
-                                                                               X.ptr(), s));
-    return columns;
-}
-
 // Return the sizes of a convolution, or fail.
 static ConvShape conv_shape(const Tensor &X, const Tensor &W, const Tensor &b) {
     const bool valid = X.shape.size() == 4 && W.shape.size() == 4 && W.shape[1] == X.shape[1] &&
@@ -1115,11 +1104,14 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
     const int N = s.N, O = s.O, pixels = s.OH * s.OW, terms = s.C * s.K * s.K;
     const Device device = X.device;
     const Tensor y = empty({N, O, s.OH, s.OW}, device);
-    bias(y, b);                          // y[n] = b, then y[n] += W @ columns[n]
-    const Tensor columns = im2col(X, s); // kept for dW
+    bias(y, b);                                               // y[n] = b
+    const Tensor columns = empty({N, terms, pixels}, device); // kept for dW
+    const long windows = (long)N * s.C * pixels;
+    LAUNCH(im2col_kernel<<<blocks(windows), threads, 0, stream_of(device)>>>(columns.ptr(), X.ptr(),
+                                                                             s));
     const Matrix W_matrix = {W.ptr(), 1, O, terms};
     const Matrix columns_matrix = {columns.ptr(), N, terms, pixels};
-    matmul({y.ptr(), N, O, pixels}, W_matrix, columns_matrix, device);
+    matmul({y.ptr(), N, O, pixels}, W_matrix, columns_matrix, device); // y[n] += W @ columns[n]
     return add_to_tape("conv2d", y, {X, W, b}, [=](const Tensor &dy) {
         const Matrix dy_matrix = {dy.ptr(), N, O, pixels};
         bias_backward(b, dy);
@@ -1228,9 +1220,8 @@ void backward(const Tensor &l) {
     std::vector<TapeEntry> &tape = tapes[l.device.id];
     auto computed_l = [&](const TapeEntry &entry) { return entry.dy == l.grad; };
     if (!l.grad || std::none_of(tape.begin(), tape.end(), computed_l)) {
-        error("backward: %s has no record of how this tensor was computed (each backward pass "
-              "erases the record)",
-              str(l.device).c_str());
+        error("backward: there is no record of how this tensor was computed (each backward pass "
+              "erases the record of its device)");
     }
     grad_to_add_to(l);
     fill(*l.grad, 1); // the gradient of sum(l) with respect to l
@@ -1249,6 +1240,60 @@ void backward(const Tensor &l) {
 // ---------------------------------------------------------------------------------------------
 // 10. Devices and memory
 // k logical devices on the GPUs of this machine, their streams, and a caching allocator.
+
+// --- texts and errors
+
+std::string str(Device device) {
+    return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
+}
+
+std::string str(const std::vector<Device> &devices) {
+    std::string list;
+    for (Device d : devices) list += (list.empty() ? "" : ", ") + str(d);
+    return "[" + list + "]";
+}
+
+// Throw an error. mgpu_main() prints it on one line and ends the program.
+void error(const char *format, ...) {
+    char text[1000];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    throw std::runtime_error(text);
+}
+
+void check_cuda(cudaError_t code, const char *call, const char *file, int line) {
+    if (code == cudaSuccess) return;
+    fflush(stdout);
+    fprintf(stderr, "mgpu: %s:%d: %s: %s%s\n", file, line, call, cudaGetErrorString(code),
+            code == cudaErrorMemoryAllocation ? ": use a smaller BATCH" : "");
+    _exit(1); // no destructors: their CUDA calls would fail, too
+}
+
+void check_launch(const char *file, int line) {
+    check_cuda(cudaGetLastError(), "the kernel launch", file, line);
+}
+
+void check_inputs(const char *op, bool valid, const char *expected,
+                  const std::vector<Tensor> &inputs) {
+    std::string shapes;
+    for (const Tensor &X : inputs) {
+        shapes += shapes.empty() ? "(" : ", (";
+        for (int s : X.shape) {
+            shapes += (shapes.back() == '(' ? "" : ",") + std::to_string(s);
+        }
+        shapes += ")";
+    }
+    if (!valid) error("%s: expected %s, got %s", op, expected, shapes.c_str());
+    for (const Tensor &X : inputs) {
+        if (X.device.id < 0) error("%s: an input is on cpu, not on a device: use copyto", op);
+        if (X.device.id != inputs[0].device.id) {
+            error("%s: its inputs are on %s and %s, but must be on one device", op,
+                  str(inputs[0].device).c_str(), str(X.device).c_str());
+        }
+    }
+}
 
 // --- devices
 
@@ -1484,16 +1529,11 @@ Tensor rows(const Tensor &X, int begin, int end) {
 // 11. Data
 // The parts that the chapter takes from d2l: the data set, the accuracy, the stopwatch, the plot.
 
-// Return a number with the digits that tell it from all other floats. NumPy writes 3 as 3.
+// Write a whole number as NumPy does, with a point: 3.
 static std::string to_string(float x) {
-    const bool whole = std::fabs(x) < 1e7f && x == std::floor(x);
     char text[32];
-    snprintf(text, sizeof text, "%.0f.", x);
-    for (int digits = 1; !whole && digits <= 9; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, x);
-        if (strtof(text, nullptr) == x) break;
-    }
-    return text;
+    snprintf(text, sizeof text, "%.8g", x);
+    return text + std::string(strpbrk(text, ".en") ? "" : ".");
 }
 
 std::string to_string(const Tensor &t) {
@@ -1624,17 +1664,8 @@ float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, Da
 
 // --- timing and progress
 
-// Return the time in seconds.
-static double now() {
+double Timer::now() {
     return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::duration<double>(1);
-}
-
-void Timer::start() { started = now(); }
-
-void Timer::stop() { times.push_back(now() - started); }
-
-double Timer::avg() const {
-    return std::accumulate(times.begin(), times.end(), 0.0) / std::max<size_t>(1, times.size());
 }
 
 // Keep a minibatch's losses for end_epoch(). On a terminal, draw the bar when it gets longer:
@@ -1678,9 +1709,6 @@ void Animator::add(int epoch, float acc, double epoch_seconds) {
 // These functions check the chapter's promise: k devices compute the same gradient as one, and the
 // copies of the parameters stay equal. If a check fails, `make check` looks for the cause.
 
-static const char *const hint =
-    ": `make check` looks for the cause; if this is intended, use CHECKS=0";
-
 // Return the numbers of all tensors, one after another.
 static std::vector<float> all_to_host(const std::vector<Tensor> &tensors) {
     std::vector<float> all;
@@ -1701,6 +1729,14 @@ static std::string name_of(int j) {
     return param_names[i] + "[" + std::to_string(j) + "]";
 }
 
+// Fail if number j of the first minibatch's gradient or update on gpu(c) is wrong, or is no number.
+static void compare(const char *what, int j, int c, float got, float expected, float tolerance) {
+    if (std::fabs(got - expected) <= tolerance) return;
+    error("the first minibatch: the %s of %s on gpu(%d) is %.6g, not %.6g: `make check` looks for "
+          "the cause; if this is intended, use CHECKS=0",
+          what, name_of(j).c_str(), c, got, expected);
+}
+
 // Take a trial step on the first samples of the file, with its own copies of the parameters, and
 // compare it with what gpu(0) computes alone: for one shard after another, so that all numbers are
 // rounded alike and only their sums may differ, in their last digits. Each device must have the sum
@@ -1710,7 +1746,7 @@ void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devi
     const auto [X, y] = train_iter.minibatch(0);
     const int n = X.shape[0], k = devices.size();
     const std::vector<float> before = all_to_host(params);
-    std::vector<float> expected(before.size()), magnitude(before.size()); // sums of x and of |x|
+    std::vector<float> expected(before.size()), magnitude(before.size()); // sums of x, of |x|
     int begin = 0;
     for (int c = 0; c < k; c++) {
         const int end = begin + n / k + (c < n % k ? 1 : 0);
@@ -1730,16 +1766,10 @@ void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devi
         const std::vector<float> grad = all_to_host(gradients(device_params)[c]);
         const std::vector<float> after = all_to_host(device_params[c]);
         for (size_t j = 0; j < grad.size(); j++) {
-            if (!(std::fabs(grad[j] - expected[j]) <= 1.2e-7f * k * magnitude[j])) {
-                error("the first minibatch: the gradient of %s on %s is %.6g, not %.6g%s",
-                      name_of(j).c_str(), str(gpu(c)).c_str(), grad[j], expected[j], hint);
-            }
-            const float update = before[j] - after[j], right = lr * grad[j] / n;
+            compare("gradient", j, c, grad[j], expected[j], 1.2e-7f * k * magnitude[j]);
+            const float right = lr * grad[j] / n;
             const float rounding = 1e-5f * std::fabs(right) + 1e-6f * std::fabs(before[j]) + 1e-37f;
-            if (!(std::fabs(update - right) <= rounding)) {
-                error("the first minibatch: the update of %s on %s is %.6g, not %.6g%s",
-                      name_of(j).c_str(), str(gpu(c)).c_str(), update, right, hint);
-            }
+            compare("update", j, c, before[j] - after[j], right, rounding);
         }
     }
     printf("first minibatch: %d device%s with one\n", k, k > 1 ? "s agree" : " agrees");
@@ -1781,60 +1811,6 @@ struct Experiment {
     std::function<void(int num_gpus, int batch_size, float lr)> train;
 };
 static Experiment experiment = {"lenet", init_params, demos, train};
-
-// --- texts and errors
-
-std::string str(Device device) {
-    return device.id < 0 ? "cpu" : "gpu(" + std::to_string(device.id) + ")";
-}
-
-std::string str(const std::vector<Device> &devices) {
-    std::string list;
-    for (Device d : devices) list += (list.empty() ? "" : ", ") + str(d);
-    return "[" + list + "]";
-}
-
-// Throw an error. mgpu_main() prints it on one line and ends the program.
-void error(const char *format, ...) {
-    char text[1000];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    throw std::runtime_error(text);
-}
-
-void check_cuda(cudaError_t code, const char *call, const char *file, int line) {
-    if (code == cudaSuccess) return;
-    fflush(stdout);
-    fprintf(stderr, "mgpu: %s:%d: %s: %s%s\n", file, line, call, cudaGetErrorString(code),
-            code == cudaErrorMemoryAllocation ? ": use a smaller BATCH" : "");
-    _exit(1); // no destructors: their CUDA calls would fail, too
-}
-
-void check_launch(const char *file, int line) {
-    check_cuda(cudaGetLastError(), "the kernel launch", file, line);
-}
-
-void check_inputs(const char *op, bool valid, const char *expected,
-                  const std::vector<Tensor> &inputs) {
-    std::string shapes;
-    for (const Tensor &X : inputs) {
-        shapes += shapes.empty() ? "(" : ", (";
-        for (int s : X.shape) {
-            shapes += (shapes.back() == '(' ? "" : ",") + std::to_string(s);
-        }
-        shapes += ")";
-    }
-    if (!valid) error("%s: expected %s, got %s", op, expected, shapes.c_str());
-    for (const Tensor &X : inputs) {
-        if (X.device.id < 0) error("%s: an input is on cpu, not on a device: use copyto", op);
-        if (X.device.id != inputs[0].device.id) {
-            error("%s: its inputs are on %s and %s, but must be on one device", op,
-                  str(inputs[0].device).c_str(), str(X.device).c_str());
-        }
-    }
-}
 
 // --- options
 
