@@ -1,4 +1,4 @@
-# The tuned operators: where this folder is, make run runs fast.cu, which includes mgpu.cu.
+# The tuned operators: the last part of the program.
 
 fast_headers := $(wildcard extras/fast/*.h)
 # These are included as copies (see below), and then fast.cu replaces their operators.
@@ -16,16 +16,13 @@ build/gpu/fast_tests: extras/fast/tests.cu $(needs_gpu) $(parts) build/gpu/progr
 	$(NVCC) $(nvcc_flags) -DPROGRAM='"../../build/gpu/program.cu"' $(apart_gpu) \
 	    -isystem $(dir $(DOCTEST)) $< -o $@
 
-# products.cu takes the longest to compile. It includes section 1 of mgpu.cu and how section 8
-# launches kernels, and is compiled again only if these change. (Under a sanitizer fast.cu includes
-# products.cu.)
+# products.cu takes the longest to compile. Of mgpu.cu it includes a part, and is compiled again only
+# if that changes. (Under a sanitizer fast.cu includes products.cu.)
 apart_gpu := -DPRODUCTS_APART build/gpu/products.o
 apart_cpu := -DPRODUCTS_APART build/cpu/products.o
-vocabulary = mkdir -p $(@D); \
-    { sed '/^std::vector<Tensor> params;/,$$d' mgpu.cu; \
-    sed -n '/^struct Stream {/,/^void check_launch/p; /^.ifdef CUDA_CPU/,/^.endif/p; /^inline int ceil_div/p' mgpu.cu; } >$@.$$$$; \
+vocabulary = mkdir -p $(@D); sh extras/fast/vocabulary.sh $< >$@.$$$$ || { rm $@.$$$$; exit 1; }; \
     cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
-build/gpu/vocabulary.h build/cpp/vocabulary.h: mgpu.cu
+build/gpu/vocabulary.h build/cpp/vocabulary.h: mgpu.cu extras/fast/vocabulary.sh extras/definitions.awk
 	@$(vocabulary)
 products_gpu := extras/fast/products.cu $(fast_headers) build/gpu/vocabulary.h build/gpu/flags
 products_cpu := build/cpp/extras/fast/products.cu $(fast_headers:%=build/cpp/%) \
@@ -46,10 +43,11 @@ compile_products_gpu = $(NVCC) $(with_wgmma) $1 \
 compile_products_cpu = $(CXX) $(cpu_flags) $1 -DVOCABULARY='"../../vocabulary.h"' -x c++ -c $< -o $@
 
 # Copies of mgpu.cu and networks.cu in which what fast.cu replaces has another name, or is left out
-build/gpu/plain/%: % extras/fast/plain.sed
-	@mkdir -p $(@D); { echo '#line 1 "$<"'; LC_ALL=C sed -zEf extras/fast/plain.sed $<; } >$@
-build/cpp/plain/%: build/cpp/% extras/fast/plain.sed
-	@mkdir -p $(@D); LC_ALL=C sed -zEf extras/fast/plain.sed $< >$@
+plain_needs := extras/fast/plain.sh extras/fast/operators extras/definitions.awk
+build/gpu/plain/%: % $(plain_needs)
+	@mkdir -p $(@D); { echo '#line 1 "$<"'; sh extras/fast/plain.sh $<; } >$@
+build/cpp/plain/%: build/cpp/% $(plain_needs)
+	@mkdir -p $(@D); sh extras/fast/plain.sh $< >$@
 
 # For a compiler of your own: write what the build generates
 sources: build/gpu/program.cu $(plain:%=build/gpu/plain/%)

@@ -1,9 +1,9 @@
 // The three products of a convolution: y, dX and dW. A dense layer is one, too.
 // Each is a description of where its rows, columns and terms lie. With a stride, dX falls into
 // phases, each a correlation with stride 1 and taps of its own.
-// These kernels take the longest to compile. Of mgpu.cu they need only the vocabulary: section 1,
-// and how section 8 launches kernels. So this file is compiled by itself, once for all programs; or
-// else fast.cu includes it.
+// These kernels take the longest to compile. Of mgpu.cu they need only the vocabulary, which
+// vocabulary.sh prints. So this file is compiled by itself, once for all programs; or else fast.cu
+// includes it.
 // Gain: a stride-2 gradient by phases multiplies a quarter of what a dy with zeros in it would
 // take. With a launch for each phase a step of ResNet-18 takes 1.03 times as long on an H100. After
 // an edit of mgpu.cu a program compiles in half of the time.
