@@ -174,8 +174,10 @@ def grade(name, path, options, sandbox):
             check=True,
             env={**os.environ, "LC_ALL": "C"},
         ).stdout
-    copy = ["awk", "-f", "extras/lab/judged.awk"]
-    text = subprocess.run(copy, input=text, stdout=subprocess.PIPE, check=True).stdout
+    with open(source, "wb") as file:
+        file.write(text)
+    copy = ["sh", "extras/lab/judged.sh", source]
+    text = subprocess.run(copy, stdout=subprocess.PIPE, check=True).stdout
     with open(source, "wb") as file:
         file.write(b'#line 1 "%s"\n' % os.path.basename(path).encode() + text)
     compiler = [

@@ -113,7 +113,7 @@ def main(folder, hidden):
         top
     ) in (
         "Makefile README.md LICENSE mgpu.cu tests.cu .clang-format data extras/cpu extras/fast extras/lab"
-        " extras/networks extras/nodes".split()
+        " extras/networks extras/nodes extras/definitions.awk".split()
     ):
         for path, _, files in os.walk(top) if os.path.isdir(top) else [("", [], [top])]:
             for file in (os.path.join(path, f) for f in files):

@@ -127,11 +127,11 @@ build/cpp/extras/lab/wrong/all.cu: $(wrong) extras/lab/lab.mk
 	@mkdir -p $(@D); printf '#include "%s"\n' $(notdir $(wrong)) >$@
 
 # A worker needs little of what it includes: in a copy nothing calls the rest, which is not compiled
-judged = mkdir -p $(@D); LC_ALL=C awk -f extras/lab/judged.awk $1 >$@
-build/cpp/judged/mgpu.cu: build/cpp/mgpu.cu extras/lab/judged.awk
-	@$(call judged,$<)
-build/gpu/judged/mgpu.cu: mgpu.cu extras/lab/judged.awk
-	@{ echo '#line 1 "$<"'; cat $<; } | { $(call judged); }
+judged_needs := extras/lab/judged.sh extras/definitions.awk
+build/cpp/judged/mgpu.cu: build/cpp/mgpu.cu $(judged_needs)
+	@mkdir -p $(@D); sh extras/lab/judged.sh $< >$@
+build/gpu/judged/mgpu.cu: mgpu.cu $(judged_needs)
+	@mkdir -p $(@D); { echo '#line 1 "$<"'; sh extras/lab/judged.sh $<; } >$@
 whole := $(if $(findstring clang,$(CXX)),,-fwhole-program) -Wno-unused-function
 worker_flags_cpu := $(whole)
 compile_worker = $(CXX) $(cpu_flags) $(whole) -iquote extras/lab \
@@ -156,7 +156,9 @@ build/submission/mgpu.cu: FORCE
 	@[ -f $(submission) ] || { echo SUBMISSION=$(submission): no such file >&2; exit 1; }
 	@grep -qE 'allreduce_yours|yours.h' $(submission) || { echo SUBMISSION=$(submission): \
 	    expected a whole mgpu.cu with allreduce_yours >&2; exit 1; }
-	@{ echo '#line 1 "$(lastword $(subst /, ,$(SUBMISSION)))"'; $(translated); } | { $(call judged); }
+	@mkdir -p $(@D); $(translated) >$(@D)/whole.cu
+	@{ echo '#line 1 "$(lastword $(subst /, ,$(SUBMISSION)))"'; \
+	    sh extras/lab/judged.sh $(@D)/whole.cu; } >$@
 submission = '$(subst ','\'',$(value SUBMISSION))'
 
 # ----- With sanitizers -------------------------------------------------------------------------
