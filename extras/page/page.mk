@@ -7,7 +7,7 @@ page: own += DIR
 page: build/page_venv/requirements.txt build/cpu/mgpu build/cpp/mgpu.cu data
 has_show := $(wildcard extras/lab/show.html)
 ifneq ($(has_show),)
-page: show # for section 7
+page: show # beside the exercise
 page: words += $(if $(value ALLREDUCE),,ALLREDUCE=ring) $(if $(value GPUS),,GPUS=4)
 endif
 page:  ## make a web page of mgpu.cu beside its comments: index.html in DIR

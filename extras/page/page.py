@@ -5,7 +5,7 @@
 
 The second file is the first in C++, line by line: by it clang, with FLAGS, says what a name means.
 OUTPUT is what the program has printed, EXPLORER a part of what make show has made, or empty. This
-knows mgpu.cu's form of comments, and that its demos print what a reader wants to see.
+shows the headings that mgpu.cu has, whatever their words, and where its demos print something.
 """
 
 import bisect
@@ -24,8 +24,8 @@ import pygments.lexers
 from pygments.token import Token
 
 CHAPTER = "https://d2l.ai/chapter_computational-performance/multiple-gpus.html"
-CONCISE = CHAPTER.replace(".html", "-concise.html")
-HEAD = r'// (?P<number>\d+)\. (?P<title>.*?)(?: {3,}(tutorials?): "(?P<tutorial>.*?)".*)?$'
+RULE = r"// ([-=*_])\1{19,}"  # the first line of a section; the second one has its title
+HEAD = r'// (?:\d+\. )?(?P<title>.*?)(?: {3,}chapter: "(?P<chapter>.*?)".*)?$'
 slug = lambda title: re.sub(r"\W+", "-", title.lower())
 Kind = clang.CursorKind
 Kind.UNIT, Kind.MACRO = Kind.TRANSLATION_UNIT, Kind.MACRO_DEFINITION
@@ -206,8 +206,7 @@ def row(lines, code, first, middle, last, names):
     link = '<a href="#{0}">{0}</a>'.format
     used = {n: [*map(link, sorted(names.used_by[n]))] for n in defined if names.used_by[n]}
     text = "\n".join(code[middle:last]).rstrip().replace("</samp>\n", "</samp>")
-    anchor = f"about-{slug(heading)}" if heading else f"line-{middle + 1}"
-    row = dict(id=anchor, heading=heading, line=middle + 1, code=text, used=used)
+    row = dict(id=f"line-{middle + 1}", heading=heading, line=middle + 1, code=text, used=used)
     return dict(row, prose=prose(comment, names))
 
 
@@ -216,14 +215,13 @@ def sections(source, names, output):
     begin, end, _ = next(e for e in names.extents if e[2] == "demos")
     for line, text in printed("\n".join(lines[begin - 1 : end]), output):
         code[begin - 1 + line] += f"\n<samp>{html.escape(text.rstrip(), quote=False)}</samp>"
-    starts = [i for i, line in enumerate(lines) if re.fullmatch("// -{80,}", line)]
-    heads = [re.match(HEAD, lines[i + 1]) for i in starts]
-    for head, begin, end in zip([None] + heads, [-2] + starts, starts + [len(lines)]):
-        rows = [row(lines, code, *part, names) for part in split(lines, begin + 2, end)]
-        section = head.groupdict(default="") if head else dict(number="0")
-        url = CONCISE if head and head[3] == "tutorials" else CHAPTER
-        url += "#" + slug(section.get("tutorial", ""))
-        yield dict(section, rows=rows, url=url, id="section-" + section["number"])
+    starts = [i for i, line in enumerate(lines) if re.fullmatch(RULE, line)]
+    for number, (begin, end) in enumerate(zip([-1] + starts, starts + [len(lines)])):
+        head = number and re.match(HEAD, lines[begin + 1])
+        section = head.groupdict(default="") if head else {}
+        rows = [row(lines, code, *r, names) for r in split(lines, begin + 1 + bool(head), end)]
+        section["url"] = CHAPTER + "#" + slug(section.get("chapter", ""))
+        yield dict(section, rows=rows, number=number, id=f"section-{number}")
 
 
 def main(source, translated, output, explorer, page, *flags):
@@ -235,6 +233,8 @@ def main(source, translated, output, explorer, page, *flags):
     template = jinja2.Environment(loader=loader, trim_blocks=True, lstrip_blocks=True)
     template = template.get_template("page.html")
     text = template.render(sections=parts, chapter=CHAPTER, explorer=read(explorer))
+    known = lambda link: link[0] if f'id="{link[1]}"' in text else link[2]
+    text = re.sub(r'<a href="#(section-\d+)">([^<]*)</a>', known, text)
     tags = re.sub(r"(?s)<(script|style).*?</\1>", "", text)
     ids = re.findall(r'<[^>]+\sid="?([^\s">]+)', tags)
     wrong = set(re.findall(r'href="#([^"]*)"', tags)) - set(ids)

@@ -41,7 +41,7 @@ def test_names_lead_to_definitions(visit):
         assert page.text_content("b:target") == word
     page.click(".used a[href='#train_batch'] >> nth=0")
     page.click("text=Contents")
-    page.click("nav >> text=Data synchronization")
+    page.click("nav li:nth-child(3) > a >> nth=0")
     assert page.evaluate("location.hash") == "#section-3" and not page.is_visible("nav")
 
 
