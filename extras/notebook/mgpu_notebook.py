@@ -128,16 +128,26 @@ def update_mgpu():
     update(COPY / "mgpu.cu", text.encode())
 
 
+def definitions(text, name):
+    """Return where a text defines a name: the first line of the comment, the first and the last one
+    of the definition, from 1. Functions may be overloaded."""
+    command = "awk", "-f", PROJECT / "extras/definitions.awk"
+    listed = subprocess.run(command, input=text.encode(), stdout=subprocess.PIPE, check=True)
+    rows = [row.split() for row in listed.stdout.decode().splitlines()]
+    return [[int(line) for line in row[1:]] for row in rows if row[0] == name]
+
+
 def with_exercise(text):
     """Put the cell into allreduce_yours, in place of the body or, if it has the whole function, of
     all. #line gives its lines their numbers in the cell, whose first line is %%allreduce."""
-    slot = re.search(r"(?ms)^static void allreduce_yours\(.*?\{\n(.*?)^\}\n", text)
-    begin, end = slot.span(1)
-    if re.search(r"(?m)^(static )?void allreduce_yours\(", exercise):
-        begin, end = slot.span()
-    next_line = text.count("\n", 0, end) + 1
-    cell = f'#line 2 "cell"\n{exercise.rstrip()}\n#line {next_line} "mgpu.cu"\n'
-    return text[:begin] + cell + text[end:]
+    lines = text.splitlines(keepends=True)
+    [[_, first, last]] = definitions(text, "allreduce_yours")
+    begin, end = first - 1, last
+    if not re.search(r"(?m)^(static )?void allreduce_yours\(", exercise):
+        begin = next(n for n in range(first, last) if lines[n - 1].endswith("{\n"))
+        end = last - 1
+    cell = f'#line 2 "cell"\n{exercise.rstrip()}\n#line {end + 1} "mgpu.cu"\n'
+    return "".join(lines[:begin]) + cell + "".join(lines[end:])
 
 
 @contextlib.contextmanager
@@ -195,15 +205,14 @@ def start():
 
 @register_line_magic
 def code(name):
-    """Show a function of mgpu.cu, with the comment above it."""
+    """Show what mgpu.cu defines with this name, mostly a function, with the comment above it."""
     text = (PROJECT / "mgpu.cu").read_text()
-    comment, result = r"(//[^\n]*\n)*", r"(\w[^\n;(){}]*\n)?[^\n;(){}/]*"
-    arguments, body = r"\([^;{}]*\)", r" \{\n.*?^\}\n"
-    found = re.search(rf"(?ms)^{comment}{result}\b{re.escape(name)}{arguments}{body}", text)
+    lines = text.splitlines()
+    found = [lines[comment - 1 : last] for comment, _, last in definitions(text, name)]
     if found:
-        display(Code(found[0], language="cpp"))
+        display(Code("\n\n".join("\n".join(part) for part in found), language="cpp"))
     else:
-        print(f"mgpu.cu has no function {name}")
+        print(f"mgpu.cu does not define {name}")
 
 
 @register_line_magic
@@ -267,8 +276,10 @@ def compare(k):
     if not build("notebook_judge"):
         return
     table, here, networks = [], [], []
-    names = (COPY / "mgpu.cu").read_text().split("algorithms = {")[1]
-    for name in re.findall(r'\{"(\w+)", allreduce_', names):
+    text = (COPY / "mgpu.cu").read_text()
+    [[_, first, last]] = definitions(text, "algorithms")
+    entries = "\n".join(text.splitlines()[first - 1 : last])
+    for name in re.findall(r'\{"(\w+)", allreduce_', entries):
         words = "ALLREDUCE=" + name, "GPUS=" + (k or "4")
         status, text = run("make", "-s", "exercise", *words, quiet=True)
         if status:
