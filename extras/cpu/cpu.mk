@@ -121,12 +121,12 @@ race: $(core_race_tests) data  ## tests and a training under ThreadSanitizer
 	@echo 'race: none found'
 
 # A program whose CUDA calls fail when FAIL_AT says so
-build/limits/failing: build/cpp/mgpu.cu $(compiled_once)
-	@mkdir -p $(@D); sed '/^void check_cuda(cudaError_t code.*{$$/a static long calls = 0; \
-	    static struct Count { ~Count() { if (getenv("COUNT")) \
-	    fprintf(stderr, "calls: %ld\\n", calls); } } count; \
-	    if (const char *at = getenv("FAIL_AT")) \
-	    if (++calls == atol(at)) code = cudaErrorLaunchFailure; else; else calls++;' $< >$@.cc
+build/limits/failing: build/cpp/mgpu.cu extras/cpu/failing.cc extras/definitions.awk \
+    $(compiled_once)
+	@mkdir -p $(@D); awk -f extras/definitions.awk $< | \
+	    awk '!in_file { if ($$1 == "check_cuda") first = $$3; next } \
+	        FNR == first { sub(/check_cuda/, "plain_&") } { print }' \
+	        - in_file=1 $< extras/cpu/failing.cc >$@.cc
 	@$(CXX) $(cpu_flags) -w $(once_cpu) -x c++ $@.cc -o $@
 limits: build/cpu/mgpu build/limits/failing data  ## test kills, full disks and failing calls
 	@bash extras/cpu/limits.sh
