@@ -77,7 +77,7 @@ translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf extras/cpu
 compiled_once := build/cpu/headers.h.gch build/cpu/runtime.o
 build/cpu/mgpu build/cpu/tests: $(compiled_once)
 build/cpu/headers.h: mgpu.cu
-	@mkdir -p $(@D); grep '^#include <' $< >$@.$$$$; \
+	@mkdir -p $(@D); sed -n 's/^\(#include <[^>]*>\).*/\1/p' $< >$@.$$$$; \
 	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
 build/cpu/headers.h.gch: build/cpu/headers.h $(stand_in) build/cpu/flags
 	@echo "reading the headers into $@"; \
