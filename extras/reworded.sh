@@ -1,0 +1,81 @@
+#!/bin/sh
+# sh extras/reworded.sh [make variables]: no tool needs the words of a comment of mgpu.cu or
+# networks.cu. In build/reworded, a copy, they all have other words, and headings other forms and
+# lines. All tools must make the same of the copy as of the files here.
+cd "$(dirname "$0")/.." || exit 1
+copy=build/reworded
+fail() { echo "extras/reworded.sh: $1" >&2; exit 1; }
+
+# Every word becomes another one. Of the lines of a heading every second one goes, the others change.
+reword() {
+    awk '
+        /^\/\/ -----/ && ++rules % 2 { next }
+        /^\/\/ ---/ { gsub(/-/, "=") }
+        match($0, /\/\/.*/) {
+            comment = substr($0, RSTART)
+            gsub(/[A-Za-z]+/, "word", comment)
+            gsub(/[0-9]+/, "7", comment)
+            $0 = substr($0, 1, RSTART - 1) comment
+        }
+        { print }' "$1" >"$copy/$1"
+}
+rm -rf $copy && mkdir -p $copy/build || exit 1
+cp -a Makefile mgpu.cu tests.cu data extras $copy && cp -a build/cpu build/cpp $copy/build || exit 1
+for folder in data doctest page_venv notebook_venv; do ln -s ../../$folder $copy/build/; done
+for file in mgpu.cu extras/networks/networks.cu; do reword $file; done
+cmp -s mgpu.cu $copy/mgpu.cu && fail 'the comments are still the same'
+
+# same WHAT COMMAND...: here and there it succeeds, and prints the same but for comments and lines
+code() { sed 's|//.*||; s/ *$//; /^$/d; /^#line/d'; }
+same() {
+    what=$1
+    shift
+    "$@" >build/reworded.here || fail "$what fails"
+    (cd $copy && "$@") >build/reworded.there || fail "$what fails on other comments"
+    [ -s build/reworded.here ] || fail "$what prints nothing"
+    for where in here there; do code <build/reworded.$where >build/reworded.$where.code; done
+    cmp -s build/reworded.here.code build/reworded.there.code ||
+        { diff build/reworded.here.code build/reworded.there.code | head; fail "$what differs"; }
+    echo "$what: the same"
+}
+names() { awk -f extras/definitions.awk "$1" | sed 's/ .*//'; }
+for file in mgpu.cu extras/networks/networks.cu; do
+    same "the names in $file" names $file
+    same "plain.sh $file" sh extras/fast/plain.sh $file
+done
+same vocabulary.sh sh extras/fast/vocabulary.sh mgpu.cu
+same judged.sh sh extras/lab/judged.sh mgpu.cu
+clean() { sh extras/fast/checksum.sh --check && echo clean; }
+same checksum.sh clean
+
+run() { # the operators and the loss
+    make -s run GPUS=1 BATCH=32 STEPS=2 LIMIT=64 FIRST_CHECK=0 "$@" |
+        awk '/^operators/ || $1 == 1 { print $1, $2 }'
+}
+exercise() { make -s exercise GPUS=2 "$@"; }
+wrong() { # what is wrong
+    make -s exercise GPUS=2 SUBMISSION=extras/lab/wrong/mean.cu "$@" 2>&1 | grep -o 'it is the mean'
+}
+failing() { make -s build/limits/failing "$@" && grep -c plain_check_cuda build/limits/failing.cc; }
+same 'make run' run "$@"
+same 'make exercise' exercise "$@"
+same 'make exercise SUBMISSION=' wrong "$@"
+same 'failing calls' failing "$@"
+
+# A page has each definition, and the notebook finds them
+page() { # (constructors have no place of their own)
+    make -s page "$@" >&2 && for name in $(names mgpu.cu | grep -v '^\(.*\)::\1$'); do
+        grep -q "id=\"$name\"" build/page/index.html || { echo "no $name on the page" >&2; return 1; }
+        echo "$name"
+    done
+}
+notebook() {
+    PYTHONPATH=extras/notebook IPYTHONDIR=build/ipython \
+        build/notebook_venv/bin/python -B -m IPython --colors=NoColor -c '
+import mgpu_notebook
+mgpu_notebook.exercise = "allreduce(flatten(grads));"
+print(mgpu_notebook.with_exercise(open("mgpu.cu").read()))'
+}
+if [ -e build/page_venv/requirements.txt ]; then same 'make page' page "$@"; fi
+if [ -e build/notebook_venv/tests ]; then same 'the notebook' notebook; fi
+echo 'extras/reworded.sh: no tool needs the words of a comment'
