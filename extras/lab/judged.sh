@@ -1,11 +1,11 @@
 #!/bin/sh
-# sh extras/lab/judged.sh FILE: prints a copy of an mgpu.cu for the worker, in which the tables of
-# networks and options are empty. So nothing calls what trains, reads data or computes a network, and
-# the compiler drops it, which takes a third off the time to compile the worker. Lines keep their
-# numbers.
+# sh extras/lab/judged.sh FILE: prints a copy of an mgpu.cu for the worker, in which the table of
+# options, the network and the experiment are empty. So nothing calls what trains, reads data or
+# computes a network, and the compiler drops it, which takes a third off the time to compile the
+# worker. Lines keep their numbers.
 export LC_ALL=C
 awk -f extras/definitions.awk "$1" |
-    awk -v emptied='net models option_table' '
+    awk -v emptied='net experiment option_table' '
         !in_file {
             if (!index(" " emptied " ", " " $1 " ")) next
             begin[$3]
