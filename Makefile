@@ -88,7 +88,7 @@ help:  ## print this list
 	@echo 'make TARGET NAME=value ...'; echo
 	@sed -nE 's/^([a-z_]+):.*  ## (.*)/\1\t\2/p' Makefile extras/*/*.mk 2>/dev/null | expand -t 15
 	@echo; sed -nE 's/^# ([A-Z_]+  )/\1/p' Makefile extras/*/*.mk 2>/dev/null | awk '!seen[$$0]++'
-	@echo; sed -nE 's/^    \{"([A-Z_]+)", [^"]*"(.*)".*\},$$/\1\t\2/p' mgpu.cu extras/*/*.cu \
+	@echo; sed -nE 's/^    \{"([A-Z_]+)", [^"]*"(.*)".*\},$$/\1\t\2/p' mgpu.cu extras/*/*.cu extras/*/*.h \
 	    2>/dev/null | expand -t 15
 backend:
 	@echo 'backend: $(backend)$(if $(filter build/gpu,$(dir)), for SM $(SM))' >&2

@@ -81,9 +81,11 @@ static void set_overlap() {
     if (overlap) exchange = sum_in_groups;
 }
 
+static const std::vector<Option> overlap_options = {
+    {"OVERLAP", &overlap, "1: exchange gradients while backward is still computing (0)", 0, 1},
+};
 static const bool overlap_added = [] {
-    option_table.push_back(
-        {"OVERLAP", &overlap, "1: exchange gradients while backward is still computing (0)", 0, 1});
+    option_table.push_back(overlap_options[0]);
     after_options.push_back(set_overlap);
     return true;
 }();

@@ -178,11 +178,12 @@ static void run_fast() {
     printf("operators: %s\n", operators.name.c_str());
     run_mgpu();
 }
+static const std::vector<Option> fast_options = {
+    {"KERNELS", &kernels, "operators: fast, tiled, or mgpu.cu's plain (your edits; else fast)"},
+    {"PRECISION", &precision, "of the fast kernels: fp32, or tf32 on tensor cores (fp32)"},
+};
 static const bool ready = [] {
-    option_table.insert(
-        option_table.end(),
-        {{"KERNELS", &kernels, "operators: fast, tiled, or mgpu.cu's plain (your edits; else fast)"},
-         {"PRECISION", &precision, "of the fast kernels: fp32, or tf32 on tensor cores (fp32)"}});
+    option_table.insert(option_table.end(), fast_options.begin(), fast_options.end());
     after_options.push_back(choose);
     run = run_fast;
     use_usual_kernels();

@@ -183,12 +183,14 @@ static void check_files() {
     }
 }
 
+static const std::vector<Option> file_options = {
+    {"INIT", &init, "start from the parameters in this .safetensors file"},
+    {"SAVE", &save, "write the parameters to this file after each epoch"},
+    {"LOG", &log_file, "file with a row for each epoch (build/log.csv)"},
+};
 static const bool files_added = [] {
     signal(SIGXFSZ, SIG_IGN); // writing too large a file is an error, not a signal
-    option_table.insert(option_table.end(),
-                        {{"INIT", &init, "start from the parameters in this .safetensors file"},
-                         {"SAVE", &save, "write the parameters to this file after each epoch"},
-                         {"LOG", &log_file, "file with a row for each epoch (build/log.csv)"}});
+    option_table.insert(option_table.end(), file_options.begin(), file_options.end());
     after_options.push_back([] {
         check_files();
         after_epoch = write_epoch;

@@ -650,17 +650,15 @@ static void add_alias(const char *alias, const std::string &name) {
     }
 }
 
+static const std::vector<Option> network_options = {
+    {"MODEL", &model, "network: lenet, resnet18, lab_cnn (lenet)"},
+    {"KVSTORE", &kvstore, "the lab's name for ALLREDUCE: local or device (local)"},
+    {"EVALUATE_ALL", &evaluate_all, "1: test on all devices, not on gpu(0) alone (0)", 0, 1},
+};
 static const bool networks_added = [] {
     add_alias("local", "host");
     add_alias("device", "by_tensor");
-    option_table.insert(
-        option_table.end(),
-        {
-            {"MODEL", &model, "network: lenet, resnet18, lab_cnn (lenet)"},
-            {"KVSTORE", &kvstore, "the lab's name for ALLREDUCE: local or device (local)"},
-            {"EVALUATE_ALL", &evaluate_all,
-             "1: test accuracy on all devices, not on gpu(0) alone (0)", 0, 1},
-        });
+    option_table.insert(option_table.end(), network_options.begin(), network_options.end());
     after_options.push_back([] {
         choose_model(model);
         choose_allreduce();
