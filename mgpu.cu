@@ -3,9 +3,10 @@
 //     make run GPUS=2      train LeNet on Fashion-MNIST on two devices
 //     make test            check every kernel, and that k devices learn what one device learns
 //
-// Read sections 2 to 6 beside the chapter, whose titles, names and order they have. Lines marked
-// `ours` are additions. Section 7 is the chapter's third exercise, with a place for an allreduce of
-// your own. Sections 8 to 13 build what the chapter takes from its framework.
+// Read sections 2 to 6 beside the chapter (its MXNet tab), which has the same titles, names and
+// order. Lines marked `ours` are additions or changes. Section 7 is the chapter's third exercise,
+// with a place for your own allreduce. Sections 8 to 11 build what the chapter takes from its
+// framework.
 //
 //    1. The vocabulary                    8. Kernels and operators
 //    2. A toy network                     9. Autograd
@@ -15,10 +16,11 @@
 //    6. Experiment                       13. Program
 //    7. The exercise
 //
-// Notation: N images, C channels, H rows, W columns (NCHW, row-major), O output channels, K the
-// side of a convolution's window, k devices. Tensors hold 32-bit floats. dX is the gradient of the
-// loss with respect to X. F is torch.nn.functional. Words such as GPUS=2 are options (section 13).
-// Without a GPU, g++ compiles this file with extras/cpu/cuda_runtime.h, which emulates k devices.
+// Notation: N images, C channels, H rows, W columns (or weights), O output channels, K the side of
+// a convolution's window, k devices. Tensors are row-major, NCHW, and hold 32-bit floats. dX is the
+// gradient of the loss with respect to X. F is torch.nn.functional. Words such as GPUS=2 are
+// options. Without a GPU, g++ compiles this file with extras/cpu/cuda_runtime.h, which emulates k
+// devices.
 
 #include <cuda_runtime.h>
 #include <algorithm>
@@ -41,14 +43,13 @@
 
 // ---------------------------------------------------------------------------------------------
 // 1. The vocabulary
-// This section declares what sections 2 to 7 use. Skip it for now, and look a name up here when you
-// meet it.
+// Read Device and Tensor. Look the other names up when you meet them.
 
 // Where a tensor is: on device i, gpu(i), or on the host, cpu(), which runs this program.
 struct Device {
     int id; // i, or -1 for the host
 };
-inline Device gpu(int i) { return {i}; }
+inline Device gpu(int i) { return {i}; } // a GPU, or a part of one that several devices share
 inline Device cpu() { return {-1}; }
 
 // An array of floats in one memory, a device's or the host's. A Tensor is a handle, as in Python:
@@ -57,23 +58,21 @@ inline Device cpu() { return {-1}; }
 struct Tensor {
     Device device = {-1};
     std::vector<int> shape;
-    std::shared_ptr<float> data = nullptr;  // its numbers; null if there are none
+    std::shared_ptr<float> data = nullptr;  // its elements; null if there are none
     std::shared_ptr<Tensor> grad = nullptr; // its gradient; null if none is computed
-    bool stale = false; // of a gradient: not yet written in this backward pass (section 9)
-    float *ptr() const; // the address of its numbers
+    bool stale = false; // of a gradient: it has old numbers, to be zeroed before the first +=
+    float *ptr() const; // the address of its elements
 };
 
 // One list of tensors per device: x[c][i] is tensor i on device c.
 typedef std::vector<std::vector<Tensor>> PerDevice;
 
-// --- The other names, by the section that defines them. 3. Data synchronization
+// --- The other names, by the section that defines them: 3. Data synchronization, 7. The exercise
 Tensor copyto(const Tensor &src, Device device);   // a copy of src there
 void copyto(const Tensor &src, const Tensor &dst); // dst[:] = src
+extern std::function<void(const PerDevice &grads)> exchange; // the allreduce in use; null: naive
 
-// 7. The exercise
-extern std::function<void(const PerDevice &grads)> exchange; // sums them; null: the chapter's loop
-
-// 8. Operators, which enqueue their kernels and return at once; and what it takes to launch one
+// 8. Operators, which enqueue their kernels and return at once
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b);      // (N,C,H,W) (O,C,K,K) (O)
 Tensor relu(const Tensor &X);                                          // any shape
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);       // (N,C,H,W)
@@ -82,25 +81,25 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y);    // (N,cla
 void sgd(const std::vector<Tensor> &params, float lr, int batch_size); // param -= lr * grad / batch
 void add_(const Tensor &a, const Tensor &b);                           // a[:] += b
 constexpr int threads = 256; // in a block
-int blocks(long n);          // of threads that it takes to have one for each of n elements
-#ifndef LAUNCH
+int blocks(long n);          // how many blocks give each of n elements a thread
+#ifndef LAUNCH               // launch a kernel, then check for errors
 #define LAUNCH(...) do { __VA_ARGS__; check_launch(__FILE__, __LINE__); } while (0)
 #endif
 
 // 9. Autograd
-void attach_grad(std::vector<Tensor> &params);       // give each parameter a gradient of 0
-void backward(const Tensor &l);                      // compute the gradients of sum(l)
+void attach_grad(std::vector<Tensor> &params); // give each parameter a gradient of 0
+void backward(const Tensor &l); // set the gradients of sum(l): they do not add up over passes
 const Tensor &gradient(const Tensor &param);         // param.grad, or an error if there is none
-PerDevice gradients(const PerDevice &device_params); // those of all parameters
+PerDevice gradients(const PerDevice &device_params); // the gradients of all parameters
 std::vector<Tensor> across_devices(const PerDevice &x, size_t i); // [x[c][i] for c in range(k)]
-struct NoGrad { // while one exists, backward() learns of no operator, as under torch.no_grad()
+struct NoGrad { // while one exists, operators are not recorded, as under torch.no_grad()
     bool before;
     NoGrad();
     ~NoGrad();
 };
 
 // 10. Devices and memory
-Device try_gpu(int i);                    // gpu(i), or an error if there is none
+Device try_gpu(int i); // gpu(i), or an error if there is none (d2l's returns cpu() then)
 std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
 cudaStream_t stream_of(Device device);    // its stream; makes the device CUDA's current one
 void waitall();                           // make the host wait for all devices
@@ -113,16 +112,16 @@ Tensor reshape(const Tensor &X, std::vector<int> shape); // shares X's memory an
 Tensor rows(const Tensor &X, int begin, int end);        // X[begin:end], shares X's memory
 
 // 11. Data
-struct DataIter { // minibatches: images X (N,1,28,28), with pixels from 0 to 1, and classes y (N)
+struct DataIter { // minibatches: images X (N,1,28,28), with pixels from 0 to 1, and labels y (N)
     const struct DataSet *set;
     int batch_size;
     bool shuffle;
-    std::vector<int> order; // of the samples in this epoch
+    std::vector<int> order; // sample indices, in the order of this epoch
     Tensor X, y;            // room for all samples, on the host; a minibatch is a view
     std::pair<Tensor, Tensor> minibatch(int begin); // the one that begins at this sample
     std::vector<std::pair<Tensor, Tensor>> epoch(); // all of them, reshuffled if `shuffle`
 };
-struct Timer { // a stopwatch
+struct Timer {                 // a stopwatch
     std::vector<double> times; // seconds from each start() to its stop()
     double started = 0;
     void start() { started = now(); }
@@ -131,11 +130,11 @@ struct Timer { // a stopwatch
     static double now();
 };
 struct Animator { // in place of the chapter's plot: a progress bar, and a row for each epoch
-    int samples;                      // in an epoch
-    std::vector<float> Y = {};        // of each epoch: test accuracy,
-    std::vector<double> loss = {}, seconds = {}; // mean loss of its samples, time
-    std::vector<Tensor> pending = {}; // losses of this epoch's minibatches
-    int done = 0;                     // how many samples these are
+    int samples;  // in an epoch
+    std::vector<float> Y = {};                   // test accuracy after each epoch
+    std::vector<double> loss = {}, seconds = {}; // mean loss and time of each epoch
+    std::vector<Tensor> pending = {};            // losses of this epoch's minibatches
+    int done = 0;                                // samples in `pending`
     void add_losses(const std::vector<Tensor> &losses);
     void end_epoch(float acc, double seconds); // clear the bar and compute the mean loss
     void add(int epoch, float acc, double seconds);
@@ -150,7 +149,7 @@ std::string to_string(const Tensor &t); // its numbers, as the chapter prints th
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr);
 void check_replicas(const PerDevice &device_params);
 
-// 13. Program: the command line, and texts
+// 13. The command line, and what prints
 struct Options {
     int gpus = 1, batch = 256, epochs = 10, seed = 0, limit = 0; // limit: samples of a set; 0: all
     float lr = 0.2f;
@@ -169,7 +168,7 @@ std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
 std::vector<Tensor> params;           // on the host
 std::vector<std::string> param_names; // ours: for messages
 
-// Initialize model parameters
+// Initialize model parameters (ours: in a function)
 void init_params() {
     const float scale = 0.01f;
     Tensor W1 = normal(scale, {20, 1, 3, 3});
@@ -218,7 +217,7 @@ std::vector<Tensor> get_params(const std::vector<Tensor> &params, Device device)
     for (const Tensor &p : params) {
         new_params.push_back(copyto(p, device));
     }
-    attach_grad(new_params); // all in one call, which makes the gradients contiguous in memory
+    attach_grad(new_params); // ours: in one call, so that the gradients are contiguous in memory
     return new_params;
 }
 
@@ -232,27 +231,27 @@ PerDevice replicate(const std::vector<Device> &devices) {
 }
 
 // Sum data[0], data[1], ... elementwise and write the sum to each of them. data[i] is on device i.
-// Device 0 is the root: it receives the other tensors, adds them, and sends the sum back.
+// Device 0 receives the other tensors, adds them, and sends the sum back.
 void allreduce(std::vector<Tensor> data) {
     for (size_t i = 1; i < data.size(); i++) {
         add_(data[0], copyto(data[i], data[0].device)); // data[0][:] += data[i]
     }
     for (size_t i = 1; i < data.size(); i++) {
-        copyto(data[0], data[i]); // data[i] = copyto(...) would only change the list
+        copyto(data[0], data[i]); // data[i] = copyto(...) would only change this copy of the list
     }
 }
 
 // --- The message itself (ours: the chapter's framework has it)
 // The host only enqueues messages. A stream is a queue of a device. Work in one stream runs in
-// order; different streams run at the same time. So before work in one stream reads what another
-// stream writes, it must wait for it.
+// order; work in different streams may run at the same time. So work that reads what another stream
+// writes, or overwrites what another stream reads, must wait for that stream.
 
 struct Stream {
     cudaStream_t handle = nullptr;
     cudaEvent_t ready = nullptr; // see make_wait
 };
 Stream &current_stream(Device device); // the device's stream, on which new work is enqueued
-int physical(Device device); // CUDA's number for its GPU, which several devices may share
+int physical(Device device);           // CUDA's number for its GPU, which several devices may share
 
 // Check a CUDA call. If it failed, print its file, its line and CUDA's message, and exit.
 #define CUDA_CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
@@ -297,7 +296,7 @@ void copyto(const Tensor &src, const Tensor &dst) {
         make_wait(to, from); // read src only after it is written
         peer_copy(src, dst, current_stream(to));
         make_wait(from, to); // overwrite src only after it is read
-    } else { // within a device, or between a device and the host
+    } else {                 // within a device, or between a device and the host
         const Device device = to.id < 0 ? from : to;
         const cudaMemcpyKind kind = from.id < 0 ? cudaMemcpyHostToDevice
                                     : to.id < 0 ? cudaMemcpyDeviceToHost
@@ -317,12 +316,11 @@ Tensor copyto(const Tensor &src, Device device) {
 
 // ---------------------------------------------------------------------------------------------
 // 4. Distributing data                                            chapter: "Distributing Data"
-// Divide a minibatch among the devices.
 
-// Split X along its first axis into one contiguous shard per device, and copy each shard there. The
-// first shards get one sample more if the samples do not divide evenly; if there are fewer samples
-// than devices, the last shards are empty. (The chapter's split_and_load refuses to divide 256
-// samples among 3 devices. This one gives them 86, 85 and 85.)
+// Split X along its first axis into one contiguous shard per device, and copy each shard there.
+// (ours: the chapter calls Gluon's function, which refuses to divide 256 samples among 3 devices.
+// This one gives them 86, 85 and 85. If there are fewer samples than devices, the last shards are
+// empty.)
 std::vector<Tensor> split_and_load(const Tensor &X, const std::vector<Device> &devices) {
     const int n = X.shape[0], k = devices.size();
     std::vector<Tensor> shards;
@@ -346,12 +344,10 @@ split_batch(const Tensor &X, const Tensor &y, const std::vector<Device> &devices
 
 // ---------------------------------------------------------------------------------------------
 // 5. Training                                                              chapter: "Training"
-// train_batch() takes one step of SGD, on one minibatch and all devices; train() takes the steps of
-// all epochs.
 
 // Take one step of SGD on all devices. (ours: it returns the losses, one number per sample.)
-// Operators record themselves for backward(), so autograd.record() is not needed. device_params
-// stays the same list of tensors, whose numbers change.
+// Operators record themselves for backward(), so there is no autograd.record(). device_params is
+// const: its tensors are handles, and only their numbers change.
 std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y, const PerDevice &device_params,
                                 const std::vector<Device> &devices, float lr) {
     auto [X_shards, y_shards] = split_batch(X, y, devices);
@@ -384,7 +380,7 @@ std::vector<Tensor> train_batch(const Tensor &X, const Tensor &y, const PerDevic
 // Train on num_gpus devices. batch_size counts the samples over all devices.
 void train(int num_gpus, int batch_size, float lr) {
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
-    const std::vector<Device> devices = first_devices(num_gpus);
+    const std::vector<Device> devices = first_devices(num_gpus); // ours: a function for the list
     // Copy model parameters to num_gpus GPUs
     PerDevice device_params = replicate(devices); // ours: a function for the list
     const int num_epochs = options.epochs;        // ours: 10 in the chapter
@@ -393,18 +389,18 @@ void train(int num_gpus, int batch_size, float lr) {
     check_first_minibatch(train_iter, devices, lr); // ours
     for (int epoch = 0; epoch < num_epochs; epoch++) {
         timer.start();
-        for (auto [X, y] : train_iter.epoch()) {
+        for (auto [X, y] : train_iter.epoch()) { // ours: .epoch()
             // Perform multi-GPU training for a single minibatch
-            std::vector<Tensor> losses = train_batch(X, y, device_params, devices, lr);
+            std::vector<Tensor> losses = train_batch(X, y, device_params, devices, lr); // ours: =
             waitall();
             animator.add_losses(losses); // ours
         }
         timer.stop();
         check_replicas(device_params); // ours
         // Verify the model on GPU 0
-        auto model = [&](const Tensor &x) { return net(x, device_params[0]); };
+        auto model = [&](const Tensor &x) { return net(x, device_params[0]); }; // ours: net
         const float acc = evaluate_accuracy_gpu(model, test_iter, devices[0]);
-        animator.add(epoch + 1, acc, timer.times.back());        // ours: the seconds
+        animator.add(epoch + 1, acc, timer.times.back());         // ours: the seconds
         if (after_epoch) after_epoch(animator, device_params[0]); // ours: see section 13
     }
     printf("test acc: %.2f, %.1f sec/epoch on %s\n", animator.Y.back(), timer.avg(),
@@ -442,7 +438,7 @@ void demos(int num_gpus) {
 
     Tensor matrix = reshape(arange(20), {4, 5}); // also called data in the chapter
     std::vector<Tensor> split = split_and_load(matrix, devices);
-    print("input ", {matrix});
+    print("input ", {matrix}); // with the chapter's space
     printf("load into %s\n", str(devices).c_str());
     print("output", split);
 }
@@ -461,11 +457,11 @@ void demos(int num_gpus) {
 //
 // Cost, for k devices, each with b bytes in P tensors:
 //   messages   how many copies are made from one memory to another
-//   busiest    how many bytes the busiest device receives; it sends as many
-//   rounds     how long the longest chain of messages is in which each must wait for the one before
+//   busiest    how many bytes the busiest device receives
+//   rounds     how many messages the longest chain has in which each must wait for the one before
 // If a message of m bytes takes alpha + m * beta seconds (alpha is the latency, 1 / beta the
-// bandwidth), an allreduce takes about rounds * alpha + busiest * beta. (In naive and bucket the
-// busiest device receives everything before it sends. That takes busiest * beta twice.)
+// bandwidth), an allreduce takes about rounds * alpha + busiest * beta. (Where the busiest device
+// never receives while it sends, as in naive and bucket, busiest * beta counts twice.)
 
 // --- tools, besides copyto(), add_() and empty()
 
@@ -486,9 +482,9 @@ std::vector<Tensor> flatten(const PerDevice &grads) {
 }
 
 // Divide a tensor into k chunks, whose sizes differ by at most one. View `count` consecutive ones,
-// beginning with chunk j. (A negative j often comes from % of a negative number.)
+// beginning with chunk j.
 Tensor chunk(const Tensor &t, int j, int k, int count = 1) {
-    if (j < 0 || j + count > k) error("there is no chunk %d of %d: the first is chunk 0", j, k);
+    if (j < 0 || j + count > k) error("there is no chunk %d of %d", j < 0 ? j : j + count - 1, k);
     const long n = size(t);
     return rows(reshape(t, {(int)n}), n * j / k, n * (j + count) / k);
 }
@@ -501,10 +497,10 @@ struct Message {
 // Return the stream for messages from src to dst (section 10).
 Stream &link_stream(Device src, Device dst);
 
-// Enqueue each message on the link_stream from its source to its destination, so that messages on
-// different links travel at the same time. A message waits for everything that was enqueued on its
-// two devices before this call, and everything that is enqueued on them later waits for it. No
-// message may write to memory that another message of the call reads or writes.
+// Enqueue each message on the link_stream of its two devices. Each ordered pair of devices has one,
+// so that messages of different pairs travel at the same time. A message waits for everything that
+// was enqueued on its two devices before this call, and everything that is enqueued on them later
+// waits for it. No message may write to memory that another message of the call reads or writes.
 void send(const std::vector<Message> &messages) {
     for (const auto &[src, dst] : messages) {
         if (size(src) == 0) continue;
@@ -513,7 +509,7 @@ void send(const std::vector<Message> &messages) {
         make_wait(link, current_stream(dst.device));
         peer_copy(src, dst, link);
     }
-    for (const auto &[src, dst] : messages) { // only now, or they would wait for each other
+    for (const auto &[src, dst] : messages) { // only now, or each would wait for those before it
         if (size(src) == 0) continue;
         make_wait(current_stream(src.device), link_stream(src.device, dst.device));
         make_wait(current_stream(dst.device), link_stream(src.device, dst.device));
@@ -530,8 +526,7 @@ static void allreduce_naive(const PerDevice &grads) {
 }
 
 // --- bucket
-// Sum all tensors on device 0 as if they were one. The latency is paid 2(k-1) times, not 2(k-1)P
-// times.
+// Sum all tensors on device 0 as if they were one.
 //   messages 2(k-1)   busiest (k-1)b   rounds 2(k-1)
 static void allreduce_bucket(const PerDevice &grads) { allreduce(flatten(grads)); }
 
@@ -545,20 +540,14 @@ static void allreduce_bucket(const PerDevice &grads) { allreduce(flatten(grads))
 //   flatten(grads)         one tensor per device; chunk(t, j, k) is chunk j of k of such a tensor
 //   to_string(t)           the numbers, for printf; the host waits for them
 // If it needs k to be a power of two, say so below: {"yours", allreduce_yours, powers_of_two}.
-// Check it:
-//   make exercise                        Is it right on 1 to 8 devices, and what does it cost?
-//   make show GPUS=4                     Whose numbers are where, after each operation?
-//   make race ALLREDUCE=yours GPUS=3     Does a device read numbers before they are written?
-//   make run ALLREDUCE=yours GPUS=2      Does LeNet learn with it?
-// Put kernels of your own above the function. Section 8 explains what a kernel is; relu_kernel is
-// the simplest to start from.
+// `make exercise` says whether it is right on 1 to 8 devices, and what it costs. README.md has
+// more. Put kernels of your own above the function. Section 8 explains kernels; start with
+// add_kernel.
 static void allreduce_yours(const PerDevice &grads) {
     const size_t k = grads.size(), P = grads[0].size();
     for (size_t i = 0; i < P; i++) {
         for (size_t c = 1; c < k; c++) {
-            Tensor received = empty(grads[c][i].shape, grads[0][i].device);
-            copyto(grads[c][i], received);
-            add_(grads[0][i], received);
+            add_(grads[0][i], copyto(grads[c][i], grads[0][i].device));
         }
         for (size_t c = 1; c < k; c++) {
             copyto(grads[0][i], grads[c][i]);
@@ -604,16 +593,15 @@ std::function<void(const PerDevice &grads)> exchange;
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
 // These are the simplest kernels that are fast enough to train with, from ReLU to convolution. Each
-// operator has its kernels first, then the function that launches them, forward and backward. To
-// write one of your own, start with a copy of relu.
+// operator has its kernels first, then the function that launches them, forward and backward.
 //
 // A kernel, marked __global__, is a function that many threads of a device run at the same time.
 // This launches one:
 //
-//     relu_kernel<<<blocks, threads, 0, stream>>>(y, X, n);
+//     relu_kernel<<<blocks(n), threads, 0, stream>>>(y, X, n);
 //
 // The host enqueues it on the stream and goes on. When the kernel's turn comes, the device starts
-// `blocks` blocks of `threads` threads each. (The 0 means no dynamic shared memory.) Each thread
+// blocks(n) blocks of `threads` threads each. (The 0 means no dynamic shared memory.) Each thread
 // finds out from its position which element it computes. With 3 blocks of 4 threads:
 //
 //     blockIdx.x       0 0 0 0   1 1 1 1   2 2 2 2
@@ -642,15 +630,17 @@ int blocks(long n) {
     return std::max(1, ceil_div(n, threads));
 }
 
-// Fail unless the inputs are `valid` and on the same device. The error shows what was `expected`.
+// Fail unless the inputs are `valid`, and on the same device. The error shows what was `expected`.
 void check_inputs(const char *op, bool valid, const char *expected,
                   const std::vector<Tensor> &inputs);
 
-// Return y, the result of an operator, and put the operator on the tape (section 9) if an input
-// wants a gradient. backward(dy) gets dy, the gradient of the loss with respect to y, and adds to
-// the gradients of the inputs. It must add, because an input may be used by several operators. It
-// captures its tensors by value, which keeps their memory allocated.
+// An operator's backward gets dy, the gradient of the loss with respect to its result y, and adds
+// to the gradients of the inputs. It must add, because an input may be used by several operators.
+// The lambda captures its tensors by value, which keeps their memory allocated.
 typedef std::function<void(const Tensor &dy)> Backward;
+
+// Return y, the result of an operator, and put the operator on the tape (section 9) if an input
+// wants a gradient.
 Tensor add_to_tape(const char *op, Tensor y, const std::vector<Tensor> &inputs,
                    const Backward &backward);
 
@@ -710,9 +700,7 @@ __global__ void add_kernel(float *a, const float *b, int n) {
 void add_(const Tensor &a, const Tensor &b) {
     check_inputs("add_", a.shape == b.shape, "two tensors of the same shape", {a, b});
     const int n = size(a);
-    float *sum = a.ptr();
-    const float *addend = b.ptr();
-    LAUNCH(add_kernel<<<blocks(n), threads, 0, stream_of(a.device)>>>(sum, addend, n));
+    LAUNCH(add_kernel<<<blocks(n), threads, 0, stream_of(a.device)>>>(a.ptr(), b.ptr(), n));
 }
 
 // --- sgd
@@ -743,7 +731,7 @@ __device__ inline float exp_sum(const float *z, int classes, float *largest) {
 }
 
 // l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]]
-//   y_hat (N,classes)   y (N), class numbers   ->   l (N)
+//   y_hat (N,classes)   y (N), the labels   ->   l (N)
 // One thread per sample.
 __global__ void cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N,
                                      int classes) {
@@ -777,14 +765,13 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
                        y_hat.shape[1] > 0;
     check_inputs("softmax_cross_entropy", valid, "(N,classes), (N)", {y_hat, y});
     const int N = y_hat.shape[0], classes = y_hat.shape[1];
-    const int block = 64, grid = std::max(1, ceil_div(N, block)); // small blocks: N is small
     const Device device = y_hat.device;
     const Tensor l = empty({N}, device);
-    LAUNCH(cross_entropy_kernel<<<grid, block, 0, stream_of(device)>>>(
-        l.ptr(), y_hat.ptr(), y.ptr(), N, classes));
+    LAUNCH(cross_entropy_kernel<<<blocks(N), threads, 0, stream_of(device)>>>(l.ptr(), y_hat.ptr(),
+                                                                              y.ptr(), N, classes));
     return add_to_tape("softmax_cross_entropy", l, {y_hat}, [=](const Tensor &dl) {
         float *dy_hat = grad_to_add_to(y_hat);
-        LAUNCH(cross_entropy_backward_kernel<<<grid, block, 0, stream_of(device)>>>(
+        LAUNCH(cross_entropy_backward_kernel<<<blocks(N), threads, 0, stream_of(device)>>>(
             dy_hat, dl.ptr(), y_hat.ptr(), y.ptr(), N, classes));
     });
 }
@@ -837,8 +824,8 @@ Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
     const PoolShape s = pool_shape("avg_pool2d", X, kernel_size, stride);
     const Device device = X.device;
     const Tensor y = empty({X.shape[0], X.shape[1], s.OH, s.OW}, device);
-    LAUNCH(avg_pool2d_kernel<<<blocks(size(y)), threads, 0, stream_of(device)>>>(y.ptr(), X.ptr(),
-                                                                                 s));
+    LAUNCH(
+        avg_pool2d_kernel<<<blocks(size(y)), threads, 0, stream_of(device)>>>(y.ptr(), X.ptr(), s));
     return add_to_tape("avg_pool2d", y, {X}, [=](const Tensor &dy) {
         float *dX = grad_to_add_to(X);
         LAUNCH(avg_pool2d_backward_kernel<<<blocks(size(X)), threads, 0, stream_of(device)>>>(
@@ -869,7 +856,7 @@ static Matrix transpose(Matrix m) {
 // loop over neighbouring columns into vector instructions.)
 constexpr int tile = 32;
 constexpr int threads_x = on_cpu ? 1 : tile, threads_y = on_cpu ? tile / 2 : tile;
-typedef float Tile[tile][tile + 1]; // + 1: no bank conflicts in shared memory
+typedef float Tile[tile][tile + 1]; // + 1: the numbers of a column lie in different memory banks
 
 // Copy the tile of matrix n that begins at (row, column), clipped to the matrix. (The rest of the
 // tile keeps old numbers. They only enter sums that are never stored.) Threads that are neighbours
@@ -947,9 +934,9 @@ __global__ void sum_kernel(float *sum, const float *parts, int count, int n) {
     sum[i] += total;
 }
 
-// Add the sum over n of A[n] @ B[n] to the matrix C. C has few tiles, but it takes some 2048 blocks
-// to keep any GPU busy. So each block sums only some of the products, and a second kernel adds up
-// these partial sums.
+// Add the sum over n of A[n] @ B[n] to the matrix C. C has few tiles, too few blocks to keep a GPU
+// busy; about 2048 are enough. So each block sums only some of the products, and a second kernel
+// adds up these partial sums.
 static void matmul_sum(Matrix C, Matrix A, Matrix B, Device device) {
     const int n = C.rows * C.columns, tiles = ceil_div(C.rows, tile) * ceil_div(C.columns, tile);
     const int count = std::min(A.count, ceil_div(2048, tiles));
@@ -972,7 +959,6 @@ static Planes planes(const Tensor &y) {
 // are added pairwise, the upper half to the lower half, until one is left. This order is fixed, so
 // every run gives the same bits. `scratch` has a float for each thread.
 __device__ inline float block_sum(float *scratch, float value) {
-    __syncthreads(); // until all threads have read the result of an earlier call
     scratch[threadIdx.x] = value;
     __syncthreads();
     for (unsigned half = threads / 2; half > 0; half /= 2) {
@@ -1004,13 +990,11 @@ __global__ void bias_backward_kernel(float *db, const float *dy, Planes s) {
     if (threadIdx.x == 0) db[o] += sum;
 }
 
-// Set y (N,O,...) to the bias b (O).
 static void bias(const Tensor &y, const Tensor &b) {
     LAUNCH(bias_kernel<<<blocks(size(y)), threads, 0, stream_of(y.device)>>>(y.ptr(), b.ptr(),
                                                                              planes(y)));
 }
 
-// Add the sum of dy to the gradient of b, if b wants one.
 static void bias_backward(const Tensor &b, const Tensor &dy) {
     if (float *db = grad_to_add_to(b)) {
         LAUNCH(bias_backward_kernel<<<size(b), threads, 0, stream_of(b.device)>>>(db, dy.ptr(),
@@ -1116,7 +1100,7 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
         const Matrix dy_matrix = {dy.ptr(), N, O, pixels};
         bias_backward(b, dy);
         if (float *dW = grad_to_add_to(W)) { // dW += sum over n of dy[n] @ columns[n]^T
-            const Matrix columns_matrix = {columns.ptr(), N, terms, pixels};
+            const Matrix columns_matrix = {columns.ptr(), N, terms, pixels}; // captures `columns`
             matmul_sum({dW, 1, O, terms}, dy_matrix, transpose(columns_matrix), device);
         }
         if (float *dX = grad_to_add_to(X)) { // dcolumns[n] = W^T @ dy[n]
@@ -1137,13 +1121,13 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
 
 // An operator that has run, and the gradient of its result.
 struct TapeEntry {
-    const char *op;
+    const char *op; // its name and its inputs, for programs in extras/
     std::vector<Tensor> inputs;
     std::shared_ptr<Tensor> dy;
     Backward backward;
-    std::vector<Tensor> first_uses = {}; // the inputs that no earlier operator on the tape has used
+    std::vector<Tensor> first_uses = {}; // parameters of which it is the first user in this pass
 };
-// By Device::id. Never destroyed: when the program ends, CUDA ends before such a variable would.
+// By Device::id. Never destroyed: when the program ends, CUDA shuts down first.
 static auto &tapes = *new std::map<int, std::vector<TapeEntry>>;
 static bool recording = true;
 
@@ -1215,7 +1199,7 @@ float *grad_to_add_to(const Tensor &X) {
 void (*after_gradient)(const Tensor &grad) = nullptr;
 
 // Run the tape of l's device in reverse and empty it. Each entry is destroyed after it has run,
-// which frees the tensors that it captured.
+// which releases the tensors that it captured.
 void backward(const Tensor &l) {
     std::vector<TapeEntry> &tape = tapes[l.device.id];
     auto computed_l = [&](const TapeEntry &entry) { return entry.dy == l.grad; };
@@ -1230,8 +1214,8 @@ void backward(const Tensor &l) {
         tape.pop_back();
         const bool used = !entry.dy->stale; // if nothing has written dy, l does not depend on it
         if (used) entry.backward(*entry.dy);
-        for (const Tensor &X : entry.first_uses) { // in reverse, the last ones
-            grad_to_add_to(X);                     // 0 if nothing has written it
+        for (const Tensor &X : entry.first_uses) { // in reverse, the first use comes last
+            grad_to_add_to(X);                     // zero it if nothing has written it
             if (after_gradient) after_gradient(*X.grad);
         }
     }
@@ -1239,7 +1223,7 @@ void backward(const Tensor &l) {
 
 // ---------------------------------------------------------------------------------------------
 // 10. Devices and memory
-// k logical devices on the GPUs of this machine, their streams, and a caching allocator.
+// k devices on the GPUs of this machine, their streams, and a caching allocator.
 
 // --- texts and errors
 
@@ -1297,15 +1281,14 @@ void check_inputs(const char *op, bool valid, const char *expected,
 
 // --- devices
 
-// The state of a logical device. Several devices may share a GPU, each with its own memory and
-// streams.
+// The state of a device. Devices that share a GPU have their own memory and streams.
 struct DeviceState {
     int physical;                // CUDA's number for the GPU
     Stream stream;               // for its work
     std::map<int, Stream> links; // for messages from other devices, by Device::id
     std::map<std::pair<cudaStream_t, size_t>, std::vector<float *>> unused; // see allocate()
 };
-static auto &device_states = *new std::vector<DeviceState>; // never destroyed, as tapes
+static auto &device_states = *new std::vector<DeviceState>; // never destroyed, like `tapes`
 
 float *Tensor::ptr() const { return data.get(); }
 
@@ -1344,7 +1327,6 @@ cudaStream_t stream_of(Device device) {
     return current_stream(device).handle;
 }
 
-// Create a stream that does not synchronize with the default stream.
 static Stream new_stream(Device device) {
     Stream s;
     make_current(device);
@@ -1380,8 +1362,8 @@ static const char *connect(Device i, Device j) {
     return code == cudaSuccess || code == cudaErrorPeerAccessAlreadyEnabled ? "peer" : "staged";
 }
 
-// Create gpu(0) ... gpu(k-1), round-robin on this machine's GPUs, and connect them. Print what they
-// are if that should be `shown`.
+// Create gpu(0) ... gpu(k-1), round-robin on this machine's GPUs, and connect them. If `shown`,
+// print what they are.
 void use_devices(int k, bool shown) {
     int count = 0;
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // hardware queues for the streams; default: 8
@@ -1412,7 +1394,7 @@ void use_devices(int k, bool shown) {
 
 // Return memory for n floats. On a device, it comes from a caching allocator: cudaMalloc() and
 // cudaFree() would make the host wait, so freed memory is kept for the next tensor of its size, in
-// one list for each stream and size.
+// one list for each stream and size. (A program in extras/ may change a device's stream.)
 //
 // Memory may be reused while enqueued work still uses it. That is safe: the work of its new owner
 // is enqueued later on the same stream, and copyto() and send() make that stream wait for every
@@ -1496,12 +1478,12 @@ std::vector<float> to_host(const Tensor &t) {
     return std::vector<float>(host.ptr(), host.ptr() + size(t));
 }
 
-// One size may be -1: it is computed from the others. (An axis of an empty shard may be 0: it counts
-// as 1.)
+// One size may be -1: it is computed from the others. (The 0 in an empty shard's shape counts as
+// 1.)
 Tensor reshape(const Tensor &X, std::vector<int> shape) {
-    auto product = [](const std::vector<int> &shape) {
+    auto product = [](const std::vector<int> &sizes) {
         int n = 1;
-        for (int s : shape) n *= std::max(1, s);
+        for (int s : sizes) n *= std::max(1, s);
         return n;
     };
     Tensor y = X;
@@ -1529,7 +1511,7 @@ Tensor rows(const Tensor &X, int begin, int end) {
 // 11. Data
 // The parts that the chapter takes from d2l: the data set, the accuracy, the stopwatch, the plot.
 
-// Write a whole number as NumPy does, with a point: 3.
+// Write a number as NumPy does: a whole one ends with a point.
 static std::string to_string(float x) {
     char text[32];
     snprintf(text, sizeof text, "%.8g", x);
@@ -1564,7 +1546,7 @@ struct DataSet {
     int count = 0;
     std::vector<unsigned char> images, labels;
 };
-static DataSet train_set, test_set; // read before anything starts
+static DataSet train_set, test_set; // read by run_program()
 
 // Read a file in the IDX format of http://yann.lecun.com/exdb/mnist. It begins with the bytes 0, 0,
 // 8 (the code for bytes) and the number of dimensions: 1 for labels, 3 for images. Then come the
@@ -1729,7 +1711,7 @@ static std::string name_of(int j) {
     return param_names[i] + "[" + std::to_string(j) + "]";
 }
 
-// Fail if number j of the first minibatch's gradient or update on gpu(c) is wrong, or is no number.
+// Fail if number j of the first minibatch's gradient or update on gpu(c) is wrong, or is NaN.
 static void compare(const char *what, int j, int c, float got, float expected, float tolerance) {
     if (std::fabs(got - expected) <= tolerance) return;
     error("the first minibatch: the %s of %s on gpu(%d) is %.6g, not %.6g: `make check` looks for "
@@ -1746,7 +1728,7 @@ void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devi
     const auto [X, y] = train_iter.minibatch(0);
     const int n = X.shape[0], k = devices.size();
     const std::vector<float> before = all_to_host(params);
-    std::vector<float> expected(before.size()), magnitude(before.size()); // sums of x, of |x|
+    std::vector<float> expected(before.size()), magnitude(before.size()); // its sum over the shards
     int begin = 0;
     for (int c = 0; c < k; c++) {
         const int end = begin + n / k + (c < n % k ? 1 : 0);
@@ -1767,9 +1749,9 @@ void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devi
         const std::vector<float> after = all_to_host(device_params[c]);
         for (size_t j = 0; j < grad.size(); j++) {
             compare("gradient", j, c, grad[j], expected[j], 1.2e-7f * k * magnitude[j]);
-            const float right = lr * grad[j] / n;
-            const float rounding = 1e-5f * std::fabs(right) + 1e-6f * std::fabs(before[j]) + 1e-37f;
-            compare("update", j, c, before[j] - after[j], right, rounding);
+            const float update = lr * grad[j] / n;
+            const float rounding = 1e-5f * std::fabs(update) + 1e-6f * std::fabs(before[j]);
+            compare("update", j, c, before[j] - after[j], update, rounding + 1e-37f);
         }
     }
     printf("first minibatch: %d device%s with one\n", k, k > 1 ? "s agree" : " agrees");

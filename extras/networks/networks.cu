@@ -214,6 +214,7 @@ __device__ inline float channel_sum(float *scratch, Planes s, int c, Value value
     for (int m = threadIdx.x; m < s.N * s.pixels; m += threads) {
         sum += value((m / s.pixels * s.C + c) * s.pixels + m % s.pixels);
     }
+    __syncthreads(); // until all threads have read the result of an earlier call
     return block_sum(scratch, sum);
 }
 
