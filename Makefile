@@ -22,7 +22,7 @@ words = $(foreach name,$(filter-out $(own),$(typed)),'$(name)=$(subst ','\'',$(v
 ifneq ($(BUILD),)
 .PHONY: $(MAKECMDGOALS)
 $(or $(MAKECMDGOALS),usage):
-	@mkdir -p '$(BUILD)' && cp -Rpu Makefile LICENSE *.md *.cu data extras '$(BUILD)'
+	@mkdir -p '$(BUILD)' && cp -Rpu Makefile LICENSE *.md *.cu *.h data extras '$(BUILD)'
 	@$(MAKE) --no-print-directory -C '$(BUILD)' BUILD= $@
 else
 # On a terminal, say what is being built. (The shell runs this script, and the script the recipe.)
@@ -67,6 +67,7 @@ needs := mgpu.cu $(parts) $(wildcard extras/algorithms/*.h)
 needs_gpu := $(needs)
 needs_cpp := $(needs:%=build/cpp/%)
 tests := $(dir)/tests
+tests_h := tests.h reference.h
 DOCTEST := $(or $(wildcard /usr/include/doctest/doctest.h),build/doctest/doctest.h)
 usage:
 	@sed -n '1,/^$$/s/^#     //p' Makefile
@@ -107,7 +108,7 @@ nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS -Xcompiler -Wall,-We
 
 build/gpu/mgpu: mgpu.cu build/gpu/flags
 	$(NVCC) $(nvcc_flags) $< -o $@
-build/gpu/tests: tests.cu mgpu.cu $(DOCTEST) build/gpu/flags
+build/gpu/tests: tests.cu $(tests_h) mgpu.cu $(DOCTEST) build/gpu/flags
 	$(NVCC) $(nvcc_flags) -isystem $(dir $(DOCTEST)) $< -o $@
 build/gpu/program: build/gpu/program.cu $(needs_gpu) build/gpu/flags
 	$(NVCC) $(nvcc_flags) $(part_flags) $< $(filter %.o,$^) -o $@

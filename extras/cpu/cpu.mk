@@ -65,6 +65,7 @@ build/cpp/%.cu: %.cu extras/cpu/to_cpp.sed
 	@$(translate)
 build/cpp/%.h: %.h extras/cpu/to_cpp.sed
 	@$(translate)
+build/cpp/tests.cu: $(tests_h:%=build/cpp/%)
 .PRECIOUS: build/cpp/%.cu build/cpp/%.h
 translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } >$@; \
     ! sed 1d $@ | grep -nE '<<<|__shared__' || \
