@@ -1,6 +1,6 @@
 // The operators once more, in double, as plain loops: what the tests compare with.
 // defines: Doubles, Arrays, ConvSizes, PoolSizes, reference::relu, add, linear, conv2d, avg_pool2d,
-// max_pool2d, softmax_cross_entropy, moments, normalize, batch_norm
+// max_pool2d, softmax_cross_entropy, moments, normalize, batch_norm, lenet
 //
 // Each function gets the inputs of an operator and dy, the gradient with respect to its result y. It
 // returns y, and then the gradient with respect to each input. (Without dy these are 0.)
@@ -175,6 +175,29 @@ inline Arrays batch_norm(int pixels, const Arrays &in, const Doubles &dy = {}) {
         dX[i] = gamma[c] / std::sqrt(var[c] + 1e-5) * (dy[i] - dbeta[c] / n - z[i] * dgamma[c] / n);
     }
     return {y, dX, dgamma, dbeta};
+}
+
+// LeNet with average pooling or with max pooling, of N images X and its eight parameters. It returns
+// y_hat and the gradients with respect to the parameters.
+inline Arrays lenet(bool max, int N, const Doubles &X, const Arrays &p, const Doubles &dy_hat = {}) {
+    const ConvSizes conv1 = {N, 1, 28, 28, 20, 3}, conv2 = {N, 20, 13, 13, 50, 5};
+    const PoolSizes pool1 = {N, 20, 26, 26, 2}, pool2 = {N, 50, 9, 9, 2};
+    const Arrays in1 = {X, p[0], p[1]};
+    const Doubles h1_conv = conv2d(conv1, in1)[0], h1_activation = relu({h1_conv})[0];
+    const Arrays in2 = {pool(max, pool1, {h1_activation}, {})[0], p[2], p[3]};
+    const Doubles h2_conv = conv2d(conv2, in2)[0], h2_activation = relu({h2_conv})[0];
+    const Arrays in3 = {pool(max, pool2, {h2_activation}, {})[0], p[4], p[5]};
+    const Doubles h3_linear = linear(in3)[0];
+    const Arrays in4 = {relu({h3_linear})[0], p[6], p[7]};
+
+    const Arrays d4 = linear(in4, dy_hat);
+    if (dy_hat.empty()) return {d4[0]};
+    const Arrays d3 = linear(in3, relu({h3_linear}, d4[1])[1]);
+    const Doubles dh2 = pool(max, pool2, {h2_activation}, d3[1])[1];
+    const Arrays d2 = conv2d(conv2, in2, relu({h2_conv}, dh2)[1]);
+    const Doubles dh1 = pool(max, pool1, {h1_activation}, d2[1])[1];
+    const Arrays d1 = conv2d(conv1, in1, relu({h1_conv}, dh1)[1]);
+    return {d4[0], d1[2], d1[3], d2[2], d2[3], d3[2], d3[3], d4[2], d4[3]};
 }
 
 } // namespace reference

@@ -59,48 +59,8 @@ TEST_CASE("init_params: names, shapes, scales; the same numbers for the same see
     CHECK(all_to_host(params) != first);
 }
 
-// Return what lenet makes of these numbers, in double: y_hat, then the gradients of all parameters
-// of a loss, of which dy_hat is the gradient with respect to y_hat.
-static Arrays lenet_reference(int N, const Doubles &X, const Arrays &p, const Doubles &dy_hat) {
-    const ConvSizes conv1 = {N, 1, 28, 28, 20, 3}, conv2 = {N, 20, 13, 13, 50, 5};
-    const PoolSizes pool1 = {N, 20, 26, 26, 2}, pool2 = {N, 50, 9, 9, 2};
-    const Arrays in1 = {X, p[0], p[1]};
-    const Doubles h1_conv = reference::conv2d(conv1, in1)[0];
-    const Doubles h1_activation = reference::relu({h1_conv})[0];
-    const Arrays in2 = {reference::avg_pool2d(pool1, {h1_activation})[0], p[2], p[3]};
-    const Doubles h2_conv = reference::conv2d(conv2, in2)[0];
-    const Doubles h2_activation = reference::relu({h2_conv})[0];
-    const Arrays in3 = {reference::avg_pool2d(pool2, {h2_activation})[0], p[4], p[5]};
-    const Doubles h3_linear = reference::linear(in3)[0];
-    const Arrays in4 = {reference::relu({h3_linear})[0], p[6], p[7]};
-
-    const Arrays d4 = reference::linear(in4, dy_hat);
-    const Arrays d3 = reference::linear(in3, reference::relu({h3_linear}, d4[1])[1]);
-    const Doubles dh2 = reference::avg_pool2d(pool2, {h2_activation}, d3[1])[1];
-    const Arrays d2 = reference::conv2d(conv2, in2, reference::relu({h2_conv}, dh2)[1]);
-    const Doubles dh1 = reference::avg_pool2d(pool1, {h1_activation}, d2[1])[1];
-    const Arrays d1 = reference::conv2d(conv1, in1, reference::relu({h1_conv}, dh1)[1]);
-    return {d4[0], d1[2], d1[3], d2[2], d2[3], d3[2], d3[3], d4[2], d4[3]};
-}
-
 TEST_CASE("lenet, loss: the layers of the chapter, and the gradients of all parameters" * trains) {
-    const int N = small_only ? 1 : 3;
-    const auto [X, y] = minibatch(N, 2);
-    const Tensors start = lively_params(), p = get_params(start, gpu(0));
-    const Tensor y_hat = lenet(copyto(X, gpu(0)), p), l = loss(y_hat, copyto(y, gpu(0)));
-    backward(l);
-    Arrays exact;
-    for (const Tensor &t : start) exact.push_back(doubles(t));
-    const Doubles want = lenet_reference(N, doubles(X), exact, {})[0];
-    const Arrays want_l = reference::softmax_cross_entropy(10, {want, doubles(y)}, Doubles(N, 1));
-    const Arrays all = lenet_reference(N, doubles(X), exact, want_l[1]);
-    CHECK(y_hat.shape == Ints{N, 10});
-    check_close(to_host(y_hat), want, 3e-6); // the longest sums have 800 terms: see rounding()
-    check_close(to_host(l), want_l[0], 1e-5);
-    for (int i = 0; i < 8; i++) {
-        INFO("parameter ", i);
-        check_close(grad(p[i]), all[i + 1], 1e-5);
-    }
+    check_lenet(lenet, false, small_only ? 1 : 3);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -289,12 +249,6 @@ TEST_CASE("train_batch: the algorithm is the one that `exchange` calls") {
     CHECK(other.params(1) == other.params(0));
 }
 
-// Select lively_params() for LeNet. Kept puts back what was there.
-static void use_lively_params() {
-    init_params(); // for the names
-    params = lively_params();
-}
-
 // Select a network of one dense layer. Its parameters on the devices are in *seen, if it is given.
 static void use_dense_layer(PerDevice *seen = nullptr) {
     params = {random_tensor({784, 10}, 1, 0.1f), random_tensor({10}, 2)};
@@ -313,20 +267,6 @@ struct Sets {
         test_set = test;
     }
 };
-
-// Return n images whose classes a network can tell, though not at once: those of minibatch(), as
-// bytes, with more noise.
-static DataSet learnable_set(int n, unsigned seed) {
-    const auto [X, y] = minibatch(n, seed);
-    const Floats noise = random_floats(n * 784, seed + 1000, 0.5f);
-    DataSet set;
-    set.count = n;
-    for (int i = 0; i < n * 784; i++) {
-        set.images.push_back(std::clamp(60 * (X.ptr()[i] + noise[i] - 1), 0.0f, 255.0f));
-    }
-    for (float label : to_host(y)) set.labels.push_back(label);
-    return set;
-}
 
 // Return the samples begin ... end-1 of a set.
 static std::pair<Tensor, Tensor> samples(const DataSet &set, int begin, int end) {
@@ -1231,17 +1171,6 @@ TEST_CASE("Animator: a loss that is no number ends the run") {
 // ---------------------------------------------------------------------------------------------
 // 12. Checks
 
-// Return what check_first_minibatch says of k devices and n samples, or the error that it throws.
-static std::string first_minibatch(int k, int n, float lr = 0.2f) {
-    const DataSet set = learnable_set(n, 3);
-    DataIter iter = make_iter(set, n, true);
-    std::string error;
-    const std::string said = printed([&] {
-        error = error_of([&] { check_first_minibatch(iter, first_devices(k), lr); });
-    });
-    return said + error;
-}
-
 TEST_CASE("check_first_minibatch: a right step passes, for each seed and device count" * trains) {
     Kept kept;
     for (int k : {1, 2, 5}) {
@@ -1461,19 +1390,6 @@ TEST_CASE("check_cuda: a failed call is named with its line, and ends the progra
     CHECK(run.out == "");
 }
 
-const int few = small_only ? 8 : 16; // training images
-
-// Train as the arguments say. Return the parameters after the last epoch.
-static Floats trained(const TestFolder &folder, const std::string &arguments,
-                      const std::string &environment = "", const std::string &prints = "") {
-    check_parts(output_of(folder, "GPUS=2 " + arguments, environment), prints);
-    const std::string bytes = read_text(folder.file("params"));
-    REQUIRE(bytes.size() == 4 * 129068);
-    const float *const numbers = (const float *)bytes.data();
-    std::filesystem::remove(folder.file("params"));
-    return {numbers, numbers + 129068};
-}
-
 TEST_CASE("program: devices, demos, a table of the epochs, the tutorial's last line" * trains) {
     DataFolder folder(few, few / 4);
     const double begin = now();
@@ -1566,11 +1482,6 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
 #endif
 }
 
-// Write the parameters after each epoch, for trained().
-static void write_params(const Animator &, const Tensors &params) {
-    std::ofstream("params", std::ios::binary) << bytes_of(all_to_host(params));
-}
-
 int main(int argc, char **argv) {
     // Memory that is freed is used again: a fresh page costs the kernel as much as a test of it
     mallopt(M_MMAP_MAX, 0);
@@ -1578,7 +1489,6 @@ int main(int argc, char **argv) {
     if (getenv("FAILING_CALL")) CUDA_CHECK(cudaSetDevice(99));
     if (argc > 1 && strcmp(argv[1], "--program") == 0) {
         algorithms.push_back({"rebind", allreduce_rebind});
-        after_epoch = write_params;
     }
     return tests_main(argc, argv);
 }

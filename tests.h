@@ -417,6 +417,34 @@ inline std::string fails(const TestFolder &folder, const std::string &arguments,
     return run.out;
 }
 
+// Write the parameters after each epoch, for trained().
+inline void write_params(const Animator &, const Tensors &params) {
+    std::ofstream("params", std::ios::binary) << bytes_of(all_to_host(params));
+}
+
+// Let the program that --program starts call write_params(), besides what it calls anyway.
+inline void add_write_params() {
+    after_options.push_back([] {
+        after_epoch = [usual = after_epoch](const Animator &animator, const Tensors &params) {
+            if (usual) usual(animator, params);
+            write_params(animator, params);
+        };
+    });
+}
+
+constexpr int few = small_only ? 8 : 16; // training images
+
+// Train as the arguments say. Return the parameters after the last epoch.
+inline Floats trained(const TestFolder &folder, const std::string &arguments,
+                      const std::string &environment = "", const std::string &prints = "") {
+    check_parts(output_of(folder, "GPUS=2 " + arguments, environment), prints);
+    const std::string bytes = read_text(folder.file("params"));
+    REQUIRE(bytes.size() > 0);
+    std::filesystem::remove(folder.file("params"));
+    const float *const numbers = (const float *)bytes.data();
+    return {numbers, numbers + bytes.size() / sizeof(float)};
+}
+
 // Set the options of a command line, from the defaults on. Return the error, or "".
 inline std::string parse(const std::string &line) {
     std::vector<std::string> words = words_of("mgpu " + line);
@@ -476,6 +504,12 @@ inline std::pair<Tensor, Tensor> minibatch(int n, unsigned seed) {
     return {on_host(X, {n, 1, 28, 28}), on_host(y, {n})};
 }
 
+// Select lively_params() for LeNet. Kept puts back what was there.
+inline void use_lively_params() {
+    init_params(); // for the names
+    params = lively_params();
+}
+
 // A training on devices gpu(0) ... gpu(k-1), step by step.
 struct Training {
     std::vector<Device> devices;
@@ -524,6 +558,53 @@ inline Computed computed_alone(int k, const Tensors &start, const std::pair<Tens
         begin = end;
     }
     return all;
+}
+
+// Check the network `lenet`, with average or with max pooling, against the reference: outputs, losses
+// and the gradients of all parameters.
+inline void check_lenet(const std::function<Tensor(const Tensor &X, const Tensors &p)> &lenet,
+                        bool max, int N) {
+    const auto [X, y] = minibatch(N, 2);
+    const Tensors start = lively_params(), p = get_params(start, gpu(0));
+    const Tensor y_hat = lenet(copyto(X, gpu(0)), p), l = loss(y_hat, copyto(y, gpu(0)));
+    backward(l);
+    Arrays exact;
+    for (const Tensor &t : start) exact.push_back(doubles(t));
+    const Doubles want = reference::lenet(max, N, doubles(X), exact)[0];
+    const Arrays want_l = reference::softmax_cross_entropy(10, {want, doubles(y)}, Doubles(N, 1));
+    const Arrays all = reference::lenet(max, N, doubles(X), exact, want_l[1]);
+    CHECK(y_hat.shape == Ints{N, 10});
+    check_close(to_host(y_hat), want, 3e-6); // the longest sums have 800 terms: see rounding()
+    check_close(to_host(l), want_l[0], 1e-5);
+    for (int i = 0; i < 8; i++) {
+        INFO("parameter ", i);
+        check_close(grad(p[i]), all[i + 1], 1e-5);
+    }
+}
+
+// Return n images whose classes a network can tell, though not at once: those of minibatch(), as
+// bytes, with more noise.
+inline DataSet learnable_set(int n, unsigned seed) {
+    const auto [X, y] = minibatch(n, seed);
+    const Floats noise = random_floats(n * 784, seed + 1000, 0.5f);
+    DataSet set;
+    set.count = n;
+    for (int i = 0; i < n * 784; i++) {
+        set.images.push_back(std::clamp(60 * (X.ptr()[i] + noise[i] - 1), 0.0f, 255.0f));
+    }
+    for (float label : to_host(y)) set.labels.push_back(label);
+    return set;
+}
+
+// Return what check_first_minibatch says of k devices and n samples, or the error that it throws.
+inline std::string first_minibatch(int k, int n, float lr = 0.2f) {
+    const DataSet set = learnable_set(n, 3);
+    DataIter iter = make_iter(set, n, true);
+    std::string error;
+    const std::string said = printed([&] {
+        error = error_of([&] { check_first_minibatch(iter, first_devices(k), lr); });
+    });
+    return said + error;
 }
 
 // Return gradients of these sizes on k devices, contiguous in memory or not.
@@ -630,7 +711,10 @@ inline int run_tests(int argc, char **argv) {
 }
 
 inline int tests_main(int argc, char **argv) {
-    if (argc > 1 && strcmp(argv[1], "--program") == 0) return mgpu_main(argc - 1, argv + 1);
+    if (argc > 1 && strcmp(argv[1], "--program") == 0) {
+        add_write_params();
+        return mgpu_main(argc - 1, argv + 1);
+    }
 #ifdef CUDA_CPU
     setenv("CUDA_CPU_DEVICES", std::to_string(most_devices).c_str(), 0);
 #endif
