@@ -11,7 +11,7 @@ tests += $(if $(wildcard extras/networks),$(dir)/fast_tests) # they test the ope
 
 build/gpu/program: part_flags += -DPRODUCTS_APART
 build/gpu/program: build/gpu/products.o
-build/gpu/fast_tests: extras/fast/tests.cu $(needs_gpu) $(parts) build/gpu/program.cu tests.cu \
+build/gpu/fast_tests: extras/fast/tests.cu $(needs_gpu) $(parts) build/gpu/program.cu $(tests_h) \
     $(DOCTEST) build/gpu/flags build/gpu/products.o
 	$(NVCC) $(nvcc_flags) -DPROGRAM='"../../build/gpu/program.cu"' $(apart_gpu) \
 	    -isystem $(dir $(DOCTEST)) $< -o $@
@@ -56,7 +56,7 @@ build/cpu/program build/asan/program build/race/program: $(needs_cpp)
 build/cpu/program: part_flags += $(filter -D%,$(apart_cpu))
 build/cpu/program: build/cpu/products.o
 $(patsubst %,build/%/fast_tests,cpu asan lanes lanes_asan): build/%/fast_tests: \
-    build/cpp/extras/fast/tests.cu build/cpp/program.cu $(needs_cpp) build/cpp/tests.cu \
+    build/cpp/extras/fast/tests.cu build/cpp/program.cu $(needs_cpp) $(tests_h:%=build/cpp/%) \
     build/%/runtime.o build/%/doctest.o
 	$(CXX) $(cpu_flags) $(flags_$*) -DPROGRAM='"../../program.cu"' $(once_$*) $(apart_$*) \
 	    $(linked) -x c++ $< -x none build/$*/doctest.o -o $@

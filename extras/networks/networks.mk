@@ -5,12 +5,12 @@
 networks_tests := $(if $(wildcard extras/networks/tests.cu),networks_tests) # a handout has none
 tests += $(networks_tests:%=$(dir)/%)
 
-build/gpu/networks_tests: extras/networks/tests.cu build/gpu/untuned.cu $(needs_gpu) tests.cu \
+build/gpu/networks_tests: extras/networks/tests.cu build/gpu/untuned.cu $(needs_gpu) $(tests_h) \
     $(DOCTEST) build/gpu/flags
 	$(NVCC) $(nvcc_flags) -DPROGRAM='"../../build/gpu/untuned.cu"' -isystem $(dir $(DOCTEST)) $< -o $@
 
 $(patsubst %,build/%/networks_tests,cpu asan race lanes lanes_asan): build/%/networks_tests: \
-    build/cpp/extras/networks/tests.cu build/cpp/untuned.cu $(needs_cpp) build/cpp/tests.cu \
+    build/cpp/extras/networks/tests.cu build/cpp/untuned.cu $(needs_cpp) $(tests_h:%=build/cpp/%) \
     build/%/runtime.o build/%/doctest.o
 	$(CXX) $(cpu_flags) $(flags_$*) -DPROGRAM='"../../untuned.cu"' $(once_$*) $(linked) -x c++ $< \
 	    -x none build/$*/doctest.o -o $@
