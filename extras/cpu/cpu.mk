@@ -52,7 +52,6 @@ build/%/doctest.o: $(DOCTEST) build/%/flags
 build/cpu/program build/asan/program build/race/program: build/%/program: build/cpp/program.cu \
     $(needs_cpp) build/%/runtime.o
 	$(CXX) $(cpu_flags) $(flags_$*) $(part_flags) $(once_$*) $(filter %products.o,$^) -x c++ $< -o $@
-build/cpu/program: $(compiled_once)
 
 # The program's source and that without the tuned operators (see the Makefile), in C++
 build/cpp/program.cu: FORCE
@@ -76,7 +75,7 @@ translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf extras/cpu
 # What mgpu.cu includes takes g++ a second to read, but no time if a .gch fits the flags. If that
 # does not work, an empty one is passed over.
 compiled_once := build/cpu/headers.h.gch build/cpu/runtime.o
-build/cpu/mgpu build/cpu/tests: $(compiled_once)
+build/cpu/mgpu build/cpu/tests build/cpu/program: $(compiled_once)
 build/cpu/headers.h: mgpu.cu
 	@mkdir -p $(@D); sed -n 's/^\(#include <[^>]*>\).*/\1/p' $< >$@.$$$$; \
 	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
