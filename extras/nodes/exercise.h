@@ -2,77 +2,106 @@
 // defines: exercise_nodes
 #pragma once
 
-// Node c's number i is code(i) * 2^(b c), b = 2 or, of more than 8 nodes, 1: the digits of
-// sum / code(i) tell how often each node's number is in it. Sums are whole and below 2^24: exact.
+// Return input i's factor. Node c's number i is code(i) * 2^(b c), b = 2 or, of more than 8 nodes, 1:
+// the digits of sum / code(i) tell how often each node's number is in it. Sums are whole and below
+// 2^24, so they are exact.
 inline int code(int i) { return 1 + i % 251; }
+
 static float input(int i, int c) { return (float)code(i) * (1 << (nodes <= 8 ? 2 : 1) * c); }
 
-// What may have gone wrong, from a wrong number at index i of n.
+// Return what may have gone wrong, from a wrong number at index i of n.
 static std::string explain(float got, float sum, int i, int n) {
     const int base = nodes <= 8 ? 4 : 2, digits = got >= 1 && got < 1 << 24 ? got / code(i) : 0;
-    const auto name = [](int c) { return "node(" + str(c) + ")"; };
-    if (got == input(i, node))
+    const auto name = [](int c) { return format("node(%d)", c); };
+    if (got == input(i, node)) {
         return "it is still " + name(node) + "'s own number: does a chunk or a loop end too early?";
-    if (std::fabs(got * nodes - sum) < 0.5f)
+    }
+    if (std::fabs(got * nodes - sum) < 0.5f) {
         return "it is the mean, but must be the sum: sgd divides by the batch size";
-    for (int j = 0; j < n && j <= 250; j++) // code(j) are all there are
-        if (got == sum / code(i) * code(j) && i + (j - i % 251 + 251) % 251 < n)
+    }
+    for (int j = 0; j < n && j <= 250; j++) { // code(j) are all there are
+        const int further = (j - i % 251 + 251) % 251;
+        if (got == sum / code(i) * code(j) && i + further < n) {
             return format(
                 "it is the sum that belongs %d further on: are the bounds of a chunk wrong?",
-                (j - i % 251 + 251) % 251);
-    if (digits == 0 || digits * code(i) != got)
+                further);
+        }
+    }
+    if (digits == 0 || digits * code(i) != got) {
         return "it is not a sum of the nodes' numbers at this index";
+    }
     std::string missing, repeated;
-    for (int c = 0, rest = digits; c < nodes; c++, rest /= base) {
+    int rest = digits;
+    for (int c = 0; c < nodes; c++) {
         const int times = rest % base;
+        rest /= base;
         if (times == 0) missing += (missing.empty() ? "" : ", ") + name(c);
-        if (times > 1)
+        if (times > 1) {
             repeated += (repeated.empty() ? "" : ", ") + name(c) + format(" (%d times)", times);
+        }
     }
     std::string text;
     if (!missing.empty()) text = "it lacks the number of " + missing + ": is that not added?";
-    if (!repeated.empty())
+    if (!repeated.empty()) {
         text += std::string(text.empty() ? "it" : " It") + " includes the number of " + repeated +
                 ": is that added again?";
+    }
     return text;
 }
 
+// Sum n numbers by ring_between_nodes, and fail unless the sums are right and all nodes' bits equal.
+static void judge_ring(int n) {
+    std::vector<float> a(n), b(n);
+    for (int i = 0; i < n; i++) {
+        a[i] = input(i, node);
+        b[i] = 1.0f / (1 + i + node);
+    }
+    sent_messages = 0;
+    sent_bytes = 0;
+    ring_between_nodes(a.data(), n);
+    ring_between_nodes(b.data(), n);
+    for (int i = 0; i < n; i++) {
+        float expected = 0;
+        double sum = 0;
+        for (int c = 0; c < nodes; c++) {
+            expected += input(i, c);
+            sum += 1.0f / (1 + i + c);
+        }
+        if (a[i] != expected) {
+            error("%d nodes, %d numbers: index %d is %g, not %g: %s", nodes, n, i, a[i], expected,
+                  explain(a[i], expected, i, n).c_str());
+        }
+        if (!(std::fabs(b[i] - sum) <= 1e-6 * sum)) {
+            error("%d nodes, %d numbers that are not whole: index %d is %.9g, not %.9g: is "
+                  "something in it not a float?",
+                  nodes, n, i, b[i], sum);
+        }
+    }
+    const std::vector<float> own = b;
+    from_node_0(b.data(), n * sizeof(float));
+    if (n > 0 && memcmp(b.data(), own.data(), n * sizeof(float)) != 0) {
+        error("%d nodes, %d numbers: the sum differs from node 0's in its bits: add in the "
+              "same order everywhere",
+              nodes, n);
+    }
+}
+
 static void exercise_nodes() {
+    const int most = 107768; // numbers
     if (nodes < 2 || nodes > 16) error("exercise judges on 2 to 16 nodes, not on %d", nodes);
     alarm(patience);
-    for (int n : {0, 1, nodes - 1, nodes, nodes + 1, 1000, 107768}) {
-        std::vector<float> a(n), b(n);
-        for (int i = 0; i < n; i++) a[i] = input(i, node), b[i] = 1.0f / (1 + i + node);
-        sent_messages = sent_bytes = 0;
-        ring_between_nodes(a.data(), n);
-        ring_between_nodes(b.data(), n);
-        for (int i = 0; i < n; i++) {
-            float want = 0;
-            double sum = 0;
-            for (int c = 0; c < nodes; c++) want += input(i, c), sum += 1.0f / (1 + i + c);
-            if (a[i] != want)
-                error("%d nodes, %d numbers: index %d is %g, not %g: %s", nodes, n, i, a[i], want,
-                      explain(a[i], want, i, n).c_str());
-            if (!(std::fabs(b[i] - sum) <= 1e-6 * sum))
-                error("%d nodes, %d numbers that are not whole: index %d is %.9g, not %.9g: is "
-                      "something in it not a float?",
-                      nodes, n, i, b[i], sum);
-        }
-        const std::vector<float> own = b;
-        from_node_0(b.data(), n * sizeof(float));
-        if (n > 0 && memcmp(b.data(), own.data(), n * sizeof(float)) != 0)
-            error("%d nodes, %d numbers: the sum differs from node 0's in its bits: add in the "
-                  "same order everywhere",
-                  nodes, n);
-    }
-    double sent[] = {double(sent_messages), double(sent_bytes)}; // of two sums
+    for (int n : {0, 1, nodes - 1, nodes, nodes + 1, 1000, most}) judge_ring(n);
+    double sent[] = {double(sent_messages), double(sent_bytes)}; // by both sums of the last call
     sum_over_nodes(sent, 2);
     alarm(0);
-    if (sent[0] / 2 < 2 * (nodes - 1) || sent[1] / 2 < 2. * (nodes - 1) * 107768 * sizeof(float))
+    const double messages = sent[0] / 2, bytes = sent[1] / 2;
+    const int fewest = 2 * (nodes - 1), least = fewest * most * sizeof(float);
+    if (messages < fewest || bytes < least) {
         error("only %.0f messages with %.0f bytes were counted, which cannot be all: add each send "
               "to sent_messages and sent_bytes",
-              sent[0] / 2, sent[1] / 2);
-    printf("ring_between_nodes: passed on %d nodes: %.0f messages, %.0f bytes for 107768 numbers; "
-           "the optimum has %d and %d\n",
-           nodes, sent[0] / 2, sent[1] / 2, 2 * (nodes - 1), 2 * (nodes - 1) * 107768 * 4);
+              messages, bytes);
+    }
+    printf("ring_between_nodes: passed on %d nodes: %.0f messages, %.0f bytes for %d numbers; the "
+           "optimum has %d and %d\n",
+           nodes, messages, bytes, most, fewest, least);
 }

@@ -1,6 +1,6 @@
 // The same training on several machines: MPI starts this program several times, and each process, a
 // node here, takes its part of every minibatch for devices of its own. Nothing in the chapter
-// changes: `exchange` sums over a node's devices as in mgpu.cu, and then between the nodes, in host
+// changes: an allreduce sums over a node's devices as in mgpu.cu, and then between the nodes, in host
 // memory. What differs is the training loop below, to be read beside the chapter's.
 //
 //     make run NODES=2 GPUS=2 HOSTS=file     trains as GPUS=4 does
@@ -8,15 +8,15 @@
 //
 // defines: ring_between_nodes, sum_over_nodes, from_node_0, train_batch_on_nodes, train_on_nodes
 #define MGPU_NO_MAIN
-#ifndef PROGRAM
-#define PROGRAM "../../mgpu.cu"
-#endif
 static int nodes = 1, node = 0; // this is node `node` of `nodes`
-#include <thread>
 
+#include <csignal>
+#include <sstream>
+#include <thread>
 #include <unistd.h>
 #define isatty(file) (nodes == 1 && isatty(file)) // mpirun gives even a pipe a terminal
-#include PROGRAM
+#include PROGRAM                                  // mgpu.cu and its parts, see the Makefile
+#include "../format.h"
 
 #define OMPI_SKIP_MPICXX
 #define MPICH_SKIP_MPICXX
@@ -30,9 +30,9 @@ constexpr int patience = 60;          // seconds, for the others to come
 
 static long sent_messages = 0, sent_bytes = 0; // to other nodes
 
-// a[i] = the sum of all nodes' a[i], i < n, in host memory: a ring. In each step a node sends one
-// of `nodes` chunks to its right neighbour; it adds what it receives for nodes-1 steps, and in as
-// many more the sums go around. Each chunk is summed once: all nodes get the same bits.
+// Set a[i] to the sum of all nodes' a[i], i < n, in host memory, by a ring. In each step a node sends
+// one of `nodes` chunks to its right neighbour. For nodes-1 steps it adds what it receives, and in as
+// many more the sums go around. Each chunk is summed once, so all nodes get the same bits.
 // A node sends 2(nodes-1) messages of n/nodes numbers.
 static void ring_between_nodes(float *a, int n) {
     const int right = (node + 1) % nodes, left = (node + nodes - 1) % nodes;
@@ -46,11 +46,13 @@ static void ring_between_nodes(float *a, int n) {
         sent_messages++;
         sent_bytes += n_out * sizeof(float);
         float *sum = a + begin(in);
-        for (int i = 0; i < n_in; i++)
+        for (int i = 0; i < n_in; i++) {
             sum[i] = step < nodes - 1 ? sum[i] + received[i] : received[i];
+        }
     }
 }
-// The same by MPI. The standard does not promise that MPI_Allreduce gives all nodes the same bits,
+
+// Do the same by MPI. The standard does not promise that MPI_Allreduce gives all nodes the same bits,
 // so one node gets the sum and sends it.
 static void mpi_between_nodes(float *a, int n) {
     MPI_Reduce(node == 0 ? MPI_IN_PLACE : a, a, n, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
@@ -59,8 +61,8 @@ static void mpi_between_nodes(float *a, int n) {
     sent_bytes += n * sizeof(float);
 }
 
-// grads, which hold the sums over this node's devices, become those over all nodes' devices. The
-// host waits for them; with OVERLAP the devices compute meanwhile.
+// Replace the sums over this node's devices by those over all nodes' devices. The host waits for
+// them. With OVERLAP the devices compute meanwhile.
 static void sum_over_nodes(const PerDevice &grads) {
     static Tensor memory = empty({1}, cpu()); // kept: to free it is to wait for all streams
     const std::vector<Tensor> flat = flatten(grads);
@@ -70,137 +72,211 @@ static void sum_over_nodes(const PerDevice &grads) {
     if (size(memory) < n) memory = empty({n}, cpu());
     const Tensor host = rows(memory, 0, n);
     copyto(flat[0], host);
-    options.allreduce == "ring" ? ring_between_nodes(host.ptr(), n)
-                                : mpi_between_nodes(host.ptr(), n);
+    if (options.allreduce == "ring") {
+        ring_between_nodes(host.ptr(), n);
+    } else {
+        mpi_between_nodes(host.ptr(), n);
+    }
     for (const Tensor &t : flat) {
         copyto(host, t);
         if (t.device.id != root.id) make_wait(root, t.device); // root writes to `host` again
     }
 }
+
 static void sum_over_nodes(double *a, int n) {
     MPI_Allreduce(MPI_IN_PLACE, a, n, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
 }
+
 static void from_node_0(void *a, size_t bytes) { MPI_Bcast(a, bytes, MPI_BYTE, 0, MPI_COMM_WORLD); }
+
+// Give all nodes node 0's numbers, in host memory.
+static void from_node_0(const std::vector<Tensor> &tensors) {
+    for (const Tensor &t : tensors) from_node_0(t.ptr(), sizeof(float) * size(t));
+}
+
+// The algorithm that ALLREDUCE names. It sums over this node's devices.
+static Algorithm within_node = {"", nullptr};
+
+// Sum over the devices of all nodes.
+static void allreduce_over_nodes(const PerDevice &grads) {
+    within_node.run(grads);
+    sum_over_nodes(grads);
+}
 
 #include "exercise.h" // judges the ring
 
 // ---------------------------------------------------------------------------------------------
 // 2. Training
 
-// split_batch of this node's part of a minibatch: the shards that its devices would have in one
-// process with all devices.
+// Return the first of n samples that device c gets, counted over all nodes. The shards are those of
+// one process with all devices: as equal as can be, the larger ones first.
+static int shard_begin(int n, int c) {
+    const int k = nodes * options.gpus;
+    return c * (n / k) + std::min(c, n % k);
+}
+
+// Split this node's part of a minibatch into its devices' shards.
 static auto split_over_nodes(const Tensor &X, const Tensor &y, const std::vector<Device> &devices) {
-    const std::vector<int> sizes = shard_sizes(X.shape[0], nodes * options.gpus);
-    const auto own = sizes.begin() + node * options.gpus;
-    const int first = std::accumulate(sizes.begin(), own, 0);
-    const int last = std::accumulate(own, own + options.gpus, first);
+    const int first = shard_begin(X.shape[0], node * options.gpus);
+    const int last = shard_begin(X.shape[0], (node + 1) * options.gpus);
     return split_batch(rows(X, first, last), rows(y, first, last), devices);
 }
 
 // The chapter's train_batch: X, y is the minibatch of all nodes.
 static std::vector<Tensor> train_batch_on_nodes(const Tensor &X, const Tensor &y,
-                                                std::vector<std::vector<Tensor>> &device_params,
+                                                const PerDevice &device_params,
                                                 const std::vector<Device> &devices, float lr) {
     auto [X_shards, y_shards] = split_over_nodes(X, y, devices);
     std::vector<Tensor> losses;
-    for (size_t c = 0; c < devices.size(); c++)
+    for (size_t c = 0; c < devices.size(); c++) {
         losses.push_back(loss(net(X_shards[c], device_params[c]), y_shards[c]));
-    for (const Tensor &l : losses) backward(l);
+    }
+    for (const Tensor &l : losses) {
+        backward(l);
+    }
     exchange(gradients(device_params));
-    for (const auto &param : device_params)
+    for (const std::vector<Tensor> &param : device_params) {
         sgd(param, lr, X.shape[0]); // Here, we use a full-size batch
+    }
     return losses;
 }
 
 // The chapter's evaluate_accuracy_gpus: every node counts the right answers in its parts of the
 // test minibatches.
-static float accuracy_on_nodes(const std::vector<std::vector<Tensor>> &device_params,
-                               DataIter &test_iter, const std::vector<Device> &devices) {
+static float accuracy_on_nodes(const PerDevice &device_params, DataIter &test_iter,
+                               const std::vector<Device> &devices) {
     NoGrad guard;
     double correct = 0;
     for (auto [X, y] : test_iter.epoch()) {
         auto [X_shards, y_shards] = split_over_nodes(X, y, devices);
         std::vector<Tensor> y_hats;
-        for (size_t c = 0; c < devices.size(); c++)
+        for (size_t c = 0; c < devices.size(); c++) {
             y_hats.push_back(net(X_shards[c], device_params[c]));
-        for (size_t c = 0; c < devices.size(); c++)
+        }
+        for (size_t c = 0; c < devices.size(); c++) {
             correct += count_correct(y_hats[c], y_shards[c]);
+        }
     }
     sum_over_nodes(&correct, 1);
     return correct / test_iter.X.shape[0];
 }
 
-// check_first_minibatch, with this node's devices in the places of all nodes', and as many losses
+// mgpu.cu's check_first_minibatch: gpu(0) computes the gradients of this node's shards, one by one,
+// and the nodes sum them.
 static void check_first_on_nodes(DataIter &train_iter, const std::vector<Device> &devices,
                                  float lr) {
-    if (!options.first_check) return;
-    PerDevice device_params = replicate(devices), all;
+    if (!options.checks) return;
     const auto [X, y] = train_iter.minibatch(0);
-    const std::vector<Tensor> losses = train_batch_on_nodes(X, y, device_params, devices, lr);
-    for (int i = 0; i < nodes; i++)
-        all.insert(all.end(), device_params.begin(), device_params.end());
-    double samples = 0;
-    for (const Tensor &l : losses) samples += size(l);
-    sum_over_nodes(&samples, 1);
-    check_first_step(X, y, {full({(int)samples}, 0, cpu())}, all, lr);
+    const int n = X.shape[0], k = nodes * devices.size();
+    const std::vector<float> before = all_to_host(params);
+    std::vector<double> expected(before.size()), magnitude(before.size()); // sums of x and of |x|
+    for (size_t c = 0; c < devices.size(); c++) {
+        const int begin = shard_begin(n, node * devices.size() + c);
+        const int end = shard_begin(n, node * devices.size() + c + 1);
+        const std::vector<Tensor> copy = get_params(params, gpu(0));
+        const Tensor X_shard = copyto(rows(X, begin, end), gpu(0));
+        backward(loss(net(X_shard, copy), copyto(rows(y, begin, end), gpu(0))));
+        const std::vector<float> part = all_to_host(gradients({copy})[0]);
+        for (size_t j = 0; j < part.size(); j++) {
+            expected[j] += part[j];
+            magnitude[j] += std::fabs(part[j]);
+        }
+    }
+    sum_over_nodes(expected.data(), expected.size());
+    sum_over_nodes(magnitude.data(), magnitude.size());
+    const PerDevice device_params = replicate(devices);
+    train_batch_on_nodes(X, y, device_params, devices, lr);
+    for (size_t c = 0; c < devices.size(); c++) {
+        const std::vector<float> grad = all_to_host(gradients(device_params)[c]);
+        const std::vector<float> after = all_to_host(device_params[c]);
+        for (size_t j = 0; j < grad.size(); j++) {
+            compare("gradient", j, c, grad[j], expected[j], 1.2e-7 * k * magnitude[j]);
+            const float right = lr * grad[j] / n;
+            const float rounding = 1e-5f * std::fabs(right) + 1e-6f * std::fabs(before[j]) + 1e-37f;
+            compare("update", j, c, before[j] - after[j], right, rounding);
+        }
+    }
+    printf("first minibatch: %d device%s with one\n", k, k > 1 ? "s agree" : " agrees");
 }
 
-// check_replicas, and every node must hold the bits of node 0.
-static void check_nodes(const std::vector<std::vector<Tensor>> &device_params) {
-    if (!options.replica_check) return;
+// Fail unless the replicas are equal and every node holds the bits of node 0.
+static void check_nodes(const PerDevice &device_params) {
+    if (!options.checks) return;
     check_replicas(device_params);
-    const Flat own = all_to_host(device_params[0]);
-    Flat other = own;
+    const std::vector<float> own = all_to_host(device_params[0]);
+    std::vector<float> other = own;
     from_node_0(other.data(), sizeof(float) * other.size());
-    for (size_t j = 0; j < own.size(); j++)
-        if (memcmp(&own[j], &other[j], sizeof(float)) != 0)
+    for (size_t j = 0; j < own.size(); j++) {
+        if (memcmp(&own[j], &other[j], sizeof(float)) != 0) {
             error("the replicas differ: %s is %.9g here, but %.9g on node 0: does each node get "
                   "the same sum?",
                   name_of(j).c_str(), own[j], other[j]);
+        }
+    }
 }
 
+// Replace this node's losses of an epoch by one number, their mean over all nodes.
+static void average_losses(Animator &animator) {
+    if (nodes == 1) return;
+    double sums[] = {0, double(animator.done)};
+    for (const Tensor &l : animator.pending) {
+        for (float x : to_host(l)) sums[0] += x;
+    }
+    sum_over_nodes(sums, 2);
+    animator.pending = {full({1}, sums[0] / sums[1], cpu())};
+    animator.done = 1;
+}
+
+// Return the devices that compute the test accuracy, and add a row for an epoch. (networks/ has its
+// own ways.)
+#ifdef NETWORKS
+static int evaluating() { return evaluates_all() ? options.gpus : 1; }
+#else
+static int evaluating() { return 1; }
+
+static void add_row(Animator &animator, int epoch, float acc, double seconds) {
+    animator.add(epoch, acc, seconds);
+}
+
+static void reset_buffers() {}
+#endif
+
 // The chapter's train. All nodes go through the epoch in the same order.
-static void train_on_nodes(float lr) {
-    auto [train_iter, test_iter] = load_data_fashion_mnist(options.batch);
-    const std::vector<Device> devices = first_devices(options.gpus);
-    auto device_params = replicate(devices);
-    const int num_epochs = number_of_epochs(train_iter);
-    Animator animator(train_iter.steps());
+static void train_on_nodes(int num_gpus, int batch_size, float lr) {
+    auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
+    const std::vector<Device> devices = first_devices(num_gpus);
+    PerDevice device_params = replicate(devices);
+    Animator animator = {train_iter.X.shape[0]};
     Timer timer;
     check_first_on_nodes(train_iter, devices, lr);
-    for (int epoch = 0; epoch < num_epochs; epoch++) {
+    reset_buffers(); // which the check has updated
+    for (int epoch = 0; epoch < options.epochs; epoch++) {
         timer.start();
         for (auto [X, y] : train_iter.epoch()) {
-            const auto losses = train_batch_on_nodes(X, y, device_params, devices, lr);
+            const std::vector<Tensor> losses =
+                train_batch_on_nodes(X, y, device_params, devices, lr);
             waitall();
             animator.add_losses(losses);
         }
         timer.stop();
-        animator.count(); // what is not counted yet; then over all nodes
-        double sums[] = {animator.loss, double(animator.samples)};
-        sum_over_nodes(sums, 2);
-        animator.loss = sums[0], animator.samples = sums[1];
+        average_losses(animator);
         check_nodes(device_params);
-#ifdef NETWORKS
-        const int evaluating = evaluates_all() ? options.gpus : 1;
-        const float acc = accuracy_on_nodes(device_params, test_iter, first_devices(evaluating));
+        const float acc = accuracy_on_nodes(device_params, test_iter, first_devices(evaluating()));
         add_row(animator, epoch + 1, acc, timer.times.back());
-#else
-        const float acc = accuracy_on_nodes(device_params, test_iter, first_devices(1));
-        animator.add(epoch + 1, acc, timer.times.back());
-#endif
-        save_params(device_params[0]);
+        if (after_epoch) after_epoch(animator, device_params[0]);
     }
     std::string where;
-    for (int i = 0; i < nodes; i++)
-        where += (i ? ", " : "") + str(devices) + (nodes > 1 ? " of node " + str(i) : "");
+    for (int i = 0; i < nodes; i++) {
+        where += (i ? ", " : "") + str(devices);
+        if (nodes > 1) where += " of node " + std::to_string(i);
+    }
     printf("test acc: %.2f, %.1f sec/epoch on %s\n", animator.Y.back(), timer.avg(), where.c_str());
 }
 
 // ---------------------------------------------------------------------------------------------
 // 3. Program: how nodes start, meet and end
 
-// For a signal's handler, which may have interrupted malloc
+// Print to stderr, from a signal's handler, which may have interrupted malloc.
 __attribute__((format(printf, 1, 2))) static void say(const char *format, ...) {
     char text[1000];
     va_list args;
@@ -209,18 +285,22 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...) {
     va_end(args);
     if (write(STDERR_FILENO, text, n) < n) return; // the program ends in any case
 }
+
 static void on_alarm(int) {
     say("mgpu: node %d has waited %d s for the others: does the network let them through, and does "
         "each send meet its receive?\n",
         node, patience);
     _exit(1); // mpirun ends the others
 }
+
 static void on_terminate(int signal) {
-    if (node <= 1) // of several, these two are enough
+    if (node <= 1) { // of several, these two are enough
         say("mgpu: mpirun ends this node: another one has stopped\n");
+    }
     _exit(128 + signal);
 }
-// mpirun -q would hide what MPI itself says
+
+// Print an error of MPI, whose own message mpirun -q would hide.
 static void on_mpi_error(MPI_Comm *, int *code, ...) {
     char text[MPI_MAX_ERROR_STRING];
     int length;
@@ -228,6 +308,7 @@ static void on_mpi_error(MPI_Comm *, int *code, ...) {
     say("mgpu: node %d: %s: do the counts and the ranks of the messages match?\n", node, text);
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
+
 static void start_nodes(int *argc, char ***argv) {
     MPI_Errhandler handler;
     MPI_Comm machine;
@@ -245,76 +326,117 @@ static void start_nodes(int *argc, char ***argv) {
     if (node > 0 && !freopen("/dev/null", "w", stdout)) error("cannot write to /dev/null");
 }
 
-// What all nodes must have in common: what decides the bits, how long they train, the data, the
-// program. Whoever differs from node 0 ends all, and names the first word that is another one.
 static size_t hash_of(const std::string &bytes) { return std::hash<std::string>()(bytes); }
+
+// Fail on each node that differs from node 0 in what all must have in common: what decides the bits,
+// how long they train, the data, the program. The error names the first word that is another one.
 static void meet_nodes() {
     size_t data = 0;
-    for (const DataSet *set : {&train_set, &test_set})
-        for (const auto *bytes : {&set->images, &set->labels})
+    for (const DataSet *set : {&train_set, &test_set}) {
+        for (const auto *bytes : {&set->images, &set->labels}) {
             data = 31 * data + hash_of({bytes->begin(), bytes->end()});
+        }
+    }
     std::ifstream program("/proc/self/exe", std::ios::binary);
-    const std::string text =
-        format("MODEL=%s GPUS=%d BATCH=%d LR=%.8g EPOCHS=%d STEPS=%d SEED=%d SHUFFLE=%d LIMIT=%d "
-               "ALLREDUCE=%s OVERLAP=%d REPLICA_CHECK=%d FIRST_CHECK=%d data=%zx program=%zx",
-               options.model.c_str(), options.gpus, options.batch, options.lr, options.epochs,
-               options.steps, options.seed, options.shuffle, options.limit,
-               options.allreduce.c_str(), options.overlap, options.replica_check,
-               options.first_check, data, hash_of({std::istreambuf_iterator<char>(program), {}}));
+    std::string text = format(
+        "MODEL=%s GPUS=%d BATCH=%d LR=%.8g EPOCHS=%d SEED=%d SHUFFLE=%d LIMIT=%d ALLREDUCE=%s "
+        "CHECKS=%d data=%zx program=%zx",
+        experiment.name.c_str(), options.gpus, options.batch, options.lr, options.epochs,
+        options.seed, options.shuffle, options.limit, options.allreduce.c_str(), options.checks,
+        data, hash_of({std::istreambuf_iterator<char>(program), {}}));
+#ifdef ALGORITHMS
+    text = format("OVERLAP=%d ", overlap) + text;
+#endif
     char bytes[2000] = {};
     text.copy(bytes, sizeof bytes - 1);
     from_node_0(bytes, sizeof bytes);
     std::istringstream here(text), there(bytes);
-    for (std::string own, other; here >> own;)
-        if (!(there >> other) || own != other)
+    for (std::string own, other; here >> own;) {
+        if (!(there >> other) || own != other) {
             error("its %s is not %s, as on node 0: all nodes must have the same", own.c_str(),
                   other.c_str());
+        }
+    }
     MPI_Barrier(MPI_COMM_WORLD); // all agree
     alarm(0);
 }
 
-static bool exercise = false; // the first word: judge ring_between_nodes
-// The options, as mgpu.cu would complete them for the devices of all nodes together.
+// Called with the options that were given: complete them for the devices of all nodes together, and
+// let node 0 alone read and write files.
+static void options_of_nodes() {
+    options.gpus *= nodes;
+#ifdef FILES
+    if (node > 0) {
+        init = save = "";
+        log_file = "/dev/null";
+    }
+#endif
+}
+
+// Read the options. Return false if they ask for help, which is then printed.
 static bool parse_options_of_nodes(int argc, char **argv) {
-    if (argc > 1 && !strcmp(argv[1], "exercise")) exercise = true, argc--, argv++;
-    Option *const gpus = find_option("GPUS"), *const split = find_option("SPLIT");
-    gpus->field = Setter([gpus = *gpus](const std::string &value) mutable {
-        set_option(gpus, value);
-        options.gpus *= nodes;
-    });
-    if (nodes > 1)
-        split->field =
-            Setter([](auto) { error("SPLIT works only in one process: leave NODES out"); });
-    options.gpus = nodes;
+    after_options.insert(after_options.begin(), options_of_nodes);
+    auto is_ring = [](const Algorithm &a) { return a.name == std::string("ring"); };
+    if (std::none_of(algorithms.begin(), algorithms.end(), is_ring)) { // without algorithms/
+        algorithms.push_back({"ring", allreduce_bucket});
+    }
     if (!parse_options(argc, argv)) return false;
     options.gpus /= nodes;
-    if (nodes > 1 && options.allreduce == "naive") options.allreduce = "bucket"; // its sums
+    if (nodes > 1 && options.allreduce == "naive") options.allreduce = "bucket"; // the same sums
+    for (Algorithm &algorithm : algorithms) {
+        if (algorithm.name != options.allreduce) continue;
+        within_node = algorithm;
+        algorithm.run = allreduce_over_nodes;
+    }
+    if (!exchange) { // unless ALLREDUCE or OVERLAP has set it
+        exchange = [](const PerDevice &grads) { run_allreduce(options.allreduce, grads); };
+    }
     return true;
 }
 
+// Create gpu(0) ... gpu(k-1). The nodes of a machine take its GPUs in turn.
+static void use_devices_in_turn(int k) {
+    int count = 0;
+    use_devices(0, false); // fails if there is no GPU
+    CUDA_CHECK(cudaGetDeviceCount(&count));
+    for (int i = 0; i < k; i++) { // use_devices(k) keeps the devices that are there
+        device_states.emplace_back().physical = (place * options.gpus + i) % count;
+        device_states[i].stream = new_stream(gpu(i));
+    }
+    use_devices(k, true);
+}
+
+// mgpu.cu's run_program
 static void run_on_nodes() {
-    if (node > 0) // node 0 reads, logs and saves
-        options.init = options.save = "", options.log = "/dev/null";
 #ifdef FAST
     printf("operators: %s\n", operators.name.c_str());
 #endif
-    const int cores = std::thread::hardware_concurrency() / neighbours / options.gpus;
-    if (on_cpu) setenv("CUDA_CPU_CORES", str(std::max(1, cores)).c_str(), 0);
-    if (nodes > 1)
+    if (nodes > 1) {
         printf("%d nodes with %d device%s each\n", nodes, options.gpus,
                options.gpus > 1 ? "s" : "");
-    set_up(options.gpus, false, place * options.gpus);
+    }
+    train_set = load_data(options.data, "train");
+    test_set = load_data(options.data, "t10k");
+    const int k = std::max(2, options.gpus); // the demos want two
+    const int cores = std::thread::hardware_concurrency() / neighbours / options.gpus;
+    if (on_cpu) {
+        setenv("CUDA_CPU_DEVICES", std::to_string(k).c_str(), 0);
+        setenv("CUDA_CPU_CORES", std::to_string(std::max(1, cores)).c_str(), 0);
+    }
+    use_devices_in_turn(k);
+    rng.seed(options.seed);
+    experiment.init_params();
     meet_nodes();
-    for (const Tensor &p : params) from_node_0(p.ptr(), sizeof(float) * size(p));
-    const Exchange sum = [](const PerDevice &grads) {
-        run_allreduce(options.allreduce, grads);
-        sum_over_nodes(grads);
-    };
-    exchange = sum;
-    if (options.overlap)
-        exchange = [=](const PerDevice &grads) { sum_in_buckets(sum, grads); };
-    find_model().demos(options.gpus);
-    train_on_nodes(options.lr);
+    from_node_0(params); // which may be those of INIT
+#ifdef NETWORKS
+    from_node_0(buffers);
+    reset_buffers();
+#endif
+#ifdef FILES
+    begin_log();
+#endif
+    experiment.demos(options.gpus);
+    train_on_nodes(options.gpus, options.batch, options.lr);
     params.clear();
 }
 
@@ -322,10 +444,15 @@ int main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     try {
         start_nodes(&argc, &argv);
-        if (parse_options_of_nodes(argc, argv)) {
+        const bool exercise = argc > 1 && strcmp(argv[1], "exercise") == 0; // judge the ring
+        if (parse_options_of_nodes(argc - exercise, argv + exercise)) {
             if (nodes > 1) signal(SIGTERM, on_terminate);
-            if (exercise) meet_nodes(), exercise_nodes();
-            else run_on_nodes();
+            if (exercise) {
+                meet_nodes();
+                exercise_nodes();
+            } else {
+                run_on_nodes();
+            }
         }
         if (fflush(stdout) || ferror(stdout)) error("cannot write to stdout");
         MPI_Finalize();
@@ -334,7 +461,7 @@ int main(int argc, char **argv) {
         const bool memory = dynamic_cast<const std::bad_alloc *>(&e);
         fflush(stdout);
         usleep(node * 100000); // what all nodes find wrong, node 0 says, and ends them
-        fprintf(stderr, "mgpu: %s%s\n", node ? ("node " + str(node) + ": ").c_str() : "",
+        fprintf(stderr, "mgpu: %s%s\n", node ? format("node %d: ", node).c_str() : "",
                 memory ? "the host is out of memory" : e.what());
     }
     MPI_Abort(MPI_COMM_WORLD, 1);

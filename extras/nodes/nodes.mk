@@ -41,17 +41,21 @@ endif
 export OMPI_CXX = $(CXX)
 export MPICH_CXX = $(CXX)
 # nodes.cu includes the program's source, in C++ for the stand-in
-mpi_gpu = $(NVCC) $(nvcc_flags) -ccbin $(MPICXX)
-mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) $(if $1,,$(filter -D%,$(apart_cpu))) -x c++
 in_cpp := $(if $(filter build/cpu,$(dir)),build/cpp/)
-mpi = $(if $(in_cpp),$(mpi_cpu),$(mpi_gpu)) $(source_flags) -DPROGRAM='"../../$(source)"'
-build/included/flags: flags = $(source) $(source_flags)
+mpi_gpu = $(NVCC) $(nvcc_flags) -DPROGRAM='"../../build/gpu/program.cu"' -ccbin $(MPICXX)
+mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) -DPROGRAM='"../../program.cu"' -x c++
+mpi = $(if $(in_cpp),$(mpi_cpu),$(mpi_gpu))
+apart := $(if $(in_cpp),$(apart_cpu),$(apart_gpu))
 build/mpi/nodes build/mpi_asan/nodes build/mpi_race/nodes: build/mpi%/nodes: \
-    $(in_cpp)extras/nodes/nodes.cu $(in_cpp)extras/nodes/exercise.h $(in_cpp)$(source) $(in_cpp)mgpu.cu \
-    $(if $(in_cpp),$(source_needs_cpp),$(source_needs)) build/included/flags build/mpi%/flags
-	$(need_mpi)$(call mpi,$(*:_%=%)) $< $(addprefix -x none ,$(filter %.o,$^)) -o $@
+    $(patsubst %,$(in_cpp)extras/%,nodes/nodes.cu nodes/exercise.h format.h) \
+    $(if $(in_cpp),build/cpp/program.cu $(needs_cpp),build/gpu/program.cu $(needs_gpu)) \
+    build/mpi%/flags
+	$(need_mpi)$(call mpi,$(*:_%=%)) $(part_flags) $< \
+	    $(if $(in_cpp),-x none) $(filter %.o,$^) -o $@
+build/mpi/nodes: part_flags += $(filter -D%,$(apart))
+build/mpi/nodes: $(filter %.o,$(apart))
 ifneq ($(in_cpp),)
-build/mpi/nodes: build/cpu/runtime.o $(filter %.o,$(apart_cpu))
+build/mpi/nodes: build/cpu/runtime.o
 build/mpi_asan/nodes build/mpi_race/nodes: build/mpi_%/nodes: build/%/runtime.o
 endif
 build/mpi/flags build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi,$(*:mpi_%=%))
@@ -64,11 +68,13 @@ endif
 .PHONY: nodes nodes_asan nodes_race
 nodes: backend $(program) build/mpi/nodes data  ## test NODES on this machine (needs MPI)
 	@sh extras/nodes/test.sh $(program) build/mpi/nodes $(mpirun)
+nodes_words := $(if $(wildcard extras/algorithms),OVERLAP=1) \
+    $(if $(wildcard extras/files),LOG=build/nodes_log)
 # MPI's own leaks and locks are suppressed by name
 nodes_asan: build/mpi_asan/nodes data
 	@ASAN_OPTIONS=fast_unwind_on_malloc=0 \
 	    LSAN_OPTIONS=suppressions=extras/nodes/mpi.lsan:print_suppressions=0 \
-	    $(mpirun) -n 2 $< GPUS=2 LIMIT=90 BATCH=40 EPOCHS=1 OVERLAP=1 LOG=build/nodes_log
+	    $(mpirun) -n 2 $< GPUS=2 LIMIT=90 BATCH=40 EPOCHS=1 $(nodes_words)
 nodes_race: build/mpi_race/nodes data
 	@TSAN_OPTIONS="exitcode=66 suppressions=extras/nodes/mpi.tsan" $(mpirun) -n 2 $(setarch) $< \
-	    GPUS=2 LIMIT=6 BATCH=4 EPOCHS=1 FIRST_CHECK=0 OVERLAP=1 LOG=build/nodes_log
+	    GPUS=2 LIMIT=6 BATCH=4 EPOCHS=1 CHECKS=0 $(nodes_words)
