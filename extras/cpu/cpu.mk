@@ -93,7 +93,8 @@ once_lanes_asan := build/lanes_asan/runtime.o
 # ----- Sanitizers and orders of lanes ---------------------------------------------------------
 
 # The short trainings of race and sanitize have these options of their own
-race sanitize: own += BATCH LIMIT EPOCHS LOG FIRST_CHECK
+race sanitize: own += BATCH LIMIT EPOCHS LOG CHECKS
+log := $(if $(wildcard extras/files),LOG=build/)
 # What make asan, make race and make lanes add to them
 flags_asan := -Og -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 flags_race := -fsanitize=thread
@@ -116,20 +117,21 @@ race: $(core_race_tests) data  ## tests and a training under ThreadSanitizer
 	@$(if $(strip $(race_tests)),$(call run_tests,$(race_tests),$(tsan)))
 	@set -e; $(race_more)
 	@$(if $(race_trains),$(MAKE) --no-print-directory $(race_program))
-	@$(if $(race_trains),$(tsan) $(race_program) FIRST_CHECK=0 LOG=build/race/log \
+	@$(if $(race_trains),$(tsan) $(race_program) CHECKS=0 $(log:%=%race/log) \
 	    $(if $(value GPUS),,GPUS=2) BATCH=8 LIMIT=12 EPOCHS=1 $(words))
 	@echo 'race: none found'
 
-# A program whose CUDA calls fail when FAIL_AT says so
-build/limits/failing: build/cpp/mgpu.cu extras/cpu/failing.cc extras/definitions.awk \
-    $(compiled_once)
+# A program whose CUDA calls fail when FAIL_AT says so: mgpu.cu with another check_cuda, and files/
+save := $(wildcard extras/files/files.cu)
+build/limits/failing: build/cpp/mgpu.cu extras/cpu/failing.cc $(save:%=build/cpp/%) \
+    extras/definitions.awk $(compiled_once)
 	@mkdir -p $(@D); awk -f extras/definitions.awk $< | \
 	    awk '!in_file { if ($$1 == "check_cuda") first = $$3; next } \
 	        FNR == first { sub(/check_cuda/, "plain_&") } { print }' \
-	        - in_file=1 $< extras/cpu/failing.cc >$@.cc
+	        - in_file=1 $< extras/cpu/failing.cc $(save:%=build/cpp/%) >$@.cc
 	@$(CXX) $(cpu_flags) -w $(once_cpu) -x c++ $@.cc -o $@
-limits: build/cpu/mgpu build/limits/failing data  ## test kills, full disks and failing calls
-	@bash extras/cpu/limits.sh
+limits: $(if $(save),build/cpu/program build/limits/failing) data  ## test kills, full disks and failing calls
+	@$(if $(save),bash extras/cpu/limits.sh,echo 'limits: skipped, SAVE is in extras/files')
 # All but what trains for long or is not about kernels, in each order of warps and lanes; what is
 # about kernels alone under AddressSanitizer too, unless LANES says which orders
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
@@ -148,16 +150,17 @@ lanes: build/lanes/tests build/cpu/runtime_tests data  ## tests with a GPU's blo
 checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \
     /usr/local/cuda/bin/compute-sanitizer))
 # CUDA may refuse what mgpu.cu only tries: a second access to a peer, the time between two GPUs
+sanitized = build/gpu/$(if $(parts),program,mgpu)
 sanitizer = $(checker) --report-api-errors no --error-exitcode 1
 sanitize:  ## tests and a short training under compute-sanitizer (GPU)
 	@$(if $(has_gpu),,echo 'make sanitize needs a GPU: none found' >&2; exit 1)
 	@$(if $(checker),,echo 'make sanitize needs compute-sanitizer (CUDA Toolkit)' >&2; exit 1)
-	@$(MAKE) --no-print-directory BACKEND=cuda build/gpu/mgpu build/gpu/tests data
+	@$(MAKE) --no-print-directory BACKEND=cuda $(sanitized) build/gpu/tests data
 	@set -f; $(sanitizer) build/gpu/tests $(or $(T),-tce=program*,train*)
 	@set -e; for tool in memcheck racecheck initcheck synccheck; do \
 	    echo "compute-sanitizer --tool $$tool"; \
-	    $(sanitizer) --tool $$tool build/gpu/mgpu $(if $(value GPUS),,GPUS=2) BATCH=64 LIMIT=160 \
-	        EPOCHS=1 LOG=build/gpu/log.csv $(words); done
+	    $(sanitizer) --tool $$tool $(sanitized) $(if $(value GPUS),,GPUS=2) BATCH=64 LIMIT=160 \
+	        EPOCHS=1 $(log:%=%gpu/log.csv) $(if $(wildcard extras/fast),KERNELS=plain) $(words); done
 
 # ----- Sizes ----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 # too little memory, too few files, too little room on a disk. What is left on the disk must be the
 # old file or the new one, and what is said one line. TIMES: how often, by default 3.
 times=${1:-3}
-program=$(pwd)/build/cpu/mgpu
+program=$(pwd)/build/cpu/program
 failing=$(pwd)/build/limits/failing
 data=$(pwd)/build/data
 folder=$(pwd)/build/limits/run
@@ -23,7 +23,7 @@ train() { # train NAME=value ...: 4 epochs of two minibatches, unless the words 
     "$program" DATA="$data" LIMIT=60 BATCH=30 "$@" >out 2>err
 }
 loads() { # the file is whole
-    "$program" DATA="$data" LIMIT=60 EPOCHS=1 STEPS=1 LOG=log2 INIT="$1" >out2 2>&1
+    "$program" DATA="$data" LIMIT=60 EPOCHS=1 LOG=log2 INIT="$1" >out2 2>&1
 }
 no_parts() { [ -z "$(find . -name '*.part' -o -name '*.test')" ]; }
 # It ends with a status of 1 and a line of its own, or with 0 and none. $1: its status
@@ -43,7 +43,7 @@ for i in $(seq "$times"); do
         {
             train SAVE=s SEED="$i" &
             sleep "0.$((RANDOM % 10))$((RANDOM % 10))"
-            pkill -"$signal" -P $! mgpu
+            pkill -"$signal" -P $! program
             wait
         } 2>/dev/null
         check "killed by $signal: SAVE loads" loads s
