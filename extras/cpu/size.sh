@@ -1,6 +1,7 @@
 #!/bin/sh
 # make size: lines of each part, and lines of code among them (those that are neither empty nor all
-# comment), against its limit. Status 1 if a part is longer.
+# comment), against its limit. Status 1 if a part is longer. A limit lies some 5% above what is there,
+# so that a repair never has to delete something.
 longer=0
 # part NAME LIMIT FILE...: the limit is for lines, or for LINES/CODE
 part() {
@@ -16,21 +17,20 @@ part() {
     printf '%-22s %7d %7d   %-10s %s\n' "$name" "$lines" "$code" "$limit" "$verdict"
 }
 printf '%-22s %7s %7s   %s\n' part lines code limit
-part mgpu.cu 2706/1965 mgpu.cu
-part tests.cu 1925 tests.cu
-part Makefile 120 Makefile
-part README.md 130 README.md
-tests='extras/fast/tests.cu extras/lab/tests.cu extras/networks/tests.cu'
-for folder in networks:620 fast:3510 lab:5291 nodes:420; do
+part mgpu.cu 1945/1365 mgpu.cu
+part tests.cu 2020 tests.cu
+part Makefile 142 Makefile
+part README.md 145 README.md
+for folder in algorithms:291 files:217 networks:700 fast:3673 lab:5556 nodes:605; do
     set --
     for f in extras/"${folder%:*}"/*.cu extras/"${folder%:*}"/*.cc extras/"${folder%:*}"/*.h \
         extras/"${folder%:*}"/*.html; do
-        case " $tests " in *" $f "*) ;; *) if [ -e "$f" ]; then set -- "$@" "$f"; fi ;; esac
+        case $f in */tests.cu) ;; *) if [ -e "$f" ]; then set -- "$@" "$f"; fi ;; esac
     done
     if [ $# -gt 0 ]; then part "${folder%:*}/, without tests" "${folder#*:}" "$@"; fi
 done
-part 'notebook/, without tests' 400 extras/notebook/mgpu_notebook.py extras/notebook/notebook.mk
+part 'notebook/, without tests' 328 extras/notebook/mgpu_notebook.py extras/notebook/notebook.mk
 longest=$(wc -l extras/cpu/*.* extras/cpu/*/*.* 2>/dev/null | grep -v ' total$' | sort -n | tail -n 1)
-part 'cpu/, its longest file' 900 "${longest##* }"
-part 'page/, with tests' 500 extras/page/*[!d] .github/workflows/page.yml # all but README.md
+part 'cpu/, its longest file' 637 "${longest##* }"
+part 'page/, with tests' 525 extras/page/*[!d] .github/workflows/page.yml # all but README.md
 exit "$longer"
