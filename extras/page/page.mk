@@ -8,11 +8,12 @@ page: build/page_venv/requirements.txt build/cpu/mgpu build/cpp/mgpu.cu data
 has_show := $(wildcard extras/lab/show.html)
 ifneq ($(has_show),)
 page: show # beside the exercise
-page: words += $(if $(value ALLREDUCE),,ALLREDUCE=ring) $(if $(value GPUS),,GPUS=4)
+page: words += $(if $(value ALLREDUCE),,ALLREDUCE=$(if $(wildcard extras/algorithms),ring,bucket))
+page: words += $(if $(value GPUS),,GPUS=4)
 endif
 page:  ## make a web page of mgpu.cu beside its comments: index.html in DIR
 	@folder='$(subst ','\'',$(or $(value DIR),build/page))'; mkdir -p build/page "$$folder" && \
-	build/cpu/mgpu GPUS=2 STEPS=1 LIMIT=2 LOG=build/page/log.csv >build/page/output && \
+	build/cpu/mgpu GPUS=2 EPOCHS=1 LIMIT=2 >build/page/output && \
 	sed -n '/^<!-- explorer/,/^<!-- .explorer/p' $(if $(has_show),build/show.html,/dev/null) \
 	    >build/page/explorer && build/page_venv/bin/python extras/page/page.py mgpu.cu \
 	    build/cpp/mgpu.cu build/page/output build/page/explorer "$$folder/index.html" -xc++ \

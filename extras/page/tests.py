@@ -36,7 +36,7 @@ def visit(chromium):
 
 def test_names_lead_to_definitions(visit):
     page = visit(FILES[0])
-    for place, word in ("#flatten", "size"), ("#allreduce_ring", "chunk"), ("#relu", "relu_kernel"):
+    for place, word in ("#flatten", "size"), ("#chunk", "rows"), ("#relu", "relu_kernel"):
         page.click(f".code:has({place}) a[href='#{word}'] >> nth=0")
         assert page.text_content("b:target") == word
     page.click(".used a[href='#train_batch'] >> nth=0")
@@ -65,7 +65,7 @@ def test_it_fits_and_axe_finds_nothing(visit, file, width, scheme):
 @of(FILES[:2])
 def test_the_text_is_there_without_javascript(visit, file):
     text = visit(file, java_script_enabled=False).inner_text("main")
-    assert ("allreduce_ring" if file == FILES[0] else "make exercise") in text
+    assert ("allreduce_bucket" if file == FILES[0] else "make exercise") in text
 
 
 def choose(page, name, k):
