@@ -88,7 +88,7 @@ def make_copy():
     """Copy the project to build/notebook, with what is built already. Link to the data set."""
     if not COPY.exists():
         COPY.mkdir(parents=True)
-        names = "Makefile mgpu.cu extras build/cpu build/gpu build/cpp build/included".split()
+        names = "Makefile mgpu.cu extras build/cpu build/gpu build/cpp".split()
         names = [name for name in names if (PROJECT / name).exists()]
         subprocess.run(["cp", "-a", "--parents", *names, COPY], cwd=PROJECT, check=True)
     for folder in "data", "build/data":
@@ -269,6 +269,19 @@ def show(line):
         display(HTML(f'<div><iframe style="{style}" srcdoc="{page}"></iframe></div>'))
 
 
+def algorithms():
+    """Return the names of the allreduces: those of mgpu.cu's table, and those that each file of
+    extras/algorithms adds."""
+    text = (COPY / "mgpu.cu").read_text()
+    [[_, first, last]] = definitions(text, "algorithms")
+    entries = "\n".join(text.splitlines()[first - 1 : last])
+    folder = COPY / "extras/algorithms"
+    if folder.exists():
+        included = re.findall(r'#include "(\w+\.h)"', (folder / "algorithms.cu").read_text())
+        entries += "".join((folder / name).read_text() for name in included)
+    return re.findall(r'(?:\{|\badd_algorithm\()"(\w+)", allreduce_', entries)
+
+
 @register_line_magic
 def compare(k):
     """Judge each algorithm on k devices and list its cost. The times are simulated, for LeNet's
@@ -276,10 +289,7 @@ def compare(k):
     if not build("notebook_judge"):
         return
     table, here, networks = [], [], []
-    text = (COPY / "mgpu.cu").read_text()
-    [[_, first, last]] = definitions(text, "algorithms")
-    entries = "\n".join(text.splitlines()[first - 1 : last])
-    for name in re.findall(r'\{"(\w+)", allreduce_', entries):
+    for name in algorithms():
         words = "ALLREDUCE=" + name, "GPUS=" + (k or "4")
         status, text = run("make", "-s", "exercise", *words, quiet=True)
         if status:
