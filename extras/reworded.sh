@@ -49,7 +49,7 @@ clean() { sh extras/fast/checksum.sh --check && echo clean; }
 same checksum.sh clean
 
 run() { # the operators and the loss
-    make -s run GPUS=1 BATCH=32 STEPS=2 LIMIT=64 FIRST_CHECK=0 "$@" |
+    make -s run GPUS=1 BATCH=32 EPOCHS=1 LIMIT=64 CHECKS=0 "$@" |
         awk '/^operators/ || $1 == 1 { print $1, $2 }'
 }
 exercise() { make -s exercise GPUS=2 "$@"; }
