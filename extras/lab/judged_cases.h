@@ -43,6 +43,8 @@ inline std::vector<int> gradients(const std::string &model) {
 // For make show: few numbers, with LeNet's messages in every algorithm; none of 2 to 8 divides them
 const std::vector<int> shown = {50, 8, 205, 15, 427, 27, 102, 5};
 constexpr int shown_devices = 8;      // at most: see whose_numbers.h
+const std::vector<std::string> shown_beside = {"naive",   "bucket", "host", "by_tensor",
+                                               "sharded", "ring",   "tree", "yours"};
 constexpr double seconds_of_show = 4; // of a case
 
 // As many tensors as ResNet-18 has, with an eighth of its numbers: more than LeNet's
@@ -52,8 +54,7 @@ inline std::vector<int> many_tensors() {
     return sizes;
 }
 
-// The host adds in `host`, which local is another name of: only there it may wait
-inline bool may_wait(const std::string &name) { return name == "host" || name == "local"; }
+inline bool may_wait(const std::string &name) { return name == "host"; } // it adds there
 
 // --- how much a submission may take
 constexpr double seconds_of_case = 10; // from a question to its answer, and for large ones more:

@@ -31,8 +31,9 @@ check: backend $(dir)/check $(too) data  ## find what is wrong in any part, from
 # that were edited, if the compiler has ThreadSanitizer.
 kernels_edited = $(and $(filter build/cpu,$(dir)),$(wildcard extras/fast/checksum.sh),$(shell \
     sh extras/fast/checksum.sh))
+race_log := $(if $(wildcard extras/files),LOG=build/race/log)
 look_for_races = $(MAKE) -s build/race/mgpu 2>/dev/null || exit 0; CUDA_CPU_CORES=2 $(tsan) \
-    build/race/mgpu GPUS=1 BATCH=4 LIMIT=4 EPOCHS=1 FIRST_CHECK=0 LOG=build/race/log \
+    build/race/mgpu GPUS=1 BATCH=4 LIMIT=4 EPOCHS=1 CHECKS=0 $(race_log) \
     >build/race/out || ! grep '^race' build/race/out
 # Operators that were edited: make check knows more than a training
 run: edited
@@ -70,9 +71,10 @@ build/simulate: extras/lab/simulate.cc extras/lab/fabric.h build/cpu/flags
 	$(host_program) $< -o $@
 
 # lab, check and the tests include the program's source, with the tuned operators where they are
-# there; a worker includes the submission alone
-included = $(source_flags) -DPROGRAM='"../../$(source)"'
-build/included/flags: flags = $(source) $(source_flags)
+# there; a worker includes the submission alone, or mgpu.cu and the other algorithms
+in_program = $(part_flags) -DPROGRAM='"$1"'
+algorithms := $(wildcard extras/algorithms/*.cu extras/algorithms/*.h)
+others := $(if $(algorithms),-DWITH_ALGORITHMS)
 # These programs include watch.h, where a stream has another type: so they need other products
 watched = $(subst products.o,watched_products.o,$(apart_$1))
 ifneq ($(apart_cpu),)
@@ -82,44 +84,48 @@ build/cpu/watched_products.o: $(products_cpu) extras/lab/watch.h
 	$(call compile_products_cpu,-include extras/lab/watch.h)
 $(dir)/lab $(dir)/check $(dir)/lab_tests: $(dir)/watched_products.o
 endif
-# (under a sanitizer tuned operators would take a minute to compile)
-included_asan := -DPROGRAM='"../../mgpu.cu"'
 $(dir)/lab_tests build/asan/lab_tests: %/lab_tests: | %/wrong build/cpu/judge
-build/gpu/lab build/gpu/check: build/gpu/%: extras/lab/%.cu mgpu.cu $(source) $(source_needs) \
-    $(lab_headers) build/included/flags build/gpu/flags
-	$(NVCC) $(nvcc_flags) $(included) $(call watched,gpu) $< -o $@
-build/gpu/worker: extras/lab/worker.cu build/gpu/judged/mgpu.cu $(lab_headers) build/gpu/flags
-	$(worker_gpu) -DSUBMISSION='"../../build/gpu/judged/mgpu.cu"' $< -o $@
-build/gpu/wrong: extras/lab/worker.cu build/gpu/wrong.cu $(wrong) mgpu.cu $(lab_headers) \
+program_gpu := build/gpu/program.cu $(needs_gpu) $(lab_headers) build/gpu/flags
+build/gpu/lab build/gpu/check: build/gpu/%: extras/lab/%.cu $(program_gpu)
+	$(NVCC) $(nvcc_flags) $(call in_program,../../build/gpu/program.cu) $(call watched,gpu) $< -o $@
+build/gpu/worker: extras/lab/worker.cu build/gpu/judged/mgpu.cu $(algorithms) $(lab_headers) \
     build/gpu/flags
+	$(worker_gpu) $(others) -DSUBMISSION='"../../build/gpu/judged/mgpu.cu"' $< -o $@
+build/gpu/wrong: extras/lab/worker.cu build/gpu/wrong.cu $(wrong) mgpu.cu $(algorithms) \
+    $(lab_headers) build/gpu/flags
 	$(worker_gpu) -DALL_WRONG -DSUBMISSION='"../../build/gpu/wrong.cu"' $< -o $@
 build/gpu/wrong.cu: $(wrong) extras/lab/lab.mk
 	@mkdir -p $(@D); printf '#include "../../%s"\n' $(wrong) >$@
-build/gpu/lab_tests: extras/lab/tests.cu tests.cu mgpu.cu $(source) $(source_needs) $(lab_headers) \
-    extras/lab/lab.cu extras/lab/check.cu extras/lab/simulate.cc $(DOCTEST) build/included/flags \
-    build/gpu/flags
-	$(NVCC) $(nvcc_flags) $(included) $(call watched,gpu) -isystem $(dir $(DOCTEST)) $< -o $@
+build/gpu/lab_tests: extras/lab/tests.cu tests.cu $(program_gpu) extras/lab/lab.cu \
+    extras/lab/check.cu extras/lab/simulate.cc $(DOCTEST)
+	$(NVCC) $(nvcc_flags) $(call in_program,../../build/gpu/program.cu) $(call watched,gpu) \
+	    -isystem $(dir $(DOCTEST)) $< -o $@
 
-# On the stand-in, and under the sanitizers: first in C++, below build/cpp/
-lab_cpp = build/cpp/extras/lab/$1.cu build/cpp/mgpu.cu $(lab_headers)
+# On the stand-in, and under the sanitizers: first in C++, below build/cpp/. (Under a sanitizer tuned
+# operators would take a minute to compile.)
+source_cpu := program.cu
+source_asan := untuned.cu
+source_race := untuned.cu
+lab_cpp = build/cpp/extras/lab/$1.cu $(lab_headers)
+algorithms_cpp := $(algorithms:%=build/cpp/%)
 define lab_programs
-build/$1/lab build/$1/check: build/$1/%: $$(call lab_cpp,%) build/cpp/$$(source) \
-    $$(source_needs_cpp) build/included/flags build/$1/runtime.o
-	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab $$(included) $$(once_$1) \
-	    $$(call watched,$1) -x c++ $$< -o $$@
-build/$1/worker: $$(call lab_cpp,worker) build/cpp/judged/mgpu.cu build/$1/runtime.o
-	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(worker_flags_$1) -iquote extras/lab \
-	    -DSUBMISSION='"../../judged/mgpu.cu"' $$(once_$1) -x c++ $$< -o $$@
+program_$1 := build/cpp/$(source_$1) $$(needs_cpp) build/$1/runtime.o
+lab_flags_$1 = $$(cpu_flags) $$(flags_$1) -iquote extras/lab $$(once_$1)
+build/$1/lab build/$1/check: build/$1/%: $$(call lab_cpp,%) $$(program_$1)
+	$$(CXX) $$(lab_flags_$1) $$(call in_program,../../$(source_$1)) $$(call watched,$1) -x c++ $$< \
+	    -o $$@
+build/$1/worker: $$(call lab_cpp,worker) build/cpp/judged/mgpu.cu $$(algorithms_cpp) \
+    build/$1/runtime.o
+	$$(CXX) $$(lab_flags_$1) $$(worker_flags_$1) $$(others) -DSUBMISSION='"../../judged/mgpu.cu"' \
+	    -x c++ $$< -o $$@
 build/$1/wrong: $$(call lab_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/extras/lab/wrong/yours.h \
-    build/cpp/extras/lab/wrong/all.cu build/$1/runtime.o
-	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(worker_flags_$1) -iquote extras/lab -DALL_WRONG \
-	    -DSUBMISSION='"wrong/all.cu"' $$(once_$1) -x c++ $$< -o $$@
-build/$1/lab_tests: $$(call lab_cpp,tests) build/cpp/$$(source) $$(source_needs_cpp) \
-    build/cpp/extras/lab/lab.cu build/cpp/extras/lab/check.cu build/cpp/tests.cu \
-    extras/lab/simulate.cc \
-    build/$1/doctest.o build/included/flags build/$1/runtime.o
-	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab $$(or $$(included_$1),$$(included)) \
-	    $$(once_$1) $$(call watched,$1) $$(linked) -x c++ $$< -x none build/$1/doctest.o -o $$@
+    build/cpp/extras/lab/wrong/all.cu build/cpp/mgpu.cu $$(algorithms_cpp) build/$1/runtime.o
+	$$(CXX) $$(lab_flags_$1) $$(worker_flags_$1) -DALL_WRONG -DSUBMISSION='"wrong/all.cu"' \
+	    -x c++ $$< -o $$@
+build/$1/lab_tests: $$(call lab_cpp,tests) $$(program_$1) build/cpp/extras/lab/lab.cu \
+    build/cpp/extras/lab/check.cu build/cpp/tests.cu extras/lab/simulate.cc build/$1/doctest.o
+	$$(CXX) $$(lab_flags_$1) $$(call in_program,../../$(source_$1)) $$(call watched,$1) $$(linked) \
+	    -x c++ $$< -x none build/$1/doctest.o -o $$@
 endef
 $(foreach x,cpu asan race,$(eval $(call lab_programs,$x)))
 $(patsubst %,build/cpu/%,lab worker check wrong lab_tests): $(compiled_once)
@@ -146,8 +152,8 @@ build/submission/worker: build/submission/mgpu.cu
 	    -DSUBMISSION='"../../build/submission/mgpu.cu"' extras/lab/worker.cu -o $@
 build/submission/mgpu.cu: translated = cat $(submission)
 else
-build/submission/worker: build/submission/mgpu.cu $(call lab_cpp,worker) \
-    build/cpp/extras/lab/wrong/yours.h $(compiled_once)
+build/submission/worker: build/submission/mgpu.cu $(call lab_cpp,worker) build/cpp/mgpu.cu \
+    $(algorithms_cpp) build/cpp/extras/lab/wrong/yours.h $(compiled_once)
 	@$(compile_worker) -DSUBMISSION='"../../../submission/mgpu.cu"' \
 	    -x c++ build/cpp/extras/lab/worker.cu -o $@
 build/submission/mgpu.cu: translated = LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $(submission)

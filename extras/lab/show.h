@@ -74,11 +74,10 @@ static void show() {
     if (options.given == 1 || options.given > limits::shown_devices)
         throw Verdict(format("make show takes 2 to %d devices, not %d", limits::shown_devices,
                              options.given));
-    // This one, then the others up to yours: what stands behind it are other words, or one's own
-    std::vector<size_t> order = {mine};
-    for (size_t i = 0; i < of.names.size(); i++) {
-        if (i != mine) order.push_back(i);
-        if (of.names[i] == "yours") break;
+    std::vector<size_t> order = {mine}; // this one, then the others that are there
+    for (const std::string &name : limits::shown_beside) {
+        const size_t i = std::find(of.names.begin(), of.names.end(), name) - of.names.begin();
+        if (i != mine && i < of.names.size()) order.push_back(i);
     }
 
     FILE *file = fopen(options.show.c_str(), "w");

@@ -20,7 +20,8 @@ compile_submission = $(worker_gpu) -DSUBMISSION='"@SUBMISSION@"' extras/lab/work
 else
 compile_submission = $(compile_worker) -DSUBMISSION='"@SUBMISSION@"' -x c++ \
     build/cpp/extras/lab/worker.cu -o @WORKER@
-grade: $(compiled_once) $(call lab_cpp,worker) build/cpp/extras/lab/wrong/yours.h
+grade: $(compiled_once) $(call lab_cpp,worker) build/cpp/mgpu.cu $(algorithms_cpp) \
+    build/cpp/extras/lab/wrong/yours.h
 endif
 grade: backend build/cpu/judge  ## judge each submission in SUBMISSIONS by itself: build/grades
 	@python3 extras/lab/grade.py $(if $(filter build/cpu,$(dir)),TRANSLATE=extras/cpu/to_cpp.sed) \

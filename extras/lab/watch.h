@@ -2,16 +2,14 @@
 // place of the runtime's that enqueue something, on a GPU and on the stand-in alike. They do what
 // was asked and, while a Recorder lives, write it down: copies, messages, kernels, calls of host
 // functions, and the waits between streams, by which one follows another.
-// defines: LAUNCH, watch::Recorder, watch::touch, watch::show_devices, watch::late_messages,
-// watch::dry, watch::taken_bytes
+// defines: LAUNCH, watch::Recorder, watch::Sum, watch::tape_length, watch::touch,
+// watch::show_devices, watch::late_messages, watch::dry, watch::taken_bytes
 //
 // A GPU can stand for several devices (show_devices), a message can be late (late_messages), and
-// with `dry` nothing is done at all, on as many devices as one likes. mgpu.cu itself says only what
-// CUDA does not know: the parts of a step (NVTX ranges), and how many numbers a kernel touches.
+// with `dry` nothing is done at all, on as many devices as one likes. mgpu.cu knows nothing of this.
 #pragma once
 
 #include <cuda_runtime.h>
-#include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
 #include <chrono>
@@ -79,6 +77,7 @@ struct StreamHandle {
     explicit StreamHandle(Lane *lane) : lane(lane) {}
     operator ::cudaStream_t() const;
     ::cudaStream_t handle() const { return lane ? lane->handle : nullptr; }
+    friend bool operator<(StreamHandle a, StreamHandle b) { return a.handle() < b.handle(); }
 };
 
 // --- the recorder
@@ -100,8 +99,26 @@ inline Op operation(const char *kind, const char *name, double bytes) {
 inline Op message(int src, int dst, double bytes, const void *from, const void *to) {
     return {"message", "message", 0, 0, src, dst, -1, 0, bytes, 0, 0, from, to};
 }
-inline const char *part = "forward"; // of a step
-inline bool in_part(const char *name) { return strcmp(part, name) == 0; }
+
+// What is enqueued on a device is a part of a step: while a Sum lives, of the sum of gradients; else,
+// when its autograd's tape has become shorter, of backward. A kernel of sgd is one of the update.
+inline bool summing = false;
+inline size_t (*tape_length)(int device) = nullptr; // null: nothing is known of a tape
+inline std::map<int, size_t> longest_tape;          // of each device, in this step
+struct Sum {
+    const bool outer = std::exchange(summing, true);
+    Sum() { longest_tape.clear(); } // the next step's forward pass comes next
+    Sum(const Sum &) = delete;
+    ~Sum() { summing = outer; }
+};
+inline const char *part(int device, const char *kernel = "") {
+    if (summing) return "sum";
+    if (strstr(kernel, "sgd")) return "update";
+    const size_t length = tape_length ? tape_length(device) : 0;
+    size_t &longest = longest_tape[device];
+    longest = std::max(longest, length);
+    return length < longest ? "backward" : "forward";
+}
 
 inline void check(cudaError_t code, const char *what) {
     if (code == cudaSuccess) return;
@@ -272,7 +289,8 @@ struct Launch { // lives while LAUNCH evaluates one; what that sends off first i
         innermost = outer;
         if (!recorder || !lane) return;
         const double bytes = sizeof(float) * recorder->numbers;
-        recorder->end(recorder->add(operation(part, text, bytes), *lane, begin), *lane);
+        const Op op = operation(part(lane->device, text), text, bytes);
+        recorder->end(recorder->add(op, *lane, begin), *lane);
         for (Launch *l = outer; l; l = l->outer) // it begins only now
             if (l->begin) check(cudaEventRecord(l->begin, l->lane->handle), "cudaEventRecord");
     }
@@ -326,15 +344,9 @@ inline cudaError_t create_event(cudaEvent_t *event, unsigned flags) {
 inline cudaError_t destroy_event(cudaEvent_t event WATCH_WHERE) {
     return dry ? cudaSuccess : cudaEventDestroy(event WATCH_THERE);
 }
-// A record of a gradient's event is written down; others are known by the waits for them.
+// The records of events are known by the waits for them.
 inline cudaError_t record_event(cudaEvent_t event, StreamHandle stream WATCH_WHERE) {
-    if (recorder && stream.lane) {
-        if (in_part("backward")) {
-            const int i = recorder->add(operation("wait", "gradient", 0), *stream.lane);
-            recorder->end(i, *stream.lane);
-        }
-        recorder->records[event] = stream.lane->last;
-    }
+    if (recorder && stream.lane) recorder->records[event] = stream.lane->last;
     return dry ? cudaSuccess : cudaEventRecord(event, stream.handle() WATCH_THERE);
 }
 inline cudaError_t wait_event(StreamHandle stream, cudaEvent_t event, unsigned flags WATCH_WHERE) {
@@ -377,18 +389,19 @@ inline cudaError_t copy_to_peer_now(void *to, int dst, const void *from, int src
 inline cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                         StreamHandle stream WATCH_WHERE) {
     const bool in = kind == cudaMemcpyHostToDevice, out = kind == cudaMemcpyDeviceToHost;
-    const bool exchanged = in_part("sum") && (in || out);
+    const bool exchanged = summing && (in || out);
     if (exchanged && late_messages) pause(stream, 1);
     const int device = stream.lane ? stream.lane->device : current;
     const Op op = exchanged ? message(in ? -1 : device, in ? device : -1, bytes, from, to)
-                            : operation(in ? "input" : part, in ? "copy in" : "copy", bytes);
+                            : operation(in ? "input" : part(device), in ? "copy in" : "copy", bytes);
     return enqueue(op, stream, [&] {
         return cudaMemcpyAsync(to, from, bytes, kind, stream.handle() WATCH_THERE);
     });
 }
 inline cudaError_t launch_host(StreamHandle stream, void (*f)(void *), void *data WATCH_WHERE) {
     const double bytes = recorder ? sizeof(float) * recorder->numbers : 0;
-    return enqueue(operation(part, "host function", bytes), stream,
+    const int device = stream.lane ? stream.lane->device : current;
+    return enqueue(operation(part(device), "host function", bytes), stream,
                    [&] { return cudaLaunchHostFunc(stream.handle(), f, data WATCH_THERE); });
 }
 inline size_t taken_bytes = 0; // of the devices' memory, by all calls so far
@@ -404,20 +417,10 @@ inline cudaError_t free_on_host(void *pointer WATCH_WHERE) {
     if (on_free) on_free(pointer);
     return dry ? cudaSuccess : cudaFreeHost(pointer WATCH_THERE);
 }
-inline std::vector<const char *> outer_parts;
-inline int push_range(const char *name) {
-    outer_parts.push_back(std::exchange(part, name));
-    return nvtxRangePushA(name);
-}
-inline int pop_range() {
-    const bool computed = in_part("backward"), updated = in_part("update");
-    part = computed ? "sum" : updated ? "forward" : outer_parts.back(); // what comes next in a step
-    outer_parts.pop_back();
-    return nvtxRangePop();
-}
-
-inline void mark(const char *what) { // a dry run on a thousand devices takes its time
-    if (!dry) nvtxMarkA(what);
+// A gradient is complete when what its stream was given before has run: a row says so.
+inline void gradient_is_complete(StreamHandle stream) {
+    if (!recorder || !stream.lane) return;
+    recorder->end(recorder->add(operation("wait", "gradient", 0), *stream.lane), *stream.lane);
 }
 
 // The next kernel uses so many numbers.
@@ -433,7 +436,7 @@ inline void touch(long numbers) {
         try {                                                                                      \
             __VA_ARGS__;                                                                           \
         } catch (const watch::NotExecuted &) { break; }                                            \
-        check_cuda(cudaGetLastError(), "the kernel launch", __FILE__, __LINE__);                   \
+        check_launch(__FILE__, __LINE__);                                                          \
     } while (0)
 
 #define cudaStream_t watch::StreamHandle
@@ -456,6 +459,3 @@ inline void touch(long numbers) {
 #define cudaMalloc watch::allocate
 #define cudaMallocHost watch::allocate_on_host
 #define cudaFreeHost watch::free_on_host
-#define nvtxRangePushA watch::push_range
-#define nvtxMarkA watch::mark
-#define nvtxRangePop watch::pop_range

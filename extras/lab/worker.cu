@@ -1,7 +1,8 @@
 // Runs the allreduces of a submission for the judge, which is another program: numbers come in
 // through one pipe, what each device then holds and what was sent go out through another. It
 // judges nothing, so that nothing in it is worth changing.
-// defines: main. SUBMISSION is the file that is judged: a mgpu.cu.
+// defines: main. SUBMISSION is the file that is judged: an mgpu.cu. With WITH_ALGORITHMS those of
+// extras/algorithms/ can be judged, too.
 #define MGPU_NO_MAIN
 #include "watch.h"
 
@@ -9,6 +10,9 @@
 #define SUBMISSION "../../mgpu.cu"
 #endif
 #include SUBMISSION
+#if defined(WITH_ALGORITHMS) && !defined(ALGORITHMS)
+#include "../algorithms/algorithms.cu"
+#endif
 
 #include "training_steps.h"
 #include "judged_cases.h"
@@ -65,11 +69,11 @@ static void overwrite_sums(const Tensor &first, int n, int byte) {
 }
 static void write_gradients(const Tensor &first, int n, const float *host) {
     CUDA_CHECK(cudaMemcpyAsync(first.ptr(), host, n * sizeof(float), cudaMemcpyHostToDevice,
-                          stream_of(first.device)));
+                               stream_of(first.device)));
 }
 static void read_sums(const Tensor &first, int n, float *host) {
     CUDA_CHECK(cudaMemcpyAsync(host, first.ptr(), n * sizeof(float), cudaMemcpyDeviceToHost,
-                          stream_of(first.device)));
+                               stream_of(first.device)));
 }
 
 // Return n floats on the host, pinned. All cases share them, since it takes longer to allocate such
@@ -104,12 +108,12 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
             if (a.name == r.algorithm) judged = (const void *)a.run;
         watch::on_record = note_callers;
         const watch::Recorder recorder(false);
-        run_allreduce(r.algorithm, grads);
+        sum_gradients(r.algorithm, grads);
         watch::on_record = nullptr;
         answer.rows = rows_of(recorder);
         answer.called.assign(called.begin(), called.end());
     } else {
-        run_allreduce(r.algorithm, grads);
+        sum_gradients(r.algorithm, grads);
     }
     watch::late_messages = false;
     for (int c = 0; c < r.k; c++) {
@@ -125,7 +129,7 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
 // second. (A driver takes 1024 operations a stream before its host waits: few and small tensors.)
 static bool waits_on_host(const wire::Request &r) {
     const PerDevice grads = make_grads(r.k, r.sizes);
-    run_allreduce(r.algorithm, grads); // what memory it needs is there from now on
+    sum_gradients(r.algorithm, grads); // what memory it needs is there from now on
     watch::wait_for_all();
     struct Gate {
         std::atomic<bool> open{false}, given_up{false};
@@ -139,7 +143,7 @@ static bool waits_on_host(const wire::Request &r) {
     };
     for (int c = 0; c < r.k; c++)
         CUDA_CHECK(cudaLaunchHostFunc(current_stream(gpu(c)).handle, stand_still, &gate));
-    run_allreduce(r.algorithm, grads);
+    sum_gradients(r.algorithm, grads);
     gate.open = true;
     const bool waited = gate.given_up;
     watch::wait_for_all();
@@ -179,7 +183,7 @@ static void prepare_devices(int k, const std::string &algorithm) {
         device_states.push_back(std::move(hidden.front()));
         hidden.erase(hidden.begin());
     }
-    use_devices(k, true);
+    use_devices(k, false);
     devices = k, before = algorithm;
 }
 

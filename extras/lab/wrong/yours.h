@@ -3,6 +3,9 @@
 // defines: YOURS
 #pragma once
 #include "../../../mgpu.cu"
+#if __has_include("../../algorithms/algorithms.cu") // some call others
+#include "../../algorithms/algorithms.cu"
+#endif
 
 // YOURS(name) { ... } defines an allreduce of `grads`. The judge finds it as `name` and, where the
 // file is compiled alone, as `yours`.
