@@ -44,7 +44,7 @@ static void check_copy_while_late(Device i, Device j) {
               to_host(back) == want ? "does the host wait for the copy that it reads?"
               : wrong > 0           ? "is the number of bytes sizeof(float) * numbers?"
               : got[0] == 0
-                  ? "src was read too early or too late: are both calls of wait_for there? (If so, "
+                  ? "src was read too early or too late: are both calls of make_wait there? (If so, "
                     "the machine's IOMMU or ACS may be the cause: use PEERS=0)"
                   : "is src copied to dst, and only after src was written?");
     }
@@ -128,7 +128,7 @@ static void check_epochs(const std::string &who, DataIter iter, const DataSet &s
               iter.shuffle ? "the same" : "another");
 }
 static void check_data() {
-    const HostIn watched("DataIter::epoch, shard_sizes or split_batch");
+    const HostIn watched("DataIter::epoch or split_batch");
     if (memcmp(&train_set.images[0], &test_set.images[0], 28 * 28) == 0)
         error("the first test image is the first training image: look at load_data's files");
     const int train_count = train_set.count;
@@ -137,17 +137,6 @@ static void check_data() {
     check_epochs("training data", std::move(train_iter), train_set);
     check_epochs("test data", std::move(test_iter), test_set);
     train_set.count = train_count;
-    const std::vector<int> split = options.split;
-    for (std::vector<int> parts : {std::vector<int>{1, 1, 1}, {5, 2, 1}}) {
-        options.split = parts;
-        const int whole = std::accumulate(parts.begin(), parts.end(), 0);
-        const std::vector<int> sizes = shard_sizes(97, 3);
-        for (int i = 0; i < 3; i++)
-            if (std::fabs(sizes.at(i) - 97. * parts[i] / whole) > 2)
-                error("shard_sizes: SPLIT=%s of 97 samples gives the devices %s",
-                      listed(parts, ",").c_str(), listed(sizes, ", ").c_str());
-    }
-    options.split = split;
     for (int n : {97, 10, 1}) { // samples on k devices
         const Tensor X = reshape(arange(6 * n), {n, 2, 3});
         const std::vector<Device> devices = first_devices(options.gpus);
@@ -171,32 +160,31 @@ static void check_data() {
                           i, s);
                 if (!seen.insert(labels[i]).second)
                     error("split_batch: two shards hold the same sample, number %g of %d: look at "
-                          "split_and_load (begin) and shard_sizes",
+                          "split_and_load (begin, end)",
                           labels[i], n);
             }
         }
         if ((int)seen.size() != n)
             error("split_batch: the shards on %zu devices hold %zu of %d samples: look at "
-                  "split_and_load and shard_sizes",
+                  "split_and_load",
                   devices.size(), seen.size(), n);
     }
 }
 
 // --- replicas, before a step
 
-static void check_replicated(const std::vector<std::vector<Tensor>> &device_params) {
+static void check_replicated(const PerDevice &device_params) {
     for (size_t c = 0; c < device_params.size(); c++)
         check_replica(params, param_names, device_params[c], gpu(c));
     const PerDevice grads = gradients(device_params);
     for (size_t c = 0; c < device_params.size(); c++)
-        for (size_t i = 0, g = 0; i < params.size(); i++) {
-            if (!params[i].requires_grad) continue;
-            if (g >= grads[c].size() || grads[c][g].ptr() != gradient(device_params[c][i]).ptr())
-                error("gradients: number %zu of gpu(%zu) is not the gradient of its %s", g + 1, c,
+        for (size_t i = 0; i < params.size(); i++) {
+            if (i >= grads[c].size() || grads[c][i].ptr() != gradient(device_params[c][i]).ptr())
+                error("gradients: number %zu of gpu(%zu) is not the gradient of its %s", i + 1, c,
                       param_names[i].c_str());
-            if (across_devices(grads, g)[c].ptr() != grads[c][g].ptr())
-                error("column %zu: its element %zu is not grads[%zu][%zu]", g, c, c, g);
-            g++;
+            if (across_devices(grads, i)[c].ptr() != grads[c][i].ptr())
+                error("across_devices(grads, %zu): its element %zu is not grads[%zu][%zu]", i, c,
+                      c, i);
         }
 }
 
@@ -224,9 +212,6 @@ static void be_late(void *) {
 }
 static void check_exchange_while(const PerDevice &grads, const std::string &who, int late) {
     const int k = grads.size();
-    std::vector<std::string> names;
-    for (size_t i = 0; i < params.size(); i++)
-        if (params[i].requires_grad) names.push_back(param_names[i]);
     auto number = [](int c, int j) { return (float)((1 + j % 3) * (1 << 3 * c)); };
     std::vector<std::vector<Tensor>> host(k);
     for (int c = 0; c < k; c++)
@@ -243,10 +228,11 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
     for (int c = 0; c < k; c++)
         for (size_t i = 0; i < grads[c].size(); i++) {
             copyto(host[c][i], grads[c][i]);
-            CUDA_CHECK(cudaEventRecord(grads[c][i].written->handle, stream_of(gpu(c))));
+            if (after_gradient) after_gradient(grads[c][i]);
         }
     {
         const HostIn watched("the sum of gradients");
+        const watch::Sum summing;
         watch::late_messages = late == k;
         exchange ? exchange(grads) : run_allreduce("naive", grads);
         watch::late_messages = false;
@@ -255,7 +241,7 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
     if (was_waited_for && all_are_peers(k) && options.allreduce != "host" &&
         options.allreduce != "local")
         differs("a wait", format("%s: the host waits for gpu(%d), where only a stream should wait: "
-                                 "look at wait_for (cudaStreamWaitEvent) and copyto, which blocks "
+                                 "look at make_wait (cudaStreamWaitEvent) and copyto, which blocks "
                                  "only for a copy to the host",
                                  who.c_str(), late));
     for (int c = 0; c < k; c++) {
@@ -300,17 +286,17 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
             wrong == numbers ? "all numbers are wrong"
                              : format("%ld of %ld numbers are wrong, in %s to %s, and all others "
                                       "right: does a loop, a chunk or a grid leave them out?",
-                                      wrong, numbers, names[at].c_str(), names[last].c_str());
+                                      wrong, numbers, param_names[at].c_str(), param_names[last].c_str());
         const std::string text =
             format("%s%s: the sum of %s, number %d, on gpu(%d) is %g, not %g (%s): %s", who.c_str(),
                    late < 0    ? ""
                    : late == k ? ", messages late"
                                : format(", gpu(%d) late", late).c_str(),
-                   names[at].c_str(), first, c, value, want, part.c_str(), what.c_str());
+                   param_names[at].c_str(), first, c, value, want, part.c_str(), what.c_str());
         if (mean) return differs("a mean", text);
         error("%s%s", text.c_str(),
               late < 0 ? ""
-                       : " It is right when nothing is late: is a wait_for missing, or the wrong "
+                       : " It is right when nothing is late: is a make_wait missing, or the wrong "
                          "way round?");
     }
 }
@@ -318,7 +304,7 @@ static void check_exchange() {
     const int k = options.gpus;
     if (k > 7) return; // 24 bits have place for seven
     const std::string who = format("allreduce %s, k = %d%s", options.allreduce.c_str(), k,
-                                   options.overlap ? ", OVERLAP" : "");
+                                   overlaps() ? ", OVERLAP" : "");
     const PerDevice grads = make_grads(k, trained_sizes());
     // Nothing is late; then each device; then, with k, all messages
     for (int late = -1; late <= k; late++) check_exchange_while(grads, who, late);
@@ -330,9 +316,19 @@ static double sum_of(const Tensor &t) {
     const Flat numbers = to_host(t);
     return std::accumulate(numbers.begin(), numbers.end(), 0.0);
 }
-// Where there are buffers, batch norm sees each device's shard by itself
-static bool has_batch_norm() {
-    return std::any_of(params.begin(), params.end(), [](auto &p) { return !p.requires_grad; });
+static bool has_batch_norm() { // which sees each device's shard by itself
+#ifdef NETWORKS
+    return !buffers.empty();
+#else
+    return false;
+#endif
+}
+static bool rounds_to_tf32() {
+#ifdef FAST
+    return fast::precision == "tf32";
+#else
+    return false;
+#endif
 }
 // Parameters at which a loss can be measured: weights of N(0, 2 / fan_in), so that every layer
 // counts; biases away from 0, where the background of an image would lie on ReLU's kink.
@@ -343,7 +339,7 @@ static std::vector<Tensor> well_scaled() {
         Tensor t = copyto(p, cpu());
         const int dims = p.shape.size(), fan_in = dims > 2 ? size(p) / p.shape[0] : p.shape[0];
         std::normal_distribution<float> normal(0, std::sqrt(2.0f / fan_in));
-        for (int j = 0; j < size(p) && p.requires_grad; j++)
+        for (int j = 0; j < size(p); j++)
             if (dims > 1) t.ptr()[j] = normal(dice);
             else t.ptr()[j] += 0.1f * std::sin(j + 1.0f);
         scaled.push_back(t);
@@ -353,7 +349,7 @@ static std::vector<Tensor> well_scaled() {
 // A small step of one parameter along its gradient must raise the mean loss by step * |gradient|^2,
 // one against it lower it by as much, to 5% (10% with batch norm): ReLUs switch on the way.
 static void check_slopes(const std::string &where, const Tensor &X, const Tensor &y) {
-    if (first_check_tolerance > 1e-3f) return; // tf32 rounds the steps off
+    if (rounds_to_tf32()) return; // the steps, too
     const bool bn = has_batch_norm();
     const int n = std::min(bn ? 4 : 8, X.shape[0]);
     const Tensor x = copyto(rows(X, 0, n), gpu(0)), labels = copyto(rows(y, 0, n), gpu(0));
@@ -375,7 +371,6 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
     for (double z : logits) largest = std::max(largest, std::fabs(z));
     const size_t every = 1 + p.size() / 32; // parameter
     for (size_t i = 0; i < p.size(); i += every) {
-        if (!p[i].requires_grad) continue;
         const Flat g = to_host(gradient(p[i])), old = to_host(start[i]);
         double slope = 0, squares = 0; // |gradient of the mean loss|^2, |parameter|^2
         for (double a : g) slope += a / n * a / n;
@@ -397,8 +392,8 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
         const double want = 2 * step * slope, tolerance = bn ? 0.1 : 0.05;
         if (want > 1e-5 * largest && !(std::fabs(change - want) <= tolerance * want))
             error("%sa step of %s along its gradient changes the loss by %.3g, not by %.3g, though "
-                  "every operator is right by itself: look at the network, backward, record and "
-                  "reshape",
+                  "every operator is right by itself: look at the network, backward, "
+                  "add_to_tape and reshape",
                   where.c_str(), param_names[i].c_str(), change, want);
     }
 }
@@ -406,23 +401,23 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
 // --- a step
 
 // The losses: one for each sample, those that one device gives.
-static void check_losses(const std::string &where, const std::vector<Tensor> &losses, const Tensor &X,
-                         const Tensor &y) {
+static void check_losses(const std::string &where, const std::vector<Tensor> &losses,
+                         const Tensor &X, const Tensor &y) {
     const int n = X.shape[0];
-    Flat losses;
+    Flat all;
     for (const Tensor &l : losses) {
         const Flat part = to_host(l);
-        losses.insert(losses.end(), part.begin(), part.end());
+        all.insert(all.end(), part.begin(), part.end());
         const double sum = sum_of(l);
         if (!std::isfinite(sum))
             error("%sthe loss on %s is %s: is unwritten memory read, or is a barrier "
                   "(__syncthreads) or a wait missing?",
                   where.c_str(), str(l.device).c_str(), std::isnan(sum) ? "nan" : "infinite");
     }
-    if ((int)losses.size() != n)
+    if ((int)all.size() != n)
         error("%sit has %d samples, but the devices have %zu losses in total: is there one per "
               "sample (loss, softmax_cross_entropy)? Does split_and_load lose or repeat samples?",
-              where.c_str(), n, losses.size());
+              where.c_str(), n, all.size());
     if (has_batch_norm()) return;
     NoGrad guard;
     const std::vector<Tensor> p = get_params(params, gpu(0));
@@ -430,26 +425,40 @@ static void check_losses(const std::string &where, const std::vector<Tensor> &lo
     auto other = [](float a, float b) {
         return !(std::fabs(a - b) <= 1e-3f * std::max(1.0f, std::fabs(b)));
     };
-    Flat in_order = losses, one_in_order = one; // samples may go to other devices than here
+    Flat in_order = all, one_in_order = one; // samples may go to other devices than here
     std::sort(in_order.begin(), in_order.end());
     std::sort(one_in_order.begin(), one_in_order.end());
     int wrong = 0;
     for (int i = 0; i < n; i++) wrong += other(in_order[i], one_in_order[i]);
     for (int i = 0, c = 0, first = 0; i < n && wrong; i++) {
         while (i - first == size(losses[c])) first += size(losses[c++]);
-        if (other(losses[i], one[i]))
+        if (other(all[i], one[i]))
             error("%sthe loss of sample %d on %s is %.6g, but on one device %.6g: does each shard "
                   "of X meet its own shard of labels y and the parameters of its device? Look at "
                   "train_batch and split_batch",
-                  where.c_str(), i, str(gpu(c)).c_str(), losses[i], one[i]);
+                  where.c_str(), i, str(gpu(c)).c_str(), all[i], one[i]);
     }
+}
+
+// The shards' gradients add up to the minibatch's: but for a ReLU here or there that lets through
+// what it does not in a batch of another size, which is rounded otherwise.
+static void check_sum_of_shards(const std::string &where, const Tensor &X, const Tensor &y,
+                                const Flat &sum) {
+    const Flat one = gradient_on_one(X, y);
+    const double whole = std::inner_product(one.begin(), one.end(), one.begin(), 0.0);
+    const double ratio = std::inner_product(sum.begin(), sum.end(), one.begin(), 0.0) / whole;
+    if (whole > 0 && !(std::fabs(ratio - 1) <= 0.02))
+        error("%sthe shards' gradients add up to %.3g times the minibatch's: does the loss or a "
+              "backward divide by the number of samples (only sgd should), or leave some of them "
+              "out?",
+              where.c_str(), ratio);
 }
 
 // What train_batch has made of a minibatch and of `params`: losses and device_params. An error names
 // the first number that is wrong.
 static void check_step(const std::string &where, const Tensor &X, const Tensor &y,
                        const std::vector<Tensor> &losses,
-                       const std::vector<std::vector<Tensor>> &device_params, float lr) {
+                       const PerDevice &device_params, float lr) {
     const int n = X.shape[0], k = device_params.size();
     for (int c = 0; c < k; c++)
         if (!tapes[c].empty())
@@ -461,11 +470,18 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
               "the devices leave one out?",
               where.c_str(), losses.size(), device_params.size());
     check_losses(where, losses, X, y);
-    const auto [want, unit] = gradient_in_shards(X, y, has_batch_norm() ? k : 1);
-    for (size_t j = 0; j < unit.size(); j++)
-        if (unit[j] == 0 && name_of(j).find("[0]") != std::string::npos)
-            notice("%sthe gradient of %s is 0 everywhere", where.c_str(),
-                   name_of(j).substr(0, name_of(j).size() - 3).c_str());
+    const std::vector<Flat> shards = gradients_of_shards(X, y, k);
+    Flat want(shards[0].size()), magnitude(want.size()); // sums of x, of |x|
+    for (const Flat &shard : shards)
+        for (size_t j = 0; j < want.size(); j++) {
+            want[j] += shard[j];
+            magnitude[j] += std::fabs(shard[j]);
+        }
+    const float *next = magnitude.data();
+    for (size_t i = 0; i < params.size(); next += size(params[i++]))
+        if (std::all_of(next, next + size(params[i]), [](float x) { return x == 0; }))
+            notice("%sthe gradient of %s is 0 everywhere", where.c_str(), param_names[i].c_str());
+    if (!has_batch_norm()) check_sum_of_shards(where, X, y, want);
     static std::pair<Tensor, Flat> last; // images and gradient of the step before
     const auto [X_before, before] = std::exchange(last, {copyto(X, cpu()), want});
     const Flat old = all_to_host(params);
@@ -479,15 +495,13 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
             right[j] = lr * got[j] / n;
             const float off = std::fabs(got[j] - want[j]), moved = std::fabs(update[j] - right[j]);
             const float rounding = 1e-5f * std::fabs(right[j]) + 1e-6f * std::fabs(old[j]);
-            if (!(off <= first_check_tolerance * unit[j])) wrong.push_back(j);
+            if (!(off <= 1.2e-7f * k * magnitude[j])) wrong.push_back(j);
             if (update[j] == right[j]) continue; // even if both are infinite: the loss will tell
             if (!(moved <= rounding)) wrong_update.push_back(j);
         }
         auto at = [&](int j) { return name_of(j) + " on " + str(gpu(c)); };
-        std::vector<Flat> shards;
-        if (!wrong.empty() || !wrong_update.empty()) shards = gradients_of_shards(X, y, k);
         if (!wrong.empty() && X_before.shape == X.shape) {
-            const Flat other = gradient_on_one(X_before, y);
+            const Flat other = gradient_on_one(X_before, y); // roughly: not cut into shards
             size_t alike = 0;
             for (int j : wrong)
                 alike += std::fabs(got[j] - other[j]) <= 0.01 * std::fabs(got[j] - want[j]);
@@ -522,6 +536,12 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
 
 // --- test accuracy, and whole epochs
 
+// Running statistics begin again, equal on all devices.
+static void begin_again() {
+#ifdef NETWORKS
+    reset_buffers();
+#endif
+}
 static void no_tape(const char *who) {
     for (const auto &[d, tape] : tapes)
         if (!tape.empty())
@@ -544,7 +564,7 @@ static Accuracy accuracy_of(DataIter iter, const std::vector<Tensor> &p) {
                 if (z[i * classes + j] > z[i * classes + best]) best = j;
             if (best != y.ptr()[i]) continue;
             accuracy.all += 1.0 / iter.set->count;
-            accuracy.mean_of_means += 1.0 / n / iter.steps();
+            accuracy.mean_of_means += 1.0 / n / ceil_div(iter.set->count, iter.batch_size);
         }
     }
     return accuracy;
@@ -554,6 +574,7 @@ static double test_accuracy(const std::vector<Tensor> &p) {
 }
 static void check_accuracy(const std::string &where) {
     const HostIn watched("evaluate_accuracy");
+    begin_again();
     const std::vector<Device> devices = first_devices(options.gpus);
     std::vector<std::vector<Tensor>> p;
     for (Device d : devices) p.push_back(get_params(well_scaled(), d));
@@ -564,7 +585,7 @@ static void check_accuracy(const std::string &where) {
     const double one = evaluate_accuracy_gpu(on_one, test_iter, devices[0]);
     no_tape("evaluate_accuracy_gpu");
 #ifdef NETWORKS
-    const double all = evaluate_accuracy_gpus(net, p, test_iter, devices);
+    const double all = evaluate_accuracy_gpus(p, test_iter, devices);
     no_tape("evaluate_accuracy_gpus");
 #else
     const double all = counted;
@@ -595,59 +616,50 @@ struct Row { // of an epoch
     double loss, acc, seconds, train_acc; // train_acc: of the training samples
 };
 constexpr double pause_in_epoch = 0.2; // seconds
-// The result of two epochs of `train`: the rows of its log, and the parameters in the file SAVE
+// The result of two epochs of `train`: what it passes to after_epoch, at last gpu(0)'s parameters
 struct Trained {
     std::vector<Row> rows;
-    std::vector<Tensor> saved;
+    Flat saved;
     size_t steps = 0, devices = 0;
 };
 static Trained trained(size_t most) { // steps
-    const Options as_given = options;
-    const Exchange exchange_as_given = exchange;
-    options.log = format("build/check.%d.csv", getpid());
-    options.save = options.log + ".save";
+    const auto as_given = std::tuple(options, exchange, after_epoch);
     options.epochs = 2;
-    options.first_check = false;
+    options.checks = 0;
     fflush(stdout);
     const int out = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY);
     dup2(null, STDOUT_FILENO); // it prints nothing
     Trained result;
-    exchange = [&](const PerDevice &grads) {
+    exchange = [&, sum = exchange](const PerDevice &grads) {
         result.devices = grads.size();
         if (++result.steps > most * 3 / 2) // more than another epoch's
             error("it trains on more than %zu minibatches in 2 epochs of %zu: does a loop never "
                   "end, or is a minibatch trained twice?",
                   most * 3 / 2, most / 2);
-        exchange_as_given ? exchange_as_given(grads) : run_allreduce("naive", grads);
+        sum ? sum(grads) : run_allreduce("naive", grads);
         if (result.steps == most / 2) // a device is late at the end of the first epoch
             watch::pause(stream_of(grads.back()[0].device), 1e3 * pause_in_epoch);
+    };
+    after_epoch = [&](const Animator &animator, const std::vector<Tensor> &p) {
+        if (animator.Y.size() != result.rows.size() + 1)
+            error("after epoch %zu animator has %zu rows: does animator.add come before "
+                  "after_epoch?",
+                  result.rows.size() + 1, animator.Y.size());
+        result.rows.push_back({animator.loss.back(), animator.Y.back(), animator.seconds.back(), 0});
+        result.saved = all_to_host(p);
     };
     std::string said;
     try {
         const HostIn watched("train");
-        train(options.gpus, options.batch, options.lr);
+        experiment.train(options.gpus, options.batch, options.lr);
     } catch (const std::exception &e) { said = e.what(); }
     fflush(stdout);
     dup2(out, STDOUT_FILENO);
     close(out), close(null);
-    const std::string log = options.log, save = options.save;
-    options = as_given;
-    exchange = exchange_as_given;
+    std::tie(options, exchange, after_epoch) = as_given;
     if (said.find("labels") < said.size())
         said += ": are X and y of the same minibatch, or is X that of the minibatch before?";
     if (!said.empty()) error("train, on %d samples: %s", train_set.count, said.c_str());
-    std::ifstream file(log);
-    std::string line;
-    for (std::getline(file, line); std::getline(file, line);) {
-        Row r;
-        if (sscanf(line.c_str(), "%*d,%lf,%lf,%lf", &r.loss, &r.acc, &r.seconds) == 3)
-            result.rows.push_back(r);
-    }
-    if (std::ifstream(save)) {
-        for (const Tensor &p : params) result.saved.push_back(empty(p.shape, cpu()));
-        load_safetensors(save, result.saved);
-    }
-    for (const std::string &name : {log, save}) remove(name.c_str());
     return result;
 }
 
@@ -658,7 +670,7 @@ static const std::pair<Mistake, const char *> mistakes_of_train[] = {
     {anew_each_epoch, "does each epoch begin with the parameters on the host (get_params)?"},
     {anew_each_step, "does each step begin with the parameters on the host (get_params), or is lr "
                      "0?"},
-    {last_loss, "it is the last minibatch's part: does Animator::count add up the losses?"}};
+    {last_loss, "it is the last minibatch's part: does Animator::end_epoch add up the losses?"}};
 // Train for two epochs by train_batch alone, with one of the mistakes, and return the rows.
 static std::vector<Row> rows_with(Mistake mistake, PerDevice &device_params) {
     const std::vector<Device> devices = first_devices(options.gpus);
@@ -666,6 +678,7 @@ static std::vector<Row> rows_with(Mistake mistake, PerDevice &device_params) {
     DataIter train_iter = load_data_fashion_mnist(options.batch).first;
     std::vector<std::pair<Tensor, Tensor>> minibatches;
     std::vector<Row> rows;
+    begin_again();
     for (int epoch = 0; epoch < 2; epoch++) {
         if (epoch == 0 || mistake != one_order) minibatches = train_iter.epoch();
         if (mistake == anew_each_epoch) device_params = replicate(devices);
@@ -698,7 +711,7 @@ static std::string explain_losses(const std::vector<Row> &rows, const std::vecto
     }
     if (same_parameters)
         return "the parameters become the right ones, so the losses are counted wrongly: look at "
-               "Animator (add_losses, count)";
+               "Animator (add_losses, end_epoch)";
     return like(rows[0], right[0]) ? "what is different in the second epoch, such as lr?"
                                    : "does train give each minibatch to train_batch, with this lr?";
 }
@@ -730,13 +743,13 @@ static void check_train(const std::string &where) {
         error("train: it uses %zu devices, but GPUS is %d: look at first_devices(num_gpus) and "
               "device_params",
               devices, options.gpus);
-    if (rows.size() < 2) error("%strain stops after %zu of 2 epochs", where.c_str(), rows.size());
+    if (rows.size() < 2)
+        error("%strain %s after %zu of 2 epochs", where.c_str(),
+              taken < 2 * steps ? "stops" : "does not call after_epoch", rows.size());
     if (rows.size() > 2)
         error("%strain runs %zu epochs, but num_epochs is 2: look at the condition of its loop",
               where.c_str(), rows.size());
-    if (saved.empty())
-        error("%strain does not write the file SAVE: is save_params missing?", where.c_str());
-    const bool same_parameters = all_to_host(saved) == all_to_host(device_params[0]);
+    const bool same_parameters = saved == all_to_host(device_params[0]);
     if (taken != 2 * steps)
         differs("steps", format("%strain sums gradients for %g of the %zu minibatches of an epoch: "
                                 "does its loop take each of train_iter.epoch()?",
@@ -750,7 +763,7 @@ static void check_train(const std::string &where) {
                            "another give %.6g: %s",
                            where.c_str(), epoch + 1, rows[epoch].loss, right[epoch].loss,
                            explain_losses(rows, right, same_parameters, before).c_str()));
-        else if (std::fabs(rows[epoch].acc - right[epoch].acc) > 1e-3)
+        else if (!has_batch_norm() && std::fabs(rows[epoch].acc - right[epoch].acc) > 1e-3)
             error("%strain's accuracy after epoch %zu is %.4f, but a count here gives %.4f: %s",
                   where.c_str(), epoch + 1, rows[epoch].acc, right[epoch].acc,
                   explain_accuracy(rows[epoch].acc, epoch, right).c_str());
@@ -759,13 +772,13 @@ static void check_train(const std::string &where) {
         error("%san epoch takes %.3f s, but its last minibatch alone takes %.1f: does the host "
               "wait for the devices (waitall) before timer.stop()?",
               where.c_str(), rows[0].seconds, pause_in_epoch);
-    if (all_to_host(saved) == all_to_host(params))
-        error("%sSAVE has the parameters that train began with: does train pass device_params[0] "
-              "to save_params?",
+    if (saved == all_to_host(params))
+        error("%sSAVE would have the parameters that train began with: does train pass "
+              "device_params[0] to after_epoch?",
               where.c_str());
     if (same && !same_parameters)
-        differs("SAVE", where + "SAVE has other parameters than gpu(0) ends with: is save_params "
-                                "called after each epoch, with device_params[0]?");
+        differs("SAVE", where + "SAVE would have other parameters than gpu(0) ends with: is "
+                                "after_epoch called after each epoch, with device_params[0]?");
     check_replicas(device_params);
     train_set.count = train_count;
     options.batch = batch, options.lr = lr;
@@ -778,10 +791,12 @@ static void check_train(const std::string &where) {
 static void check_model(int minibatches) {
     const std::vector<Device> devices = first_devices(options.gpus);
     rng.seed(options.seed);
-    init_model();
-    if (!options.init.empty()) load_safetensors(options.init, params);
-    exchange = exchange_by(options.allreduce, options.overlap);
-    const std::string who = format("%s, %d device%s, batch %d", options.model.c_str(), options.gpus,
+    experiment.init_params();
+#ifdef FILES
+    load_init();
+#endif
+    choose_exchange();
+    const std::string who = format("%s, %d device%s, batch %d", experiment.name.c_str(), options.gpus,
                                    options.gpus > 1 ? "s" : "", options.batch);
     for (size_t i = 0; i < params.size(); i++) {
         const Flat numbers = to_host(params[i]);
@@ -827,19 +842,15 @@ static void check_model(int minibatches) {
 static int minibatches = 3;
 // MODEL alone, or lenet and lab_cnn (resnet18 takes minutes on a CPU: ask for it).
 void check() {
+    const int k = options.gpus;
     check_operators();
     check_data();
-    for (const Model &m : models) {
-        const std::string model = m.name;
-        if (given("MODEL") ? model != options.model : model == "resnet18") continue;
+    const std::string chosen = experiment.name;
+    for (const std::string &model : model_names()) {
+        if (given("MODEL") ? model != chosen : model == "resnet18") continue;
         const Options as_given = options;
-        options.model = model;
-        options.batch = given("BATCH")        ? options.batch
-                        : model == "resnet18" ? 4 * options.gpus
-                                              : 31;
-        if (!given("LR")) options.lr = 0; // what this model's chapter has
-        if (!given("ALLREDUCE") && !given("KVSTORE")) options.allreduce.clear();
-        complete_options();
+        use_model(model);
+        if (!given("BATCH")) options.batch = model == "resnet18" ? 4 * k : std::max(31, k);
         test_set.count = std::min(test_set.count, model == "resnet18" ? 7 : 47);
         check_model(model == "resnet18" ? 1 : minibatches);
         options = as_given;
@@ -851,17 +862,16 @@ void check() {
 
 #ifdef CHECK_MAIN
 static void run_check() {
-    try {
-        set_up(options.gpus, true);
-    } catch (const std::exception &) { // of a copy it says nothing more
-        check_copies();
-        throw;
-    }
+    train_set = load_data(options.data, "train");
+    test_set = load_data(options.data, "t10k");
+    if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(options.gpus).c_str(), 0);
+    use_devices(options.gpus, true);
     check_copies();
     check();
 }
 int main(int argc, char **argv) {
     options.gpus = 2;
-    return mgpu_main(argc, argv, run_check);
+    run = run_check;
+    return mgpu_main(argc, argv);
 }
 #endif

@@ -1,21 +1,10 @@
 // make check, its first part: autograd with an operator of its own; then every operator alone,
 // forward and backward, against the same in double. A gradient is compared with the slopes of that
 // reference, so nothing is derived twice.
-// defines: HostIn, Numbers, compare, Case, reference, check_operators, check_network
+// defines: Numbers, compare, Case, reference, check_operators, check_network
 #pragma once
 #include "called_operators.h"
 #include "wrong_numbers.h"
-
-// While it lives, an endless loop of the host is told with this name: on emulated devices after
-// 10 s of the host's own time, and at Ctrl-C.
-struct HostIn {
-    explicit HostIn(const std::string &function) {
-        nvtxRangePushA("make check");
-        nvtxMarkA(function.c_str());
-    }
-    HostIn(const HostIn &) = delete;
-    ~HostIn() { nvtxRangePop(); }
-};
 
 typedef std::vector<double> Numbers;
 typedef std::vector<std::vector<int>> Shapes;
@@ -250,12 +239,15 @@ static Device last() { return gpu(options.gpus - 1); }
 // Its stream stands still for a while: a kernel on another one, or before a wait, is early
 static void pause_stream(Device d) { watch::pause(stream_of(d), 1); }
 
+static bool wants_grad(const Case &c, size_t a) { // labels and running statistics do not
+    const std::string name = arguments(c)[a];
+    return name != "y" && name.compare(0, 7, "running") != 0;
+}
 static std::vector<Tensor> inputs_of(const Case &c) { // on the host
     std::vector<Tensor> in;
     for (size_t a = 0; a < c.shapes.size(); a++) {
         Tensor t = empty(c.shapes[a], cpu());
         const std::string name = arguments(c)[a];
-        t.requires_grad = name != "y" && name.compare(0, 7, "running") != 0;
         for (int i = 0; i < size(t); i++)
             t.ptr()[i] = name == "y" ? dice() % c.shapes[0][1]
                          : name == "running_var" || name == "gamma"
@@ -313,7 +305,9 @@ static void check_case(const Case &c) {
     const std::vector<Tensor> host = inputs_of(c);
     const std::vector<Numbers> in = all_in_double(host);
     pause_stream(last());
-    const std::vector<Tensor> p = get_params(host, last());
+    std::vector<Tensor> p = get_params(host, last());
+    for (size_t a = 0; a < p.size(); a++)
+        if (!wants_grad(c, a)) p[a].grad = nullptr;
     const Numbers want = in_double(c, in);
     auto &tape = tapes[last().id];
     tape.clear();
@@ -342,11 +336,11 @@ static void check_case(const Case &c) {
     }
     if (!recording) {
         if (!tape.empty())
-            error("%sit is on the tape in spite of NoGrad: look at record", where.c_str());
+            error("%sit is on the tape in spite of NoGrad: look at add_to_tape", where.c_str());
         return;
     }
     if (!y.grad || tape.empty())
-        error("%sits backward is not on the tape: look at record", where.c_str());
+        error("%sits backward is not on the tape: look at add_to_tape", where.c_str());
     // Backward with weights for dy; then a second pass, where y is used twice: both add
     Numbers weight;
     Tensor w = empty(y.shape, cpu());
@@ -360,7 +354,7 @@ static void check_case(const Case &c) {
     const double step = usual ? 1e-6 : 1e-2;
     const std::string unusual = usual ? "" : "it is not the slope of this y: ";
     for (size_t a = 0; a < p.size(); a++)
-        if (host[a].requires_grad) slopes[a] = slopes_of(y_of, step, c, in, weight, a);
+        if (wants_grad(c, a)) slopes[a] = slopes_of(y_of, step, c, in, weight, a);
     for (int uses : {1, 2}) {
         const Tensor other = uses == 2 ? call(c, p) : y;
         if (uses == 2) y = call(c, p);
@@ -373,15 +367,15 @@ static void check_case(const Case &c) {
         pause_stream(last());
         backward(l);
         for (size_t a = 0; a < p.size(); a++) {
-            if (!host[a].requires_grad) continue;
+            if (!wants_grad(c, a)) continue;
             const std::string name = "d" + arguments(c)[a];
             for (double &s : slopes[a]) s *= uses;
             const bool right = compare(
                 where + (uses == 1 ? "" : "used twice, in a second pass: "), name, c.shapes[a],
                 to_host(gradient(p[a])), slopes[a], usual ? float_error : 1e-3,
                 uses == 1 ? unusual + where_to_look(c, name)
-                          : "a backward must add (+=) to a gradient, which grad_to_add_to clears at the "
-                            "first use in a pass: look at " +
+                          : "a backward must add (+=) to a gradient, which grad_to_add_to clears "
+                            "at the first use in a pass: look at " +
                                 c.op + "'s backward and grad_to_add_to");
             if (!right) return;
         }
@@ -418,8 +412,8 @@ static void check_normal() {
         error("normal: %s: look at random, whose rng must go on from number to number",
               a == b ? "two calls give the same numbers" : "two numbers are the same");
 }
-// What get_params makes of parameters on the host: copies on d; the gradients of those that want
-// one are 0 at first and lie one behind the other
+// What get_params makes of parameters on the host: copies on d, whose gradients are 0 at first and
+// lie one behind the other
 static void check_replica(const std::vector<Tensor> &host, const std::vector<std::string> &names,
                           const std::vector<Tensor> &p, Device d) {
     if (p.size() != host.size())
@@ -432,16 +426,11 @@ static void check_replica(const std::vector<Tensor> &host, const std::vector<std
         if (p[i].shape != host[i].shape)
             error("get_params: %s has shape %s, but on the host %s", who.c_str(),
                   str(p[i].shape).c_str(), str(host[i].shape).c_str());
-        if (p[i].requires_grad != host[i].requires_grad)
-            error("get_params: of %s requires_grad is %s, unlike the host's: look at get_params "
-                  "and copyto",
-                  who.c_str(), p[i].requires_grad ? "true" : "false");
         compare("get_params: ", who, p[i].shape, to_host(p[i]), all_in_double({host[i]})[0], 0,
                 "it must be a copy of the host's: look at get_params and copyto");
-        if (p[i].requires_grad != (p[i].grad != nullptr))
-            error("attach_grad: %s has %s gradient: does get_params call attach_grad?", who.c_str(),
-                  p[i].grad ? "a" : "no");
-        if (!p[i].grad) continue;
+        if (!p[i].grad)
+            error("attach_grad: %s has no gradient: does get_params call attach_grad?",
+                  who.c_str());
         const Tensor &g = *p[i].grad;
         if (g.device.id != d.id || size(g) != size(p[i]))
             error("attach_grad: the gradient of %s has shape %s on %s, unlike its parameter",
@@ -466,14 +455,12 @@ static Tensor times(int factor, const Tensor &X) {
     });
 }
 static void check_autograd() {
-    const HostIn watched("get_params, record or backward");
+    const HostIn watched("get_params, add_to_tape or backward");
     const int n = 300;
-    Tensor buffer = arange(5);
-    buffer.requires_grad = false;
-    const std::vector<Tensor> host = {arange(n), buffer, arange(n), arange(7)};
+    const std::vector<Tensor> host = {arange(n), arange(n), arange(7)};
     const std::vector<Tensor> p = get_params(host, last());
-    check_replica(host, {"W", "a buffer", "X", "b"}, p, last());
-    const Tensor &X = p[2];
+    check_replica(host, {"W", "X", "b"}, p, last());
+    const Tensor &W = p[0], &X = p[1];
     auto &tape = tapes[last().id];
     auto gradient_is = [&](float want, const Tensor &l, const char *how, const char *look) {
         backward(l);
@@ -485,7 +472,8 @@ static void check_autograd() {
     gradient_is(
         2, times(2, X), "y = 2X, backward(y)",
         "backward must start with dl = 1 for each number of l (a sum: only sgd divides by the "
-        "number of samples) and run the entry once: look at backward, record and grad_to_add_to");
+        "number of samples) and run the entry once: look at backward, add_to_tape and "
+        "grad_to_add_to");
     gradient_is(2, times(2, X), "y = 2X in a second pass",
                 "the gradient of an earlier pass must be zeroed at the first use, not added to: "
                 "look at grad_to_add_to and backward (stale)");
@@ -499,15 +487,19 @@ static void check_autograd() {
     };
     gradient_is(5, both(times(2, X), times(3, X)), "y = 2X + 3X",
                 "both uses must add to dX, which is cleared once in a pass: look at grad_to_add_to");
-    times(4, X); // does not count
+    copyto(arange(n), gradient(W)); // as a pass before has left it
+    times(4, W);                    // does not count, nor does the next one
+    times(4, X);
     gradient_is(2, times(2, X), "y = 2X, after a 4X that y does not depend on",
                 "an entry whose gradient was not written in this pass must not run: look at "
                 "backward (stale)");
+    compare("autograd, of a W that l does not depend on: ", "dW", {n}, to_host(gradient(W)),
+            Numbers(n, 0), 0, "it must become 0: look at backward (first_uses)");
     {
         NoGrad guard;
         if (times(2, X).grad || !tape.empty())
             error("NoGrad: an operator's result has a gradient, or is on the tape: look at "
-                  "NoGrad and record (recording)");
+                  "NoGrad and add_to_tape (recording)");
     }
     if (!recording) error("NoGrad: recording is still off after it: look at ~NoGrad");
 }
@@ -516,16 +508,13 @@ static void check_sgd() {
     const int n = 700;
     Tensor a = empty({n}, cpu()), b = empty({n}, cpu());
     for (int i = 0; i < n; i++) a.ptr()[i] = dice() % 1000, b.ptr()[i] = dice() % 1000;
-    // Three parameters, the second one without a gradient
     const float lr = 0.3f;
     const int batch = 7;
-    Tensor buffer = copyto(b, cpu());
-    buffer.requires_grad = false;
-    const std::vector<Tensor> p = get_params({a, buffer, b}, last());
+    const std::vector<Tensor> p = get_params({a, b}, last());
     copyto(b, gradient(p[0])); // each is the other's gradient
-    copyto(a, gradient(p[2]));
+    copyto(a, gradient(p[1]));
     sgd(p, lr, batch);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         const Flat old = to_host(i ? b : a), now = to_host(p[i]), grad = to_host(i ? a : b);
         Flat update;
         Numbers right;
@@ -533,18 +522,15 @@ static void check_sgd() {
         bool some = false; // are right: it is no factor
         for (int j = 0; j < n; j++) {
             update.push_back(old[j] - now[j]);
-            right.push_back(i == 1 ? 0 : (double)lr * grad[j] / batch);
+            right.push_back((double)lr * grad[j] / batch);
             product += update[j] * right[j], squares += right[j] * right[j];
             some = some || std::fabs(update[j] - right[j]) < 1e-3 * right[j];
         }
         const double ratio = product / squares;
         compare(
-            format("sgd(params, lr %g, batch size %d), the %s: ", lr, batch,
-                   i == 1 ? "second parameter, which has no gradient"
-                   : i    ? "third"
-                          : "first"),
+            format("sgd(params, lr %g, batch size %d), the %s: ", lr, batch, i ? "second" : "first"),
             "update", {n}, update, right, 1e-3,
-            (i == 1 || some ? "" : explain_update(ratio, batch, batch, lr, batch, 1) + ": ") +
+            (some ? "" : explain_update(ratio, batch, batch, lr, batch, 1) + ": ") +
                 "look at sgd, sgd_kernel (i < n) and its launch (blocks): param -= lr * grad / "
                 "batch_size");
     }
@@ -620,7 +606,7 @@ static void check_network(const std::string &who, const Tensor &X,
                           const std::vector<Tensor> &params) {
     int number = 0;
     const Tensor y = [&] {
-        const HostIn watched(options.model);
+        const HostIn watched(experiment.name);
         return net(X, params);
     }();
     for (const Call &made : calls_of(y)) {
