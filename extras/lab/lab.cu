@@ -11,15 +11,12 @@
 #endif
 #include PROGRAM
 
-// Count what kernels use.
-static void (*const on_use_before)(Device device, const Tensor *tensor) = on_use;
+#ifdef FAST // only extras/fast/ tells what kernels use
 static const bool counting = [] {
-    on_use = [](Device device, const Tensor *tensor) {
-        if (on_use_before) on_use_before(device, tensor);
-        if (tensor) watch::touch(size(*tensor));
-    };
+    on_use = [](const Tensor &tensor) { watch::touch(size(tensor)); };
     return true;
 }();
+#endif
 
 #include "bench.h"
 #include "profile.h"
@@ -42,11 +39,12 @@ static const Command *command = nullptr;
 static const std::vector<Option> lab_options = {
     {"BENCH", &bench_what, "part of make bench: step, allreduce, kernels or all (all)"},
 };
+static const Option step_count = {"STEPS", &steps, "steps that are recorded (3; of profile: for 1 s)"};
 static const Option dry_gpus = {"DRY_GPUS", &dry_devices, "devices (8)", 1, 1024};
 static const Option dry_nodes = {"DRY_NODE", &dry_node, "devices of a process (all)", 1, 1024};
 
 static void run_lab() {
-    const bool bench = command->run == ::bench, dry = command->run == dry_run;
+    const bool bench = command->run == ::bench;
     if (given("BENCH") && !bench) error("BENCH does not apply to %s", command->name);
     const std::set<std::string> parts = {"all", "step", "allreduce", "kernels"};
     if (!parts.count(bench_what))
@@ -55,13 +53,12 @@ static void run_lab() {
     const bool few = bench_what != "all" && bench_what != "allreduce";
     const int devices = !bench || few || given("GPUS") ? options.gpus : 4;
     if (!on_cpu && !bench) watch::show_devices(devices);
-    if (command->run == summary || dry) options.replica_check = false;
-    // mgpu.cu's set_up without the data: the samples are random ones
+    // As run_program() without the data: the samples are random ones
     if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
-    use_devices(devices, !bench);
+    use_devices(devices, bench);
     rng.seed(options.seed);
-    init_model();
-    if (!options.init.empty()) load_safetensors(options.init, params);
+    experiment.init_params();
+    choose_exchange(!bench);
     command->run();
     params.clear();
 }
@@ -77,7 +74,9 @@ int lab_main(int argc, char **argv) {
     }
     option_table.insert(option_table.end(), lab_options.begin(), lab_options.end());
     if (command->run == dry_run) option_table.insert(option_table.end(), {dry_gpus, dry_nodes});
-    return mgpu_main(argc - 1, argv + 1, run_lab);
+    if (command->run == trace || command->run == profile) option_table.push_back(step_count);
+    run = run_lab;
+    return mgpu_main(argc - 1, argv + 1);
 }
 
 #ifndef LAB_NO_MAIN // its tests have a main of their own

@@ -3,6 +3,7 @@
 # FABRIC         another machine's network, such as ethernet100, see extras/lab/fabric.md
 # PROFILE        times of kernels, for make trace with FABRIC, such as data/profile.csv
 # TRACE_MS       width of make trace's picture in milliseconds, by default the time of the steps
+# STEPS          steps that make trace and make profile record, by default 3
 # STEP_MS        milliseconds of a step on one device, for make scale; by default it is measured
 # RUNS           logs that make plot draws, such as 'a.csv b.csv', by default LOG
 # SWEEP_GPUS     numbers of devices that make sweep trains on, by default 1 2

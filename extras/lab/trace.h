@@ -6,9 +6,7 @@
 
 // W3, or W3-b4 of several: the gradients that a message moves, if it reads or writes some of these
 static std::string moved(const watch::Op &op, const PerDevice &grads) {
-    std::vector<std::string> names;
-    for (size_t i = 0; i < params.size(); i++)
-        if (params[i].requires_grad) names.push_back(param_names[i]);
+    const std::vector<std::string> &names = param_names;
     for (const void *at : {op.from, op.to})
         for (const auto &list : grads) {
             const float *begin = (const float *)at, *end = begin + long(op.bytes / sizeof(float));
@@ -26,10 +24,13 @@ static void print_ops(const watch::Recorder &r, const std::vector<int> &sizes = 
     auto named = [&](const Stream &s, const std::string &name) {
         if (s.handle.lane && s.handle.lane->number >= 0) lanes[s.handle.lane->number] = name;
     };
-    for (const DeviceState &g : gpus) {
-        for (int comm : {0, 1}) named(g.streams[comm], comm ? "communication" : "computation");
-        for (auto &[src, link] : g.links) named(link, "from " + str(gpu(src)));
+    for (const DeviceState &d : device_states) {
+        named(d.stream, "computation");
+        for (auto &[src, link] : d.links) named(link, "from " + str(gpu(src)));
     }
+#ifdef ALGORITHMS
+    for (const Stream &other : other_streams) named(other, "communication");
+#endif
     size_t bytes = 0;
     for (int n : sizes) bytes += sizeof(float) * n;
     printf("# %s, %zu bytes of gradients\n"
@@ -46,13 +47,14 @@ static void print_ops(const watch::Recorder &r, const std::vector<int> &sizes = 
         text.clear();
     }
 }
+static int steps = 0; // STEPS, if it is given
 // Some steps, on the devices
 void trace() {
     const auto replicas = replicate(first_devices(options.gpus));
     const auto step = training_step(replicas, options.batch);
     for (int i = 0; i < 2; i++) step(); // they take what memory is needed
     watch::Recorder r(true);
-    for (int i = 0; i < (options.steps ? options.steps : 3); i++) step();
+    for (int i = 0; i < (steps ? steps : 3); i++) step();
     r.read_times();
     print_ops(r, trained_sizes(), gradients(replicas));
 }
@@ -68,13 +70,15 @@ static void dry_host(const PerDevice &grads) {
 // What is made on them, tensors and events, must be gone before it.
 struct DryRun {
     std::vector<DeviceState> devices;
+    std::vector<Stream> others = {}; // OVERLAP's
+    std::map<const float *, cudaEvent_t> events = {};
     const size_t lanes = watch::lanes.size();
     explicit DryRun(int k) : devices(k) {
         watch::dry = true;
         swap();
         for (int c = 0; c < k; c++) {
             device_states[c].physical = c;
-            for (Stream &s : device_states[c].streams) s = new_stream(gpu(c));
+            device_states[c].stream = new_stream(gpu(c));
         }
     }
     ~DryRun() {
@@ -84,7 +88,11 @@ struct DryRun {
     }
     void swap() {
         static void (*run)(const PerDevice &grads) = nullptr; // host's; a handout lacks it
-        gpus.swap(devices);
+        device_states.swap(devices);
+#ifdef ALGORITHMS
+        other_streams.swap(others);
+        written.swap(events);
+#endif
         for (Algorithm &a : algorithms) {
             if (!run && std::string(a.name) == "host") run = a.run;
             if (a.run == run) a.run = dry_host;
@@ -96,21 +104,22 @@ struct DryRun {
 // to the host; between hosts a ring (or else a tree), here the same messages of the devices 0; and
 // back.
 static int dry_node = 1024;
+static std::string dry_algorithm = "naive"; // in each process
 static void sum_in_nodes(const PerDevice &grads) {
     const int k = grads.size(), node = dry_node;
-    const ProfilerRange sum("sum");
+    const watch::Sum sum;
     const std::vector<Tensor> flat = flatten(grads);
     const Tensor host = empty(flat[0].shape, cpu());
     PerDevice roots;
     for (int c = 0; c < k; c += node) {
         const auto first = grads.begin() + c;
-        run_allreduce(options.allreduce, {first, first + std::min(node, k - c)});
+        run_allreduce(dry_algorithm, {first, first + std::min(node, k - c)});
         CUDA_CHECK(cudaMemcpyAsync(host.ptr(), flat[c].ptr(), sizeof(float) * size(host),
                                    cudaMemcpyDeviceToHost,
                                    stream_of(flat[c].device))); // copyto would wait
         roots.push_back(grads[c]);
     }
-    run_allreduce(options.allreduce == "ring" ? "ring" : "tree", roots);
+    run_allreduce(dry_algorithm == "ring" ? "ring" : "tree", roots);
     for (int c = 0; c < k; c++) {
         if (c % node) make_wait(flat[c].device, flat[c - c % node].device);
         copyto(host, flat[c]);
@@ -127,16 +136,15 @@ void dry_run() {
     if (rest) sizes.back() += k - rest; // equal chunks, which stay so however large they are drawn
     const PerDevice grads = make_grads(k, sizes);
     watch::Recorder r(false);
-    {
-        const ProfilerRange part("backward");
-        for (const auto &list : grads)
-            for (size_t i = list.size(); i-- > 0;)
-                CUDA_CHECK(cudaEventRecord(list[i].written->handle, stream_of(list[i].device)));
+    for (const auto &list : grads)
+        for (size_t i = list.size(); i-- > 0;) after_gradient(list[i]);
+    const std::string in_each = dry_algorithm = options.allreduce;
+    if (dry_node < k) {
+        algorithms.push_back({"nodes", sum_in_nodes});
+        options.allreduce = "nodes";
+        choose_exchange(true);
     }
-    if (dry_node < k) exchange = sum_in_nodes;
-    if (dry_node < k && options.overlap)
-        exchange = [](const PerDevice &grads) { sum_in_buckets(sum_in_nodes, grads); };
-    if (exchange) exchange(grads);
-    else run_allreduce("naive", grads);
+    exchange(grads);
+    options.allreduce = in_each;
     print_ops(r, sizes);
 }
