@@ -97,7 +97,7 @@ build/gpu/wrong: extras/lab/worker.cu build/gpu/wrong.cu $(wrong) mgpu.cu $(algo
 	$(worker_gpu) -DALL_WRONG -DSUBMISSION='"../../build/gpu/wrong.cu"' $< -o $@
 build/gpu/wrong.cu: $(wrong) extras/lab/lab.mk
 	@mkdir -p $(@D); printf '#include "../../%s"\n' $(wrong) >$@
-build/gpu/lab_tests: extras/lab/tests.cu tests.cu $(program_gpu) extras/lab/lab.cu \
+build/gpu/lab_tests: extras/lab/tests.cu $(tests_h) $(program_gpu) extras/lab/lab.cu \
     extras/lab/check.cu extras/lab/simulate.cc $(DOCTEST)
 	$(NVCC) $(nvcc_flags) $(call in_program,../../build/gpu/program.cu) $(call watched,gpu) \
 	    -isystem $(dir $(DOCTEST)) $< -o $@
@@ -124,7 +124,7 @@ build/$1/wrong: $$(call lab_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/extras
 	$$(CXX) $$(lab_flags_$1) $$(worker_flags_$1) -DALL_WRONG -DSUBMISSION='"wrong/all.cu"' \
 	    -x c++ $$< -o $$@
 build/$1/lab_tests: $$(call lab_cpp,tests) $$(program_$1) build/cpp/extras/lab/lab.cu \
-    build/cpp/extras/lab/check.cu build/cpp/tests.cu extras/lab/simulate.cc build/$1/doctest.o
+    build/cpp/extras/lab/check.cu $(tests_h:%=build/cpp/%) extras/lab/simulate.cc build/$1/doctest.o
 	$$(CXX) $$(lab_flags_$1) $$(call in_program,../../$(source_$1)) $$(call watched,$1) $$(linked) \
 	    -x c++ $$< -x none build/$1/doctest.o -o $$@
 endef

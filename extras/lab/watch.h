@@ -161,6 +161,7 @@ struct Recorder { // works as long as it lives
 
     explicit Recorder(bool timed) : timed(timed) {
         for (Lane &lane : lanes) lane = {lane.handle, lane.device};
+        longest_tape.clear();
         if (timed) start_clocks();
         recorder = this;
     }
