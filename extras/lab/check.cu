@@ -347,7 +347,8 @@ static std::vector<Tensor> well_scaled() {
     return scaled;
 }
 // A small step of one parameter along its gradient must raise the mean loss by step * |gradient|^2,
-// one against it lower it by as much, to 5% (10% with batch norm): ReLUs switch on the way.
+// one against it lower it by as much, to 5% (10% with batch norm): ReLUs switch on the way. If that is
+// too much, a shorter step must do it.
 static void check_slopes(const std::string &where, const Tensor &X, const Tensor &y) {
     if (rounds_to_tf32()) return; // the steps, too
     const bool bn = has_batch_norm();
@@ -379,18 +380,27 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
             error("%sthe gradient of %s is 0 everywhere: does the network use it, and does every "
                   "operator between it and the loss record its backward, with all inputs?",
                   where.c_str(), param_names[i].c_str());
-        const double step =
+        double step =
             std::min(1e-3 * whole / slope, 1e-2 * (0.1 + std::sqrt(squares)) / std::sqrt(slope));
-        double change = 0;
-        for (int way : {1, -1}) {
-            const Tensor moved = empty(p[i].shape, cpu());
-            for (size_t j = 0; j < g.size(); j++) moved.ptr()[j] = old[j] + way * step / n * g[j];
-            copyto(moved, p[i]);
-            change += way * mean_loss();
+        double change = 0, want = 0;
+        bool right = false;
+        for (int tries = 0; tries < 3 && !right; tries++, step /= 4) { // the shorter, the fewer ReLUs
+            want = 2 * step * slope;
+            if (want <= 1e-5 * largest) { // too small to be measured
+                right = tries == 0;
+                break;
+            }
+            change = 0;
+            for (int way : {1, -1}) {
+                const Tensor moved = empty(p[i].shape, cpu());
+                for (size_t j = 0; j < g.size(); j++) moved.ptr()[j] = old[j] + way * step / n * g[j];
+                copyto(moved, p[i]);
+                change += way * mean_loss();
+            }
+            right = std::fabs(change - want) <= (bn ? 0.1 : 0.05) * want;
         }
         copyto(start[i], p[i]);
-        const double want = 2 * step * slope, tolerance = bn ? 0.1 : 0.05;
-        if (want > 1e-5 * largest && !(std::fabs(change - want) <= tolerance * want))
+        if (!right)
             error("%sa step of %s along its gradient changes the loss by %.3g, not by %.3g, though "
                   "every operator is right by itself: look at the network, backward, "
                   "add_to_tape and reshape",
