@@ -23,7 +23,7 @@ for word; do # the words for this script; the others are left for LAB
     trace/TRACE_MS=*) trace_ms=$value ;;
     scale/STEP_MS=*) STEP_MS=$value ;;
     scale/BATCH=*) batch_word=$word ;;
-    scale/GPUS=* | scale/STEPS=* | scale/SPLIT=* | scale/OVERLAP=*) ;; # it has its own
+    scale/GPUS=* | scale/STEPS=* | scale/OVERLAP=*) ;; # it has its own
     *) set -- "$@" "$word" ;;
     esac
 done
@@ -33,6 +33,9 @@ mkdir -p $own || exit 1
 trap 'rm -rf $own' EXIT
 trap 'exit 130' INT HUP TERM
 devices='2 4 8 16 32 64 128 256 512 1024'
+others=$(for name in host by_tensor sharded ring tree; do # a handout lacks them
+    [ ! -f extras/algorithms/$name.h ] || echo $name
+done)
 node=${fabrics%%x*} # devices of a machine, in 8xnvlink+ethernet100: as nodes/ sums
 case $node in '' | *[!0-9]*) node= ;; esac
 
@@ -54,10 +57,12 @@ bench)
         case $fabrics in sockets* | *x*+*) [ "$k" -le 256 ] || none=sharded ;; esac
         if [ "$node" ] && [ "$k" -gt "$node" ]; then # machines have no host in common
             no_host=host
-            for name in ${algorithms:-ring tree}; do more="$more nodes/$name"; done
+            for name in ${algorithms:-$others}; do
+                case ${algorithms:+given}$name in given* | ring | tree) more="$more nodes/$name" ;; esac
+            done
         fi
         all=''
-        for name in ${algorithms:-naive bucket host by_tensor sharded ring tree}; do
+        for name in ${algorithms:-naive bucket $others}; do
             case $name in "$none" | "$no_host") ;; *) all="$all $name" ;; esac
         done
         all="$all$more"

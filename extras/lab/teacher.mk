@@ -3,7 +3,7 @@
 # SUBMISSIONS    folders that make grade judges: each NAME.cu and NAME/mgpu.cu in them
 # ONLY           the part that make grade counts: sums, bits or host
 # DIR            folder that make handout creates, or make page (by default build/page)
-# HIDE           algorithms that it leaves out, by default all but naive and bucket
+# HIDE           algorithms that it leaves out, by default all of extras/algorithms/
 # NAMES          mistakes that make plant tries: parts of their names; by default all
 own += NAMES
 

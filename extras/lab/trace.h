@@ -119,7 +119,9 @@ static void sum_in_nodes(const PerDevice &grads) {
                                    stream_of(flat[c].device))); // copyto would wait
         roots.push_back(grads[c]);
     }
-    run_allreduce(dry_algorithm == "ring" ? "ring" : "tree", roots);
+    auto is_tree = [](const Algorithm &a) { return a.name == std::string("tree"); };
+    const bool has_tree = std::any_of(algorithms.begin(), algorithms.end(), is_tree);
+    run_allreduce(dry_algorithm == "ring" ? "ring" : has_tree ? "tree" : "bucket", roots);
     for (int c = 0; c < k; c++) {
         if (c % node) make_wait(flat[c].device, flat[c - c % node].device);
         copyto(host, flat[c]);
