@@ -14,13 +14,14 @@ unexport FILE INCLUDE # make would expand a $ in them
 
 CXX := $(if $(filter default,$(origin CXX)),$(notdir \
     $(shell command -v g++ || command -v clang++ || echo g++)),$(CXX))
+clang := $(shell $(CXX) -dM -E -x c++ /dev/null 2>/dev/null | grep -ow __clang__)
 MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && echo -march=native)
 # AVX-512 where there is one: compilers avoid it on some processors that have it
 wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 2>&1 && \
     echo -mprefer-vector-width=512)
 # (g++: -Og, and garbage of up to a GB, compile quickly; kernels get -O3 in cuda/types.h)
 CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra \
-    $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed -fstack-clash-protection,\
+    $(if $(clang),-O3 -Wno-pass-failed -fstack-clash-protection,\
     -Og --param ggc-min-heapsize=1000000)
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Iextras/cpu
 doctest = -isystem $(dir $(DOCTEST))

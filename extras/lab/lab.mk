@@ -135,7 +135,7 @@ build/cpp/judged/mgpu.cu: build/cpp/mgpu.cu extras/lab/judged.awk
 	@$(call judged,$<)
 build/gpu/judged/mgpu.cu: mgpu.cu extras/lab/judged.awk
 	@{ echo '#line 1 "$<"'; cat $<; } | { $(call judged); }
-whole := $(if $(findstring clang,$(CXX)),,-fwhole-program) -Wno-unused-function
+whole := $(if $(clang),,-fwhole-program) -Wno-unused-function
 worker_flags_cpu := $(whole)
 compile_worker = $(CXX) $(cpu_flags) $(whole) -iquote extras/lab \
     -iquote build/cpp/extras/lab/wrong $(once_cpu)
