@@ -15,7 +15,9 @@ unexport FILE INCLUDE # make would expand a $ in them
 CXX := $(if $(filter default,$(origin CXX)),$(notdir \
     $(shell command -v g++ || command -v clang++ || echo g++)),$(CXX))
 clang := $(shell $(CXX) -dM -E -x c++ /dev/null 2>/dev/null | grep -ow __clang__)
-MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && echo -march=native)
+# (On a processor with AVX10.1, g++ 14 and 15 warn of their own -march=native)
+MARCH ?= $(shell said=$$($(CXX) -march=native -x c++ -E /dev/null 2>&1 >/dev/null) && \
+    case $$said in (*avx10*) echo -march=x86-64-v4 -mtune=native ;; (*) echo -march=native ;; esac)
 # AVX-512 where there is one: compilers avoid it on some processors that have it
 wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 2>&1 && \
     echo -mprefer-vector-width=512)
@@ -29,7 +31,7 @@ linked = -DDOCTEST_LINKED $(doctest) # doctest's own code is compiled once, as d
 
 # What is built again when the compiler, its flags or, because of -march=native, the processor change
 build/%/flags: flags = $(CXX) $(cpu_flags) $(flags_$*) $(processor)
-processor := $(shell grep -m1 '^model name' /proc/cpuinfo)
+processor := $(shell grep -sm1 -E "^(model name|CPU part)" /proc/cpuinfo)
 
 # The sources of the stand-in, compiled once. Each program depends on them, and so on the headers.
 stand_in := $(wildcard extras/cpu/*.h extras/cpu/cuda/* extras/cpu/nvtx3/*)
