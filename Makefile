@@ -51,11 +51,16 @@ ifeq ($(dir)$(has_nvcc),build/gpu)
   $(error the backend cuda needs nvcc: install CUDA, or set NVCC=/path/to/nvcc)
 endif
 
-# The architectures of the GPUs here, or the newest one that nvcc knows, or 75 where there is no GPU
+# For each GPU here the newest architecture that nvcc knows and that this GPU runs: its own, or an
+# older one. 75 where there is no GPU
 gpus := $(if $(has_gpu),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d .))
-known := $(and $(gpus),$(has_nvcc),$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)))
+known := $(and $(gpus),$(has_nvcc),$(shell $(NVCC) --list-gpu-arch | sed s/compute_// | sort -n))
 native := $(if $(SM)$(filter-out $(known),$(gpus)),,$(gpus))
-SM := $(or $(SM),$(filter $(gpus),$(known)),$(lastword $(known)),75)
+SM := $(or $(SM),$(shell for gpu in $(gpus); do newest=none; for sm in $(known); do \
+    [ $$sm -gt $$gpu ] || newest=$$sm; done; echo $$newest; done | sort -nu),75)
+ifeq ($(dir)$(filter none,$(SM)),build/gpunone)
+  $(error this CUDA no longer knows a GPU here ($(gpus)): use an older one, or BACKEND=cpu)
+endif
 
 # ----- What you can make --------------------------------------------------------------------------
 # The folders below extras/ add targets, tests, and options. The program is mgpu.cu, or includes it.
