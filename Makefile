@@ -75,7 +75,7 @@ usage:
 unexport $(filter-out $(own),$(typed)) # make would expand a $ in them
 
 .PHONY: usage all run test data clean help backend FORCE
-.DELETE_ON_ERROR .SUFFIXES:
+.DELETE_ON_ERROR .SECONDARY .SUFFIXES:
 all: $(dir)/mgpu $(tests)  ## build the program and the tests
 run: backend $(program) data  ## train: make run GPUS=2 BATCH=256 LR=0.2 EPOCHS=10
 	@$(start) $(program) $(words)

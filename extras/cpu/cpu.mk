@@ -55,7 +55,6 @@ build/%/doctest.o: $(DOCTEST) build/%/flags
 # The .cu files in C++
 build/cpp/mgpu.cu build/cpp/tests.cu: build/cpp/%: % extras/cpu/to_cpp.sed
 	@$(translate)
-.PRECIOUS: build/cpp/extras/cpu/%
 build/cpp/extras/cpu/%: extras/cpu/% extras/cpu/to_cpp.sed
 	@$(translate)
 translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } >$@; \

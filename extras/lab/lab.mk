@@ -123,7 +123,6 @@ build/$1/lab_tests: $$(call lab_cpp,tests) build/cpp/$$(source) $$(source_needs_
 endef
 $(foreach x,cpu asan race,$(eval $(call lab_programs,$x)))
 $(patsubst %,build/cpu/%,lab worker check wrong lab_tests): $(compiled_once)
-.PRECIOUS: build/cpp/extras/lab/%
 build/cpp/extras/lab/%: extras/lab/% extras/cpu/to_cpp.sed
 	@$(translate)
 build/cpp/extras/lab/wrong/all.cu: $(wrong) extras/lab/lab.mk

@@ -28,7 +28,6 @@ grade: backend build/cpu/judge  ## judge each submission in SUBMISSIONS by itsel
 
 # Copies of mgpu.cu, and of networks.cu where it is there, with planted mistakes
 planted := $(or $(wildcard extras/networks/networks.cu),mgpu.cu)
-.PRECIOUS: build/cpp/build/plant/%
 build/plant/%/check: build/cpp/build/plant/%/mgpu.cu build/cpp/build/plant/%/$(planted) \
     $(call lab_cpp,plant) build/cpp/extras/lab/check.cu build/cpu/flags $(compiled_once)
 	@echo $@
