@@ -483,20 +483,20 @@ TEST_CASE("lenet: the layers of the chapter, and the gradients of all parameters
     }
 }
 
-TEST_CASE("init_model: names, shapes, scales; a seed gives the same first and last weights") {
+TEST_CASE("init_model: names, shapes, scales; the weights are what the seed gives, in their order") {
     Kept kept;
     set_model("lenet", 0);
     CHECK(listed(param_names, " ") == "W1 b1 W2 b2 W3 b3 W4 b4");
     CHECK(listed(params, " ") == "(20,1,3,3) (20) (50,20,5,5) (50) (800,128) (128) (128,10) (10)");
     CHECK(all_to_host(params).size() == 129068);
-    CHECK(params[0].ptr()[0] == 0.0221220627f);
-    CHECK(params[6].ptr()[1279] == 0.0134778069f);
+    rng.seed(0); // the numbers differ between C++ libraries
     for (int i = 0; i < 8; i++) {
         CAPTURE(param_names[i]);
         double variance = 0; // of 180 numbers, the fewest, it is known to 10%
         for (float x : to_host(params[i])) variance += x * x / size(params[i]);
         CHECK(variance >= (i % 2 == 0 ? 0.7e-4 : 0));
         CHECK(variance <= (i % 2 == 0 ? 1.4e-4 : 0));
+        if (i % 2 == 0) CHECK(to_host(params[i]) == to_host(normal(0.01f, params[i].shape)));
     }
     for (float scale : {0.0f, -0.01f, NAN}) { // what if all weights begin with 0?
         REFUSED(normal(scale, {3}),
