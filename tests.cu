@@ -80,9 +80,10 @@ template <class T> static void check_close(const Floats &got, const T &want, dou
         }
     }
     if (want.empty()) return;
+    const double got_there = got[at], want_there = want[at];
     CAPTURE(at);
-    CAPTURE(got[at]);
-    CAPTURE(want[at]);
+    CAPTURE(got_there);
+    CAPTURE(want_there);
     CHECK(worst <= rel * largest);
 }
 
