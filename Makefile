@@ -106,16 +106,21 @@ nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS -Xcompiler -Wall,-We
     $(cores:%=%=0) \
     $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 
+# Each file is written under another name first: one that is half-written, because make was killed or
+# the disk is full, must not count. (renew: only if it differs from the one that is there)
+to = -o $@.part && mv -f $@.part $@
+renew = { cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv -f $@.$$$$ $@; }
+
 build/gpu/mgpu: mgpu.cu build/gpu/flags
-	$(NVCC) $(nvcc_flags) $< -o $@
+	$(NVCC) $(nvcc_flags) $< $(to)
 build/gpu/tests: tests.cu mgpu.cu $(DOCTEST) build/gpu/flags
-	$(NVCC) $(nvcc_flags) -isystem $(dir $(DOCTEST)) $< -o $@
+	$(NVCC) $(nvcc_flags) -isystem $(dir $(DOCTEST)) $< $(to)
 build/doctest/doctest.h: ; @sh data/fetch.sh doctest
 
 # The flags of the last build. The file changes only if they do, and then all is built again.
 build/gpu/flags: flags = $(NVCC) $(nvcc_flags)
 build/%/flags: FORCE
-	@mkdir -p $(@D) 2>/dev/null && [ -w $(@D) ] || \
-	    { echo 'build/ cannot be written: try make BUILD=folder' >&2; exit 1; }
-	@echo '$(subst ','\'',$(flags))' >$@.$$$$; cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+	@mkdir -p $(@D) 2>/dev/null && { echo '$(subst ','\'',$(flags))' >$@.$$$$; } 2>/dev/null || { \
+	    rm -f $@.$$$$; echo 'build/ cannot be written, or its disk is full: try make BUILD=folder' >&2; \
+	    exit 1; }; $(renew)
 endif

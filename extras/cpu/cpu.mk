@@ -37,29 +37,30 @@ processor := $(shell grep -sm1 -E "^(model name|CPU part)" /proc/cpuinfo)
 stand_in := $(wildcard extras/cpu/*.h extras/cpu/cuda/* extras/cpu/nvtx3/*)
 $(patsubst %,build/%/runtime.o,cpu asan race lanes lanes_asan): build/%/runtime.o: \
     extras/cpu/runtime.cc $(stand_in) build/%/flags
-	@$(CXX) $(cpu_flags) $(flags_$*) -c $< -o $@
+	@$(CXX) $(cpu_flags) $(flags_$*) -c $< $(to)
 
 build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: build/cpp/mgpu.cu build/%/runtime.o
-	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) -x c++ $< -o $@
+	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) -x c++ $< $(to)
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
     build/cpp/tests.cu build/cpp/mgpu.cu build/%/runtime.o build/%/doctest.o
-	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o $(to)
 cpu_tests := $(wildcard extras/cpu/tests/*)
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
     build/cpp/extras/cpu/tests.cu $(cpu_tests:%=build/cpp/%) build/%/runtime.o build/%/doctest.o
 	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(linked) -x c++ $< -x none build/$*/runtime.o \
-	    build/$*/doctest.o -o $@
+	    build/$*/doctest.o $(to)
 build/%/doctest.o: $(DOCTEST) build/%/flags
-	$(CXX) $(cpu_flags) $(flags_$*) -O0 -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< -o $@
+	$(CXX) $(cpu_flags) $(flags_$*) -O0 -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< $(to)
 
 # The .cu files in C++
 build/cpp/mgpu.cu build/cpp/tests.cu: build/cpp/%: % extras/cpu/to_cpp.sed
 	@$(translate)
 build/cpp/extras/cpu/%: extras/cpu/% extras/cpu/to_cpp.sed
 	@$(translate)
-translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } >$@; \
-    ! sed 1d $@ | grep -nE '<<<|__shared__' || \
-    { echo '$<: extras/cpu/to_cpp.sed does not understand the lines above' >&2; exit 1; }
+translate = mkdir -p $(@D); { echo '\#line 1 "$<"' && LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } \
+    >$@.part && { ! sed 1d $@.part | grep -nE '<<<|__shared__' || \
+    { echo '$<: extras/cpu/to_cpp.sed does not understand the lines above' >&2; exit 1; }; } && \
+    mv -f $@.part $@
 
 # ----- What an edit does not change is compiled once --------------------------------------------
 
@@ -68,8 +69,7 @@ translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf extras/cpu
 compiled_once := build/cpu/headers.h.gch build/cpu/runtime.o
 build/cpu/mgpu build/cpu/tests: $(compiled_once)
 build/cpu/headers.h: mgpu.cu
-	@mkdir -p $(@D); grep '^#include <' $< >$@.$$$$; \
-	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+	@mkdir -p $(@D); grep '^#include <' $< >$@.$$$$ && $(renew)
 build/cpu/headers.h.gch: build/cpu/headers.h $(stand_in) build/cpu/flags
 	@echo "reading the headers into $@"; \
 	{ $(CXX) $(cpu_flags) -x c++-header $< -o $@.$$$$ && mv $@.$$$$ $@ && \
@@ -118,7 +118,7 @@ build/limits/failing: build/cpp/mgpu.cu $(compiled_once)
 	    fprintf(stderr, "calls: %ld\\n", calls); } } count; \
 	    if (const char *at = getenv("FAIL_AT")) \
 	    if (++calls == atol(at)) code = cudaErrorLaunchFailure; else; else calls++;' $< >$@.cc
-	@$(CXX) $(cpu_flags) -w $(once_cpu) -x c++ $@.cc -o $@
+	@$(CXX) $(cpu_flags) -w $(once_cpu) -x c++ $@.cc $(to)
 limits: build/cpu/mgpu build/limits/failing data  ## test kills, full disks and failing calls
 	@bash extras/cpu/limits.sh
 # All but what trains for long or is not about kernels, in each order of warps and lanes; what is
@@ -186,7 +186,7 @@ cu: $(cu_needs)  ## run a program of your own: make cu FILE=own.cu
 	@sh extras/cpu/cu.sh $(value ARGS)
 
 build/cu/runtime.o: extras/cpu/runtime.cc $(stand_in) build/cpu/flags
-	@mkdir -p $(@D); $(CXX) $(cu_flags) -c $< -o $@
+	@mkdir -p $(@D); $(CXX) $(cu_flags) -c $< $(to)
 
 # Small programs of a first course: each prints what its head says
 programs: $(cu_needs)  ## run the programs of extras/cpu/programs

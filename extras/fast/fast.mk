@@ -11,10 +11,10 @@ all: $(dir)/fast
 tests += $(if $(networks_flag),$(dir)/fast_tests) # they test the operators of both
 
 build/gpu/fast: extras/fast/fast.cu $(source_needs) mgpu.cu build/gpu/flags build/gpu/products.o
-	$(NVCC) $(nvcc_flags) $(source_flags) $(apart_gpu) $< -o $@
+	$(NVCC) $(nvcc_flags) $(source_flags) $(apart_gpu) $< $(to)
 build/gpu/fast_tests: extras/fast/tests.cu extras/fast/fast.cu $(source_needs) tests.cu mgpu.cu \
     $(DOCTEST) build/gpu/flags build/gpu/products.o
-	$(NVCC) $(nvcc_flags) $(networks_flag) $(apart_gpu) -isystem $(dir $(DOCTEST)) $< -o $@
+	$(NVCC) $(nvcc_flags) $(networks_flag) $(apart_gpu) -isystem $(dir $(DOCTEST)) $< $(to)
 
 # products.cu takes the longest to compile. It includes section 1 of mgpu.cu and how section 8
 # launches kernels, and is compiled again only if these change. (Under a sanitizer fast.cu includes
@@ -22,8 +22,7 @@ build/gpu/fast_tests: extras/fast/tests.cu extras/fast/fast.cu $(source_needs) t
 apart_gpu := -DPRODUCTS_APART build/gpu/products.o
 apart_cpu := -DPRODUCTS_APART build/cpu/products.o
 vocabulary = mkdir -p $(@D); \
-    sed -n '1,\|^// 2\. |p; \|^// 8\. Kernels|,\|^// --- |p' mgpu.cu >$@.$$$$; \
-    cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+    sed -n '1,\|^// 2\. |p; \|^// 8\. Kernels|,\|^// --- |p' mgpu.cu >$@.$$$$ && $(renew)
 build/gpu/vocabulary.h build/cpp/vocabulary.h: mgpu.cu
 	@$(vocabulary)
 products_gpu := extras/fast/products.cu $(fast_headers) build/gpu/vocabulary.h build/gpu/flags
@@ -41,14 +40,15 @@ with_wgmma = $(if $(filter 90,$(SM)),-DSM_90A) $(subst $(of_90)sm_90 ,$(wgmma_90
 wgmma_90 := arch=compute_90a$(comma)code=sm_90a
 # (The argument: more flags)
 compile_products_gpu = $(NVCC) $(with_wgmma) $1 \
-    -DVOCABULARY='"../../build/gpu/vocabulary.h"' -c $< -o $@
-compile_products_cpu = $(CXX) $(cpu_flags) $1 -DVOCABULARY='"../../vocabulary.h"' -x c++ -c $< -o $@
+    -DVOCABULARY='"../../build/gpu/vocabulary.h"' -c $< $(to)
+compile_products_cpu = $(CXX) $(cpu_flags) $1 -DVOCABULARY='"../../vocabulary.h"' -x c++ -c $< $(to)
 
 # mgpu.cu and networks.cu with other names for their operators
 build/gpu/plain/%: % extras/fast/plain.sed
-	@mkdir -p $(@D); { echo '#line 1 "$<"'; LC_ALL=C sed -zEf extras/fast/plain.sed $<; } >$@
+	@mkdir -p $(@D); { echo '#line 1 "$<"' && LC_ALL=C sed -zEf extras/fast/plain.sed $<; } \
+	    >$@.part && mv -f $@.part $@
 build/cpp/plain/%: build/cpp/% extras/fast/plain.sed
-	@mkdir -p $(@D); LC_ALL=C sed -zEf extras/fast/plain.sed $< >$@
+	@mkdir -p $(@D); LC_ALL=C sed -zEf extras/fast/plain.sed $< >$@.part && mv -f $@.part $@
 
 # For a compiler of your own: write what the build generates, and print the flags that go with it
 sources: $(lesson:%=build/gpu/plain/%)
@@ -59,12 +59,12 @@ build/cpp/extras/fast/%: extras/fast/% extras/cpu/to_cpp.sed
 	@$(translate)
 build/cpu/fast build/asan/fast build/race/fast: build/%/fast: build/cpp/extras/fast/fast.cu \
     $(source_needs_cpp) build/cpp/mgpu.cu build/%/runtime.o
-	$(CXX) $(cpu_flags) $(flags_$*) $(source_flags) $(once_$*) $(apart_$*) -x c++ $< -o $@
+	$(CXX) $(cpu_flags) $(flags_$*) $(source_flags) $(once_$*) $(apart_$*) -x c++ $< $(to)
 $(patsubst %,build/%/fast_tests,cpu asan lanes lanes_asan): build/%/fast_tests: \
     build/cpp/extras/fast/tests.cu build/cpp/extras/fast/fast.cu $(source_needs_cpp) \
     build/cpp/tests.cu build/cpp/mgpu.cu build/%/runtime.o build/%/doctest.o
 	$(CXX) $(cpu_flags) $(flags_$*) $(networks_flag) $(once_$*) $(apart_$*) $(linked) -x c++ $< \
-	    -x none build/$*/doctest.o -o $@
+	    -x none build/$*/doctest.o $(to)
 build/cpu/fast build/cpu/fast_tests: $(compiled_once) build/cpu/products.o
 
 fast_tests := $(if $(networks_flag),fast_tests)

@@ -65,9 +65,9 @@ lab_headers := $(wildcard extras/lab/*.h)
 wrong := $(wildcard extras/lab/wrong/*.cu)
 host_program = $(CXX) -std=c++17 -O1 -Wall -Wextra $(if $(WERROR),-Werror)
 build/cpu/judge: extras/lab/judge.cc $(wildcard extras/lab/*.h) build/cpu/flags
-	$(host_program) $< -o $@
+	$(host_program) $< $(to)
 build/simulate: extras/lab/simulate.cc extras/lab/fabric.h build/cpu/flags
-	$(host_program) $< -o $@
+	$(host_program) $< $(to)
 
 # lab, check and the tests include the program's source, with the tuned operators where they are
 # there; a worker includes the submission alone
@@ -87,18 +87,18 @@ included_asan := -DPROGRAM='"../../mgpu.cu"'
 $(dir)/lab_tests build/asan/lab_tests: %/lab_tests: | %/wrong build/cpu/judge
 build/gpu/lab build/gpu/check: build/gpu/%: extras/lab/%.cu mgpu.cu $(source) $(source_needs) \
     $(lab_headers) build/included/flags build/gpu/flags
-	$(NVCC) $(nvcc_flags) $(included) $(call watched,gpu) $< -o $@
+	$(NVCC) $(nvcc_flags) $(included) $(call watched,gpu) $< $(to)
 build/gpu/worker: extras/lab/worker.cu build/gpu/judged/mgpu.cu $(lab_headers) build/gpu/flags
-	$(worker_gpu) -DSUBMISSION='"../../build/gpu/judged/mgpu.cu"' $< -o $@
+	$(worker_gpu) -DSUBMISSION='"../../build/gpu/judged/mgpu.cu"' $< $(to)
 build/gpu/wrong: extras/lab/worker.cu build/gpu/wrong.cu $(wrong) mgpu.cu $(lab_headers) \
     build/gpu/flags
-	$(worker_gpu) -DALL_WRONG -DSUBMISSION='"../../build/gpu/wrong.cu"' $< -o $@
+	$(worker_gpu) -DALL_WRONG -DSUBMISSION='"../../build/gpu/wrong.cu"' $< $(to)
 build/gpu/wrong.cu: $(wrong) extras/lab/lab.mk
-	@mkdir -p $(@D); printf '#include "../../%s"\n' $(wrong) >$@
+	@mkdir -p $(@D); printf '#include "../../%s"\n' $(wrong) >$@.part && mv -f $@.part $@
 build/gpu/lab_tests: extras/lab/tests.cu tests.cu mgpu.cu $(source) $(source_needs) $(lab_headers) \
     extras/lab/lab.cu extras/lab/check.cu extras/lab/simulate.cc $(DOCTEST) build/included/flags \
     build/gpu/flags
-	$(NVCC) $(nvcc_flags) $(included) $(call watched,gpu) -isystem $(dir $(DOCTEST)) $< -o $@
+	$(NVCC) $(nvcc_flags) $(included) $(call watched,gpu) -isystem $(dir $(DOCTEST)) $< $(to)
 
 # On the stand-in, and under the sanitizers: first in C++, below build/cpp/
 lab_cpp = build/cpp/extras/lab/$1.cu build/cpp/mgpu.cu $(lab_headers)
@@ -106,30 +106,30 @@ define lab_programs
 build/$1/lab build/$1/check: build/$1/%: $$(call lab_cpp,%) build/cpp/$$(source) \
     $$(source_needs_cpp) build/included/flags build/$1/runtime.o
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab $$(included) $$(once_$1) \
-	    $$(call watched,$1) -x c++ $$< -o $$@
+	    $$(call watched,$1) -x c++ $$< $$(to)
 build/$1/worker: $$(call lab_cpp,worker) build/cpp/judged/mgpu.cu build/$1/runtime.o
 	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(worker_flags_$1) -iquote extras/lab \
-	    -DSUBMISSION='"../../judged/mgpu.cu"' $$(once_$1) -x c++ $$< -o $$@
+	    -DSUBMISSION='"../../judged/mgpu.cu"' $$(once_$1) -x c++ $$< $$(to)
 build/$1/wrong: $$(call lab_cpp,worker) $$(wrong:%=build/cpp/%) build/cpp/extras/lab/wrong/yours.h \
     build/cpp/extras/lab/wrong/all.cu build/$1/runtime.o
 	$$(CXX) $$(cpu_flags) $$(flags_$1) $$(worker_flags_$1) -iquote extras/lab -DALL_WRONG \
-	    -DSUBMISSION='"wrong/all.cu"' $$(once_$1) -x c++ $$< -o $$@
+	    -DSUBMISSION='"wrong/all.cu"' $$(once_$1) -x c++ $$< $$(to)
 build/$1/lab_tests: $$(call lab_cpp,tests) build/cpp/$$(source) $$(source_needs_cpp) \
     build/cpp/extras/lab/lab.cu build/cpp/extras/lab/check.cu build/cpp/tests.cu \
     extras/lab/simulate.cc \
     build/$1/doctest.o build/included/flags build/$1/runtime.o
 	$$(CXX) $$(cpu_flags) $$(flags_$1) -iquote extras/lab $$(or $$(included_$1),$$(included)) \
-	    $$(once_$1) $$(call watched,$1) $$(linked) -x c++ $$< -x none build/$1/doctest.o -o $$@
+	    $$(once_$1) $$(call watched,$1) $$(linked) -x c++ $$< -x none build/$1/doctest.o $$(to)
 endef
 $(foreach x,cpu asan race,$(eval $(call lab_programs,$x)))
 $(patsubst %,build/cpu/%,lab worker check wrong lab_tests): $(compiled_once)
 build/cpp/extras/lab/%: extras/lab/% extras/cpu/to_cpp.sed
 	@$(translate)
 build/cpp/extras/lab/wrong/all.cu: $(wrong) extras/lab/lab.mk
-	@mkdir -p $(@D); printf '#include "%s"\n' $(notdir $(wrong)) >$@
+	@mkdir -p $(@D); printf '#include "%s"\n' $(notdir $(wrong)) >$@.part && mv -f $@.part $@
 
 # A worker needs little of what it includes: in a copy nothing calls the rest, which is not compiled
-judged = mkdir -p $(@D); LC_ALL=C awk -f extras/lab/judged.awk $1 >$@
+judged = mkdir -p $(@D); LC_ALL=C awk -f extras/lab/judged.awk $1 >$@.part && mv -f $@.part $@
 build/cpp/judged/mgpu.cu: build/cpp/mgpu.cu extras/lab/judged.awk
 	@$(call judged,$<)
 build/gpu/judged/mgpu.cu: mgpu.cu extras/lab/judged.awk
@@ -145,13 +145,13 @@ worker_gpu = $(NVCC) $(subst -O3,-O1,$(nvcc_flags)) -Xcompiler -fwhole-program,-
 ifeq ($(dir),build/gpu)
 build/submission/worker: build/submission/mgpu.cu
 	@$(worker_gpu) -I '$(dir $(abspath $(SUBMISSION)))' \
-	    -DSUBMISSION='"../../build/submission/mgpu.cu"' extras/lab/worker.cu -o $@
+	    -DSUBMISSION='"../../build/submission/mgpu.cu"' extras/lab/worker.cu $(to)
 build/submission/mgpu.cu: translated = cat $(submission)
 else
 build/submission/worker: build/submission/mgpu.cu $(call lab_cpp,worker) \
     build/cpp/extras/lab/wrong/yours.h $(compiled_once)
 	@$(compile_worker) -DSUBMISSION='"../../../submission/mgpu.cu"' \
-	    -x c++ build/cpp/extras/lab/worker.cu -o $@
+	    -x c++ build/cpp/extras/lab/worker.cu $(to)
 build/submission/mgpu.cu: translated = LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $(submission)
 endif
 build/submission/mgpu.cu: FORCE

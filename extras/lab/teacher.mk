@@ -32,6 +32,6 @@ build/plant/%/check: build/cpp/build/plant/%/mgpu.cu build/cpp/build/plant/%/$(p
     $(call lab_cpp,plant) build/cpp/extras/lab/check.cu build/cpu/flags $(compiled_once)
 	@echo $@
 	@$(CXX) $(cpu_flags) -w -iquote extras/lab $(once_cpu) \
-	    -DPROGRAM='"../../build/plant/$*/$(planted)"' -x c++ build/cpp/extras/lab/plant.cu -o $@
+	    -DPROGRAM='"../../build/plant/$*/$(planted)"' -x c++ build/cpp/extras/lab/plant.cu $(to)
 build/cpp/build/plant/%: build/plant/% extras/cpu/to_cpp.sed
 	@$(translate)

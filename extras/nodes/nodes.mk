@@ -49,7 +49,7 @@ build/included/flags: flags = $(source) $(source_flags)
 build/mpi/nodes build/mpi_asan/nodes build/mpi_race/nodes: build/mpi%/nodes: \
     $(in_cpp)extras/nodes/nodes.cu $(in_cpp)extras/nodes/exercise.h $(in_cpp)$(source) $(in_cpp)mgpu.cu \
     $(if $(in_cpp),$(source_needs_cpp),$(source_needs)) build/included/flags build/mpi%/flags
-	$(need_mpi)$(call mpi,$(*:_%=%)) $< $(addprefix -x none ,$(filter %.o,$^)) -o $@
+	$(need_mpi)$(call mpi,$(*:_%=%)) $< $(addprefix -x none ,$(filter %.o,$^)) $(to)
 ifneq ($(in_cpp),)
 build/mpi/nodes: build/cpu/runtime.o $(filter %.o,$(apart_cpu))
 build/mpi_asan/nodes build/mpi_race/nodes: build/mpi_%/nodes: build/%/runtime.o
