@@ -33,10 +33,15 @@ linked = -DDOCTEST_LINKED $(doctest) # doctest's own code is compiled once, as d
 build/%/flags: flags = $(CXX) $(cpu_flags) $(flags_$*) $(processor)
 processor := $(shell grep -sm1 -E "^(model name|CPU part)" /proc/cpuinfo)
 
+ifeq ($(dir)$(shell echo | sed -z s/^/x/ 2>/dev/null),build/cpu)
+  $(error the stand-in needs GNU sed: this sed has no option -z)
+endif
+
 # The sources of the stand-in, compiled once. Each program depends on them, and so on the headers.
 stand_in := $(wildcard extras/cpu/*.h extras/cpu/cuda/* extras/cpu/nvtx3/*)
 $(patsubst %,build/%/runtime.o,cpu asan race lanes lanes_asan): build/%/runtime.o: \
     extras/cpu/runtime.cc $(stand_in) build/%/flags
+	@$(if $(findstring -fsanitize,$(flags_$*)),$(try_sanitizer))
 	@$(CXX) $(cpu_flags) $(flags_$*) -c $< $(to)
 
 build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: build/cpp/mgpu.cu build/%/runtime.o
@@ -90,6 +95,10 @@ flags_asan := -Og -fsanitize=address,undefined -fno-sanitize-recover=all -fno-om
 flags_race := -fsanitize=thread
 flags_lanes := -DMGPU_LANES
 flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
+try_sanitizer = echo 'int main() {}' | $(CXX) $(flags_$*) -x c++ - -o $@.part 2>/dev/null || { \
+    echo "$(firstword $(CXX)) cannot link with $(flags_$*): please install its sanitizers, such as" \
+        "$(if $(clang),libclang-rt-$$($(CXX) -dumpversion | cut -d. -f1)-dev,libtsan and libasan)" >&2; \
+    exit 1; }
 
 .PHONY: asan race lanes limits sanitize
 asan_tests += build/asan/tests build/asan/runtime_tests
