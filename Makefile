@@ -36,8 +36,7 @@ has_gpu := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU')
 ifeq ($(filter auto cuda cpu,$(BACKEND)),)
   $(error BACKEND=$(BACKEND) is unknown: use auto, cuda or cpu)
 else ifneq ($(BACKEND),auto)
-  no_gpu := $(if $(filter cuda,$(BACKEND)$(has_gpu)),: no GPU found to run on)
-  backend := $(BACKEND) (BACKEND=$(BACKEND)$(no_gpu))
+  backend := $(BACKEND) (BACKEND=$(BACKEND)$(if $(filter cuda,$(BACKEND)$(has_gpu)),: no GPU found))
 else ifeq ($(wildcard extras/cpu),)
   backend := cuda (extras/cpu is not here)
 else ifeq ($(has_nvcc),)
@@ -52,16 +51,14 @@ ifeq ($(dir)$(has_nvcc),build/gpu)
   $(error the backend cuda needs nvcc: install CUDA, or set NVCC=/path/to/nvcc)
 endif
 
-# For each GPU here the newest architecture that nvcc knows and that this GPU runs: its own, or an
-# older one. 75 where there is no GPU
+# For each GPU here the newest architecture that it runs and nvcc knows; 75 where there is no GPU
 gpus := $(if $(has_gpu),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d .))
 known := $(and $(gpus),$(has_nvcc),$(shell $(NVCC) --list-gpu-arch | sed s/compute_// | sort -n))
 native := $(if $(SM)$(filter-out $(known),$(gpus)),,$(gpus))
 SM := $(or $(SM),$(shell for gpu in $(gpus); do newest=none; for sm in $(known); do \
     [ $$sm -gt $$gpu ] || newest=$$sm; done; echo $$newest; done | sort -nu),75)
-ifeq ($(dir)$(filter none,$(SM)),build/gpunone)
-  $(error this CUDA no longer knows a GPU here ($(gpus)): use an older one, or BACKEND=cpu)
-endif
+$(and $(filter none,$(SM)),$(filter build/gpu,$(dir)),$(error this CUDA no longer knows a GPU \
+    here ($(gpus)): use an older one, or BACKEND=cpu))
 
 # ----- What you can make --------------------------------------------------------------------------
 # The folders below extras/ add targets, tests, and options. The program is mgpu.cu, or includes it.
@@ -106,10 +103,9 @@ nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS -Xcompiler -Wall,-We
     $(cores:%=%=0) \
     $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 
-# Each file is written under another name first: one that is half-written, because make was killed or
-# the disk is full, must not count. (renew: only if it differs from the one that is there)
+# What is half-written, because make was killed, must not count: it has another name until then
 to = -o $@.part && mv -f $@.part $@
-renew = { cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv -f $@.$$$$ $@; }
+renew = { cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv -f $@.$$$$ $@; } # only if it differs
 
 build/gpu/mgpu: mgpu.cu build/gpu/flags
 	$(NVCC) $(nvcc_flags) $< $(to)
@@ -121,6 +117,6 @@ build/doctest/doctest.h: ; @sh data/fetch.sh doctest
 build/gpu/flags: flags = $(NVCC) $(nvcc_flags)
 build/%/flags: FORCE
 	@mkdir -p $(@D) 2>/dev/null && { echo '$(subst ','\'',$(flags))' >$@.$$$$; } 2>/dev/null || { \
-	    rm -f $@.$$$$; echo 'build/ cannot be written, or its disk is full: try make BUILD=folder' >&2; \
+	    rm -f $@.$$$$; echo 'build/ cannot be written, or is full: try make BUILD=folder' >&2; \
 	    exit 1; }; $(renew)
 endif

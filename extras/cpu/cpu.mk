@@ -62,8 +62,8 @@ build/cpp/mgpu.cu build/cpp/tests.cu: build/cpp/%: % extras/cpu/to_cpp.sed
 	@$(translate)
 build/cpp/extras/cpu/%: extras/cpu/% extras/cpu/to_cpp.sed
 	@$(translate)
-translate = mkdir -p $(@D); { echo '\#line 1 "$<"' && LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } \
-    >$@.part && { ! sed 1d $@.part | grep -nE '<<<|__shared__' || \
+translate = mkdir -p $(@D); { echo '\#line 1 "$<"' && \
+    LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } >$@.part && { ! sed 1d $@.part | grep -nE '<<<|__shared__' || \
     { echo '$<: extras/cpu/to_cpp.sed does not understand the lines above' >&2; exit 1; }; } && \
     mv -f $@.part $@
 
@@ -96,8 +96,8 @@ flags_race := -fsanitize=thread
 flags_lanes := -DMGPU_LANES
 flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
 try_sanitizer = echo 'int main() {}' | $(CXX) $(flags_$*) -x c++ - -o $@.part 2>/dev/null || { \
-    echo "$(firstword $(CXX)) cannot link with $(flags_$*): please install its sanitizers, such as" \
-        "$(if $(clang),libclang-rt-$$($(CXX) -dumpversion | cut -d. -f1)-dev,libtsan and libasan)" >&2; \
+    echo "$(firstword $(CXX)) cannot link with $(flags_$*): please install" >&2 \
+        "$(if $(clang),libclang-rt-$$($(CXX) -dumpversion | cut -d. -f1)-dev,libtsan and libasan)"; \
     exit 1; }
 
 .PHONY: asan race lanes limits sanitize
@@ -165,6 +165,10 @@ sanitize:  ## tests and a short training under compute-sanitizer (GPU)
 .PHONY: size
 size:  ## count the lines of each part, and of its code, against their limits
 	@sh extras/cpu/size.sh
+
+.PHONY: machines
+machines:  ## for a release: try other versions of Debian, compilers and CUDA (root)
+	@bash extras/cpu/machines.sh
 
 # ----- A program of one's own: make cu compiles and starts it, on a GPU or on the stand-in ------
 
