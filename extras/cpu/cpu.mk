@@ -63,7 +63,8 @@ build/cpp/mgpu.cu build/cpp/tests.cu: build/cpp/%: % extras/cpu/to_cpp.sed
 build/cpp/extras/cpu/%: extras/cpu/% extras/cpu/to_cpp.sed
 	@$(translate)
 translate = mkdir -p $(@D); { echo '\#line 1 "$<"' && \
-    LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } >$@.part && { ! sed 1d $@.part | grep -nE '<<<|__shared__' || \
+    LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } >$@.part && \
+    { ! sed 1d $@.part | grep -nE '<<<|__shared__' || \
     { echo '$<: extras/cpu/to_cpp.sed does not understand the lines above' >&2; exit 1; }; } && \
     mv -f $@.part $@
 
@@ -97,7 +98,7 @@ flags_lanes := -DMGPU_LANES
 flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
 try_sanitizer = echo 'int main() {}' | $(CXX) $(flags_$*) -x c++ - -o $@.part 2>/dev/null || { \
     echo "$(firstword $(CXX)) cannot link with $(flags_$*): please install" >&2 \
-        "$(if $(clang),libclang-rt-$$($(CXX) -dumpversion | cut -d. -f1)-dev,libtsan and libasan)"; \
+        "$(if $(clang),libclang-rt-$$($(CXX) -dumpversion | sed 's/[.].*//')-dev,libtsan, libasan)"; \
     exit 1; }
 
 .PHONY: asan race lanes limits sanitize
