@@ -23,7 +23,8 @@ wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 
     echo -mprefer-vector-width=512)
 # (g++: -Og, and garbage of up to a GB, compile quickly; kernels get -O3 in cuda/types.h)
 CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra \
-    $(if $(clang),-O3 -Wno-pass-failed -fstack-clash-protection,\
+    $(if $(clang),-O3 -Wno-pass-failed -Wno-unknown-warning-option -Wno-ignored-gch \
+    -fstack-clash-protection,\
     -Og --param ggc-min-heapsize=1000000)
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Iextras/cpu
 doctest = -isystem $(dir $(DOCTEST))
@@ -98,7 +99,7 @@ flags_lanes := -DMGPU_LANES
 flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
 try_sanitizer = echo 'int main() {}' | $(CXX) $(flags_$*) -x c++ - -o $@.part 2>/dev/null || { \
     echo "$(firstword $(CXX)) cannot link with $(flags_$*): please install" >&2 \
-        "$(if $(clang),libclang-rt-$$($(CXX) -dumpversion | sed 's/[.].*//')-dev,libtsan, libasan)"; \
+        "$(if $(clang),libclang-rt-$$($(CXX) -dumpversion | cut -d. -f1)-dev,its sanitizers)"; \
     exit 1; }
 
 .PHONY: asan race lanes limits sanitize
