@@ -30,32 +30,29 @@ lines() {
 
 # try NAME VARIABLE=value ... : each of the targets in a fresh clone
 try() {
-    local name=$1 tree=$out/tree row='' warnings=0 new=0 target file
+    local name=$1 tree=$out/tree row='' warnings=0 new=0 target word file
     rm -rf "$root$tree" && git clone -q "$repository" "$root$tree" || exit
     for target in "${targets[@]}"; do
-        file=$out/$name.${target%% *}
+        [ "$target" ] || { row="$row - |"; continue; }
+        word=${target%% *}
+        file=$out/$name.${word##*/}
         # shellcheck disable=SC2086 # a target and its words
         if chroot "${root:-/}" env -C "$tree" HOME=/root BACKEND=cpu "${@:2}" make $target \
             >"$file" 2>&1 </dev/null; then row="$row yes |"; else row="$row **no** |"; fi
         warnings=$((warnings + $(grep -c 'warning[: ]' "$file")))
-        if [ -e "$out/here.${target%% *}" ]; then
-            comm -13 <(lines "$out/here.${target%% *}") <(lines "$file") >"$file.new"
+        if [ -e "$out/here.${word##*/}" ]; then
+            comm -13 <(lines "$out/here.${word##*/}") <(lines "$file") >"$file.new"
             new=$((new + $(wc -l <"$file.new")))
         fi
     done
-    for target in "${none[@]}"; do row="$row - |"; done
     echo "| $name |$row $warnings | $new |"
-}
-# only TARGET: and none of the others
-only() {
-    targets=("$1") none=(2 3 4 5 6)
 }
 
 # nvcc VERSION: compile for a GPU of compute capability 7.5
 nvcc() {
     python3 -m pip install -q --target "$out/cuda-$1" "nvidia-cuda-nvcc==$1.*" "nvidia-nvvm==$1.*" \
         "nvidia-cuda-crt==$1.*" "nvidia-cuda-runtime==$1.*" nvidia-cuda-cccl || exit
-    only 'build/gpu/mgpu build/gpu/tests build/gpu/networks_tests build/gpu/fast'
+    targets=('build/gpu/mgpu build/gpu/tests' '' '' '' '' '')
     try "nvcc-$1" BACKEND=cuda SM=75 NVCC="$(echo "$out/cuda-$1"/nvidia/cu*/bin/nvcc)"
 }
 
@@ -66,11 +63,13 @@ for machine; do
     (case $machine in
     here) try here ;;
     sid | bullseye) debian "$machine" g++ && try "$machine" ;;
-    arm64) # sid's cross compiler; the kernel starts what it has compiled under qemu
+    arm64) # sid's cross compiler; the kernel starts what it has compiled under qemu, but slowly
+        targets[1]='test T=-tc=allreduce*,split_batch*,launch*' targets[4]=
         debian sid g++ g++-aarch64-linux-gnu && try arm64 CXX=aarch64-linux-gnu-g++ \
             QEMU_LD_PREFIX=/usr/aarch64-linux-gnu ;;
     nvcc-*) nvcc "${machine#nvcc-}" ;;
-    clang++) only "${targets[0]}" && debian sid clang g++ && try "$machine" CXX=clang++ ;;
-    *) only "${targets[0]}" && debian sid "$machine" && try "$machine" CXX="$machine" ;;
+    clang++ | g++-*)
+        targets=("${targets[0]}" "" "" "" "" "")
+        debian sid "${machine/clang++/clang}" g++ && try "$machine" CXX="$machine" ;;
     esac)
 done
