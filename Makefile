@@ -65,7 +65,9 @@ $(and $(filter none,$(SM)),$(filter build/gpu,$(dir)),$(error this CUDA no longe
 source := $(firstword $(wildcard extras/fast/fast.cu extras/networks/networks.cu) mgpu.cu)
 program := $(dir)/$(basename $(notdir $(source)))
 tests := $(dir)/tests
-DOCTEST := $(or $(wildcard /usr/include/doctest/doctest.h),build/doctest/doctest.h)
+# (The system's doctest if it is not too old: Debian 11's lacks this operator)
+DOCTEST := $(or $(shell grep -ls 'operator+.const String *& *lhs' \
+    /usr/include/doctest/doctest.h),build/doctest/doctest.h)
 usage:
 	@sed -n '1,/^$$/s/^#     //p' Makefile
 -include $(sort $(wildcard extras/*/*.mk))

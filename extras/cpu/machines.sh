@@ -19,8 +19,8 @@ debian() {
     [ -e "$root/ready" ] || debootstrap --variant=minbase "$1" "$root" || exit
     touch "$root/ready"
     mountpoint -q "$root/proc" || mount -t proc proc "$root/proc" || exit
-    chroot "$root" apt-get install -qq -y --no-install-recommends make gzip git doctest-dev \
-        dataset-fashion-mnist "${@:2}" || exit
+    chroot "$root" apt-get install -qq -y --no-install-recommends make gzip git curl \
+        ca-certificates doctest-dev dataset-fashion-mnist "${@:2}" || exit
 } >"$out/debian" 2>&1
 
 # lines FILE: what counts of it, with numbers replaced
