@@ -22,7 +22,7 @@ MARCH ?= $(shell said=$$($(CXX) -march=native -x c++ -E /dev/null 2>&1 >/dev/nul
 wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 2>&1 && \
     echo -mprefer-vector-width=512)
 # (g++: -Og, and garbage of up to a GB, compile quickly; kernels get -O3 in cuda/types.h)
-CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra \
+CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra -Wno-psabi \
     $(if $(clang),-O3 -Wno-pass-failed -Wno-unknown-warning-option -Wno-ignored-gch \
     -fstack-clash-protection,\
     -Og --param ggc-min-heapsize=1000000)
