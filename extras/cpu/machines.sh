@@ -12,6 +12,7 @@ machines=(here sid bullseye g++-13 g++-14 g++-15 clang++ arm64 nvcc-13.0 nvcc-13
 cd "$(dirname "$0")/../.." || exit 1
 repository=$PWD out=$PWD/build/machines root=
 mkdir -p "$out"
+make -s BACKEND=cpu build/doctest/doctest.h || exit
 
 # debian SUITE PACKAGE...: what follows runs in this Debian, with these packages
 debian() {
@@ -19,8 +20,8 @@ debian() {
     [ -e "$root/ready" ] || debootstrap --variant=minbase "$1" "$root" || exit
     touch "$root/ready"
     mountpoint -q "$root/proc" || mount -t proc proc "$root/proc" || exit
-    chroot "$root" apt-get install -qq -y --no-install-recommends make gzip git curl \
-        ca-certificates doctest-dev dataset-fashion-mnist "${@:2}" || exit
+    chroot "$root" apt-get install -qq -y --no-install-recommends make gzip git \
+        dataset-fashion-mnist "${@:2}" || exit
 } >"$out/debian" 2>&1
 
 # lines FILE: what counts of it, with numbers replaced
@@ -32,7 +33,8 @@ lines() {
 # try NAME VARIABLE=value ... : each of the targets in a fresh clone
 try() {
     local name=$1 tree=$out/tree row='' warnings=0 new=0 target word file
-    rm -rf "$root$tree" && git clone -q "$repository" "$root$tree" || exit
+    rm -rf "$root$tree" && git clone -q "$repository" "$root$tree" && mkdir "$root$tree/build" &&
+        cp -a build/doctest "$root$tree/build/" || exit
     for target in "${targets[@]}"; do
         [ "$target" ] || { row="$row - |"; continue; }
         word=${target%% *}
