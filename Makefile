@@ -36,7 +36,7 @@ has_gpu := $(shell nvidia-smi -L 2>/dev/null | grep '^GPU')
 ifeq ($(filter auto cuda cpu,$(BACKEND)),)
   $(error BACKEND=$(BACKEND) is unknown: use auto, cuda or cpu)
 else ifneq ($(BACKEND),auto)
-  backend := $(BACKEND) (BACKEND=$(BACKEND))
+  backend := $(BACKEND) (BACKEND=$(BACKEND)$(if $(filter cuda,$(BACKEND)$(has_gpu)),: no GPU found))
 else ifeq ($(wildcard extras/cpu),)
   backend := cuda (extras/cpu is not here)
 else ifeq ($(has_nvcc),)
@@ -51,11 +51,14 @@ ifeq ($(dir)$(has_nvcc),build/gpu)
   $(error the backend cuda needs nvcc: install CUDA, or set NVCC=/path/to/nvcc)
 endif
 
-# The architectures of the GPUs here, or the newest one that nvcc knows, or 75 where there is no GPU
+# For each GPU here the newest architecture that it runs and nvcc knows; 75 where there is no GPU
 gpus := $(if $(has_gpu),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d .))
-known := $(and $(gpus),$(has_nvcc),$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)))
+known := $(and $(gpus),$(has_nvcc),$(shell $(NVCC) --list-gpu-arch | sed s/compute_// | sort -n))
 native := $(if $(SM)$(filter-out $(known),$(gpus)),,$(gpus))
-SM := $(or $(SM),$(filter $(gpus),$(known)),$(lastword $(known)),75)
+SM := $(or $(SM),$(shell for gpu in $(gpus); do newest=none; for sm in $(known); do \
+    [ $$sm -gt $$gpu ] || newest=$$sm; done; echo $$newest; done | sort -nu),75)
+$(and $(filter none,$(SM)),$(filter build/gpu,$(dir)),$(error this CUDA no longer knows a GPU \
+    here ($(gpus)): use an older one, or BACKEND=cpu))
 
 # ----- What you can make --------------------------------------------------------------------------
 # The program is mgpu.cu or, if there are such parts below extras/, build/gpu/program.cu (on the
@@ -68,14 +71,16 @@ needs_gpu := $(needs)
 needs_cpp := $(needs:%=build/cpp/%)
 tests := $(dir)/tests
 tests_h := tests.h reference.h
-DOCTEST := $(or $(wildcard /usr/include/doctest/doctest.h),build/doctest/doctest.h)
+# (The system's doctest if it is not too old: Debian 11's lacks this operator)
+DOCTEST := $(or $(shell grep -ls 'operator+.const String *& *lhs' \
+    /usr/include/doctest/doctest.h),build/doctest/doctest.h)
 usage:
 	@sed -n '1,/^$$/s/^#     //p' Makefile
 -include $(sort $(wildcard extras/*/*.mk))
 unexport $(filter-out $(own),$(typed)) # make would expand a $ in them
 
 .PHONY: usage all run test data clean help backend FORCE
-.DELETE_ON_ERROR .SUFFIXES:
+.DELETE_ON_ERROR .SECONDARY .SUFFIXES:
 all: $(dir)/mgpu $(tests)  ## build the program and the tests
 run: backend $(program) data  ## train: make run GPUS=2 BATCH=256 LR=0.2 EPOCHS=10
 	@$(start) $(program) $(words)
@@ -106,12 +111,16 @@ nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS -Xcompiler -Wall,-We
     $(cores:%=%=0) \
     $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 
+# What is half-written, because make was killed, must not count: it has another name until then
+to = -o $@.part && mv -f $@.part $@
+renew = { cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv -f $@.$$$$ $@; } # only if it differs
+
 build/gpu/mgpu: mgpu.cu build/gpu/flags
-	$(NVCC) $(nvcc_flags) $< -o $@
+	$(NVCC) $(nvcc_flags) $< $(to)
 build/gpu/tests: tests.cu $(tests_h) mgpu.cu $(DOCTEST) build/gpu/flags
-	$(NVCC) $(nvcc_flags) -isystem $(dir $(DOCTEST)) $< -o $@
+	$(NVCC) $(nvcc_flags) -isystem $(dir $(DOCTEST)) $< $(to)
 build/gpu/program: build/gpu/program.cu $(needs_gpu) build/gpu/flags
-	$(NVCC) $(nvcc_flags) $(part_flags) $< $(filter %.o,$^) -o $@
+	$(NVCC) $(nvcc_flags) $(part_flags) $< $(filter %.o,$^) $(to)
 
 # The source of the program, and one without the tuned operators. fast.cu wants copies of what it
 # replaces: plain/mgpu.cu instead of mgpu.cu. PROGRAM is how other programs include them.
@@ -120,7 +129,7 @@ included = $(if $(filter $1,$(plain)),$3plain/$1,$2$1)
 include_all = { printf '\043ifndef MGPU_NO_MAIN\n\043define MGPU_NO_MAIN\n\043define PROGRAM_MAIN\n'; \
     printf '\043endif\n'; printf '\043include "%s"\n' $1; printf '\043ifdef PROGRAM_MAIN\n'; \
     echo 'int main(int argc, char **argv) { return mgpu_main(argc, argv); }'; \
-    printf '\043endif\n'; } >$@.$$$$; cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+    printf '\043endif\n'; } >$@.$$$$ && $(renew)
 build/gpu/program.cu: FORCE | build/gpu/flags
 	@$(call include_all,$(foreach x,mgpu.cu $(parts),$(call included,$x,../../)))
 build/gpu/untuned.cu: FORCE | build/gpu/flags
@@ -130,7 +139,7 @@ build/doctest/doctest.h: ; @sh data/fetch.sh doctest
 # The flags of the last build. The file changes only if they do, and then all is built again.
 build/gpu/flags: flags = $(NVCC) $(nvcc_flags)
 build/%/flags: FORCE
-	@mkdir -p $(@D) 2>/dev/null && [ -w $(@D) ] || \
-	    { echo 'build/ cannot be written: try make BUILD=folder' >&2; exit 1; }
-	@echo '$(subst ','\'',$(flags))' >$@.$$$$; cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+	@mkdir -p $(@D) 2>/dev/null && { echo '$(subst ','\'',$(flags))' >$@.$$$$; } 2>/dev/null || { \
+	    rm -f $@.$$$$; echo 'build/ cannot be written, or is full: try make BUILD=folder' >&2; \
+	    exit 1; }; $(renew)
 endif

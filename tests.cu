@@ -345,9 +345,9 @@ TEST_CASE("train: each epoch has a row with what the test computes itself, the l
     net = [&](const Tensor &X, const Tensors &p) {
         Times &t = times.back();
         if (recording) usleep(10000);
-        (recording ? t.last_step : t.last_test) = now();
+        (recording ? t.last_step : t.last_test) = Timer::now();
         double &first = recording ? t.first_step : t.first_test;
-        if (first == 0) first = now();
+        if (first == 0) first = Timer::now();
         return dense(X, p);
     };
     after_epoch = [&](const Animator &, const Tensors &p) {
@@ -356,9 +356,9 @@ TEST_CASE("train: each epoch has a row with what the test computes itself, the l
         times.emplace_back();
     };
     times.emplace_back();
-    const double begin = now();
+    const double begin = Timer::now();
     const std::string out = printed([&] { train(k, n, lr); });
-    const double end = now();
+    const double end = Timer::now();
     net = dense;
     INFO(out);
     const std::vector<std::string> lines = lines_of(out);
@@ -1092,7 +1092,7 @@ TEST_CASE("load_data_fashion_mnist: the training set, which is shuffled, and the
 
 TEST_CASE("Timer: the seconds of each pair of start and stop, and their mean") {
     Timer timer;
-    const double begin = now();
+    const double begin = Timer::now();
     for (int pair : {0, 1}) {
         timer.start();
         usleep(20000); // at least
@@ -1100,7 +1100,7 @@ TEST_CASE("Timer: the seconds of each pair of start and stop, and their mean") {
         CHECK(timer.times[pair] >= 0.02);
         usleep(20000); // which do not count
     }
-    CHECK(timer.times[0] + timer.times[1] <= now() - begin - 0.04);
+    CHECK(timer.times[0] + timer.times[1] <= Timer::now() - begin - 0.04);
     timer.times = {1, 2, 6};
     CHECK(timer.avg() == 3);
     CHECK(Timer().avg() == 0);
@@ -1392,9 +1392,9 @@ TEST_CASE("check_cuda: a failed call is named with its line, and ends the progra
 
 TEST_CASE("program: devices, demos, a table of the epochs, the tutorial's last line" * trains) {
     DataFolder folder(few, few / 4);
-    const double begin = now();
+    const double begin = Timer::now();
     const std::string out = output_of(folder, "GPUS=3 BATCH=8 EPOCHS=2");
-    const double end = now();
+    const double end = Timer::now();
     INFO(out);
     check_parts(out, "gpu(0): ... gpu(1): ... gpu(2): ... b1 weight: [0. 0. ... before allreduce: "
                      "... after allreduce:\n [[6. 6.]] @gpu(0) ... load into [gpu(0), gpu(1), "

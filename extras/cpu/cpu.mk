@@ -14,13 +14,17 @@ unexport FILE INCLUDE # make would expand a $ in them
 
 CXX := $(if $(filter default,$(origin CXX)),$(notdir \
     $(shell command -v g++ || command -v clang++ || echo g++)),$(CXX))
-MARCH ?= $(shell $(CXX) -march=native -x c++ -E /dev/null >/dev/null 2>&1 && echo -march=native)
+clang := $(shell $(CXX) -dM -E -x c++ /dev/null 2>/dev/null | grep -ow __clang__)
+# (On a processor with AVX10.1, g++ 14 and 15 warn of their own -march=native)
+MARCH ?= $(shell said=$$($(CXX) -march=native -x c++ -E /dev/null 2>&1 >/dev/null) && \
+    case $$said in (*avx10*) echo -march=x86-64-v4 -mtune=native ;; (*) echo -march=native ;; esac)
 # AVX-512 where there is one: compilers avoid it on some processors that have it
 wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 2>&1 && \
     echo -mprefer-vector-width=512)
 # (g++: -Og, and garbage of up to a GB, compile quickly; kernels get -O3 in cuda/types.h)
-CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra \
-    $(if $(findstring clang,$(CXX)),-O3 -Wno-pass-failed -fstack-clash-protection,\
+CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra -Wno-psabi \
+    $(if $(clang),-O3 -Wno-pass-failed -Wno-unknown-warning-option -Wno-ignored-gch \
+    -fstack-clash-protection,\
     -Og --param ggc-min-heapsize=1000000)
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Iextras/cpu
 doctest = -isystem $(dir $(DOCTEST))
@@ -28,30 +32,35 @@ linked = -DDOCTEST_LINKED $(doctest) # doctest's own code is compiled once, as d
 
 # What is built again when the compiler, its flags or, because of -march=native, the processor change
 build/%/flags: flags = $(CXX) $(cpu_flags) $(flags_$*) $(processor)
-processor := $(shell grep -m1 '^model name' /proc/cpuinfo)
+processor := $(shell grep -sm1 -E "^(model name|CPU part)" /proc/cpuinfo)
+
+ifeq ($(dir)$(shell echo | sed -z s/^/x/ 2>/dev/null),build/cpu)
+  $(error the stand-in needs GNU sed: this sed has no option -z)
+endif
 
 # The sources of the stand-in, compiled once. Each program depends on them, and so on the headers.
 stand_in := $(wildcard extras/cpu/*.h extras/cpu/cuda/* extras/cpu/nvtx3/*)
 $(patsubst %,build/%/runtime.o,cpu asan race lanes lanes_asan): build/%/runtime.o: \
     extras/cpu/runtime.cc $(stand_in) build/%/flags
-	@$(CXX) $(cpu_flags) $(flags_$*) -c $< -o $@
+	@$(if $(findstring -fsanitize,$(flags_$*)),$(try_sanitizer))
+	@$(CXX) $(cpu_flags) $(flags_$*) -c $< $(to)
 
 build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: build/cpp/mgpu.cu build/%/runtime.o
-	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) -x c++ $< -o $@
+	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) -x c++ $< $(to)
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
     build/cpp/tests.cu build/cpp/mgpu.cu build/%/runtime.o build/%/doctest.o
-	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o $(to)
 cpu_tests := $(wildcard extras/cpu/tests/*)
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
     build/cpp/extras/cpu/tests.cu $(cpu_tests:%=build/cpp/%) build/%/runtime.o build/%/doctest.o
 	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(linked) -x c++ $< -x none build/$*/runtime.o \
-	    build/$*/doctest.o -o $@
+	    build/$*/doctest.o $(to)
 build/%/doctest.o: $(DOCTEST) build/%/flags
-	$(CXX) $(cpu_flags) $(flags_$*) -O0 -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< -o $@
+	$(CXX) $(cpu_flags) $(flags_$*) -O0 -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< $(to)
 
 build/cpu/program build/asan/program build/race/program: build/%/program: build/cpp/program.cu \
     $(needs_cpp) build/%/runtime.o
-	$(CXX) $(cpu_flags) $(flags_$*) $(part_flags) $(once_$*) $(filter %products.o,$^) -x c++ $< -o $@
+	$(CXX) $(cpu_flags) $(flags_$*) $(part_flags) $(once_$*) $(filter %products.o,$^) -x c++ $< $(to)
 
 # The program's source and that without the tuned operators (see the Makefile), in C++
 build/cpp/program.cu: FORCE
@@ -66,9 +75,11 @@ build/cpp/%.h: %.h extras/cpu/to_cpp.sed
 	@$(translate)
 build/cpp/tests.cu: $(tests_h:%=build/cpp/%)
 .PRECIOUS: build/cpp/%.cu build/cpp/%.h
-translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } >$@; \
-    ! sed 1d $@ | grep -nE '<<<|__shared__' || \
-    { echo '$<: extras/cpu/to_cpp.sed does not understand the lines above' >&2; exit 1; }
+translate = mkdir -p $(@D); { echo '\#line 1 "$<"' && \
+    LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } >$@.part && \
+    { ! sed 1d $@.part | grep -nE '<<<|__shared__' || \
+    { echo '$<: extras/cpu/to_cpp.sed does not understand the lines above' >&2; exit 1; }; } && \
+    mv -f $@.part $@
 
 # ----- What an edit does not change is compiled once --------------------------------------------
 
@@ -77,8 +88,7 @@ translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; LC_ALL=C sed -zEf extras/cpu
 compiled_once := build/cpu/headers.h.gch build/cpu/runtime.o
 build/cpu/mgpu build/cpu/tests build/cpu/program: $(compiled_once)
 build/cpu/headers.h: mgpu.cu
-	@mkdir -p $(@D); sed -n 's/^\(#include <[^>]*>\).*/\1/p' $< >$@.$$$$; \
-	cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+	@mkdir -p $(@D); sed -n 's/^\(#include <[^>]*>\).*/\1/p' $< >$@.$$$$ && $(renew)
 build/cpu/headers.h.gch: build/cpu/headers.h $(stand_in) build/cpu/flags
 	@echo "reading the headers into $@"; \
 	{ $(CXX) $(cpu_flags) -x c++-header $< -o $@.$$$$ && mv $@.$$$$ $@ && \
@@ -100,6 +110,10 @@ flags_asan := -Og -fsanitize=address,undefined -fno-sanitize-recover=all -fno-om
 flags_race := -fsanitize=thread
 flags_lanes := -DMGPU_LANES
 flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
+try_sanitizer = echo 'int main() {}' | $(CXX) $(flags_$*) -x c++ - -o $@.part 2>/dev/null || { \
+    echo "$(firstword $(CXX)) cannot link with $(flags_$*): please install" >&2 \
+        "$(if $(clang),libclang-rt-$$($(CXX) -dumpversion | cut -d. -f1)-dev,its sanitizers)"; \
+    exit 1; }
 
 .PHONY: asan race lanes limits sanitize
 asan_tests += build/asan/tests build/asan/runtime_tests
@@ -129,7 +143,7 @@ build/limits/failing: build/cpp/mgpu.cu extras/cpu/failing.cc $(save:%=build/cpp
 	    awk '!in_file { if ($$1 == "check_cuda") first = $$3; next } \
 	        FNR == first { sub(/check_cuda/, "plain_&") } { print }' \
 	        - in_file=1 $< extras/cpu/failing.cc $(save:%=build/cpp/%) >$@.cc
-	@$(CXX) $(cpu_flags) -w $(once_cpu) -x c++ $@.cc -o $@
+	@$(CXX) $(cpu_flags) -w $(once_cpu) -x c++ $@.cc $(to)
 limits: $(if $(save),build/cpu/program build/limits/failing) data  ## test kills, full disks and failing calls
 	@$(if $(save),bash extras/cpu/limits.sh,echo 'limits: skipped, SAVE is in extras/files')
 # All but what trains for long or is not about kernels, in each order of warps and lanes; what is
@@ -169,6 +183,10 @@ sanitize:  ## tests and a short training under compute-sanitizer (GPU)
 size:  ## count the lines of each part, and of its code, against their limits
 	@sh extras/cpu/size.sh
 
+.PHONY: machines
+machines:  ## for a release: try other versions of Debian, compilers and CUDA (root)
+	@bash extras/cpu/machines.sh
+
 # ----- A program of one's own: make cu compiles and starts it, on a GPU or on the stand-in ------
 
 # Warnings are nvcc's or, of the stand-in, none. As nvcc does, g++ includes the runtime's header by
@@ -198,7 +216,7 @@ cu: $(cu_needs)  ## run a program of your own: make cu FILE=own.cu
 	@sh extras/cpu/cu.sh $(value ARGS)
 
 build/cu/runtime.o: extras/cpu/runtime.cc $(stand_in) build/cpu/flags
-	@mkdir -p $(@D); $(CXX) $(cu_flags) -c $< -o $@
+	@mkdir -p $(@D); $(CXX) $(cu_flags) -c $< $(to)
 
 # Small programs of a first course: each prints what its head says
 programs: $(cu_needs)  ## run the programs of extras/cpu/programs

@@ -14,14 +14,13 @@ build/gpu/program: build/gpu/products.o
 build/gpu/fast_tests: extras/fast/tests.cu $(needs_gpu) $(parts) build/gpu/program.cu $(tests_h) \
     $(DOCTEST) build/gpu/flags build/gpu/products.o
 	$(NVCC) $(nvcc_flags) -DPROGRAM='"../../build/gpu/program.cu"' $(apart_gpu) \
-	    -isystem $(dir $(DOCTEST)) $< -o $@
+	    -isystem $(dir $(DOCTEST)) $< $(to)
 
 # products.cu takes the longest to compile. Of mgpu.cu it includes a part, and is compiled again only
 # if that changes. (Under a sanitizer fast.cu includes products.cu.)
 apart_gpu := -DPRODUCTS_APART build/gpu/products.o
 apart_cpu := -DPRODUCTS_APART build/cpu/products.o
-vocabulary = mkdir -p $(@D); sh extras/fast/vocabulary.sh $< >$@.$$$$ || { rm $@.$$$$; exit 1; }; \
-    cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv $@.$$$$ $@
+vocabulary = mkdir -p $(@D); sh extras/fast/vocabulary.sh $< >$@.$$$$ && $(renew)
 build/gpu/vocabulary.h build/cpp/vocabulary.h: mgpu.cu extras/fast/vocabulary.sh extras/definitions.awk
 	@$(vocabulary)
 products_gpu := extras/fast/products.cu $(fast_headers) build/gpu/vocabulary.h build/gpu/flags
@@ -39,15 +38,15 @@ with_wgmma = $(if $(filter 90,$(SM)),-DSM_90A) $(subst $(of_90)sm_90 ,$(wgmma_90
 wgmma_90 := arch=compute_90a$(comma)code=sm_90a
 # (The argument: more flags)
 compile_products_gpu = $(NVCC) $(with_wgmma) $1 \
-    -DVOCABULARY='"../../build/gpu/vocabulary.h"' -c $< -o $@
-compile_products_cpu = $(CXX) $(cpu_flags) $1 -DVOCABULARY='"../../vocabulary.h"' -x c++ -c $< -o $@
+    -DVOCABULARY='"../../build/gpu/vocabulary.h"' -c $< $(to)
+compile_products_cpu = $(CXX) $(cpu_flags) $1 -DVOCABULARY='"../../vocabulary.h"' -x c++ -c $< $(to)
 
 # Copies of mgpu.cu and networks.cu in which what fast.cu replaces has another name, or is left out
 plain_needs := extras/fast/plain.sh extras/fast/operators extras/definitions.awk
 build/gpu/plain/%: % $(plain_needs)
-	@mkdir -p $(@D); { echo '#line 1 "$<"'; sh extras/fast/plain.sh $<; } >$@
+	@mkdir -p $(@D); { echo '#line 1 "$<"'; sh extras/fast/plain.sh $<; } >$@.part && mv -f $@.part $@
 build/cpp/plain/%: build/cpp/% $(plain_needs)
-	@mkdir -p $(@D); sh extras/fast/plain.sh $< >$@
+	@mkdir -p $(@D); sh extras/fast/plain.sh $< >$@.part && mv -f $@.part $@
 
 # For a compiler of your own: write what the build generates
 sources: build/gpu/program.cu $(plain:%=build/gpu/plain/%)
@@ -59,7 +58,7 @@ $(patsubst %,build/%/fast_tests,cpu asan lanes lanes_asan): build/%/fast_tests: 
     build/cpp/extras/fast/tests.cu build/cpp/program.cu $(needs_cpp) $(tests_h:%=build/cpp/%) \
     build/%/runtime.o build/%/doctest.o
 	$(CXX) $(cpu_flags) $(flags_$*) -DPROGRAM='"../../program.cu"' $(once_$*) $(apart_$*) \
-	    $(linked) -x c++ $< -x none build/$*/doctest.o -o $@
+	    $(linked) -x c++ $< -x none build/$*/doctest.o $(to)
 build/cpu/fast_tests: $(compiled_once) build/cpu/products.o
 
 fast_tests := $(if $(wildcard extras/networks),fast_tests)

@@ -857,10 +857,10 @@ TEST_CASE("ladder" * doctest::skip()) {
             use_kernels(rung);
             double best = INFINITY;
             for (int trial = 0; trial < 5; trial++) {
-                const double begin = now();
+                const double begin = Timer::now();
                 backward(operator_of(s)(in));
                 waitall();
-                best = std::min(best, now() - begin);
+                best = std::min(best, Timer::now() - begin);
             }
             printf(" %8.2f", 6 * s.work() / best / 1e9);
         }

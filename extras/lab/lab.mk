@@ -67,9 +67,9 @@ lab_headers := $(wildcard extras/lab/*.h)
 wrong := $(wildcard extras/lab/wrong/*.cu)
 host_program = $(CXX) -std=c++17 -O1 -Wall -Wextra $(if $(WERROR),-Werror)
 build/cpu/judge: extras/lab/judge.cc $(wildcard extras/lab/*.h) build/cpu/flags
-	$(host_program) $< -o $@
+	$(host_program) $< $(to)
 build/simulate: extras/lab/simulate.cc extras/lab/fabric.h build/cpu/flags
-	$(host_program) $< -o $@
+	$(host_program) $< $(to)
 
 # lab, check and the tests include the program's source, with the tuned operators where they are
 # there; a worker includes the submission alone, or mgpu.cu and the other algorithms
@@ -88,19 +88,19 @@ endif
 $(dir)/lab_tests build/asan/lab_tests: %/lab_tests: | %/wrong build/cpu/judge
 program_gpu := build/gpu/program.cu $(needs_gpu) $(lab_headers) build/gpu/flags
 build/gpu/lab build/gpu/check: build/gpu/%: extras/lab/%.cu $(program_gpu)
-	$(NVCC) $(nvcc_flags) $(call in_program,../../build/gpu/program.cu) $(call watched,gpu) $< -o $@
+	$(NVCC) $(nvcc_flags) $(call in_program,../../build/gpu/program.cu) $(call watched,gpu) $< $(to)
 build/gpu/worker: extras/lab/worker.cu build/gpu/judged/mgpu.cu $(algorithms) $(lab_headers) \
     build/gpu/flags
-	$(worker_gpu) $(others) -DSUBMISSION='"../../build/gpu/judged/mgpu.cu"' $< -o $@
+	$(worker_gpu) $(others) -DSUBMISSION='"../../build/gpu/judged/mgpu.cu"' $< $(to)
 build/gpu/wrong: extras/lab/worker.cu build/gpu/wrong.cu $(wrong) mgpu.cu $(algorithms) \
     $(lab_headers) build/gpu/flags
-	$(worker_gpu) -DALL_WRONG -DSUBMISSION='"../../build/gpu/wrong.cu"' $< -o $@
+	$(worker_gpu) -DALL_WRONG -DSUBMISSION='"../../build/gpu/wrong.cu"' $< $(to)
 build/gpu/wrong.cu: $(wrong) extras/lab/lab.mk
-	@mkdir -p $(@D); printf '#include "../../%s"\n' $(wrong) >$@
+	@mkdir -p $(@D); printf '#include "../../%s"\n' $(wrong) >$@.part && mv -f $@.part $@
 build/gpu/lab_tests: extras/lab/tests.cu $(tests_h) $(program_gpu) extras/lab/lab.cu \
     extras/lab/check.cu extras/lab/simulate.cc $(DOCTEST)
 	$(NVCC) $(nvcc_flags) $(call in_program,../../build/gpu/program.cu) $(call watched,gpu) \
-	    -isystem $(dir $(DOCTEST)) $< -o $@
+	    -isystem $(dir $(DOCTEST)) $< $(to)
 
 # On the stand-in, and under the sanitizers: first in C++, below build/cpp/. (Under a sanitizer tuned
 # operators would take a minute to compile.)
@@ -131,14 +131,14 @@ endef
 $(foreach x,cpu asan race,$(eval $(call lab_programs,$x)))
 $(patsubst %,build/cpu/%,lab worker check wrong lab_tests): $(compiled_once)
 build/cpp/extras/lab/wrong/all.cu: $(wrong) extras/lab/lab.mk
-	@mkdir -p $(@D); printf '#include "%s"\n' $(notdir $(wrong)) >$@
+	@mkdir -p $(@D); printf '#include "%s"\n' $(notdir $(wrong)) >$@.part && mv -f $@.part $@
 
 # A worker needs little of what it includes: in a copy nothing calls the rest, which is not compiled
 judged_needs := extras/lab/judged.sh extras/definitions.awk
 build/cpp/judged/mgpu.cu: build/cpp/mgpu.cu $(judged_needs)
-	@mkdir -p $(@D); sh extras/lab/judged.sh $< >$@
+	@mkdir -p $(@D); sh extras/lab/judged.sh $< >$@.part && mv -f $@.part $@
 build/gpu/judged/mgpu.cu: mgpu.cu $(judged_needs)
-	@mkdir -p $(@D); { echo '#line 1 "$<"'; sh extras/lab/judged.sh $<; } >$@
+	@mkdir -p $(@D); { echo '#line 1 "$<"'; sh extras/lab/judged.sh $<; } >$@.part && mv -f $@.part $@
 whole := $(if $(findstring clang,$(CXX)),,-fwhole-program) -Wno-unused-function
 worker_flags_cpu := $(whole)
 compile_worker = $(CXX) $(cpu_flags) $(whole) -iquote extras/lab \
@@ -150,13 +150,13 @@ worker_gpu = $(NVCC) $(subst -O3,-O1,$(nvcc_flags)) -Xcompiler -fwhole-program,-
 ifeq ($(dir),build/gpu)
 build/submission/worker: build/submission/mgpu.cu
 	@$(worker_gpu) -I '$(dir $(abspath $(SUBMISSION)))' \
-	    -DSUBMISSION='"../../build/submission/mgpu.cu"' extras/lab/worker.cu -o $@
+	    -DSUBMISSION='"../../build/submission/mgpu.cu"' extras/lab/worker.cu $(to)
 build/submission/mgpu.cu: translated = cat $(submission)
 else
 build/submission/worker: build/submission/mgpu.cu $(call lab_cpp,worker) build/cpp/mgpu.cu \
     $(algorithms_cpp) build/cpp/extras/lab/wrong/yours.h $(compiled_once)
 	@$(compile_worker) -DSUBMISSION='"../../../submission/mgpu.cu"' \
-	    -x c++ build/cpp/extras/lab/worker.cu -o $@
+	    -x c++ build/cpp/extras/lab/worker.cu $(to)
 build/submission/mgpu.cu: translated = LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $(submission)
 endif
 build/submission/mgpu.cu: FORCE
@@ -165,7 +165,7 @@ build/submission/mgpu.cu: FORCE
 	    expected a whole mgpu.cu with allreduce_yours >&2; exit 1; }
 	@mkdir -p $(@D); $(translated) >$(@D)/whole.cu
 	@{ echo '#line 1 "$(lastword $(subst /, ,$(SUBMISSION)))"'; \
-	    sh extras/lab/judged.sh $(@D)/whole.cu; } >$@
+	    sh extras/lab/judged.sh $(@D)/whole.cu; } >$@.part && mv -f $@.part $@
 submission = '$(subst ','\'',$(value SUBMISSION))'
 
 # ----- With sanitizers -------------------------------------------------------------------------

@@ -29,11 +29,10 @@ grade: backend build/cpu/judge  ## judge each submission in SUBMISSIONS by itsel
 
 # Copies of mgpu.cu, and of networks.cu where it is there, with planted mistakes
 planted := $(or $(wildcard extras/networks/networks.cu),mgpu.cu)
-.PRECIOUS: build/cpp/build/plant/%
 build/plant/%/check: build/cpp/build/plant/%/mgpu.cu build/cpp/build/plant/%/$(planted) \
     $(call lab_cpp,plant) build/cpp/extras/lab/check.cu build/cpu/flags $(compiled_once)
 	@echo $@
 	@$(CXX) $(cpu_flags) -w -iquote extras/lab $(once_cpu) \
-	    -DPROGRAM='"../../build/plant/$*/$(planted)"' -x c++ build/cpp/extras/lab/plant.cu -o $@
+	    -DPROGRAM='"../../build/plant/$*/$(planted)"' -x c++ build/cpp/extras/lab/plant.cu $(to)
 build/cpp/build/plant/%: build/plant/% extras/cpu/to_cpp.sed
 	@$(translate)

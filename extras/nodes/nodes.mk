@@ -51,7 +51,7 @@ build/mpi/nodes build/mpi_asan/nodes build/mpi_race/nodes: build/mpi%/nodes: \
     $(if $(in_cpp),build/cpp/program.cu $(needs_cpp),build/gpu/program.cu $(needs_gpu)) \
     build/mpi%/flags
 	$(need_mpi)$(call mpi,$(*:_%=%)) $(part_flags) $< \
-	    $(if $(in_cpp),-x none) $(filter %.o,$^) -o $@
+	    $(if $(in_cpp),-x none) $(filter %.o,$^) $(to)
 build/mpi/nodes: part_flags += $(filter -D%,$(apart))
 build/mpi/nodes: $(filter %.o,$(apart))
 ifneq ($(in_cpp),)

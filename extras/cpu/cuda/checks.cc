@@ -7,10 +7,14 @@
 #include <atomic>
 #include <set>
 
-#include <execinfo.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
+#include <unwind.h>
+
+#ifndef sigev_notify_thread_id // musl and newer versions of glibc have this name
+#define sigev_notify_thread_id _sigev_un._tid
+#endif
 
 namespace cuda_cpu {
 
@@ -75,9 +79,23 @@ void *interrupted(void *context) {
     return nullptr;
 #endif
 }
+int call_stack(void **frames, int most) {
+    struct Stack {
+        void **frames;
+        int n, most;
+    } stack = {frames, 0, most};
+    auto add = [](_Unwind_Context *context, void *to) {
+        Stack &s = *(Stack *)to;
+        if (s.n == s.most) return _URC_END_OF_STACK;
+        s.frames[s.n++] = (void *)_Unwind_GetIP(context);
+        return _URC_NO_REASON;
+    };
+    _Unwind_Backtrace(add, &stack);
+    return stack.n;
+}
 std::string interrupted_line(void *context) {
     void *frames[64];
-    const int n = backtrace(frames, 64);
+    const int n = call_stack(frames, 64);
     return line_of(frames, n, interrupted(context), true);
 }
 
@@ -280,7 +298,7 @@ int start_watchdog() { // of the calling thread; -1: it has none
     struct sigevent event = {};
     event.sigev_notify = SIGEV_THREAD_ID;
     event.sigev_signo = SIGVTALRM;
-    event._sigev_un._tid = syscall(SYS_gettid);
+    event.sigev_notify_thread_id = syscall(SYS_gettid);
     if (syscall(SYS_timer_create, CLOCK_THREAD_CPUTIME_ID, &event, &timer)) return -1;
     set_watchdog(timer, seconds);
 #endif
@@ -383,11 +401,13 @@ CUDA_CPU_UNSEEN void touch_volatile(const volatile void *p, size_t bytes) {
 } // namespace cuda_cpu
 
 // An assert() that fails in a kernel ends the program and names the thread. In place of the C
-// library's function, which the macro calls.
-extern "C" __attribute__((noreturn, cold)) void __assert_fail(const char *condition,
-                                                              const char *file, unsigned line,
-                                                              const char *function) noexcept {
-    using namespace cuda_cpu;
+// library's function, which the macro calls, and which each library declares in its own way.
+namespace cuda_cpu {
+__attribute__((noreturn, cold)) void
+assertion_failed(const char *condition, const char *file, unsigned line,
+                 const char *function) asm("__assert_fail");
+void assertion_failed(const char *condition, const char *file, unsigned line,
+                      const char *function) {
     if (!worker || !running.name || in_host_function) {
         fprintf(stderr, "%s:%u: %s: assertion `%s' failed\n", file, line, function, condition);
         abort();
@@ -399,3 +419,4 @@ extern "C" __attribute__((noreturn, cold)) void __assert_fail(const char *condit
          threadIdx.z, condition);
     end_program();
 }
+} // namespace cuda_cpu

@@ -17,6 +17,9 @@ int begin_range();
 int end_range();
 bool is_in_range();
 
+// Put where each caller of this thread goes on into `frames`, innermost first, and return how many:
+// as backtrace(), which not every C library has.
+int call_stack(void **frames, int most);
 // Return the line of the program that this thread has reached, as "FILE:LINE": that of the address
 // `interrupted`, which is on the stack of `n` frames, or of its caller. Library functions are
 // skipped in favour of their callers. In an allreduce its own line comes first, then ", in " and

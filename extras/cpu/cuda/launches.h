@@ -44,8 +44,12 @@ CUDA_CPU_OPTIMIZED __attribute__((flatten)) void run_threads(const void *bytes, 
                 threadIdx = {x, y, z};
                 current = x + X * (y + Y * z);
                 kernel();
-                if (stop) return;
+                if (stop) {
+                    worker->stop = nullptr;
+                    return;
+                }
             }
+    worker->stop = nullptr;
 #endif
 }
 

@@ -3,7 +3,6 @@
 #include "machine.h"
 
 #ifdef CUDA_CPU_TSAN
-#include <execinfo.h>
 #include <unistd.h>
 
 #include <set>
@@ -29,7 +28,7 @@ namespace cuda_cpu {
 void note_callers(Running &r) {
     Hidden hidden;
     void *frames[32], *const function = _Unwind_FindEnclosingFunction(r.where.pc);
-    const int n = backtrace(frames, 32);
+    const int n = call_stack(frames, 32);
     int first = 0;
     while (first < n && _Unwind_FindEnclosingFunction((char *)frames[first] - 1) != function)
         first++;
