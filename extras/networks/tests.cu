@@ -504,7 +504,7 @@ TEST_CASE("SAVE, INIT: a network's parameters, and gpu(0)'s running statistics" 
           doctest::skip(no_training)) {
     NetworksKept kept;
     const TestFolder folder;
-    const std::string before_save = save, before_init = init;
+    const std::string before_save = save, before_init = init, before_log = log_file;
     set_model("resnet18", 0);
     const Tensors device_params = get_params(params, gpu(0));
     for (const Tensor &t : buffers_on(gpu(0))) add_(t, full(t.shape, 0.25f, gpu(0)));
@@ -523,6 +523,7 @@ TEST_CASE("SAVE, INIT: a network's parameters, and gpu(0)'s running statistics" 
     for (int c : {0, 1}) check_close(all_to_host(buffers_on(gpu(c))), statistics, 0);
     save = before_save;
     init = before_init;
+    log_file = before_log;
 }
 #endif
 
