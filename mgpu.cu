@@ -1412,7 +1412,7 @@ static std::shared_ptr<float> allocate(int n, Device device) {
             cudaFreeHost(p);
         });
     }
-    const auto key = std::make_pair(current_stream(device).handle, bytes);
+    const auto key = std::make_pair(state(device).stream.handle, bytes);
     std::vector<float *> &pieces = state(device).unused[key];
     if (pieces.empty()) {
         make_current(device);
