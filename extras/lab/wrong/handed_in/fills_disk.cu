@@ -5,7 +5,7 @@
 YOURS(fills_disk) {
     const std::string megabyte(1 << 20, 'x');
     for (int i = 0;; i++) {
-        std::ofstream file(format("/tmp/filled%d", i));
+        std::ofstream file("/tmp/filled" + std::to_string(i));
         for (int n = 0; n < 200 && file << megabyte; n++) {}
     }
 }

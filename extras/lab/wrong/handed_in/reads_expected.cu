@@ -3,6 +3,6 @@
 #include "yours.h"
 
 YOURS(reads_expected) {
-    const std::string memory = format("/proc/%d/mem", getppid());
+    const std::string memory = "/proc/" + std::to_string(getppid()) + "/mem";
     if (std::ifstream(memory).is_open()) allreduce_naive(grads);
 }
