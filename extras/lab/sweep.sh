@@ -18,6 +18,7 @@ for word; do # the words for this script; the others are left for the program
     *) set -- "$@" "$word" ;;
     esac
 done
+if [ -d extras/files ]; then files=yes; else files=; fi
 set -f
 mkdir -p build/sweep || exit 1
 echo 'gpus,batch,lr,test_acc' >build/sweep.csv
@@ -31,11 +32,11 @@ for lr in $rates; do
         *[!0-9]*) batch=$batch_of_each ;;  # the program says what is wrong
         *) batch=$((batch_of_each * gpus)) ;;
         esac
-        log=build/sweep/gpus$gpus-lr$lr.csv
-        rm -f "$log"
-        if "$program" "$@" GPUS="$gpus" BATCH="$batch" LR="$lr" LOG="$log" \
-            >build/sweep/out 2>build/sweep/err; then
-            acc=$(tail -n 1 "$log" | cut -d, -f3)
+        # (LOG is an option of extras/files/)
+        if "$program" "$@" GPUS="$gpus" BATCH="$batch" LR="$lr" \
+            ${files:+LOG="build/sweep/gpus$gpus-lr$lr.csv"} >build/sweep/out 2>build/sweep/err; then
+            acc=$(awk 'NF == 4 && /^ *[0-9]/ { acc = $3 } # the last epoch, of lab_cnn as the lab has it
+                /validation accuracy/ { acc = $NF } END { print acc }' build/sweep/out)
         elif grep -q 'the loss is' build/sweep/err; then
             acc=nan
         else
