@@ -39,14 +39,15 @@ static void check_copy_while_late(Device i, Device j) {
         const int wrong = std::mismatch(want.begin(), want.end(), got.begin()).first - want.begin();
         if (wrong == size(pattern)) continue;
         waitall();
-        error("the data of copyto from %s to %s arrives changed from index %d of %d on: %s",
-              str(i).c_str(), str(j).c_str(), wrong, size(pattern),
-              to_host(back) == want ? "does the host wait for the copy that it reads?"
-              : wrong > 0           ? "is the number of bytes sizeof(float) * numbers?"
-              : got[0] == 0
-                  ? "src was read too early or too late: are both calls of make_wait there? (If so, "
-                    "the machine's IOMMU or ACS may be the cause: use PEERS=0)"
-                  : "is src copied to dst, and only after src was written?");
+        error(
+            "the data of copyto from %s to %s arrives changed from index %d of %d on: %s",
+            str(i).c_str(), str(j).c_str(), wrong, size(pattern),
+            to_host(back) == want ? "does the host wait for the copy that it reads?"
+            : wrong > 0           ? "is the number of bytes sizeof(float) * numbers?"
+            : got[0] == 0
+                ? "src was read too early or too late: are both calls of make_wait there? (If so, "
+                  "the machine's IOMMU or ACS may be the cause: use PEERS=0)"
+                : "is src copied to dst, and only after src was written?");
     }
 }
 static void check_copies() { // between all devices that are there
@@ -183,8 +184,8 @@ static void check_replicated(const PerDevice &device_params) {
                 error("gradients: number %zu of gpu(%zu) is not the gradient of its %s", i + 1, c,
                       param_names[i].c_str());
             if (across_devices(grads, i)[c].ptr() != grads[c][i].ptr())
-                error("across_devices(grads, %zu): its element %zu is not grads[%zu][%zu]", i, c,
-                      c, i);
+                error("across_devices(grads, %zu): its element %zu is not grads[%zu][%zu]", i, c, c,
+                      i);
         }
 }
 
@@ -283,10 +284,11 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
                 : "it is not a sum of the devices' numbers: is a wait missing, or something added "
                   "that was not yet written?";
         const std::string part =
-            wrong == numbers ? "all numbers are wrong"
-                             : format("%ld of %ld numbers are wrong, in %s to %s, and all others "
-                                      "right: does a loop, a chunk or a grid leave them out?",
-                                      wrong, numbers, param_names[at].c_str(), param_names[last].c_str());
+            wrong == numbers
+                ? "all numbers are wrong"
+                : format("%ld of %ld numbers are wrong, in %s to %s, and all others "
+                         "right: does a loop, a chunk or a grid leave them out?",
+                         wrong, numbers, param_names[at].c_str(), param_names[last].c_str());
         const std::string text =
             format("%s%s: the sum of %s, number %d, on gpu(%d) is %g, not %g (%s): %s", who.c_str(),
                    late < 0    ? ""
@@ -347,8 +349,8 @@ static std::vector<Tensor> well_scaled() {
     return scaled;
 }
 // A small step of one parameter along its gradient must raise the mean loss by step * |gradient|^2,
-// one against it lower it by as much, to 5% (10% with batch norm): ReLUs switch on the way. If that is
-// too much, a shorter step must do it.
+// one against it lower it by as much, to 5% (10% with batch norm): ReLUs switch on the way. If too
+// many do, a shorter step must be right.
 static void check_slopes(const std::string &where, const Tensor &X, const Tensor &y) {
     if (rounds_to_tf32()) return; // the steps, too
     const bool bn = has_batch_norm();
@@ -384,7 +386,8 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
             std::min(1e-3 * whole / slope, 1e-2 * (0.1 + std::sqrt(squares)) / std::sqrt(slope));
         double change = 0, want = 0;
         bool right = false;
-        for (int tries = 0; tries < 3 && !right; tries++, step /= 4) { // the shorter, the fewer ReLUs
+        for (int tries = 0; tries < 3 && !right;
+             tries++, step /= 4) { // the shorter, the fewer ReLUs
             want = 2 * step * slope;
             if (want <= 1e-5 * largest) { // too small to be measured
                 right = tries == 0;
@@ -393,7 +396,8 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
             change = 0;
             for (int way : {1, -1}) {
                 const Tensor moved = empty(p[i].shape, cpu());
-                for (size_t j = 0; j < g.size(); j++) moved.ptr()[j] = old[j] + way * step / n * g[j];
+                for (size_t j = 0; j < g.size(); j++)
+                    moved.ptr()[j] = old[j] + way * step / n * g[j];
                 copyto(moved, p[i]);
                 change += way * mean_loss();
             }
@@ -464,11 +468,11 @@ static void check_sum_of_shards(const std::string &where, const Tensor &X, const
               where.c_str(), ratio);
 }
 
-// What train_batch has made of a minibatch and of `params`: losses and device_params. An error names
+// What train_batch has made of a minibatch and of `params`: losses, device_params. An error names
 // the first number that is wrong.
 static void check_step(const std::string &where, const Tensor &X, const Tensor &y,
-                       const std::vector<Tensor> &losses,
-                       const PerDevice &device_params, float lr) {
+                       const std::vector<Tensor> &losses, const PerDevice &device_params,
+                       float lr) {
     const int n = X.shape[0], k = device_params.size();
     for (int c = 0; c < k; c++)
         if (!tapes[c].empty())
@@ -655,7 +659,8 @@ static Trained trained(size_t most) { // steps
             error("after epoch %zu animator has %zu rows: does animator.add come before "
                   "after_epoch?",
                   result.rows.size() + 1, animator.Y.size());
-        result.rows.push_back({animator.loss.back(), animator.Y.back(), animator.seconds.back(), 0});
+        result.rows.push_back(
+            {animator.loss.back(), animator.Y.back(), animator.seconds.back(), 0});
         result.saved = all_to_host(p);
     };
     std::string said;
@@ -806,8 +811,8 @@ static void check_model(int minibatches) {
     load_init();
 #endif
     choose_exchange();
-    const std::string who = format("%s, %d device%s, batch %d", experiment.name.c_str(), options.gpus,
-                                   options.gpus > 1 ? "s" : "", options.batch);
+    const std::string who = format("%s, %d device%s, batch %d", experiment.name.c_str(),
+                                   options.gpus, options.gpus > 1 ? "s" : "", options.batch);
     for (size_t i = 0; i < params.size(); i++) {
         const Flat numbers = to_host(params[i]);
         if (params[i].shape.size() > 1 &&

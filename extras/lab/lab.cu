@@ -39,7 +39,8 @@ static const Command *command = nullptr;
 static const std::vector<Option> lab_options = {
     {"BENCH", &bench_what, "part of make bench: step, allreduce, kernels or all (all)"},
 };
-static const Option step_count = {"STEPS", &steps, "steps that are recorded (3; of profile: for 1 s)"};
+static const Option step_count = {"STEPS", &steps,
+                                  "steps that are recorded (3; of profile: for 1 s)"};
 static const Option dry_gpus = {"DRY_GPUS", &dry_devices, "devices (8)", 1, 1024};
 static const Option dry_nodes = {"DRY_NODE", &dry_node, "devices of a process (all)", 1, 1024};
 

@@ -58,7 +58,9 @@ bench)
         if [ "$node" ] && [ "$k" -gt "$node" ]; then # machines have no host in common
             no_host=host
             for name in ${algorithms:-$others}; do
-                case ${algorithms:+given}$name in given* | ring | tree) more="$more nodes/$name" ;; esac
+                case ${algorithms:+given}$name in
+                given* | ring | tree) more="$more nodes/$name" ;;
+                esac
             done
         fi
         all=''

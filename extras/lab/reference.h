@@ -358,12 +358,13 @@ static void check_case(const Case &c) {
     for (int uses : {1, 2}) {
         const Tensor other = uses == 2 ? call(c, p) : y;
         if (uses == 2) y = call(c, p);
-        const Tensor l = add_to_tape("make check", empty({1}, last()), {y, other}, [=](const Tensor &) {
-            for (const Tensor &t : {y, other}) {
-                grad_to_add_to(t);
-                copyto(w, *t.grad);
-            }
-        });
+        const Tensor l =
+            add_to_tape("make check", empty({1}, last()), {y, other}, [=](const Tensor &) {
+                for (const Tensor &t : {y, other}) {
+                    grad_to_add_to(t);
+                    copyto(w, *t.grad);
+                }
+            });
         pause_stream(last());
         backward(l);
         for (size_t a = 0; a < p.size(); a++) {
@@ -485,8 +486,9 @@ static void check_autograd() {
             for (const Tensor &t : {a, b}) grad_to_add_to(t), add_(*t.grad, dy);
         });
     };
-    gradient_is(5, both(times(2, X), times(3, X)), "y = 2X + 3X",
-                "both uses must add to dX, which is cleared once in a pass: look at grad_to_add_to");
+    gradient_is(
+        5, both(times(2, X), times(3, X)), "y = 2X + 3X",
+        "both uses must add to dX, which is cleared once in a pass: look at grad_to_add_to");
     copyto(arange(n), gradient(W)); // as a pass before has left it
     times(4, W);                    // does not count, nor does the next one
     times(4, X);
@@ -527,12 +529,12 @@ static void check_sgd() {
             some = some || std::fabs(update[j] - right[j]) < 1e-3 * right[j];
         }
         const double ratio = product / squares;
-        compare(
-            format("sgd(params, lr %g, batch size %d), the %s: ", lr, batch, i ? "second" : "first"),
-            "update", {n}, update, right, 1e-3,
-            (some ? "" : explain_update(ratio, batch, batch, lr, batch, 1) + ": ") +
-                "look at sgd, sgd_kernel (i < n) and its launch (blocks): param -= lr * grad / "
-                "batch_size");
+        compare(format("sgd(params, lr %g, batch size %d), the %s: ", lr, batch,
+                       i ? "second" : "first"),
+                "update", {n}, update, right, 1e-3,
+                (some ? "" : explain_update(ratio, batch, batch, lr, batch, 1) + ": ") +
+                    "look at sgd, sgd_kernel (i < n) and its launch (blocks): param -= lr * grad / "
+                    "batch_size");
     }
 }
 #ifdef NETWORKS

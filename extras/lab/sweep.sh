@@ -35,8 +35,9 @@ for lr in $rates; do
         # (LOG is an option of extras/files/)
         if "$program" "$@" GPUS="$gpus" BATCH="$batch" LR="$lr" \
             ${files:+LOG="build/sweep/gpus$gpus-lr$lr.csv"} >build/sweep/out 2>build/sweep/err; then
-            acc=$(awk 'NF == 4 && /^ *[0-9]/ { acc = $3 } # the last epoch, of lab_cnn as the lab has it
-                /validation accuracy/ { acc = $NF } END { print acc }' build/sweep/out)
+            # The last epoch's, in the table or, of lab_cnn, as the lab prints it
+            acc=$(awk 'NF == 4 && /^ *[0-9]/ { acc = $3 } /validation accuracy/ { acc = $NF }
+                END { print acc }' build/sweep/out)
         elif grep -q 'the loss is' build/sweep/err; then
             acc=nan
         else

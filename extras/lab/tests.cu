@@ -426,37 +426,37 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
     const struct {
         Spoil spoil;
         std::string says;
-    } mistakes[] = {{gradients_are({{.5, .5}, {.5, .5}}),
-                     "the gradient of W1[0] on gpu(0) is ... it is the mean, but must be the sum"},
-                    {gradients_are({{2, 2}, {2, 2}}), "it is 2 times the sum"},
-                    {gradients_are({{-1, -1}, {-1, -1}}), "it has the wrong sign"},
-                    {gradients_are({{1, 0}, {0, 1}}), own},
-                    {gradients_are({{1, 1}, {0, 1}}), "on gpu(1) is ... " + own},
-                    {gradients_are({{1, 1}, {1, 0}}), "on gpu(1) is ... it is only gpu(0)'s"},
-                    {gradients_are({{2, 1}, {2, 1}}), "it has gpu(0)'s 2 times:"},
-                    {gradients_are({{1.005, 1}, {1.005, 1}}), ": it has gpu(0)'s 1.005 times"},
-                    {gradients_are({{0, 0}, {0, 0}}), "it is 0: does backward run"},
-                    {one_gradient(NAN, false), "it was not yet written"},
-                    {one_gradient(7, true), "it is not a sum of the shards' gradients"},
-                    {updates_are(0),
-                     "the update of W1[0] on gpu(1) is 0, not ... the parameter is unchanged"},
-                    {updates_are(-1), "it goes the wrong way"},
-                    {updates_are(n), "it is not divided by the batch size"},
-                    {updates_are(1 / n), "it is divided by the batch size twice"},
-                    {updates_are(2), "it is divided by the size of the shard"},
-                    {updates_are(lr), "it is multiplied by the learning rate twice"},
-                    {updates_are(1 / lr), "it is not multiplied by the learning rate"},
-                    {updates_are(3), "it is 3 times"},
-                    {[](Training &, Tensors &l, const Tensor &, const Tensor &) { l.pop_back(); },
-                     "train_batch returns losses of 1 devices, but there are 2"},
-                    {[](Training &, Tensors &losses, const Tensor &, const Tensor &) {
-                         losses[1] = rows(losses[1], 0, 2);
-                     },
-                     "it has 6 samples, but the devices have 5 losses in total"},
-                    {[](Training &, Tensors &losses, const Tensor &, const Tensor &) {
-                         copyto(full({1}, NAN, gpu(1)), rows(losses[1], 2, 3));
-                     },
-                     "the loss on gpu(1) is nan"}};
+    } mistakes[] = {
+        {gradients_are({{.5, .5}, {.5, .5}}),
+         "the gradient of W1[0] on gpu(0) is ... it is the mean, but must be the sum"},
+        {gradients_are({{2, 2}, {2, 2}}), "it is 2 times the sum"},
+        {gradients_are({{-1, -1}, {-1, -1}}), "it has the wrong sign"},
+        {gradients_are({{1, 0}, {0, 1}}), own},
+        {gradients_are({{1, 1}, {0, 1}}), "on gpu(1) is ... " + own},
+        {gradients_are({{1, 1}, {1, 0}}), "on gpu(1) is ... it is only gpu(0)'s"},
+        {gradients_are({{2, 1}, {2, 1}}), "it has gpu(0)'s 2 times:"},
+        {gradients_are({{1.005, 1}, {1.005, 1}}), ": it has gpu(0)'s 1.005 times"},
+        {gradients_are({{0, 0}, {0, 0}}), "it is 0: does backward run"},
+        {one_gradient(NAN, false), "it was not yet written"},
+        {one_gradient(7, true), "it is not a sum of the shards' gradients"},
+        {updates_are(0), "the update of W1[0] on gpu(1) is 0, not ... the parameter is unchanged"},
+        {updates_are(-1), "it goes the wrong way"},
+        {updates_are(n), "it is not divided by the batch size"},
+        {updates_are(1 / n), "it is divided by the batch size twice"},
+        {updates_are(2), "it is divided by the size of the shard"},
+        {updates_are(lr), "it is multiplied by the learning rate twice"},
+        {updates_are(1 / lr), "it is not multiplied by the learning rate"},
+        {updates_are(3), "it is 3 times"},
+        {[](Training &, Tensors &l, const Tensor &, const Tensor &) { l.pop_back(); },
+         "train_batch returns losses of 1 devices, but there are 2"},
+        {[](Training &, Tensors &losses, const Tensor &, const Tensor &) {
+             losses[1] = rows(losses[1], 0, 2);
+         },
+         "it has 6 samples, but the devices have 5 losses in total"},
+        {[](Training &, Tensors &losses, const Tensor &, const Tensor &) {
+             copyto(full({1}, NAN, gpu(1)), rows(losses[1], 2, 3));
+         },
+         "the loss on gpu(1) is nan"}};
     set_model("lenet", 0);
     for (const auto &mistake : mistakes) {
         CAPTURE(mistake.says);
@@ -974,67 +974,6 @@ TEST_CASE("simulate: 1024 devices" * doctest::skip(small_only)) {
     CHECK(Timer::now() - t0 < 10);
     // its one host enqueues seven calls of each two messages and their sum
     CHECK(us == doctest::Approx(256 * 255 * 7 * 2.5).epsilon(0.01));
-}
-// The emulated devices as a fabric, whose numbers are measured on two: the host's time to launch,
-// a kernel's, a message's and its bytes'. What each algorithm takes there is then predicted,
-// on a quiet machine mostly up to a factor of 1.5.
-TEST_CASE("simulate: on emulated devices, beside the clock: reported, nothing timed is a test" *
-          doctest::skip(small_only)) {
-    double load = 0; // of others that use the machine
-    if (getloadavg(&load, 1) == 1 && load > 0.75 * std::thread::hardware_concurrency() &&
-        !getenv("BUSY")) {
-        MESSAGE("skipped: the machine's load is " << load << ", BUSY=1 measures all the same");
-        return;
-    }
-    auto least = [](const std::function<void()> &call) { // others may use the machine, too
-        double seconds = INFINITY;
-        const double until = Timer::now() + 0.1;
-        for (int i = 0; i < 20 || Timer::now() < until; i++) {
-            const double t0 = Timer::now();
-            call();
-            waitall();
-            seconds = std::min(seconds, Timer::now() - t0);
-        }
-        return seconds;
-    };
-    auto allreduces = [&](const char *name, int k, int n) {
-        const PerDevice grads = make_grads(k, {n});
-        return least([&] { run_allreduce(name, grads); });
-    };
-    const int small = 10, large = 1 << 20, many = 20;
-    const PerDevice grads = make_grads(2, {small, large});
-    const Tensor &few = grads[0][0], &all = grads[0][1];
-    const double nothing = least([] {}), bytes = sizeof(float) * large;
-    const double one = least([&] { add_(few, few); }) - nothing;
-    const double add = least([&] { add_(all, all); }) - nothing - one;
-    const double message = (allreduces("bucket", 2, small) - nothing - one) / 2;
-    const double moving = allreduces("bucket", 2, large) / 2 - message - add / 2;
-    auto round = [&](int i, int times) { // both ways at once
-        return least([=] {
-            for (int j = 0; j < times; j++)
-                send({{grads[0][i], empty(grads[0][i].shape, gpu(1))},
-                      {grads[1][i], empty(grads[1][i].shape, gpu(0))}});
-        });
-    };
-    const double host = (round(0, many) - round(0, 1)) / (many - 1) / 6; // of six calls
-    const double both = round(1, 1) - nothing - message;
-    fabric::Fabric f = {
-        "here", 1e6 * message,         0,          0,        bytes / moving / 1e9, 0, 1,
-        1,      2 * bytes / add / 1e9, 1e6 * host, 1e6 * one};
-    f.shared = 2 * bytes / both / 1e9;
-    std::string text;
-    for (int k : {2, 4}) {
-        double worst = 1;
-        for (const char *name : {"bucket", "sharded", "ring", "tree", "by_tensor"})
-            for (int n : {small, 1 << 18, large}) {
-                auto ops = dry_allreduce(name, k, {n});
-                const double ratio = fabric::simulate(ops, f) / (allreduces(name, k, n) - nothing);
-                worst = std::max({worst, ratio, 1 / ratio});
-                text += format(" %s k=%d n=%d: %.2f", name, k, n, ratio);
-            }
-        MESSAGE(k << " devices: predicted and measured differ by a factor of at most " << worst);
-    }
-    MESSAGE("predicted by measured:" << text);
 }
 TEST_CASE("find_fabric: a name, or latency and bandwidth") {
     CHECK(fabric::find_fabric("nvlink").port == 450);

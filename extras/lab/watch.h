@@ -6,7 +6,7 @@
 // watch::show_devices, watch::late_messages, watch::dry, watch::taken_bytes
 //
 // A GPU can stand for several devices (show_devices), a message can be late (late_messages), and
-// with `dry` nothing is done at all, on as many devices as one likes. mgpu.cu knows nothing of this.
+// with `dry` nothing is done at all, on as many devices as one likes. mgpu.cu knows of nothing here.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -100,8 +100,8 @@ inline Op message(int src, int dst, double bytes, const void *from, const void *
     return {"message", "message", 0, 0, src, dst, -1, 0, bytes, 0, 0, from, to};
 }
 
-// What is enqueued on a device is a part of a step: while a Sum lives, of the sum of gradients; else,
-// when its autograd's tape has become shorter, of backward. A kernel of sgd is one of the update.
+// What is enqueued on a device is a part of a step: of the sum of gradients while a Sum lives, else
+// of backward when autograd's tape has become shorter. A kernel of sgd is one of the update.
 inline bool summing = false;
 inline size_t (*tape_length)(int device) = nullptr; // null: nothing is known of a tape
 inline std::map<int, size_t> longest_tape;          // of each device, in this step
@@ -393,8 +393,9 @@ inline cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind
     const bool exchanged = summing && (in || out);
     if (exchanged && late_messages) pause(stream, 1);
     const int device = stream.lane ? stream.lane->device : current;
-    const Op op = exchanged ? message(in ? -1 : device, in ? device : -1, bytes, from, to)
-                            : operation(in ? "input" : part(device), in ? "copy in" : "copy", bytes);
+    const Op op = exchanged
+                      ? message(in ? -1 : device, in ? device : -1, bytes, from, to)
+                      : operation(in ? "input" : part(device), in ? "copy in" : "copy", bytes);
     return enqueue(op, stream, [&] {
         return cudaMemcpyAsync(to, from, bytes, kind, stream.handle() WATCH_THERE);
     });
@@ -436,7 +437,9 @@ inline void touch(long numbers) {
         const watch::Launch watched(#__VA_ARGS__);                                                 \
         try {                                                                                      \
             __VA_ARGS__;                                                                           \
-        } catch (const watch::NotExecuted &) { break; }                                            \
+        } catch (const watch::NotExecuted &) {                                                     \
+            break;                                                                                 \
+        }                                                                                          \
         check_launch(__FILE__, __LINE__);                                                          \
     } while (0)
 

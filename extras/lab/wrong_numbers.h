@@ -13,8 +13,8 @@ __attribute__((format(printf, 1, 2))) static void notice(const char *format, ...
     va_end(args);
     notices++;
 }
-// Fail because of a difference that may be intended. With CHECKS=0 print a notice instead, one for each
-// cause, and go on.
+// Fail because of a difference that may be intended. With CHECKS=0 print a notice instead, one for
+// each cause, and go on.
 static void differs(const std::string &cause, const std::string &text) {
     static std::set<std::string> told;
     if (options.checks) error("%s; if this is intended, use CHECKS=0", text.c_str());
@@ -76,8 +76,8 @@ static Flat gradient_on_one(const Tensor &X, const Tensor &y) {
     backward(loss(net(copyto(X, gpu(0)), p), copyto(y, gpu(0))));
     return all_to_host(gradients({p})[0]);
 }
-// The gradients of the shards, computed one by one on gpu(0): with the shapes, and so the roundings,
-// that they have on their devices.
+// The gradients of the shards, computed one by one on gpu(0). They have the same shapes as on their
+// devices, and so the same roundings.
 static std::vector<Flat> gradients_of_shards(const Tensor &X, const Tensor &y, int k) {
     std::vector<Flat> shards;
     const auto [X_shards, y_shards] = split_batch(X, y, first_devices(k));
