@@ -5,18 +5,15 @@
 //     make asan, make race            run them under AddressSanitizer and ThreadSanitizer
 //
 // The sections are those of mgpu.cu. To test an operator of your own, start with a copy of the test
-// of relu (section 8). tests.h has what the tests share, reference.h the plain loops. Where two
-// results in float32 are compared, they either have the same roundings and must be equal to the bit,
-// or they differ only in the order of a sum: no ReLU may see the difference, or it could flip.
-
-#ifdef TESTS_SHARED // other programs include tests.h
-#include "tests.h"
-#else
+// of relu (section 8). extras/tests.h has what the tests share, extras/reference.h the plain loops.
+// Where two results in float32 are compared, they either have the same roundings and must be equal
+// to the bit, or they differ only in the order of a sum: no ReLU may see the difference, or it
+// could flip.
 
 #define MGPU_NO_MAIN
 #include "mgpu.cu"
 
-#include "tests.h"
+#include "extras/tests.h"
 
 #include <thread>
 
@@ -1204,8 +1201,8 @@ TEST_CASE("check_first_minibatch: a right step passes, for each seed and device 
 
 TEST_CASE("check_first_minibatch: operators may round a shard otherwise than the whole minibatch") {
     // As tuned kernels do, which choose their tiles by the number of samples. Near 0 a ReLU then
-    // takes the other side, and the gradient of the whole minibatch is another one, by far more than
-    // rounding. So the check must not compute it.
+    // takes the other side, and the gradient of the whole minibatch is another one, by far more
+    // than rounding. So the check must not compute it.
     Kept kept;
     use_dense_layer();
     const auto dense = net;
@@ -1491,4 +1488,3 @@ int main(int argc, char **argv) {
     }
     return tests_main(argc, argv);
 }
-#endif

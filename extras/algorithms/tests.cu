@@ -7,7 +7,7 @@
 #define MGPU_NO_MAIN
 #include PROGRAM
 
-#include "../../tests.h"
+#include "../tests.h"
 
 // The algorithms of this folder, and whether one takes tensors from any place in memory
 static const std::pair<std::string, bool> others[] = {

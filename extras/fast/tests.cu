@@ -6,7 +6,7 @@
 #define MGPU_NO_MAIN
 #include PROGRAM
 
-#include "../../tests.h"
+#include "../tests.h"
 
 // Lane by lane under AddressSanitizer the operators' tests are to take half a minute together.
 #if defined(CUDA_CPU_ASAN) && defined(MGPU_LANES)

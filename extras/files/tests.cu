@@ -7,7 +7,7 @@
 #define MGPU_NO_MAIN
 #include PROGRAM
 
-#include "../../tests.h"
+#include "../tests.h"
 
 #include <sys/resource.h>
 

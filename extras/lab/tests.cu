@@ -17,7 +17,7 @@
 #include "judged_cases.h"
 #include "judge_protocol.h"
 
-#include "../../tests.h"
+#include "../tests.h"
 
 typedef std::function<void(const PerDevice &grads)> Exchange;
 static const std::vector<std::string> right_algorithms = {"naive",   "bucket", "host", "by_tensor",

@@ -7,7 +7,7 @@
 #define MGPU_NO_MAIN
 #include PROGRAM
 
-#include "../../tests.h"
+#include "../tests.h"
 
 // Puts the settings back, and those of this folder.
 struct NetworksKept : Kept {
