@@ -19,7 +19,7 @@ part() {
 printf '%-22s %7s %7s   %s\n' part lines code limit
 part mgpu.cu 1945/1365 mgpu.cu
 part tests.cu 1569 tests.cu
-part 'tests.h, reference.h' 978 tests.h reference.h
+part 'tests.h, reference.h' 978 extras/tests.h extras/reference.h
 part Makefile 150 Makefile
 part README.md 145 README.md
 for folder in algorithms:291 files:217 networks:700 fast:3673 lab:5556 nodes:605; do
