@@ -22,7 +22,7 @@ words = $(foreach name,$(filter-out $(own),$(typed)),'$(name)=$(subst ','\'',$(v
 ifneq ($(BUILD),)
 .PHONY: $(MAKECMDGOALS)
 $(or $(MAKECMDGOALS),usage):
-	@mkdir -p '$(BUILD)' && cp -Rpu Makefile LICENSE *.md *.cu *.h data extras '$(BUILD)'
+	@mkdir -p '$(BUILD)' && cp -Rpu Makefile LICENSE *.md *.cu data extras '$(BUILD)'
 	@$(MAKE) --no-print-directory -C '$(BUILD)' BUILD= $@
 else
 # On a terminal, say what is being built. (The shell runs this script, and the script the recipe.)
