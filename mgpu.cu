@@ -1093,20 +1093,18 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
     const long windows = (long)N * s.C * pixels;
     LAUNCH(im2col_kernel<<<blocks(windows), threads, 0, stream_of(device)>>>(columns.ptr(), X.ptr(),
                                                                              s));
-    const Matrix W_matrix = {W.ptr(), 1, O, terms};
-    const Matrix columns_matrix = {columns.ptr(), N, terms, pixels};
-    matmul({y.ptr(), N, O, pixels}, W_matrix, columns_matrix, device); // y[n] += W @ columns[n]
+    matmul({y.ptr(), N, O, pixels}, {W.ptr(), 1, O, terms}, {columns.ptr(), N, terms, pixels},
+           device); // y[n] += W @ columns[n]
     return add_to_tape("conv2d", y, {X, W, b}, [=](const Tensor &dy) {
-        const Matrix dy_matrix = {dy.ptr(), N, O, pixels};
         bias_backward(b, dy);
         if (float *dW = grad_to_add_to(W)) { // dW += sum over n of dy[n] @ columns[n]^T
-            const Matrix columns_matrix = {columns.ptr(), N, terms, pixels}; // captures `columns`
-            matmul_sum({dW, 1, O, terms}, dy_matrix, transpose(columns_matrix), device);
+            matmul_sum({dW, 1, O, terms}, {dy.ptr(), N, O, pixels},
+                       transpose({columns.ptr(), N, terms, pixels}), device);
         }
         if (float *dX = grad_to_add_to(X)) { // dcolumns[n] = W^T @ dy[n]
             const Tensor dcolumns = full({N, terms, pixels}, 0, device);
-            matmul({dcolumns.ptr(), N, terms, pixels}, transpose({W.ptr(), 1, O, terms}), dy_matrix,
-                   device);
+            matmul({dcolumns.ptr(), N, terms, pixels}, transpose({W.ptr(), 1, O, terms}),
+                   {dy.ptr(), N, O, pixels}, device);
             LAUNCH(col2im_kernel<<<blocks(size(X)), threads, 0, stream_of(device)>>>(
                 dX, dcolumns.ptr(), s));
         }
