@@ -1,111 +1,167 @@
 #!/usr/bin/env python3
-"""Plants the mistakes of extras/lab/mistakes.txt into copies of mgpu.cu and networks.cu, one switch a
+"""Plants the mistakes of extras/lab/mistakes.txt into copies of mgpu.cu and its parts, one switch a
 mistake, and looks whether `make run` and `make check` explain them.
 
+    python3 extras/lab/plant.py apply           find the place of each mistake; nothing is compiled
     python3 extras/lab/plant.py build           write and compile the copies
     python3 extras/lab/plant.py try [NAME...]   run each mistake, or those whose names contain a NAME
-    python3 extras/lab/plant.py sample          some of them; status 1 if one is not explained
+    python3 extras/lab/plant.py sample          apply, then run some; status 1 if one is not explained
 
-A copy is a folder with mgpu.cu and, where it is there, extras/networks/networks.cu, which includes it.
-Mistakes whose texts overlap come into different copies, so there are a few of them. A copy is
-compiled once (extras/lab/plant.cu); the environment variable PLANT says which of its mistakes it makes.
+A copy is a folder with mgpu.cu, the parts extras/algorithms/ and extras/networks/ where they are
+there, and program.cu, which includes these. Mistakes that change the same place come into different
+copies, so there are a few of them. A copy is compiled once (extras/lab/plant.cu); the environment
+variable PLANT says which of its mistakes it makes.
 """
-import os, re, subprocess, sys, time
+import glob, os, re, subprocess, sys, time
 from concurrent.futures import ThreadPoolExecutor
 
 LIST, FOLDER = "extras/lab/mistakes.txt", "build/plant"
-SOURCES = [s for s in ("mgpu.cu", "extras/networks/networks.cu") if os.path.exists(s)]
+PARTS = ["mgpu.cu", "extras/algorithms/algorithms.cu", "extras/networks/networks.cu"]
+PARTS = [part for part in PARTS if os.path.exists(part)]
+SOURCES = PARTS + sorted(glob.glob("extras/algorithms/*.h"))
 # Less than the program takes by itself: a third, smaller minibatch shall be the last
-OPTIONS = {"run": "run GPUS=2 EPOCHS=1 BATCH=64 LIMIT=150", "check": "MODEL=lenet"}
+OPTIONS = {"run": "run GPUS=2 EPOCHS=1 BATCH=64 LIMIT=150", "check": ""}
+if PARTS[-1].endswith("networks.cu"):
+    OPTIONS["check"] = "MODEL=lenet"  # alone
 WIDTH = 300  # of what is printed of the words
 SECONDS = {"run": 60, "check": 120}
-MEANT = "if this is intended, use FIRST_CHECK=0"
+MEANT = "if this is intended, use CHECKS=0"
 SAMPLE = """
-lenet_no_flatten params_no_attach allreduce_no_broadcast allreduce_sum_early split_no_begin
-train_backward_gpu0 sgd_sign attach_on_gpu0 backward_mean relu_no_bounds right_flatten
-right_relu_looks_at_y
+params_no_attach allreduce_no_broadcast split_no_begin sgd_sign backward_mean relu_no_bounds
+ring_own_chunk right_relu_looks_at_y
 """.split()
 
 
-class Entry:
-    def __init__(self, number, section, name, words):
-        self.number, self.section, self.name, self.words = number, section, name, words
-        self.expect, self.options, self.hunks, self.right = None, [], [([], [])], False
+class Source:
+    """A file, and where its definitions stand, as extras/definitions.awk finds them"""
 
-    def changes(self, texts):
-        """(source, begin, end, new text), without what old and new text have in common.
-        A hunk belongs to the first source in which its old text stands exactly once."""
-        for old, new in (("\n".join(lines) for lines in hunk) for hunk in self.hunks):
-            source = next((s for s in SOURCES if texts[s].count(old) == 1), None)
-            if not source:
-                times = ", ".join(f"{texts[s].count(old)} times in {s}" for s in SOURCES)
-                print(f"{LIST}: {self.name}: its old text occurs {times}: {old}")
-                yield None
-                continue
-            begin = len(os.path.commonprefix([old, new]))
-            shorter = min(len(old), len(new)) - begin
-            end = len(os.path.commonprefix([old[::-1], new[::-1]])[:shorter])
-            text = new[begin:len(new) - end].replace("PLANTED", f"(planted == {self.number})")
-            at = texts[source].index(old)
-            yield source, at + begin, at + len(old) - end, text
+    def __init__(self, path):
+        self.text = open(path).read()
+        # Comments become blanks: they are no places
+        self.code = re.sub(
+            r"""("(\\.|[^"\\\n])*"|'(\\.|[^'\\\n])+')|//[^\n]*|(?s:/\*.*?\*/)""",
+            lambda m: m[1] or re.sub(r"\S", " ", m[0]), self.text)
+        line_begins = [0, *(m.end() for m in re.finditer("\n", self.text)), len(self.text)]
+        self.definitions = {}  # name -> [(begin, end)]
+        command = ["awk", "-f", "extras/definitions.awk", path]
+        for line in subprocess.check_output(command, text=True).splitlines():
+            name, _, first, last = line.split()
+            place = line_begins[int(first) - 1], line_begins[int(last)]
+            self.definitions.setdefault(name, []).append(place)
+
+    def find(self, name, anchor):
+        """(begin, end) of each place in the definitions of this name. A space in the anchor may be
+        the end of a line."""
+        pattern = re.compile(r"\s+".join(re.escape(word) for word in anchor.split()))
+        return [m.span() for begin, end in self.definitions.get(name, ())
+                for m in pattern.finditer(self.code, begin, end)]
+
+
+class Change:
+    def __init__(self, where, name, anchor, new):
+        self.where, self.name, self.anchor, self.new = where, name, anchor, new
+
+    def place(self, path, source, number):
+        """(path, begin, end, new text)"""
+        found, new = source.find(self.name, self.anchor), self.new
+        if len(found) != 1:
+            raise ValueError(
+                f"{self.name} of {path} has this {len(found)} times, not once: {self.anchor}"
+                if self.name in source.definitions else f"{path} defines no {self.name}")
+        begin, end = found[0]
+        old = source.text[begin:end]
+        if "PLANTED" not in new:
+            new = (f"if (PLANTED) {{ {new} }}" if self.where != "in" else
+                   f"(PLANTED ? {new} : {old})" if new else f"if (!PLANTED) {old}")
+        if self.where == "before":  # before the line's code
+            begin = source.code.rfind("\n", 0, begin) + 1
+            begin = end = begin + len(re.match(r"\s*", source.code[begin:])[0])
+            new += " "
+        elif self.where == "after":  # behind it
+            begin = end = end + len(re.match(r".*", source.code[end:])[0].rstrip())
+            new = " " + new
+        return path, begin, end, new.replace("PLANTED", f"(planted == {number})")
+
+
+class Entry:
+    def __init__(self, number, kind, name, words):
+        self.number, self.kind, self.name, self.words = number, kind, name, words
+        self.expect, self.options, self.right, self.file = None, [], False, "mgpu.cu"
+        self.changes = []
+
+    def places(self, sources):
+        """Of each change; None if one has no place"""
+        try:
+            return [c.place(self.file, sources[self.file], self.number) for c in self.changes]
+        except (KeyError, ValueError) as problem:
+            print(f"{LIST}: {self.name}: {problem}")
 
 
 def read_list():
-    """A block is NAME: words, then options:, expect: or right, then a hunk as diff prints it."""
-    entries, section = [], ""
+    """A block is NAME: words, then options:, file:, expect: or right, then changes. mistakes.txt
+    begins with an explanation."""
+    entries, kind = [], ""
     for line in open(LIST):
-        line = line.rstrip("\n")
+        line = line.rstrip()
+        change = re.match(r"(in|before|after) (\S+): (.+?) =>( .*|$)", line)
         if line.startswith("=="):
-            section = line[2:].strip()
-        elif line == "@@":
-            entries[-1].hunks.append(([], []))
-        elif line and line[0] in "-+ ":
-            old, new = entries[-1].hunks[-1]
-            if line[0] in "- ":
-                old.append(line[2:])
-            if line[0] in "+ ":
-                new.append(line[2:])
+            kind = line[2:].strip()
+        elif change:
+            entries[-1].changes.append(Change(*change.groups()[:3], change[4].strip()))
+        elif line.startswith(" "):  # the change goes on
+            last = entries[-1].changes[-1]
+            last.new = f"{last.new} {line.strip()}".strip()
         elif line == "right":
             entries[-1].right = True
         elif line and line[0] != "#":
-            key, value = line.split(":", 1)
+            key, value = (text.strip() for text in line.split(":", 1))
             if key == "options":
                 entries[-1].options = value.split()
+            elif key == "file":
+                entries[-1].file = value
             elif key == "expect":
-                entries[-1].expect = re.compile(value.strip(), re.I | re.S)
+                entries[-1].expect = re.compile(value, re.I | re.S)
             else:
-                entries.append(Entry(len(entries) + 1, section, key, value.strip()))
+                entries.append(Entry(len(entries) + 1, kind, key, value))
     names = [e.name for e in entries]
     for e in entries:
-        if names.count(e.name) > 1 or bool(e.expect) == e.right or \
-                any("PLANTED" not in "".join(new) for old, new in e.hunks):
-            sys.exit(f"{LIST}: {e.name} occurs twice, or lacks expect: or right, or PLANTED")
+        if names.count(e.name) > 1 or bool(e.expect) == e.right or not e.changes:
+            sys.exit(f"{LIST}: {e.name} occurs twice, or lacks a change, or expect: or right")
     return entries
 
 
-def build(entries, name=""):
-    """Put each entry into the first copy that has room for it, and compile the copies."""
-    texts, copies = {s: open(s).read() for s in SOURCES}, []
-    changes = {e: list(e.changes(texts)) for e in entries}
-    if any(None in places for places in changes.values()):
+def write_copies(entries, name=""):
+    """Put each entry into the first copy that has room for it. -> the copies' folders"""
+    sources, copies = {path: Source(path) for path in SOURCES}, []
+    places = {e: e.places(sources) for e in entries}
+    if None in places.values():
         sys.exit(1)
-    for e in sorted(entries, key=lambda e: changes[e]):
+    for e in sorted(entries, key=lambda e: places[e]):
         for n, copy in enumerate(copies + [[]]):
-            pairs = [sorted([a, b]) for a in copy for b in changes[e] if a[0] == b[0]]
-            if all(texts[a[0]][a[2]:b[1]].strip() for a, b in pairs):  # code stands between them
+            pairs = [sorted([a, b]) for a in copy for b in places[e] if a[0] == b[0]]
+            if all(sources[a[0]].text[a[2]:b[1]].strip() for a, b in pairs):  # code stands between
                 break
-        copies[n:n + 1] = [copy + changes[e]]
+        copies[n:n + 1] = [copy + places[e]]
         e.program = f"{FOLDER}/{name}{n}/check"
-    for n, source in ((n, source) for n in range(len(copies)) for source in SOURCES):
-        path, text, at = f"{FOLDER}/{name}{n}/{source}", "", 0
-        for begin, end, new in sorted(change[1:] for change in copies[n] if change[0] == source):
-            text += texts[source][at:begin] + new
-            at = end
-        text += texts[source][at:]
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        if not os.path.exists(path) or open(path).read() != text:
-            open(path, "w").write(text)
-    programs = [f"{FOLDER}/{name}{n}/check" for n in range(len(copies))]
+    folders = [f"{FOLDER}/{name}{n}" for n in range(len(copies))]
+    for folder, copy in zip(folders, copies):
+        texts = {"program.cu": "".join(f'#include "{part}"\n' for part in PARTS)}
+        for path in SOURCES:
+            texts[path], at = "", 0
+            for _, begin, end, new in sorted(place for place in copy if place[0] == path):
+                texts[path] += sources[path].text[at:begin] + new
+                at = end
+            texts[path] += sources[path].text[at:]
+        for path, text in texts.items():
+            path = f"{folder}/{path}"
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            if not os.path.exists(path) or open(path).read() != text:
+                open(path, "w").write(text)
+    return folders
+
+
+def build(entries, name=""):
+    programs = [f"{folder}/check" for folder in write_copies(entries, name)]
     make = ["nice", "make", "-k", "--no-print-directory", "BACKEND=cpu", *programs, "data"]
     if subprocess.run(make).returncode:
         sys.exit("a copy does not compile: see above")
@@ -114,7 +170,7 @@ def build(entries, name=""):
 
 def start(program, number, what, options):
     """-> was something noticed, the words, seconds"""
-    words = [*OPTIONS[what].split(), "LOG=/dev/null", *options]
+    words = [*OPTIONS[what].split(), *options]
     words = list({word.split("=")[0]: word for word in words}.values())  # the last of each name
     begin = time.time()
     try:
@@ -156,13 +212,15 @@ def try_all(entries):
         best = next(x for x in ("named", "generic", "silent", "alarm", "quiet") if x in both)
         if best not in ("named", "quiet"):
             bad.append(f"{e.name}: {best}: {e.words}")
-        for row in (e.section, "all"):
+        for row in (e.kind, "all"):
             for column in (best, "run " + got["run"], "check " + got["check"]):
                 count[row, column] = count.get((row, column), 0) + 1
     columns = ["run named", "check named", "named", "generic", "silent", "quiet", "alarm"]
-    print("\n" + " " * 36 + "".join(f"{c:>12}" for c in columns))
-    for row in dict.fromkeys(row for row, column in count):
-        print(f"{row:36}" + "".join(f"{count.get((row, c), 0):12}" for c in columns))
+    rows = dict.fromkeys(row for row, column in count)
+    width = max(map(len, rows))
+    print("\n" + " " * width + "".join(f"{c:>12}" for c in columns))
+    for row in rows:
+        print(f"{row:{width}}" + "".join(f"{count.get((row, c), 0):12}" for c in columns))
     for what in times:
         print(f"{what}: {sum(times[what]):.0f} s, the longest {max(times[what]):.1f} s")
     if bad:
@@ -173,11 +231,14 @@ def try_all(entries):
 def main():
     what, *names = sys.argv[1:] or ["help"]
     entries = read_list()
-    if what == "build":
+    if what == "apply":
+        folders = write_copies(entries)
+        print(f"{len(entries)} mistakes in {len(folders)} copies: {FOLDER}/")
+    elif what == "build":
         build(entries)
     elif what == "try":
         chosen = [e for e in entries if not names or any(n in e.name for n in names)]
-        programs = build(entries)
+        programs = build(chosen, "chosen" if names else "")
         for what in ("run", "check"):  # with none of them planted nothing may be noticed
             for program in programs:
                 noticed, words, seconds = start(program, 0, what, [])
@@ -186,6 +247,9 @@ def main():
         try_all(chosen)
     elif what == "sample":
         chosen = [e for e in entries if e.name in SAMPLE]
+        if len(chosen) < len(SAMPLE):
+            sys.exit(f"{LIST} lacks one of {' '.join(SAMPLE)}")
+        write_copies(entries)  # all have their places
         build(chosen, "sample")
         sys.exit(1 if try_all(chosen) else 0)
     else:

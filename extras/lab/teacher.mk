@@ -27,12 +27,13 @@ grade: backend build/cpu/judge  ## judge each submission in SUBMISSIONS by itsel
 	@python3 extras/lab/grade.py $(if $(filter build/cpu,$(dir)),TRANSLATE=extras/cpu/to_cpp.sed) \
 	    COMPILER='$(subst ','\'',$(compile_submission))' $(words)
 
-# Copies of mgpu.cu, and of networks.cu where it is there, with planted mistakes
-planted := $(or $(wildcard extras/networks/networks.cu),mgpu.cu)
-build/plant/%/check: build/cpp/build/plant/%/mgpu.cu build/cpp/build/plant/%/$(planted) \
-    $(call lab_cpp,plant) build/cpp/extras/lab/check.cu build/cpu/flags $(compiled_once)
+# Copies of mgpu.cu and its parts with planted mistakes, and program.cu, which includes them
+planted := program.cu $(filter-out extras/fast/% extras/files/%,$(needs))
+.PRECIOUS: build/cpp/build/plant/%
+build/plant/%/check: $(addprefix build/cpp/build/plant/%/,$(planted)) $(call lab_cpp,plant) \
+    build/cpp/extras/lab/check.cu build/cpu/flags $(compiled_once)
 	@echo $@
 	@$(CXX) $(cpu_flags) -w -iquote extras/lab $(once_cpu) \
-	    -DPROGRAM='"../../build/plant/$*/$(planted)"' -x c++ build/cpp/extras/lab/plant.cu $(to)
+	    -DPROGRAM='"../../build/plant/$*/program.cu"' -x c++ build/cpp/extras/lab/plant.cu $(to)
 build/cpp/build/plant/%: build/plant/% extras/cpu/to_cpp.sed
 	@$(translate)
