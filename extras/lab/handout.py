@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 
-COPIED = """Makefile LICENSE *.md *.cu *.h .clang-format data extras/*.h extras/*.awk extras/algorithms
+COPIED = """Makefile LICENSE *.md *.cu .clang-format data extras/*.h extras/*.awk extras/algorithms
     extras/cpu extras/fast extras/files extras/lab extras/networks extras/nodes""".split()
 TEACHERS = """extras/algorithms/tests.cu extras/lab/tests.cu extras/lab/right extras/lab/mistakes.txt
     extras/lab/plant.py extras/lab/plant.cu extras/lab/grade.py extras/lab/grade_test.py
