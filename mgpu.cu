@@ -248,7 +248,7 @@ void allreduce(std::vector<Tensor> data) {
 
 struct Stream {
     cudaStream_t handle = nullptr;
-    cudaEvent_t ready = nullptr; // see make_wait
+    cudaEvent_t ready = nullptr; // a marker in this stream: see make_wait
 };
 Stream &current_stream(Device device); // the device's stream, on which new work is enqueued
 int physical(Device device);           // CUDA's number for its GPU, which several devices may share
@@ -265,7 +265,7 @@ void check_launch(const char *file, int line); // the same for the last launch: 
 //                                  v
 //   waiting     ... work ...  [wait for it] ... later work ...
 //
-// A later cudaEventRecord does not change an earlier wait, so one event per stream is enough.
+// A wait keeps its place when the event is recorded again, so one event per stream is enough.
 void make_wait(Stream &waiting, const Stream &other) {
     CUDA_CHECK(cudaEventRecord(other.ready, other.handle));
     CUDA_CHECK(cudaStreamWaitEvent(waiting.handle, other.ready, 0));
@@ -384,14 +384,14 @@ void train(int num_gpus, int batch_size, float lr) {
     // Copy model parameters to num_gpus GPUs
     PerDevice device_params = replicate(devices); // ours: a function for the list
     const int num_epochs = options.epochs;        // ours: 10 in the chapter
-    Animator animator = {train_iter.X.shape[0]};  // ours: a table, not a plot
+    Animator animator = {train_iter.X.shape[0]};  // ours: a table. This X has all samples
     Timer timer;
     check_first_minibatch(train_iter, devices, lr); // ours
     for (int epoch = 0; epoch < num_epochs; epoch++) {
         timer.start();
         for (auto [X, y] : train_iter.epoch()) { // ours: .epoch()
             // Perform multi-GPU training for a single minibatch
-            std::vector<Tensor> losses = train_batch(X, y, device_params, devices, lr); // ours: =
+            auto losses = train_batch(X, y, device_params, devices, lr); // ours: keeps the losses
             waitall();
             animator.add_losses(losses); // ours
         }
@@ -420,8 +420,9 @@ static void print(const char *title, const std::vector<Tensor> &tensors) {
     }
 }
 
-// Run the examples, on two devices at least. They print numbers that are copied back from the
-// devices, so that a mistake in copyto() or allreduce() shows here first.
+// Run the examples (ours: in a function, on num_gpus devices, at least two). They print numbers
+// that are copied back from the devices, so that a mistake in copyto() or allreduce() shows here
+// first.
 void demos(int num_gpus) {
     std::vector<Tensor> new_params = get_params(params, try_gpu(0));
     printf("b1 weight: %s\n", to_string(new_params[1]).c_str());
@@ -517,7 +518,7 @@ void send(const std::vector<Message> &messages) {
 }
 
 // --- naive
-// Sum tensor by tensor on device 0: the loop of train_batch().
+// Sum tensor by tensor on device 0: the loop of train_batch(). Each message waits for the last one.
 //   messages 2(k-1)P   busiest (k-1)b   rounds 2(k-1)P
 static void allreduce_naive(const PerDevice &grads) {
     for (size_t i = 0; i < grads[0].size(); i++) {
@@ -856,11 +857,11 @@ static Matrix transpose(Matrix m) {
 // loop over neighbouring columns into vector instructions.)
 constexpr int tile = 32;
 constexpr int threads_x = on_cpu ? 1 : tile, threads_y = on_cpu ? tile / 2 : tile;
-typedef float Tile[tile][tile + 1]; // + 1: the numbers of a column lie in different memory banks
+typedef float Tile[tile][tile + 1]; // + 1: else a column would be written one number at a time
 
 // Copy the tile of matrix n that begins at (row, column), clipped to the matrix. (The rest of the
 // tile keeps old numbers. They only enter sums that are never stored.) Threads that are neighbours
-// in x read neighbours in memory.
+// in x read neighbours in memory, which the device loads together.
 __device__ inline void load_tile(Tile &to, const Matrix &m, int n, int row, int column) {
     const float *from = m.data + (m.count > 1 ? n * m.rows * m.columns : 0);
     const int tile_rows = min(tile, m.rows - row), tile_columns = min(tile, m.columns - column);
@@ -934,9 +935,9 @@ __global__ void sum_kernel(float *sum, const float *parts, int count, int n) {
     sum[i] += total;
 }
 
-// Add the sum over n of A[n] @ B[n] to the matrix C. C has few tiles, too few blocks to keep a GPU
-// busy; about 2048 are enough. So each block sums only some of the products, and a second kernel
-// adds up these partial sums.
+// Add the sum over n of A[n] @ B[n] to the matrix C. One block per tile of C would be too few to
+// keep a GPU busy. So `count` blocks share the products of a tile (about 2048 blocks in all are
+// enough), and a second kernel adds up their sums.
 static void matmul_sum(Matrix C, Matrix A, Matrix B, Device device) {
     const int n = C.rows * C.columns, tiles = ceil_div(C.rows, tile) * ceil_div(C.columns, tile);
     const int count = std::min(A.count, ceil_div(2048, tiles));
@@ -1205,13 +1206,12 @@ void backward(const Tensor &l) {
         error("backward: there is no record of how this tensor was computed (each backward pass "
               "erases the record of its device)");
     }
-    grad_to_add_to(l);
-    fill(*l.grad, 1); // the gradient of sum(l) with respect to l
+    grad_to_add_to(l); // allocate it
+    fill(*l.grad, 1);  // the gradient of sum(l) with respect to l
     while (!tape.empty()) {
         const TapeEntry entry = std::move(tape.back());
         tape.pop_back();
-        const bool used = !entry.dy->stale; // if nothing has written dy, l does not depend on it
-        if (used) entry.backward(*entry.dy);
+        if (!entry.dy->stale) entry.backward(*entry.dy); // if it is, l does not depend on it
         for (const Tensor &X : entry.first_uses) { // in reverse, the first use comes last
             grad_to_add_to(X);                     // zero it if nothing has written it
             if (after_gradient) after_gradient(*X.grad);
@@ -1476,6 +1476,16 @@ std::vector<float> to_host(const Tensor &t) {
     return std::vector<float>(host.ptr(), host.ptr() + size(t));
 }
 
+// Return the numbers of all tensors, one after another.
+static std::vector<float> all_to_host(const std::vector<Tensor> &tensors) {
+    std::vector<float> all;
+    for (const Tensor &t : tensors) {
+        const std::vector<float> numbers = to_host(t);
+        all.insert(all.end(), numbers.begin(), numbers.end());
+    }
+    return all;
+}
+
 // One size may be -1: it is computed from the others. (The 0 in an empty shard's shape counts as
 // 1.)
 Tensor reshape(const Tensor &X, std::vector<int> shape) {
@@ -1619,7 +1629,6 @@ std::vector<std::pair<Tensor, Tensor>> DataIter::epoch() {
 
 // --- accuracy
 
-// Count the rows of y_hat (N,classes) whose argmax is the label, y (N).
 int count_correct(const Tensor &y_hat, const Tensor &y) {
     const std::vector<float> z = to_host(y_hat), labels = to_host(y);
     const int classes = y_hat.shape[1];
@@ -1665,9 +1674,7 @@ void Animator::add_losses(const std::vector<Tensor> &losses) {
 void Animator::end_epoch(float acc, double epoch_seconds) {
     double sum = 0;
     if (isatty(STDOUT_FILENO)) printf("\r\033[K");
-    for (const Tensor &l : pending) {
-        for (float x : to_host(l)) sum += x;
-    }
+    for (float x : all_to_host(pending)) sum += x;
     loss.push_back(sum / done);
     Y.push_back(acc);
     seconds.push_back(epoch_seconds);
@@ -1689,16 +1696,6 @@ void Animator::add(int epoch, float acc, double epoch_seconds) {
 // These functions check the chapter's promise: k devices compute the same gradient as one, and the
 // copies of the parameters stay equal. If a check fails, `make check` looks for the cause.
 
-// Return the numbers of all tensors, one after another.
-static std::vector<float> all_to_host(const std::vector<Tensor> &tensors) {
-    std::vector<float> all;
-    for (const Tensor &t : tensors) {
-        const std::vector<float> numbers = to_host(t);
-        all.insert(all.end(), numbers.begin(), numbers.end());
-    }
-    return all;
-}
-
 // Return the name of number j of all_to_host(params), such as W1[7].
 static std::string name_of(int j) {
     size_t i = 0;
@@ -1712,7 +1709,7 @@ static std::string name_of(int j) {
 // Fail if number j of the first minibatch's gradient or update on gpu(c) is wrong, or is NaN.
 static void compare(const char *what, int j, int c, float got, float expected, float tolerance) {
     if (std::fabs(got - expected) <= tolerance) return;
-    error("the first minibatch: the %s of %s on gpu(%d) is %.6g, not %.6g: `make check` looks for "
+    error("the first minibatch: the %s of %s on gpu(%d) is %.9g, not %.9g: `make check` looks for "
           "the cause; if this is intended, use CHECKS=0",
           what, name_of(j).c_str(), c, got, expected);
 }
@@ -1726,7 +1723,7 @@ void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devi
     const auto [X, y] = train_iter.minibatch(0);
     const int n = X.shape[0], k = devices.size();
     const std::vector<float> before = all_to_host(params);
-    std::vector<float> expected(before.size()), magnitude(before.size()); // its sum over the shards
+    std::vector<float> expected(before.size()), magnitude(before.size()); // sums of part, |part|
     int begin = 0;
     for (int c = 0; c < k; c++) {
         const int end = begin + n / k + (c < n % k ? 1 : 0);
@@ -1858,15 +1855,14 @@ static void set_option(const std::string &word) {
 bool parse_options(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         const std::string word = argv[i];
-        if (word != "help" && word != "--help") {
-            set_option(word);
-            continue;
+        if (word == "help" || word == "--help") {
+            printf("Options have the form NAME=value, such as GPUS=2 (defaults in parentheses):\n");
+            for (const Option &option : option_table) {
+                printf("  %-14s %s\n", option.name, option.help);
+            }
+            return false;
         }
-        printf("Options have the form NAME=value, such as GPUS=2 (defaults in parentheses):\n");
-        for (const Option &option : option_table) {
-            printf("  %-14s %s\n", option.name, option.help);
-        }
-        return false;
+        set_option(word);
     }
     for (auto part : after_options) part();
     const int k = options.gpus;
