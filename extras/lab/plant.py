@@ -4,8 +4,8 @@ mistake, and looks whether `make run` and `make check` explain them.
 
     python3 extras/lab/plant.py apply           find the place of each mistake; nothing is compiled
     python3 extras/lab/plant.py build           write and compile the copies
-    python3 extras/lab/plant.py try [NAME...]   run each mistake, or those whose names contain a NAME
-    python3 extras/lab/plant.py sample          apply, then run some; status 1 if one is not explained
+    python3 extras/lab/plant.py try [NAME...]   run each, or those whose names contain a NAME
+    python3 extras/lab/plant.py sample          apply, then run some; status 1 if one fails
 
 A copy is a folder with mgpu.cu, the parts extras/algorithms/ and extras/networks/ where they are
 there, and program.cu, which includes these. Mistakes that change the same place come into different
