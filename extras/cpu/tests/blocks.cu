@@ -172,7 +172,7 @@ template <class T> static void test_beyond() {
         OK(cudaDeviceSynchronize());
         for (int at : {0, 1}) {
             const double found = y.get()[at];
-            CHECK((std::isnan(found) || fabs(found) >= 127));
+            if (!std::isnan(found)) CHECK(fabs(found) >= 127);
         }
     }
 }
