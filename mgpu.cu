@@ -1539,7 +1539,7 @@ std::string to_string(const Tensor &t) {
             ends += (i + 1) % row == 0;
         }
         const std::string text = to_string(numbers[i]);
-        const std::string indent(t.shape.size() - begins + 1, ' ');
+        const std::string indent(t.shape.size() - begins, ' ');
         if (i > 0) all += begins ? std::string(begins, '\n') + indent : " ";
         all += std::string(begins, '[') + std::string(width - text.size(), ' ') + text;
         all += std::string(ends, ']');

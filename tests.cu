@@ -440,20 +440,20 @@ TEST_CASE("demos: what the chapter prints, on two devices at least") {
     params = {full({2}, 1, cpu()), on_host({0.5f, -3}, {2})};
     const std::string start = "b1 weight: [0.5 -3.] @gpu(0)\nb1 grad: [0. 0.] @gpu(0)\n"
                               "before allreduce:\n [[1. 1.]] @gpu(0)\n [[2. 2.]] @gpu(1)\n";
-    const std::string matrix = "input :\n [[ 0.  1.  2.  3.  4.]\n  [ 5.  6.  7.  8.  9.]\n"
-                               "  [10. 11. 12. 13. 14.]\n  [15. 16. 17. 18. 19.]]\n";
+    const std::string matrix = "input :\n [[ 0.  1.  2.  3.  4.]\n [ 5.  6.  7.  8.  9.]\n"
+                               " [10. 11. 12. 13. 14.]\n [15. 16. 17. 18. 19.]]\n";
     for (int k : {1, 2}) {
         check_lines(printed([&] { demos(k); }),
                     start + "after allreduce:\n [[3. 3.]] @gpu(0)\n [[3. 3.]] @gpu(1)\n" + matrix +
                         "load into [gpu(0), gpu(1)]\noutput:\n"
-                        " [[0. 1. 2. 3. 4.]\n  [5. 6. 7. 8. 9.]] @gpu(0)\n"
-                        " [[10. 11. 12. 13. 14.]\n  [15. 16. 17. 18. 19.]] @gpu(1)\n");
+                        " [[0. 1. 2. 3. 4.]\n [5. 6. 7. 8. 9.]] @gpu(0)\n"
+                        " [[10. 11. 12. 13. 14.]\n [15. 16. 17. 18. 19.]] @gpu(1)\n");
     }
     check_lines(printed([&] { demos(3); }),
                 start + " [[3. 3.]] @gpu(2)\nafter allreduce:\n [[6. 6.]] @gpu(0)\n"
                         " [[6. 6.]] @gpu(1)\n [[6. 6.]] @gpu(2)\n" + matrix +
                     "load into [gpu(0), gpu(1), gpu(2)]\noutput:\n"
-                    " [[0. 1. 2. 3. 4.]\n  [5. 6. 7. 8. 9.]] @gpu(0)\n"
+                    " [[0. 1. 2. 3. 4.]\n [5. 6. 7. 8. 9.]] @gpu(0)\n"
                     " [[10. 11. 12. 13. 14.]] @gpu(1)\n [[15. 16. 17. 18. 19.]] @gpu(2)\n");
 }
 
@@ -947,14 +947,14 @@ TEST_CASE("evaluate_accuracy_gpu: each sample counts once") {
 }
 
 TEST_CASE("to_string: as NumPy prints") {
-    const std::pair<Tensor, std::string> cases[] = { // (below the first, all rows are indented)
+    const std::pair<Tensor, std::string> cases[] = {
         {full({3}, 0, cpu()), "[0. 0. 0.]"},
         {full({1, 2}, 3, gpu(1)), "[[3. 3.]] @gpu(1)"},
         {on_host({1, -10, 100}, {3}), "[  1. -10. 100.]"},
         {on_host({NAN, 0.5f, -INFINITY}, {3}), "[ nan  0.5 -inf]"},
         {on_host({0.1f, 1 / 3.0f, 1e-20f}, {3}), "[          0.1    0.33333334 9.9999997e-21]"},
         {on_host({0.5f, -1.25f}, {2}), "[  0.5 -1.25]"},
-        {reshape(arange(8), {2, 2, 2}), "[[[0. 1.]\n   [2. 3.]]\n\n  [[4. 5.]\n   [6. 7.]]]"},
+        {reshape(arange(8), {2, 2, 2}), "[[[0. 1.]\n  [2. 3.]]\n\n [[4. 5.]\n  [6. 7.]]]"},
         {empty({0}, gpu(0)), " @gpu(0)"}};
     for (const auto &[t, text] : cases) CHECK(to_string(t) == text);
 }
