@@ -49,7 +49,7 @@
 struct Device {
     int id; // i, or -1 for the host
 };
-inline Device gpu(int i) { return {i}; } // a GPU, or a part of one that several devices share
+inline Device gpu(int i) { return {i}; } // on a GPU, which several devices may share
 inline Device cpu() { return {-1}; }
 
 // An array of floats in one memory, a device's or the host's. A Tensor is a handle, as in Python:
@@ -265,7 +265,7 @@ void check_launch(const char *file, int line); // the same for the last launch: 
 //                                  v
 //   waiting     ... work ...  [wait for it] ... later work ...
 //
-// A wait keeps its place when the event is recorded again, so one event per stream is enough.
+// Recording the event again does not change earlier waits, so one event per stream is enough.
 void make_wait(Stream &waiting, const Stream &other) {
     CUDA_CHECK(cudaEventRecord(other.ready, other.handle));
     CUDA_CHECK(cudaStreamWaitEvent(waiting.handle, other.ready, 0));
@@ -384,7 +384,7 @@ void train(int num_gpus, int batch_size, float lr) {
     // Copy model parameters to num_gpus GPUs
     PerDevice device_params = replicate(devices); // ours: a function for the list
     const int num_epochs = options.epochs;        // ours: 10 in the chapter
-    Animator animator = {train_iter.X.shape[0]};  // ours: a table. This X has all samples
+    Animator animator = {train_iter.X.shape[0]};  // ours: a table, for so many samples
     Timer timer;
     check_first_minibatch(train_iter, devices, lr); // ours
     for (int epoch = 0; epoch < num_epochs; epoch++) {
@@ -447,19 +447,19 @@ void demos(int num_gpus) {
 // ---------------------------------------------------------------------------------------------
 // 7. The exercise                                             chapter: "Exercises", the third one
 // What an allreduce costs, the tools to write one, an example, and the place for yours.
-// ALLREDUCE=name trains with one of them. (Solutions are in extras/algorithms/.)
+// ALLREDUCE=name selects an algorithm. (Solutions are in extras/algorithms/.)
 //
 // Contract. grads[c][i] is on device c and has the same size on every device. The tensors of a
 // device are contiguous in memory, as attach_grad() allocates them. An algorithm overwrites every
 // grads[c][i] with the sum over all devices, bitwise identical on all devices. It enqueues its work
-// and returns, without making the host wait. Work that is enqueued later on a device sees the sums.
-// The algorithm accepts any number of devices (`algorithms`, below, may say otherwise) and tensors
-// of any size, including 0.
+// and returns; it should not make the host wait. Work that is enqueued later on a device sees the
+// sums. The algorithm accepts any number of devices (`algorithms`, below, may say otherwise) and
+// tensors of any size, including 0.
 //
 // Cost, for k devices, each with b bytes in P tensors:
 //   messages   how many copies are made from one memory to another
 //   busiest    how many bytes the busiest device receives
-//   rounds     how many messages the longest chain has in which each must wait for the one before
+//   rounds     messages in the longest chain in which each must wait for the one before
 // If a message of m bytes takes alpha + m * beta seconds (alpha is the latency, 1 / beta the
 // bandwidth), an allreduce takes about rounds * alpha + busiest * beta. (Where the busiest device
 // never receives while it sends, as in naive and bucket, busiest * beta counts twice.)
@@ -518,7 +518,7 @@ void send(const std::vector<Message> &messages) {
 }
 
 // --- naive
-// Sum tensor by tensor on device 0: the loop of train_batch(). Each message waits for the last one.
+// Sum tensor by tensor on device 0: the loop of train_batch(). Its messages form one chain.
 //   messages 2(k-1)P   busiest (k-1)b   rounds 2(k-1)P
 static void allreduce_naive(const PerDevice &grads) {
     for (size_t i = 0; i < grads[0].size(); i++) {
@@ -637,7 +637,7 @@ void check_inputs(const char *op, bool valid, const char *expected,
 
 // An operator's backward gets dy, the gradient of the loss with respect to its result y, and adds
 // to the gradients of the inputs. It must add, because an input may be used by several operators.
-// The lambda captures its tensors by value, which keeps their memory allocated.
+// It is a lambda, and captures its tensors by value, which keeps their memory allocated.
 typedef std::function<void(const Tensor &dy)> Backward;
 
 // Return y, the result of an operator, and put the operator on the tape (section 9) if an input
@@ -811,7 +811,7 @@ __global__ void avg_pool2d_backward_kernel(float *dX, const float *dy, PoolShape
     }
 }
 
-// Return the sizes of a pooling of X, or fail. The windows must not overlap.
+// Return the sizes of a pooling of X, or fail.
 static PoolShape pool_shape(const char *op, const Tensor &X, int kernel_size, int stride) {
     const bool valid = X.shape.size() == 4 && kernel_size > 0 && kernel_size == stride &&
                        X.shape[2] >= kernel_size && X.shape[3] >= kernel_size;
@@ -820,7 +820,7 @@ static PoolShape pool_shape(const char *op, const Tensor &X, int kernel_size, in
     return {X.shape[0] * X.shape[1], H, W, H / stride, W / stride, kernel_size};
 }
 
-// Same as F.avg_pool2d(X, kernel_size, stride), if the two are equal.
+// Same as F.avg_pool2d(X, kernel_size, stride). The stride must be kernel_size.
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
     const PoolShape s = pool_shape("avg_pool2d", X, kernel_size, stride);
     const Device device = X.device;
@@ -857,7 +857,7 @@ static Matrix transpose(Matrix m) {
 // loop over neighbouring columns into vector instructions.)
 constexpr int tile = 32;
 constexpr int threads_x = on_cpu ? 1 : tile, threads_y = on_cpu ? tile / 2 : tile;
-typedef float Tile[tile][tile + 1]; // + 1: else a column would be written one number at a time
+typedef float Tile[tile][tile + 1]; // + 1: a column's numbers lie in different memory banks
 
 // Copy the tile of matrix n that begins at (row, column), clipped to the matrix. (The rest of the
 // tile keeps old numbers. They only enter sums that are never stored.) Threads that are neighbours
@@ -1211,7 +1211,7 @@ void backward(const Tensor &l) {
     while (!tape.empty()) {
         const TapeEntry entry = std::move(tape.back());
         tape.pop_back();
-        if (!entry.dy->stale) entry.backward(*entry.dy); // if it is, l does not depend on it
+        if (!entry.dy->stale) entry.backward(*entry.dy); // stale: l does not use this result
         for (const Tensor &X : entry.first_uses) { // in reverse, the first use comes last
             grad_to_add_to(X);                     // zero it if nothing has written it
             if (after_gradient) after_gradient(*X.grad);
@@ -1532,7 +1532,7 @@ std::string to_string(const Tensor &t) {
     for (float x : numbers) width = std::max(width, to_string(x).size());
     std::string all;
     for (size_t i = 0; i < numbers.size(); i++) {
-        size_t begins = 0, ends = 0, row = 1; // how many rows number i begins and ends
+        size_t begins = 0, ends = 0, row = 1; // brackets before and after number i
         for (size_t axis = t.shape.size(); axis-- > 0;) {
             row *= t.shape[axis];
             begins += i % row == 0;
@@ -1714,9 +1714,9 @@ static void compare(const char *what, int j, int c, float got, float expected, f
           what, name_of(j).c_str(), c, got, expected);
 }
 
-// Take a trial step on the first samples of the file, with its own copies of the parameters, and
-// compare it with what gpu(0) computes alone: for one shard after another, so that all numbers are
-// rounded alike and only their sums may differ, in their last digits. Each device must have the sum
+// Take a trial step on the first samples of the file, with copies of the parameters. Compare it
+// with the same step on gpu(0) alone, which computes one shard after another. So all numbers are
+// rounded alike, and only the last digits of their sums may differ. Each device must have the sum
 // of the shards' gradients, and must have subtracted lr * gradient / n.
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr) {
     if (!options.checks) return;
