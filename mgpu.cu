@@ -1262,10 +1262,8 @@ void check_inputs(const char *op, bool valid, const char *expected,
     std::string shapes;
     for (const Tensor &X : inputs) {
         shapes += shapes.empty() ? "(" : ", (";
-        for (int s : X.shape) {
-            shapes += (shapes.back() == '(' ? "" : ",") + std::to_string(s);
-        }
-        shapes += ")";
+        for (int s : X.shape) shapes += std::to_string(s) + ",";
+        shapes.back() = ')';
     }
     if (!valid) error("%s: expected %s, got %s", op, expected, shapes.c_str());
     for (const Tensor &X : inputs) {
@@ -1581,9 +1579,11 @@ std::vector<unsigned char> load_idx(const std::string &path, bool images) {
 // build/, where make unpacks archives.
 DataSet load_data(const std::string &folder, const std::string &which) {
     std::string path = folder + "/" + which;
-    if (access((path + "-images-idx3-ubyte").c_str(), F_OK) != 0) path = "build/" + path;
+    const std::string images = "-images-idx3-ubyte", unpacked = "build/" + path;
+    const bool is_there = access((path + images).c_str(), F_OK) == 0;
+    if (!is_there && access((unpacked + images).c_str(), F_OK) == 0) path = unpacked;
     DataSet set;
-    set.images = load_idx(path + "-images-idx3-ubyte", true);
+    set.images = load_idx(path + images, true);
     set.labels = load_idx(path + "-labels-idx1-ubyte", false);
     set.count = set.labels.size();
     const int largest = *std::max_element(set.labels.begin(), set.labels.end());

@@ -979,7 +979,9 @@ TEST_CASE("load_idx: a wrong file is named, and what it should be") {
         {false, labels + "x"},
         {true, images.substr(0, 2367)},
         {false, idx({2049, 4294967295}, labels)}};
-    for (const auto &[wants_images, bytes] : cases) {
+    for (const auto &c : cases) { // (a lambda of C++17 may not capture structured bindings)
+        const bool wants_images = c.first;
+        const std::string &bytes = c.second;
         CAPTURE(bytes.substr(0, 20));
         write_text(path, bytes);
         REFUSED(load_idx(path, wants_images),
@@ -1016,7 +1018,7 @@ TEST_CASE("load_data: the files' bytes, of the first samples with LIMIT; or what
     write_text(path + train_labels, idx_labels(4));
     REFUSED(load_data(path, "train"), path + wrong);
     REFUSED(load_data(path + "/none", "train"),
-            "cannot read build/" + path + "/none" + train_images + ": No such file or directory");
+            "cannot read " + path + "/none" + train_images + ": No such file or directory");
 }
 
 // Return the labels of one epoch in their order, after checks of its minibatches. They are read
@@ -1460,7 +1462,7 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
     std::vector<std::pair<std::string, std::string>> cases = {
         {"GPUS=0", "GPUS=0: expected a whole number from 1 to 64"},
         {"BATCH=1 GPUS=2", "batch 1 cannot be split over 2 devices: use BATCH >= 2"},
-        {"DATA=missing", "cannot read build/missing" + train_images + ": No such file"},
+        {"DATA=missing", "cannot read missing" + train_images + ": No such file"},
         {"DATA=short", "short" + train_images + " does not hold images"}};
     // The first step makes the parameters huge, the second their loss
     const std::string huge = "BATCH=4 LR=1e30 CHECKS=0";

@@ -189,7 +189,7 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
         {"LOG=data SAVE=s", "cannot write data: Is a directory"},
         {"INIT=garbage", "garbage is not a .safetensors file"},
         {"INIT=none", "cannot read none: No such file or directory"},
-        {"DATA=missing SAVE=s", "cannot read build/missing" + train_images}};
+        {"DATA=missing SAVE=s", "cannot read missing" + train_images}};
     // The first step makes the parameters huge, the second their loss
     const std::string huge = "LOG=/dev/null BATCH=4 LR=1e30 CHECKS=0 SAVE=s";
     if (!no_training) cases.push_back({huge, "in epoch 1: use a smaller LR"});

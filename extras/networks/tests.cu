@@ -266,12 +266,15 @@ TEST_CASE("resnet18: names, shapes, counts and deviations of the parameters" *
         {"conv17.weight", {512, 256, 1, 1}},  {"conv19.bias", {512}},
         {"bn16.running_var", {512}},          {"dense0.weight", {512, 10}},
         {"dense0.bias", {10}}};
-    for (const auto &[name, shape] : shapes) {
+    for (const auto &expected : shapes) {
+        const std::string &name = expected.first;
         CAPTURE(name);
         REQUIRE(by_name.count(name) == 1);
-        CHECK(by_name[name].shape == shape);
+        CHECK(by_name[name].shape == expected.second);
     }
-    for (const auto &[name, p] : by_name) {
+    for (const auto &entry : by_name) {
+        const std::string &name = entry.first;
+        const Tensor &p = entry.second;
         CAPTURE(name);
         CHECK(p.device.id == -1);
         const bool one = contains(name, "bn") && !contains(name, "bias") && !contains(name, "mean");
