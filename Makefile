@@ -70,7 +70,7 @@ needs := mgpu.cu $(parts) $(wildcard extras/algorithms/*.h)
 needs_gpu := $(needs)
 needs_cpp := $(needs:%=build/cpp/%)
 tests := $(dir)/tests
-tests_h := extras/tests.h extras/reference.h
+tests_h := extras/tests.h extras/reference.h extras/format.h
 # (The system's doctest if it is not too old: Debian 11's lacks this operator)
 DOCTEST := $(or $(shell grep -ls 'operator+.const String *& *lhs' \
     /usr/include/doctest/doctest.h),build/doctest/doctest.h)

@@ -476,7 +476,7 @@ TEST_CASE("run_allreduce: an error names the algorithm") {
     for (int k : {1, 2, 4, 8}) check_exact_sums("halving", k, {5});
     for (int k : {3, 5, 6, 7}) {
         REFUSED(run_allreduce("halving", new_grads(k, {2})),
-                formatted("ALLREDUCE=halving does not work on %d devices", k));
+                format("ALLREDUCE=halving does not work on %d devices", k));
     }
     REFUSED(run_allreduce("magic", new_grads(1, {2})),
             "ALLREDUCE=magic is unknown: choose one of naive, bucket, yours, halving");
@@ -1178,7 +1178,7 @@ TEST_CASE("check_first_minibatch: a right step passes, for each seed and device 
             init_params();
             if (lively) use_lively_params();
             const std::string says =
-                formatted("first minibatch: %d device%s with one\n", k, k > 1 ? "s agree" : " agrees");
+                format("first minibatch: %d device%s with one\n", k, k > 1 ? "s agree" : " agrees");
             for (int n : small_only ? Ints{3} : Ints{1, 7}) {
                 INFO("k ", k, ", n ", n, ", lively ", lively);
                 CHECK(first_minibatch(k, n) == says);
@@ -1236,7 +1236,7 @@ TEST_CASE("check_first_minibatch: a wrong gradient is named, with both numbers")
             CAPTURE(wrong);
             factor = wrong;
             const std::string says = first_minibatch(2, 6);
-            check_says(says, formatted("the first minibatch: the gradient of b1[0] on gpu(%d) is ... "
+            check_says(says, format("the first minibatch: the gradient of b1[0] on gpu(%d) is ... "
                                        ", not ... : `make check` looks for the cause", c));
             float is = 0, want = 0;
             CAPTURE(says);
@@ -1417,13 +1417,13 @@ TEST_CASE("program: devices, demos, a table of the epochs, the tutorial's last l
 
 TEST_CASE("program: trainings that give the same bits, and others" * trains) {
     DataFolder folder(few, few / 4);
-    const std::string some = formatted("BATCH=%d EPOCHS=2 ", few / 2 - 1);
+    const std::string some = format("BATCH=%d EPOCHS=2 ", few / 2 - 1);
     const Floats want = trained(folder, some);
     check_close(trained(folder, some + "SEED=0"), want, 0);
     CHECK(trained(folder, some + "SEED=1") != want);
     CHECK(trained(folder, some + "SHUFFLE=0") != want);
     CHECK(trained(folder, some + "LR=0.1") != want);
-    CHECK(trained(folder, some + formatted("LIMIT=%d", few / 2)) != want);
+    CHECK(trained(folder, some + format("LIMIT=%d", few / 2)) != want);
     check_close(trained(folder, some + "CHECKS=0"), want, 0);
     check_close(trained(folder, some + "ALLREDUCE=bucket"), want, 0);
 #ifdef CUDA_CPU

@@ -21,6 +21,7 @@
 #include <sys/wait.h>
 #include <termios.h>
 
+#include "format.h"
 #include "reference.h"
 
 // Under a sanitizer, up to 300 times slower, cases are smaller. Under ThreadSanitizer, or lane by
@@ -180,15 +181,6 @@ struct Hold {
 
 // ---------------------------------------------------------------------------------------------
 // Texts and files
-
-__attribute__((format(printf, 1, 2))) inline std::string formatted(const char *format, ...) {
-    char text[1000];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    return text;
-}
 
 // Return a shape as messages have it, such as (2,3).
 inline std::string in_parentheses(const Ints &shape) {

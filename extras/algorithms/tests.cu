@@ -158,7 +158,7 @@ TEST_CASE("parse_options: OVERLAP") {
 
 TEST_CASE("program: ALLREDUCE and OVERLAP train to the same bits on two devices" * trains) {
     DataFolder folder(few, few / 4);
-    const std::string some = formatted("BATCH=%d EPOCHS=2 ", few / 2 - 1);
+    const std::string some = format("BATCH=%d EPOCHS=2 ", few / 2 - 1);
     const Floats want = trained(folder, some);
     for (const std::string &name : all) {
         if (small_only && name != "ring") continue;

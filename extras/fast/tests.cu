@@ -802,7 +802,7 @@ TEST_CASE("ladder" * doctest::skip()) {
     for_shapes([](const Shape &s) {
         if (s.work() < 1e5) return;
         const std::string name =
-            formatted("%d %d %d %d %d %d %d %d", s.N, s.C, s.H, s.W, s.O, s.K, s.stride, s.padding);
+            format("%d %d %d %d %d %d %d %d", s.N, s.C, s.H, s.W, s.O, s.K, s.stride, s.padding);
         printf("%-34s", name.c_str());
         Tensors in;
         for (const Ints &shape : inputs_of(s))

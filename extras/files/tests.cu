@@ -164,7 +164,7 @@ TEST_CASE("LOG: a row for each epoch, with what is on the screen, and with more 
 
 TEST_CASE("SAVE, INIT: the parameters after the last epoch; a training goes on with them" * trains) {
     DataFolder folder(few, few / 4);
-    const std::string half = formatted("SHUFFLE=0 BATCH=%d ", few / 2); // of an epoch
+    const std::string half = format("SHUFFLE=0 BATCH=%d ", few / 2); // of an epoch
     const Floats one = trained(folder, half + "EPOCHS=1 SAVE=new/one");
     const Floats two = trained(folder, half + "EPOCHS=2 SAVE=two");
     Tensors tensors;

@@ -408,7 +408,7 @@ TEST_CASE("check_first_minibatch: a right step of lab_cnn passes" * slow) {
         CAPTURE(k);
         set_model("lab_cnn", k); // k is the seed too
         check_says(first_minibatch(k, 7),
-                   formatted("first minibatch: %d device%s with one", k, k > 1 ? "s agree" : " agrees"));
+                   format("first minibatch: %d device%s with one", k, k > 1 ? "s agree" : " agrees"));
     }
 }
 
