@@ -504,6 +504,10 @@ Stream &link_stream(Device src, Device dst);
 // waits for it. No message may write to memory that another message of the call reads or writes.
 void send(const std::vector<Message> &messages) {
     for (const auto &[src, dst] : messages) {
+        const bool same = size(src) > 0 && src.ptr() == dst.ptr();
+        if (same) error("send: a message has the same source and destination");
+    }
+    for (const auto &[src, dst] : messages) {
         if (size(src) == 0) continue;
         Stream &link = link_stream(src.device, dst.device);
         make_wait(link, current_stream(src.device));
