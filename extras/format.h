@@ -1,6 +1,7 @@
 // printf into a string, for the programs in extras/.
 // defines: format
-#pragma once
+#ifndef MGPU_FORMAT // its translated copy may be included, too
+#define MGPU_FORMAT
 
 #include <cstdarg>
 #include <cstdio>
@@ -14,3 +15,4 @@ __attribute__((format(printf, 1, 2))) inline std::string format(const char *form
     va_end(args);
     return text;
 }
+#endif
