@@ -63,8 +63,8 @@ same 'make exercise SUBMISSION=' wrong "$@"
 same 'failing calls' failing "$@"
 
 # A page has each definition, and the notebook finds them
-page() { # (constructors have no place of their own)
-    make -s page "$@" >&2 && for name in $(names mgpu.cu | grep -v '^\(.*\)::\1$'); do
+page() { # (constructors and destructors have no place of their own)
+    make -s page "$@" >&2 && for name in $(names mgpu.cu | grep -v '^\(.*\)::~*\1$'); do
         grep -q "id=\"$name\"" build/page/index.html || { echo "no $name on the page" >&2; return 1; }
         echo "$name"
     done
