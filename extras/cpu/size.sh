@@ -17,7 +17,7 @@ part() {
     printf '%-22s %7d %7d   %-10s %s\n' "$name" "$lines" "$code" "$limit" "$verdict"
 }
 printf '%-22s %7s %7s   %s\n' part lines code limit
-part mgpu.cu 1945/1365 mgpu.cu
+part mgpu.cu 2010/1410 mgpu.cu
 part tests.cu 1569 tests.cu
 part 'tests.h, reference.h' 978 extras/tests.h extras/reference.h
 part Makefile 150 Makefile
