@@ -1563,9 +1563,12 @@ static DataSet train_set, test_set; // read by run_program()
 // dimensions' sizes, big-endian in 4 bytes each, and one byte for each number. Return the bytes of
 // all samples.
 std::vector<unsigned char> load_idx(const std::string &path, bool images) {
-    std::ifstream file(path, std::ios::binary);
-    if (!file) error("cannot read %s: %s: try `make data`", path.c_str(), strerror(errno));
-    const std::vector<unsigned char> bytes{std::istreambuf_iterator<char>(file), {}};
+    std::ifstream file(path, std::ios::binary | std::ios::ate);
+    std::vector<unsigned char> bytes(std::clamp<long>(file.tellg(), 0, 1 << 28));
+    file.seekg(0);
+    if (!file.read((char *)bytes.data(), bytes.size())) {
+        error("cannot read %s: %s: try `make data`", path.c_str(), strerror(errno));
+    }
     const size_t header = images ? 16 : 8, sample = images ? 28 * 28 : 1;
     auto number = [&](size_t at) { // in the four bytes from `at` on
         return (unsigned)bytes[at] << 24 | bytes[at + 1] << 16 | bytes[at + 2] << 8 | bytes[at + 3];
