@@ -2,8 +2,8 @@
 // defines: Doubles, Arrays, ConvSizes, PoolSizes, reference::relu, add, linear, conv2d, avg_pool2d,
 // max_pool2d, softmax_cross_entropy, moments, normalize, batch_norm, lenet
 //
-// Each function gets the inputs of an operator and dy, the gradient with respect to its result y. It
-// returns y, and then the gradient with respect to each input. (Without dy these are 0.)
+// Each function gets the inputs of an operator and dy, the gradient with respect to its result y.
+// It returns y, and then the gradient with respect to each input. (Without dy these are 0.)
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -177,8 +177,8 @@ inline Arrays batch_norm(int pixels, const Arrays &in, const Doubles &dy = {}) {
     return {y, dX, dgamma, dbeta};
 }
 
-// LeNet with average pooling or with max pooling, of N images X and its eight parameters. It returns
-// y_hat and the gradients with respect to the parameters.
+// LeNet with average pooling or with max pooling, of N images X and its eight parameters. It
+// returns y_hat and the gradients with respect to the parameters.
 inline Arrays lenet(bool max, int N, const Doubles &X, const Arrays &p, const Doubles &dy_hat = {}) {
     const ConvSizes conv1 = {N, 1, 28, 28, 20, 3}, conv2 = {N, 20, 13, 13, 50, 5};
     const PoolSizes pool1 = {N, 20, 26, 26, 2}, pool2 = {N, 50, 9, 9, 2};

@@ -1,5 +1,5 @@
-// What the programs of tests share: comparisons, data, trainings, runs of the program itself. Include
-// mgpu.cu, or a program that includes it, before this file.
+// What the programs of tests share: comparisons, data, trainings, runs of the program itself.
+// Include mgpu.cu, or a program that includes it, before this file.
 // defines: check_close, rounding, check_operator, Hold, check_says, REFUSED, TestFolder, printed,
 // write_data, output_of, fails, parse, Kept, lively_params, minibatch, Training, check_exact_sums,
 // tests_main
@@ -552,8 +552,8 @@ inline Computed computed_alone(int k, const Tensors &start, const std::pair<Tens
     return all;
 }
 
-// Check the network `lenet`, with average or with max pooling, against the reference: outputs, losses
-// and the gradients of all parameters.
+// Check the network `lenet`, with average or with max pooling, against the reference: outputs,
+// losses and the gradients of all parameters.
 inline void check_lenet(const std::function<Tensor(const Tensor &X, const Tensors &p)> &lenet,
                         bool max, int N) {
     const auto [X, y] = minibatch(N, 2);

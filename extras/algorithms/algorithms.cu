@@ -1,6 +1,6 @@
-// The other allreduces, to read once you have written your own, and OVERLAP. This part of the program
-// adds them to mgpu.cu's table `algorithms`. Section 7 of mgpu.cu has their contract, their tools and
-// what messages, busiest and rounds mean.
+// The other allreduces, to read once you have written your own, and OVERLAP. This part of the
+// program adds them to mgpu.cu's table `algorithms`. Section 7 of mgpu.cu has their contract, their
+// tools and what messages, busiest and rounds mean.
 // defines: ALGORITHMS, add_algorithm
 #define ALGORITHMS
 

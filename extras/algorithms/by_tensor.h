@@ -2,8 +2,8 @@
 // exercise asks.
 // defines: allreduce_by_tensor
 
-// The device that sums a tensor is its owner. Tensors are assigned in order of decreasing size, each
-// to the device that owns the fewest numbers so far. Let L be the most bytes, and M the most
+// The device that sums a tensor is its owner. Tensors are assigned in order of decreasing size,
+// each to the device that owns the fewest numbers so far. Let L be the most bytes, and M the most
 // tensors, that one device owns.
 //   messages 2(k-1)P   busiest (k-1)L + b-L   rounds 2M
 static void allreduce_by_tensor(const PerDevice &grads) {

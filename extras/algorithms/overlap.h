@@ -13,8 +13,8 @@
 static size_t group_bytes =
     256 * 1024; // of a group of gradients, at least; the last may be smaller
 
-// An event for each gradient that backward has written, by the gradient's address. (Never destroyed:
-// CUDA may have shut down by then.)
+// An event for each gradient that backward has written, by the gradient's address. (Never
+// destroyed: CUDA may have shut down by then.)
 static auto &written = *new std::map<const float *, cudaEvent_t>;
 
 // mgpu.cu's hook after_gradient: record the gradient's event after its last write.
@@ -43,8 +43,9 @@ static void swap_streams(int k) {
     }
 }
 
-// Divide the gradients into groups and sum one after another, on the communication streams, with the
-// algorithm that ALLREDUCE names. The last layers come first, because backward computes them first.
+// Divide the gradients into groups and sum one after another, on the communication streams, with
+// the algorithm that ALLREDUCE names. The last layers come first, because backward computes them
+// first.
 void sum_in_groups(const PerDevice &grads) {
     const int k = grads.size();
     swap_streams(k);

@@ -1,8 +1,8 @@
 // The tuned operators. This part of the program comes last: where it is there, the program includes
 // copies of mgpu.cu and networks.cu in which the operators have other names (see fast.mk), and what
-// calls relu calls the one below. Each included file is one idea (README.md has them in a table, with
-// what each gains). With PRODUCTS_APART products.cu is compiled by itself and linked.
-// KERNELS and PRECISION choose a rung of a ladder: plain (mgpu.cu's operators), tiled, fast, tf32.
+// calls relu calls the one below. Each included file is one idea (README.md has them in a table,
+// with what each gains). With PRODUCTS_APART products.cu is compiled by itself and linked. KERNELS
+// and PRECISION choose a rung of a ladder: plain (mgpu.cu's operators), tiled, fast, tf32.
 // defines: FAST, use_kernels, usual_kernels
 #define FAST
 

@@ -66,7 +66,8 @@ static void flush(Device device, const std::shared_ptr<Note> &note) {
 static void flush_all() {
     for (const auto &[device, launch] : waiting) flush({device}, nullptr);
 }
-// Called before a tensor is used and, with null, before a stream is. A gradient that mgpu.cu is about to add to gets memory of its own.
+// Called before a tensor is used and, with null, before a stream is. A gradient that mgpu.cu is
+// about to add to gets memory of its own.
 static void before_use(Device device, const Tensor *tensor) {
     if (!tensor) return flush(device, nullptr);
     if (note_of_grad(tensor)) {

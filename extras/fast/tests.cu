@@ -825,8 +825,8 @@ TEST_CASE("ladder" * doctest::skip()) {
 // ---------------------------------------------------------------------------------------------
 // Training
 
-// Return parameters with which no ReLU's input comes near 0: several standard deviations of its inputs
-// away, even in TF32. So none flips, and what is left is rounding.
+// Return parameters with which no ReLU's input comes near 0: several standard deviations of its
+// inputs away, even in TF32. So none flips, and what is left is rounding.
 static Tensors steady_params() {
     Tensors steady = lively_params();
     for (int i : {1, 3, 5, 7}) {
@@ -914,8 +914,8 @@ TEST_CASE("check_first_minibatch: a right step passes with each rung" * doctest:
     }
 }
 
-// 100 seeds for each network and each rung: on the first 256 images of Fashion-MNIST the check of the
-// first minibatch must not raise a false alarm. (An hour on a CPU: --no-skip -tc=seeds*)
+// 100 seeds for each network and each rung: on the first 256 images of Fashion-MNIST the check of
+// the first minibatch must not raise a false alarm. (An hour on a CPU: --no-skip -tc=seeds*)
 static void try_seeds(const std::string &network, int seeds, int samples) {
     Kept kept;
     Usual usual;

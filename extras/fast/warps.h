@@ -6,7 +6,8 @@
 // defines: warp_size, lanes, tile_m, tile_n, wide, Wide, UNROLL, UNROLL_GPU, UNROLL_LANES,
 // warp_reduce_sum, warp_sums, warp_sum, Divisor, Store, Vector, store, are_aligned
 
-// Return how many blocks of m threads it takes to have a thread for each of n elements, at least one.
+// Return how many blocks of m threads it takes to have a thread for each of n elements, at least
+// one.
 inline int blocks(long n, int m) { return n > 0 ? (n + m - 1) / m : 1; }
 
 #if defined(__CUDACC__) || defined(__clang__)

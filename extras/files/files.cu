@@ -1,5 +1,6 @@
-// SAVE, INIT and LOG: the parameters in a .safetensors file, after each epoch and to start from, and
-// a table of the epochs. This part of the program comes after networks/, whose names it may need.
+// SAVE, INIT and LOG: the parameters in a .safetensors file, after each epoch and to start from,
+// and a table of the epochs. This part of the program comes after networks/, whose names it may
+// need.
 // defines: FILES, write_file, save_safetensors, load_safetensors, SAVE, INIT, LOG
 #define FILES
 
@@ -28,8 +29,8 @@ void write_file(const std::string &path, const std::string &bytes) {
 }
 
 // --- .safetensors
-// A file has all tensors, in the format of https://github.com/huggingface/safetensors: the length of
-// the header (8 bytes, little-endian), the header in JSON, and the numbers of all tensors.
+// A file has all tensors, in the format of https://github.com/huggingface/safetensors: the length
+// of the header (8 bytes, little-endian), the header in JSON, and the numbers of all tensors.
 // data_offsets [begin, end) says which bytes of these numbers belong to a tensor:
 //   {"W1":{"dtype":"F32","shape":[20,1,3,3],"data_offsets":[0,720]},"W2":{...},...}
 

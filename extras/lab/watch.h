@@ -6,7 +6,8 @@
 // watch::show_devices, watch::late_messages, watch::dry, watch::taken_bytes
 //
 // A GPU can stand for several devices (show_devices), a message can be late (late_messages), and
-// with `dry` nothing is done at all, on as many devices as one likes. mgpu.cu knows of nothing here.
+// with `dry` nothing is done at all, on as many devices as one likes. mgpu.cu knows of nothing
+// here.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -2,9 +2,9 @@
 // defines: exercise_nodes
 #pragma once
 
-// Return input i's factor. Node c's number i is code(i) * 2^(b c), b = 2 or, of more than 8 nodes, 1:
-// the digits of sum / code(i) tell how often each node's number is in it. Sums are whole and below
-// 2^24, so they are exact.
+// Return input i's factor. Node c's number i is code(i) * 2^(b c), b = 2 or, of more than 8 nodes,
+// 1: the digits of sum / code(i) tell how often each node's number is in it. Sums are whole and
+// below 2^24, so they are exact.
 inline int code(int i) { return 1 + i % 251; }
 
 static float input(int i, int c) { return (float)code(i) * (1 << (nodes <= 8 ? 2 : 1) * c); }
@@ -49,7 +49,8 @@ static std::string explain(float got, float sum, int i, int n) {
     return text;
 }
 
-// Sum n numbers by ring_between_nodes, and fail unless the sums are right and all nodes' bits equal.
+// Sum n numbers by ring_between_nodes, and fail unless the sums are right and all nodes' bits
+// equal.
 static void judge_ring(int n) {
     std::vector<float> a(n), b(n);
     for (int i = 0; i < n; i++) {

@@ -1,7 +1,7 @@
 // The same training on several machines: MPI starts this program several times, and each process, a
 // node here, takes its part of every minibatch for devices of its own. Nothing in the chapter
-// changes: an allreduce sums over a node's devices as in mgpu.cu, and then between the nodes, in host
-// memory. What differs is the training loop below, to be read beside the chapter's.
+// changes: an allreduce sums over a node's devices as in mgpu.cu, and then between the nodes, in
+// host memory. What differs is the training loop below, to be read beside the chapter's.
 //
 //     make run NODES=2 GPUS=2 HOSTS=file     trains as GPUS=4 does
 //     make exercise NODES=4                  judges ring_between_nodes, which is yours to rewrite
@@ -30,10 +30,10 @@ constexpr int patience = 60;          // seconds, for the others to come
 
 static long sent_messages = 0, sent_bytes = 0; // to other nodes
 
-// Set a[i] to the sum of all nodes' a[i], i < n, in host memory, by a ring. In each step a node sends
-// one of `nodes` chunks to its right neighbour. For nodes-1 steps it adds what it receives, and in as
-// many more the sums go around. Each chunk is summed once, so all nodes get the same bits.
-// A node sends 2(nodes-1) messages of n/nodes numbers.
+// Set a[i] to the sum of all nodes' a[i], i < n, in host memory, by a ring. In each step a node
+// sends one of `nodes` chunks to its right neighbour. For nodes-1 steps it adds what it receives,
+// and in as many more the sums go around. Each chunk is summed once, so all nodes get the same
+// bits. A node sends 2(nodes-1) messages of n/nodes numbers.
 static void ring_between_nodes(float *a, int n) {
     const int right = (node + 1) % nodes, left = (node + nodes - 1) % nodes;
     auto begin = [=](int chunk) { return int((long long)n * chunk / nodes); };
@@ -52,8 +52,8 @@ static void ring_between_nodes(float *a, int n) {
     }
 }
 
-// Do the same by MPI. The standard does not promise that MPI_Allreduce gives all nodes the same bits,
-// so one node gets the sum and sends it.
+// Do the same by MPI. The standard does not promise that MPI_Allreduce gives all nodes the same
+// bits, so one node gets the sum and sends it.
 static void mpi_between_nodes(float *a, int n) {
     MPI_Reduce(node == 0 ? MPI_IN_PLACE : a, a, n, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
     MPI_Bcast(a, n, MPI_FLOAT, 0, MPI_COMM_WORLD);
@@ -328,8 +328,9 @@ static void start_nodes(int *argc, char ***argv) {
 
 static size_t hash_of(const std::string &bytes) { return std::hash<std::string>()(bytes); }
 
-// Fail on each node that differs from node 0 in what all must have in common: what decides the bits,
-// how long they train, the data, the program. The error names the first word that is another one.
+// Fail on each node that differs from node 0 in what all must have in common: what decides the
+// bits, how long they train, the data, the program. The error names the first word that is another
+// one.
 static void meet_nodes() {
     size_t data = 0;
     for (const DataSet *set : {&train_set, &test_set}) {
