@@ -76,7 +76,9 @@ DOCTEST := $(or $(shell grep -ls 'operator+.const String *& *lhs' \
     /usr/include/doctest/doctest.h),build/doctest/doctest.h)
 usage:
 	@sed -n '1,/^$$/s/^#     //p' Makefile
--include $(sort $(wildcard extras/*/*.mk))
+# (What others use comes first.)
+first := $(wildcard extras/cpu/cpu.mk extras/fast/fast.mk extras/watch/watch.mk)
+-include $(first) $(filter-out $(first),$(sort $(wildcard extras/*/*.mk)))
 unexport $(filter-out $(own),$(typed)) # make would expand a $ in them
 
 .PHONY: usage all run test data clean help backend FORCE

@@ -44,7 +44,7 @@ for file in mgpu.cu extras/networks/networks.cu; do
     same "plain.sh $file" sh extras/fast/plain.sh $file
 done
 same vocabulary.sh sh extras/fast/vocabulary.sh mgpu.cu
-same judged.sh sh extras/lab/judged.sh mgpu.cu
+same judged.sh sh extras/exercise/judged.sh mgpu.cu
 clean() { sh extras/fast/checksum.sh --check && echo clean; }
 same checksum.sh clean
 
@@ -54,7 +54,7 @@ run() { # the operators and the loss
 }
 exercise() { make -s exercise GPUS=2 "$@"; }
 wrong() { # what is wrong
-    make -s exercise GPUS=2 SUBMISSION=extras/lab/wrong/mean.cu "$@" 2>&1 | grep -o 'it is the mean'
+    make -s exercise GPUS=2 SUBMISSION=extras/exercise/wrong/mean.cu "$@" 2>&1 | grep -o 'it is the mean'
 }
 failing() { make -s build/limits/failing "$@" && grep -c plain_check_cuda build/limits/failing.cc; }
 same 'make run' run "$@"

@@ -114,7 +114,7 @@ if unshare -Urm true 2>/dev/null; then
     check 'a full disk: no parts' eval '! grep -q part left'
     # A picture that was good stays
     picture() {
-        pictures=$(realpath ../../../extras/lab/pictures.py)
+        pictures=$(realpath ../../../extras/measure/pictures.py)
         mount -t tmpfs -o size=400k tmpfs /mnt && cp log /mnt && cd /mnt &&
             python3 "$pictures" accuracy RUNS=log && {
             head -c 1000000 /dev/zero >fill
@@ -124,7 +124,7 @@ if unshare -Urm true 2>/dev/null; then
     }
     export -f picture
     train
-    if [ -e ../../../extras/lab/pictures.py ] && python3 -c 'import matplotlib' 2>/dev/null; then
+    if [ -e ../../../extras/measure/pictures.py ] && python3 -c 'import matplotlib' 2>/dev/null; then
         check 'a picture on a full disk' unshare -Urm bash -c picture >out 2>err
     fi
 else

@@ -21,8 +21,9 @@ part mgpu.cu 2010/1410 mgpu.cu
 part tests.cu 1569 tests.cu
 part 'tests.h, reference.h' 978 extras/tests.h extras/reference.h
 part Makefile 150 Makefile
-part README.md 145 README.md
-for folder in algorithms:291 files:217 networks:700 fast:3673 lab:5556 nodes:605; do
+part README.md 154 README.md
+for folder in algorithms:291 files:217 networks:700 fast:3673 watch:1120 exercise:2190 check:1880 \
+    measure:840 nodes:605; do
     set --
     for f in extras/"${folder%:*}"/*.cu extras/"${folder%:*}"/*.cc extras/"${folder%:*}"/*.h \
         extras/"${folder%:*}"/*.html; do

@@ -5,7 +5,7 @@ page: own += DIR
 
 .PHONY: page page_test
 page: build/page_venv/requirements.txt build/cpu/mgpu build/cpp/mgpu.cu data
-has_show := $(wildcard extras/lab/show.html)
+has_show := $(wildcard extras/exercise/show.html)
 ifneq ($(has_show),)
 page: show # beside the exercise
 page: words += $(if $(value ALLREDUCE),,ALLREDUCE=$(if $(wildcard extras/algorithms),ring,bucket))
@@ -22,7 +22,7 @@ page:  ## make a web page of mgpu.cu beside its comments: index.html in DIR
 chromium = $(shell command -v chromium || command -v chromium-browser)
 page_test:
 	@$(if $(chromium),,echo 'page_test: skipped: no Chromium (apt-get install chromium)'; exit;) \
-	$(if $(has_show),$(MAKE) show SUBMISSION=extras/lab/wrong/counted_twice.cu && \
+	$(if $(has_show),$(MAKE) show SUBMISSION=extras/exercise/wrong/counted_twice.cu && \
 	    mkdir -p build/page && mv build/show.html build/page/wrong.html &&) \
 	$(MAKE) page build/page_venv/tests DIR= && \
 	FILES='build/page/index.html $(if $(has_show),build/show.html build/page/wrong.html)' \

@@ -1,0 +1,20 @@
+# How good make check is: mistakes that are planted into copies. A handout lacks it.
+
+# NAMES          mistakes that make plant tries: parts of their names; by default all
+own += NAMES
+
+.PHONY: plant
+plant:  ## plant the mistakes of extras/check/mistakes.txt: do make run and make check explain them?
+	@python3 extras/check/plant.py try $(NAMES)
+
+# Copies of mgpu.cu and its parts with planted mistakes, and program.cu, which includes them
+planted := program.cu $(filter-out extras/fast/% extras/files/%,$(needs))
+.PRECIOUS: build/cpp/build/plant/%
+build/plant/%/check: $(addprefix build/cpp/build/plant/%/,$(planted)) \
+    build/cpp/extras/check/plant.cu build/cpp/extras/check/check.cu $(check_headers) $(watch) \
+    build/cpu/flags $(compiled_once)
+	@echo $@
+	@$(CXX) $(cpu_flags) -w -iquote extras/check $(once_cpu) \
+	    -DPROGRAM='"../../build/plant/$*/program.cu"' -x c++ build/cpp/extras/check/plant.cu $(to)
+build/cpp/build/plant/%: build/plant/% extras/cpu/to_cpp.sed
+	@$(translate)

@@ -1,0 +1,625 @@
+// make check, its first part: autograd with an operator of its own; then every operator alone,
+// forward and backward, against the same in double. A gradient is compared with the slopes of that
+// reference, so nothing is derived twice.
+// defines: Numbers, compare, Case, reference, check_operators, check_network
+#pragma once
+#include "../watch/called_operators.h"
+#include "wrong_numbers.h"
+
+typedef std::vector<double> Numbers;
+typedef std::vector<std::vector<int>> Shapes;
+static std::mt19937 dice; // of inputs: main's rng is the training's
+
+// --- what wrong numbers look like
+
+// The smallest part that holds all these elements, as NumPy would cut it out: [1:3,:,0]
+static std::string part_of(const std::vector<int> &shape, const std::vector<int> &elements) {
+    std::string text;
+    int stride = std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<int>());
+    for (int length : shape) {
+        int first = length, last = 0;
+        stride /= length;
+        for (int e : elements) {
+            first = std::min(first, e / stride % length);
+            last = std::max(last, e / stride % length);
+        }
+        text += text.empty() ? "[" : ",";
+        if (first == last) text += std::to_string(first);
+        else if (first == 0 && last == length - 1) text += ":";
+        else text += format("%d:%d", first, last + 1);
+    }
+    return text + "]";
+}
+// What all wrong numbers have in common: ", all of them 0", or nothing
+static std::string in_common(const Flat &got, const Numbers &want, const std::vector<int> &wrong) {
+    auto all = [&](auto property) { return std::all_of(wrong.begin(), wrong.end(), property); };
+    if (all([&](int i) { return std::isnan(got[i]); }))
+        return ", all of them nan, as fresh memory is";
+    if (all([&](int i) { return got[i] == 0; })) return ", all of them 0";
+    double product = 0, squares = 0;
+    for (int i : wrong) product += got[i] * want[i], squares += want[i] * want[i];
+    const double ratio = product / squares;
+    if (wrong.size() > 1 &&
+        all([&](int i) { return std::fabs(got[i] - ratio * want[i]) <= 1e-3 * std::fabs(got[i]); }))
+        return format(", all of them %.4g times the right ones", ratio);
+    return "";
+}
+// Return whether `got`, a tensor of that name and shape, is `want`, or say where it differs. The
+// largest number that is wanted is the unit; where NAN is wanted any number is right.
+static bool compare(const std::string &where, const std::string &name,
+                    const std::vector<int> &shape, const Flat &got, const Numbers &want,
+                    double tolerance, const std::string &look) {
+    std::vector<int> wrong;
+    double largest = 0;
+    for (double w : want) largest = std::max(largest, std::fabs(w));
+    for (size_t i = 0; i < want.size(); i++)
+        if (!(std::fabs(got[i] - want[i]) <= tolerance * largest || std::isnan(want[i])))
+            wrong.push_back(i);
+    if (wrong.empty()) return true;
+    const int i = wrong[0];
+    // Gradients lie one behind the other
+    const bool first_only = name[0] == 'd' && i == 0 && wrong.size() == 1 && want.size() > 1;
+    differs(look, format("%s%s%s is %.6g, not %.6g (%zu of %zu numbers are wrong, in %s%s%s): %s%s",
+                         where.c_str(), name.c_str(), part_of(shape, {i}).c_str(), got[i], want[i],
+                         wrong.size(), want.size(), name.c_str(), part_of(shape, wrong).c_str(),
+                         in_common(got, want, wrong).c_str(),
+                         first_only ? "does a kernel write beyond the end of the gradient before "
+                                      "it (i < n)? If not, "
+                                    : "",
+                         look.c_str()));
+    return false;
+}
+
+// --- the operators in double
+
+struct Case {
+    std::string op;
+    std::vector<int> how; // as in Call
+    Shapes shapes;        // of the arguments
+    double scale = 1, mean = 0; // of the first one's numbers
+};
+static Numbers linear_in_double(const Case &c, const std::vector<Numbers> &in) {
+    const int N = c.shapes[0][0], C = c.shapes[0][1], O = c.shapes[1][1];
+    Numbers y;
+    for (int n = 0; n < N; n++)
+        for (int o = 0; o < O; o++) {
+            y.push_back(in[2][o]);
+            for (int i = 0; i < C; i++) y.back() += in[0][n * C + i] * in[1][i * O + o];
+        }
+    return y;
+}
+static Numbers conv2d_in_double(const Case &c, const std::vector<Numbers> &in) {
+    const std::vector<int> &X = c.shapes[0];
+    const int C = X[1], H = X[2], W = X[3], O = c.shapes[1][0], K = c.shapes[1][2];
+    const int stride = c.how[0], padding = c.how[1];
+    Numbers y;
+    for (int n = 0; n < X[0]; n++)
+        for (int o = 0; o < O; o++)
+            for (int top = -padding; top + K <= H + padding; top += stride)
+                for (int left = -padding; left + K <= W + padding; left += stride) {
+                    double sum = in[2][o];
+                    for (int t = 0; t < C * K * K; t++) {
+                        const int h = top + t / K % K, w = left + t % K;
+                        if (h >= 0 && h < H && w >= 0 && w < W)
+                            sum += in[0][((n * C + t / K / K) * H + h) * W + w] *
+                                   in[1][o * C * K * K + t];
+                    }
+                    y.push_back(sum);
+                }
+    return y;
+}
+static Numbers pool_in_double(const Case &c, const std::vector<Numbers> &in) {
+    const std::vector<int> &X = c.shapes[0];
+    const int H = X[2], W = X[3], KH = c.how[0], KW = KH, stride = KH;
+    Numbers y;
+    for (int plane = 0; plane < X[0] * X[1]; plane++)
+        for (int top = 0; top + KH <= H; top += stride)
+            for (int left = 0; left + KW <= W; left += stride) {
+                double sum = 0, largest = -INFINITY;
+                for (int t = 0; t < KH * KW; t++) {
+                    const double x = in[0][(plane * H + top + t / KW) * W + left + t % KW];
+                    sum += x;
+                    largest = std::max(largest, x);
+                }
+                y.push_back(c.op == "max_pool2d" ? largest : sum / (KH * KW));
+            }
+    return y;
+}
+static Numbers losses_in_double(const Case &c, const std::vector<Numbers> &in) {
+    const int classes = c.shapes[0][1];
+    Numbers l;
+    for (int n = 0; n < c.shapes[0][0]; n++) {
+        const double *z = &in[0][n * classes], largest = *std::max_element(z, z + classes);
+        double sum = 0;
+        for (int j = 0; j < classes; j++) sum += std::exp(z[j] - largest);
+        l.push_back(std::log(sum) + largest - z[(int)in[1][n]]);
+    }
+    return l;
+}
+// mean and variance of each channel
+static std::pair<Numbers, Numbers> moments(const std::vector<int> &X, const Numbers &x) {
+    const int C = X[1], plane = X[2] * X[3], n = X[0] * plane;
+    Numbers mean(C), var(C);
+    auto channel = [&](size_t i) { return i / plane % C; };
+    for (size_t i = 0; i < x.size(); i++) mean[channel(i)] += x[i] / n;
+    for (size_t i = 0; i < x.size(); i++)
+        var[channel(i)] += std::pow(x[i] - mean[channel(i)], 2) / n;
+    return {mean, var};
+}
+static Numbers batch_norm_in_double(const Case &c, const std::vector<Numbers> &in) {
+    const auto [mean, var] = recording ? moments(c.shapes[0], in[0]) : std::pair(in[3], in[4]);
+    const int C = c.shapes[0][1], plane = c.shapes[0][2] * c.shapes[0][3];
+    Numbers y;
+    for (size_t i = 0; i < in[0].size(); i++) {
+        const int ch = i / plane % C;
+        y.push_back((in[0][i] - mean[ch]) / std::sqrt(var[ch] + 1e-5) * in[1][ch] + in[2][ch]);
+    }
+    return y;
+}
+static Numbers in_double(const Case &c, const std::vector<Numbers> &in) {
+    if (c.op == "linear") return linear_in_double(c, in);
+    if (c.op == "conv2d") return conv2d_in_double(c, in);
+    if (c.op == "softmax_cross_entropy") return losses_in_double(c, in);
+    if (c.op == "batch_norm") return batch_norm_in_double(c, in);
+    if (c.op != "relu" && c.op != "add") return pool_in_double(c, in);
+    Numbers y = in[0];
+    for (size_t i = 0; i < y.size(); i++)
+        y[i] = c.op == "add" ? y[i] + in[1][i] : std::max(y[i], 0.0);
+    return y;
+}
+
+// --- what they are called, and where their code is
+
+static Tensor call(const Case &c, const std::vector<Tensor> &in) {
+    const HostIn watched(c.op);
+    if (c.op == "linear") return linear(in[0], in[1], in[2]);
+    if (c.op == "softmax_cross_entropy") return softmax_cross_entropy(in[0], in[1]);
+    if (c.op == "relu") return relu(in[0]);
+#ifdef NETWORKS
+    if (c.op == "conv2d" && c.how != std::vector<int>{1, 0})
+        return conv2d(in[0], in[1], in[2], c.how[0], c.how[1]);
+    if (c.op == "batch_norm") return batch_norm(in[0], in[1], in[2], in[3], in[4]);
+    if (c.op == "add") return add(in[0], in[1]);
+    if (c.op == "max_pool2d") return max_pool2d(in[0], c.how[0], c.how[0]);
+#endif
+    if (c.op == "conv2d") return conv2d(in[0], in[1], in[2]);
+    return avg_pool2d(in[0], c.how[0], c.how[0]);
+}
+static std::vector<std::string> arguments(const Case &c) {
+    if (c.op == "batch_norm") return {"X", "gamma", "beta", "running_mean", "running_var"};
+    if (c.op == "softmax_cross_entropy") return {"y_hat", "y"};
+    if (c.op == "add") return {"A", "B"};
+    return c.shapes.size() == 1 ? std::vector<std::string>{"X"}
+                                : std::vector<std::string>{"X", "W", "b"};
+}
+static std::string in_words(const Case &c) { // conv2d(X (3,2,6,5), W (4,2,3,3), b (4), 1, 0):
+    std::string text;
+    for (size_t i = 0; i < c.shapes.size(); i++)
+        text += (i ? ", " : "") + arguments(c)[i] + " " + str(c.shapes[i]);
+    if (!c.how.empty() && c.op == "conv2d")
+        text += format(", stride %d, padding %d", c.how[0], c.how[1]);
+    else if (c.op == "avg_pool2d" || c.op == "max_pool2d")
+        text += format(", %d, %d", c.how[0], c.how[0]);
+    return c.op + "(" + text + "): ";
+}
+// `result`: y, or a gradient
+static std::string where_to_look(const Case &c, const std::string &result) {
+#ifdef FAST
+    if (operators.name != "simple") return "the operators are " + operators.name;
+#endif
+    const bool forward = result == "y";
+    if (c.op == "relu") return forward ? "look at relu_kernel" : "look at relu_backward_kernel";
+    if (c.op == "add")
+        return forward ? "look at addition_kernel"
+                       : "look at the backward that add records: each input gets dy";
+    if (c.op == "softmax_cross_entropy")
+        return forward ? "look at cross_entropy_kernel"
+                       : "look at cross_entropy_backward_kernel: the losses are summed, "
+                         "only sgd divides";
+    if (c.op == "batch_norm")
+        return forward ? "look at batch_norm_moments_kernel and batch_norm_kernel"
+                       : "look at batch_norm_backward_kernel";
+    if (c.op != "linear" && c.op != "conv2d")
+        return "look at " + c.op + (forward ? "_kernel" : "_backward_kernel");
+    if (result == "db") return "look at bias_backward_kernel";
+    if (c.op == "linear")
+        return format("look at %smatmul_kernel and at the matrices that linear passes to it for %s",
+                      forward ? "bias_kernel, " : "", result.c_str());
+    const bool strided = c.how != std::vector<int>{1, 0};
+    return format("look at %s%s and at the matrices that conv2d passes to %s for %s (linear is "
+                  "right with the same matmul_kernel)",
+                  strided ? "strided_" : "", result == "dX" ? "col2im_kernel" : "im2col_kernel",
+                  result == "dW" ? "matmul_sum (sum_kernel)" : "matmul", result.c_str());
+}
+
+// --- one at a time
+
+// Where they run: what is launched on gpu(0) whatever the device is found
+static Device last() { return gpu(options.gpus - 1); }
+// Its stream stands still for a while: a kernel on another one, or before a wait, is early
+static void pause_stream(Device d) { watch::pause(stream_of(d), 1); }
+
+static bool wants_grad(const Case &c, size_t a) { // labels and running statistics do not
+    const std::string name = arguments(c)[a];
+    return name != "y" && name.compare(0, 7, "running") != 0;
+}
+static std::vector<Tensor> inputs_of(const Case &c) { // on the host
+    std::vector<Tensor> in;
+    for (size_t a = 0; a < c.shapes.size(); a++) {
+        Tensor t = empty(c.shapes[a], cpu());
+        const std::string name = arguments(c)[a];
+        for (int i = 0; i < size(t); i++)
+            t.ptr()[i] = name == "y" ? dice() % c.shapes[0][1]
+                         : name == "running_var" || name == "gamma"
+                             ? std::uniform_real_distribution<float>(0.5f, 2)(dice)
+                         : a ? std::normal_distribution<float>()(dice)
+                             : std::normal_distribution<float>(c.mean, c.scale)(dice);
+        in.push_back(t);
+    }
+    return in;
+}
+static std::vector<Numbers> all_in_double(const std::vector<Tensor> &in) {
+    std::vector<Numbers> numbers;
+    for (const Tensor &t : in) {
+        const Flat f = to_host(t);
+        numbers.emplace_back(f.begin(), f.end());
+    }
+    return numbers;
+}
+// Return what the operator of mgpu.cu computes from these numbers.
+static Numbers in_float(const Case &c, const std::vector<Numbers> &in) {
+    std::vector<Tensor> p;
+    for (size_t a = 0; a < in.size(); a++) {
+        const Tensor t = empty(c.shapes[a], cpu());
+        std::copy(in[a].begin(), in[a].end(), t.ptr());
+        p.push_back(copyto(t, last())); // it wants no gradient, so nothing is recorded
+    }
+    return all_in_double({call(c, p)})[0];
+}
+// Return the slopes of sum(weight * y) along each number of argument a; NAN at a kink.
+static Numbers slopes_of(Numbers (*y_of)(const Case &c, const std::vector<Numbers> &in),
+                         double relative_step, const Case &c, std::vector<Numbers> in,
+                         const Numbers &weight, size_t a) {
+    auto sum = [&] {
+        const Numbers y = y_of(c, in);
+        return std::inner_product(y.begin(), y.end(), weight.begin(), 0.0);
+    };
+    const double middle = sum();
+    Numbers slopes;
+    for (double &x : in[a]) {
+        const double old = x, step = relative_step * std::max(1.0, std::fabs(x));
+        x = old + step;
+        const double right = (sum() - middle) / step;
+        x = old - step;
+        const double left = (middle - sum()) / step;
+        x = old;
+        const bool kink = std::fabs(right - left) > 1e-2 * (1 + std::fabs(right + left));
+        slopes.push_back(kink ? NAN : (right + left) / 2);
+    }
+    return slopes;
+}
+constexpr double float_error = 1e-4;
+
+static void check_case(const Case &c) {
+    const std::string where = in_words(c);
+    const std::vector<Tensor> host = inputs_of(c);
+    const std::vector<Numbers> in = all_in_double(host);
+    pause_stream(last());
+    std::vector<Tensor> p = get_params(host, last());
+    for (size_t a = 0; a < p.size(); a++)
+        if (!wants_grad(c, a)) p[a].grad = nullptr;
+    const Numbers want = in_double(c, in);
+    auto &tape = tapes[last().id];
+    tape.clear();
+    Tensor y = call(c, p);
+    if (y.device.id != last().id)
+        error("%sthe result is on %s, but its inputs are on %s", where.c_str(),
+              str(y.device).c_str(), str(last()).c_str());
+    if (size(y) != (int)want.size() || y.shape[0] != c.shapes[0][0])
+        error("%sthe result has shape %s, but must have %zu numbers for %d samples", where.c_str(),
+              str(y.shape).c_str(), want.size(), c.shapes[0][0]);
+    const bool usual =
+        compare(where, "y", y.shape, to_host(y), want, float_error, where_to_look(c, "y"));
+    if (c.op == "batch_norm" && recording) {
+        const auto [mean, var] = moments(c.shapes[0], in[0]);
+        const double n = in[0].size() / mean.size();
+        Numbers right[2];
+        for (size_t i = 0; i < mean.size(); i++) {
+            right[0].push_back(0.9 * in[3][i] + 0.1 * mean[i]);
+            right[1].push_back(0.9 * in[4][i] + 0.1 * var[i] * n / (n - 1));
+        }
+        for (int i : {0, 1})
+            compare(where, arguments(c)[3 + i], p[3].shape, to_host(p[3 + i]), right[i],
+                    float_error,
+                    "it must be 0.9 of the old value and 0.1 of the new one: look at "
+                    "batch_norm_moments_kernel");
+    }
+    if (!recording) {
+        if (!tape.empty())
+            error("%sit is on the tape in spite of NoGrad: look at add_to_tape", where.c_str());
+        return;
+    }
+    if (!y.grad || tape.empty())
+        error("%sits backward is not on the tape: look at add_to_tape", where.c_str());
+    // Backward with weights for dy; then a second pass, where y is used twice: both add
+    Numbers weight;
+    Tensor w = empty(y.shape, cpu());
+    for (int i = 0; i < size(w); i++) {
+        w.ptr()[i] = std::normal_distribution<float>()(dice);
+        weight.push_back(w.ptr()[i]);
+    }
+    w = copyto(w, last());
+    std::vector<Numbers> slopes(p.size()); // of another y than usual: of the one that it is
+    const auto y_of = usual ? in_double : in_float;
+    const double step = usual ? 1e-6 : 1e-2;
+    const std::string unusual = usual ? "" : "it is not the slope of this y: ";
+    for (size_t a = 0; a < p.size(); a++)
+        if (wants_grad(c, a)) slopes[a] = slopes_of(y_of, step, c, in, weight, a);
+    for (int uses : {1, 2}) {
+        const Tensor other = uses == 2 ? call(c, p) : y;
+        if (uses == 2) y = call(c, p);
+        const Tensor l =
+            add_to_tape("make check", empty({1}, last()), {y, other}, [=](const Tensor &) {
+                for (const Tensor &t : {y, other}) {
+                    grad_to_add_to(t);
+                    copyto(w, *t.grad);
+                }
+            });
+        pause_stream(last());
+        backward(l);
+        for (size_t a = 0; a < p.size(); a++) {
+            if (!wants_grad(c, a)) continue;
+            const std::string name = "d" + arguments(c)[a];
+            for (double &s : slopes[a]) s *= uses;
+            const bool right = compare(
+                where + (uses == 1 ? "" : "used twice, in a second pass: "), name, c.shapes[a],
+                to_host(gradient(p[a])), slopes[a], usual ? float_error : 1e-3,
+                uses == 1 ? unusual + where_to_look(c, name)
+                          : "a backward must add (+=) to a gradient, which grad_to_add_to clears "
+                            "at the first use in a pass: look at " +
+                                c.op + "'s backward and grad_to_add_to");
+            if (!right) return;
+        }
+    }
+}
+
+// Elementwise work in place: the last block has threads beyond the end
+static void check_in_place() {
+    const HostIn watched("add_ or full");
+    const int n = 704; // a multiple of 256 bytes: emulated devices see each access beyond that
+    Numbers want;
+    Tensor a = empty({n}, cpu()), b = empty({n}, cpu());
+    for (int i = 0; i < n; i++) {
+        a.ptr()[i] = dice() % 1000;
+        b.ptr()[i] = dice() % 1000;
+        want.push_back(a.ptr()[i] + b.ptr()[i]);
+    }
+    pause_stream(last());
+    const Tensor sum = copyto(a, last());
+    add_(sum, copyto(b, last()));
+    compare("add_: ", "a", {n}, to_host(sum), want, 0,
+            "look at add_kernel and its launch (blocks)");
+    compare("full: ", "t", {n}, to_host(full({n}, 3, last())), Numbers(n, 3), 0,
+            "look at fill_kernel and its launch (blocks)");
+}
+static void check_normal() {
+    const Flat a = to_host(normal(0.5f, {40000})), b = to_host(normal(0.5f, {40000}));
+    double mean = 0, square = 0;
+    for (float x : a) mean += x / a.size(), square += x * x / a.size();
+    if (std::fabs(mean) > 0.02 || std::fabs(std::sqrt(square) - 0.5) > 0.02)
+        error("normal(0.5, ...): the numbers have mean %.3f and standard deviation %.3f, not 0.5",
+              mean, std::sqrt(square));
+    if (a == b || a[0] == a[1])
+        error("normal: %s: look at random, whose rng must go on from number to number",
+              a == b ? "two calls give the same numbers" : "two numbers are the same");
+}
+// What get_params makes of parameters on the host: copies on d, whose gradients are 0 at first and
+// lie one behind the other
+static void check_replica(const std::vector<Tensor> &host, const std::vector<std::string> &names,
+                          const std::vector<Tensor> &p, Device d) {
+    if (p.size() != host.size())
+        error("get_params: it returns %zu parameters, not %zu", p.size(), host.size());
+    const float *next = nullptr; // behind the last gradient
+    for (size_t i = 0; i < p.size(); i++) {
+        const std::string who = names[i] + " of " + str(d);
+        if (p[i].device.id != d.id)
+            error("get_params: %s is on %s", who.c_str(), str(p[i].device).c_str());
+        if (p[i].shape != host[i].shape)
+            error("get_params: %s has shape %s, but on the host %s", who.c_str(),
+                  str(p[i].shape).c_str(), str(host[i].shape).c_str());
+        compare("get_params: ", who, p[i].shape, to_host(p[i]), all_in_double({host[i]})[0], 0,
+                "it must be a copy of the host's: look at get_params and copyto");
+        if (!p[i].grad)
+            error("attach_grad: %s has no gradient: does get_params call attach_grad?",
+                  who.c_str());
+        const Tensor &g = *p[i].grad;
+        if (g.device.id != d.id || size(g) != size(p[i]))
+            error("attach_grad: the gradient of %s has shape %s on %s, unlike its parameter",
+                  who.c_str(), str(g.shape).c_str(), str(g.device).c_str());
+        compare("attach_grad: ", "the gradient of " + who, g.shape, to_host(g), Numbers(size(g), 0),
+                0, "it must start as 0");
+        if (next && g.ptr() != next)
+            error("attach_grad: the gradients are not contiguous: at which index of `all` does "
+                  "that of %s begin (begin = end)?",
+                  who.c_str());
+        next = g.ptr() + size(g);
+    }
+}
+// An operator of our own, y = factor * X, whose backward adds dy so many times
+static Tensor times(int factor, const Tensor &X) {
+    return add_to_tape("times", empty(X.shape, X.device), {X}, [=](const Tensor &dy) {
+        if (!dy.data)
+            error("backward: it runs an entry of the tape whose result l does not depend on: its "
+                  "gradient was not written in this pass (dy is stale)");
+        grad_to_add_to(X);
+        for (int i = 0; i < factor; i++) add_(*X.grad, dy);
+    });
+}
+static void check_autograd() {
+    const HostIn watched("get_params, add_to_tape or backward");
+    const int n = 300;
+    const std::vector<Tensor> host = {arange(n), arange(n), arange(7)};
+    const std::vector<Tensor> p = get_params(host, last());
+    check_replica(host, {"W", "X", "b"}, p, last());
+    const Tensor &W = p[0], &X = p[1];
+    auto &tape = tapes[last().id];
+    auto gradient_is = [&](float want, const Tensor &l, const char *how, const char *look) {
+        backward(l);
+        compare(format("autograd, %s: ", how), "dX", {n}, to_host(gradient(X)), Numbers(n, want), 0,
+                look);
+        if (!tape.empty())
+            error("backward leaves %zu entries on the tape, but must take each off", tape.size());
+    };
+    gradient_is(
+        2, times(2, X), "y = 2X, backward(y)",
+        "backward must start with dl = 1 for each number of l (a sum: only sgd divides by the "
+        "number of samples) and run the entry once: look at backward, add_to_tape and "
+        "grad_to_add_to");
+    gradient_is(2, times(2, X), "y = 2X in a second pass",
+                "the gradient of an earlier pass must be zeroed at the first use, not added to: "
+                "look at grad_to_add_to and backward (stale)");
+    gradient_is(
+        6, times(3, times(2, X)), "y = 3(2X)",
+        "backward must run every entry of the tape once, the last one first: look at backward");
+    auto both = [&](const Tensor &a, const Tensor &b) { // a + b
+        return add_to_tape("both", empty(a.shape, a.device), {a, b}, [=](const Tensor &dy) {
+            for (const Tensor &t : {a, b}) grad_to_add_to(t), add_(*t.grad, dy);
+        });
+    };
+    gradient_is(
+        5, both(times(2, X), times(3, X)), "y = 2X + 3X",
+        "both uses must add to dX, which is cleared once in a pass: look at grad_to_add_to");
+    copyto(arange(n), gradient(W)); // as a pass before has left it
+    times(4, W);                    // does not count, nor does the next one
+    times(4, X);
+    gradient_is(2, times(2, X), "y = 2X, after a 4X that y does not depend on",
+                "an entry whose gradient was not written in this pass must not run: look at "
+                "backward (stale)");
+    compare("autograd, of a W that l does not depend on: ", "dW", {n}, to_host(gradient(W)),
+            Numbers(n, 0), 0, "it must become 0: look at backward (first_uses)");
+    {
+        NoGrad guard;
+        if (times(2, X).grad || !tape.empty())
+            error("NoGrad: an operator's result has a gradient, or is on the tape: look at "
+                  "NoGrad and add_to_tape (recording)");
+    }
+    if (!recording) error("NoGrad: recording is still off after it: look at ~NoGrad");
+}
+static void check_sgd() {
+    const HostIn watched("sgd");
+    const int n = 700;
+    Tensor a = empty({n}, cpu()), b = empty({n}, cpu());
+    for (int i = 0; i < n; i++) a.ptr()[i] = dice() % 1000, b.ptr()[i] = dice() % 1000;
+    const float lr = 0.3f;
+    const int batch = 7;
+    const std::vector<Tensor> p = get_params({a, b}, last());
+    copyto(b, gradient(p[0])); // each is the other's gradient
+    copyto(a, gradient(p[1]));
+    sgd(p, lr, batch);
+    for (int i = 0; i < 2; i++) {
+        const Flat old = to_host(i ? b : a), now = to_host(p[i]), grad = to_host(i ? a : b);
+        Flat update;
+        Numbers right;
+        double product = 0, squares = 0;
+        bool some = false; // are right: it is no factor
+        for (int j = 0; j < n; j++) {
+            update.push_back(old[j] - now[j]);
+            right.push_back((double)lr * grad[j] / batch);
+            product += update[j] * right[j], squares += right[j] * right[j];
+            some = some || std::fabs(update[j] - right[j]) < 1e-3 * right[j];
+        }
+        const double ratio = product / squares;
+        compare(format("sgd(params, lr %g, batch size %d), the %s: ", lr, batch,
+                       i ? "second" : "first"),
+                "update", {n}, update, right, 1e-3,
+                (some ? "" : explain_update(ratio, batch, batch, lr, batch, 1) + ": ") +
+                    "look at sgd, sgd_kernel (i < n) and its launch (blocks): param -= lr * grad / "
+                    "batch_size");
+    }
+}
+#ifdef NETWORKS
+static void check_equal_numbers() {
+    // Of several largest numbers the first gets the gradient
+    const Tensor X = get_params({full({1, 1, 2, 2}, 1, cpu())}, last())[0];
+    backward(reshape(max_pool2d(X, 2, 2), {1}));
+    compare("max_pool2d, four equal numbers: ", "dX", X.shape, to_host(gradient(X)), {1, 0, 0, 0},
+            0,
+            "the first of the largest numbers must get it all: look at window_argmax and "
+            "max_pool2d_backward_kernel");
+}
+#endif
+
+static const std::vector<Case> cases = {
+    {"relu", {}, {{704}}},
+    {"softmax_cross_entropy", {}, {{5, 10}, {5}}},
+    {"softmax_cross_entropy", {}, {{96, 8}, {96}}}, // more than one block
+    {"softmax_cross_entropy", {}, {{5, 10}, {5}}, 1e4},
+    {"softmax_cross_entropy", {}, {{5, 10}, {5}}, 1, -200},
+    {"avg_pool2d", {2}, {{2, 3, 9, 12}}}, // a row is left over
+    {"avg_pool2d", {3}, {{3, 5, 8, 9}}},
+    {"linear", {}, {{5, 3}, {3, 2}, {2}}},
+    {"linear", {}, {{35, 11}, {11, 41}, {41}}},
+    {"conv2d", {1, 0}, {{3, 2, 6, 5}, {4, 2, 3, 3}, {4}}},
+    {"conv2d", {1, 0}, {{2, 3, 9, 8}, {35, 3, 2, 2}, {35}}},
+#ifdef NETWORKS
+    {"add", {}, {{3, 7, 25}, {3, 7, 25}}},
+    {"max_pool2d", {2}, {{2, 3, 9, 12}}},
+    {"max_pool2d", {3}, {{3, 5, 8, 9}}},
+    {"conv2d", {1, 1}, {{2, 2, 6, 7}, {3, 2, 3, 3}, {3}}},
+    {"conv2d", {2, 1}, {{2, 2, 7, 6}, {3, 2, 3, 3}, {3}}},
+    {"conv2d", {2, 0}, {{2, 3, 7, 5}, {2, 3, 1, 1}, {2}}},
+    {"batch_norm", {}, {{3, 2, 4, 5}, {2}, {2}, {2}, {2}}},
+    {"batch_norm", {}, {{3, 3, 11, 9}, {3}, {3}, {3}, {3}}, 0.01}, // eps counts
+    {"batch_norm", {}, {{3, 2, 4, 5}, {2}, {2}, {2}, {2}}, 1, 100},
+#endif
+};
+void check_operators() {
+    dice.seed(1);
+    check_normal();
+    check_in_place();
+    check_autograd();
+    check_sgd();
+    for (const Case &c : cases) check_case(c);
+#ifdef NETWORKS
+    check_equal_numbers();
+#endif
+    NoGrad guard;
+    for (const Case &c : cases) check_case(c);
+}
+
+// Is a layer's parameter called after the argument that it is?
+static void check_roles(const std::string &who, const Call &made,
+                        const std::vector<std::string> &arguments,
+                        const std::vector<Tensor> &params) {
+    std::map<std::string, std::string> called = {
+        {"W", "weight"}, {"b", "bias"}, {"gamma", "weight"}, {"beta", "bias"}};
+    for (size_t i = 0; i < made.inputs.size(); i++)
+        for (size_t j = 0; j < params.size(); j++) {
+            const std::string &argument = arguments[i], &name = param_names[j];
+            const std::string want = called.count(argument) ? called[argument] : argument;
+            if (params[j].data == made.inputs[i].data && name.find('.') < name.size() &&
+                name.substr(name.find('.') + 1) != want)
+                error("%s%s: its %s is %s: are arguments swapped in the layer that calls it?",
+                      who.c_str(), made.op.c_str(), argument.c_str(), name.c_str());
+        }
+}
+// Each operator of the network at its own size, its inputs those that it got
+static void check_network(const std::string &who, const Tensor &X,
+                          const std::vector<Tensor> &params) {
+    int number = 0;
+    const Tensor y = [&] {
+        const HostIn watched(experiment.name);
+        return net(X, params);
+    }();
+    for (const Call &made : calls_of(y)) {
+        auto is_this = [&](const Case &c) { return c.op == made.op; };
+        if (std::none_of(cases.begin(), cases.end(), is_this)) continue; // a student's own
+        Case c = {made.op, made.how, {}};
+        for (const Tensor &t : made.inputs) c.shapes.push_back(t.shape);
+        check_roles(who, made, arguments(c), params);
+        compare(format("%soperator %d of the network, ", who.c_str(), ++number) + in_words(c), "y",
+                made.y.shape, to_host(made.y), in_double(c, all_in_double(made.inputs)),
+                10 * float_error, where_to_look(c, "y"));
+    }
+    tapes[0].clear();
+}

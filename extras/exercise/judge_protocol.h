@@ -1,0 +1,155 @@
+// What the judge asks of a worker and what the worker answers, as bytes in a pipe.
+// defines: Request, Answer, Row, Traffic, packed, unpacked
+#pragma once
+#include "../watch/fabric.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace wire {
+
+typedef std::vector<float> Flat;  // the numbers of several tensors, one after another
+constexpr int poison_byte = 0xf1; // each byte of what takes the place of a sum that was copied
+
+enum What { hello, sums, counts, waits, seconds, show };
+struct Request {
+    int what = hello, k = 0;
+    int straggler = -1; // a device that is late; k: each message is; -1: nobody
+    std::string algorithm;
+    std::vector<int> sizes;    // numbers of each tensor
+    std::vector<Flat> numbers; // of each device
+};
+struct Row { // an operation of the exchange
+    fabric::Op op;
+    int steps; // the longest chain of messages that ends here
+    // show: what a message reads and writes, as places in the devices' numbers; -1: elsewhere
+    int from = -1, to = -1, numbers = 0;
+    bool is_message() const { return op.kind == fabric::Op::message; }
+};
+struct Span {    // show: numbers one behind another that have the same code (extras/exercise/show.h)
+    int row;     // the operation that has carried them, or changed them; -1: before the first
+    int carried; // or 0: changed
+    int device, begin, length, code;
+};
+struct Answer {
+    std::string error;       // the first one; empty: none
+    std::vector<Flat> sums;  // counts, sums, show: what each device holds afterwards
+    std::vector<Row> rows;   // counts, show: what was enqueued, in order
+    std::vector<Span> spans; // show
+    std::vector<int> called; // counts: which of `names` it has called
+    int waited = 0;          // waits: it did not return while the devices stood still
+    double seconds = 0;      // seconds: of a call
+    // hello
+    std::vector<std::string> names; // of the algorithms
+    std::vector<int> meant;         // for each: bit k is set if it is meant for k devices
+    int on_cpu = 0;                 // emulated devices
+    int slow = 1;                   // so many times as slow as usual: a sanitizer
+    bool races = false;             // it looks for these: less of the rest is judged
+};
+
+struct Traffic { // what an exchange sends
+    long messages = 0, bytes = 0, steps = 0;
+    std::map<std::pair<int, int>, long> links; // bytes from one device to another; -1: the host
+    explicit Traffic(const std::vector<Row> &rows) {
+        for (const Row &row : rows) {
+            steps = std::max<long>(steps, row.steps);
+            if (!row.is_message()) continue;
+            messages++;
+            bytes += row.op.bytes;
+            links[{row.op.src, row.op.dst}] += row.op.bytes;
+        }
+    }
+    // Bytes into or out of the device, or the host, that moves most: `who`
+    long busiest(int *who = nullptr) const {
+        std::map<int, long> in, out;
+        long most = 0;
+        auto count = [&](int device, long sum) {
+            if (sum > most && who) *who = device;
+            most = std::max(most, sum);
+        };
+        for (const auto &[link, bytes] : links) {
+            count(link.second, in[link.second] += bytes);
+            count(link.first, out[link.first] += bytes);
+        }
+        return most;
+    }
+    long busiest_link() const {
+        long most = 0;
+        for (const auto &[ends, bytes] : links) most = std::max(most, bytes);
+        return most;
+    }
+};
+
+// Both ends go through the members in one order: transfer(to or from, member).
+template <class Wire, class R>
+std::enable_if_t<std::is_same_v<std::remove_const_t<R>, Request>> each_member(Wire &&w, R &r) {
+    w(r.what), w(r.k), w(r.straggler), w(r.algorithm), w(r.sizes), w(r.numbers);
+}
+template <class Wire, class A>
+std::enable_if_t<std::is_same_v<std::remove_const_t<A>, Answer>> each_member(Wire &&w, A &a) {
+    w(a.error), w(a.sums), w(a.rows), w(a.spans), w(a.called), w(a.waited), w(a.seconds);
+    w(a.names), w(a.meant), w(a.on_cpu), w(a.slow), w(a.races);
+}
+
+struct Writer { // to a string
+    std::string bytes;
+    template <class T> void operator()(const T &x) { bytes.append((const char *)&x, sizeof x); }
+    void operator()(const std::string &text) {
+        (*this)(text.size());
+        bytes += text;
+    }
+    template <class T> void operator()(const std::vector<T> &list) {
+        (*this)(list.size());
+        if constexpr (std::is_trivially_copyable_v<T>)
+            bytes.append((const char *)list.data(), list.size() * sizeof(T));
+        else
+            for (const T &x : list) (*this)(x);
+    }
+};
+struct Reader { // from a string that somebody else has written: it may say anything
+    const std::string &bytes;
+    size_t at = 0;
+    void copy(void *to, size_t n) {
+        if (n > bytes.size() - at) throw std::runtime_error("too few bytes");
+        if (n > 0) memcpy(to, bytes.data() + at, n); // an empty vector has no address
+        at += n;
+    }
+    template <class T> void operator()(T &x) { copy(&x, sizeof x); }
+    size_t length(size_t of_each) {
+        size_t n = 0;
+        (*this)(n);
+        if (n > (bytes.size() - at) / of_each) throw std::runtime_error("a wrong length");
+        return n;
+    }
+    void operator()(std::string &text) {
+        text.resize(length(1));
+        copy(text.data(), text.size());
+    }
+    template <class T> void operator()(std::vector<T> &list) {
+        constexpr bool flat = std::is_trivially_copyable_v<T>;
+        list.resize(length(flat ? sizeof(T) : sizeof(size_t)));
+        if constexpr (flat) copy(list.data(), list.size() * sizeof(T));
+        else
+            for (T &x : list) (*this)(x);
+    }
+};
+template <class T> std::string packed(const T &x) { // its length, then its members
+    Writer members, all;
+    each_member(members, x);
+    all(members.bytes);
+    return std::move(all.bytes);
+}
+template <class T> T unpacked(const std::string &members) {
+    T x;
+    Reader reader{members};
+    each_member(reader, x);
+    if (reader.at != members.size()) throw std::runtime_error("too many bytes");
+    return x;
+}
+
+} // namespace wire

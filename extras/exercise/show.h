@@ -1,0 +1,118 @@
+// Part of the judge: writes what an allreduce does on 2 to 8 devices, beside the other algorithms,
+// for show.html. What moved where and when comes from the worker (extras/exercise/whose_numbers.h);
+// what it would take, for as many bytes as MODEL's gradients have, from those same operations
+// (extras/watch/fabric.h).
+// defines: show
+//
+// build/show.txt has rows of words with a space between them. In a word %20 is a space and %3c is
+// '<', as in a URL, so any text is one word and none ends the script that holds the rows.
+//
+//     model NAME BYTES                     its gradients have so many bytes
+//     tensor NAME NUMBERS                  one of the tensors that are summed
+//     fabric NAME                          one of the networks
+//     run ALGORITHM DEVICES MESSAGES ROUNDS BUSIEST right|wrong US...
+//                                          BUSIEST in numbers, microseconds on each network
+//     op ROUND BEGIN END...                an operation of this run, microseconds on each network
+//     message SRC DST FROM TO NUMBERS      it is a message: devices and places, or -1
+//     carried DEVICE BEGIN LENGTH CODE     it carries these numbers; CODE tells whose they are
+//     changed DEVICE BEGIN LENGTH CODE     it has changed these numbers
+//     failed ALGORITHM DEVICES ERROR       instead of a run
+//     first ALGORITHM DEVICES              the page shows this run first
+#pragma once
+
+static std::string word_of(const std::string &text) {
+    std::string word;
+    for (unsigned char c : text)
+        word += c <= ' ' || c == '<' || c == '%' ? format("%%%02x", c) : std::string(1, c);
+    return word;
+}
+
+// Run an algorithm and write its rows.   ->   whether every device has the sum
+static bool write_run(FILE *file, const std::string &name, int k,
+                      const std::vector<fabric::Fabric> &fabrics, double scale) {
+    Request r;
+    r.what = wire::show, r.k = k, r.algorithm = name, r.sizes = limits::shown;
+    const Answer answer = ask(r);
+    const int n = total(limits::shown), sum = ((1L << 3 * k) - 1) / 7; // once each device's
+    check_sums(answer, name, k, n);
+    const bool right = answer.sums == std::vector<Flat>(k, Flat(n, sum));
+    std::map<int, std::vector<wire::Span>> spans; // of each operation
+    for (const wire::Span &s : answer.spans) spans[s.row].push_back(s);
+    std::vector<std::vector<fabric::Op>> timed(fabrics.size(), operations(answer.rows));
+    const wire::Traffic t(answer.rows);
+    fprintf(file, "run %s %d %ld %ld %ld %s", word_of(name).c_str(), k, t.messages, t.steps,
+            t.busiest() / (long)sizeof(float), right ? "right" : "wrong");
+    for (size_t f = 0; f < fabrics.size(); f++)
+        fprintf(file, " %.4g", 1e6 * simulate(timed[f], fabrics[f], scale));
+    fputs("\n", file);
+    for (int i = -1; i < (int)answer.rows.size(); i++) { // -1: before the first operation
+        const wire::Row row = i < 0 ? wire::Row{} : answer.rows[i];
+        if (!row.is_message() && spans[i].empty()) continue;
+        fprintf(file, "op %d", row.steps);
+        for (const std::vector<fabric::Op> &ops : timed) {
+            const fabric::Op op = i < 0 ? fabric::Op{} : ops[i];
+            fprintf(file, " %.4g %.4g", 1e6 * op.begin, 1e6 * op.end);
+        }
+        fputs("\n", file);
+        if (row.is_message())
+            fprintf(file, "message %d %d %d %d %d\n", row.op.src, row.op.dst, row.from, row.to,
+                    row.numbers);
+        for (const wire::Span &s : spans[i])
+            fprintf(file, "%s %d %d %d %d\n", s.carried ? "carried" : "changed", s.device, s.begin,
+                    s.length, s.code);
+    }
+    return right;
+}
+
+// Write the file options.show.
+static void show() {
+    options.gpus = limits::shown_devices;
+    const Answer of = greet();
+    std::vector<fabric::Fabric> fabrics = fabric::fabrics;
+    fabrics.insert(fabrics.begin(), options.fabrics.begin(), options.fabrics.end());
+    const size_t mine = index_of(options.allreduce, of);
+    if (options.given == 1 || options.given > limits::shown_devices)
+        throw Verdict(format("make show takes 2 to %d devices, not %d", limits::shown_devices,
+                             options.given));
+    std::vector<size_t> order = {mine}; // this one, then the others that are there
+    for (const std::string &name : limits::shown_beside) {
+        const size_t i = std::find(of.names.begin(), of.names.end(), name) - of.names.begin();
+        if (i != mine && i < of.names.size()) order.push_back(i);
+    }
+
+    FILE *file = fopen(options.show.c_str(), "w");
+    if (!file) throw Verdict("cannot write " + options.show);
+    const long bytes = sizeof(float) * total(limits::gradients(options.model));
+    const double scale = (double)bytes / (sizeof(float) * total(limits::shown));
+    fprintf(file, "model %s %ld\n", options.model.c_str(), bytes);
+    const char *const tensors[] = {"W1", "b1", "W2", "b2", "W3", "b3", "W4", "b4"};
+    for (int i = 0; i < 8; i++) fprintf(file, "tensor %s %d\n", tensors[i], limits::shown[i]);
+    for (const fabric::Fabric &f : fabrics) fprintf(file, "fabric %s\n", word_of(f.name).c_str());
+    std::vector<int> right, wrong; // numbers of devices of the algorithm that is looked at
+    for (size_t i : order) {
+        const std::string &name = of.names[i];
+        int late = 0;
+        for (int k = 2; k <= limits::shown_devices; k++) {
+            if (!(of.meant.at(i) >> k & 1) || late == 2) continue;
+            bool is_right = false;
+            try {
+                is_right = write_run(file, name, k, fabrics, scale);
+            } catch (const Verdict &v) {
+                worker.reset();
+                late += v.kind == timeout;
+                quiet = true;
+                fprintf(file, "failed %s %d %s\n", word_of(name).c_str(), k,
+                        word_of(v.what()).c_str());
+            }
+            if (i == mine) (is_right ? right : wrong).push_back(k);
+        }
+    }
+    const int usual = wrong.empty() ? 4 : wrong[0];
+    fprintf(file, "first %s %d\n", word_of(options.allreduce).c_str(),
+            options.given ? options.given : usual);
+    if (ferror(file) | fclose(file)) throw Verdict("cannot write " + options.show);
+    printf("%s, one operation after another: ", options.allreduce.c_str());
+    if (!right.empty()) printf("right sums on %s", devices(right).c_str());
+    if (!wrong.empty()) printf("%sWRONG on %s", right.empty() ? "" : ", ", devices(wrong).c_str());
+    puts(wrong.empty() ? "; a missing wait does not show here, but in make race" : "");
+}

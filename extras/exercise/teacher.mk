@@ -1,0 +1,24 @@
+# For who teaches with it: handing out and grading. A handout lacks it.
+
+# SUBMISSIONS    folders that make grade judges: each NAME.cu and NAME/mgpu.cu in them
+# ONLY           the part that make grade counts: sums, bits or host
+# DIR            folder that make handout creates, or make page (by default build/page)
+# HIDE           algorithms that it leaves out, by default all of extras/algorithms/
+
+.PHONY: handout grade
+
+handout:  ## copy the project to DIR for students, without the solutions or HIDE
+	@python3 extras/exercise/handout.py $(words)
+
+# Any .cu, in a folder of its own
+ifeq ($(dir),build/gpu)
+compile_submission = $(worker_gpu) -DSUBMISSION='"@SUBMISSION@"' extras/exercise/worker.cu -o @WORKER@
+else
+compile_submission = $(compile_worker) -DSUBMISSION='"@SUBMISSION@"' -x c++ \
+    build/cpp/extras/exercise/worker.cu -o @WORKER@
+grade: $(compiled_once) $(worker_cpp) build/cpp/mgpu.cu $(algorithms_cpp) \
+    build/cpp/extras/exercise/wrong/yours.h
+endif
+grade: backend build/cpu/judge  ## judge each submission in SUBMISSIONS by itself: build/grades
+	@python3 extras/exercise/grade.py $(if $(filter build/cpu,$(dir)),TRANSLATE=extras/cpu/to_cpp.sed) \
+	    COMPILER='$(subst ','\'',$(compile_submission))' $(words)

@@ -1,0 +1,165 @@
+"""Tests of pictures.py: python3 extras/measure/pictures_test.py, after make build/cpu/measure build/simulate"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree as ET
+
+root = os.getcwd()
+venv = os.path.join(root, "build/pictures_venv/bin/python")
+python = venv if os.path.exists(venv) else sys.executable
+script = os.path.join(root, "extras/measure/pictures.py")
+without_matplotlib = ("import sys, runpy; sys.modules['matplotlib'] = None; "
+                      f"sys.argv = sys.argv[1:]; runpy.run_path({script!r}, run_name='__main__')")
+four_rows = """# lenet, batch 2, 2 devices, naive: 9 us
+# a note
+device,lane,stream,kind,name,begin,end,src,dst,bytes,critical,cause
+0,0,computation,backward,relu_kernel,0,5000,-2,-2,8,1,-1
+1,1,computation,backward,relu_kernel,0,3000,-2,-2,8,0,-1
+1,1,computation,wait,wait,3000,5000,-2,-2,0,0,0
+1,1,from gpu(0),message,W3,5000,9000,0,1,4,1,0
+"""
+
+
+class Pictures(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.addCleanup(os.chdir, root)
+        os.chdir(folder.name)
+        os.mkdir("build")
+
+    def file(self, path, text):
+        with open(path, "w") as file:
+            file.write(text)
+
+    def call(self, *words):
+        """What a call prints, which must succeed."""
+        run = subprocess.run([python, script, *words], capture_output=True, text=True)
+        self.assertEqual((run.returncode, run.stderr), (0, ""))
+        return run.stdout
+
+    def refused(self, *words):
+        """What a call says, which must fail with one line."""
+        run = subprocess.run([python, script, *words], capture_output=True, text=True)
+        self.assertEqual(run.returncode, 1)
+        self.assertEqual(run.stderr.count("\n"), 1, run.stderr)
+        return run.stderr.strip()
+
+    def texts(self, path):
+        """All texts of a picture that suits dark pages, too."""
+        tree = ET.parse(path)
+        texts = ["".join(element.itertext()).strip() for element in tree.iter()
+                 if element.tag.endswith(("}text", "}title", "}style"))]
+        self.assertTrue(any("prefers-color-scheme: dark" in text for text in texts))
+        return texts
+
+    def test_accuracy(self):
+        self.file("a.csv", "epoch,loss,test_acc,seconds,model,gpus,allreduce,lr\n"
+                           "1,2.3,0.1,4,lenet,2,ring,0.2\n2,1.5,0.6,4,lenet,2,ring,0.2\n")
+        self.file("b.csv", "epoch,loss,test_acc,seconds\n1,nan,0.1,4\n")
+        self.assertEqual(self.call("accuracy", "RUNS=a.csv b.csv"),
+                         "build/plot.svg\nbuild/plot.png\n")
+        texts = self.texts("build/plot.svg")
+        for text in ("test accuracy", "train loss", "a.csv: lenet, GPUS=2, ring, lr 0.2", "b.csv"):
+            self.assertIn(text, texts)
+        self.file("build/log.csv", "epoch,loss,test_acc,seconds\n")
+        self.assertEqual(self.refused("accuracy"),
+                         "no picture of build/log.csv: it has no rows (make run)")
+        self.assertEqual(self.refused("accuracy", "RUNS=a.csv no.csv"),
+                         "no picture of no.csv: it cannot be read (make run)")
+        self.assertEqual(self.refused("accuracy", "LR=1"),
+                         "make plot takes only RUNS and LOG, not LR")
+
+    def test_without_matplotlib(self):
+        self.file("a.csv", "epoch,loss,test_acc,seconds\n1,2.3,0.1,4\n")
+        call = [python, "-c", without_matplotlib, script]
+        run = subprocess.run(call + ["accuracy", "LOG=a.csv"], capture_output=True, text=True)
+        self.assertEqual(run.stdout, "a.csv\n epoch      loss  test_acc\n"
+                                     "     1       2.3       0.1\n")
+        run = subprocess.run(call + ["sweep"], capture_output=True, text=True)
+        self.assertEqual((run.returncode, run.stdout), (0, ""))
+        self.assertEqual(run.stderr, "no picture: matplotlib is missing: apt-get install "
+                                     "python3-matplotlib, or make pictures_venv\n")
+
+    def test_sweep(self):
+        self.file("build/sweep.csv", "gpus,batch,lr,test_acc\n1,256,0.1,0.7\n1,256,0.4,nan\n"
+                                     "2,512,0.1,0.6\n2,512,0.4,0.8\n")
+        self.assertEqual(self.call("sweep"), "build/sweep.svg\n")
+        for text in ("0.1", "0.4", "GPUS=1", "GPUS=2"):
+            self.assertIn(text, self.texts("build/sweep.svg"))
+
+    def test_allreduce_and_map(self):
+        rows = [f"pcie,{name},{k},{size},{us * k}" for k in (2, 8) for size in (4096, 64 << 20)
+                for name, us in (("optimum", 1), ("naive", 9 if k == 8 else 3), ("ring", 6))]
+        self.file("build/allreduce.csv", "\n".join(["fabric,by,gpus,bytes,us", *rows, ""]))
+        self.assertEqual(self.call("allreduce"), "build/allreduce.svg\nbuild/map.svg\n")
+        self.assertIn("allreduce on pcie, simulated", self.texts("build/allreduce.svg"))
+        times = [text for text in self.texts("build/map.svg") if text.endswith("µs")]
+        self.assertEqual(sorted(times), ["48.0 µs"] * 2 + ["6.0 µs"] * 2)  # ring on 8, naive on 2
+
+    def test_scale(self):
+        self.file("build/scale.csv", "k,overlap,strong_ms,strong,weak_ms,weak\n1,0,5,1,5,1\n"
+                                     "2,0,3,0.83,6,0.83\n1,1,5,1,5,1\n2,1,nan,nan,5,1\n")
+        self.assertEqual(self.call("scale", "lenet, batch 256"), "build/scale.svg\n")
+        for text in ("lenet, batch 256, simulated", "strong", "weak with OVERLAP"):
+            self.assertIn(text, self.texts("build/scale.svg"))
+
+    def test_trace_says_what_it_shows(self):
+        self.file("rows", four_rows)
+        self.assertEqual(self.call("trace", "rows"), "build/trace.json\nbuild/trace.svg\n")
+        texts = self.texts("build/trace.svg")
+        for text in ("gpu(0) computes", "gpu(1) receives from gpu(0)", "W3", "a note",
+                     "microseconds", "W3 from gpu(0) to gpu(1), message: begins at 0.0050 ms, "
+                     "takes 4.0 us, 4 bytes; has waited for relu_kernel on gpu(0)"):
+            self.assertIn(text, texts)
+        self.assertNotIn("input", texts)
+        self.assertEqual(self.refused("trace", "no"),
+                         "no picture of no: it cannot be read (make trace)")
+
+    def test_trace_json(self):
+        """Slices of a thread do not overlap, and arrows lead from a sender's to a receiver's."""
+        recorded = subprocess.run([f"{root}/build/cpu/measure", "trace", "GPUS=3", "ALLREDUCE=ring",
+                                   "OVERLAP=1", "BATCH=6", "LIMIT=6", "STEPS=1",
+                                   f"DATA={root}/build/data"], capture_output=True, check=True)
+        for fabric in ("here", "nvlink", "pcie", "sockets", "ethernet10", "2xnvlink+ethernet100",
+                       "nvlink,host=0", "300,0.03"):
+            with self.subTest(fabric):
+                subprocess.run([f"{root}/build/simulate", "trace", fabric, "rows"],
+                               input=recorded.stdout, stdout=subprocess.DEVNULL, check=True)
+                self.call("trace", "rows")
+                with open("build/trace.json") as file:
+                    self.check_events(json.load(file)["traceEvents"])
+
+    def check_events(self, events):
+        names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events
+                 if e["name"] == "thread_name"}
+        slices = {}
+        for e in events:
+            if e["ph"] == "X":
+                begin, takes = round(1000 * e["ts"]), round(1000 * e["dur"])
+                slices.setdefault((e["pid"], e["tid"]), []).append((begin, begin + takes))
+        for thread, times in slices.items():
+            self.assertIn(thread, names)
+            times.sort()
+            for (_, end), (begin, _) in zip(times, times[1:]):
+                self.assertLessEqual(end, begin, names[thread])
+        begins = {e["id"]: e for e in events if e["ph"] == "s"}
+        ends = {e["id"]: e for e in events if e["ph"] == "f"}
+        self.assertEqual(begins.keys(), ends.keys())
+        messages = sum(e["ph"] == "X" and e["cat"] == "message" for e in events)
+        self.assertEqual(messages, 2 * len(begins))
+        self.assertGreater(messages, 20)
+        for number, begin in begins.items():
+            for e in (begin, ends[number]):
+                at = round(1000 * e["ts"])
+                self.assertTrue(any(first <= at <= last
+                                    for first, last in slices[e["pid"], e["tid"]]))
+            self.assertEqual(names[begin["pid"], begin["tid"]], f"to gpu({ends[number]['pid']})")
+        self.assertGreater(sum(e["ph"] == "X" and e["args"]["critical"] for e in events), 5)
+
+
+if __name__ == "__main__":
+    unittest.main()
