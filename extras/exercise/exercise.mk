@@ -1,7 +1,7 @@
 # The exercise: a judge for allreduce_yours. The Makefile includes this file where it is there.
 
 # SUBMISSION     an mgpu.cu whose allreduce make exercise judges, by default the one here
-# FABRIC         a network whose times make exercise and make show print, see extras/measure/fabric.md
+# FABRIC         a network whose times make exercise and make show print, see extras/watch/network.h
 own += SUBMISSION
 
 .PHONY: exercise show

@@ -2,7 +2,7 @@
 // outside (watch.h).
 // defines: run_measure, main
 //
-//     measure bench|trace|profile|summary|dry-run NAME=value ...    mgpu's options, and some of its own
+//     measure bench|trace|profile|summary|scale NAME=value ...    mgpu's options, and some of its own
 #define MGPU_NO_MAIN
 #include "../watch/watch.h"
 
@@ -14,14 +14,15 @@
 #ifdef FAST // only extras/fast/ tells what kernels use
 static const bool counting = [] {
     on_use = [](const Tensor &tensor) { watch::touch(size(tensor)); };
-    return watch::touches_told = true;
+    return true;
 }();
 #endif
 
 #include "bench.h"
 #include "profile.h"
+#include "scale.h"
 #include "summary.h"
-#include "trace.h"
+#include "timeline.h"
 
 struct Command {
     const char *name, *help;
@@ -29,10 +30,10 @@ struct Command {
 };
 static const Command commands[] = {
     {"bench", "time step, allreduce, kernels, or all: build/bench.csv", bench},
-    {"trace", "print the operations of three steps and their times, as CSV (make trace)", trace},
+    {"trace", "write the operations of three steps and their times to build/trace.csv", trace},
     {"profile", "print the times of the kernels and copies of a step", profile},
     {"summary", "print the operators: shapes, parameters, FLOPs, memory (for 1 image)", summary},
-    {"dry-run", "print the operations of an exchange on devices that do not exist", dry_run},
+    {"scale", "predict a step on 1 to 16 devices: build/scale.csv", scale},
 };
 static const Command *command = nullptr;
 
@@ -41,8 +42,9 @@ static const std::vector<Option> measure_options = {
 };
 static const Option step_count = {"STEPS", &steps,
                                   "steps that are recorded (3; of profile: for 1 s)"};
-static const Option dry_gpus = {"DRY_GPUS", &dry_devices, "devices (8)", 1, 1024};
-static const Option dry_nodes = {"DRY_NODE", &dry_node, "devices of a process (all)", 1, 1024};
+static const Option network_option = {"FABRIC", &fabric, "network of another machine (of scale: pcie)"};
+static const Option profile_option = {"PROFILE", &kernel_times, "times of kernels for FABRIC (none)"};
+static const Option step_time = {"STEP_MS", &step_ms, "milliseconds of a step (measured)", 1e-6};
 
 static void run_measure() {
     const bool bench = command->run == ::bench;
@@ -52,7 +54,8 @@ static void run_measure() {
         error("BENCH=%s is unknown: choose one of all, step, allreduce, kernels",
               bench_what.c_str());
     const bool few = bench_what != "all" && bench_what != "allreduce";
-    const int devices = !bench || few || given("GPUS") ? options.gpus : 4;
+    const bool scaled = command->run == ::scale;
+    const int devices = scaled ? most_scaled : !bench || few || given("GPUS") ? options.gpus : 4;
     if (!on_cpu && !bench) watch::show_devices(devices);
     // As run_program() without the data: the samples are random ones
     if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
@@ -74,8 +77,10 @@ int measure_main(int argc, char **argv) {
         return 1;
     }
     option_table.insert(option_table.end(), measure_options.begin(), measure_options.end());
-    if (command->run == dry_run) option_table.insert(option_table.end(), {dry_gpus, dry_nodes});
     if (command->run == trace || command->run == profile) option_table.push_back(step_count);
+    if (command->run == trace || command->run == scale) option_table.push_back(network_option);
+    if (command->run == trace) option_table.push_back(profile_option);
+    if (command->run == scale) option_table.push_back(step_time);
     run = run_measure;
     return mgpu_main(argc - 1, argv + 1);
 }

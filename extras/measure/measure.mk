@@ -1,6 +1,6 @@
 # Times, counts and pictures. The Makefile includes this file where it is there.
 
-# FABRIC         another machine's network, such as ethernet100, see extras/measure/fabric.md
+# FABRIC         another machine's network, such as ethernet100, see extras/measure/README.md
 # PROFILE        times of kernels, for make trace with FABRIC, such as data/profile.csv
 # TRACE_MS       width of make trace's picture in milliseconds, by default the time of the steps
 # STEPS          steps that make trace and make profile record, by default 3
@@ -10,15 +10,19 @@
 # SWEEP_LR       learning rates that make sweep trains with, by default 0.05 0.1 0.2 0.4
 
 .PHONY: bench summary trace profile scale plot pictures_venv sweep
+own += TRACE_MS
 
-bench: backend $(dir)/measure build/simulate  ## time BENCH to build/bench.csv, or simulate allreduce on FABRIC
-	@$(if $(value FABRIC),sh extras/measure/predict.sh bench $(dir)/measure,$(dir)/measure bench) $(words)
-trace: backend $(dir)/measure build/simulate  ## draw when the operations of three steps ran: build/trace.json, .svg
-	@sh extras/measure/predict.sh trace $(dir)/measure $(words)
+bench: backend $(dir)/measure  ## time BENCH to build/bench.csv
+	@$(dir)/measure bench $(words)
+trace: backend $(dir)/measure  ## draw when the operations of three steps ran: build/trace.json, .svg
+	@$(dir)/measure trace $(words)
+	@python3 extras/measure/pictures.py trace build/trace.csv $(value TRACE_MS)
+	@echo 'https://ui.perfetto.dev and chrome://tracing show build/trace.json'
 profile: backend $(dir)/measure  ## show where the time of a step goes: kernels and copies of each device
 	@$(dir)/measure profile $(words)
-scale: backend $(dir)/measure build/simulate  ## predict a step on 1 to 1024 devices, on FABRIC
-	@sh extras/measure/predict.sh scale $(dir)/measure $(words)
+scale: backend $(dir)/measure  ## predict a step on 1 to 16 devices, on FABRIC
+	@$(dir)/measure scale $(words)
+	@python3 extras/measure/pictures.py scale || true # the numbers count
 summary: backend $(dir)/measure  ## list the network's operators: shapes, parameters, FLOPs, memory
 	@$(dir)/measure summary $(words)
 plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or print them
@@ -30,10 +34,8 @@ sweep: backend $(program) data  ## tabulate test acc by learning rates and devic
 
 # ----- Compiling -------------------------------------------------------------------------------
 
-all: $(dir)/measure build/simulate
+all: $(dir)/measure
 measure_headers := $(wildcard extras/measure/*.h)
-build/simulate: extras/measure/simulate.cc $(watch) build/cpu/flags
-	$(CXX) -std=c++17 -O1 -Wall -Wextra $(if $(WERROR),-Werror) $< $(to)
 build/gpu/measure: extras/measure/measure.cu $(measure_headers) $(watched_gpu) \
     $(watched_products:%=build/gpu/%)
 	$(compile_watched_gpu) $< $(to)
@@ -44,10 +46,9 @@ build/cpu/measure: build/cpp/extras/measure/measure.cu $(measure_headers) $(call
 measure_tests := $(if $(wildcard extras/measure/tests.cu),measure_tests) # a handout has none
 tests += $(measure_tests:%=$(dir)/%)
 build/gpu/measure_tests: extras/measure/tests.cu extras/measure/measure.cu \
-    extras/measure/simulate.cc $(measure_headers) $(tests_h) $(watched_gpu) $(DOCTEST) \
-    $(watched_products:%=build/gpu/%)
+    $(measure_headers) $(tests_h) $(watched_gpu) $(DOCTEST) $(watched_products:%=build/gpu/%)
 	$(compile_watched_gpu) -isystem $(dir $(DOCTEST)) $< $(to)
 build/cpu/measure_tests: build/cpp/extras/measure/tests.cu build/cpp/extras/measure/measure.cu \
-    extras/measure/simulate.cc $(measure_headers) $(tests_h:%=build/cpp/%) \
+    $(measure_headers) $(tests_h:%=build/cpp/%) \
     $(call watched_cpu,cpu) $(compiled_once) build/cpu/doctest.o $(watched_products:%=build/cpu/%)
 	$(call compile_watched_cpu,cpu) $(linked) -x c++ $< -x none build/cpu/doctest.o $(to)

@@ -1,11 +1,9 @@
-"""Draws the laboratory's pictures from the files that its programs write.
+"""Draws pictures from the files that `measure` and `make run` write.
 
     pictures.py accuracy RUNS='LOG ...'   loss and accuracy of trainings: build/plot.svg and .png
     pictures.py sweep              accuracy by learning rate, of build/sweep.csv: build/sweep.svg
-    pictures.py allreduce          time by bytes and by devices, of build/allreduce.csv:
-                                   build/allreduce.svg; and which is fastest: build/map.svg
-    pictures.py scale TITLE        efficiency by devices, of build/scale.csv: build/scale.svg
-    pictures.py trace ROWS [MS]    what ran when, of `simulate trace`: build/trace.json, and
+    pictures.py scale              efficiency by devices, of build/scale.csv: build/scale.svg
+    pictures.py trace ROWS [MS]    what ran when, of `make trace`: build/trace.json, and
                                    build/trace.svg, MS milliseconds wide
 
 Each .svg suits light and dark pages. Without matplotlib, `accuracy` prints its numbers instead, and
@@ -25,7 +23,7 @@ try:
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch, Rectangle
-    from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import MaxNLocator, NullLocator
 except ImportError:
     if os.path.exists(VENV) and os.path.abspath(VENV) != sys.executable:
         os.execv(VENV, [VENV, *sys.argv])
@@ -37,8 +35,7 @@ FORWARD, BACKWARD = "#7fb3e6", "#2a5caa"
 DARK = {PAPER: "#0d1117", INK: "#e6e6e6", GRID: "#333b45", EDGE: "#8b949e",
         FORWARD: "#9cc9f2", BACKWARD: "#4a80d6"}
 COLORS = {"optimum": "#999999", "naive": "#d9363e", "bucket": "#e59a1e", "host": "#8a6fc0",
-          "by_tensor": "#c2549b", "sharded": "#3b78d8", "ring": "#3a9d5d", "tree": "#17a2a2",
-          "nodes/ring": "#9aa81e", "nodes/tree": "#a8714d"}
+          "by_tensor": "#c2549b", "sharded": "#3b78d8", "ring": "#3a9d5d", "tree": "#17a2a2"}
 KINDS = {"input": "#8c8c8c", "forward": FORWARD, "backward": BACKWARD, "sum": "#e59a1e",
          "message": "#d0303a", "update": "#3a9d5d"}
 LINE = {"linewidth": 1.6, "marker": "o", "markersize": 3}
@@ -184,86 +181,15 @@ def draw_sweep():
     save(figure, "build/sweep.svg")
 
 
-def bytes_as_text(n):
-    for unit in ("B", "KB", "MB"):
-        if n < 1024:
-            return f"{n:g} {unit}"
-        n /= 1024
-    return f"{n:g} GB"
-
-
-def draw_allreduce():
-    rows = rows_of("build/allreduce.csv")
-    fabric = rows[0]["fabric"]
-    names = list(dict.fromkeys(row["by"] for row in rows))
-    devices = 64 if any(name.startswith("nodes/") for name in names) else 8
-    figure, (left, right), below = axes_of(860, 400, 2)
-    figure.suptitle(f"allreduce on {fabric}, simulated", fontsize=10)
-    for i, name in enumerate(names):
-        of_name = [row for row in rows if row["by"] == name]
-        for axes, x, fixed, value in ((left, "bytes", "gpus", devices),
-                                      (right, "gpus", "bytes", 64 << 20)):
-            shown = [row for row in of_name if int(row[fixed]) == value]
-            axes.plot([number(row, x) for row in shown],
-                      [number(row, "us") / 1e6 for row in shown], color=color_of(name, i),
-                      label=name, **{**LINE, "linewidth": 4 if name == "optimum" else 1.6})
-    sizes, counts = [4096 << 4 * i for i in range(5)], [2 ** i for i in range(1, 11)]
-    left.set(xlabel=f"{devices} devices: bytes on each", xscale="log", yscale="log")
-    left.set_xticks(sizes, [bytes_as_text(n) for n in sizes])
-    right.set(xlabel="64 MB: devices", xscale="log", yscale="log")
-    right.set_xticks(counts, counts)
-    for axes in (left, right):
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter(EngFormatter(unit="s"))
-    put_legend(below, left.get_lines())
-    save(figure, "build/allreduce.svg")
-    draw_map(fabric, rows)
-
-
-def draw_map(fabric, rows):
-    """The fastest algorithm for each number of devices and bytes, with lines of equal time."""
-    best = {}
-    for row in rows:
-        at = int(row["gpus"]), int(row["bytes"])
-        if row["by"] != "optimum" and (at not in best or number(row, "us") < best[at][0]):
-            best[at] = number(row, "us"), row["by"]
-    counts, sizes = (sorted(set(of)) for of in zip(*best))
-    names = list(dict.fromkeys(name for _, name in best.values()))
-    time = EngFormatter(unit="s", places=1)
-    figure, (axes,), below = axes_of(860, 430)
-    for (count, size), (us, name) in best.items():
-        x, y = counts.index(count), sizes.index(size)
-        color = color_of(name, names.index(name))
-        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, color=color, alpha=0.6, linewidth=0))
-        axes.text(x, y, time(us / 1e6), ha="center", va="center", fontsize=7)
-    tens = [[math.log10(best.get((count, size), (math.nan,))[0]) for count in counts]
-            for size in sizes]
-    if len(counts) > 1 and len(sizes) > 1:
-        axes.contour(tens, levels=range(1, 10), colors=INK, linewidths=0.8)
-    axes.set_title(f"the fastest allreduce on {fabric}, simulated; lines: 10 µs, 100 µs, ...")
-    axes.set(xlabel="devices", ylabel="bytes on each")
-    axes.set_xlim(-0.5, len(counts) - 0.5)
-    axes.set_ylim(-0.5, len(sizes) - 0.5)
-    axes.set_xticks(range(len(counts)), counts)
-    axes.set_yticks(range(len(sizes)), [bytes_as_text(size) for size in sizes])
-    axes.grid(False)
-    put_legend(below, [Patch(color=color_of(name, i), alpha=0.6, label=name)
-                       for i, name in enumerate(names)], columns=len(names))
-    save(figure, "build/map.svg")
-
-
-def draw_scale(title):
+def draw_scale():
     rows = rows_of("build/scale.csv")
     figure, (axes,), below = axes_of(640, 360)
-    for overlap in "01":
-        of_overlap = [row for row in rows if row["overlap"] == overlap]
-        for which, color in (("strong", COLORS["naive"]), ("weak", COLORS["ring"])):
-            axes.plot([number(row, "k") for row in of_overlap],
-                      [100 * number(row, which) for row in of_overlap], color=color,
-                      linestyle="-" if overlap == "1" else "--",
-                      label=which + (" with OVERLAP" if overlap == "1" else ""), **LINE)
-    counts = sorted({int(row["k"]) for row in rows})
-    axes.set(title=f"{title}, simulated", xlabel="devices", ylabel="efficiency", xscale="log")
+    counts = [int(row["k"]) for row in rows]
+    for which, color in (("strong", COLORS["naive"]), ("weak", COLORS["ring"])):
+        axes.plot(counts, [100 * number(row, which) for row in rows], color=color, label=which,
+                  **LINE)
+    axes.set(title="a step on k devices, predicted", xlabel="devices", ylabel="efficiency",
+             xscale="log")
     axes.set_ylim(0, 105)
     axes.set_xticks(counts, counts)
     axes.xaxis.set_minor_locator(NullLocator())
@@ -487,10 +413,8 @@ def main():
         draw_accuracy(logs)
     elif command == "sweep":
         draw_sweep()
-    elif command == "allreduce":
-        draw_allreduce()
     elif command == "scale":
-        draw_scale(" ".join(words))
+        draw_scale()
     elif command == "trace":
         draw_trace(trace, float(words[1]) if len(words) > 1 and words[1] else 0)
     else:

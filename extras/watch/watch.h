@@ -3,11 +3,10 @@
 // was asked and, while a Recorder lives, write it down: copies, messages, kernels, calls of host
 // functions, and the waits between streams, by which one follows another.
 // defines: LAUNCH, watch::Recorder, watch::Sum, watch::tape_length, watch::touch,
-// watch::show_devices, watch::late_messages, watch::dry, watch::taken_bytes
+// watch::show_devices, watch::late_messages, watch::taken_bytes
 //
-// A GPU can stand for several devices (show_devices), a message can be late (late_messages), and
-// with `dry` nothing is done at all, on as many devices as one likes. mgpu.cu knows of nothing
-// here.
+// A GPU can stand for several devices (show_devices), and a message can be late (late_messages).
+// mgpu.cu knows of nothing here.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -41,7 +40,6 @@ namespace watch {
 
 // --- devices and streams
 
-inline bool dry = false;                // nothing is done, all is written down
 inline bool late_messages = false;      // each waits a millisecond
 inline bool no_waits = false;           // of streams for events: what a missing one looks like
 inline void (*on_record)() = nullptr;   // called with each operation that is written down,
@@ -123,7 +121,7 @@ inline const char *part(int device, const char *kernel = "") {
 
 inline void check(cudaError_t code, const char *what) {
     if (code == cudaSuccess) return;
-    fprintf(stderr, "lab: %s: %s\n", what, cudaGetErrorString(code));
+    fprintf(stderr, "watch: %s: %s\n", what, cudaGetErrorString(code));
     _exit(1);
 }
 inline double now() {
@@ -246,9 +244,9 @@ struct Recorder { // works as long as it lives
 };
 // Write it down, and do it
 template <class Call> cudaError_t enqueue(const Op &op, StreamHandle stream, Call call) {
-    if (!recorder || !stream.lane) return dry ? cudaSuccess : call();
+    if (!recorder || !stream.lane) return call();
     const int i = recorder->add(op, *stream.lane);
-    const cudaError_t code = dry ? cudaSuccess : call();
+    const cudaError_t code = call();
     recorder->end(i, *stream.lane);
     return code;
 }
@@ -269,8 +267,6 @@ inline std::string kernel_name(std::string text) {
     return text.substr(0, text.find_last_not_of(' ') + 1);
 }
 
-struct NotExecuted {};             // thrown out of a launch
-inline bool touches_told = false; // each ptr() among a kernel's arguments calls touch()
 struct Launch;
 inline Launch *innermost = nullptr;
 struct Launch { // lives while LAUNCH evaluates one; what that sends off first is inside of it
@@ -278,24 +274,18 @@ struct Launch { // lives while LAUNCH evaluates one; what that sends off first i
     Launch *outer = nullptr;
     Lane *lane = nullptr;
     cudaEvent_t begin = nullptr;
-    int untold = 0; // dry: so many arguments have still to call touch()
     explicit Launch(const char *text) : text(text) {
-        if (recorder || dry) outer = std::exchange(innermost, this);
+        if (recorder) outer = std::exchange(innermost, this);
     }
     Launch(const Launch &) = delete;
     void on(Lane *stream) {
         lane = stream;
         if (recorder && recorder->timed && !begin) begin = new_mark(*lane);
-        for (const char *at = text; touches_told && (at = strstr(at, ".ptr()")); at++) untold++;
-        if (dry && untold == 0) throw NotExecuted();
-    }
-    void touched() { // the last argument that is a tensor is there: the kernel comes next
-        if (dry && lane && --untold == 0) throw NotExecuted();
     }
     ~Launch() {
-        if (!recorder && !dry) return;
+        if (!recorder) return;
         innermost = outer;
-        if (!recorder || !lane) return;
+        if (!lane) return;
         const double bytes = sizeof(float) * recorder->numbers;
         const Op op = operation(part(lane->device, text), text, bytes);
         recorder->end(recorder->add(op, *lane, begin), *lane);
@@ -307,10 +297,6 @@ inline StreamHandle::operator ::cudaStream_t() const {
     if (innermost && lane) innermost->on(lane);
     return handle();
 }
-template <class T> void fake(T *pointer, size_t bytes = 1) { // an address that nobody uses
-    static uintptr_t next = 1 << 12;
-    *pointer = (T)std::exchange(next, next + bytes);
-}
 
 // --- in place of the runtime's functions
 
@@ -321,7 +307,7 @@ inline cudaError_t get_device_count(int *count) {
 }
 inline cudaError_t set_device(int device WATCH_WHERE) {
     current = device;
-    return dry ? cudaSuccess : cudaSetDevice(real(device) WATCH_THERE);
+    return cudaSetDevice(real(device) WATCH_THERE);
 }
 inline cudaError_t get_properties(cudaDeviceProp *properties, int device) {
     return cudaGetDeviceProperties(properties, real(device));
@@ -340,22 +326,15 @@ inline cudaError_t enable_peer_access(int peer, unsigned flags) {
 }
 inline cudaError_t create_stream(StreamHandle *stream, unsigned flags) {
     ::cudaStream_t handle = nullptr;
-    if (dry) fake(&handle);
-    else if (cudaError_t code = cudaStreamCreateWithFlags(&handle, flags)) return code;
+    if (cudaError_t code = cudaStreamCreateWithFlags(&handle, flags)) return code;
     lanes.push_back({handle, current});
     *stream = StreamHandle(&lanes.back());
     return cudaSuccess;
 }
-inline cudaError_t create_event(cudaEvent_t *event, unsigned flags) {
-    return dry ? fake(event), cudaSuccess : cudaEventCreateWithFlags(event, flags);
-}
-inline cudaError_t destroy_event(cudaEvent_t event WATCH_WHERE) {
-    return dry ? cudaSuccess : cudaEventDestroy(event WATCH_THERE);
-}
 // The records of events are known by the waits for them.
 inline cudaError_t record_event(cudaEvent_t event, StreamHandle stream WATCH_WHERE) {
     if (recorder && stream.lane) recorder->records[event] = stream.lane->last;
-    return dry ? cudaSuccess : cudaEventRecord(event, stream.handle() WATCH_THERE);
+    return cudaEventRecord(event, stream.handle() WATCH_THERE);
 }
 inline cudaError_t wait_event(StreamHandle stream, cudaEvent_t event, unsigned flags WATCH_WHERE) {
     Op wait = operation("wait", "wait", 0);
@@ -368,7 +347,7 @@ inline cudaError_t wait_event(StreamHandle stream, cudaEvent_t event, unsigned f
 }
 inline cudaError_t synchronize_stream(StreamHandle stream WATCH_WHERE) {
     if (recorder) recorder->host_waits(stream.lane);
-    return dry ? cudaSuccess : cudaStreamSynchronize(stream.handle() WATCH_THERE);
+    return cudaStreamSynchronize(stream.handle() WATCH_THERE);
 }
 inline cudaError_t copy_to_peer(void *to, int dst, const void *from, int src, size_t bytes,
                                 StreamHandle stream WATCH_WHERE) {
@@ -415,16 +394,12 @@ inline cudaError_t launch_host(StreamHandle stream, void (*f)(void *), void *dat
 }
 inline size_t taken_bytes = 0; // of the devices' memory, by all calls so far
 template <class T> cudaError_t allocate(T **pointer, size_t n WATCH_WHERE) {
-    if (dry) return fake(pointer, n), cudaSuccess;
     taken_bytes += n;
     return cudaMalloc((void **)pointer, n WATCH_THERE);
 }
-template <class T> cudaError_t allocate_on_host(T **pointer, size_t n) {
-    return dry ? fake(pointer, n), cudaSuccess : cudaMallocHost((void **)pointer, n);
-}
 inline cudaError_t free_on_host(void *pointer WATCH_WHERE) {
     if (on_free) on_free(pointer);
-    return dry ? cudaSuccess : cudaFreeHost(pointer WATCH_THERE);
+    return cudaFreeHost(pointer WATCH_THERE);
 }
 // A gradient is complete when what its stream was given before has run: a row says so.
 inline void gradient_is_complete(StreamHandle stream) {
@@ -435,7 +410,6 @@ inline void gradient_is_complete(StreamHandle stream) {
 // The next kernel uses so many numbers.
 inline void touch(long numbers) {
     if (recorder) recorder->numbers += numbers;
-    if (innermost) innermost->touched();
 }
 
 } // namespace watch
@@ -443,11 +417,7 @@ inline void touch(long numbers) {
 #define LAUNCH(...)                                                                                \
     do {                                                                                           \
         const watch::Launch watched(#__VA_ARGS__);                                                 \
-        try {                                                                                      \
-            __VA_ARGS__;                                                                           \
-        } catch (const watch::NotExecuted &) {                                                     \
-            break;                                                                                 \
-        }                                                                                          \
+        __VA_ARGS__;                                                                               \
         check_launch(__FILE__, __LINE__);                                                          \
     } while (0)
 
@@ -459,8 +429,6 @@ inline void touch(long numbers) {
 #define cudaDeviceCanAccessPeer watch::can_access_peer
 #define cudaDeviceEnablePeerAccess watch::enable_peer_access
 #define cudaStreamCreateWithFlags watch::create_stream
-#define cudaEventCreateWithFlags watch::create_event
-#define cudaEventDestroy watch::destroy_event
 #define cudaEventRecord watch::record_event
 #define cudaStreamWaitEvent watch::wait_event
 #define cudaStreamSynchronize watch::synchronize_stream
@@ -469,5 +437,4 @@ inline void touch(long numbers) {
 #define cudaMemcpyAsync watch::copy
 #define cudaLaunchHostFunc watch::launch_host
 #define cudaMalloc watch::allocate
-#define cudaMallocHost watch::allocate_on_host
 #define cudaFreeHost watch::free_on_host

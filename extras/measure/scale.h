@@ -1,0 +1,60 @@
+// make scale: what a training step would take on more devices, from one that is measured here.
+// defines: scale
+#pragma once
+#include "timeline.h"
+
+static float step_ms = 0; // STEP_MS, if it is given
+static constexpr int most_scaled = 16;
+
+// Seconds of a step on gpu(0).
+static double seconds_of_step(int batch) {
+    const auto replicas = replicate(first_devices(1));
+    return time_calls(2, 0.3, 3, training_step(replicas, batch));
+}
+// What an exchange of the network's gradients sends between k devices.
+static network::Traffic traffic_of(const std::string &algorithm, int k) {
+    const PerDevice grads = make_grads(k, trained_sizes());
+    waitall();
+    watch::Recorder r(false);
+    sum_gradients(algorithm, grads);
+    waitall();
+    std::vector<network::Message> messages;
+    for (const watch::Op &op : r.ops)
+        if (is_message(op)) messages.push_back({op.src, op.dst, op.steps, op.bytes});
+    return network::Traffic(messages);
+}
+// A step of n samples takes a + b * n: two are measured, with the whole minibatch and an eighth of
+// it. The exchange follows it and takes what network.h says.
+void scale() {
+    const network::Network network = network::find_network(fabric.empty() ? "pcie" : fabric);
+    const int batch = options.batch, eighth = std::max(1, batch / 8);
+    const double whole = seconds_of_step(batch);
+    const double part = eighth < batch ? std::min(whole, seconds_of_step(eighth)) : whole;
+    const double unit = step_ms > 0 ? step_ms / 1e3 / whole : 1;
+    const double most = whole / batch; // a is not negative
+    const double slope = eighth < batch ? std::min((whole - part) / (batch - eighth), most) : most;
+    auto computes = [&](double n) { return unit * (whole - slope * (batch - n)); };
+    const Algorithm &chosen = *std::find_if(algorithms.begin(), algorithms.end(), [](auto &a) {
+        return a.name == options.allreduce;
+    });
+    printf("%s, batch %d, on %s: a step on k devices, predicted from one measured here on a single "
+           "device%s.\nstrong: one minibatch for all; weak: one for each. Efficiency is relative to "
+           "k times the speed.\n%5s %11s %12s %11s %12s %11s   %s\n",
+           experiment.name.c_str(), batch, network.name.c_str(),
+           step_ms > 0 ? format(", as if it took %g ms", step_ms).c_str() : "", "k", "exchange, ms",
+           "strong, ms", "efficiency", "weak, ms", "efficiency", options.allreduce.c_str());
+    std::ofstream file("build/scale.csv");
+    file << "k,strong_ms,strong,weak_ms,weak\n";
+    for (int k = 1; k <= std::min(batch, most_scaled); k *= 2) {
+        if (chosen.supports && !chosen.supports(k)) continue;
+        const double exchange = k > 1 ? traffic_of(options.allreduce, k).seconds(network) : 0;
+        const double strong = computes((double)batch / k) + exchange;
+        const double weak = computes(batch) + exchange, one = computes(batch);
+        printf("%5d %12.3f %12.3f %10.0f%% %12.3f %10.0f%%\n", k, 1e3 * exchange, 1e3 * strong,
+               100 * one / strong / k, 1e3 * weak, 100 * one / weak);
+        file << format("%d,%.3f,%.4f,%.3f,%.4f\n", k, 1e3 * strong, one / strong / k, 1e3 * weak,
+                       one / weak);
+        empty_cache();
+    }
+    if (!file.flush()) error("cannot write build/scale.csv");
+}
