@@ -6,7 +6,7 @@
 
 #include <csignal>
 #include <filesystem>
-#include <sstream>
+#include <set>
 
 // Make the folder of a file. If that fails, so will opening the file.
 static void make_folder(const std::string &path) {
@@ -52,9 +52,9 @@ static Named named(const std::vector<Tensor> &params,
 }
 
 // Return sizes separated by commas.
-static std::string with_commas(const std::vector<int> &shape) {
+template <class Size> static std::string with_commas(const std::vector<Size> &sizes) {
     std::string text;
-    for (int s : shape) {
+    for (Size s : sizes) {
         text += (text.empty() ? "" : ",") + std::to_string(s);
     }
     return text;
@@ -76,56 +76,196 @@ void save_safetensors(const std::string &path, const Named &tensors) {
     write_file(path, std::string((const char *)&length, 8) + header + numbers);
 }
 
-// Return the text between `begin` and the next `end`, or nothing if `begin` is not there.
-static std::string between(const std::string &text, const std::string &begin, char end) {
-    const size_t at = text.find(begin), from = at + begin.size();
-    return at == std::string::npos ? "" : text.substr(from, text.find(end, from) - from);
+// Where the header says that a tensor is
+struct Entry {
+    std::string type;
+    std::vector<size_t> shape, offsets;
+};
+
+// The header, which is read from its begin to its end. Whatever the format does not allow there is
+// an error. JSON's blanks may stand between all its parts.
+struct Header {
+    std::string path, text;
+    size_t at = 0;
+
+    [[noreturn]] void expected(const char *what) const {
+        error("%s is not a .safetensors file: byte %zu of its header should be %s", path.c_str(),
+              at, what);
+    }
+    char next() { // 0 at the end
+        at = std::min(text.find_first_not_of(" \t\n\r", at), text.size());
+        return text[at];
+    }
+    bool take(char c) {
+        if (next() != c) return false;
+        at++;
+        return true;
+    }
+    void expect(char c) {
+        if (!take(c)) expected(std::string({'a', ' ', c}).c_str());
+    }
+
+    // Read a string. Of its escaped characters, only ASCII's are decoded: our names have no others.
+    std::string string() {
+        std::string s;
+        expect('"');
+        while (text[at] != '"') {
+            if ((unsigned char)text[at] < ' ') expected("a character of a string");
+            s += text[at++];
+            if (s.back() != '\\') continue;
+            const char *const known = "\"\\/bfnrtu", *const found = strchr(known, text[at]);
+            if (!found || !*found) expected("a character that may follow \\");
+            at++;
+            if (*found != 'u') {
+                s.back() = "\"\\/\b\f\n\r\t"[found - known];
+                continue;
+            }
+            const std::string digits = text.substr(at, 4);
+            if (digits.find_first_not_of("0123456789abcdefABCDEF") < 4 || digits.size() < 4) {
+                expected("four hexadecimal digits");
+            }
+            const int code = std::stoi(digits, nullptr, 16);
+            if (code < 128) s.back() = code;
+            else s += "u" + digits;
+            at += 4;
+        }
+        at++;
+        return s;
+    }
+
+    size_t number() {
+        next();
+        const std::string digits = text.substr(at, text.find_first_not_of("0123456789", at) - at);
+        if (digits.empty() || digits.size() > 18 || (digits[0] == '0' && digits.size() > 1)) {
+            expected("a whole number");
+        }
+        at += digits.size();
+        return std::stoull(digits);
+    }
+
+    std::vector<size_t> numbers() {
+        std::vector<size_t> list;
+        expect('[');
+        while (!take(']')) {
+            if (!list.empty()) expect(',');
+            list.push_back(number());
+        }
+        return list;
+    }
+
+    // Read {"key":value,...}, each value by a call. Return how many there are.
+    size_t object(const std::function<void(const std::string &key)> &read_value) {
+        std::set<std::string> keys;
+        expect('{');
+        while (!take('}')) {
+            if (!keys.empty()) expect(',');
+            const std::string key = string();
+            if (!keys.insert(key).second) expected("another name: each may be there once");
+            expect(':');
+            read_value(key);
+        }
+        return keys.size();
+    }
+
+    std::map<std::string, Entry> entries() {
+        std::map<std::string, Entry> all;
+        if (text[0] != '{') expected("a {");
+        object([&](const std::string &name) {
+            if (name == "__metadata__") {
+                object([&](const std::string &) { string(); });
+                return;
+            }
+            Entry &entry = all[name];
+            const size_t keys = object([&](const std::string &key) {
+                if (key == "dtype") entry.type = string();
+                else if (key == "shape") entry.shape = numbers();
+                else if (key == "data_offsets") entry.offsets = numbers();
+                else expected("dtype, shape or data_offsets");
+            });
+            if (keys != 3 || entry.offsets.size() != 2) {
+                expected("after a dtype, a shape and two data_offsets");
+            }
+        });
+        next();
+        if (at < text.size()) expected("its end");
+        return all;
+    }
+};
+
+// Read the header of a file of this size. Fail unless the tensors, one after another, are all that
+// comes after it.
+static std::map<std::string, Entry> read_entries(std::ifstream &file, size_t size,
+                                                 const std::string &path) {
+    uint64_t length = 0;
+    errno = 0;
+    file.read((char *)&length, 8);
+    if (!file && errno == EISDIR) error("cannot read %s: %s", path.c_str(), strerror(errno));
+    if (!file || length > std::min<size_t>(size - 8, 100'000'000)) { // which the format allows
+        error("%s is not a .safetensors file: it does not have the header that its 8 first bytes "
+              "promise",
+              path.c_str());
+    }
+    Header header = {path, std::string(length, ' ')};
+    file.read(&header.text[0], length);
+    const std::map<std::string, Entry> entries = header.entries();
+
+    std::vector<std::vector<size_t>> places;
+    for (const auto &[name, entry] : entries) places.push_back(entry.offsets);
+    std::sort(places.begin(), places.end());
+    places.push_back({size - 8 - length});
+    size_t end = 0;
+    for (const std::vector<size_t> &place : places) {
+        if (place[0] != end || place.back() < end) {
+            error("%s is damaged: its tensors do not fill the file without gaps or overlaps: what "
+                  "is at data_offsets [%s] should begin at %zu",
+                  path.c_str(), with_commas(place).c_str(), end);
+        }
+        end = place.back();
+    }
+    return entries;
 }
 
-// Load each tensor, which is on the host, by its name. Spaces and key order may vary. JSON writes a
-// quote inside a string as \", so a search finds "W1":{ only where an entry begins.
+// Append a name to a list that an error shows in one line.
+static void append(std::string &list, const std::string &name) {
+    list += (list.empty() ? "" : ", ") + name;
+    std::replace_if(list.begin(), list.end(), iscntrl, '?');
+}
+
+// Load each tensor, which is on the host, by its name.
 void load_safetensors(const std::string &path, const Named &tensors) {
-    std::ifstream file(path, std::ios::binary);
+    std::ifstream file(path, std::ios::binary | std::ios::ate);
     if (!file) error("cannot read %s: %s", path.c_str(), strerror(errno));
-    uint64_t length = 0;
-    file.read((char *)&length, 8);
-    std::string header(file && length < 100'000'000 ? length : 0, ' ');
-    if (header.empty() || !file.read(&header[0], length) || header[0] != '{') {
-        error("%s is not a .safetensors file", path.c_str());
-    }
-    header.erase(std::remove_if(header.begin(), header.end(), isspace), header.end());
+    const size_t file_size = file.tellg();
+    file.seekg(0);
+    const std::map<std::string, Entry> entries = read_entries(file, file_size, path);
+    const long numbers = file.tellg(); // where they begin
 
     std::string found, needed; // names
-    for (size_t at = 1; (at = header.find("\":{\"", at)) != std::string::npos; at++) {
-        const std::string name = header.substr(0, at).substr(header.rfind('"', at - 1) + 1);
-        if (name != "__metadata__") found += (found.empty() ? "" : ", ") + name;
-    }
-    for (const auto &[name, t] : tensors) {
-        needed += (needed.empty() ? "" : ", ") + name;
-    }
+    for (const auto &[name, entry] : entries) append(found, name);
+    for (const auto &[name, t] : tensors) append(needed, name);
     for (const auto &[name, t] : tensors) {
         const std::string where = path + ": " + name;
-        const std::string entry = between(header, "\"" + name + "\":{", '}');
-        if (entry.empty()) {
+        const auto at = entries.find(name);
+        if (at == entries.end()) {
             error("%s is missing: %s needs %.300s. The file has %.500s", where.c_str(),
-                  experiment.name.c_str(), needed.c_str(), found.c_str());
+                  experiment.name.c_str(), needed.c_str(),
+                  found.empty() ? "no tensors" : found.c_str());
         }
-        const std::string type =
-            between(entry, "\"dtype\":\"", '"') + " [" + between(entry, "\"shape\":[", ']') + "]";
+        const Entry &entry = at->second;
+        const std::string type = entry.type + " [" + with_commas(entry.shape) + "]";
         const std::string expected = "F32 [" + with_commas(t.shape) + "]";
         if (type != expected) {
             error("%s is %s, but %s needs %s", where.c_str(), type.c_str(), experiment.name.c_str(),
                   expected.c_str());
         }
-        const std::string offsets = between(entry, "\"data_offsets\":[", ']');
-        const size_t bytes = sizeof(float) * size(t);
-        size_t begin = 0, end = 0;
-        sscanf(offsets.c_str(), "%zu,%zu", &begin, &end);
-        file.seekg(8 + length + begin);
-        if (end - begin != bytes || !file.read((char *)t.ptr(), bytes)) {
+        const size_t bytes = sizeof(float) * size(t), begin = entry.offsets[0];
+        if (entry.offsets[1] - begin != bytes) {
             error("%s: its %zu bytes are not at data_offsets [%s]", where.c_str(), bytes,
-                  offsets.c_str());
+                  with_commas(entry.offsets).c_str());
         }
+        file.seekg(numbers + begin);
+        file.read((char *)t.ptr(), bytes);
+        if (!file) error("cannot read %s: %s", path.c_str(), strerror(errno));
     }
 }
 

@@ -76,12 +76,24 @@ TEST_CASE("load_safetensors: files of any writer") {
          "\n\t"
          R"("a1": {"shape": [2, 3], "dtype": "F32", "data_offsets": [8, 32]}})",
          b + a1},
+        {R"({"\u0061\u0031":{"shape":[2,3],"dtype":"\u00463\u0032","data_offsets":[10,34]},)"
+         R"("b ":{"shape":[2],"dtype":"I8","data_offsets":[0,2]},)" // another name
+         R"("\/\\\"\n\u00e9":{"shape":[9,0],"dtype":"F32","data_offsets":[2,2]},)"
+         R"("b":{"shape":[2],"dtype":"F32","data_offsets":[2,10]}})",
+         "ab" + b + a1},
         {R"({"momentum":{"dtype":"F16","shape":[1],"data_offsets":[32,34]},)" + rest,
          a1 + b + "ab"}}; // a tensor more
     for (const auto &file : files) {
         CAPTURE(file.first);
         CHECK(loaded(safetensors(file.first, file.second)) == b + a1);
     }
+    std::string many = "{"; // a megabyte of other tensors
+    for (int i = 0; i < 20000; i++) {
+        many += "\"" + std::to_string(i) + R"(":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},)";
+    }
+    many += rest;
+    const std::string length = {char(many.size()), char(many.size() >> 8), char(many.size() >> 16)};
+    CHECK(loaded(length + std::string(5, 0) + many + a1 + b) == b + a1);
 }
 
 TEST_CASE("load_safetensors: the error names the tensor") {
@@ -90,19 +102,71 @@ TEST_CASE("load_safetensors: the error names the tensor") {
     const std::array<std::string, 3> cases[] = {
         {"\"b\":", R"("__metadata__":{"x":"{\"b\":{\"y\":1}}"},"fc.bias":)",
          ": b is missing: lenet needs a1, b. The file has a1, fc.bias"},
-        {header, "{}", ": a1 is missing: lenet needs a1, b. The file has "},
+        {"\"b\":", R"("b\n":)", ": b is missing: lenet needs a1, b. The file has a1, b?"},
         {"F32", "BF16", ": a1 is BF16 [2,3], but lenet needs F32 [2,3]"},
         {"[2,3]", "[3,2]", ": a1 is F32 [3,2], but lenet needs F32 [2,3]"},
         {"[2]", "[]", ": b is F32 [], but lenet needs F32 [2]"},
-        {"[24,32]", "[24,28]", ": b: its 8 bytes are not at data_offsets [24,28]"},
-        {"[24,32]", "[28,36]", ": b: its 8 bytes are not at data_offsets [28,36]"},
-        {header, "", " is not a .safetensors file"}};
+        {"[0,24]},\"b", "[0,20]},\"c\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[20,24]},\"b",
+         ": a1: its 24 bytes are not at data_offsets [0,20]"}};
     for (const auto &[from, to, says] : cases) {
         std::string changed = header;
         CHECK(loaded(safetensors(changed.replace(changed.find(from), from.size(), to), numbers)) ==
               says);
     }
+    CHECK(loaded(safetensors("{}", "")) ==
+          ": a1 is missing: lenet needs a1, b. The file has no tensors");
     REFUSED(load_safetensors("none", {}), "cannot read none: No such file or directory");
+}
+
+TEST_CASE("load_safetensors: what the format does not allow") {
+    const std::string numbers = bytes_of(a1_numbers) + bytes_of({7, 8});
+    const std::string wrong = " is not a .safetensors file: byte ", damaged = " is damaged: ";
+    const std::array<std::string, 3> cases[] = {
+        {"[24,32]", "[24,28]", damaged}, // too short, too long, overlap
+        {"[24,32]", "[24,36]", damaged},
+        {"[24,32]", "[20,28]", damaged},
+        {"[24,32]", "[28,36]", damaged},
+        {"[24,32]", "[24,16]", damaged},
+        {"[24,32]", "[18446744073709551608,18446744073709551616]", wrong}, // 8 bytes modulo 2^64
+        {"[24,32]", "[24]", wrong},
+        {"[24,32]", "[24,32,40]", wrong},
+        {"[24,32]", "[24 32]", wrong},
+        {"[24,32]", "[24,32,]", wrong},
+        {"[24,32]", "[-24,32]", wrong},
+        {"[24,32]", "[024,32]", wrong},
+        {"[24,32]", "[24,3.2e1]", wrong},
+        {"[24,32]", "24,32", wrong},
+        {"[24,32]}", "[24,32]", wrong}, // a bracket is missing
+        {"{\"a1\":{", "{\"a1\":{{", wrong},
+        {"\"b\"", "\"a1\"", wrong}, // a name twice
+        {"\"b\"", "b", wrong},
+        {"\"b\"", "\"b\n\"", wrong},
+        {"\"b\"", "\"\\x62\"", wrong},
+        {"\"b\"", "\"\\u62\"", wrong},
+        {"\"b\"", "\"\\u006", wrong},
+        {"\"shape\":[2],", "", wrong},
+        {"\"shape\":[2]", "\"shape\":[2],\"shape\":[2]", wrong},
+        {"\"shape\":[2]", "\"shape\":[2],\"stride\":[1]", wrong},
+        {"{\"a1\"", " {\"a1\"", wrong},
+        {"32]}}", "32]}}{", wrong},
+        {"\"a1\"", R"("__metadata__":{"x":1},"a1")", wrong},
+        {"\"a1\"", R"("__metadata__":{"x":"1","x":"2"},"a1")", wrong},
+        {header, "", wrong},
+        {header, "[]", wrong}};
+    for (const auto &[from, to, says] : cases) {
+        CAPTURE(to);
+        std::string changed = header;
+        changed.replace(changed.find(from), from.size(), to);
+        check_says(loaded(safetensors(changed, numbers)), says);
+    }
+    check_says(loaded(safetensors(header, numbers + "x")), damaged);
+    const std::string short_file = " is not a .safetensors file: it does not have the header";
+    for (size_t size : {0, 7, 8, 20}) {
+        check_says(loaded(safetensors(header, "").substr(0, size)), short_file);
+    }
+    check_says(loaded(std::string(8, -1) + header + numbers), short_file);
+    const TestFolder folder; // which may be opened, but not read
+    REFUSED(load_safetensors(folder.path, {}), "cannot read " + folder.path + ": Is a directory");
 }
 
 TEST_CASE("load_safetensors: of a damaged file, the right numbers, an error, or others; no crash") {
@@ -110,7 +174,8 @@ TEST_CASE("load_safetensors: of a damaged file, the right numbers, an error, or 
     std::mt19937 random(1);
     for (int i = 0; i < 200; i++) {
         std::string bytes = safetensors(header, numbers);
-        CHECK(loaded(bytes.substr(0, 8 + random() % header.size())) == " is not a .safetensors file");
+        check_says(loaded(bytes.substr(0, 8 + random() % header.size())),
+                   " is not a .safetensors file");
         bytes[random() % (8 + header.size())] = random();
         const std::string said = loaded(bytes); // b's and a1's 32 bytes, or a message
         if (said.size() != 32) CHECK(said.find_first_of(" :") == 0);
