@@ -36,10 +36,10 @@ one_line() {
 }
 not_the_data() { ! grep -q 'remove it' err; }
 
-# Killed at any moment: the old file or the new one. Its part may stay
+# Killed at any moment: the old file or the new one. After KILL its part may stay
 train SAVE=s EPOCHS=1
 for i in $(seq "$times"); do
-    for signal in KILL TERM; do
+    for signal in KILL TERM HUP; do # (INT is ignored in the background)
         {
             train SAVE=s SEED="$i" &
             sleep "0.$((RANDOM % 10))$((RANDOM % 10))"
@@ -47,9 +47,10 @@ for i in $(seq "$times"); do
             wait
         } 2>/dev/null
         check "killed by $signal: SAVE loads" loads s
+        [ $signal = KILL ] || check "killed by $signal: no parts" no_parts
+        rm -f ./*.part ./*.test
     done
 done
-rm -f ./*.part ./*.test
 
 # Two at once with one SAVE: the file is whole, from the one that wrote it last
 for i in $(seq "$times"); do
@@ -112,6 +113,16 @@ if unshare -Urm true 2>/dev/null; then
     unshare -Urm bash -c full
     check 'a full disk: one line' one_line $?
     check 'a full disk: no parts' eval '! grep -q part left'
+    # A SAVE that is mounted, as docker -v a:b does it, cannot be replaced
+    mounted() {
+        mount --bind s s && train SAVE=s
+    }
+    export -f mounted
+    unshare -Urm bash -c mounted
+    check 'SAVE is mounted: one line' one_line $?
+    check 'SAVE is mounted: before training' eval "! grep -q '^ *1  ' out"
+    check 'SAVE is mounted: what to do' grep -q 'mount its folder' err
+    check 'SAVE is mounted: no parts' no_parts
     # A picture that was good stays
     picture() {
         pictures=$(realpath ../../../extras/measure/pictures.py)

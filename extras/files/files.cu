@@ -7,6 +7,9 @@
 #include <csignal>
 #include <filesystem>
 #include <set>
+#include <utility>
+#include <fcntl.h>
+#include <sys/stat.h>
 
 // Make the folder of a file. If that fails, so will opening the file.
 static void make_folder(const std::string &path) {
@@ -14,15 +17,53 @@ static void make_folder(const std::string &path) {
     std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
 }
 
+// Return the path that a link stands for, even if there is no such file yet; or the path itself.
+static std::string behind_links(std::filesystem::path path) {
+    std::error_code ignored;
+    for (int i = 0; i < 40 && std::filesystem::is_symlink(path, ignored); i++) {
+        path = path.parent_path() / std::filesystem::read_symlink(path, ignored);
+    }
+    return path;
+}
+
+// While one exists, a signal that ends the program waits, so that no part of a file is left behind.
+struct SignalsWait {
+    static constexpr int number = 4, signals[number] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+    static inline volatile sig_atomic_t waiting = 0; // the last one that came
+    struct sigaction before[number];
+
+    SignalsWait() {
+        struct sigaction wait = {};
+        wait.sa_handler = [](int signal) { waiting = signal; };
+        wait.sa_flags = SA_RESTART;
+        for (int i = 0; i < number; i++) {
+            sigaction(signals[i], nullptr, &before[i]);
+            if (before[i].sa_handler != SIG_IGN) sigaction(signals[i], &wait, nullptr);
+        }
+    }
+    ~SignalsWait() {
+        for (int i = 0; i < number; i++) sigaction(signals[i], &before[i], nullptr);
+        if (waiting) raise(std::exchange(waiting, 0));
+    }
+};
+
 // Write a new file completely, then rename it over the old one, so that a good file is never lost.
+// It gets the old one's mode and owner, if this user may set them.
 void write_file(const std::string &path, const std::string &bytes) {
-    const std::string part = path + "." + std::to_string(getpid()) + ".part";
-    make_folder(path);
+    const SignalsWait until_renamed;
+    const std::string target = behind_links(path);
+    const std::string part = target + "." + std::to_string(getpid()) + ".part";
+    make_folder(target);
     FILE *file = fopen(part.c_str(), "wb");
+    struct stat old;
+    if (file && stat(target.c_str(), &old) == 0) {
+        [[maybe_unused]] const int set = fchown(fileno(file), old.st_uid, old.st_gid);
+        fchmod(fileno(file), old.st_mode & 07777);
+    }
     bool written = file && fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size() &&
                    fflush(file) == 0 && fsync(fileno(file)) == 0;
     if (file) written = fclose(file) == 0 && written;
-    if (written && rename(part.c_str(), path.c_str()) == 0) return;
+    if (written && rename(part.c_str(), target.c_str()) == 0) return;
     const int reason = errno;
     remove(part.c_str());
     error("cannot write %s: %s", path.c_str(), strerror(reason));
@@ -312,15 +353,43 @@ static void write_epoch(const Animator &animator, const std::vector<Tensor> &dev
     save_safetensors(save, named(device_params, all_buffers));
 }
 
+// Return whether two paths lead to one file, which may not be there yet.
+static bool are_one_file(const std::string &a, const std::string &b) {
+    namespace fs = std::filesystem;
+    std::error_code ignored;
+    const auto full = [&](const std::string &path) {
+        return fs::weakly_canonical(fs::absolute(behind_links(path), ignored), ignored);
+    };
+    return full(a) == full(b) || fs::equivalent(a, b, ignored);
+}
+
 // Fail now, and not after an epoch, if a file cannot be written.
 static void check_files() {
-    if (!save.empty()) {
-        if (access((save + "/.").c_str(), F_OK) == 0) {
-            error("SAVE=%s is a folder, not a file", save.c_str());
-        }
-        const std::string probe = save + "." + std::to_string(getpid()) + ".test";
-        write_file(probe, "");
-        remove(probe.c_str());
+    if (!init.empty() && are_one_file(init, log_file)) {
+        error("INIT and LOG are the same file, %s: choose another LOG", init.c_str());
+    }
+    if (save.empty()) return;
+    struct stat old;
+    const bool is_there = stat(save.c_str(), &old) == 0;
+    if (is_there && !S_ISREG(old.st_mode)) {
+        error("SAVE=%s is %s, not a file", save.c_str(),
+              S_ISDIR(old.st_mode) ? "a folder" : "a device, a pipe or a socket");
+    }
+    if (is_there ? access(save.c_str(), W_OK) != 0 : errno != ENOENT) {
+        error("cannot write %s: %s", save.c_str(), strerror(errno));
+    }
+    if (are_one_file(save, log_file)) {
+        error("SAVE and LOG are the same file, %s: choose another LOG", save.c_str());
+    }
+    const SignalsWait until_removed;
+    const std::string target = behind_links(save);
+    const std::string probe = target + "." + std::to_string(getpid()) + ".test";
+    write_file(probe, "");
+    remove(probe.c_str());
+    // A file that is mounted, as containers do it, cannot be replaced, nor have a second name
+    if (link(target.c_str(), probe.c_str()) == 0) remove(probe.c_str());
+    else if (errno == EXDEV) {
+        error("SAVE=%s is a mounted file, which cannot be replaced: mount its folder", save.c_str());
     }
 }
 
@@ -331,6 +400,10 @@ static const std::vector<Option> file_options = {
 };
 static const bool files_added = [] {
     signal(SIGXFSZ, SIG_IGN); // writing too large a file is an error, not a signal
+    // LOG must not take the place of a stdout that is closed, whose text would go into it
+    for (int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+        if (fcntl(stream, F_GETFD) < 0) open("/dev/null", O_RDONLY);
+    }
     option_table.insert(option_table.end(), file_options.begin(), file_options.end());
     after_options.push_back([] {
         check_files();

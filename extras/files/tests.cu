@@ -10,6 +10,15 @@
 #include "../tests.h"
 
 #include <sys/resource.h>
+#include <sys/stat.h>
+
+static int signal_in_fsync = 0; // comes while a file is written
+
+// In place of libc's function
+extern "C" int fsync(int file) {
+    if (signal_in_fsync) raise(signal_in_fsync);
+    return fdatasync(file);
+}
 
 TEST_CASE("write_file: all or nothing") {
     const TestFolder folder;
@@ -31,6 +40,57 @@ TEST_CASE("write_file: all or nothing") {
     CHECK(said == "cannot write " + path + ": File too large");
     CHECK(read_text(path) == "shorter");
     CHECK(folder.listing() == before);
+}
+
+TEST_CASE("write_file: links are followed, and the mode is kept") {
+    const TestFolder folder;
+    const std::string file = folder.file("a/file"), link = folder.file("link");
+    std::filesystem::create_symlink("other", link);
+    std::filesystem::create_symlink("a/file", folder.file("other"));
+    const mode_t mask = umask(0), usual = 0666 & ~mask;
+    umask(mask);
+    for (mode_t mode : {usual, mode_t(0640), mode_t(0444)}) { // first a link to no file
+        CAPTURE(mode);
+        chmod(file.c_str(), mode);
+        write_file(link, std::to_string(mode));
+        CHECK(read_text(file) == std::to_string(mode));
+        struct stat is;
+        REQUIRE(stat(file.c_str(), &is) == 0);
+        CHECK((is.st_mode & 07777) == mode);
+    }
+    CHECK(std::filesystem::is_symlink(link));
+    CHECK(std::filesystem::is_symlink(folder.file("other")));
+    CHECK(folder.listing() == std::set<std::string>{"a", "a/file", "link", "other"});
+}
+
+TEST_CASE("write_file: a signal waits until the file is there, and then ends the program") {
+    for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
+        CAPTURE(signal);
+        const TestFolder folder;
+        const pid_t child = fork();
+        if (child == 0) {
+            const rlimit no_core = {0, 0};
+            setrlimit(RLIMIT_CORE, &no_core);
+            std::signal(signal, SIG_DFL);
+            signal_in_fsync = signal;
+            write_file(folder.file("file"), "text");
+            _exit(0);
+        }
+        int status = 0;
+        REQUIRE(waitpid(child, &status, 0) == child);
+        CHECK(WIFSIGNALED(status));
+        CHECK(WTERMSIG(status) == signal);
+        CHECK(folder.listing() == std::set<std::string>{"file"});
+        CHECK(read_text(folder.file("file")) == "text");
+    }
+    // One that is ignored, as under nohup, stays so
+    const TestFolder folder;
+    const auto before = std::signal(SIGHUP, SIG_IGN);
+    signal_in_fsync = SIGHUP;
+    write_file(folder.file("file"), "text");
+    signal_in_fsync = 0;
+    const bool is_ignored = std::signal(SIGHUP, before) == SIG_IGN;
+    CHECK(is_ignored);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -232,7 +292,6 @@ TEST_CASE("SAVE, INIT: the parameters after the last epoch; a training goes on w
     const std::string half = format("SHUFFLE=0 BATCH=%d ", few / 2); // of an epoch
     const Floats one = trained(folder, half + "EPOCHS=1 SAVE=new/one");
     const Floats two = trained(folder, half + "EPOCHS=2 SAVE=two");
-    Tensors tensors;
     Named names;
     Kept kept;
     init_params();
@@ -248,9 +307,21 @@ TEST_CASE("SAVE, INIT: the parameters after the last epoch; a training goes on w
 TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind") {
     DataFolder folder(8, 4);
     write_text(folder.file("garbage"), "this is no file of parameters");
+    write_text(folder.file("file"), "");
+    REQUIRE(mkfifo(folder.file("pipe").c_str(), 0600) == 0);
+    std::filesystem::create_symlink("file", folder.file("link"));
+    std::filesystem::create_hard_link(folder.file("file"), folder.file("second_name"));
     std::vector<std::pair<std::string, std::string>> cases = {
         {"SAVE=/proc/none/s", "cannot write /proc/none/s."},
+        {"SAVE=file/s", "cannot write file/s: Not a directory"},
         {"SAVE=data", "SAVE=data is a folder, not a file"},
+        {"SAVE=/dev/null", "SAVE=/dev/null is a device, a pipe or a socket, not a file"},
+        {"SAVE=pipe", "SAVE=pipe is a device, a pipe or a socket, not a file"},
+        {"SAVE=s LOG=./s", "SAVE and LOG are the same file, s: choose another LOG"},
+        {"SAVE=build/log.csv", "SAVE and LOG are the same file, build/log.csv"},
+        {"SAVE=file LOG=link", "SAVE and LOG are the same file, file"},
+        {"SAVE=file LOG=second_name", "SAVE and LOG are the same file, file"},
+        {"INIT=file LOG=data/../file", "INIT and LOG are the same file, file"},
         {"LOG=data SAVE=s", "cannot write data: Is a directory"},
         {"INIT=garbage", "garbage is not a .safetensors file"},
         {"INIT=none", "cannot read none: No such file or directory"},
@@ -265,6 +336,17 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
     }
     if (no_training) return;
     fails(folder, "BATCH=4 EPOCHS=1 LOG=/dev/full", "cannot write /dev/full: No space left");
+}
+
+TEST_CASE("LOG: what a closed stdout would print does not go there" * trains) {
+    DataFolder folder(8, 4);
+    fails(folder, "BATCH=4 EPOCHS=1 LOG=log SAVE=s >&-", "cannot write to stdout");
+    CHECK(rows_of(folder.file("log")).size() == 2);
+    Kept kept;
+    init_params();
+    Named names;
+    for (size_t i = 0; i < params.size(); i++) names[param_names[i]] = params[i];
+    load_safetensors(folder.file("s"), names);
 }
 
 int main(int argc, char **argv) { return tests_main(argc, argv); }
