@@ -319,8 +319,8 @@ Tensor copyto(const Tensor &src, Device device) {
 
 // Split X along its first axis into one contiguous shard per device, and copy each shard there.
 // (ours: the chapter calls Gluon's function, which refuses to divide 256 samples among 3 devices.
-// This one gives them 86, 85 and 85. If there are fewer samples than devices, the last shards are
-// empty.)
+// This one gives them 86, 85 and 85, torch.chunk 86, 86 and 84. If there are fewer samples than
+// devices, the last shards are empty.)
 std::vector<Tensor> split_and_load(const Tensor &X, const std::vector<Device> &devices) {
     const int n = X.shape[0], k = devices.size();
     std::vector<Tensor> shards;
@@ -1521,7 +1521,7 @@ Tensor rows(const Tensor &X, int begin, int end) {
 // 11. Data
 // The parts that the chapter takes from d2l: the data set, the accuracy, the stopwatch, the plot.
 
-// Write a number as NumPy does: a whole one ends with a point.
+// Write a number in 8 digits at most. A whole one ends with a point, as the chapter's do.
 static std::string to_string(float x) {
     char text[32];
     snprintf(text, sizeof text, "%.8g", x);
@@ -1559,27 +1559,34 @@ struct DataSet {
 static DataSet train_set, test_set; // read by run_program()
 
 // Read a file in the IDX format of http://yann.lecun.com/exdb/mnist. It begins with the bytes 0, 0,
-// 8 (the code for bytes) and the number of dimensions: 1 for labels, 3 for images. Then come the
-// dimensions' sizes, big-endian in 4 bytes each, and one byte for each number. Return the bytes of
-// all samples.
+// the code of its type (8: uint8) and the number of dimensions: 1 for labels, 3 for images. Then
+// come the dimensions' sizes, big-endian in 4 bytes each, and one byte for each number. Return the
+// bytes of all samples.
 std::vector<unsigned char> load_idx(const std::string &path, bool images) {
     std::ifstream file(path, std::ios::binary | std::ios::ate);
-    std::vector<unsigned char> bytes(std::clamp<long>(file.tellg(), 0, 1 << 28));
+    const size_t length = std::clamp<long>(file.tellg(), 0, 1 << 28);
+    std::vector<unsigned char> bytes(length + 20); // zeros follow, for a head that is cut off
     file.seekg(0);
-    if (!file.read((char *)bytes.data(), bytes.size())) {
-        error("cannot read %s: %s: try `make data`", path.c_str(), strerror(errno));
+    if (!file.read((char *)bytes.data(), length)) {
+        error("cannot read %s: %s: `make data` with the same DATA brings it, or says what is there",
+              path.c_str(), strerror(errno));
     }
-    const size_t header = images ? 16 : 8, sample = images ? 28 * 28 : 1;
     auto number = [&](size_t at) { // in the four bytes from `at` on
         return (unsigned)bytes[at] << 24 | bytes[at + 1] << 16 | bytes[at + 2] << 8 | bytes[at + 3];
     };
-    if (bytes.size() <= header || number(0) != (images ? 0x803u : 0x801u) ||
-        (images && (number(8) != 28 || number(12) != 28)) ||
-        bytes.size() != header + number(4) * sample) {
-        error("%s does not hold %s in the IDX format: is it compressed, or damaged?", path.c_str(),
-              images ? "images of 28x28 bytes" : "labels");
+    const char *const types[] = {"uint8", "int8", "?", "int16", "int32", "float32", "float64"};
+    const bool is_idx = bytes[0] == 0 && bytes[1] == 0 && bytes[2] >= 8 && bytes[2] <= 14;
+    std::string found = is_idx ? types[bytes[2] - 8] : "something else, or compressed";
+    for (int i = 0; is_idx && i < std::min<int>(bytes[3], 4); i++) {
+        found += (i ? " x " : " ") + std::to_string(number(4 + 4 * i));
     }
-    return {bytes.begin() + header, bytes.end()};
+    const std::string n = std::to_string(number(4)), of_sample = images ? " x 28 x 28" : "";
+    const size_t header = images ? 16 : 8, samples = number(4) * (images ? 28 * 28 : 1ul);
+    if (found != "uint8 " + n + of_sample || samples == 0 || length != header + samples) {
+        error("%s should be uint8 N%s in the IDX format, but is %s in %zu bytes", path.c_str(),
+              of_sample.c_str(), found.c_str(), length);
+    }
+    return {bytes.begin() + header, bytes.begin() + length};
 }
 
 // Load the training set (`which` is train) or the test set (t10k) from a folder, or from below
@@ -1595,7 +1602,9 @@ DataSet load_data(const std::string &folder, const std::string &which) {
     set.count = set.labels.size();
     const int largest = *std::max_element(set.labels.begin(), set.labels.end());
     if (set.images.size() != set.labels.size() * 28 * 28 || largest > 9) {
-        error("%s: the labels do not fit the images, or are not from 0 to 9", path.c_str());
+        error("%s: expected a label from 0 to 9 for each image, found %zu labels up to %d and %zu "
+              "images",
+              path.c_str(), set.labels.size(), largest, set.images.size() / (28 * 28));
     }
     if (options.limit) set.count = std::min(set.count, options.limit);
     return set;

@@ -946,7 +946,7 @@ TEST_CASE("evaluate_accuracy_gpu: each sample counts once") {
     CHECK(recording);
 }
 
-TEST_CASE("to_string: as NumPy prints") {
+TEST_CASE("to_string: as the chapter prints, and never 0 for another number") {
     const std::pair<Tensor, std::string> cases[] = {
         {full({3}, 0, cpu()), "[0. 0. 0.]"},
         {full({1, 2}, 3, gpu(1)), "[[3. 3.]] @gpu(1)"},
@@ -954,6 +954,8 @@ TEST_CASE("to_string: as NumPy prints") {
         {on_host({NAN, 0.5f, -INFINITY}, {3}), "[ nan  0.5 -inf]"},
         {on_host({0.1f, 1 / 3.0f, 1e-20f}, {3}), "[          0.1    0.33333334 9.9999997e-21]"},
         {on_host({0.5f, -1.25f}, {2}), "[  0.5 -1.25]"},
+        {on_host({1.4678693e-7f, 3e-9f, -1e-45f}, {3}),
+         "[ 1.4678693e-07          3e-09 -1.4012985e-45]"},
         {reshape(arange(8), {2, 2, 2}), "[[[0. 1.]\n  [2. 3.]]\n\n [[4. 5.]\n  [6. 7.]]]"},
         {empty({0}, gpu(0)), " @gpu(0)"}};
     for (const auto &[t, text] : cases) CHECK(to_string(t) == text);
@@ -961,35 +963,43 @@ TEST_CASE("to_string: as NumPy prints") {
 
 // --- data
 
-TEST_CASE("load_idx: a wrong file is named, and what it should be") {
+TEST_CASE("load_idx: a wrong file is named, what it should be, and what it is") {
     const TestFolder folder;
     const std::string path = folder.file("file"), images = idx_images(3), labels = idx_labels(3);
-    const std::string pixels = images.substr(16), magic_reversed = idx({0x03080000, 3, 28, 28}, pixels);
-    const std::pair<bool, std::string> cases[] = { // whether it should have images; its bytes
-        {true, ""},
-        {true, labels},
-        {false, images},
-        {true, magic_reversed},
-        {true, "\x1f\x8b" + images},
-        {true, idx({2051, 3, 27, 28}, pixels)},
-        {true, idx({2051, 3, 28, 29}, pixels)},
-        {true, idx({2051, 3, 784, 1}, pixels)},
-        {true, idx({2051, 0, 28, 28}, "")},
-        {false, idx({2049, 0}, "")},
-        {false, labels + "x"},
-        {true, images.substr(0, 2367)},
-        {false, idx({2049, 4294967295}, labels)}};
+    const std::string pixels = images.substr(16), compressed = "something else, or compressed";
+    const std::tuple<bool, std::string, std::string> cases[] = { // images?; its bytes; what it is
+        {true, "", compressed},
+        {true, "\x1f\x8b" + images, compressed},
+        {true, idx({0x03080000, 3, 28, 28}, pixels), compressed}, // the magic's bytes reversed
+        {true, idx({0x0703, 3, 28, 28}, pixels), compressed},
+        {true, labels, "uint8 3 in 11 bytes"},
+        {false, images, "uint8 3 x 28 x 28 in 2368 bytes"},
+        {true, idx({2051, 3, 27, 28}, pixels), "uint8 3 x 27 x 28"},
+        {true, idx({2051, 3, 28, 29}, pixels), "uint8 3 x 28 x 29"},
+        {true, idx({2051, 3, 784, 1}, pixels), "uint8 3 x 784 x 1"},
+        {true, idx({0x0802, 3, 784}, pixels), "uint8 3 x 784 in "},
+        {true, idx({0x08ff, 3, 28, 28}, pixels), "uint8 3 x 28 x 28 x "},
+        {true, idx({0x0903, 3, 28, 28}, pixels), "int8 3 x 28 x 28"},
+        {true, idx({0x0b03, 3, 28, 28}, pixels + pixels), "int16 3 x 28 x 28 in 4720 bytes"},
+        {true, idx({0x0d03, 3, 28, 28}, ""), "float32 3 x 28 x 28 in 16 bytes"},
+        {false, idx({0x0c01, 3}, std::string(12, 0)), "int32 3 in 20 bytes"},
+        {false, idx({0x0c02, 3, 8}, std::string(96, 0)), "int32 3 x 8 in 108 bytes"}, // QMNIST's
+        {true, idx({2051, 0, 28, 28}, ""), "uint8 0 x 28 x 28 in 16 bytes"},
+        {false, idx({2049, 0}, ""), "uint8 0 in 8 bytes"},
+        {false, labels + "x", "uint8 3 in 12 bytes"},
+        {true, images.substr(0, 2367), "uint8 3 x 28 x 28 in 2367 bytes"},
+        {true, images.substr(0, 9), "uint8 3 x 0 x 0 in 9 bytes"},
+        {false, idx({2049, 4294967295}, labels), "uint8 4294967295 in 19 bytes"}};
     for (const auto &c : cases) { // (a lambda of C++17 may not capture structured bindings)
-        const bool wants_images = c.first;
-        const std::string &bytes = c.second;
-        CAPTURE(bytes.substr(0, 20));
-        write_text(path, bytes);
+        const bool wants_images = std::get<0>(c);
+        CAPTURE(std::get<2>(c));
+        write_text(path, std::get<1>(c));
         REFUSED(load_idx(path, wants_images),
-                path + " does not hold " + (wants_images ? "images of 28x28 bytes" : "labels") +
-                    " in the IDX format: is it compressed, or damaged?");
+                path + " should be uint8 N" + (wants_images ? " x 28 x 28" : "") +
+                    " in the IDX format, but is " + std::get<2>(c));
     }
     REFUSED(load_idx(path + "x", true),
-            "cannot read " + path + "x: No such file or directory: try `make data`");
+            "cannot read " + path + "x: No such file or directory: `make data` with the same DATA");
     write_text(path, images);
     const auto got = load_idx(path, true);
     CHECK(std::string(got.begin(), got.end()) == pixels);
@@ -1012,11 +1022,11 @@ TEST_CASE("load_data: the files' bytes, of the first samples with LIMIT; or what
         CHECK(std::string(set.labels.begin(), set.labels.end()) == idx_labels(17).substr(8));
         CHECK(load_data(path, "t10k").count == (limit == 1 ? 1 : 3));
     }
-    const std::string wrong = "/train: the labels do not fit the images, or are not from 0 to 9";
+    const std::string wrong = path + "/train: expected a label from 0 to 9 for each image, found ";
     write_text(path + train_labels, idx({2049, 17}, std::string(16, 9) + char(10)));
-    REFUSED(load_data(path, "train"), path + wrong);
+    REFUSED(load_data(path, "train"), wrong + "17 labels up to 10 and 17 images");
     write_text(path + train_labels, idx_labels(4));
-    REFUSED(load_data(path, "train"), path + wrong);
+    REFUSED(load_data(path, "train"), wrong + "4 labels up to ... and 17 images");
     REFUSED(load_data(path + "/none", "train"),
             "cannot read " + path + "/none" + train_images + ": No such file or directory");
 }
@@ -1463,7 +1473,7 @@ TEST_CASE("program: a mistake gives one line, status 1 and leaves nothing behind
         {"GPUS=0", "GPUS=0: expected a whole number from 1 to 64"},
         {"BATCH=1 GPUS=2", "batch 1 cannot be split over 2 devices: use BATCH >= 2"},
         {"DATA=missing", "cannot read missing" + train_images + ": No such file"},
-        {"DATA=short", "short" + train_images + " does not hold images"}};
+        {"DATA=short", "short" + train_images + " should be uint8 N x 28 x 28"}};
     // The first step makes the parameters huge, the second their loss
     const std::string huge = "BATCH=4 LR=1e30 CHECKS=0";
     if (!no_training) cases.push_back({huge, "in epoch 1: use a smaller LR than 1e+30"});
