@@ -37,8 +37,8 @@ using wire::Request;
 
 struct Options {
     std::string worker, allreduce = "yours", model = "lenet", show;
-    std::vector<fabric::Fabric> fabrics; // FABRIC, if it is given
-    int gpus = 0;                        // not given: limits::usual_devices
+    std::vector<network::Network> networks; // FABRIC, if it is given
+    int gpus = 0;                           // not given: limits::usual_devices
     unsigned seed = std::random_device()();
     bool points = false;
     int given = 0;   // gpus, as they were given
@@ -331,7 +331,7 @@ static std::string explain(const std::vector<Flat> &sums, int i, int c, int k, i
 // What extras/exercise/grade.py reads
 static int points_sums = 0, points_bits = 0, points_host = 0;
 static std::unique_ptr<Verdict> first_verdict; // null: all is right
-static std::unique_ptr<wire::Traffic> counted;
+static std::unique_ptr<network::Traffic> counted;
 // For a submission that has not done what its sums show
 static Verdict no_points(const std::string &text) {
     points_sums = points_bits = 0;
@@ -491,39 +491,41 @@ static bool waits_on_host(const std::string &name, int k) {
     return ask(r).waited;
 }
 
-// What the worker says was enqueued. It may say anything, so what becomes an index is checked.
-static std::vector<fabric::Op> operations(const std::vector<wire::Row> &rows) {
-    std::vector<fabric::Op> ops;
+// The messages that the worker says were enqueued. It may say anything, so what becomes an index is
+// checked.
+static std::vector<network::Message> messages_of(const std::vector<wire::Row> &rows) {
+    std::vector<network::Message> messages;
     for (const wire::Row &row : rows) {
-        const fabric::Op &op = row.op;
-        const auto [first, last] = std::minmax(op.src, op.dst);
-        const bool after = op.after >= (op.blocks ? 0 : -1) && op.after < (int)ops.size();
-        const bool lane = op.lane >= 0 && op.lane < (int)rows.size();
-        const bool devices = op.device >= 0 && std::max(op.device, last) < limits::most_devices;
-        const bool ends = !row.is_message() || (first >= -1 && last >= 0);
-        if (!after || !lane || !devices || !ends) throw Verdict("its reply is malformed");
-        ops.push_back(op);
+        const network::Message &m = row.message;
+        auto is_place = [](int device) { return device >= -1 && device < limits::most_devices; };
+        if (m.round < 0 || m.round > (int)rows.size()) throw Verdict("its reply is malformed");
+        if (!row.is_message) continue;
+        const bool bytes = m.bytes >= 0 && m.bytes < 1e12;
+        if (!is_place(m.src) || !is_place(m.dst) || !bytes || m.round < 1)
+            throw Verdict("its reply is malformed");
+        messages.push_back(m);
     }
-    return ops;
+    return messages;
+}
+static network::Traffic traffic_of(const Answer &answer) {
+    return network::Traffic(messages_of(answer.rows));
 }
 
-// Print what the exchange would take on the networks of fabric.h, or on FABRIC.
+// Print what the exchange would take on the networks of network.h, or on FABRIC.
 static void print_predictions(const std::vector<std::pair<std::string, Answer>> &counted, int k) {
-    const auto &fabrics = options.fabrics.empty() ? fabric::fabrics : options.fabrics;
+    const auto &networks = options.networks.empty() ? network::networks : options.networks;
     printf("%-10s", "us on");
-    for (const fabric::Fabric &f : fabrics) printf(" %11s", f.name.c_str());
+    for (const network::Network &n : networks) printf(" %11s", n.name.c_str());
     for (const auto &[name, answer] : counted) {
         printf("\n%-10s", name.c_str());
-        for (const fabric::Fabric &f : fabrics) {
-            std::vector<fabric::Op> ops = operations(answer.rows);
-            printf(" %11.1f", 1e6 * simulate(ops, f));
-        }
+        for (const network::Network &n : networks)
+            printf(" %11.1f", 1e6 * traffic_of(answer).seconds(n));
     }
-    printf("   simulated, on %d devices\n", k);
+    printf("   rounds * alpha + bytes * beta, on %d devices\n", k);
 }
 
 // What keeps it from being faster, in a sentence or two.
-static std::string what_binds(const wire::Traffic &t, int k) {
+static std::string what_binds(const network::Traffic &t, int k) {
     int who = 0;
     const double part = (double)t.busiest(&who) / t.bytes;
     std::string text;
@@ -531,23 +533,22 @@ static std::string what_binds(const wire::Traffic &t, int k) {
         text = format("%s moves %.0f%% of the bytes, but its share is %.0f%%: let every device sum "
                       "equally much.",
                       gpu(who).c_str(), 100 * part, 100.0 / k);
-    if (2 * t.steps > t.messages && t.messages > 2)
+    if (2 * t.rounds > t.messages && t.messages > 2)
         text += format(
             "%s%ld of %ld messages travel one after another: send lets them travel together.",
-            text.empty() ? "" : " ", t.steps, t.messages);
+            text.empty() ? "" : " ", t.rounds, t.messages);
     if (text.empty())
         text = format("No device moves more than its share. %ld messages travel one after another: "
                       "small gradients wait for their latency, not for bytes.",
-                      t.steps);
+                      t.rounds);
     return text + "\n";
 }
 // Does it send the same in the same order?
 static bool like(const Answer &a, const Answer &b) {
     auto sent = [](const Answer &answer) {
         std::string text;
-        for (const wire::Row &row : answer.rows)
-            if (row.is_message())
-                text += format("%d %d %.0f %d,", row.op.src, row.op.dst, row.op.bytes, row.steps);
+        for (const network::Message &m : messages_of(answer.rows))
+            text += format("%d %d %.0f %d,", m.src, m.dst, m.bytes, m.round);
         return text;
     };
     return !sent(a).empty() && sent(a) == sent(b);
@@ -566,8 +567,8 @@ static Answer cost_of(const std::string &name, int k, bool on_cpu) {
 }
 // Check that it is an allreduce of its own, and that its messages were counted.
 static void judge_counts(const Answer &of, const std::string &name, const Answer &answer, int k) {
-    const wire::Traffic t(answer.rows);
-    counted.reset(new wire::Traffic(t));
+    const network::Traffic t = traffic_of(answer);
+    counted.reset(new network::Traffic(t));
     for (int i : answer.called)
         if (const std::string other = of.names.at(i); other != name)
             throw no_points(format("%s: this is %s: it calls allreduce_%s of the same file, but "
@@ -599,9 +600,9 @@ static void judge_costs(const Answer &of, const std::string &name, int k) {
     printf("%-10s %9s %11s %15s %13s %7s%s\n", "", "messages", "bytes", "busiest device",
            "busiest link", "rounds", of.on_cpu ? "" : "        us    bus GB/s");
     for (const auto &[row, cost] : rows) {
-        const wire::Traffic t(cost.rows);
+        const network::Traffic t = traffic_of(cost);
         printf("%-10s %9ld %11ld %15ld %13ld %7ld", row.c_str(), t.messages, t.bytes, t.busiest(),
-               t.busiest_link(), t.steps);
+               t.busiest_link(), t.rounds);
         if (!of.on_cpu)
             printf(" %9.1f %11.2f", 1e6 * cost.seconds, n / cost.seconds * 2 * (k - 1) / k / 1e9);
         printf("\n");
@@ -609,7 +610,7 @@ static void judge_costs(const Answer &of, const std::string &name, int k) {
     printf("%-10s %9ld %11ld %15ld %13ld %7d   the least of each\n", "optimum", messages,
            messages * n, messages * n / k, k > 1 ? 2 * n / k : 0, k > 1 ? 1 : 0);
     if (k == 1) return;
-    printf("%s", what_binds(wire::Traffic(own.rows), k).c_str());
+    printf("%s", what_binds(traffic_of(own), k).c_str());
     print_predictions(rows, k);
 }
 
@@ -756,7 +757,7 @@ static const std::map<std::string, std::function<void(const std::string &)>> opt
     {"KVSTORE", [](auto &value) { options.allreduce = algorithm(value); }},
     {"MODEL", [](auto &value) { options.model = value; }},
     {"SEED", [](auto &value) { options.seed = whole("SEED", value, 0, 4294967295); }},
-    {"FABRIC", [](auto &value) { options.fabrics = {fabric::find_fabric(value)}; }},
+    {"FABRIC", [](auto &value) { options.networks = {network::find_network(value)}; }},
     {"SHOW", [](auto &value) { options.show = value, options.seconds = limits::seconds_of_show; }},
     {"SECONDS", [](auto &value) { options.seconds = whole("SECONDS", value, 1, 3600); }},
     {"POINTS", [](auto &value) { options.points = whole("POINTS", value, 0, 1); }},
@@ -795,7 +796,7 @@ static void write_result() {
     fprintf(file, "sums %d\nbits %d\nhost %d\n", points_sums, points_bits, points_host);
     if (counted)
         fprintf(file, "messages %ld\nbytes %ld\nbusiest %ld\nrounds %ld\n", counted->messages,
-                counted->bytes, counted->busiest(), counted->steps);
+                counted->bytes, counted->busiest(), counted->rounds);
     if (first_verdict) fprintf(file, "error %s\n", first_verdict->what());
     fclose(file);
 }

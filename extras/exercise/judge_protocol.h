@@ -1,11 +1,9 @@
 // What the judge asks of a worker and what the worker answers, as bytes in a pipe.
-// defines: Request, Answer, Row, Traffic, packed, unpacked
+// defines: Request, Answer, Row, packed, unpacked
 #pragma once
-#include "../watch/fabric.h"
+#include "../watch/network.h"
 
-#include <algorithm>
 #include <cstring>
-#include <map>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -25,14 +23,13 @@ struct Request {
     std::vector<Flat> numbers; // of each device
 };
 struct Row { // an operation of the exchange
-    fabric::Op op;
-    int steps; // the longest chain of messages that ends here
+    bool is_message;
+    network::Message message; // its round, too, if it is none: that of the last message before it
     // show: what a message reads and writes, as places in the devices' numbers; -1: elsewhere
     int from = -1, to = -1, numbers = 0;
-    bool is_message() const { return op.kind == fabric::Op::message; }
 };
-struct Span {    // show: numbers one behind another that have the same code (extras/exercise/show.h)
-    int row;     // the operation that has carried them, or changed them; -1: before the first
+struct Span { // show: numbers one behind another that have the same code (extras/exercise/show.h)
+    int row;  // the operation that has carried them, or changed them; -1: before the first
     int carried; // or 0: changed
     int device, begin, length, code;
 };
@@ -50,39 +47,6 @@ struct Answer {
     int on_cpu = 0;                 // emulated devices
     int slow = 1;                   // so many times as slow as usual: a sanitizer
     bool races = false;             // it looks for these: less of the rest is judged
-};
-
-struct Traffic { // what an exchange sends
-    long messages = 0, bytes = 0, steps = 0;
-    std::map<std::pair<int, int>, long> links; // bytes from one device to another; -1: the host
-    explicit Traffic(const std::vector<Row> &rows) {
-        for (const Row &row : rows) {
-            steps = std::max<long>(steps, row.steps);
-            if (!row.is_message()) continue;
-            messages++;
-            bytes += row.op.bytes;
-            links[{row.op.src, row.op.dst}] += row.op.bytes;
-        }
-    }
-    // Bytes into or out of the device, or the host, that moves most: `who`
-    long busiest(int *who = nullptr) const {
-        std::map<int, long> in, out;
-        long most = 0;
-        auto count = [&](int device, long sum) {
-            if (sum > most && who) *who = device;
-            most = std::max(most, sum);
-        };
-        for (const auto &[link, bytes] : links) {
-            count(link.second, in[link.second] += bytes);
-            count(link.first, out[link.first] += bytes);
-        }
-        return most;
-    }
-    long busiest_link() const {
-        long most = 0;
-        for (const auto &[ends, bytes] : links) most = std::max(most, bytes);
-        return most;
-    }
 };
 
 // Both ends go through the members in one order: transfer(to or from, member).

@@ -1,4 +1,4 @@
-// What the judge asks for: sizes, limits and points, all of them on this page. extras/exercise/grade.py
+// What the judge asks for: sizes, limits and points, all of them on this page. grade.py
 // reads them here, too.
 // defines: namespace limits
 #pragma once

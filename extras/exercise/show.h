@@ -1,7 +1,7 @@
 // Part of the judge: writes what an allreduce does on 2 to 8 devices, beside the other algorithms,
 // for show.html. What moved where and when comes from the worker (extras/exercise/whose_numbers.h);
-// what it would take, for as many bytes as MODEL's gradients have, from those same operations
-// (extras/watch/fabric.h).
+// the times are those of its rounds, for as many bytes as MODEL's gradients have
+// (extras/watch/network.h).
 // defines: show
 //
 // build/show.txt has rows of words with a space between them. In a word %20 is a space and %3c is
@@ -10,9 +10,10 @@
 //     model NAME BYTES                     its gradients have so many bytes
 //     tensor NAME NUMBERS                  one of the tensors that are summed
 //     fabric NAME                          one of the networks
-//     run ALGORITHM DEVICES MESSAGES ROUNDS BUSIEST right|wrong US...
-//                                          BUSIEST in numbers, microseconds on each network
-//     op ROUND BEGIN END...                an operation of this run, microseconds on each network
+//     run ALGORITHM DEVICES MESSAGES ROUNDS BUSIEST right|wrong
+//                                          BUSIEST in numbers
+//     ends US...                           when each round ends, a row for each network
+//     op ROUND                             an operation of this run
 //     message SRC DST FROM TO NUMBERS      it is a message: devices and places, or -1
 //     carried DEVICE BEGIN LENGTH CODE     it carries these numbers; CODE tells whose they are
 //     changed DEVICE BEGIN LENGTH CODE     it has changed these numbers
@@ -29,7 +30,7 @@ static std::string word_of(const std::string &text) {
 
 // Run an algorithm and write its rows.   ->   whether every device has the sum
 static bool write_run(FILE *file, const std::string &name, int k,
-                      const std::vector<fabric::Fabric> &fabrics, double scale) {
+                      const std::vector<network::Network> &networks, double scale) {
     Request r;
     r.what = wire::show, r.k = k, r.algorithm = name, r.sizes = limits::shown;
     const Answer answer = ask(r);
@@ -38,25 +39,21 @@ static bool write_run(FILE *file, const std::string &name, int k,
     const bool right = answer.sums == std::vector<Flat>(k, Flat(n, sum));
     std::map<int, std::vector<wire::Span>> spans; // of each operation
     for (const wire::Span &s : answer.spans) spans[s.row].push_back(s);
-    std::vector<std::vector<fabric::Op>> timed(fabrics.size(), operations(answer.rows));
-    const wire::Traffic t(answer.rows);
-    fprintf(file, "run %s %d %ld %ld %ld %s", word_of(name).c_str(), k, t.messages, t.steps,
+    const network::Traffic t = traffic_of(answer);
+    fprintf(file, "run %s %d %ld %ld %ld %s\n", word_of(name).c_str(), k, t.messages, t.rounds,
             t.busiest() / (long)sizeof(float), right ? "right" : "wrong");
-    for (size_t f = 0; f < fabrics.size(); f++)
-        fprintf(file, " %.4g", 1e6 * simulate(timed[f], fabrics[f], scale));
-    fputs("\n", file);
+    for (const network::Network &n : networks) {
+        fputs("ends", file);
+        for (double end : t.ends(n, scale)) fprintf(file, " %.4g", 1e6 * end);
+        fputs("\n", file);
+    }
     for (int i = -1; i < (int)answer.rows.size(); i++) { // -1: before the first operation
         const wire::Row row = i < 0 ? wire::Row{} : answer.rows[i];
-        if (!row.is_message() && spans[i].empty()) continue;
-        fprintf(file, "op %d", row.steps);
-        for (const std::vector<fabric::Op> &ops : timed) {
-            const fabric::Op op = i < 0 ? fabric::Op{} : ops[i];
-            fprintf(file, " %.4g %.4g", 1e6 * op.begin, 1e6 * op.end);
-        }
-        fputs("\n", file);
-        if (row.is_message())
-            fprintf(file, "message %d %d %d %d %d\n", row.op.src, row.op.dst, row.from, row.to,
-                    row.numbers);
+        if (!row.is_message && spans[i].empty()) continue;
+        fprintf(file, "op %d\n", i < 0 ? 0 : row.message.round);
+        if (row.is_message)
+            fprintf(file, "message %d %d %d %d %d\n", row.message.src, row.message.dst, row.from,
+                    row.to, row.numbers);
         for (const wire::Span &s : spans[i])
             fprintf(file, "%s %d %d %d %d\n", s.carried ? "carried" : "changed", s.device, s.begin,
                     s.length, s.code);
@@ -68,8 +65,8 @@ static bool write_run(FILE *file, const std::string &name, int k,
 static void show() {
     options.gpus = limits::shown_devices;
     const Answer of = greet();
-    std::vector<fabric::Fabric> fabrics = fabric::fabrics;
-    fabrics.insert(fabrics.begin(), options.fabrics.begin(), options.fabrics.end());
+    std::vector<network::Network> networks = network::networks;
+    networks.insert(networks.begin(), options.networks.begin(), options.networks.end());
     const size_t mine = index_of(options.allreduce, of);
     if (options.given == 1 || options.given > limits::shown_devices)
         throw Verdict(format("make show takes 2 to %d devices, not %d", limits::shown_devices,
@@ -87,7 +84,8 @@ static void show() {
     fprintf(file, "model %s %ld\n", options.model.c_str(), bytes);
     const char *const tensors[] = {"W1", "b1", "W2", "b2", "W3", "b3", "W4", "b4"};
     for (int i = 0; i < 8; i++) fprintf(file, "tensor %s %d\n", tensors[i], limits::shown[i]);
-    for (const fabric::Fabric &f : fabrics) fprintf(file, "fabric %s\n", word_of(f.name).c_str());
+    for (const network::Network &n : networks)
+        fprintf(file, "fabric %s\n", word_of(n.name).c_str());
     std::vector<int> right, wrong; // numbers of devices of the algorithm that is looked at
     for (size_t i : order) {
         const std::string &name = of.names[i];
@@ -96,7 +94,7 @@ static void show() {
             if (!(of.meant.at(i) >> k & 1) || late == 2) continue;
             bool is_right = false;
             try {
-                is_right = write_run(file, name, k, fabrics, scale);
+                is_right = write_run(file, name, k, networks, scale);
             } catch (const Verdict &v) {
                 worker.reset();
                 late += v.kind == timeout;

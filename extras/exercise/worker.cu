@@ -52,8 +52,8 @@ static void note_callers() {
 
 static std::vector<wire::Row> rows_of(const watch::Recorder &r) {
     std::vector<wire::Row> rows;
-    int waited = -1;
-    for (const watch::Op &op : r.ops) rows.push_back({fabric::simulated(op, waited), op.steps});
+    for (const watch::Op &op : r.ops)
+        rows.push_back({op.src != -2, {op.src, op.dst, op.steps, op.bytes}});
     return rows;
 }
 
