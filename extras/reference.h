@@ -1,10 +1,12 @@
-// The operators once more, in double, as plain loops: what the tests compare with.
+// The operators once more, in double, as plain loops: what the tests and make check compare with.
 // defines: Doubles, Arrays, ConvSizes, PoolSizes, reference::relu, add, linear, conv2d, avg_pool2d,
 // max_pool2d, softmax_cross_entropy, moments, normalize, batch_norm, lenet
 //
 // Each function gets the inputs of an operator and dy, the gradient with respect to its result y.
 // It returns y, and then the gradient with respect to each input. (Without dy these are 0.)
-#pragma once
+#ifndef MGPU_REFERENCE // its translated copy may be included, too
+#define MGPU_REFERENCE
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -201,3 +203,4 @@ inline Arrays lenet(bool max, int N, const Doubles &X, const Arrays &p, const Do
 }
 
 } // namespace reference
+#endif

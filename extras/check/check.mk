@@ -25,7 +25,7 @@ edited:
 # ----- Compiling -------------------------------------------------------------------------------
 
 all: $(dir)/check
-check_headers := $(wildcard extras/check/*.h)
+check_headers := $(wildcard extras/check/*.h) extras/reference.h
 build/gpu/check: extras/check/check.cu $(check_headers) $(watched_gpu) $(watched_products:%=build/gpu/%)
 	$(compile_watched_gpu) $< $(to)
 build/cpu/check: build/cpp/extras/check/check.cu $(check_headers) $(call watched_cpu,cpu) \

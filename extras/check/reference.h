@@ -1,12 +1,11 @@
 // make check, its first part: autograd with an operator of its own; then every operator alone,
-// forward and backward, against the same in double. A gradient is compared with the slopes of that
-// reference, so nothing is derived twice.
-// defines: Numbers, compare, Case, reference, check_operators, check_network
+// forward and backward, against the same in double (../reference.h).
+// defines: compare, Case, in_double, check_operators, check_network
 #pragma once
+#include "../reference.h"
 #include "../watch/called_operators.h"
 #include "wrong_numbers.h"
 
-typedef std::vector<double> Numbers;
 typedef std::vector<std::vector<int>> Shapes;
 static std::mt19937 dice; // of inputs: main's rng is the training's
 
@@ -31,7 +30,7 @@ static std::string part_of(const std::vector<int> &shape, const std::vector<int>
     return text + "]";
 }
 // What all wrong numbers have in common: ", all of them 0", or nothing
-static std::string in_common(const Flat &got, const Numbers &want, const std::vector<int> &wrong) {
+static std::string in_common(const Flat &got, const Doubles &want, const std::vector<int> &wrong) {
     auto all = [&](auto property) { return std::all_of(wrong.begin(), wrong.end(), property); };
     if (all([&](int i) { return std::isnan(got[i]); }))
         return ", all of them nan, as fresh memory is";
@@ -47,7 +46,7 @@ static std::string in_common(const Flat &got, const Numbers &want, const std::ve
 // Return whether `got`, a tensor of that name and shape, is `want`, or say where it differs. The
 // largest number that is wanted is the unit; where NAN is wanted any number is right.
 static bool compare(const std::string &where, const std::string &name,
-                    const std::vector<int> &shape, const Flat &got, const Numbers &want,
+                    const std::vector<int> &shape, const Flat &got, const Doubles &want,
                     double tolerance, const std::string &look) {
     std::vector<int> wrong;
     double largest = 0;
@@ -78,94 +77,22 @@ struct Case {
     Shapes shapes;        // of the arguments
     double scale = 1, mean = 0; // of the first one's numbers
 };
-static Numbers linear_in_double(const Case &c, const std::vector<Numbers> &in) {
-    const int N = c.shapes[0][0], C = c.shapes[0][1], O = c.shapes[1][1];
-    Numbers y;
-    for (int n = 0; n < N; n++)
-        for (int o = 0; o < O; o++) {
-            y.push_back(in[2][o]);
-            for (int i = 0; i < C; i++) y.back() += in[0][n * C + i] * in[1][i * O + o];
-        }
-    return y;
-}
-static Numbers conv2d_in_double(const Case &c, const std::vector<Numbers> &in) {
+// Return the result of the operator, and then the gradients of its inputs.
+static Arrays in_double(const Case &c, const Arrays &in, const Doubles &dy = {}) {
     const std::vector<int> &X = c.shapes[0];
-    const int C = X[1], H = X[2], W = X[3], O = c.shapes[1][0], K = c.shapes[1][2];
-    const int stride = c.how[0], padding = c.how[1];
-    Numbers y;
-    for (int n = 0; n < X[0]; n++)
-        for (int o = 0; o < O; o++)
-            for (int top = -padding; top + K <= H + padding; top += stride)
-                for (int left = -padding; left + K <= W + padding; left += stride) {
-                    double sum = in[2][o];
-                    for (int t = 0; t < C * K * K; t++) {
-                        const int h = top + t / K % K, w = left + t % K;
-                        if (h >= 0 && h < H && w >= 0 && w < W)
-                            sum += in[0][((n * C + t / K / K) * H + h) * W + w] *
-                                   in[1][o * C * K * K + t];
-                    }
-                    y.push_back(sum);
-                }
-    return y;
-}
-static Numbers pool_in_double(const Case &c, const std::vector<Numbers> &in) {
-    const std::vector<int> &X = c.shapes[0];
-    const int H = X[2], W = X[3], KH = c.how[0], KW = KH, stride = KH;
-    Numbers y;
-    for (int plane = 0; plane < X[0] * X[1]; plane++)
-        for (int top = 0; top + KH <= H; top += stride)
-            for (int left = 0; left + KW <= W; left += stride) {
-                double sum = 0, largest = -INFINITY;
-                for (int t = 0; t < KH * KW; t++) {
-                    const double x = in[0][(plane * H + top + t / KW) * W + left + t % KW];
-                    sum += x;
-                    largest = std::max(largest, x);
-                }
-                y.push_back(c.op == "max_pool2d" ? largest : sum / (KH * KW));
-            }
-    return y;
-}
-static Numbers losses_in_double(const Case &c, const std::vector<Numbers> &in) {
-    const int classes = c.shapes[0][1];
-    Numbers l;
-    for (int n = 0; n < c.shapes[0][0]; n++) {
-        const double *z = &in[0][n * classes], largest = *std::max_element(z, z + classes);
-        double sum = 0;
-        for (int j = 0; j < classes; j++) sum += std::exp(z[j] - largest);
-        l.push_back(std::log(sum) + largest - z[(int)in[1][n]]);
+    if (c.op == "relu") return reference::relu(in, dy);
+    if (c.op == "add") return reference::add(in, dy);
+    if (c.op == "linear") return reference::linear(in, dy);
+    if (c.op == "softmax_cross_entropy") return reference::softmax_cross_entropy(X[1], in, dy);
+    const int N = X[0], C = X[1], H = X[2], W = X[3];
+    if (c.op == "avg_pool2d") return reference::avg_pool2d({N, C, H, W, c.how[0]}, in, dy);
+    if (c.op == "max_pool2d") return reference::max_pool2d({N, C, H, W, c.how[0]}, in, dy);
+    if (c.op == "conv2d") {
+        const int O = c.shapes[1][0], K = c.shapes[1][2];
+        return reference::conv2d({N, C, H, W, O, K, c.how[0], c.how[1]}, in, dy);
     }
-    return l;
-}
-// mean and variance of each channel
-static std::pair<Numbers, Numbers> moments(const std::vector<int> &X, const Numbers &x) {
-    const int C = X[1], plane = X[2] * X[3], n = X[0] * plane;
-    Numbers mean(C), var(C);
-    auto channel = [&](size_t i) { return i / plane % C; };
-    for (size_t i = 0; i < x.size(); i++) mean[channel(i)] += x[i] / n;
-    for (size_t i = 0; i < x.size(); i++)
-        var[channel(i)] += std::pow(x[i] - mean[channel(i)], 2) / n;
-    return {mean, var};
-}
-static Numbers batch_norm_in_double(const Case &c, const std::vector<Numbers> &in) {
-    const auto [mean, var] = recording ? moments(c.shapes[0], in[0]) : std::pair(in[3], in[4]);
-    const int C = c.shapes[0][1], plane = c.shapes[0][2] * c.shapes[0][3];
-    Numbers y;
-    for (size_t i = 0; i < in[0].size(); i++) {
-        const int ch = i / plane % C;
-        y.push_back((in[0][i] - mean[ch]) / std::sqrt(var[ch] + 1e-5) * in[1][ch] + in[2][ch]);
-    }
-    return y;
-}
-static Numbers in_double(const Case &c, const std::vector<Numbers> &in) {
-    if (c.op == "linear") return linear_in_double(c, in);
-    if (c.op == "conv2d") return conv2d_in_double(c, in);
-    if (c.op == "softmax_cross_entropy") return losses_in_double(c, in);
-    if (c.op == "batch_norm") return batch_norm_in_double(c, in);
-    if (c.op != "relu" && c.op != "add") return pool_in_double(c, in);
-    Numbers y = in[0];
-    for (size_t i = 0; i < y.size(); i++)
-        y[i] = c.op == "add" ? y[i] + in[1][i] : std::max(y[i], 0.0);
-    return y;
+    if (recording) return reference::batch_norm(H * W, in, dy);
+    return {reference::normalize(in[0], in[1], in[2], in[3], in[4], H * W)};
 }
 
 // --- what they are called, and where their code is
@@ -258,8 +185,8 @@ static std::vector<Tensor> inputs_of(const Case &c) { // on the host
     }
     return in;
 }
-static std::vector<Numbers> all_in_double(const std::vector<Tensor> &in) {
-    std::vector<Numbers> numbers;
+static Arrays all_in_double(const std::vector<Tensor> &in) {
+    Arrays numbers;
     for (const Tensor &t : in) {
         const Flat f = to_host(t);
         numbers.emplace_back(f.begin(), f.end());
@@ -267,7 +194,7 @@ static std::vector<Numbers> all_in_double(const std::vector<Tensor> &in) {
     return numbers;
 }
 // Return what the operator of mgpu.cu computes from these numbers.
-static Numbers in_float(const Case &c, const std::vector<Numbers> &in) {
+static Doubles in_float(const Case &c, const Arrays &in) {
     std::vector<Tensor> p;
     for (size_t a = 0; a < in.size(); a++) {
         const Tensor t = empty(c.shapes[a], cpu());
@@ -276,18 +203,17 @@ static Numbers in_float(const Case &c, const std::vector<Numbers> &in) {
     }
     return all_in_double({call(c, p)})[0];
 }
-// Return the slopes of sum(weight * y) along each number of argument a; NAN at a kink.
-static Numbers slopes_of(Numbers (*y_of)(const Case &c, const std::vector<Numbers> &in),
-                         double relative_step, const Case &c, std::vector<Numbers> in,
-                         const Numbers &weight, size_t a) {
+// Return the slopes of sum(weight * y) along each number of argument a, of the y that the operator
+// of mgpu.cu computes; NAN at a kink.
+static Doubles slopes_of(const Case &c, Arrays in, const Doubles &weight, size_t a) {
     auto sum = [&] {
-        const Numbers y = y_of(c, in);
+        const Doubles y = in_float(c, in);
         return std::inner_product(y.begin(), y.end(), weight.begin(), 0.0);
     };
     const double middle = sum();
-    Numbers slopes;
+    Doubles slopes;
     for (double &x : in[a]) {
-        const double old = x, step = relative_step * std::max(1.0, std::fabs(x));
+        const double old = x, step = 1e-2 * std::max(1.0, std::fabs(x));
         x = old + step;
         const double right = (sum() - middle) / step;
         x = old - step;
@@ -303,12 +229,12 @@ constexpr double float_error = 1e-4;
 static void check_case(const Case &c) {
     const std::string where = in_words(c);
     const std::vector<Tensor> host = inputs_of(c);
-    const std::vector<Numbers> in = all_in_double(host);
+    const Arrays in = all_in_double(host);
     pause_stream(last());
     std::vector<Tensor> p = get_params(host, last());
     for (size_t a = 0; a < p.size(); a++)
         if (!wants_grad(c, a)) p[a].grad = nullptr;
-    const Numbers want = in_double(c, in);
+    const Doubles want = in_double(c, in)[0];
     auto &tape = tapes[last().id];
     tape.clear();
     Tensor y = call(c, p);
@@ -321,9 +247,10 @@ static void check_case(const Case &c) {
     const bool usual =
         compare(where, "y", y.shape, to_host(y), want, float_error, where_to_look(c, "y"));
     if (c.op == "batch_norm" && recording) {
-        const auto [mean, var] = moments(c.shapes[0], in[0]);
+        const auto [mean, var] =
+            reference::moments(in[0], c.shapes[0][1], c.shapes[0][2] * c.shapes[0][3]);
         const double n = in[0].size() / mean.size();
-        Numbers right[2];
+        Doubles right[2];
         for (size_t i = 0; i < mean.size(); i++) {
             right[0].push_back(0.9 * in[3][i] + 0.1 * mean[i]);
             right[1].push_back(0.9 * in[4][i] + 0.1 * var[i] * n / (n - 1));
@@ -342,19 +269,17 @@ static void check_case(const Case &c) {
     if (!y.grad || tape.empty())
         error("%sits backward is not on the tape: look at add_to_tape", where.c_str());
     // Backward with weights for dy; then a second pass, where y is used twice: both add
-    Numbers weight;
+    Doubles weight;
     Tensor w = empty(y.shape, cpu());
     for (int i = 0; i < size(w); i++) {
         w.ptr()[i] = std::normal_distribution<float>()(dice);
         weight.push_back(w.ptr()[i]);
     }
     w = copyto(w, last());
-    std::vector<Numbers> slopes(p.size()); // of another y than usual: of the one that it is
-    const auto y_of = usual ? in_double : in_float;
-    const double step = usual ? 1e-6 : 1e-2;
+    Arrays right = in_double(c, in, weight); // of another y than usual: the slopes of that y
     const std::string unusual = usual ? "" : "it is not the slope of this y: ";
-    for (size_t a = 0; a < p.size(); a++)
-        if (wants_grad(c, a)) slopes[a] = slopes_of(y_of, step, c, in, weight, a);
+    for (size_t a = 0; a < p.size() && !usual; a++)
+        if (wants_grad(c, a)) right[a + 1] = slopes_of(c, in, weight, a);
     for (int uses : {1, 2}) {
         const Tensor other = uses == 2 ? call(c, p) : y;
         if (uses == 2) y = call(c, p);
@@ -370,15 +295,15 @@ static void check_case(const Case &c) {
         for (size_t a = 0; a < p.size(); a++) {
             if (!wants_grad(c, a)) continue;
             const std::string name = "d" + arguments(c)[a];
-            for (double &s : slopes[a]) s *= uses;
-            const bool right = compare(
+            for (double &x : right[a + 1]) x *= uses;
+            const bool same = compare(
                 where + (uses == 1 ? "" : "used twice, in a second pass: "), name, c.shapes[a],
-                to_host(gradient(p[a])), slopes[a], usual ? float_error : 1e-3,
+                to_host(gradient(p[a])), right[a + 1], usual ? float_error : 1e-3,
                 uses == 1 ? unusual + where_to_look(c, name)
                           : "a backward must add (+=) to a gradient, which grad_to_add_to clears "
                             "at the first use in a pass: look at " +
                                 c.op + "'s backward and grad_to_add_to");
-            if (!right) return;
+            if (!same) return;
         }
     }
 }
@@ -387,7 +312,7 @@ static void check_case(const Case &c) {
 static void check_in_place() {
     const HostIn watched("add_ or full");
     const int n = 704; // a multiple of 256 bytes: emulated devices see each access beyond that
-    Numbers want;
+    Doubles want;
     Tensor a = empty({n}, cpu()), b = empty({n}, cpu());
     for (int i = 0; i < n; i++) {
         a.ptr()[i] = dice() % 1000;
@@ -399,7 +324,7 @@ static void check_in_place() {
     add_(sum, copyto(b, last()));
     compare("add_: ", "a", {n}, to_host(sum), want, 0,
             "look at add_kernel and its launch (blocks)");
-    compare("full: ", "t", {n}, to_host(full({n}, 3, last())), Numbers(n, 3), 0,
+    compare("full: ", "t", {n}, to_host(full({n}, 3, last())), Doubles(n, 3), 0,
             "look at fill_kernel and its launch (blocks)");
 }
 static void check_normal() {
@@ -436,7 +361,7 @@ static void check_replica(const std::vector<Tensor> &host, const std::vector<std
         if (g.device.id != d.id || size(g) != size(p[i]))
             error("attach_grad: the gradient of %s has shape %s on %s, unlike its parameter",
                   who.c_str(), str(g.shape).c_str(), str(g.device).c_str());
-        compare("attach_grad: ", "the gradient of " + who, g.shape, to_host(g), Numbers(size(g), 0),
+        compare("attach_grad: ", "the gradient of " + who, g.shape, to_host(g), Doubles(size(g), 0),
                 0, "it must start as 0");
         if (next && g.ptr() != next)
             error("attach_grad: the gradients are not contiguous: at which index of `all` does "
@@ -465,7 +390,7 @@ static void check_autograd() {
     auto &tape = tapes[last().id];
     auto gradient_is = [&](float want, const Tensor &l, const char *how, const char *look) {
         backward(l);
-        compare(format("autograd, %s: ", how), "dX", {n}, to_host(gradient(X)), Numbers(n, want), 0,
+        compare(format("autograd, %s: ", how), "dX", {n}, to_host(gradient(X)), Doubles(n, want), 0,
                 look);
         if (!tape.empty())
             error("backward leaves %zu entries on the tape, but must take each off", tape.size());
@@ -496,7 +421,7 @@ static void check_autograd() {
                 "an entry whose gradient was not written in this pass must not run: look at "
                 "backward (stale)");
     compare("autograd, of a W that l does not depend on: ", "dW", {n}, to_host(gradient(W)),
-            Numbers(n, 0), 0, "it must become 0: look at backward (first_uses)");
+            Doubles(n, 0), 0, "it must become 0: look at backward (first_uses)");
     {
         NoGrad guard;
         if (times(2, X).grad || !tape.empty())
@@ -519,7 +444,7 @@ static void check_sgd() {
     for (int i = 0; i < 2; i++) {
         const Flat old = to_host(i ? b : a), now = to_host(p[i]), grad = to_host(i ? a : b);
         Flat update;
-        Numbers right;
+        Doubles right;
         double product = 0, squares = 0;
         bool some = false; // are right: it is no factor
         for (int j = 0; j < n; j++) {
@@ -618,7 +543,7 @@ static void check_network(const std::string &who, const Tensor &X,
         for (const Tensor &t : made.inputs) c.shapes.push_back(t.shape);
         check_roles(who, made, arguments(c), params);
         compare(format("%soperator %d of the network, ", who.c_str(), ++number) + in_words(c), "y",
-                made.y.shape, to_host(made.y), in_double(c, all_in_double(made.inputs)),
+                made.y.shape, to_host(made.y), in_double(c, all_in_double(made.inputs))[0],
                 10 * float_error, where_to_look(c, "y"));
     }
     tapes[0].clear();
