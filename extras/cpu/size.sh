@@ -22,8 +22,8 @@ part tests.cu 1569 tests.cu
 part 'tests.h, reference.h' 978 extras/tests.h extras/reference.h
 part Makefile 150 Makefile
 part README.md 154 README.md
-for folder in algorithms:291 files:217 networks:700 fast:3673 watch:1120 exercise:2190 check:1880 \
-    measure:840 nodes:605; do
+for folder in algorithms:291 files:442 networks:700 fast:3673 watch:795 exercise:1920 check:1705 \
+    measure:625 nodes:605; do
     set --
     for f in extras/"${folder%:*}"/*.cu extras/"${folder%:*}"/*.cc extras/"${folder%:*}"/*.h \
         extras/"${folder%:*}"/*.html; do
