@@ -25,6 +25,7 @@ $(or $(MAKECMDGOALS),usage):
 	@mkdir -p '$(BUILD)' && cp -Rpu Makefile LICENSE *.md *.cu data extras '$(BUILD)'
 	@$(MAKE) --no-print-directory -C '$(BUILD)' BUILD= $@
 else
+$(if $(MAKELEVEL:0=),,$(shell sh data/stale.sh)) # times alone may lie
 # On a terminal, say what is being built. (The shell runs this script, and the script the recipe.)
 build/%: .SHELLFLAGS = data/building.sh $@
 # Use all cores, but make several targets, such as `make clean run`, one after the other
@@ -116,8 +117,9 @@ nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS -Xcompiler -Wall,-We
     $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
 
 # What is half-written, because make was killed, must not count: it has another name until then
-to = -o $@.part && mv -f $@.part $@
-renew = { cmp -s $@.$$$$ $@ && rm $@.$$$$ || mv -f $@.$$$$ $@; } # only if it differs
+to = -o $$part && $(finish)
+finish = mv -f $$part $@
+renew = { cmp -s $$part $@ || $(finish); } # only if it differs
 
 build/gpu/mgpu: mgpu.cu build/gpu/flags
 	$(NVCC) $(nvcc_flags) $< $(to)
@@ -133,7 +135,7 @@ included = $(if $(filter $1,$(plain)),$3plain/$1,$2$1)
 include_all = { printf '\043ifndef MGPU_NO_MAIN\n\043define MGPU_NO_MAIN\n\043define PROGRAM_MAIN\n'; \
     printf '\043endif\n'; printf '\043include "%s"\n' $1; printf '\043ifdef PROGRAM_MAIN\n'; \
     echo 'int main(int argc, char **argv) { return mgpu_main(argc, argv); }'; \
-    printf '\043endif\n'; } >$@.$$$$ && $(renew)
+    printf '\043endif\n'; } >$$part && $(renew)
 build/gpu/program.cu: FORCE | build/gpu/flags
 	@$(call include_all,$(foreach x,mgpu.cu $(parts),$(call included,$x,../../)))
 build/gpu/untuned.cu: FORCE | build/gpu/flags
@@ -143,7 +145,7 @@ build/doctest/doctest.h: ; @sh data/fetch.sh doctest
 # The flags of the last build. The file changes only if they do, and then all is built again.
 build/gpu/flags: flags = $(NVCC) $(nvcc_flags)
 build/%/flags: FORCE
-	@mkdir -p $(@D) 2>/dev/null && { echo '$(subst ','\'',$(flags))' >$@.$$$$; } 2>/dev/null || { \
-	    rm -f $@.$$$$; echo 'build/ cannot be written, or is full: try make BUILD=folder' >&2; \
+	@{ echo '$(subst ','\'',$(flags))' >$$part; } 2>/dev/null || { \
+	    echo 'build/ cannot be written, or is full: try make BUILD=folder' >&2; \
 	    exit 1; }; $(renew)
 endif

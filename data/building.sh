@@ -1,10 +1,14 @@
 #!/bin/sh
-# building.sh TARGET COMMAND: what make runs for a target below build/. On a terminal, a line every
-# two seconds says what is still being built.
-[ -t 2 ] || exec sh -c "$2"
-(while sleep 2; do echo "building $1 ..." >&2; done) &
-ticker=$!
+# building.sh TARGET COMMAND: what make runs for a target below build/. The command writes the file
+# $part and then gives it the target's name, so that nothing half-written has that name, not even if
+# two makes run at once. On a terminal, a line every two seconds says what is still being built.
+mkdir -p "$(dirname "$1")" 2>/dev/null
+export part="$1.$$"
+ticker=
+trap 'rm -f "$part"; [ ! "$ticker" ] || kill $ticker 2>/dev/null' EXIT
+trap 'exit 130' HUP INT TERM
+if [ -t 2 ]; then
+    (trap - EXIT; while sleep 2; do echo "building $1 ..." >&2; done) &
+    ticker=$!
+fi
 sh -c "$2"
-status=$?
-kill $ticker 2>/dev/null
-exit $status

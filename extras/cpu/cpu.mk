@@ -27,6 +27,8 @@ CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra -Wno-psa
     -fstack-clash-protection,\
     -Og --param ggc-min-heapsize=1000000)
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Iextras/cpu
+# The same with another level of optimization
+level = $(patsubst -O%,$1,$(cpu_flags))
 doctest = -isystem $(dir $(DOCTEST))
 linked = -DDOCTEST_LINKED $(doctest) # doctest's own code is compiled once, as doctest.o
 
@@ -53,10 +55,10 @@ $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
 cpu_tests := $(wildcard extras/cpu/tests/*)
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
     build/cpp/extras/cpu/tests.cu $(cpu_tests:%=build/cpp/%) build/%/runtime.o build/%/doctest.o
-	$(CXX) $(cpu_flags) $(flags_$*) -O0 $(linked) -x c++ $< -x none build/$*/runtime.o \
+	$(CXX) $(call level,-O0) $(flags_$*) $(linked) -x c++ $< -x none build/$*/runtime.o \
 	    build/$*/doctest.o $(to)
 build/%/doctest.o: $(DOCTEST) build/%/flags
-	$(CXX) $(cpu_flags) $(flags_$*) -O0 -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< $(to)
+	$(CXX) $(call level,-O0) $(flags_$*) -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< $(to)
 
 build/cpu/program build/asan/program build/race/program: build/%/program: build/cpp/program.cu \
     $(needs_cpp) build/%/runtime.o
@@ -64,9 +66,9 @@ build/cpu/program build/asan/program build/race/program: build/%/program: build/
 
 # The program's source and that without the tuned operators (see the Makefile), in C++
 build/cpp/program.cu: FORCE
-	@mkdir -p $(@D); $(call include_all,$(foreach x,mgpu.cu $(parts),$(call included,$x)))
+	@$(call include_all,$(foreach x,mgpu.cu $(parts),$(call included,$x)))
 build/cpp/untuned.cu: FORCE
-	@mkdir -p $(@D); $(call include_all,mgpu.cu $(untuned))
+	@$(call include_all,mgpu.cu $(untuned))
 
 # The .cu files and their headers in C++
 build/cpp/%.cu: %.cu extras/cpu/to_cpp.sed
@@ -75,11 +77,11 @@ build/cpp/%.h: %.h extras/cpu/to_cpp.sed
 	@$(translate)
 build/cpp/tests.cu: $(tests_h:%=build/cpp/%)
 .PRECIOUS: build/cpp/%.cu build/cpp/%.h
-translate = mkdir -p $(@D); { echo '\#line 1 "$<"' && \
-    LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } >$@.part && \
-    { ! sed 1d $@.part | grep -nE '<<<|__shared__' || \
+translate = { echo '\#line 1 "$<"' && \
+    LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } >$$part && \
+    { ! sed 1d $$part | grep -nE '<<<|__shared__' || \
     { echo '$<: extras/cpu/to_cpp.sed does not understand the lines above' >&2; exit 1; }; } && \
-    mv -f $@.part $@
+    $(finish)
 
 # ----- What an edit does not change is compiled once --------------------------------------------
 
@@ -88,10 +90,10 @@ translate = mkdir -p $(@D); { echo '\#line 1 "$<"' && \
 compiled_once := build/cpu/headers.h.gch build/cpu/runtime.o
 build/cpu/mgpu build/cpu/tests build/cpu/program: $(compiled_once)
 build/cpu/headers.h: mgpu.cu
-	@mkdir -p $(@D); sed -n 's/^\(#include <[^>]*>\).*/\1/p' $< >$@.$$$$ && $(renew)
+	@sed -n 's/^\(#include <[^>]*>\).*/\1/p' $< >$$part && $(renew)
 build/cpu/headers.h.gch: build/cpu/headers.h $(stand_in) build/cpu/flags
 	@echo "reading the headers into $@"; \
-	{ $(CXX) $(cpu_flags) -x c++-header $< -o $@.$$$$ && mv $@.$$$$ $@ && \
+	{ $(CXX) $(cpu_flags) -x c++-header $< -o $$part && $(finish) && \
 	    echo | $(CXX) $(cpu_flags) -include $< -fsyntax-only -x c++ -; } 2>/dev/null || : >$@
 # What a compiler is given besides a program's source
 once_cpu := -include build/cpu/headers.h build/cpu/runtime.o
@@ -106,11 +108,11 @@ once_lanes_asan := build/lanes_asan/runtime.o
 race sanitize: own += BATCH LIMIT EPOCHS LOG CHECKS
 log := $(if $(wildcard extras/files),LOG=build/)
 # What make asan, make race and make lanes add to them
-flags_asan := -Og -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+flags_asan := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 flags_race := -fsanitize=thread
 flags_lanes := -DMGPU_LANES
-flags_lanes_asan := $(flags_lanes) -Og -fsanitize=address
-try_sanitizer = echo 'int main() {}' | $(CXX) $(flags_$*) -x c++ - -o $@.part 2>/dev/null || { \
+flags_lanes_asan := $(flags_lanes) -fsanitize=address
+try_sanitizer = echo 'int main() {}' | $(CXX) $(flags_$*) -x c++ - -o $$part 2>/dev/null || { \
     echo "$(firstword $(CXX)) cannot link with $(flags_$*): please install" >&2 \
         "$(if $(clang),libclang-rt-$$($(CXX) -dumpversion | cut -d. -f1)-dev,its sanitizers)"; \
     exit 1; }
@@ -139,7 +141,7 @@ race: $(core_race_tests) data  ## tests and a training under ThreadSanitizer
 save := $(wildcard extras/files/files.cu)
 build/limits/failing: build/cpp/mgpu.cu extras/cpu/failing.cc $(save:%=build/cpp/%) \
     extras/definitions.awk $(compiled_once)
-	@mkdir -p $(@D); awk -f extras/definitions.awk $< | \
+	@awk -f extras/definitions.awk $< | \
 	    awk '!in_file { if ($$1 == "check_cuda") first = $$3; next } \
 	        FNR == first { sub(/check_cuda/, "plain_&") } { print }' \
 	        - in_file=1 $< extras/cpu/failing.cc $(save:%=build/cpp/%) >$@.cc
@@ -193,7 +195,7 @@ machines:  ## for a release: try other versions of Debian, compilers and CUDA (r
 # itself. -O2, since such a program often computes all once more on the host: 15 times as fast there
 # as -Og. In runtime.o it halves the time of a launch.
 cu_on := $(if $(CHECK),cpu,$(notdir $(dir)))
-cu_flags = $(patsubst -Og,-O2,$(filter-out -Wall -Wextra -Werror,$(cpu_flags)))
+cu_flags = $(filter-out -Wall -Wextra -Werror,$(call level,-O2))
 cu_once := build/$(or $(filter asan race,$(CHECK)),cu)/runtime.o
 cu_needs := $(if $(CHECK),,backend) $(if $(filter cpu,$(cu_on)),$(cu_once))
 cu_gpu = $(filter-out -Xcompiler -Wall$(comma)-Wextra -Werror all-warnings,$(nvcc_flags))
@@ -216,7 +218,7 @@ cu: $(cu_needs)  ## run a program of your own: make cu FILE=own.cu
 	@sh extras/cpu/cu.sh $(value ARGS)
 
 build/cu/runtime.o: extras/cpu/runtime.cc $(stand_in) build/cpu/flags
-	@mkdir -p $(@D); $(CXX) $(cu_flags) -c $< $(to)
+	@$(CXX) $(cu_flags) -c $< $(to)
 
 # Small programs of a first course: each prints what its head says
 programs: $(cu_needs)  ## run the programs of extras/cpu/programs

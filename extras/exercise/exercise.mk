@@ -36,7 +36,7 @@ build/gpu/wrong: extras/exercise/worker.cu build/gpu/wrong.cu $(wrong) mgpu.cu $
     $(exercise_headers) build/gpu/flags
 	$(worker_gpu) -DALL_WRONG -DSUBMISSION='"../../build/gpu/wrong.cu"' $< $(to)
 build/gpu/wrong.cu: $(wrong) extras/exercise/exercise.mk
-	@mkdir -p $(@D); printf '#include "../../%s"\n' $(wrong) >$@.part && mv -f $@.part $@
+	@printf '#include "../../%s"\n' $(wrong) >$$part && $(finish)
 
 worker_cpp := build/cpp/extras/exercise/worker.cu $(exercise_headers)
 algorithms_cpp := $(algorithms:%=build/cpp/%)
@@ -50,15 +50,14 @@ $(patsubst %,build/%/wrong,cpu asan race): build/%/wrong: $(worker_cpp) $(wrong:
 	$(call worker_cpu,$*) -DALL_WRONG -DSUBMISSION='"wrong/all.cu"' -x c++ $< $(to)
 build/cpu/worker build/cpu/wrong: $(compiled_once)
 build/cpp/extras/exercise/wrong/all.cu: $(wrong) extras/exercise/exercise.mk
-	@mkdir -p $(@D); printf '#include "%s"\n' $(notdir $(wrong)) >$@.part && mv -f $@.part $@
+	@printf '#include "%s"\n' $(notdir $(wrong)) >$$part && $(finish)
 
 # A worker needs little of what it includes: in a copy nothing calls the rest, which is not compiled
 judged_needs := extras/exercise/judged.sh extras/definitions.awk
 build/cpp/judged/mgpu.cu: build/cpp/mgpu.cu $(judged_needs)
-	@mkdir -p $(@D); sh extras/exercise/judged.sh $< >$@.part && mv -f $@.part $@
+	@sh extras/exercise/judged.sh $< >$$part && $(finish)
 build/gpu/judged/mgpu.cu: mgpu.cu $(judged_needs)
-	@mkdir -p $(@D); { echo '#line 1 "$<"'; sh extras/exercise/judged.sh $<; } >$@.part && \
-	    mv -f $@.part $@
+	@{ echo '#line 1 "$<"'; sh extras/exercise/judged.sh $<; } >$$part && $(finish)
 whole := $(if $(findstring clang,$(CXX)),,-fwhole-program) -Wno-unused-function
 worker_flags_cpu := $(whole)
 compile_worker = $(call worker_cpu,cpu) -iquote build/cpp/extras/exercise/wrong
@@ -82,9 +81,9 @@ build/submission/mgpu.cu: FORCE
 	@[ -f $(submission) ] || { echo SUBMISSION=$(submission): no such file >&2; exit 1; }
 	@grep -qE 'allreduce_yours|yours.h' $(submission) || { echo SUBMISSION=$(submission): \
 	    expected a whole mgpu.cu with allreduce_yours >&2; exit 1; }
-	@mkdir -p $(@D); $(translated) >$(@D)/whole.cu
+	@$(translated) >$(@D)/whole.cu
 	@{ echo '#line 1 "$(lastword $(subst /, ,$(SUBMISSION)))"'; \
-	    sh extras/exercise/judged.sh $(@D)/whole.cu; } >$@.part && mv -f $@.part $@
+	    sh extras/exercise/judged.sh $(@D)/whole.cu; } >$$part && $(finish)
 submission = '$(subst ','\'',$(value SUBMISSION))'
 
 # ----- Tests -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ build/gpu/fast_tests: extras/fast/tests.cu $(needs_gpu) $(parts) build/gpu/progr
 # if that changes. (Under a sanitizer fast.cu includes products.cu.)
 apart_gpu := -DPRODUCTS_APART build/gpu/products.o
 apart_cpu := -DPRODUCTS_APART build/cpu/products.o
-vocabulary = mkdir -p $(@D); sh extras/fast/vocabulary.sh $< >$@.$$$$ && $(renew)
+vocabulary = sh extras/fast/vocabulary.sh $< >$$part && $(renew)
 build/gpu/vocabulary.h build/cpp/vocabulary.h: mgpu.cu extras/fast/vocabulary.sh extras/definitions.awk
 	@$(vocabulary)
 products_gpu := extras/fast/products.cu $(fast_headers) build/gpu/vocabulary.h build/gpu/flags
@@ -44,9 +44,9 @@ compile_products_cpu = $(CXX) $(cpu_flags) $1 -DVOCABULARY='"../../vocabulary.h"
 # Copies of mgpu.cu and networks.cu in which what fast.cu replaces has another name, or is left out
 plain_needs := extras/fast/plain.sh extras/fast/operators extras/definitions.awk
 build/gpu/plain/%: % $(plain_needs)
-	@mkdir -p $(@D); { echo '#line 1 "$<"'; sh extras/fast/plain.sh $<; } >$@.part && mv -f $@.part $@
+	@{ echo '#line 1 "$<"'; sh extras/fast/plain.sh $<; } >$$part && $(finish)
 build/cpp/plain/%: build/cpp/% $(plain_needs)
-	@mkdir -p $(@D); sh extras/fast/plain.sh $< >$@.part && mv -f $@.part $@
+	@sh extras/fast/plain.sh $< >$$part && $(finish)
 
 # For a compiler of your own: write what the build generates
 sources: build/gpu/program.cu $(plain:%=build/gpu/plain/%)
