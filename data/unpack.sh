@@ -2,7 +2,9 @@
 # sh data/unpack.sh [DATA=FOLDER] [WORD ...]
 #
 # Prepares the data set in FOLDER, by default data. A file that lies there packed is unpacked below
-# build/. What is missing in data/ or data/mnist/ is downloaded first. Other words are ignored.
+# build/. What is missing in data/ or data/mnist/ is downloaded first. Status 1, and a line that says
+# what lies in FOLDER, if it does not have the data set. Other words are ignored.
+export LC_ALL=C
 folder=data
 for word; do
     case $word in DATA=*) folder=${word#DATA=} ;; esac
@@ -23,7 +25,7 @@ data/mnist | ./data/mnist) sh data/fetch.sh mnist || exit 1 ;;
 esac
 for name in $names; do
     archive=$folder/$name.gz
-    if unpacked "$name" || [ ! -e "$archive" ]; then continue; fi  # the program says what is missing
+    if unpacked "$name" || [ ! -e "$archive" ]; then continue; fi
     case /$folder/ in */../*)
         echo "DATA=$folder: archives are unpacked into build/: give a path without .." >&2
         exit 1 ;;
@@ -37,3 +39,15 @@ for name in $names; do
         exit 1
     fi
 done
+
+missing=
+for name in $names; do unpacked "$name" || missing=${missing:-$name}; done
+[ "$missing" ] || exit 0
+cannot() { echo "DATA=$folder: $*" >&2; exit 1; }
+said=$(ls "$folder/." 2>&1 >/dev/null) || cannot "${said##*: }"
+below=$(find -L "$folder" -maxdepth 4 \( -name "$missing" -o -name "$missing.gz" \) 2>/dev/null |
+    sed 's|/[^/]*$||; s/^/DATA=/' | sort -u | head -n 5 | paste -sd ' ')
+[ ! "$below" ] || cannot "the data set lies deeper: try $below"
+# shellcheck disable=SC2012 # for people to read
+there=$(ls "$folder" | head -n 100 | paste -sd ' ' | tr -d '[:cntrl:]' | cut -c -200)
+cannot "there is no $missing, nor a .gz of it, but ${there:-nothing}: data/README.md has the names"

@@ -75,6 +75,33 @@ for i in $(seq $((4 * times))); do
     check "call $at of $calls fails: SAVE" eval 'cmp -s s before || loads s'
 done
 
+# A folder without the data set, or not in the place where it is looked for: what is there
+no_data() { # no_data TEXT WORD...: make data says this
+    (cd ../../.. && sh data/unpack.sh DATA=build/limits/run/set) >out 2>err
+    check "$1: status" [ $? = 1 ]
+    check "$1: one line" [ "$(wc -l <err)" = 1 ]
+    check "$1" grep -qF "DATA=build/limits/run/set: $1" err
+}
+mkdir set && no_data 'there is no train-images-idx3-ubyte, nor a .gz of it, but nothing:'
+touch set/train-images.idx3-ubyte set/mnist.npz
+no_data 'there is no train-images-idx3-ubyte, nor a .gz of it, but mnist.npz train-images.idx3-ubyte:'
+for kind in Fashion '' "It's"; do # as torchvision's root=
+    raw="set/${kind}MNIST/raw" && mkdir -p "$raw" && touch "$raw/train-images-idx3-ubyte.gz"
+done
+in=DATA=build/limits/run/set
+no_data "the data set lies deeper: try $in/FashionMNIST/raw $in/It'sMNIST/raw $in/MNIST/raw"
+cp -R ../../data set/all && cp set/all/t* set/ && rm set/t10k-labels-idx1-ubyte set/all/*
+no_data 'there is no t10k-labels-idx1-ubyte, nor a .gz of it, but FashionMNIST It'
+if unshare -U true 2>/dev/null; then # any other user
+    chmod 0 set
+    (cd ../../.. && unshare -U sh data/unpack.sh DATA=build/limits/run/set) >out 2>err
+    check 'a folder of another user: status' [ $? = 1 ]
+    check 'a folder of another user' grep -qx "DATA=.*/set: Permission denied" err
+    chmod 755 set
+fi
+rm -r set && touch set && no_data 'Not a directory'
+rm set && no_data 'No such file or directory'
+
 # Too little of something
 limited() { # limited NAME COMMAND: in a shell with that limit
     rm -f ./*.part ./*.test
