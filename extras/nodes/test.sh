@@ -48,6 +48,10 @@ same 2 2 tree ""
 training="MODEL=resnet18 LIMIT=13 BATCH=5 EPOCHS=2 LR=0.01"
 same 2 2 tree "ALLREDUCE=ring OVERLAP=1"
 
+# Sums by MPI of three nodes, in several sizes: after an epoch, all have the same bits
+$mpirun -n 3 "$mpi" GPUS=1 $training OVERLAP=1 LOG=$out/log >$out/text 2>&1 || fail "three nodes"
+pass "three nodes, sums by MPI"
+
 $mpirun -n 3 "$mpi" exercise >$out/text 2>&1 || fail "exercise"
 grep -q '^ring_between_nodes: passed on 3 nodes: 12 messages' $out/text || fail "exercise"
 pass "exercise"
