@@ -308,6 +308,36 @@ static void on_mpi_error(MPI_Comm *, int *code, ...) {
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
+// End the program if the launcher has started another number of processes than MPI knows of: under
+// the mpirun of another MPI, each process would train alone.
+static void check_launcher() {
+    const std::pair<const char *, const char *> launchers[] = { // how many there are, and which
+        {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},       // by Open MPI's mpirun
+        {"PMI_SIZE", "PMI_RANK"}, // by that of MPICH or Intel, or by srun --mpi=pmi2
+        {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"}};
+    auto number = [](const char *variable) {
+        const char *const text = getenv(variable);
+        return text ? atoi(text) : 0;
+    };
+    for (const auto &[size, rank] : launchers) {
+        if (!getenv(size)) continue;
+        if (number(size) == nodes) return;
+        char version[MPI_MAX_LIBRARY_VERSION_STRING];
+        int length;
+        MPI_Get_library_version(version, &length);
+        std::replace(version, version + length, '\t', ' ');
+        if (number(rank) > 0) {
+            usleep(100000); // the first one tells
+        } else {
+            say("mgpu: %s=%d, but MPI knows of %d: this program was built with %.*s: start it by "
+                "the mpirun of that MPI, or by srun --mpi=TYPE with a type that it knows\n",
+                size, number(size), nodes, (int)strcspn(version, ",\n"), version);
+        }
+        MPI_Finalize();
+        _exit(1);
+    }
+}
+
 static void start_nodes(int *argc, char ***argv) {
     MPI_Errhandler handler;
     MPI_Comm machine;
@@ -318,6 +348,7 @@ static void start_nodes(int *argc, char ***argv) {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
     MPI_Comm_size(MPI_COMM_WORLD, &nodes);
     MPI_Comm_rank(MPI_COMM_WORLD, &node);
+    check_launcher();
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
     MPI_Comm_size(machine, &neighbours);
     MPI_Comm_rank(machine, &place);

@@ -79,6 +79,16 @@ differs 'its CHECKS=0 is not CHECKS=1' CHECKS=0
 differs 'its data=.* is not data=.*, as on node 0' DATA=$out/data
 differs 'cannot read .*no-such-folder' DATA=no-such-folder
 
+# Under another MPI's mpirun or by srun, processes that do not know of each other
+for launcher in OMPI_COMM_WORLD_SIZE PMI_SIZE SLURM_STEP_NUM_TASKS; do
+    if env $launcher=2 "$mpi" LIMIT=100 EPOCHS=1 LOG=$out/log >$out/text 2>&1; then
+        fail "accepted: $launcher=2"
+    fi
+    grep -q "^mgpu: $launcher=2, but MPI knows of 1: this program was built with" $out/text ||
+        fail "not said: $launcher=2"
+    pass "a process that does not know of the others is refused: $launcher=2"
+done
+
 # The last line names every node's devices
 $mpirun -n 2 "$mpi" GPUS=2 LIMIT=100 EPOCHS=1 LOG=$out/log >$out/text 2>&1 || fail "two nodes"
 grep -q '^test acc: .* sec/epoch on \[gpu(0), gpu(1)\] of node 0, \[gpu(0), gpu(1)\] of node 1$' \
@@ -96,7 +106,12 @@ unreadable 'expected a file with a machine on each line' '\n# pc01\n'
 unreadable 'its lines have Windows line endings' 'localhost slots=2\r\n'
 unreadable 'line 2, localhost slots=two: expected a line such as pc01' '# two\nlocalhost slots=two\n'
 unreadable 'line 1, localhost; slots=2:' 'localhost; slots=2\n'
-printf ' localhost slots=2 max_slots=4 # this one\n\n# pc01\n' >$out/hosts
+case $(mpirun --version) in
+*'Open MPI'*) other='localhost:2' hosts=' localhost slots=2 max_slots=4 # this one\n\n# pc01\n' ;;
+*) other='localhost slots=2' hosts='localhost:2 # this one\n\n# pc01\n' ;;
+esac
+unreadable "line 1, $other: expected a line such as pc01" "$other\n"
+printf "%b" "$hosts" >$out/hosts
 ${MAKE:-make} -n run HOSTS=$out/hosts >$out/text 2>&1 || fail "HOSTS with comments"
 pass "HOSTS with comments"
 
