@@ -22,7 +22,7 @@ words = $(foreach name,$(filter-out $(own),$(typed)),'$(name)=$(subst ','\'',$(v
 ifneq ($(BUILD),)
 .PHONY: $(MAKECMDGOALS)
 $(or $(MAKECMDGOALS),usage):
-	@mkdir -p '$(BUILD)' && cp -Rpu Makefile LICENSE *.md *.cu data extras '$(BUILD)'
+	@sh data/copy.sh '$(BUILD)'
 	@$(MAKE) --no-print-directory -C '$(BUILD)' BUILD= $@
 else
 $(if $(MAKELEVEL:0=),,$(shell sh data/stale.sh)) # times alone may lie
@@ -92,7 +92,7 @@ test: backend $(tests) data  ## run the tests: make test T='-tc=allreduce*'
 data:  ## download Fashion-MNIST, or prepare the data set in the folder DATA
 	@sh data/unpack.sh $(words)
 clean:  ## remove build/
-	rm -rf build
+	@said=$$(rm -rf build 2>&1) || { echo "$$said" | head -n 1 >&2; exit 1; }
 help:  ## print this list
 	@echo 'make TARGET NAME=value ...'; echo
 	@sed -nE 's/^([a-z_]+):.*  ## (.*)/\1\t\2/p' Makefile extras/*/*.mk 2>/dev/null | expand -t 15
