@@ -1,9 +1,11 @@
 #!/bin/sh
-# sh extras/reworded.sh [make variables]: no tool needs the words of a comment of mgpu.cu or
+# sh extras/reworded.sh [--text] [make variables]: no tool needs the words of a comment of mgpu.cu or
 # networks.cu. In build/reworded, a copy, they all have other words, and headings other forms and
 # lines. All tools must make the same of the copy as of the files here.
+# With --text nothing is compiled.
 cd "$(dirname "$0")/.." || exit 1
 copy=build/reworded
+if [ "$1" = --text ]; then text=yes; shift; fi
 fail() { echo "extras/reworded.sh: $1" >&2; exit 1; }
 
 # Every word becomes another one. Of the lines of a heading every second one goes, the others change.
@@ -20,7 +22,7 @@ reword() {
         { print }' "$1" >"$copy/$1"
 }
 rm -rf $copy && mkdir -p $copy/build || exit 1
-cp -a Makefile mgpu.cu tests.cu data extras $copy && cp -a build/cpu build/cpp $copy/build || exit 1
+cp -a Makefile mgpu.cu tests.cu data extras $copy && cp -a build/cpu build/cpp build/sources $copy/build || exit 1
 for folder in data doctest page_venv notebook_venv; do ln -s ../../$folder $copy/build/; done
 for file in mgpu.cu extras/networks/networks.cu; do reword $file; done
 cmp -s mgpu.cu $copy/mgpu.cu && fail 'the comments are still the same'
@@ -47,6 +49,7 @@ same vocabulary.sh sh extras/fast/vocabulary.sh mgpu.cu
 same judged.sh sh extras/exercise/judged.sh mgpu.cu
 clean() { sh extras/fast/checksum.sh --check && echo clean; }
 same checksum.sh clean
+if [ "$text" ]; then echo 'extras/reworded.sh: the text tools need no word of a comment'; exit; fi
 
 run() { # the operators and the loss
     make -s run GPUS=1 BATCH=32 EPOCHS=1 LIMIT=64 CHECKS=0 "$@" |

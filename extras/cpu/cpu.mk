@@ -185,7 +185,9 @@ sanitize:  ## tests and a short training under compute-sanitizer (GPU)
 size:  ## count the lines of each part, and of its code, against their limits
 	@sh extras/cpu/size.sh
 
-.PHONY: machines
+.PHONY: machines release_checks
+release_checks:  ## for a release: all that .ci/run leaves out (an hour)
+	@RELEASE=1 bash .ci/run
 machines:  ## for a release: try other versions of Debian, compilers and CUDA (root)
 	@bash extras/cpu/machines.sh
 
