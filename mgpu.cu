@@ -31,6 +31,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -1281,12 +1282,18 @@ void check_inputs(const char *op, bool valid, const char *expected,
 
 // --- devices
 
+struct Piece { // of the memory that one cudaMalloc() returned
+    float *begin;
+    long n;           // floats
+    bool used, first; // whether a tensor has it, and whether the memory begins with it
+};
+
 // The state of a device. Devices that share a GPU have their own memory and streams.
 struct DeviceState {
     int physical;                // CUDA's number for the GPU
     Stream stream;               // for its work
     std::map<int, Stream> links; // for messages from other devices, by Device::id
-    std::map<std::pair<cudaStream_t, size_t>, std::vector<float *>> unused; // see allocate()
+    std::map<cudaStream_t, std::list<Piece>> pieces; // in the order of memory: see allocate()
 };
 static auto &device_states = *new std::vector<DeviceState>; // never destroyed, like `tapes`
 
@@ -1393,36 +1400,49 @@ void use_devices(int k, bool shown) {
 // --- memory
 
 // Return memory for n floats. On a device, it comes from a caching allocator: cudaMalloc() and
-// cudaFree() would make the host wait, so freed memory is kept for the next tensor of its size, in
-// one list for each stream and size. (A program in extras/ may change a device's stream.)
+// cudaFree() would make the host wait, so freed memory is kept, in one list for each stream. (A
+// program in extras/ may change a device's stream.) A tensor gets the smallest free piece that is
+// large enough, and the rest of it becomes a piece of its own. Free pieces that are neighbours are
+// joined. (Below 1 MiB only the same size will do: so tools see a kernel write past the end.)
 //
 // Memory may be reused while enqueued work still uses it. That is safe: the work of its new owner
 // is enqueued later on the same stream, and copyto() and send() make that stream wait for every
 // other stream that uses the memory.
-static std::shared_ptr<float> allocate(int n, Device device) {
-    const size_t bytes = sizeof(float) * n;
-    float *piece = nullptr;
+static std::shared_ptr<float> allocate(long n, Device device) {
+    float *memory = nullptr;
     if (n == 0) return nullptr;
     if (device.id < 0) { // pinned memory: a device copies from it while the host goes on
-        CUDA_CHECK(cudaMallocHost((void **)&piece, bytes));
-        return std::shared_ptr<float>(piece, [](float *p) {
+        CUDA_CHECK(cudaMallocHost((void **)&memory, sizeof(float) * n));
+        return std::shared_ptr<float>(memory, [](float *p) {
             for (const DeviceState &user : device_states) { // it may be copying right now
                 cudaStreamSynchronize(user.stream.handle);
             }
             cudaFreeHost(p);
         });
     }
-    const auto key = std::make_pair(state(device).stream.handle, bytes);
-    std::vector<float *> &pieces = state(device).unused[key];
-    if (pieces.empty()) {
-        make_current(device);
-        CUDA_CHECK(cudaMalloc((void **)&piece, bytes));
-    } else {
-        piece = pieces.back();
-        pieces.pop_back();
+    const bool large = n >= 1 << 18;
+    if (large) n = ceil_div(n, 64) * 64L; // CUDA's memory begins at multiples of 256 bytes
+    std::list<Piece> &pieces = state(device).pieces[state(device).stream.handle];
+    auto best = pieces.end();
+    for (auto p = pieces.begin(), next = p; p != pieces.end(); p = next) {
+        next = std::next(p);
+        if (p->used) continue;
+        while (next != pieces.end() && !next->used && !next->first) {
+            p->n += next->n;
+            next = pieces.erase(next);
+        }
+        const bool fits = p->n == n || (p->n > n && large);
+        if (fits && (best == pieces.end() || p->n < best->n)) best = p;
     }
-    auto give_back = [=](float *p) { device_states[device.id].unused[key].push_back(p); };
-    return std::shared_ptr<float>(piece, give_back);
+    if (best == pieces.end()) {
+        make_current(device);
+        CUDA_CHECK(cudaMalloc((void **)&memory, sizeof(float) * n));
+        best = pieces.insert(best, {memory, n, false, true});
+    }
+    if (best->n > n) pieces.insert(std::next(best), {best->begin + n, best->n - n, false, false});
+    best->n = n;
+    best->used = true;
+    return std::shared_ptr<float>(best->begin, [best](float *) { best->used = false; });
 }
 
 // --- tensors

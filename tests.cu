@@ -890,6 +890,27 @@ TEST_CASE("empty: freed memory goes to the next tensor of its size on the same s
     CHECK(address(n + 1, gpu(0)) == usual);
 }
 
+TEST_CASE("empty: large tensors share a free piece, and free neighbours become one") {
+    const int n = 1 << 18;
+    static Stream other = new_stream(gpu(0)); // with pieces of its own
+    std::swap(other, current_stream(gpu(0)));
+    float *const all = empty({3 * n}, gpu(0)).ptr();
+    CHECK(empty({n - 1}, gpu(0)).ptr() != all); // a small one has its own
+    Tensor a = empty({n}, gpu(0)), b = empty({n}, gpu(0)), c = empty({n}, gpu(0));
+    CHECK(a.ptr() == all);
+    CHECK(b.ptr() == all + n);
+    CHECK(c.ptr() == all + 2 * n);
+    a = b = Tensor();
+    CHECK(empty({2 * n}, gpu(0)).ptr() == all);
+    c = Tensor();
+    a = empty({n + 1}, gpu(0));
+    CHECK(a.ptr() == all);
+    CHECK(empty({n}, gpu(0)).ptr() == all + n + 64); // a multiple of 256 bytes
+    a = Tensor();
+    CHECK(empty({3 * n}, gpu(0)).ptr() == all);
+    std::swap(other, current_stream(gpu(0)));
+}
+
 TEST_CASE("empty: memory on the host is freed only after devices have read it") {
     const Tensor dst = full({1000}, 0, gpu(0));
     Hold hold(gpu(0));

@@ -104,7 +104,7 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
     const Planes s = planes(X);
     const Tensor parts = sums ? parts_of<Moments>(MomentsOf{{a.X, a.X}, s}, s, device) : Tensor();
     const auto update = std::make_shared<bool>(true); // once, even if y is computed again
-    launch(y, [=](Store y) {
+    auto kernel = [=](Store y) {
         (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
         const Slices slices(s, {a.X, y.data, y.plus}, true);
         const bool once = std::exchange(*update, false);
@@ -112,7 +112,8 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
             LAUNCH(batch_norm_kernel<V()><<<slices.grid(), threads, 0, stream_of(device)>>>(
                 y, a, (const Moments *)parts.data.get(), once, slices));
         });
-    });
+    };
+    launch(y, kernel, y.grad != nullptr);
     return add_to_tape("batch_norm", y, inputs, [=](const Tensor &) {
         (void)inputs, (void)mean, (void)var;
         const Tensor dy = dy_of(y);

@@ -9,7 +9,11 @@ static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tenso
     Tensor y = output({X, W, b}, y_shape);
     const auto V = std::make_shared<Tensor>(); // Winograd's windows, for the gradient of W
     const bool keep = recording && W.grad;
-    launch(y, [=](Store y) { product_forward(y, X, W, b, s, keep ? V.get() : nullptr); });
+    const auto first = std::make_shared<bool>(y.grad != nullptr);
+    launch(y, [=](Store y) {
+        product_forward(y, X, W, b, s, keep ? V.get() : nullptr);
+        if (std::exchange(*first, false)) leave_out(X);
+    });
     return add_to_tape(op, y, {X, W, b}, [=](const Tensor &) {
         const Tensor dy = dy_of(y);
         const Store dW = target_of(W), db = target_of(b), dX = target_of(X);

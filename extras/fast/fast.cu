@@ -51,7 +51,7 @@ float *Tensor::ptr() const {
         fast::before_use(device, this);
         if (on_use) on_use(*this);
     }
-    return data.get();
+    return fast::address(*this);
 }
 Stream &current_stream(Device device) {
     fast::before_use(device, nullptr);

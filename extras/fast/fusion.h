@@ -2,26 +2,31 @@
 // By itself it spends its time on reading and writing memory, and on its launch. So the last launch
 // on a device waits: an addition or a ReLU that comes next may join it, and anything else that is
 // enqueued on the device sends it off first. The devices' work keeps the program's order. A tensor
-// that a joined launch leaves out, such as lenet's h1_conv, is computed only if ptr() asks for it,
-// from what its inputs hold then; it is an error to ask after the parameters have changed.
+// that a joined launch leaves out, such as lenet's h1_conv, has no memory. It is computed only if
+// ptr() asks for it, from what its inputs hold then; it is an error to ask after the parameters
+// have changed. A batch norm's result that a convolution or an addition has read is left out, too,
+// and computed again for the backward pass, unless ptr() has told somebody else its address.
 // Backward, the kernels that write the gradient of a ReLU's result mask it, and the ReLU itself has
 // nothing left to do.
 // Gain: without it a step takes longer. LeNet: 1.05 times on an H100, 1.20 on a CPU (user time);
-// lab_cnn: 1.06 and 1.18; ResNet-18: 1.04 and 1.02.
+// lab_cnn: 1.06 and 1.18; ResNet-18: 1.04 and 1.02. What it leaves out: README.md, "Memory".
 // defines: Note, before_use, launch, join, output, dy_of, target_of, share_grad, relu, add, flush
 
 namespace fast {
 // Remembers the launch that writes an operator's result.
 struct Note {
-    std::function<void(Store)> kernel; // null once it is enqueued
-    Store to = {};     // if its tensor is freed, others write to the memory only after this launch
-    int n = 0;         // how many numbers it writes
-    int left_out = -1; // if another launch joined it and took its place: `updates` then
+    std::function<void(Store)> kernel;          // null once it is enqueued
+    Store to = {};                              // where it writes, and its epilogue
+    int n = 0;                                  // how many numbers it writes
+    std::shared_ptr<float> memory = nullptr;    // for these; null: left out
+    std::function<void(Store)> again = nullptr; // the kernel, if that may run once more
+    Tensor plus = {};                           // what it adds
+    float *address = nullptr;                   // what the handles of its tensor have
+    int left_out = -1; // how many updates of the parameters there were when it was left out
     std::weak_ptr<Tensor> masks = {}; // of a ReLU's result: what goes into this gradient is masked
 };
-// The note goes with the memory: it is kept by the function that will free it.
+// The note goes with the tensor: it is kept by the function that frees it.
 struct FreeNoted {
-    std::shared_ptr<float> memory;
     std::shared_ptr<Note> note;
     void operator()(float *) const {}
 };
@@ -30,7 +35,13 @@ static std::shared_ptr<Note> note_of(const Tensor &t) {
     return noted ? noted->note : nullptr;
 }
 static void set_note(Tensor &y, const std::shared_ptr<Note> &note) { // y: just made
-    if (y.data) y.data = std::shared_ptr<float>(y.data.get(), FreeNoted{y.data, note});
+    note->address = note->memory.get();
+    if (note->memory) y.data = std::shared_ptr<float>(note->address, FreeNoted{note});
+}
+// Return where the tensor lies.
+static float *address(const Tensor &t) {
+    const auto note = note_of(t);
+    return note ? note->memory.get() + (t.data.get() - note->address) : t.data.get();
 }
 
 // A note on a gradient: other gradients may share its memory.
@@ -48,6 +59,20 @@ static const GradNote *note_of_grad(const Tensor *grad) {
 // Each device's last launch, if that waits. (Never destroyed: tensors may outlive main.)
 static auto &waiting = *new std::map<int, std::shared_ptr<Note>>;
 static int updates = 0; // of the parameters
+static int running = 0; // launches that are being sent off, one for another
+struct Running {
+    Running() { running++; }
+    ~Running() { running--; }
+};
+
+// Leave X out, if its kernel can run again when somebody asks for X.
+static void leave_out(const Tensor &X) {
+    const auto note = note_of(X);
+    if (!note || !note->again || note->kernel) return;
+    note->kernel = note->again;
+    note->memory = nullptr;
+    note->left_out = updates;
+}
 
 static void send_off(Device device, const std::shared_ptr<Note> &launch) {
     if (!launch || !launch->kernel) return;
@@ -55,7 +80,13 @@ static void send_off(Device device, const std::shared_ptr<Note> &launch) {
         error("a tensor that was fused with the next operator is read after the parameters have "
               "changed: read it earlier, or use KERNELS=plain");
     if (on_use) on_use({device, {launch->n}}); // it is used
-    std::exchange(launch->kernel, nullptr)(launch->to);
+    if (!launch->memory) launch->memory = empty({launch->n}, device).data;
+    launch->to.data = launch->memory.get();
+    const auto kernel = std::exchange(launch->kernel, nullptr);
+    const Running now;
+    if (launch->plus.data) launch->to.plus = launch->plus.ptr();
+    kernel(launch->to);
+    leave_out(std::exchange(launch->plus, Tensor()));
 }
 // What waits on the device goes, then what is still to write the tensor that has this note.
 static void flush(Device device, const std::shared_ptr<Note> &note) {
@@ -77,31 +108,31 @@ static void before_use(Device device, const Tensor *tensor) {
         if (grad->data.use_count() <= 2) return; // `shared` is the other one
         grad->data = empty(grad->shape, device).data;
         copyto(shared, *grad);
-    } else if (const auto note = note_of(*tensor)) flush(device, note);
+    } else if (const auto note = note_of(*tensor)) {
+        flush(device, note);
+        if (!running) note->again = nullptr; // who knows how long the address is used
+    }
 }
-
-// Enqueue the kernel that writes y, perhaps later, when it is known what follows.
-static void launch(Tensor &y, std::function<void(Store y)> kernel) {
+// Enqueue the kernel that writes y, perhaps later, when it is known what follows. It may run `again`
+// if that takes less than it costs to keep y.
+static void launch(Tensor &y, std::function<void(Store y)> kernel, bool again = false) {
     stream_of(y.device); // sends off the launch that waits
-    waiting[y.device.id] =
-        std::make_shared<Note>(Note{std::move(kernel), {y.data.get()}, size(y)});
-    set_note(y, waiting[y.device.id]);
+    Note note = {kernel, {}, size(y), empty(y.shape, y.device).data};
+    if (again) note.again = std::move(kernel);
+    set_note(y, waiting[y.device.id] = std::make_shared<Note>(std::move(note)));
 }
-// Make the launch of X, if it still waits, write y = max(0, X), or y = X + *plus, instead. (Only
-// our own sgd counts updates.)
+// Make the launch of X, if it still waits, write y = max(0, X), or y = X + *plus, instead, and to
+// the memory that X had. (Only our own sgd counts updates.)
 static bool join(const Tensor &X, Tensor &y, const Tensor *plus = nullptr) {
     auto &last = waiting[X.device.id];
     if (!operators.sgd) return false;
-    // Not if X's launch does not wait, already ends with a ReLU, or writes more than X
+    // Not if X's launch does not wait, already ends with a ReLU or an addition, or writes more
     if (!last || note_of(X) != last || last->to.relu || last->n != size(X)) return false;
-    const float *addend = plus ? plus->ptr() : nullptr; // may send off the last launch
-    if (!last || (plus && last->to.plus)) return false;
+    if (plus && (last->plus.data || note_of(*plus) == last)) return false;
     auto next = std::make_shared<Note>(*last);
-    next->to.data = y.data.get();
-    if (plus) { // captured, because `addend` points to its memory
-        next->kernel = [run = last->kernel, kept = *plus](Store y) { (void)kept, run(y); };
-        next->to.plus = addend;
-    } else next->to.relu = 1;
+    last->memory = nullptr;
+    if (plus) next->plus = *plus, next->again = nullptr;
+    else next->to.relu = 1;
     last->left_out = updates;
     last = next;
     set_note(y, next);
@@ -151,7 +182,7 @@ __global__ void pass_kernel(Store dX, const float *dy, const float *y, int n) {
 
 // The result of an operator; its gradient if an input wants one, and it is recorded.
 static Tensor output(const std::vector<Tensor> &inputs, const std::vector<int> &shape) {
-    Tensor y = empty(shape, inputs[0].device);
+    Tensor y = {inputs[0].device, shape}; // without memory
     for (const Tensor &X : inputs)
         if (recording && X.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape});
     return y;
@@ -164,8 +195,8 @@ static Tensor relu(const Tensor &X) {
     Tensor y = output({X}, X.shape);
     const int n = size(X);
     if (!join(X, y)) {
+        set_note(y, std::make_shared<Note>(Note{nullptr, {}, n, empty(y.shape, y.device).data}));
         LAUNCH(relu_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(), n));
-        set_note(y, std::make_shared<Note>());
     }
     if (const auto note = note_of(y)) note->masks = y.grad;
     return add_to_tape("relu", y, {X}, [=](const Tensor &) {
@@ -183,9 +214,11 @@ static Tensor add(const Tensor &A, const Tensor &B) {
     check_inputs("add", A.shape == B.shape, "two of the same shape", {A, B});
     Tensor y = output({A, B}, A.shape);
     const int n = size(A);
-    if (!join(A, y, &B) && !join(B, y, &A))
+    if (!join(A, y, &B) && !join(B, y, &A)) {
+        y.data = empty(y.shape, y.device).data;
         LAUNCH(addition_kernel<<<blocks(n), threads, 0, stream_of(A.device)>>>(y.ptr(), A.ptr(),
                                                                                B.ptr(), n));
+    }
     return add_to_tape("add", y, {A, B}, [=](const Tensor &) {
         for (const Tensor &X : {A, B}) {
             if (!X.grad || share_grad(X, y)) continue;

@@ -102,6 +102,7 @@ __global__ void pool2d_backward_kernel(Store dX, const float *dy, const float *X
 
 template <class Window> static Tensor pool2d(const char *op, const Tensor &X, const PoolShape &s) {
     Tensor y = output({X}, {X.shape[0], X.shape[1], s.OH, s.OW});
+    y.data = empty(y.shape, y.device).data;
     auto block_of = [=](int width) { // columns, rows, planes
         const int columns = min(width, warp_size), all_rows = blocks(s.H, 2);
         const int rounds = blocks(all_rows, threads / columns);

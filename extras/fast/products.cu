@@ -25,7 +25,6 @@ void channel_sums(const Store &db, const Tensor &dy); // channel_sums.h
 #include "wgmma.h"
 #include "tiles.h"
 #include "layouts.h"
-#include "narrow.h"
 #include "first_layer.h"
 #include "winograd_tiles.h"
 #include "winograd_cpu.h"
@@ -83,8 +82,8 @@ static Phase phase(int first, int size, const ConvShape &s) {
             (first + s.padding) / S - (taps - 1)};
 }
 
-static void product_backward_wide_input(const Store &dX, const Tensor &all_dy, const Tensor &W,
-                                        const ConvShape &s) {
+static void product_backward_input(const Store &dX, const Tensor &all_dy, const Tensor &W,
+                                   const ConvShape &s) {
     const int S = s.stride, K = s.K, sk = s.W_stride_k, so = s.W_stride_o, plane = s.H * s.W;
     const int zeros = s.rung == tiled ? max(0, (K - 1 - s.padding + S - 1) / S) : 0;
     const bool last = s.rung == wgmma;
@@ -113,15 +112,6 @@ static void product_backward_wide_input(const Store &dX, const Tensor &all_dy, c
                             0});
         }
     phases(s.rung, {dX, {}, nullptr}, dy, W, list);
-}
-
-static void product_backward_input(const Store &dX, const Tensor &dy, const Tensor &W,
-                                   const ConvShape &s) {
-    const int wide = blocks(s.C, tile_n) * s.K * s.W, narrow = blocks(s.C * s.K, tile_n) * s.OW;
-    const bool pays = s.rung == tiled ? 4 * narrow < 3 * wide : s.C <= 32;
-    const bool fits = (double)s.N * s.C * s.K * s.H * s.OW <= INT_MAX; // into a Tensor
-    if (pays && fits && s.K > 1 && s.stride == 1) product_backward_narrow_input(dX, dy, W, s);
-    else product_backward_wide_input(dX, dy, W, s);
 }
 static void product_backward_weights(const Store &dW, const Store &db, const Tensor &X,
                                      const Tensor &dy, const ConvShape &s) {

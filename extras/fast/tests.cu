@@ -641,6 +641,54 @@ TEST_CASE("fusion: what was left out is computed when somebody asks, with the ol
     REFUSED(to_host(later), "KERNELS=plain");
 }
 
+// Bytes of a device's memory that tensors have
+static size_t used_bytes() {
+    size_t n = 0;
+    for (const auto &[stream, pieces] : state(gpu(0)).pieces)
+        for (const Piece &piece : pieces) n += piece.used ? piece.n : 0;
+    return sizeof(float) * n;
+}
+TEST_CASE("fusion: what is left out has no memory, until somebody asks") {
+    const int n = 1000;
+    const Tensor x = full({n, 1}, 3, gpu(0)), W = full({1, n}, 2, gpu(0)), b = full({n}, 1, gpu(0));
+    const Tensor four = full({n, n}, 4, gpu(0));
+    const size_t before = used_bytes();
+    auto more = [&] { return (used_bytes() - before) / (sizeof(float) * n * n); };
+    Tensor h = linear(x, W, b), row = rows(h, 1, 2), sum = add(h, four), y = relu(sum);
+    CHECK(more() == 1); // y's
+    CHECK(to_host(rows(y, 5, 6)) == Floats(n, 11));
+    CHECK(more() == 1);
+    CHECK(to_host(row) == Floats(n, 7)); // h's
+    CHECK(more() == 2);
+    CHECK(left_out(sum));
+    CHECK(to_host(rows(sum, 9, 10)) == Floats(n, 11));
+    h = row = sum = y = Tensor();
+    CHECK(more() == 0);
+}
+TEST_CASE("fusion: a batch norm's result is computed again for the backward pass, if it can be") {
+    Usual usual;
+    for (bool asked : {false, true}) {
+        CAPTURE(asked);
+        std::vector<Floats> all;
+        for (const char *rung : {"plain", usual_kernels}) {
+            use_kernels(rung);
+            const Tensor X = with_grad(numbers(2 * 4 * 25, 1), {2, 4, 5, 5});
+            const Tensor W = with_grad(numbers(4 * 4 * 9, 2), {4, 4, 3, 3});
+            const Tensor b = full({4}, 0, gpu(0));
+            const Tensor mean = full({4}, 0, gpu(0)), var = full({4}, 1, gpu(0));
+            Tensor y = relu(batch_norm(conv2d(X, W, b, 1, 1), full({4}, 2, gpu(0)), b, mean, var));
+            const float *const address = asked ? y.ptr() : nullptr;
+            Tensor z = conv2d(y, W, b, 1, 1);
+            stream_of(gpu(0));
+            CHECK(left_out(y) == (rung == std::string(usual_kernels) && !asked));
+            if (asked) CHECK(y.ptr() == address);
+            backward(relu(add(z, y)));
+            all.push_back(together({z, y, mean, var, *X.grad, *W.grad}));
+        }
+        check_close(all[1], all[0], 1e-5);
+    }
+}
+
 static Tensor times(const Tensor &X, float a) { // X (1,1)
     return linear(X, full({1, 1}, a, gpu(0)), full({1}, 0, gpu(0)));
 }
