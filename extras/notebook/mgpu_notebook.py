@@ -16,6 +16,7 @@ import os
 import pathlib
 import pty
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -23,7 +24,7 @@ import time
 import tty
 
 from IPython.core.magic import register_cell_magic, register_line_magic
-from IPython.display import HTML, Code, Markdown, display
+from IPython.display import HTML, Markdown, display
 from matplotlib import pyplot, ticker
 
 PROJECT = pathlib.Path(__file__).resolve().parents[2]
@@ -32,8 +33,38 @@ exercise = ""  # the last cell of %%allreduce, without its first line
 changes = []  # pairs of an old and a new text
 
 
-def run(*command, quiet=False):
-    """Run a command in the copy. Return its exit status and what it printed, which is also shown.
+class Screen:
+    """What a program prints, below the cell. It is one output that changes, not one for each drawing
+    of a progress bar, so that it is short where nobody watches, too (nbconvert, papermill)."""
+
+    def __init__(self):
+        self.text = ""
+        self.shown = None
+        self.handle = None
+        self.time = 0
+
+    def write(self, text):
+        """Add a text. It is shown at once, unless another one was a moment ago."""
+        self.text += text
+        if time.time() - self.time > 0.2:
+            self.show()
+
+    def show(self):
+        """Show the text as a terminal would, where a line begins anew after a carriage return."""
+        text = for_cell(re.sub(r"[^\n]*\r(?!\n)|\033(\[K?)?", "", self.text)).rstrip("\n")
+        if text == self.shown:
+            return
+        self.shown = text
+        self.time = time.time()
+        data = {"text/plain": text[-100000:]}
+        if self.handle:
+            self.handle.update(data, raw=True)
+        else:
+            self.handle = display(data, raw=True, display_id=True)
+
+
+def run(*command, screen=None):
+    """Run a command in the copy. Return its exit status and what it printed, which the screen shows.
 
     It runs on a terminal, where a training draws its progress.
     """
@@ -51,27 +82,29 @@ def run(*command, quiet=False):
     os.close(its_own)
     text = ""
     try:
-        while part := read(ours):
+        while part := read(ours, screen):
             text += part
-            if not quiet:
-                print(for_cell(part), end="", flush=True)
+            if screen:
+                screen.write(part)
     except KeyboardInterrupt:
         os.killpg(process.pid, signal.SIGTERM)
         raise
     finally:
         os.close(ours)
         status = process.wait()
+        if screen:
+            screen.show()
     return status, text
 
 
-def read(terminal):
-    """Return what a program prints next, "" at the end. A notebook cannot erase the rest of a line:
-    blanks do."""
+def read(terminal, screen):
+    """Return what a program prints next, "" at the end. If that takes a moment, show what there is."""
+    if screen and not select.select([terminal], [], [], 0.1)[0]:
+        screen.show()
     try:
-        part = os.read(terminal, 1 << 16).decode(errors="replace")
+        return os.read(terminal, 1 << 16).decode(errors="replace")
     except OSError:  # the program has ended
         return ""
-    return part.replace("\r\033[K", "\r" + 90 * " " + "\r").replace("\033[K", 8 * " ")
 
 
 def for_cell(text):
@@ -161,17 +194,18 @@ def changed(old, new):
 
 
 def build(target):
-    """Compile quietly. Return whether that worked, or print the errors, in at most ten lines."""
+    """Compile. Return a screen to go on with, or None after an error, in at most ten lines."""
     update_mgpu()
     start = time.time()
-    print("compiling ...", end="", flush=True)
-    status, text = run("make", "-s", "-j2", target, quiet=True)
-    print("\r             \r", end="")
+    screen = Screen()
+    screen.write("compiling ...")
+    status, text = run("make", "-s", "-j2", target)
+    seconds = time.time() - start
+    screen.write(f"\rcompiled in {seconds:.0f} s\n" if seconds > 2 and not status else "\r")
     if status:
-        print("\n".join(errors(text)))
-    elif time.time() - start > 2:
-        print(f"compiled in {time.time() - start:.0f} s")
-    return status == 0
+        screen.write("\n".join(errors(text)))
+    screen.show()
+    return None if status else screen
 
 
 def errors(text):
@@ -197,7 +231,7 @@ def errors(text):
 def start():
     """Make the copy and say where its program will run."""
     make_copy()
-    print(run("make", "-s", "backend", quiet=True)[1], end="")
+    print(run("make", "-s", "backend")[1], end="")
 
 
 # ----- The commands -------------------------------------------------------------------------------
@@ -210,7 +244,8 @@ def code(name):
     lines = text.splitlines()
     found = [lines[comment - 1 : last] for comment, _, last in definitions(text, name)]
     if found:
-        display(Code("\n\n".join("\n".join(part) for part in found), language="cpp"))
+        text = "\n\n".join("\n".join(part) for part in found)
+        display(Markdown(f"````cpp\n{text}\n````"))  # in the theme's own colours
     else:
         print(f"mgpu.cu does not define {name}")
 
@@ -218,8 +253,8 @@ def code(name):
 @register_line_magic
 def train(line):
     """Train: %train GPUS=2 BATCH=256 LR=0.2 EPOCHS=10, and other options of `make help`."""
-    if build("notebook_program"):
-        run("make", "-s", "run", *shlex.split(line))
+    if screen := build("notebook_program"):
+        run("make", "-s", "run", *shlex.split(line), screen=screen)
 
 
 @register_line_magic
@@ -250,8 +285,8 @@ def allreduce(line, cell):
     global exercise
     exercise = cell
     (COPY / "cell").write_text("%%allreduce\n" + cell)  # the compiler shows lines of this file
-    if build("notebook_judge"):
-        run("make", "-s", "exercise", *shlex.split(line))
+    if screen := build("notebook_judge"):
+        run("make", "-s", "exercise", *shlex.split(line), screen=screen)
 
 
 @register_line_magic
@@ -260,7 +295,7 @@ def show(line):
     words = line.split()
     name, k = words + ["yours", "4"][len(words) :]
     if build("notebook_judge"):
-        status, text = run("make", "-s", "show", "ALLREDUCE=" + name, "GPUS=" + k, quiet=True)
+        status, text = run("make", "-s", "show", "ALLREDUCE=" + name, "GPUS=" + k)
         if status:
             print(text)
             return
@@ -291,7 +326,7 @@ def compare(k):
     table, here, networks = [], [], []
     for name in algorithms():
         words = "ALLREDUCE=" + name, "GPUS=" + (k or "4")
-        status, text = run("make", "-s", "exercise", *words, quiet=True)
+        status, text = run("make", "-s", "exercise", *words)
         if status:
             table.append([name, "is wrong"])
             continue

@@ -6,6 +6,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -20,21 +21,36 @@ def read():
     return nbformat.read(FOLDER / "mgpu.ipynb", as_version=4)
 
 
+class Client(NotebookClient):
+    """Keeps the texts that an output has one after another."""
+
+    def process_message(self, message, cell, index):
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            self.drawn.append(message["content"]["data"].get("text/plain"))
+        return super().process_message(message, cell, index)
+
+
 class Kernel:
     """Runs cells in a folder."""
 
     def __init__(self, folder):
         folder = {"metadata": {"path": str(folder)}}
-        self.client = NotebookClient(nbformat.v4.new_notebook(), timeout=900, resources=folder)
+        self.client = Client(nbformat.v4.new_notebook(), timeout=900, resources=folder)
 
     def run(self, source):
-        """Run a cell and return its outputs: what it printed, then what it shows, by type."""
+        """Run a cell and return its outputs: what it printed, then what it shows, by type; and how
+        many there are."""
         cells = self.client.nb.cells
         cells.append(nbformat.v4.new_code_cell(source))
+        self.client.drawn = []
         outputs = self.client.execute_cell(cells[-1], len(cells) - 1).outputs
-        shown = {"printed": "".join(o.text for o in outputs if o.output_type == "stream")}
+        shown = {"printed": "", "count": len(outputs)}
         for output in outputs:
-            shown.update(output.get("data", {}))
+            data = output.get("data", {})
+            shown["printed"] += output.get("text", "")
+            if list(data) == ["text/plain"]:
+                shown["printed"] += data["text/plain"]
+            shown.update(data)
         return shown
 
 
@@ -71,19 +87,31 @@ def test_git_has_no_outputs():
             assert (cell["outputs"], cell["execution_count"]) == ([], None), cell["source"]
 
 
+def test_as_a_script_it_keeps_its_text():
+    command = [sys.executable, "-m", "nbconvert", "--to", "script", "--stdout", "--log-level=ERROR"]
+    script = subprocess.run([*command, FOLDER / "mgpu.ipynb"], stdout=subprocess.PIPE, check=True)
+    text = script.stdout.decode()
+    assert "\n# # Training on Multiple GPUs, in CUDA C++\n" in text
+    assert "\nget_ipython().run_line_magic('code', 'lenet')\n" in text
+
+
+def test_papermill_finds_the_parameters():
+    parameters = [cell for cell in read().cells if "parameters" in cell.metadata.get("tags", [])]
+    assert [cell.source.split(" = ")[0] for cell in parameters] == ["short"]
+
+
 def test_the_first_cell_says_where_it_runs(outputs):
     assert of(outputs, "address").startswith(("backend: cpu (", "backend: cuda ("))
 
 
 def test_functions_are_shown(outputs):
     def code(name):
-        tags = re.compile(r"<style>.*?</style>|<[^>]*>", re.DOTALL)
-        return html.unescape(tags.sub("", of(outputs, "%code " + name, "text/html")))
+        return of(outputs, "%code " + name, "text/markdown")
 
-    assert "    return y_hat;\n}" in code("lenet")
+    assert code("lenet").endswith("    return y_hat;\n}\n````")
     assert "\nvoid allreduce(std::vector<Tensor> data) {\n" in code("allreduce")
-    split_batch = code("split_batch").strip()
-    assert split_batch.startswith("// ") and "\nstd::pair<std::vector<Tensor>," in split_batch
+    split_batch = code("split_batch")
+    assert split_batch.startswith("````cpp\n// ") and "\nstd::pair<std::vector<Tensor>," in split_batch
 
 
 def test_the_demos(outputs):
@@ -93,11 +121,27 @@ def test_the_demos(outputs):
 
 
 @pytest.mark.parametrize("begin", ["%train GPUS=1", "%train GPUS=2 {", "%train ALLREDUCE=yours"])
-def test_trainings_show_progress_and_curves(outputs, begin):
+def test_trainings_have_one_output_and_curves(outputs, begin):
     printed = of(outputs, begin)
-    assert f"[{40 * '='}] 640/640" in printed and "\033" not in printed
+    assert not re.search("[\033\r]|\\[=", printed)  # the progress bar has gone
     assert "test acc: 0." in printed
     assert of(outputs, begin, "image/png")
+    assert of(outputs, begin, "count") == 2
+
+
+def test_a_bar_is_drawn_in_one_output(kernel, outputs):
+    shown = kernel.run(
+        r"""from mgpu_notebook import Screen, run
+screen = Screen()
+for text in "begin\n", "\r[==  ] 1/2", "\r[====] 2/2", "\r\033[", "K 1 0.5\n":
+    screen.time = 0
+    screen.write(text)
+run("sh", "-c", "printf 'end\r\033[KEnd\n'", screen=screen);"""
+    )
+    drawn = kernel.client.drawn
+    assert drawn[:4] == ["begin", "begin\n[==  ] 1/2", "begin\n[====] 2/2", "begin"]
+    assert shown["printed"] == "begin\n 1 0.5\nEnd"
+    assert shown["count"] == 1
 
 
 def test_the_mistake(outputs):
@@ -169,13 +213,13 @@ def test_a_cell_of_two_lines_and_the_line_of_a_crash(kernel, outputs):
 
 def test_a_cell_that_does_not_compile(kernel, outputs):
     bad = "%%allreduce GPUS=2\nfor (size_t c = 0; c < grads.size(); c++) {\n    oops(grads[c]);\n}"
-    lines = kernel.run(bad)["printed"].split("\r")[-1].splitlines()
+    lines = kernel.run(bad)["printed"].splitlines()
     assert len(lines) <= 10
     assert any(line.startswith("cell:3:") and "oops" in line for line in lines)
     assert any(line.endswith("    oops(grads[c]);") for line in lines)
     # A training says the same
     assert "cell:3:" in kernel.run("%train ALLREDUCE=yours EPOCHS=1 LIMIT=256")["printed"]
-    lacks = kernel.run(bad.replace("oops(grads[c]);\n}", ""))["printed"].split("\r")[-1]
+    lacks = kernel.run(bad.replace("oops(grads[c]);\n}", ""))["printed"]
     assert "does a brace of it lack its partner?" in lacks and lacks.count("\n") <= 10
 
 
@@ -214,5 +258,5 @@ def test_alone_it_clones_the_address(tmp_path):
             kernel.run(first)
         printed = kernel.run(first.replace('address = ""', f'address = "{there}"'))["printed"]
         assert "backend: " in printed
-        assert "text/html" in kernel.run("%code replicate")
+        assert "text/markdown" in kernel.run("%code replicate")
     assert (here / "mgpu/build/notebook/mgpu.cu").exists()
