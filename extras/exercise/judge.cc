@@ -57,12 +57,18 @@ __attribute__((format(printf, 1, 2))) static std::string format(const char *form
     va_end(again);
     return text;
 }
+static std::string listed(const std::vector<std::string> &words) {
+    std::string text;
+    for (const std::string &word : words) text += (text.empty() ? "" : ", ") + word;
+    return text;
+}
 static std::string gpu(int i) { return i < 0 ? "cpu" : format("gpu(%d)", i); }
 
 // What is wrong with the submission, or with how the judge was called.
 enum Kind { wrong, crash, timeout };
 struct Verdict : std::runtime_error {
     Kind kind;
+    std::string history; // of a wrong number: rows
     explicit Verdict(const std::string &text, Kind kind = wrong)
         : std::runtime_error(text), kind(kind) {}
 };
@@ -248,82 +254,6 @@ private:
 static int base_bits(int k) { return k <= 8 ? 2 : 1; } // base 4, or 2 where that would be too much
 static int code(long i) { return 1 + (i + options.seed % 251 + 97L * cases + 40 * group) % 251; }
 static float input(int i, int c, int k) { return (float)code(i) * (1 << base_bits(k) * c); }
-static float expected(int i, int k) { // the sum
-    float sum = 0;
-    for (int c = 0; c < k; c++) sum += input(i, c, k);
-    return sum;
-}
-static bool poisoned(float x) {
-    unsigned bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits == wire::poison_byte * 0x01010101u;
-}
-
-static bool right_before = false; // sums of other lists on as many devices
-
-// Device c still has its own number at index i, of n. Is the sum somewhere else?
-static std::string explain_own(const std::vector<Flat> &sums, int i, int c, int k, int n) {
-    const std::string own = "it is still " + gpu(c) + "'s own number, ";
-    for (int d = 0; d < k; d++)
-        if (sums[d][i] == expected(i, k))
-            return own + "but " + gpu(d) +
-                   " has the sum: is it copied back into the tensor, with copyto(sum, "
-                   "grads[c][i])? (data[c] = ... only changes a list.) Or is a wait missing, or "
-                   "does a chunk, a grid or a loop end too early?";
-    bool all = !right_before;
-    for (int j = 0; j < n; j++) all = all && sums[c][j] == input(j, c, k);
-    if (all)
-        return own + "like all of its numbers, and no device has the sum: is the sum written into "
-                     "the tensor, with add_ and copyto(sum, grads[c][i]), or only into a list "
-                     "(data[c] = ...)? Or does a loop end too early, or is a wait missing?";
-    return own + "and no device has the sum: does a chunk, a grid or a loop end too early, is the "
-                 "sum overwritten (by a chunk that is not yet summed?), or is a wait missing?";
-}
-// What may have gone wrong, from a wrong number of device c at index i.
-static std::string explain(const std::vector<Flat> &sums, int i, int c, int k, int n) {
-    const float got = sums[c][i];
-    if (std::isnan(got))
-        return "it was not yet written: is a message missing, or a wait before it is read, or "
-               "__syncthreads() in a kernel?";
-    if (poisoned(got))
-        return "the judge wrote that there after the allreduce: is a wait missing after a message?";
-    if (got == input(i, c, k)) return explain_own(sums, i, c, k, n);
-    if (std::fabs(got * k - expected(i, k)) < 0.5f)
-        return "it is the mean, but must be the sum: sgd divides by the batch size";
-    for (int ago = 1; ago <= cases && ago < 251 && n > 1; ago++) {
-        bool all = true; // of the sums that were right then
-        for (int j = 0; j < n && all; j++) all = sums[c][j] == expected(j - 97 * ago, k);
-        if (all) return "it is the sum of an earlier call: is something kept from call to call?";
-    }
-    const float times = got / code(i);
-    const double all = ((1 << base_bits(k) * k) - 1.0) / ((1 << base_bits(k)) - 1); // sum of base^c
-    auto shift_at = [&](int j) { // if it is a sum: how much further on this belongs
-        const double other = sums[c][j] / all;
-        const bool an_index = other == std::floor(other) && other >= 1 && other <= 251;
-        return an_index ? ((int)other - code(j) + 251) % 251 : 0;
-    };
-    const int shift = shift_at(i); // a single number may look like one by chance
-    if (shift > 0 && i + shift < n && (i + 1 == n || shift_at(i + 1) == shift))
-        return format("it is the sum that belongs %d further on: are the bounds of a chunk wrong?",
-                      shift);
-    if (times != std::floor(times) || times < 1 || times >= 1 << base_bits(k) * k)
-        return "it is not a sum of the devices' numbers at this index";
-    std::string missing, repeated;
-    for (int d = 0, rest = times; d < k; d++, rest >>= base_bits(k)) {
-        const int count = rest & ((1 << base_bits(k)) - 1);
-        if (count == 0) missing += (missing.empty() ? "" : ", ") + gpu(d);
-        if (count > 1)
-            repeated += (repeated.empty() ? "" : ", ") + gpu(d) + format(" (%d times)", count);
-    }
-    std::string text;
-    if (!missing.empty())
-        text = "it lacks the number of " + missing +
-               ": is that not added, or is a wait missing before the sum is read?";
-    if (!repeated.empty())
-        text += std::string(text.empty() ? "it" : " It") + " includes the number of " + repeated +
-                ": is that added again?";
-    return text;
-}
 
 // ---------------------------------------------------------------------------------------------
 // The parts of the exercise
@@ -340,7 +270,7 @@ static Verdict no_points(const std::string &text) {
 static int asked = 0, asked_first_wrong = 0; // a case's k; that of the first verdict
 static void say_wrong(const Verdict &v, const char *what) {
     fflush(stdout);
-    fprintf(stderr, "judge: %s\n", what);
+    fprintf(stderr, "judge: %s\n%s", what, v.history.c_str());
     last_line = now();
     if (first_verdict) return;
     first_verdict.reset(new Verdict(v));
@@ -377,6 +307,28 @@ static void begin_group(bool own_sums = false) {
     running_worker().may_print_again();
 }
 
+// The messages that the worker says were enqueued. It may say anything, so what becomes an index is
+// checked.
+static std::vector<network::Message> messages_of(const std::vector<wire::Row> &rows) {
+    std::vector<network::Message> messages;
+    for (const wire::Row &row : rows) {
+        const network::Message &m = row.message;
+        auto is_place = [](int device) { return device >= -1 && device < limits::most_devices; };
+        if (m.round < 0 || m.round > (int)rows.size()) throw Verdict("its reply is malformed");
+        if (!row.is_message) continue;
+        const bool bytes = m.bytes >= 0 && m.bytes < 1e12;
+        if (!is_place(m.src) || !is_place(m.dst) || !bytes || m.round < 1)
+            throw Verdict("its reply is malformed");
+        messages.push_back(m);
+    }
+    return messages;
+}
+static network::Traffic traffic_of(const Answer &answer) {
+    return network::Traffic(messages_of(answer.rows));
+}
+
+#include "history.h"
+
 static void check_sums(const Answer &answer, const std::string &name, int k, int n) {
     bool there = (int)answer.sums.size() == k;
     for (const Flat &sum : answer.sums) there = there && (int)sum.size() == n;
@@ -385,8 +337,9 @@ static void check_sums(const Answer &answer, const std::string &name, int k, int
 // A question with the judge's whole numbers. Wrong sums are a verdict that names the first.
 static Answer judge_sums(const std::string &name, int k, const std::vector<int> &sizes,
                          int straggler, wire::What what = wire::sums) {
+    static std::vector<int> before; // the sizes of the last case
     const int n = total(sizes);
-    cases++;
+    if (cases++ < 0) before.clear();
     Request r;
     r.what = what, r.k = k, r.straggler = straggler;
     r.algorithm = name, r.sizes = sizes;
@@ -399,26 +352,36 @@ static Answer judge_sums(const std::string &name, int k, const std::vector<int> 
     for (int c = 0; c < k; c++) {
         const Flat &got = answer.sums[c];
         if (got == sum) continue;
-        std::vector<int> wrong;
-        for (int i = 0; i < n; i++)
-            if (got[i] != sum[i]) wrong.push_back(i);
-        const int first = wrong[0];
-        int index = first, i = 0; // in tensor i
+        auto is_wrong = [&](int i) { return i < n && got[i] != sum[i]; };
+        int first = 0, last = 0, more = 0, i = 0;
+        while (!is_wrong(first)) first++;
+        for (last = first; is_wrong(last + 1);) last++;
+        for (int j = last + 1; j < n; j++) more += is_wrong(j);
+        int index = first; // in tensor i
         for (; index >= sizes[i]; i++) index -= sizes[i];
         const std::string late = straggler < 0    ? ""
                                  : straggler == k ? ", with late messages"
                                                   : ", with " + gpu(straggler) + " late";
-        throw wrong_numbers(
-            format("%s is wrong: %s%s: %s has %.9g at index %d of tensor %d, not %.9g "
-                   "(%zu of %d wrong): %s",
+        std::string text =
+            format("%s is wrong: %s%s: %s has %.9g at index %d of tensor %d, not %.9g",
                    name.c_str(), case_of(k, sizes).c_str(), late.c_str(), gpu(c).c_str(),
-                   std::isnan(got[first]) ? NAN : got[first], index, i, sum[first], wrong.size(), n,
-                   explain(answer.sums, first, c, k, n).c_str()));
+                   std::isnan(got[first]) ? NAN : got[first], index, i, sum[first]);
+        if (last + 1 - first == n) text += n > 1 ? " (all are wrong)" : "";
+        else if (last == first && !more) text += " (no other is wrong)";
+        else
+            text += format(" (wrong: %d to %d of all%s)", first, last,
+                           more ? format(", and %d more", more).c_str() : "");
+        if (first_verdict || races) throw wrong_numbers(text);
+        const auto [cause, rows] = history(name, k, sizes, before, c, first);
+        asked = k;
+        Verdict v = wrong_numbers(text + ": " + cause);
+        v.history = rows;
+        throw v;
     }
+    before = sizes;
     return answer;
 }
 static void judge_all_sums(const std::string &name, int k) {
-    right_before = false;
     for (int n : limits::lengths(k)) {
         if (races && n > limits::most_when_slow) continue; // it sees the same waits in short lists
         const std::vector<int> list = limits::four_tensors(n);
@@ -426,7 +389,6 @@ static void judge_all_sums(const std::string &name, int k) {
         for (int straggler = -1; straggler <= last; straggler++) {
             judge_sums(name, k, {n}, straggler);
             judge_sums(name, k, list, straggler);
-            right_before = right_before || n > 0;
         }
     }
     if (!races) judge_sums(name, k, limits::gradients(options.model), -1);
@@ -484,31 +446,15 @@ static void judge_bits(const std::string &name, int k, const std::vector<int> &s
     }
 }
 
-static bool waits_on_host(const std::string &name, int k) {
+// Where the host waits for a device, in brackets; "": it never does
+static std::string waits_on_host(const std::string &name, int k) {
     begin_group();
     Request r;
     r.what = wire::waits, r.k = k, r.algorithm = name, r.sizes = limits::few;
-    return ask(r).waited;
-}
-
-// The messages that the worker says were enqueued. It may say anything, so what becomes an index is
-// checked.
-static std::vector<network::Message> messages_of(const std::vector<wire::Row> &rows) {
-    std::vector<network::Message> messages;
-    for (const wire::Row &row : rows) {
-        const network::Message &m = row.message;
-        auto is_place = [](int device) { return device >= -1 && device < limits::most_devices; };
-        if (m.round < 0 || m.round > (int)rows.size()) throw Verdict("its reply is malformed");
-        if (!row.is_message) continue;
-        const bool bytes = m.bytes >= 0 && m.bytes < 1e12;
-        if (!is_place(m.src) || !is_place(m.dst) || !bytes || m.round < 1)
-            throw Verdict("its reply is malformed");
-        messages.push_back(m);
-    }
-    return messages;
-}
-static network::Traffic traffic_of(const Answer &answer) {
-    return network::Traffic(messages_of(answer.rows));
+    const Answer a = ask(r);
+    if (!a.waited) return "";
+    const bool known = a.words.size() == 2 && !a.words[0].empty();
+    return known ? " (in " + a.words[1] + ", " + a.words[0] + ")" : " ";
 }
 
 // Print what the exchange would take on the networks of network.h, or on FABRIC.
@@ -662,11 +608,6 @@ static void judge_devices(const std::string &name, const std::vector<int> &ks,
                : ""));
 }
 static Answer greet() { return running_worker().ask({}, "the start of " + options.worker); }
-static std::string listed(const std::vector<std::string> &words) {
-    std::string text;
-    for (const std::string &word : words) text += (text.empty() ? "" : ", ") + word;
-    return text;
-}
 // Return which of the worker's algorithms has this name.
 static size_t index_of(const std::string &name, const Answer &of) {
     const size_t i = std::find(of.names.begin(), of.names.end(), name) - of.names.begin();
@@ -725,11 +666,11 @@ static void exercise() {
     begin_group();
     judge_sums(name, two, limits::many_tensors(), -1);
     // The host may wait in every staged copy, or in every call: then the tutorial's own waits, too
-    const bool may = limits::may_wait(name), judged = !may && !waits_on_host("naive", most);
-    if (judged && name != "naive" && waits_on_host(name, most))
-        throw Verdict(
-            name + " makes the host wait for a device: enqueue the work and return; make_wait and "
-                   "copyto make only devices wait (but to_string and to_host make the host wait)");
+    const bool may = limits::may_wait(name), judged = !may && waits_on_host("naive", most).empty();
+    const std::string where = judged && name != "naive" ? waits_on_host(name, most) : "";
+    if (!where.empty())
+        throw Verdict(name + " makes the host wait for a device" + (where == " " ? "" : where) +
+                      ": enqueue the work and return; make_wait and copyto make only devices wait");
     printf("%s: the host %s\n", name.c_str(),
            may      ? "may wait, since it adds"
            : judged ? "never waits"

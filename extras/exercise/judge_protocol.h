@@ -14,33 +14,40 @@ namespace wire {
 typedef std::vector<float> Flat;  // the numbers of several tensors, one after another
 constexpr int poison_byte = 0xf1; // each byte of what takes the place of a sum that was copied
 
-enum What { hello, sums, counts, waits, seconds, show };
+enum What { hello, sums, counts, waits, seconds, trace };
 struct Request {
     int what = hello, k = 0;
     int straggler = -1; // a device that is late; k: each message is; -1: nobody
+    int keeps = false;  // trace: other memory keeps what is in it; otherwise it is set to 0 first
     std::string algorithm;
     std::vector<int> sizes;    // numbers of each tensor
     std::vector<Flat> numbers; // of each device
 };
-struct Row { // an operation of the exchange
+struct Row { // an operation of the exchange, or one of the streams' waits
     bool is_message;
     network::Message message; // its round, too, if it is none: that of the last message before it
-    // show: what a message reads and writes, as places in the devices' numbers; -1: elsewhere
-    int from = -1, to = -1, numbers = 0;
+    int device, lane, after;  // lane: its stream; after: of a wait, what it waits for, or -1
+    int name, line = -1;      // which of Answer::words, or -1
+    // trace: what a copy reads and writes, as places in blocks; -1: elsewhere
+    int from_block = -1, from = -1, to_block = -1, to = -1, numbers = 0;
 };
-struct Span { // show: numbers one behind another that have the same code (extras/exercise/show.h)
-    int row;  // the operation that has carried them, or changed them; -1: before the first
-    int carried; // or 0: changed
-    int device, begin, length, code;
+struct Change {       // trace: numbers, one behind another, that an operation has changed
+    int row;          // -1: what was there before the first
+    int block, begin; // a piece of memory, and a place in it
+    int length;       // so many of Answer::changed come next
 };
 struct Answer {
     std::string error;       // the first one; empty: none
-    std::vector<Flat> sums;  // counts, sums, show: what each device holds afterwards
-    std::vector<Row> rows;   // counts, show: what was enqueued, in order
-    std::vector<Span> spans; // show
+    std::vector<Flat> sums;  // counts, sums, trace: what each device holds afterwards
+    std::vector<Row> rows;   // counts, trace: what was enqueued, in order
     std::vector<int> called; // counts: which of `names` it has called
-    int waited = 0;          // waits: it did not return while the devices stood still
-    double seconds = 0;      // seconds: of a call
+    // trace: the device of each block. Block c is device c's gradients
+    std::vector<int> blocks;
+    std::vector<Change> changes;
+    Flat changed;
+    std::vector<std::string> words; // of operations, and lines
+    int waited = 0;                 // waits: it did not return while the devices stood still
+    double seconds = 0;             // seconds: of a call
     // hello
     std::vector<std::string> names; // of the algorithms
     std::vector<int> meant;         // for each: bit k is set if it is meant for k devices
@@ -52,11 +59,12 @@ struct Answer {
 // Both ends go through the members in one order: transfer(to or from, member).
 template <class Wire, class R>
 std::enable_if_t<std::is_same_v<std::remove_const_t<R>, Request>> each_member(Wire &&w, R &r) {
-    w(r.what), w(r.k), w(r.straggler), w(r.algorithm), w(r.sizes), w(r.numbers);
+    w(r.what), w(r.k), w(r.straggler), w(r.keeps), w(r.algorithm), w(r.sizes), w(r.numbers);
 }
 template <class Wire, class A>
 std::enable_if_t<std::is_same_v<std::remove_const_t<A>, Answer>> each_member(Wire &&w, A &a) {
-    w(a.error), w(a.sums), w(a.rows), w(a.spans), w(a.called), w(a.waited), w(a.seconds);
+    w(a.error), w(a.sums), w(a.rows), w(a.called), w(a.blocks), w(a.changes), w(a.changed),
+        w(a.words), w(a.waited), w(a.seconds);
     w(a.names), w(a.meant), w(a.on_cpu), w(a.slow), w(a.races);
 }
 

@@ -42,6 +42,7 @@ inline std::vector<int> gradients(const std::string &model) {
 
 // For make show: few numbers, with LeNet's messages in every algorithm; none of 2 to 8 divides them
 const std::vector<int> shown = {50, 8, 205, 15, 427, 27, 102, 5};
+constexpr int shown_operations = 12; // in the history of a wrong number
 constexpr int shown_devices = 8;      // at most: see whose_numbers.h
 const std::vector<std::string> shown_beside = {"naive",   "bucket", "host", "by_tensor",
                                                "sharded", "ring",   "tree", "yours"};
@@ -66,6 +67,7 @@ constexpr int most_when_slow = 2000;      // numbers in a case, under a sanitize
 inline size_t bytes_of_memory(int devices) { return (1L << 30) + devices * (400L << 20); }
 constexpr double late_ms = 3;      // a straggler, in ms
 constexpr int standstill_ms = 500; // of the devices, while the host should return
+constexpr int late_host_ms = 20;   // so much later, and it has waited
 
 // --- how much a submission may take in make grade, besides
 constexpr int seconds_of_compile = 60;

@@ -13,7 +13,7 @@
 //     run ALGORITHM DEVICES MESSAGES ROUNDS BUSIEST right|wrong
 //                                          BUSIEST in numbers
 //     ends US...                           when each round ends, a row for each network
-//     op ROUND                             an operation of this run
+//     op ROUND                             an operation of this run, or a wait
 //     message SRC DST FROM TO NUMBERS      it is a message: devices and places, or -1
 //     carried DEVICE BEGIN LENGTH CODE     it carries these numbers; CODE tells whose they are
 //     changed DEVICE BEGIN LENGTH CODE     it has changed these numbers
@@ -31,15 +31,24 @@ static std::string word_of(const std::string &text) {
 // Run an algorithm and write its rows.   ->   whether every device has the sum
 static bool write_run(FILE *file, const std::string &name, int k,
                       const std::vector<network::Network> &networks, double scale) {
-    Request r;
-    r.what = wire::show, r.k = k, r.algorithm = name, r.sizes = limits::shown;
-    const Answer answer = ask(r);
     const int n = total(limits::shown), sum = ((1L << 3 * k) - 1) / 7; // once each device's
+    Request r;
+    r.what = wire::trace, r.k = k, r.algorithm = name, r.sizes = limits::shown;
+    for (int c = 0; c < k; c++) r.numbers.push_back(Flat(n, std::pow(8, c)));
+    const Trace trace(r);
+    const Answer &answer = trace.answer;
     check_sums(answer, name, k, n);
     const bool right = answer.sums == std::vector<Flat>(k, Flat(n, sum));
-    std::map<int, std::vector<wire::Span>> spans; // of each operation
-    for (const wire::Span &s : answer.spans) spans[s.row].push_back(s);
     const network::Traffic t = traffic_of(answer);
+    // A part that comes to the host, or from there, has the place that it had, or gets, on a device
+    std::map<int, int> places; // of each block: of its first number
+    for (int c = 0; c < k; c++) places[c] = 0;
+    for (const wire::Row &row : answer.rows)
+        if (row.is_message && row.message.dst < 0 && places.count(row.from_block))
+            places.insert({row.to_block, places[row.from_block] + row.from - row.to});
+    auto place_of = [&](int block, int place) {
+        return places.count(block) ? places[block] + place : -1;
+    };
     fprintf(file, "run %s %d %ld %ld %ld %s\n", word_of(name).c_str(), k, t.messages, t.rounds,
             t.busiest() / (long)sizeof(float), right ? "right" : "wrong");
     for (const network::Network &n : networks) {
@@ -47,16 +56,31 @@ static bool write_run(FILE *file, const std::string &name, int k,
         for (double end : t.ends(n, scale)) fprintf(file, " %.4g", 1e6 * end);
         fputs("\n", file);
     }
-    for (int i = -1; i < (int)answer.rows.size(); i++) { // -1: before the first operation
-        const wire::Row row = i < 0 ? wire::Row{} : answer.rows[i];
-        if (!row.is_message && spans[i].empty()) continue;
-        fprintf(file, "op %d\n", i < 0 ? 0 : row.message.round);
-        if (row.is_message)
-            fprintf(file, "message %d %d %d %d %d\n", row.message.src, row.message.dst, row.from,
-                    row.to, row.numbers);
-        for (const wire::Span &s : spans[i])
-            fprintf(file, "%s %d %d %d %d\n", s.carried ? "carried" : "changed", s.device, s.begin,
-                    s.length, s.code);
+    auto write = [&](const char *what, int device, int place, const Flat &x) {
+        for (size_t i = 0, j; i < x.size(); i = j) { // numbers that have the same code
+            for (j = i + 1; j < x.size() && x[j] == x[i]; j++) {}
+            const bool is_code = x[i] >= 0 && x[i] < 1 << 24 && x[i] == std::floor(x[i]);
+            fprintf(file, "%s %d %zu %zu %d\n", what, device, place + i, j - i,
+                    is_code ? (int)x[i] : -1);
+        }
+    };
+    for (int i = 0; i < (int)answer.rows.size(); i++) {
+        const wire::Row &row = answer.rows[i];
+        fprintf(file, "op %d\n", row.message.round);
+        if (row.is_message) {
+            const int from = place_of(row.from_block, row.from);
+            fprintf(file, "message %d %d %d %d %d\n", row.message.src, row.message.dst, from,
+                    place_of(row.to_block, row.to), row.numbers);
+            Flat x;
+            for (int j = 0; j < std::min(row.numbers, n) && row.from_block >= 0; j++)
+                x.push_back(trace.after(row.from_block, row.from + j, i - 1));
+            write("carried", row.message.src, std::max(0, from), x);
+        }
+        for (const auto &[block, place] : places)
+            for (const Trace::Piece &p : trace.pieces[block])
+                if (p.row == i)
+                    write("changed", block < k ? block : -1, place + p.begin,
+                          Flat(p.x, p.x + p.end - p.begin));
     }
     return right;
 }

@@ -1,111 +1,194 @@
-// What an allreduce does, one operation at a time. Device c begins with the number 8^c in every
-// place, and after each operation all memory is read. So the octal digits of what is found there
-// say how often each device's number is in it: 021 is gpu(0)'s number and twice gpu(1)'s. That is
-// exact for 8 devices: 24 bits fit a float. Nothing is known here of any algorithm.
+// What an allreduce does, one operation at a time: after each all memory is read, and what has
+// changed is written down, with the line of the submission that enqueued the operation. The judge
+// chooses the numbers, so that it can tell whose are where. Nothing is known here of any algorithm.
 // Each operation ends before the next one is enqueued: a wait that is missing does no harm here.
-// defines: worker::seen
+// defines: worker::traced
 #pragma once
+#include <sys/uio.h>
 
 namespace worker {
 
-struct Bar { // a device's numbers; or a part of them that has come to the host
-    int device, begin;
-    const float *at;
-    std::vector<float> numbers; // what was last found there
+struct Block {  // of memory
+    int device; // -1: the host's
+    float *at;  // null: it has been freed
+    Flat found; // what was last found there
 };
-static struct Sight { // of the run that is watched
-    const watch::Recorder *recorder;
+static struct Trace { // of the run that is watched
+    const watch::Recorder *recorder = nullptr;
     wire::Answer *answer;
-    std::vector<Bar> bars;
-    std::map<int, std::array<int, 3>> places; // of a message: from, to, numbers
-} sight;
+    bool keeps;
+    std::vector<Block> blocks;
+    std::vector<Stack> calls; // of each operation
+} tracing;
 
-static int code_of(float x) { // -1: no sum of the devices' numbers
-    return x >= 0 && x < 1 << 24 && x == std::floor(x) ? (int)x : -1;
+static void read_numbers(int device, const float *at, Flat &x) {
+    const iovec to = {x.data(), x.size() * sizeof(float)}, from = {(void *)at, to.iov_len};
+    if (device >= 0) CUDA_CHECK(cudaMemcpy(to.iov_base, at, to.iov_len, cudaMemcpyDeviceToHost));
+    else if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) < 0) return; // it has been freed
 }
-static std::vector<float> read_numbers(int device, const void *at, int n) {
-    std::vector<float> x(n);
-    if (device < 0) memcpy(x.data(), at, n * sizeof(float));
-    else CUDA_CHECK(cudaMemcpy(x.data(), at, n * sizeof(float), cudaMemcpyDeviceToHost));
-    return x;
-}
-// x[begin] ... x[end - 1], of which x[0] lies at place `first`
-static void add_spans(int row, bool carried, int device, const std::vector<float> &x, int begin,
-                      int end, int first) {
-    std::vector<wire::Span> &spans = sight.answer->spans;
-    for (int i = begin; i < end; i++) {
-        const int code = code_of(x[i]);
-        if (i == begin || spans.back().code != code)
-            spans.push_back({row, carried, device, first + i, 0, code});
-        spans.back().length++;
-    }
+static void add_change(int row, int block, const Flat &x, int begin, int end) {
+    tracing.answer->changes.push_back({row, block, begin, end - begin});
+    Flat &changed = tracing.answer->changed;
+    changed.insert(changed.end(), x.begin() + begin, x.begin() + end);
 }
 static void note_changes(int row, bool of_host = false) {
-    for (Bar &bar : sight.bars) {
-        if (of_host && bar.device >= 0) continue;
-        const int n = bar.numbers.size();
-        const std::vector<float> x = read_numbers(bar.device, bar.at, n);
-        auto same = [&](int i) { return memcmp(&x[i], &bar.numbers[i], sizeof(float)) == 0; };
-        for (int i = 0, j; i < n; i = j) {
+    for (size_t b = 0; b < tracing.blocks.size(); b++) {
+        Block &block = tracing.blocks[b];
+        if (!block.at || (of_host && block.device >= 0)) continue;
+        Flat x = block.found;
+        read_numbers(block.device, block.at, x);
+        auto same = [&](int i) { return memcmp(&x[i], &block.found[i], sizeof(float)) == 0; };
+        for (int i = 0, j, n = x.size(); i < n; i = j) {
             for (j = i + 1; j < n && same(j) == same(i); j++) {}
-            if (!same(i)) add_spans(row, false, bar.device, x, i, j, bar.begin);
+            if (!same(i)) add_change(row, b, x, i, j);
         }
-        bar.numbers = x;
+        block.found = std::move(x);
     }
 }
-static int place_of(const void *p) {
-    for (const Bar &bar : sight.bars)
-        if (const long i = (const float *)p - bar.at; i >= 0 && i < (long)bar.numbers.size())
-            return bar.begin + i;
-    return -1;
+// New memory has numbers that nobody has written.
+static int add_block(int device, const void *at, size_t bytes, bool is_new = true) {
+    const float nobodys = tracing.keeps ? NAN : 0;
+    Block block = {device, (float *)at, Flat(bytes / sizeof(float), nobodys)};
+    if (device >= 0 && (is_new || !tracing.keeps))
+        CUDA_CHECK(cudaMemcpy(block.at, block.found.data(), bytes, cudaMemcpyHostToDevice));
+    read_numbers(device, block.at, block.found);
+    tracing.answer->blocks.push_back(device);
+    tracing.blocks.push_back(block);
+    return tracing.blocks.size() - 1;
+}
+static void find_place(const void *p, int device, int n, int &b, int &place) {
+    const float *const at = (const float *)p;
+    for (b = tracing.blocks.size() - 1; b >= 0; b--) {
+        const Block &block = tracing.blocks[b];
+        if (block.at && at >= block.at && at < block.at + block.found.size()) break;
+    }
+    if (b < 0 && device == -1) b = add_block(-1, p, n * sizeof(float), false);
+    place = b < 0 ? -1 : at - tracing.blocks[b].at;
 }
 // What the host's memory has changed in since the last operation is the host's work
-static void before_operation() { note_changes((int)sight.recorder->ops.size() - 2, true); }
-static void after_operation() {
-    const int row = sight.recorder->ops.size() - 1;
-    const watch::Op &op = sight.recorder->ops[row];
-    if (!op.works()) return;
-    watch::wait_for_all(true);
-    if (op.src != -2) {
-        const int n = op.bytes / sizeof(float), from = place_of(op.from);
-        add_spans(row, true, op.src, read_numbers(op.src, op.from, n), 0, n, std::max(0, from));
-        // A part that the host has not had is the host's from now on
-        auto has = [&](const Bar &bar) { return bar.device < 0 && bar.begin == from; };
-        if (op.dst < 0 && from >= 0 && std::none_of(sight.bars.begin(), sight.bars.end(), has))
-            sight.bars.push_back({-1, from, (const float *)op.to, std::vector<float>(n, NAN)});
-        sight.places[row] = {from, place_of(op.to), n};
-    }
-    note_changes(row);
+static void before_operation() {
+    note_changes((int)tracing.recorder->ops.size() - 2, true);
+    tracing.calls.push_back(call_stack());
 }
-static void forget_host_memory(const void *p) {
-    auto is_there = [&](const Bar &bar) { return bar.device < 0 && bar.at == p; };
-    sight.bars.erase(std::remove_if(sight.bars.begin(), sight.bars.end(), is_there),
-                     sight.bars.end());
+static void after_operation() {
+    const int i = tracing.recorder->ops.size() - 1;
+    const watch::Op &op = tracing.recorder->ops[i];
+    wire::Row row = row_of(op);
+    if (op.works()) watch::wait_for_all(true);
+    if (op.from) {
+        row.numbers = op.bytes / sizeof(float);
+        find_place(op.from, op.src, row.numbers, row.from_block, row.from);
+        find_place(op.to, op.dst, row.numbers, row.to_block, row.to);
+    }
+    std::vector<std::string> &words = tracing.answer->words;
+    row.name = words.size();
+    words.push_back(watch::kernel_name(op.name));
+    tracing.answer->rows.push_back(row);
+    if (op.works()) note_changes(i);
+}
+static void note_allocation(const void *p, size_t bytes) { // 0 bytes: it is freed
+    if (bytes > 0) add_block(watch::current, p, bytes);
+    for (Block &block : tracing.blocks)
+        if (bytes == 0 && block.at == p) block.at = nullptr;
 }
 
-static void seen(const wire::Request &r, wire::Answer &answer) {
-    const int n = std::accumulate(r.sizes.begin(), r.sizes.end(), 0);
+#ifdef CUDA_CPU
+extern "C" char __executable_start;
+// The innermost line of a stack that is the submission's own: in the file of the allreduce and, if
+// that is a whole mgpu.cu, between the lines that OWN_CODE names. `callee`: what is called there.
+static std::string own_line(const Stack &stack, std::string *callee = nullptr) {
+    static std::map<std::vector<void *>, std::pair<std::string, std::string>> known;
+    const std::vector<void *> calls(stack.frames, stack.frames + stack.n);
+    auto [found, is_new] = known.insert({calls, {}});
+    if (is_new) {
+        std::string command = "addr2line -Cfise /proc/" + std::to_string(getpid()) + "/exe";
+        for (void *address : calls) {
+            size_t at = (size_t)address - 1;
+#ifdef __PIE__
+            at -= (size_t)&__executable_start;
+#endif
+            command += format(" 0x%zx", at);
+        }
+        struct Frame {
+            std::string function, file;
+            int line;
+        };
+        std::vector<Frame> frames; // up to the allreduce
+        char function[4000], line[1000];
+        FILE *lines = popen((command + " 2>/dev/null").c_str(), "r");
+        while (lines && fgets(function, sizeof function, lines) &&
+               fgets(line, sizeof line, lines)) {
+            if (strstr(function, "run_allreduce")) break;
+            const std::string text = line;
+            const size_t colon = text.rfind(':');
+            if (colon >= text.size() || text[0] == '?') continue;
+            frames.push_back({function, text.substr(0, colon), atoi(&text[colon + 1])});
+        }
+        if (lines) pclose(lines);
+        const int own[] = {OWN_CODE};
+        size_t i = 0;
+        auto is_own = [&](const Frame &f) {
+            return f.file == frames.back().file && f.line >= own[0] && f.line <= own[1];
+        };
+        while (i + 1 < frames.size() && !is_own(frames[i])) i++;
+        if (i < frames.size()) {
+            found->second.first = format("%s:%d", frames[i].file.c_str(), frames[i].line);
+            size_t called = i; // but not by watch.h in its place
+            while (called > 0 && !frames[--called].function.find("watch::")) {}
+            const std::string name = i ? frames[called].function : "";
+            found->second.second = name.substr(0, name.find_first_of("(<\n"));
+        }
+    }
+    if (callee) *callee = found->second.second;
+    return found->second.first;
+}
+#else
+static std::string own_line(const Stack &, std::string * = nullptr) { return ""; }
+#endif
+
+// Let the next run find its memory in the same places
+static void tidy_memory() {
+    for (DeviceState &d : device_states)
+        for (auto &[key, pieces] : d.unused) std::sort(pieces.begin(), pieces.end());
+}
+
+static void traced(const wire::Request &r, wire::Answer &answer) {
+    const int n = r.numbers[0].size();
+    tidy_memory();
     const PerDevice grads = make_grads(r.k, r.sizes);
     watch::wait_for_all();
     const watch::Recorder recorder(false);
-    sight = {&recorder, &answer, {}, {}};
+    tracing = {&recorder, &answer, (bool)r.keeps, {}, {}};
     for (int c = 0; c < r.k; c++) {
-        const std::vector<float> x(n, std::pow(8, c));
-        CUDA_CHECK(
-            cudaMemcpy(grads[c][0].ptr(), x.data(), n * sizeof(float), cudaMemcpyHostToDevice));
-        sight.bars.push_back({c, 0, grads[c][0].ptr(), x});
+        add_block(c, grads[c][0].ptr(), n * sizeof(float));
+        tracing.blocks[c].found = r.numbers[c];
+        CUDA_CHECK(cudaMemcpy(grads[c][0].ptr(), r.numbers[c].data(), n * sizeof(float),
+                              cudaMemcpyHostToDevice));
+    }
+    for (const auto &[p, memory] : watch::allocations) {
+        auto has = [p = p](const Block &block) { return block.at == p; };
+        if (std::any_of(tracing.blocks.begin(), tracing.blocks.end(), has)) continue;
+        const int b = add_block(memory.device, p, memory.bytes, false);
+        const Flat x = tracing.blocks[b].found;
+        if (r.keeps) add_change(-1, b, x, 0, x.size());
     }
     watch::on_record = before_operation, watch::on_enqueued = after_operation;
-    watch::on_free = forget_host_memory;
+    watch::on_memory = note_allocation;
+    auto mark_streams = [&] { // a row for each device: what is there before, and what comes next
+        for (int c = 0; c < r.k; c++) watch::gradient_is_complete(stream_of(gpu(c)));
+    };
+    mark_streams();
     sum_gradients(r.algorithm, grads);
-    watch::on_record = watch::on_enqueued = nullptr, watch::on_free = nullptr;
-    watch::wait_for_all();
     note_changes((int)recorder.ops.size() - 1);
-    for (int c = 0; c < r.k; c++) answer.sums.push_back(sight.bars[c].numbers);
-    answer.rows = rows_of(recorder);
-    for (const auto &[row, place] : sight.places) {
-        wire::Row &message = answer.rows[row];
-        message.from = place[0], message.to = place[1], message.numbers = place[2];
+    mark_streams();
+    watch::on_record = watch::on_enqueued = nullptr, watch::on_memory = nullptr;
+    watch::wait_for_all();
+    for (int c = 0; c < r.k; c++) answer.sums.push_back(tracing.blocks[c].found);
+    for (size_t i = 0; r.keeps && i < answer.rows.size(); i++) {
+        if (answer.rows[i].is_message || recorder.ops[i].works()) {
+            answer.rows[i].line = answer.words.size();
+            answer.words.push_back(own_line(tracing.calls[i]));
+        }
     }
 }
 

@@ -10,6 +10,9 @@
 #define SUBMISSION "../../mgpu.cu"
 #endif
 #include SUBMISSION
+#ifndef OWN_CODE // the first and last line of an mgpu.cu that are the submission's own: judged.sh
+#define OWN_CODE 0, 1 << 30
+#endif
 #if defined(WITH_ALGORITHMS) && !defined(ALGORITHMS)
 #include "../algorithms/algorithms.cu"
 #endif
@@ -19,6 +22,7 @@
 #include "judge_protocol.h"
 
 #include <atomic>
+#include <csignal>
 
 #include <sys/resource.h>
 #include <unwind.h>
@@ -36,27 +40,38 @@ void __throw_out_of_range_fmt(const char *, ...) { abort(); }
 
 namespace worker {
 
+// Where each caller of this goes on, the innermost first
+struct Stack {
+    int n = 0;
+    void *frames[64];
+};
+static Stack call_stack() {
+    Stack stack;
+    auto add = [](_Unwind_Context *context, void *to) {
+        Stack &s = *(Stack *)to;
+        if (s.n < 64) s.frames[s.n++] = (void *)_Unwind_GetIP(context);
+        return s.n < 64 ? _URC_NO_REASON : _URC_END_OF_STACK;
+    };
+    _Unwind_Backtrace(add, &stack);
+    return stack;
+}
+
 // Which of `algorithms`, beside the one that is judged, stand in the chain of calls that has
 // enqueued something
 static std::set<int> called;
 static const void *judged = nullptr;
 static void note_callers() {
-    auto note = [](_Unwind_Context *context, void *) {
-        const void *function = _Unwind_FindEnclosingFunction((void *)(_Unwind_GetIP(context) - 1));
+    const Stack stack = call_stack();
+    for (int f = 0; f < stack.n; f++) {
+        const void *function = _Unwind_FindEnclosingFunction((char *)stack.frames[f] - 1);
         for (size_t i = 0; i < algorithms.size(); i++)
             if ((const void *)algorithms[i].run == function && function != judged) called.insert(i);
-        return _URC_NO_REASON;
-    };
-    _Unwind_Backtrace(note, nullptr);
+    }
 }
 
-static std::vector<wire::Row> rows_of(const watch::Recorder &r) {
-    std::vector<wire::Row> rows;
-    for (const watch::Op &op : r.ops)
-        rows.push_back({op.src != -2, {op.src, op.dst, op.steps, op.bytes}});
-    return rows;
+static wire::Row row_of(const watch::Op &op) {
+    return {op.src != -2, {op.src, op.dst, op.steps, op.bytes}, op.device, op.lane, op.after, -1};
 }
-
 } // namespace worker
 
 #include "whose_numbers.h"
@@ -110,7 +125,7 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
         const watch::Recorder recorder(false);
         sum_gradients(r.algorithm, grads);
         watch::on_record = nullptr;
-        answer.rows = rows_of(recorder);
+        for (const watch::Op &op : recorder.ops) answer.rows.push_back(row_of(op));
         answer.called.assign(called.begin(), called.end());
     } else {
         sum_gradients(r.algorithm, grads);
@@ -125,29 +140,55 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
         answer.sums.push_back(wire::Flat(results + c * n, results + (c + 1) * n));
 }
 
-// Does it not return while the devices cannot go on? They stand still until it has, or half a
-// second. (A driver takes 1024 operations a stream before its host waits: few and small tensors.)
-static bool waits_on_host(const wire::Request &r) {
+// Where the host is, while it waits
+static Stack waiting;
+static void note_where(int) { waiting = call_stack(); }
+// Does it take longer while the devices cannot go on? They stand still until it has returned, or
+// half a second. (A driver takes 1024 operations a stream before its host waits: few and small
+// tensors.) A busy machine may be slow by chance, but not three times.
+static void waits_on_host(const wire::Request &r, wire::Answer &answer) {
     const PerDevice grads = make_grads(r.k, r.sizes);
     sum_gradients(r.algorithm, grads); // what memory it needs is there from now on
     watch::wait_for_all();
+    auto seconds = [&](auto before) {
+        before();
+        const double begin = watch::now();
+        sum_gradients(r.algorithm, grads);
+        return watch::now() - begin;
+    };
     struct Gate {
+        pthread_t host = pthread_self();
+        int ms;
         std::atomic<bool> open{false}, given_up{false};
-    } gate;
+    };
     auto stand_still = [](void *data) {
         Gate &gate = *(Gate *)data;
         for (int ms = 0; !gate.open && !gate.given_up; ms++) {
             usleep(1000);
+            if (ms == gate.ms) pthread_kill(gate.host, SIGUSR1);
             if (ms > limits::standstill_ms) gate.given_up = true;
         }
     };
-    for (int c = 0; c < r.k; c++)
-        CUDA_CHECK(cudaLaunchHostFunc(current_stream(gpu(c)).handle, stand_still, &gate));
-    sum_gradients(r.algorithm, grads);
-    gate.open = true;
-    const bool waited = gate.given_up;
-    watch::wait_for_all();
-    return waited;
+    signal(SIGUSR1, note_where);
+    answer.waited = true;
+    for (int i = 0; answer.waited && i < 3; i++) {
+        const double usual = seconds([] { watch::wait_for_all(); });
+        Gate gate;
+        gate.ms = limits::late_host_ms + 2e3 * usual;
+        const double held = seconds([&] {
+            watch::wait_for_all();
+            for (int c = 0; c < r.k; c++)
+                CUDA_CHECK(cudaLaunchHostFunc(current_stream(gpu(c)).handle, stand_still, &gate));
+        });
+        gate.open = true;
+        answer.waited = 1e3 * held > gate.ms;
+        watch::wait_for_all();
+        if (gate.given_up) break;
+    }
+    if (!answer.waited) return;
+    std::string callee;
+    const std::string line = own_line(waiting, &callee);
+    answer.words = {line, callee};
 }
 
 static void hello(wire::Answer &answer) {
@@ -191,10 +232,10 @@ static wire::Answer answer_to(const wire::Request &r) {
     wire::Answer answer;
     prepare_devices(std::max(1, r.k), r.algorithm);
     if (r.what == wire::hello) hello(answer);
-    else if (r.what == wire::waits) answer.waited = waits_on_host(r);
+    else if (r.what == wire::waits) waits_on_host(r, answer);
     else if (r.what == wire::seconds)
         answer.seconds = time_allreduce(r.algorithm, make_grads(r.k, r.sizes));
-    else if (r.what == wire::show) seen(r, answer);
+    else if (r.what == wire::trace) traced(r, answer);
     else sums(r, answer);
     return answer;
 }

@@ -44,7 +44,7 @@ inline bool late_messages = false;      // each waits a millisecond
 inline bool no_waits = false;           // of streams for events: what a missing one looks like
 inline void (*on_record)() = nullptr;   // called with each operation that is written down,
 inline void (*on_enqueued)() = nullptr; // and when it is enqueued
-inline void (*on_free)(const void *host) = nullptr;
+inline void (*on_memory)(const void *, size_t bytes) = nullptr; // of a device; 0 bytes: it is freed
 inline int shown = 0;   // devices that mgpu.cu is to see; 0: as many as there are
 inline int current = 0; // of them
 
@@ -379,9 +379,9 @@ inline cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind
     const bool exchanged = summing && (in || out);
     if (exchanged && late_messages) pause(stream, 1);
     const int device = stream.lane ? stream.lane->device : current;
-    const Op op = exchanged
-                      ? message(in ? -1 : device, in ? device : -1, bytes, from, to)
+    Op op = exchanged ? message(in ? -1 : device, in ? device : -1, bytes, from, to)
                       : operation(in ? "input" : part(device), in ? "copy in" : "copy", bytes);
+    op.from = from, op.to = to;
     return enqueue(op, stream, [&] {
         return cudaMemcpyAsync(to, from, bytes, kind, stream.handle() WATCH_THERE);
     });
@@ -392,13 +392,26 @@ inline cudaError_t launch_host(StreamHandle stream, void (*f)(void *), void *dat
     return enqueue(operation(part(device), "host function", bytes), stream,
                    [&] { return cudaLaunchHostFunc(stream.handle(), f, data WATCH_THERE); });
 }
+struct Memory {
+    int device;
+    size_t bytes;
+};
+inline std::map<const void *, Memory> allocations; // of the devices
 inline size_t taken_bytes = 0; // of the devices' memory, by all calls so far
 template <class T> cudaError_t allocate(T **pointer, size_t n WATCH_WHERE) {
     taken_bytes += n;
-    return cudaMalloc((void **)pointer, n WATCH_THERE);
+    const cudaError_t code = cudaMalloc((void **)pointer, n WATCH_THERE);
+    if (code == cudaSuccess) allocations[*pointer] = {current, n};
+    if (code == cudaSuccess && on_memory) on_memory(*pointer, n);
+    return code;
+}
+inline cudaError_t free(void *pointer WATCH_WHERE) {
+    allocations.erase(pointer);
+    if (on_memory) on_memory(pointer, 0);
+    return cudaFree(pointer WATCH_THERE);
 }
 inline cudaError_t free_on_host(void *pointer WATCH_WHERE) {
-    if (on_free) on_free(pointer);
+    if (on_memory) on_memory(pointer, 0);
     return cudaFreeHost(pointer WATCH_THERE);
 }
 // A gradient is complete when what its stream was given before has run: a row says so.
@@ -437,4 +450,5 @@ inline void touch(long numbers) {
 #define cudaMemcpyAsync watch::copy
 #define cudaLaunchHostFunc watch::launch_host
 #define cudaMalloc watch::allocate
+#define cudaFree watch::free
 #define cudaFreeHost watch::free_on_host

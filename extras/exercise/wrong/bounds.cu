@@ -1,4 +1,4 @@
-// k = 2, 1 tensor, 1 number ... and no device has the sum: does a chunk, a grid or a loop end
+// k = 2, 1 tensor, 1 number ... nothing brings gpu(1)'s number 0 to gpu(0)
 // Parts of n/k, rounded down.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... it includes the number of gpu(1)
+// is wrong: k = 2 ... butterfly.cu:10, add_kernel on gpu(1): from here on it has 2 times gpu(1)
 // Pairs add each other's sums one after the other.
 #include "yours.h"
 

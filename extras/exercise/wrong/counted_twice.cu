@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... gpu(0) has 9 ... not 5 ... it includes the number of gpu(1) (2 times)
+// counted_twice.cu:12, add_kernel on gpu(0): from here on it has 2 times ... the sum ... <- here
 // The last device is added twice.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... it is the mean
+// is wrong: k = 2 ... divided.cu:17, divide_kernel on gpu(0): from here on it has 0.5 times gpu(0)
 // The owner divides the sum by k.
 #include "yours.h"
 

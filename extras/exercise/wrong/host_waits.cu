@@ -1,4 +1,4 @@
-// makes the host wait for a device
+// makes the host wait for a device (in waitall, host_waits.cu:13)
 // The host waits for the sum.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... it is the mean
+// is wrong: k = 2 ... mean.cu:11, sgd_kernel on gpu(0): from here on it has 0.5 times gpu(0)
 // The devices get the mean.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// k = 2 ... gpu(1)'s own ... but gpu(0) has the sum ... copied back ... copyto(sum, grads[c][i])?
+// k = 2 ... gpu(0) has the sum, but nothing brings it to gpu(1)
 // The sums stay on their owners.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... wait
+// no_wait_after.cu:9, message gpu(0) to gpu(1): what comes after the allreduce does not wait
 // The sender does not wait until its numbers have been read.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// is wrong: k = 2
+// no_waits.cu:12, message gpu(1) to gpu(0): it does not wait for gpu(1)'s gradients
 // Messages without a wait before and after.
 #include "yours.h"
 

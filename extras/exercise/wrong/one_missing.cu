@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... gpu(0) has 1 at index 0 of tensor 0, not 5 ... gpu(0)'s own number
+// one_missing.cu:13 ... overwrites gpu(1), ... number 0, which nothing has brought to gpu(0)
 // The sum leaves device 1 out.
 #include "yours.h"
 

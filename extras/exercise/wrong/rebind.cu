@@ -1,4 +1,4 @@
-// k = 2 ... gpu(0) has the sum: is it copied back ... = ... only changes a list
+// the sum comes to gpu(1) (rebind.cu:9, message gpu(0) to gpu(1)), but nothing writes it
 // The chapter's older PyTorch text says data[i] = data[0].to(...): a new tensor in the list.
 #include "yours.h"
 

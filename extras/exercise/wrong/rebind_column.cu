@@ -1,4 +1,4 @@
-// k = 2 ... gpu(0) has the sum: is it copied back ... = ... only changes a list
+// the sum comes to gpu(1) (rebind_column.cu:13, message gpu(0) ... but nothing writes it into
 // data[c] = ... puts the sum into the list, not into the gradient.
 #include "yours.h"
 

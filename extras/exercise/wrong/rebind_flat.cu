@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... gpu(1) has 4 at index 0 of tensor 0, not 5 ... gpu(1)'s own number
+// the sum comes to gpu(1) (rebind_flat.cu:9, message gpu(0) to gpu(1)), but nothing writes it
 // The sums are put into the list, not into the gradients.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... a wait missing after a message
+// sender_goes_on.cu:10, message gpu(0) to gpu(1): what comes after the allreduce does not wait
 // A message runs on a stream of its own, for which the sender does not wait.
 #include "yours.h"
 

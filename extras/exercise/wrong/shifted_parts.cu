@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... gpu(1) has 10 ... not 5 ... the sum that belongs 1 further on ... bounds
+// shifted_parts.cu:11, copy on gpu(1): from here on it has the sum of number 1
 // The sums come back one place off, as from a part with wrong bounds.
 #include "yours.h"
 

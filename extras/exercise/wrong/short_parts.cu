@@ -1,4 +1,4 @@
-// is wrong: k = 2 ... own number, and no device has the sum: does a chunk, a grid or a loop
+// is wrong: k = 2 ... nothing brings gpu(1)'s number 0 to gpu(0)
 // Parts of n/k, rounded down: the last n%k numbers belong to nobody.
 #include "yours.h"
 
