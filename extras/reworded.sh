@@ -57,7 +57,7 @@ run() { # the operators and the loss
 }
 exercise() { make -s exercise GPUS=2 "$@"; }
 wrong() { # what is wrong
-    make -s exercise GPUS=2 SUBMISSION=extras/exercise/wrong/mean.cu "$@" 2>&1 | grep -o 'it is the mean'
+    make -s exercise GPUS=2 SUBMISSION=extras/exercise/wrong/mean.cu "$@" 2>&1 | grep -o 'it has 0.5 times gpu(0)'
 }
 failing() { make -s build/limits/failing "$@" && grep -c plain_check_cuda build/limits/failing.cc; }
 same 'make run' run "$@"
