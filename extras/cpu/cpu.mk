@@ -55,7 +55,8 @@ $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
 cpu_tests := $(wildcard extras/cpu/tests/*)
 build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
     build/cpp/extras/cpu/tests.cu $(cpu_tests:%=build/cpp/%) build/%/runtime.o build/%/doctest.o
-	$(CXX) $(call level,-O0) $(flags_$*) $(linked) -x c++ $< -x none build/$*/runtime.o \
+	$(CXX) $(call level,-O0) $(flags_$*) $(if $(filter asan,$*),$(loads)) $(linked) \
+	    $(numbers) -x c++ $< -x none build/$*/runtime.o \
 	    build/$*/doctest.o $(to)
 build/%/doctest.o: $(DOCTEST) build/%/flags
 	$(CXX) $(call level,-O0) $(flags_$*) -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< $(to)
@@ -109,6 +110,8 @@ race sanitize: own += BATCH LIMIT EPOCHS LOG CHECKS
 log := $(if $(wildcard extras/files),LOG=build/)
 # What make asan, make race and make lanes add to them
 flags_asan := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+# (g++: a call before each load, which tells what nothing has been written to: see checks.cc)
+loads := $(if $(clang),,--param asan-instrumentation-with-call-threshold=0)
 flags_race := -fsanitize=thread
 flags_lanes := -DMGPU_LANES
 flags_lanes_asan := $(flags_lanes) -fsanitize=address
@@ -203,8 +206,12 @@ cu_needs := $(if $(CHECK),,backend) $(if $(filter cpu,$(cu_on)),$(cu_once))
 cu_gpu = $(filter-out -Xcompiler -Wall$(comma)-Wextra -Werror all-warnings,$(nvcc_flags))
 comma := ,
 cu_compile = $(if $(filter gpu,$(cu_on)),$(NVCC) $(cu_gpu),\
-    $(CXX) $(cu_flags) $(flags_$(filter-out lanes,$(CHECK))) -iquote . \
+    $(CXX) $(cu_flags) $(flags_$(filter-out lanes,$(CHECK))) $(if $(filter asan,$(CHECK)),$(loads)) \
+    -iquote . \
     $(cu_macros) -include extras/cpu/cuda_runtime.h)
+# Conversions and shifts whose results are others on a GPU are told: see checks.cc
+numbers := $(foreach what,sanitize sanitize-recover,-f$(what)=float-cast-overflow,shift-exponent)
+cu programs: export CU_CHECKED := $(numbers)
 # What nvcc defines
 cu_macros := -D__NVCC__ -D__CUDACC__ -D__CUDACC_VER_MAJOR__=13 -D__CUDACC_VER_MINOR__=0
 cu programs: export CU_ON = $(cu_on)

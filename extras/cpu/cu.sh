@@ -1,7 +1,8 @@
 #!/bin/sh
 # cu.sh WORD ...: compiles the program $CU_FILE, one or several .cu files, and starts it with these
-# words. $CU_INCLUDE are folders with headers. make cu says how: CU_ON is gpu or cpu, CU_COMPILE the
-# compiler with its flags, CU_OBJECTS what is compiled already; CHECK is asan, race, lanes or nothing.
+# words, in the folder of its first file. $CU_INCLUDE are folders with headers. make cu says how:
+# CU_ON is gpu or cpu, CU_COMPILE the compiler with its flags, CU_CHECKED more of them, CU_OBJECTS
+# what is compiled already; CHECK is asan, race, lanes or nothing.
 
 # one_a_line PATHS: a path, which may have spaces, or several, then with quotes around such a one
 one_a_line() {
@@ -42,10 +43,12 @@ for file; do
 done
 name=$(basename "$1")
 name=${name%.*}
-tree=build/cu/$name.${CHECK:-$CU_ON}
+mkdir -p build/cu
+tree=$(mktemp -d "$PWD/build/cu/$name.XXXXXX") || exit 1 # another of this name may run
+trap 'rm -rf "$tree"' EXIT
+trap 'exit 1' HUP INT TERM
 program=$tree/$name
-rm -rf "$tree"
-mkdir -p "$tree"
+program_folder=$(cd "$(dirname "$1")" && pwd) || exit 1
 
 # translate FILE: to C++, under its absolute path in $tree, with the headers that it includes from
 # beside it or from $folders. What lies there and is no header, g++ finds by -iquote and CPATH.
@@ -55,8 +58,10 @@ translate() {
     if [ -e "$to" ]; then return 0; fi
     mkdir -p "$tree/tree$folder"
     { printf '#line 1 "%s"\n' "$1"; LC_ALL=C sed -zEf extras/cpu/to_cpp.sed "$1"; } >"$to"
-    if sed 1d "$to" | grep -nE '<<<|__shared__'; then
-        echo "$1: extras/cpu/to_cpp.sed does not understand the lines above" >&2
+    lines=$(sed 1d "$to" | grep -nE '<<<|__shared__' | cut -d: -f1)
+    if [ "$lines" ]; then
+        for line in $lines; do echo "$1:$line: $(sed -n "${line}p" "$1")" >&2; done
+        echo "$1: the stand-in does not understand the lines above: see extras/cpu/to_cpp.sed" >&2
         return 1
     fi
     sed -nE 's/^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">].*/\1/p' "$1" | while read -r header; do
@@ -77,13 +82,17 @@ if [ "$folders" ]; then
     export CPATH
 fi
 
+openmp=
+if grep -qE '^[ \t]*#[ \t]*(pragma[ \t]+omp[ \t]|include[ \t]*[<"]omp\.h)' "$@"; then
+    openmp=-fopenmp
+fi
 # CU_COMPILE, CU_OBJECTS, CU_SETARCH are lists of words
 # shellcheck disable=SC2086
 if [ "$CU_ON" = gpu ]; then
     if [ $# -gt 1 ]; then CU_COMPILE="$CU_COMPILE -rdc=true"; fi # extern __device__ variables
     driver=
     if grep -q '^[ \t]*#[ \t]*include[ \t]*[<"]cuda\.h' "$@"; then driver=-lcuda; fi
-    $CU_COMPILE "$@" $driver -o "$program" || exit 1
+    $CU_COMPILE ${openmp:+-Xcompiler $openmp} "$@" $driver -o "$program" || exit 1
 else
     # A kernel may stand in one file and be launched in another
     if [ $# -gt 1 ]; then
@@ -96,22 +105,23 @@ else
         translate "$file" || exit 1
         folder=$(cd "$(dirname "$file")" && pwd -P)
         objects=$((objects + 1))
-        $CU_COMPILE ${2:+"$tree/global.h"} -iquote "$folder" -x c++ -c \
+        $CU_COMPILE ${2:+"$tree/global.h"} $CU_CHECKED $openmp -iquote "$folder" -x c++ -c \
             "$tree/tree$folder/$(basename "$file")" -o "$tree/$objects.o" || exit 1
     done
-    ${CU_COMPILE%% -include*} "$tree"/*.o $CU_OBJECTS -o "$program" || exit 1
+    ${CU_COMPILE%% -include*} $openmp "$tree"/*.o $CU_OBJECTS -o "$program" || exit 1
 fi
 
+run() { (cd "$program_folder" && exec "$program" "$@"); }
 eval "set -- $arguments"
 # shellcheck disable=SC2086
 case $CHECK in
-asan) ASAN_OPTIONS="detect_leaks=0:$ASAN_OPTIONS" "$program" "$@" ;;
-race) sh extras/cpu/race.sh $CU_SETARCH "$program" "$@" && echo 'race: none found' >&2 ;;
+asan) export ASAN_OPTIONS="detect_leaks=0:$ASAN_OPTIONS"; run "$@" ;;
+race) sh extras/cpu/race.sh env --chdir="$program_folder" $CU_SETARCH "$program" "$@" && echo 'race: none found' >&2 ;;
 lanes) # in each order of warps and lanes the same
     first=
     for order in ${LANES:-forwards backwards 1}; do
         echo "CUDA_CPU_LANES=$order" >&2
-        CUDA_CPU_LANES=$order "$program" "$@" >"$tree/$order" || { cat "$tree/$order"; exit 1; }
+        CUDA_CPU_LANES=$order run "$@" >"$tree/$order" || { cat "$tree/$order"; exit 1; }
         if [ ! "$first" ]; then
             first=$order
             cat "$tree/$order"
@@ -120,5 +130,5 @@ lanes) # in each order of warps and lanes the same
             exit 1
         fi
     done ;;
-*) "$program" "$@" ;;
+*) run "$@" ;;
 esac

@@ -1,7 +1,7 @@
 // Atomic functions and fences.
 #pragma once
 
-#include "errors.h"
+#include "blocks.h"
 
 namespace cuda_cpu {
 // On a GPU an atomic function orders no other access: what a thread has written before it is seen
@@ -22,6 +22,7 @@ template <class T, class F> __attribute__((always_inline)) inline T atomic_updat
     while (!__atomic_compare_exchange(p, &old, &value, false, atomic_order, __ATOMIC_RELAXED));
     observed(&fenced_on[max(0, running.device)]);
     observed(&fenced_system);
+    if (worker && !memcmp(&old, &value, sizeof old)) asked_again(p);
     return old;
 }
 } // namespace cuda_cpu

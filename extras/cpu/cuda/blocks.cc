@@ -144,13 +144,11 @@ std::vector<SharedArray> &shared_arrays() {
 }
 // Reserve a place in the arena, with a gap behind it. The gap is as long as a row, t[i] of t[8][9],
 // up to a limit, because programs often access one row too many.
-SharedPlace reserve_shared(const char *name, const char *file, int line, size_t bytes, size_t row,
-                           bool integers) {
+SharedPlace reserve_shared(const char *name, const char *file, int line, size_t bytes, size_t row) {
     const size_t offset = shared_arena_bytes(), number = shared_arrays().size();
     const size_t gap = min(round_up(row, shared_gap), 8 * shared_gap);
-    const unsigned char poison = integers ? 0x7F : 0xFF; // -1 would pass for a number
     const size_t end = offset + round_up(bytes, shared_gap) + gap;
-    shared_arrays().push_back({name, file, line, offset, bytes, end, poison});
+    shared_arrays().push_back({name, file, line, offset, bytes, end});
     return {offset, number};
 }
 void fill_shared(Worker &w, char *p, size_t bytes, size_t number) {
@@ -158,17 +156,18 @@ void fill_shared(Worker &w, char *p, size_t bytes, size_t number) {
     Hidden hidden;
     w.filled_by[number] = w.blocks;
     w.filled.push_back(number);
-    memset(p, 0xFF, bytes);
+    fill_unwritten(p, bytes);
 }
 
 #ifndef CUDA_CPU_ASAN
 // Return the first byte of the gap [begin, end) that has been overwritten, or null.
-static CUDA_CPU_OPTIMIZED __attribute__((no_sanitize("thread"))) char *
-first_changed(char *begin, char *end, unsigned char poison) {
-    unsigned char changed = 0;
-    for (char *p = begin; p < end; p++) changed |= (unsigned char)*p ^ poison;
-    if (!changed) return nullptr;
-    while ((unsigned char)*begin == poison) begin++;
+static CUDA_CPU_OPTIMIZED __attribute__((no_sanitize("thread"))) char *first_changed(char *begin,
+                                                                                     char *end) {
+    Hidden hidden;
+    static const std::vector<unsigned> gap(10 * shared_gap / sizeof unwritten, unwritten);
+    const char *same = (const char *)gap.data() + (uintptr_t)begin % sizeof unwritten;
+    if (!memcmp(begin, same, end - begin)) return nullptr;
+    while (*begin == *same) begin++, same++;
     return begin;
 }
 // Report that the block has written to a gap, and give the block up.
@@ -188,18 +187,18 @@ void check_gaps(Worker &w) {
     for (unsigned i : w.filled) {
         const SharedArray *a = &shared_arrays()[i];
         char *p = w.shared + a->offset, *end = w.shared + a->end;
-        char *at = first_changed(p + a->bytes, end, a->poison);
-        if (!at) at = first_changed(p - shared_gap, p, i ? a[-1].poison : 0xFF);
+        char *at = first_changed(p + a->bytes, end);
+        if (!at) at = first_changed(p - shared_gap, p);
         if (!at) continue;
         wrote_to_gap(w, "byte %td of the %zu bytes of %s, which %s:%d declares __shared__", at - p,
                      a->bytes, a->name, a->file, a->line);
-        memset(p + a->bytes, a->poison, end - p - a->bytes);
-        memset(p - shared_gap, i ? a[-1].poison : 0xFF, shared_gap);
+        fill_unwritten(p + a->bytes, end - p - a->bytes);
+        fill_unwritten(p - shared_gap, shared_gap);
         return;
     }
     if (!w.dynamic_bytes) return;
-    char *p = w.dynamic_shared, *at = first_changed(p + w.dynamic_bytes, w.dynamic_end, 0xFF);
-    if (!at) at = first_changed(p - shared_gap, p, 0xFF);
+    char *p = w.dynamic_shared, *at = first_changed(p + w.dynamic_bytes, w.dynamic_end);
+    if (!at) at = first_changed(p - shared_gap, p);
     if (at)
         wrote_to_gap(w,
                      "byte %td of dynamic shared memory, but the launch asked for %zu bytes (the "
@@ -236,9 +235,7 @@ void start_worker() {
         mprotect(dynamic, dynamic_room, PROT_READ | PROT_WRITE))
         throw std::bad_alloc();
     worker->dynamic_end = (char *)dynamic + dynamic_room;
-    memset(worker->shared, 0xFF, bytes);
-    for (const SharedArray &a : shared_arrays())
-        memset(worker->shared + a.offset + a.bytes, a.poison, a.end - a.offset - a.bytes);
+    fill_unwritten(worker->shared, bytes);
 #ifdef CUDA_CPU_ASAN
     ASAN_POISON_MEMORY_REGION(worker->shared, bytes);
     ASAN_POISON_MEMORY_REGION(dynamic, dynamic_room + dynamic_guard);

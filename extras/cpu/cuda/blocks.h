@@ -66,7 +66,7 @@ struct Stacks { // one mapping
 enum Mode { in_loop, in_turns, by_lanes };
 struct Warp;
 
-// Who was last at an element of shared memory that is declared volatile; see touch_volatile().
+// Who was last at an element of memory that is declared volatile; see touch_volatile().
 struct Touch {
     unsigned long long block = 0; // by Worker::blocks
     unsigned phase = 0;           // barriers of the block before it
@@ -77,14 +77,16 @@ struct Touch {
     unsigned long long value = 0; // before the thread may have written
 };
 struct Touched {
+    const volatile void *at = nullptr;
     Touch by[2], written; // the last two threads, and the last that wrote
+    bool polled = false;  // a flag, which a thread waits for
 };
 
 struct Worker {
     char *shared = nullptr;                    // arrays of a fixed size
     std::vector<unsigned long long> filled_by; // the last block that has filled each with NaN
     std::vector<unsigned> filled;              // those that the block has used
-    std::vector<Touched> touched;              // by its distance from the first shared byte
+    std::vector<Touched> touched;              // by a hash of the address
     Touch last_touch, conflict;                // conflict: the last write that another lane was at
     char *dynamic_end = nullptr;    // of the block's dynamic shared memory; no access beyond it
     char *dynamic_shared = nullptr; // where that begins
@@ -112,6 +114,10 @@ struct Worker {
     int looped = -1;      // the thread that the plain loop runs, on no fiber
     bool *stop = nullptr; // ends the plain loop after that thread
     unsigned long long random = 0;
+    const volatile void *asked = nullptr;     // what a thread has looked at, and found as before
+    unsigned long long asker = 0;             // block and thread
+    int times = 0;                            // that it has asked
+    bool yields = false;                      // lets other warps run, too
     char begin = 0, end = 0, barrier[2] = {}; // addresses that stand for an order, see published()
 };
 inline __thread Worker *worker = nullptr;
@@ -247,6 +253,15 @@ CUDA_CPU_SWITCHING inline void barrier(const char *file, int line, int number = 
     observed(&worker->barrier[parity]);
 }
 
+// See __launch_bounds__.
+CUDA_CPU_UNSEEN void too_many_threads(int most);
+__forceinline__ void launch_bounds(int most) {
+    if (__builtin_expect(worker->threads > most, false)) too_many_threads(most);
+}
+// A thread has looked at a flag and found what was there before. If it goes on and on, it waits for
+// another thread, and the others have their turns.
+CUDA_CPU_UNSEEN void asked_again(const volatile void *flag);
+
 // --- shared memory
 
 // Each __shared__ array has a fixed place in a worker's memory. Tag is a type of its own for each
@@ -254,18 +269,15 @@ CUDA_CPU_SWITCHING inline void barrier(const char *file, int line, int number = 
 struct SharedPlace {
     size_t offset, number;
 };
-SharedPlace reserve_shared(const char *name, const char *file, int line, size_t bytes, size_t row,
-                           bool integers);
+SharedPlace reserve_shared(const char *name, const char *file, int line, size_t bytes, size_t row);
 template <class T, class Tag>
-inline const SharedPlace
-    shared_place = reserve_shared(Tag::name(), Tag::file(), Tag::line(), sizeof(T),
-                                  sizeof(std::remove_extent_t<T>),
-                                  std::is_integral<std::remove_all_extents_t<T>>::value);
-// Fill a shared array with NaN, unless a thread of this block has already.
+inline const SharedPlace shared_place = reserve_shared(Tag::name(), Tag::file(), Tag::line(),
+                                                       sizeof(T), sizeof(std::remove_extent_t<T>));
+// Fill a shared array as unwritten memory, unless a thread of this block has already.
 __attribute__((noinline, no_sanitize("address"), no_sanitize("thread"))) void
 fill_shared(Worker &w, char *p, size_t bytes, size_t number);
 
-// Lanes that hand values on through shared memory, with nothing between the one's write and the
+// Lanes that hand values on through memory, with nothing between the one's write and the
 // other's read, were right on GPUs up to 2016, if the memory was declared volatile: the lanes of a
 // warp ran in lockstep. Since Volta (SM 70) CUDA no longer promises that, and __syncwarp() must
 // come in between. Here they do not run in lockstep, so the numbers are wrong, and the user is
@@ -321,12 +333,17 @@ template <class T, class Tag> __attribute__((always_inline)) inline auto &shared
 }
 // An extern __shared__ array: what the launch asked for.
 template <class T> T *dynamic_shared() { return (T *)worker->dynamic_shared; }
-// A __shared__ array that is declared outside of all functions: x[i] and x are as in a kernel.
+// A __shared__ variable that is declared outside of all functions: if it is an array, x[i] and x are
+// as in a kernel; any other one is *x.
 template <class T, class Tag = void> struct SharedOfFile {
-    static_assert(std::is_array<T>::value, "outside of functions a __shared__ variable must be an "
-                                           "array here: declare it in the kernel");
-    auto &operator[](size_t i) const { return shared_memory<T, Tag>()[i]; }
-    operator auto *() const { return &shared_memory<T, Tag>()[0]; }
+    auto &operator*() const {
+        if constexpr (std::is_void<Tag>::value) return *dynamic_shared<T>();
+        else return shared_memory<T, Tag>();
+    }
+};
+template <class T, size_t n, class Tag> struct SharedOfFile<T[n], Tag> {
+    auto &operator[](size_t i) const { return shared_memory<T[n], Tag>()[i]; }
+    operator auto *() const { return &shared_memory<T[n], Tag>()[0]; }
 };
 template <class T> struct SharedOfFile<T[], void> {
     T &operator[](size_t i) const { return dynamic_shared<T>()[i]; }

@@ -5,8 +5,10 @@
 #include "workers.h"
 
 #include <atomic>
+#include <cstdarg>
 #include <set>
 
+#include <dlfcn.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -277,8 +279,9 @@ static void say_where_host_is(int signal, siginfo_t *info, void *context) {
     fprintf(stderr,
             "%s:%d: %s on device %d: block (%u,%u,%u) has been running for %d seconds and is at "
             "thread (%u,%u,%u)%s%s. Does it wait for a value that another thread sets? Here each "
-            "thread runs alone until it reaches a barrier or ends, and each block runs until it "
-            "ends, %d at a time\n",
+            "block runs until it ends, %d at a time, and a thread lets others run only at a "
+            "barrier, or where it looks at volatile memory or calls an atomic function again and "
+            "again\n",
             running.where.file, running.where.line, running.name, running.device, blockIdx.x,
             blockIdx.y, blockIdx.z, machine().watchdog, thread.x, thread.y, thread.z,
             line.empty() ? "" : ", in ", line.c_str(), machine().devices[running.device]->cores);
@@ -335,7 +338,7 @@ bool is_new(const char *notice, const char *kernel) {
 
 // --- volatile memory
 
-// See Volatile. Where the kernel goes on between two elements of volatile shared memory, it may
+// See Volatile. Where the kernel goes on between two elements of volatile memory, it may
 // have written the first of them; two threads were there at the same time if they are lanes of one
 // warp and neither a barrier nor a warp function stands between them.
 static CUDA_CPU_UNSEEN bool at_once(const Touch &a, const Touch &b) {
@@ -353,23 +356,20 @@ not_in_step(const Touch &writer, const Touch &other, void *pc) {
     if (!is_new("volatile", running.name)) return;
     const std::string line = line_of(&pc, 1, pc, false);
     fprintf(stderr,
-            "%s:%d: notice: %s on device %d%s%s: lane %d writes to volatile shared memory that "
+            "%s:%d: notice: %s on device %d%s%s: lane %d writes to volatile memory that "
             "lane %d also accesses, with no __syncwarp() in between. The lanes of a warp do not "
             "run in lockstep, neither here nor, since Volta, on a GPU: the numbers may be wrong\n",
             running.where.file, running.where.line, running.name, running.device,
             line.empty() ? "" : ", in ", line.c_str(), writer.thread % 32, other.thread % 32);
 }
-CUDA_CPU_UNSEEN void touch_volatile(const volatile void *p, size_t bytes) {
-    Worker &w = *worker;
-    const size_t fixed = shared_arena_bytes();
-    const bool is_fixed = size_t((const char *)p - w.shared) < fixed;
-    const char *const dynamic = w.dynamic_end - dynamic_room;
-    if (!is_fixed && size_t((const char *)p - dynamic) >= dynamic_room) return;
+// Return whether the thread has found there what it has just found there before.
+static CUDA_CPU_UNSEEN bool touch(Worker &w, const volatile void *p, size_t bytes, void *pc) {
     Hidden hidden;
-    if (w.touched.empty()) w.touched.resize(fixed + dynamic_room);
+    if (w.touched.empty()) w.touched.resize(4096);
     auto touched = [&](const volatile void *p) -> Touched & {
-        const size_t at = (const char *)p - w.shared;
-        return w.touched[at < fixed ? at : fixed + ((const char *)p - dynamic)];
+        Touched &there = w.touched[(size_t)p * 0x9E3779B97F4A7C15 >> 52];
+        if (there.at != p) there = {p, {}, {}, false};
+        return there;
     };
     const int t = w.current;
     const bool before_barrier = // which thread 0 has met already
@@ -377,7 +377,7 @@ CUDA_CPU_UNSEEN void touch_volatile(const volatile void *p, size_t bytes) {
     const unsigned calls = w.mode == by_lanes ? w.warps[t / 32].lanes[t % 32].calls : 0;
     Touch now = {w.blocks, w.phase - before_barrier, calls, t, p, bytes, 0};
     const Touch *writer = nullptr, *other = nullptr;
-    const Touch &last = w.last_touch;
+    const Touch last = w.last_touch;
     if (last.block == now.block && last.phase == now.phase && last.calls == calls &&
         value_of(last) != last.value) {
         Touched &there = touched(last.at);
@@ -388,24 +388,156 @@ CUDA_CPU_UNSEEN void touch_volatile(const volatile void *p, size_t bytes) {
     now.value = value_of(now);
     Touched &here = touched(p);
     if (at_once(here.written, now)) writer = &here.written, other = &now;
-    if (writer) {
+    const bool again =
+        last.at == p && last.block == now.block && last.thread == t && last.value == now.value;
+    here.polled = here.polled || (again && w.asked == p && w.times >= 3);
+    if (writer && !touched(writer->at).polled) {
         if (w.conflict.block == now.block && w.conflict.at != writer->at)
-            not_in_step(*writer, *other, __builtin_return_address(0));
+            not_in_step(*writer, *other, pc);
         w.conflict = *writer;
     }
     if (here.by[0].thread != t || here.by[0].block != now.block) here.by[1] = here.by[0];
     here.by[0] = now;
     w.last_touch = now;
+    return again;
+}
+CUDA_CPU_UNSEEN void touch_volatile(const volatile void *p, size_t bytes) {
+    if (touch(*worker, p, bytes, __builtin_return_address(0))) asked_again(p);
 }
 
+} // namespace cuda_cpu
+
+// --- numbers that a GPU makes otherwise
+
+// What g++ and clang++ call, with -fsanitize=float-cast-overflow,shift-exponent, where a conversion
+// or a shift has no result in C++. A GPU has one, and this processor often another.
+namespace cuda_cpu {
+struct TypeOf {
+    unsigned short kind, info; // kind 0: an integer, of 2^(info / 2) bits, signed if info is odd
+    char name[1];
+    int bits() const { return kind ? info : 1 << info / 2; }
+};
+struct CheckedConversion {
+    const char *file;
+    unsigned line, column;
+    const TypeOf *from, *to;
+};
+static void say_number(const CheckedConversion &at, const char *format, ...) {
+    char text[300];
+    Hidden hidden;
+    snprintf(text, sizeof text, "number %s:%u:%u", at.file, at.line, at.column);
+    if (!worker || !worker->threads || !is_new(text, running.name)) return;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    fprintf(stderr, "%s:%u: notice: %s on device %d: %s, but this processor may not\n", at.file,
+            at.line, running.name, running.device, text);
+}
+__attribute__((weak)) void conversion(const CheckedConversion &at,
+                                      void *bits) asm("__ubsan_handle_float_cast_overflow");
+void conversion(const CheckedConversion &at, void *bits) {
+    float f = 0;
+    double x = 0;
+    if (at.from->bits() > 64) return;
+    memcpy(&f, &bits, sizeof f);
+    if (at.from->bits() == 32) x = f;
+    else memcpy(&x, &bits, sizeof x);
+    // Numbers of less than 32 bits are the lowest bits of one that has 32
+    const int bits_there = at.to->bits(), wide = bits_there > 32 ? 64 : 32;
+    const bool is_signed = at.to->info % 2;
+    const double least = is_signed ? -ldexp(1, wide - 1) : 0, end = ldexp(1, wide - is_signed);
+    if (bits_there < 32 && x >= least && x < 0x1p31) return; // as here
+    const unsigned long long most = ~0ull >> (64 - wide + is_signed),
+                             lowest = is_signed ? ~most : 0;
+    unsigned long long n = x != x      ? 0
+                           : x < least ? lowest
+                           : x >= end  ? most
+                           : is_signed ? (long long)x
+                                       : (unsigned long long)x;
+    if (bits_there < 64) n &= ~(~0ull << bits_there);
+    const bool negative = is_signed && n >> (bits_there - 1);
+    if (negative && bits_there < 64) n |= ~0ull << bits_there;
+    say_number(at, negative ? "a GPU converts %g to %s as %lld" : "a GPU converts %g to %s as %llu",
+               x, at.to->name, n);
+}
+__attribute__((weak)) void shift(const CheckedConversion &at, void *x,
+                                 void *by) asm("__ubsan_handle_shift_out_of_bounds");
+void shift(const CheckedConversion &at, void *, void *) {
+    say_number(at, "a GPU shifts by as many bits as %s has, or more, so that none of them is left",
+               at.from->name);
+}
+
+#if defined(CUDA_CPU_ASAN) && !defined(__clang__)
+// With --param asan-instrumentation-with-call-threshold=0 g++ calls these before each load.
+static __attribute__((noinline, no_sanitize("address"))) void before_load(const void *p, void *pc) {
+    const Worker *w = worker;
+    if (!w || !w->threads || *(const unsigned *)((uintptr_t)p & ~3) != unwritten) return;
+    std::string what;
+    for (const SharedArray &a : shared_arrays())
+        if (size_t((const char *)p - w->shared - a.offset) < a.bytes) what = std::string(a.name);
+    if (size_t((const char *)p - w->dynamic_shared) < w->dynamic_bytes) what = "dynamic memory";
+    std::lock_guard<std::mutex> guard(machine().lock);
+    const Place at = locate(p);
+    if (at.allocation && held(p) < at.first + at.allocation->bytes) what = allocated_there(at, p);
+    if (what.empty() || !is_new("unwritten", running.name)) return;
+    void *frames[32];
+    fprintf(stderr, "%s: notice: %s on device %d reads %s, but nothing has been written there\n",
+            line_of(frames, call_stack(frames, 32), pc, false).c_str(), running.name,
+            running.device, what.c_str());
+}
+#define CUDA_CPU_BEFORE_LOAD(name, sizes, size)                                                    \
+    extern "C" __attribute__((optimize("O2"), no_sanitize("address"))) void name sizes {           \
+        static const auto real = (void(*) sizes)dlsym(RTLD_NEXT, #name);                           \
+        before_load(p, __builtin_return_address(0));                                               \
+        real size;                                                                                 \
+    }
+CUDA_CPU_BEFORE_LOAD(__asan_load1, (const void *p), (p))
+CUDA_CPU_BEFORE_LOAD(__asan_load2, (const void *p), (p))
+CUDA_CPU_BEFORE_LOAD(__asan_load4, (const void *p), (p))
+CUDA_CPU_BEFORE_LOAD(__asan_load8, (const void *p), (p))
+CUDA_CPU_BEFORE_LOAD(__asan_load16, (const void *p), (p))
+CUDA_CPU_BEFORE_LOAD(__asan_loadN, (const void *p, size_t bytes), (p, bytes))
+#endif
+
+// In a kernel printf returns how many arguments it has printed.
+#if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
+static int printed(const char *format, va_list args) {
+    const int characters = vprintf(format, args);
+    if (!worker || !worker->threads) return characters;
+    int n = 0;
+    for (const char *p = format; (p = strchr(p, '%')); p++) {
+        if (p[1] == '%') p++;
+        else n++;
+        for (; strchr("-+ #*.0123456789", p[1]) && p[1]; p++) n += p[1] == '*';
+    }
+    return n;
+}
+int print(const char *format, ...) asm("printf");
+int print(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    const int result = printed(format, args);
+    va_end(args);
+    return result;
+}
+int print_checked(int, const char *format, ...) asm("__printf_chk");
+int print_checked(int, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    const int result = printed(format, args);
+    va_end(args);
+    return result;
+}
+#endif
 } // namespace cuda_cpu
 
 // An assert() that fails in a kernel ends the program and names the thread. In place of the C
 // library's function, which the macro calls, and which each library declares in its own way.
 namespace cuda_cpu {
-__attribute__((noreturn, cold)) void
-assertion_failed(const char *condition, const char *file, unsigned line,
-                 const char *function) asm("__assert_fail");
+__attribute__((noreturn, cold)) void assertion_failed(const char *condition, const char *file,
+                                                      unsigned line,
+                                                      const char *function) asm("__assert_fail");
 void assertion_failed(const char *condition, const char *file, unsigned line,
                       const char *function) {
     if (!worker || !running.name || in_host_function) {

@@ -58,6 +58,7 @@ static double next_slowdown(const char *&list) {
     list = *end ? end + 1 : nullptr;
     return slowdown;
 }
+static bool forked = false;
 Machine::Machine() {
     set_lane_order(getenv("CUDA_CPU_LANES"));
     if (const char *visible = getenv("CUDA_VISIBLE_DEVICES"))
@@ -94,6 +95,7 @@ Machine::Machine() {
     if (!sigaltstack(nullptr, &before) && before.ss_flags & SS_DISABLE)
         sigaltstack(&stack, nullptr);
 #endif
+    pthread_atfork(nullptr, nullptr, [] { forked = true; });
 #ifdef CUDA_CPU_TSAN
     cores_each = max(2, cores_each); // two blocks of a grid never share all of their order
 #endif
@@ -119,6 +121,11 @@ Machine::Machine() {
 }
 Machine &machine() {
     static Machine *machine = new Machine; // never destroyed: its threads outlive main
+    if (__builtin_expect(forked, false)) {
+        forked = false; // what ends the program may ask, too
+        give_up("this process was forked after the first CUDA call, and a GPU refuses it from then "
+                "on (initialization error, 3): call fork() first");
+    }
     return *machine;
 }
 

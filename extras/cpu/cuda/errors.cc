@@ -8,87 +8,19 @@
 
 const char *cudaGetErrorName(cudaError_t error) {
     switch (error) {
-#define CUDA_CPU_NAME(name)                                                                        \
+#define CUDA_CPU_NAME(name, number, text)                                                          \
     case name: return #name;
-        CUDA_CPU_NAME(cudaSuccess)
-        CUDA_CPU_NAME(cudaErrorInvalidValue)
-        CUDA_CPU_NAME(cudaErrorMemoryAllocation)
-        CUDA_CPU_NAME(cudaErrorInvalidConfiguration)
-        CUDA_CPU_NAME(cudaErrorInvalidPitchValue)
-        CUDA_CPU_NAME(cudaErrorInvalidSymbol)
-        CUDA_CPU_NAME(cudaErrorInvalidMemcpyDirection)
-        CUDA_CPU_NAME(cudaErrorNoDevice)
-        CUDA_CPU_NAME(cudaErrorInvalidDevice)
-        CUDA_CPU_NAME(cudaErrorPeerAccessUnsupported)
-        CUDA_CPU_NAME(cudaErrorInvalidResourceHandle)
-        CUDA_CPU_NAME(cudaErrorIllegalState)
-        CUDA_CPU_NAME(cudaErrorNotReady)
-        CUDA_CPU_NAME(cudaErrorIllegalAddress)
-        CUDA_CPU_NAME(cudaErrorMisalignedAddress)
-        CUDA_CPU_NAME(cudaErrorPeerAccessAlreadyEnabled)
-        CUDA_CPU_NAME(cudaErrorPeerAccessNotEnabled)
-        CUDA_CPU_NAME(cudaErrorTooManyPeers)
-        CUDA_CPU_NAME(cudaErrorAssert)
-        CUDA_CPU_NAME(cudaErrorHostMemoryAlreadyRegistered)
-        CUDA_CPU_NAME(cudaErrorHostMemoryNotRegistered)
-        CUDA_CPU_NAME(cudaErrorLaunchFailure)
-        CUDA_CPU_NAME(cudaErrorNotPermitted)
-        CUDA_CPU_NAME(cudaErrorStreamCaptureUnsupported)
-        CUDA_CPU_NAME(cudaErrorStreamCaptureInvalidated)
-        CUDA_CPU_NAME(cudaErrorStreamCaptureMerge)
-        CUDA_CPU_NAME(cudaErrorStreamCaptureUnmatched)
-        CUDA_CPU_NAME(cudaErrorStreamCaptureUnjoined)
-        CUDA_CPU_NAME(cudaErrorStreamCaptureIsolation)
-        CUDA_CPU_NAME(cudaErrorStreamCaptureImplicit)
-        CUDA_CPU_NAME(cudaErrorCapturedEvent)
+        CUDA_CPU_ERRORS(CUDA_CPU_NAME)
 #undef CUDA_CPU_NAME
     }
     return "unrecognized error code";
 }
-
 const char *cudaGetErrorString(cudaError_t error) {
     switch (error) {
-    case cudaSuccess: return "no error";
-    case cudaErrorInvalidValue: return "invalid argument";
-    case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-    case cudaErrorInvalidPitchValue: return "invalid pitch argument";
-    case cudaErrorInvalidSymbol: return "invalid device symbol";
-    case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
-    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
-    case cudaErrorInvalidDevice: return "invalid device ordinal";
-    case cudaErrorPeerAccessUnsupported:
-        return "peer access is not supported between these two devices";
-    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
-    case cudaErrorIllegalState: return "the operation cannot be performed in the present state";
-    case cudaErrorNotReady: return "device not ready";
-    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
-    case cudaErrorMisalignedAddress: return "misaligned address";
-    case cudaErrorPeerAccessAlreadyEnabled: return "peer access is already enabled";
-    case cudaErrorPeerAccessNotEnabled: return "peer access has not been enabled";
-    case cudaErrorTooManyPeers: return "peer mapping resources exhausted";
-    case cudaErrorAssert: return "device-side assert triggered";
-    case cudaErrorHostMemoryAlreadyRegistered:
-        return "part or all of the requested memory range is already mapped";
-    case cudaErrorHostMemoryNotRegistered:
-        return "pointer does not correspond to a registered memory region";
-    case cudaErrorLaunchFailure: return "unspecified launch failure";
-    case cudaErrorNotPermitted: return "operation not permitted";
-    case cudaErrorStreamCaptureUnsupported:
-        return "operation not permitted when stream is capturing";
-    case cudaErrorStreamCaptureInvalidated:
-        return "operation failed due to a previous error during capture";
-    case cudaErrorStreamCaptureMerge:
-        return "operation would result in a merge of separate capture sequences";
-    case cudaErrorStreamCaptureUnmatched:
-        return "capture was not ended in the same stream as it began";
-    case cudaErrorStreamCaptureUnjoined: return "capturing stream has unjoined work";
-    case cudaErrorStreamCaptureIsolation:
-        return "dependency created on uncaptured work in another stream";
-    case cudaErrorStreamCaptureImplicit:
-        return "operation would make the legacy stream depend on a capturing blocking stream";
-    case cudaErrorCapturedEvent:
-        return "operation not permitted on an event last recorded in a capturing stream";
+#define CUDA_CPU_TEXT(name, number, text)                                                          \
+    case name: return text;
+        CUDA_CPU_ERRORS(CUDA_CPU_TEXT)
+#undef CUDA_CPU_TEXT
     }
     return "unrecognized error code";
 }

@@ -13,38 +13,78 @@ extern "C" void AnnotateIgnoreSyncBegin(const char *file, int line);
 extern "C" void AnnotateIgnoreSyncEnd(const char *file, int line);
 #endif
 
+// clang-format off
+// Each code, its number and what is said of it
+#define CUDA_CPU_ERRORS(X)                                                                         \
+    X(cudaSuccess, 0, "no error")                                                                  \
+    X(cudaErrorInvalidValue, 1, "invalid argument")                                                \
+    X(cudaErrorMemoryAllocation, 2, "out of memory")                                               \
+    X(cudaErrorInitializationError, 3, "initialization error")                                     \
+    X(cudaErrorCudartUnloading, 4, "driver shutting down")                                         \
+    X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                          \
+    X(cudaErrorInvalidPitchValue, 12, "invalid pitch argument")                                    \
+    X(cudaErrorInvalidSymbol, 13, "invalid device symbol")                                         \
+    X(cudaErrorInvalidDevicePointer, 17, "invalid device pointer")                                 \
+    X(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                    \
+    X(cudaErrorInsufficientDriver, 35,                                                             \
+      "CUDA driver version is insufficient for CUDA runtime version")                              \
+    X(cudaErrorMissingConfiguration, 52, "__global__ function call is not configured")             \
+    X(cudaErrorInvalidDeviceFunction, 98, "invalid device function")                               \
+    X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                \
+    X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                       \
+    X(cudaErrorDeviceUninitialized, 201, "invalid device context")                                 \
+    X(cudaErrorNoKernelImageForDevice, 209,                                                        \
+      "no kernel image is available for execution on the device")                                  \
+    X(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error encountered")                       \
+    X(cudaErrorPeerAccessUnsupported, 217,                                                         \
+      "peer access is not supported between these two devices")                                    \
+    X(cudaErrorInvalidPtx, 218, "a PTX JIT compilation failed")                                    \
+    X(cudaErrorFileNotFound, 301, "file not found")                                                \
+    X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                              \
+    X(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")        \
+    X(cudaErrorNotReady, 600, "device not ready")                                                  \
+    X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                    \
+    X(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch")               \
+    X(cudaErrorLaunchTimeout, 702, "the launch timed out and was terminated")                      \
+    X(cudaErrorPeerAccessAlreadyEnabled, 704, "peer access is already enabled")                    \
+    X(cudaErrorPeerAccessNotEnabled, 705, "peer access has not been enabled")                      \
+    X(cudaErrorSetOnActiveProcess, 708, "cannot set while device is active in this process")       \
+    X(cudaErrorAssert, 710, "device-side assert triggered")                                        \
+    X(cudaErrorTooManyPeers, 711, "peer mapping resources exhausted")                              \
+    X(cudaErrorHostMemoryAlreadyRegistered, 712,                                                   \
+      "part or all of the requested memory range is already mapped")                               \
+    X(cudaErrorHostMemoryNotRegistered, 713,                                                       \
+      "pointer does not correspond to a registered memory region")                                 \
+    X(cudaErrorIllegalInstruction, 715, "an illegal instruction was encountered")                  \
+    X(cudaErrorMisalignedAddress, 716, "misaligned address")                                       \
+    X(cudaErrorInvalidAddressSpace, 717,                                                           \
+      "operation not supported on global/shared address space")                                    \
+    X(cudaErrorInvalidPc, 718, "invalid program counter")                                          \
+    X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                   \
+    X(cudaErrorCooperativeLaunchTooLarge, 720, "too many blocks in cooperative launch")            \
+    X(cudaErrorNotPermitted, 800, "operation not permitted")                                       \
+    X(cudaErrorNotSupported, 801, "operation not supported")                                       \
+    X(cudaErrorSystemNotReady, 802, "system not yet initialized")                                  \
+    X(cudaErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing")  \
+    X(cudaErrorStreamCaptureInvalidated, 901,                                                      \
+      "operation failed due to a previous error during capture")                                   \
+    X(cudaErrorStreamCaptureMerge, 902,                                                            \
+      "operation would result in a merge of separate capture sequences")                           \
+    X(cudaErrorStreamCaptureUnmatched, 903,                                                        \
+      "capture was not ended in the same stream as it began")                                      \
+    X(cudaErrorStreamCaptureUnjoined, 904, "capturing stream has unjoined work")                   \
+    X(cudaErrorStreamCaptureIsolation, 905,                                                        \
+      "dependency created on uncaptured work in another stream")                                   \
+    X(cudaErrorStreamCaptureImplicit, 906,                                                         \
+      "operation would make the legacy stream depend on a capturing blocking stream")              \
+    X(cudaErrorCapturedEvent, 907,                                                                 \
+      "operation not permitted on an event last recorded in a capturing stream")                   \
+    X(cudaErrorUnknown, 999, "unknown error")
+// clang-format on
 enum cudaError_t {
-    cudaSuccess = 0,
-    cudaErrorInvalidValue = 1,
-    cudaErrorMemoryAllocation = 2,
-    cudaErrorInvalidConfiguration = 9,
-    cudaErrorInvalidPitchValue = 12,
-    cudaErrorInvalidSymbol = 13,
-    cudaErrorInvalidMemcpyDirection = 21,
-    cudaErrorNoDevice = 100,
-    cudaErrorInvalidDevice = 101,
-    cudaErrorPeerAccessUnsupported = 217,
-    cudaErrorInvalidResourceHandle = 400,
-    cudaErrorIllegalState = 401,
-    cudaErrorNotReady = 600,
-    cudaErrorIllegalAddress = 700,
-    cudaErrorPeerAccessAlreadyEnabled = 704,
-    cudaErrorPeerAccessNotEnabled = 705,
-    cudaErrorAssert = 710,
-    cudaErrorMisalignedAddress = 716,
-    cudaErrorTooManyPeers = 711,
-    cudaErrorHostMemoryAlreadyRegistered = 712,
-    cudaErrorHostMemoryNotRegistered = 713,
-    cudaErrorLaunchFailure = 719,
-    cudaErrorNotPermitted = 800,
-    cudaErrorStreamCaptureUnsupported = 900,
-    cudaErrorStreamCaptureInvalidated = 901,
-    cudaErrorStreamCaptureMerge = 902,
-    cudaErrorStreamCaptureUnmatched = 903,
-    cudaErrorStreamCaptureUnjoined = 904,
-    cudaErrorStreamCaptureIsolation = 905,
-    cudaErrorStreamCaptureImplicit = 906,
-    cudaErrorCapturedEvent = 907,
+#define CUDA_CPU_CODE(name, number, text) name = number,
+    CUDA_CPU_ERRORS(CUDA_CPU_CODE)
+#undef CUDA_CPU_CODE
 };
 
 const char *cudaGetErrorName(cudaError_t error);

@@ -5,16 +5,8 @@
 
 #include "errors.h"
 
-#if defined(__has_attribute)
-#if __has_attribute(unavailable)
-#define CUDA_CPU_LACKING __attribute__((unavailable("the stand-in lacks it")))
-#define CUDA_CPU_LACKING_TYPE CUDA_CPU_LACKING
-#endif
-#endif
-#ifndef CUDA_CPU_LACKING // g++ before 12: when it generates code; types stay incomplete
-#define CUDA_CPU_LACKING __attribute__((error("the stand-in lacks it")))
-#define CUDA_CPU_LACKING_TYPE
-#endif
+#define CUDA_CPU_LACKING CUDA_CPU_REFUSED("the stand-in lacks it")
+#define CUDA_CPU_LACKING_TYPE CUDA_CPU_REFUSED_TYPE("the stand-in lacks it")
 // clang-format off
 #define CUDA_CPU_LACKS(name) template <class... A> CUDA_CPU_LACKING cudaError_t name(A &&...);
 #define CUDA_CPU_LACKS_FETCH(name) template <class T, class... A> CUDA_CPU_LACKING T name(A &&...);

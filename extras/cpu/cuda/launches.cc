@@ -44,10 +44,11 @@ static __attribute__((no_sanitize("thread"))) void run_threads_of(const Kernel &
 #ifdef CUDA_CPU_ASAN
     ASAN_POISON_MEMORY_REGION(w.dynamic_end - dynamic_room, dynamic_room);
     ASAN_UNPOISON_MEMORY_REGION(w.dynamic_shared, launch.shared);
-    memset(w.dynamic_shared, 0xFF, launch.shared);
+    fill_unwritten(w.dynamic_shared, launch.shared);
 #else
     if (launch.shared)
-        memset(w.dynamic_shared - shared_gap, 0xFF, w.dynamic_end - w.dynamic_shared + shared_gap);
+        fill_unwritten(w.dynamic_shared - shared_gap,
+                       w.dynamic_end - w.dynamic_shared + shared_gap);
 #endif
     published(&w.begin);
     if (lane_order.always) {

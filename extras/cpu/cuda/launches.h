@@ -70,13 +70,33 @@ Kernel *accept(const Launch &launch, std::initializer_list<Argument> arguments);
 void enqueue(Kernel *accepted, const void *call, size_t bytes,
              void (*run)(const void *bytes, bool rest));
 
+// The types of a kernel's parameters, where it has them before it is called: it is no template, or
+// all template arguments are given. What is passed then becomes of these types, as in any call: 0,
+// NULL, {1, 2}. The first argument delays the choice.
+template <class... P> struct Parameters {};
+template <class... P> Parameters<P...> parameters(void *, void (*)(P...));
+
+// A number that is passed where a template has a pointer for a parameter: NULL
+struct Null {
+    long long value;
+    template <class T> operator T() const { return (T)value; }
+};
+template <class T> std::conditional_t<std::is_integral<T>::value, Null, T> or_null(T x) {
+    return {x};
+}
+
 template <class F> struct Configured {
     const Launch &launch;
     F f;
     template <class... A> void operator()(A... args) const {
+        if constexpr (std::is_invocable<const F &, A &...>::value) run(args...);
+        else run(or_null(args)...);
+    }
+    template <class... A> void run(A... args) const {
         static_assert(!(std::is_function<std::remove_pointer_t<A>>::value || ...),
                       "a function pointer as a kernel's argument: the stand-in lacks it, but takes "
                       "a struct with an operator()");
+        static_assert(!(std::is_reference<A>::value || ...), CUDA_CPU_REFERENCE_TEXT);
         Kernel *kernel = accept(launch, {{(void *)&args, sizeof args, std::is_pointer<A>::value,
                                           std::is_class<A>::value}...});
         if (!kernel) return;
@@ -88,7 +108,19 @@ template <class F> struct Configured {
         enqueue(kernel, &call, sizeof call, run_threads<K>);
     }
 };
-template <class F> Configured<F> configured(const Launch &launch, F f) { return {launch, f}; }
+template <class F, class P> struct ConfiguredFor : Configured<F> {};
+template <class F, class... P> struct ConfiguredFor<F, Parameters<P...>> : Configured<F> {
+    void operator()(P... args) const { this->template run<P...>(args...); }
+    template <class... A> // the others have defaults
+    std::enable_if_t<(sizeof...(A) < sizeof...(P))> operator()(A... args) const {
+        this->run(args...);
+    }
+};
+template <class F, class Ask> auto configured(const Launch &launch, F f, Ask ask) {
+    if constexpr (std::is_invocable<Ask, void *>::value)
+        return ConfiguredFor<F, decltype(ask((void *)0))>{{launch, f}};
+    else return Configured<F>{launch, f};
+}
 
 } // namespace cuda_cpu
 

@@ -142,6 +142,12 @@ void unmap(Device &device, const char *first);
 constexpr size_t usual_shared_bytes = 48 * 1024,
                  dynamic_shared_bytes = 99 * 1024; // with cudaFuncSetAttribute
 
+// What memory holds before the program writes to it: as a float or double NaN, as an integer of any
+// size one that no program counts up to.
+constexpr unsigned unwritten = 0x7FF77F7F;
+__attribute__((no_sanitize("address"), no_sanitize("thread"))) void fill_unwritten(void *p,
+                                                                                   size_t bytes);
+
 size_t page_size();
 // Return where memory begins in a range of addresses, such that the lower half of an address is
 // never a small number. Otherwise an int of a struct and the padding after it, which often holds

@@ -103,6 +103,13 @@ cudaError_t check_memory(const Device &device, const void *pointer, size_t bytes
     return cudaSuccess;
 }
 
+void fill_unwritten(void *p, size_t bytes) {
+    char *at = (char *)p, *const end = at + bytes;
+    const char *const byte = (const char *)&unwritten;
+    for (; at < end && (uintptr_t)at % 4; at++) *at = byte[(uintptr_t)at % 4];
+    wmemset((wchar_t *)at, unwritten, (end - at) / 4);
+    for (at += (end - at) / 4 * 4; at < end; at++) *at = byte[(uintptr_t)at % 4];
+}
 size_t page_size() {
     static const size_t bytes = sysconf(_SC_PAGESIZE);
     return bytes;
@@ -147,7 +154,7 @@ cudaError_t allocate(Device &device, void **pointer, size_t bytes, Where where, 
 #ifdef CUDA_CPU_ASAN
         ASAN_UNPOISON_MEMORY_REGION(pages + device.away, mapped);
 #endif
-        memset(pages + device.away, 0xFF, mapped); // NaN also before and behind it
+        fill_unwritten(pages + device.away, mapped); // also before and behind it
     }
 #ifdef CUDA_CPU_ASAN
     ASAN_POISON_MEMORY_REGION(pages + device.away, first - pages);
@@ -285,7 +292,7 @@ cudaError_t cudaMallocHost(void **pointer, size_t bytes, unsigned flags, Where w
 #ifdef CUDA_CPU_ASAN
     ASAN_POISON_MEMORY_REGION((char *)*pointer + bytes, (bytes + 255) / 256 * 256 - bytes);
 #endif
-    memset(*pointer, 0xFF, bytes);
+    fill_unwritten(*pointer, bytes);
     std::lock_guard<std::mutex> guard(machine().lock);
     machine().pinned[(const char *)*pointer] = {
         bytes, "cudaMallocHost", std::make_shared<int>(), {}};

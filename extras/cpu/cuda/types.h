@@ -1,15 +1,15 @@
 // The words of CUDA C++ that are not C++: qualifiers, vector types, the variables of a thread.
 #pragma once
 
-#include <cassert>
-#include <climits>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <ctime>
+#include <assert.h>
+#include <limits.h>
+#include <math.h> // as nvcc: abs(x) of a float is a float's, and isnan(x) needs no std::
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
 #include <type_traits>
 
 #define CUDART_VERSION 13000 // of the CUDA whose names and codes these are
@@ -40,6 +40,21 @@
 #define __launch_bounds__(...) __attribute__((noinline))
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define CUDART_CB
+
+// Of what is an error where it is used. g++ before 12 tells it when it generates code.
+#if defined(__has_attribute)
+#if __has_attribute(unavailable)
+#define CUDA_CPU_REFUSED(why) __attribute__((unavailable(why)))
+#define CUDA_CPU_REFUSED_TYPE(why) CUDA_CPU_REFUSED(why)
+#endif
+#endif
+#ifndef CUDA_CPU_REFUSED
+#define CUDA_CPU_REFUSED(why) __attribute__((error(why)))
+#define CUDA_CPU_REFUSED_TYPE(why) // the type is never defined
+#endif
+#define CUDA_CPU_REFERENCE_TEXT                                                                    \
+    "a kernel's parameter cannot be a reference: on a GPU it would be one to memory of the host"
+#define CUDA_CPU_REFERENCE CUDA_CPU_REFUSED(CUDA_CPU_REFERENCE_TEXT)
 
 namespace cuda_cpu {
 template <class T> constexpr bool is_vector = false; // but of float1, float2, ...

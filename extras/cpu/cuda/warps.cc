@@ -102,9 +102,9 @@ reads_from_nobody(const Warp &warp, int l) {
     else if (warp.ended >> lane.source & 1) why = "has ended, although it is in the mask";
     fprintf(stderr,
             "%s:%d: notice: %s on device %d: %s: lane %d reads from lane %d, which %s 0x%08x: "
-            "such a number is undefined, and here it is NaN or -1\n",
+            "such a number is undefined, and here it is NaN or %u\n",
             lane.file, lane.line, running.name, running.device, lane.call, l, lane.source, why,
-            lane.mask);
+            lane.mask, unwritten);
 }
 // The lanes `members` have all come to a call: each gets its value and can go on.
 static CUDA_CPU_UNSEEN void release(Warp &warp, unsigned members) {
@@ -120,7 +120,8 @@ static CUDA_CPU_UNSEEN void release(Warp &warp, unsigned members) {
         if (!(members >> l & 1)) continue;
         const bool reads = lane.source >= 0, from_nobody = reads && !(members >> lane.source & 1);
         if (from_nobody) reads_from_nobody(warp, l);
-        lane.value = from_nobody ? ~0ull : reads ? values[lane.source] : votes; // ~0ull: NaN or -1
+        constexpr unsigned long long nothing = unwritten * 0x100000001ull;
+        lane.value = from_nobody ? nothing : reads ? values[lane.source] : votes;
     }
     warp.waits &= ~members;
     warp.ready |= members;
@@ -199,7 +200,9 @@ static CUDA_CPU_UNSEEN int next_lane(Worker &w) {
             if (w.warps[i].ready) ready |= 1u << i;
         if (w.failed || (!ready && !leave_barrier(w))) return -1;
         if (!ready) continue;
-        w.warp = choose(w, ready);
+        const unsigned behind = ready & ~1u << w.warp;
+        w.warp = !w.yields ? choose(w, ready) : __builtin_ctz(behind ? behind : ready);
+        w.yields = false;
         w.todo = w.warps[w.warp].ready;
     }
     const int l = choose(w, w.todo);
@@ -287,21 +290,43 @@ CUDA_CPU_UNSEEN unsigned long long meet(const char *call, Where where, unsigned 
     run_others(w, t);
     return lane.value;
 }
-void wrong_lane(const char *call, Where where, const char *format, ...) {
+void asked_again(const volatile void *flag) {
+    Worker &w = *worker;
+    const unsigned long long asker = w.blocks << 10 | w.current;
+    if (w.asked != flag || w.asker != asker) w.times = 0;
+    w.asked = flag;
+    w.asker = asker;
+    if (++w.times < 1000 || w.threads == 1) return;
+    w.times = 0;
+    if (w.mode != by_lanes) start_lanes(w, 0);
+    w.yields = true;
+    run_others(w, w.current);
+}
+static CUDA_CPU_UNSEEN void give_up_block(cudaError_t error, Where where, const char *text) {
     Worker &w = *worker;
     if (w.mode != by_lanes) start_lanes(w, 0);
+    w.error = fail(error, where, "%s on device %d: %s", running.name, running.device, text);
+    w.failed = true;
+    run_others(w, w.current);
+}
+void too_many_threads(int most) {
     char text[200];
+    snprintf(text, sizeof text,
+             "a block has %d threads, but the kernel's __launch_bounds__ allow %d", worker->threads,
+             most);
+    give_up_block(cudaErrorLaunchOutOfResources, running.where, text);
+}
+void wrong_lane(const char *call, Where where, const char *format, ...) {
+    char text[200], whole[400];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    const uint3 thread = thread_index(w.current);
-    fail(cudaErrorLaunchFailure, where,
-         "%s on device %d: %s in block (%u,%u,%u): thread (%u,%u,%u), lane %d, %s", running.name,
-         running.device, call, blockIdx.x, blockIdx.y, blockIdx.z, thread.x, thread.y, thread.z,
-         w.current % 32, text);
-    w.failed = true;
-    run_others(w, w.current);
+    const int t = worker->current;
+    const uint3 thread = thread_index(t);
+    snprintf(whole, sizeof whole, "%s in block (%u,%u,%u): thread (%u,%u,%u), lane %d, %s", call,
+             blockIdx.x, blockIdx.y, blockIdx.z, thread.x, thread.y, thread.z, t % 32, text);
+    give_up_block(cudaErrorLaunchFailure, where, whole);
 }
 CUDA_CPU_UNSEEN int lane_of_thread() { return worker->current % 32; }
 

@@ -17,15 +17,13 @@ CUDA_CPU_OPTIMIZED __attribute__((no_sanitize("thread"), no_sanitize("address"))
 prepare(Worker &w, int t);
 
 // The arrays that kernels declare __shared__ get fixed places, one behind the other, in an arena
-// that every worker has a copy of. Before and behind each lies a gap, which holds poison: a kernel
-// that reads there computes with NaN or with absurd integers, and one that writes there is found
-// when its block ends.
+// that every worker has a copy of. Before and behind each lies a gap: a kernel that reads there
+// computes with what unwritten memory holds, and one that writes there is found when its block ends.
 constexpr size_t shared_gap = 64;
 struct SharedArray {
     const char *name, *file;
     int line;
     size_t offset, bytes, end; // end: of the gap behind it
-    unsigned char poison;      // each byte of that gap
 };
 std::vector<SharedArray> &shared_arrays();
 inline size_t shared_arena_bytes() {

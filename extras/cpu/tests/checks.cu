@@ -123,12 +123,24 @@ static void host_ends_by(int wanted, void (*program)()) {
     memory(0, 1);
     program();
 }
+// A process that is forked after the first CUDA call
+static void forked() {
+    memory(0, 1);
+    if (fork()) {
+        int status = 0;
+        wait(&status);
+        _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 0);
+    }
+    LACKING_HERE(cudaDeviceSynchronize());
+    _exit(0);
+}
 static void fault_without_handler() {
     host_ends_by(SIGSEGV, [] { WRONG_HERE(*(volatile uintptr_t *)sizeof(uintptr_t) = 1); });
 }
 static void index_beyond_list() {
     static const std::vector<int> list(3);
-    host_ends_by(SIGABRT, [] { WRONG_HERE((void)*(volatile const int *)&list[list.size()]); });
+    static volatile int host_value;
+    host_ends_by(SIGABRT, [] { WRONG_HERE(host_value = list[list.size()]); });
 }
 static void host_without_end(bool interrupt) {
     setenv("CUDA_CPU_WATCHDOG", interrupt ? "100" : "1", 1);
@@ -263,6 +275,8 @@ static const bool wrong_checks = add(wrong_programs, {
           "extras/cpu/tests/tests.h:"),
     WRONG("access, after a printed line", (printf("before\n"), access_by_host(memory(0, 10))),
           "the host accesses memory of device 0"),
+    WRONG("fork after a CUDA call", forked(),
+          "this process was forked after the first CUDA call", "call fork() first"),
     WRONG("fault without a handler", fault_without_handler(),
           "the host accesses memory that is not there: is an index out of range, a pointer null"),
     WRONG("host, an index beyond a list", index_beyond_list(),

@@ -38,6 +38,23 @@ TEST_CASE("rsqrtf, __expf, __saturatef, __int_as_float, ..., clock64") {
     CHECK(*ticks >= 0);
 }
 
+// As nvcc, which includes math.h: of a float, not of an int or a double
+__global__ void math_kernel(int *y, float x) {
+    y[0] = abs(x) > 0.25f;
+    y[1] = isnan(x * NAN) + isinf(x * INFINITY) + isfinite(x);
+    y[2] = signbit(x) != 0;
+    y[3] = sizeof sqrt(x) + sizeof exp(x) + sizeof abs(2.0);
+    y[4] = printf("%s%d%%%*d\n", "", 1, 2, 3) + printf("none\n");
+}
+TEST_CASE("abs, isnan, sqrt, printf: as in CUDA's headers") {
+    auto y = pinned<int>(5);
+    OK_LAUNCH(math_kernel<<<1, 1>>>(y.get(), -0.5f));
+    OK(cudaDeviceSynchronize());
+    const std::vector<int> got(y.get(), y.get() + 5), want = {1, 3, 1, 16, small_only ? 10 : 4};
+    CHECK(got == want); // a sanitizer's printf is the host's
+    CHECK(abs(-0.5f) == 0.5f);
+}
+
 // Of every pair of types that CUDA has min and max for
 template <class Result, class A, class B> static void check_min_max(A a, B b) { // a < b
     static_assert(std::is_same<decltype(min(a, b)), Result>::value, "");
@@ -75,3 +92,46 @@ TEST_CASE("min, max: of each pair of types, with NaN, and beside std's") {
     OK_LAUNCH(relu_kernel<<<1, 2>>>(x.get()));
     CHECK(fetch(x, 2) == Floats{0, 3});
 }
+
+// Results that C++ does not have, a GPU has, and a CPU has others
+template <class T> __global__ void convert_kernel(T *y, float x) {
+    WRONG_HERE(y[threadIdx.x] = (T)(x - 3 * (int)threadIdx.x));
+}
+__global__ void shift_kernel(unsigned *y, int bits) {
+    y[0] = 1u << (bits - 1);
+    WRONG_HERE(y[1] = ~0u >> bits);
+}
+__global__ void usual_numbers_kernel(int *y, float x, int bits) {
+    y[0] = (unsigned char)(x + 300) + (short)x + (int)x + (unsigned)(x + 0.5f) + (1 << bits);
+    y[1] = (unsigned char)(x * 1e6f);
+}
+static void usual_numbers() {
+    auto y = pinned<int>(2);
+    usual_numbers_kernel<<<1, 1>>>(y.get(), 0.25f, 31);
+    OK(cudaDeviceSynchronize());
+    expect(y.get()[0] == 44 + INT_MIN, "the sum", y.get()[0]);
+    volatile float x = -51;
+    expect((unsigned char)x == 205, "what the host has", (unsigned char)x);
+}
+template <class T> static void convert(float x) {
+    auto y = pinned<T>(2);
+    convert_kernel<<<1, 2>>>(y.get(), x);
+    OK(cudaDeviceSynchronize());
+    throw std::runtime_error("told, then went on");
+}
+static void shift() {
+    auto y = pinned<unsigned>(2);
+    shift_kernel<<<1, 1>>>(y.get(), 32);
+    OK(cudaDeviceSynchronize());
+    throw std::runtime_error("told, then went on");
+}
+static const bool right_functions = add(right_programs, {{"usual numbers", usual_numbers}});
+static const bool wrong_functions = add(wrong_programs, {
+    WRONG("conversion, of a negative number", convert<unsigned char>(-51),
+          "notice: convert_kernel on device 0: a GPU converts -51 to 'unsigned char' as 0"),
+    WRONG("conversion, of NaN", convert<int>(NAN), "a GPU converts nan to 'int' as 0"),
+    WRONG("conversion, of a large number", convert<int>(4e9f), "to 'int' as 2147483647, but this"),
+    WRONG("conversion, of a large negative number", convert<long>(-1e30f),
+          "as -9223372036854775808"),
+    WRONG("shift, by 32", shift(), "shift_kernel on device 0: a GPU shifts by as many bits as"),
+});

@@ -36,6 +36,12 @@ static const Lacking lacking[] = {
     {"template <class F> __global__ void apply_kernel(float *x, F f) { *x = f(*x); }", ""},
     {"void pass(float (*f)(float)) { apply_kernel<<<1, 1>>>(nullptr, f); }",
      "a function pointer as a kernel's argument: the stand-in lacks it"},
+    {"__global__ void reference_kernel(int *x, const int &n) { *x = n; }", ""},
+    {"void refer(int *x) { reference_kernel<<<1, 1>>>(x, 1); }",
+     "a kernel's parameter cannot be a reference"},
+    {"template <class T> __global__ void reference_of_kernel(T &x) { x = 1; } "
+     "void refer() { int x; reference_of_kernel<<<1, 1>>>(x); }",
+     "is unavailable: a kernel's parameter cannot be a reference"},
     {"__device__ constexpr int n = 2, m = 3;", ""},
     {"__constant__ float several_arrays[n], of_floats[n][m];", ""},
     {"template <class T> __device__ T twice(T x, int y = 1) { return x + x + y; }", ""},

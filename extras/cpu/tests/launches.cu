@@ -95,14 +95,52 @@ TEST_CASE("launch: in every spelling") {
     list[p - forms]<<<1, 32>>>(x, 7); forms[0].run<<<1, 32>>>(x, 0);
     Floats halves(n, 7);
     CHECK(fetch(memory, n) == halves);
+    // Names and pointers in parentheses, template arguments over two lines or with a comparison
+    (odd::pair_kernel<std::pair<int, float>, 5>)<<<1, n>>>(x, {1, 2.5f});
+    CHECK(fetch(memory, n) == Floats(n, 8.5f));
+    (*kernel)<<<1, n>>>(x, 1); (large ? plus_kernel : assign_kernel)<<<1, n>>>(x, 1);
+    auto chosen = [](bool plus) { return plus ? plus_kernel : assign_kernel; };
+    chosen(true)<<<1, n>>>(x, 1);
+    const int line = __LINE__;
+    odd::pair_kernel<std::pair<int, float>,
+                     (5 > 4)><<<1, 32>>>(x, {1, 2.5f}); CHECK(__LINE__ == line + 2);
+    std::fill_n(halves.begin(), 32, 4.5f); std::fill_n(halves.begin() + 32, 32, 11.5f);
+    CHECK(fetch(memory, n) == halves);
     // No launches: << <1, 1>> >(
     CHECK(std::vector<std::vector<std::vector<int>> >(3).size() == 3);
     CHECK(std::string("a << <1, 1>> >(b)").size() == 17);
 
     CHECK(std::string("a<<<1, 1>>>(b)").size() == 14);
+    CHECK(std::string(R"x(a<<<1, "1">>>(b) "
+__shared__)x").size() == 29);
     CHECK(std::string("__shared__ float t[1];").size() == 22);
 }
 // clang-format on
+
+// Arguments become what the kernel's parameters are, as in any call
+__global__ void pointers_kernel(int *y, const int *x, dim3 d, int n = 7, const float *z = nullptr) {
+    *y = x || z ? -1 : n + d.x + d.y;
+}
+template <class T> __global__ void pointers_of_kernel(T *y, const int *x, long n) {
+    *y = x ? T(-1) : T(n);
+}
+template __global__ void pointers_of_kernel<double>(double *, const int *, long);
+static inline __global__ void inline_kernel(int *y) { *y = 5; }
+__global__ void __launch_bounds__(2 * (30 + 2), 1) bounded_kernel(int *y) { y[threadIdx.x] = 1; }
+TEST_CASE("launch: NULL, 0, braces and defaults as arguments") {
+    auto y = device_copy(std::vector<int>(64));
+    const auto run = [&](auto launch) {
+        launch(y.get());
+        OK(cudaGetLastError());
+        return fetch(y, 1)[0];
+    };
+    CHECK(run([](int *y) { pointers_kernel<<<1, 1>>>(y, NULL, {2, 3}, 7, 0); }) == 12);
+    CHECK(run([](int *y) { pointers_kernel<<<1, 1>>>(y, 0, 4, 'a' - 96, NULL); }) == 6);
+    CHECK(run([](int *y) { pointers_of_kernel<<<1, 1>>>(y, NULL, 8); }) == 8);
+    CHECK(run([](int *y) { pointers_of_kernel<int><<<1, 1>>>(y, 0, 9); }) == 9);
+    CHECK(run([](int *y) { inline_kernel<<<1, 1>>>(y); }) == 5);
+    CHECK(run([](int *y) { bounded_kernel<<<1, 64>>>(y); }) == 1);
+}
 
 TEST_CASE("launch: arguments are copied, structs with pointers in them too") {
     auto x = floats_on(0, 8), y = floats_on(0, 8);
@@ -254,6 +292,10 @@ static const bool wrong_launches = add(wrong_programs, {
     WRONG("kernel that throws after a shuffle, thread 0 not", // thread 6 calls it in the plain loop
           WRONG_HERE(throwing_lane_kernel<<<1, 32>>>(6)),
           "throwing_lane_kernel on device 0: uncaught exception: beyond the end"),
+    WRONG("more threads than __launch_bounds__ allow",
+          WRONG_HERE(bounded_kernel<<<1, 65>>>((int *)memory(0, 65))),
+          "bounded_kernel on device 0: a block has 65 threads, but the kernel's __launch_bounds__ ",
+          "allow 64", "cudaErrorLaunchOutOfResources"),
     WRONG("kernel that launches a kernel", nested_kernel<<<1, 1>>>(),
           "nested_kernel on device 0 launches a kernel", "lacks dynamic parallelism"),
 });

@@ -37,6 +37,8 @@ TEST_CASE("cudaMalloc, __shared__: fresh memory is NaN") {
     float *fixed = nullptr;
     OK(cudaMallocHost(&fixed, 100 * one_float));
     for (int i = 0; i < 100; i++) CHECK(std::isnan(fixed[i]));
+    for (int i = 0; i < 100; i++) CHECK(((int *)fixed)[i] > 2000000000); // and no usual integer
+    for (int i = 0; i < 50; i++) CHECK(std::isnan(((double *)fixed)[i]));
     OK(cudaFreeHost(fixed));
     auto nan = floats_on(0, 20);
     for (int launch = 0; launch < 2; launch++) {

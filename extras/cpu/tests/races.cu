@@ -124,7 +124,10 @@ RACE("a variable of each device needs no event between devices") {
     if (right) OnDevice{1}, turn_kernel<<<1, 1, 0, c>>>(false);
     else turn_kernel<<<1, 1, 0, b>>>(false);
 }
-RACE("atomicAdd by two blocks") { sum_kernel<<<2, 1>>>(x, right); }
+RACE("atomicAdd by two blocks") {
+    OK(cudaMemset(x, 0, 4));
+    sum_kernel<<<2, 1>>>(x, right);
+}
 
 static void read_by_host(const volatile float *p) { (void)*p; }
 RACE("wait before writing pinned memory again") {

@@ -43,14 +43,14 @@ __global__ void no_part_kernel(float *y, int *n) {
     y[threadIdx.x] = __shfl_down_sync(~0u, 1.0f, 1);
     if (threadIdx.x < 4) n[threadIdx.x] = __shfl_xor_sync(0xf, 5, threadIdx.x == 1 ? 4 : 2);
 }
-TEST_CASE("__shfl_sync: the value of a lane that takes no part is NaN, or -1") {
+TEST_CASE("__shfl_sync: the value of a lane that takes no part is NaN, or no usual one") {
     auto y = floats_on(0, 8);
     auto n = pinned<int>(4);
     OK_LAUNCH(no_part_kernel<<<1, 8>>>(y.get(), n.get()));
     const Floats got = fetch(y, 8);
     CHECK(Floats(got.begin(), got.begin() + 7) == Floats(7, 1));
     CHECK(std::isnan(got[7]));
-    CHECK(std::vector<int>(n.get(), n.get() + 4) == std::vector<int>{5, -1, 5, 5});
+    CHECK(std::vector<int>(n.get(), n.get() + 4) == std::vector<int>{5, 0x7FF77F7F, 5, 5});
 }
 
 // sums[b] = the sum of block b's part of x: in each warp, then over the warps' sums.
@@ -347,6 +347,44 @@ template <Spelling spelling, bool synced> static void last_warp() {
         throw std::runtime_error("told, then went on");
     }
 }
+// The same in memory of the device
+template <bool synced> __global__ void last_warp_of_device_kernel(int *x) {
+    if (threadIdx.x >= 32) return;
+    volatile int *const v = x;
+    for (int half = 32; half > 0; half /= 2) {
+        const int other = v[threadIdx.x + half];
+        if (synced) __syncwarp();
+        v[threadIdx.x] += other;
+        if (synced) __syncwarp();
+    }
+}
+template <bool synced> static void last_warp_of_device() {
+    auto x = device_copy(std::vector<int>(64, 1));
+    if (!synced) fprintf(stderr, "expected: %s:%d:\n", __FILE__, __LINE__ + 1);
+    OK_LAUNCH(last_warp_of_device_kernel<synced><<<1, 64>>>(x.get()));
+    if (!synced) throw std::runtime_error("the sum is " + values(x) + ", as told");
+    expect(values(x) == "64", "the sum", fetch(x, 1)[0]);
+}
+// Each thread waits for a value that the next one sets, in another warp, too; by volatile memory,
+// a cast and an atomic function
+__global__ void relay_kernel(volatile int *flags, int *y) {
+    const unsigned t = threadIdx.x, last = blockDim.x - 1;
+    if (t < last)
+        while (t % 3 == 0   ? !flags[t + 1]
+               : t % 3 == 1 ? !*(volatile int *)&y[t + 1]
+                            : !atomicAdd(&y[t + 1], 0))
+            continue;
+    __threadfence();
+    y[t] = t < last ? y[t + 1] + 1 : 1;
+    __threadfence();
+    flags[t] = 1;
+}
+static void relay() {
+    const int n = 70;
+    auto flags = device_copy(std::vector<int>(n)), y = device_copy(std::vector<int>(n));
+    OK_LAUNCH(relay_kernel<<<1, n>>>(flags.get(), y.get()));
+    expect(values(y) == "70", "what the last thread gets", fetch(y, 1)[0]);
+}
 // Volatile memory that lanes do not use to hand values on, or only between barriers
 __global__ void volatile_flag_kernel(float *sum) {
     __shared__ volatile int flag[1], list[64];
@@ -401,7 +439,9 @@ static const bool right_warps = add(right_programs, {
     {"volatile, a variable", last_warp<variable, true>},
     {"volatile, an array", last_warp<array, true>},
     {"volatile, dynamic shared memory", last_warp<dynamic, true>},
+    {"volatile, memory of the device", last_warp_of_device<true>},
 #ifndef CUDA_CPU_TSAN // to which any two writes are a race
+    {"volatile, a flag for each thread", relay},
     {"volatile, a flag and barriers", volatile_flag},
 #endif
     {"lanes forwards", [] { lanes_in_order("forwards"); }},
@@ -446,9 +486,11 @@ static const bool wrong_warps = add(wrong_programs, {
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN) // which print a report of their own
     WRONG("volatile without __syncwarp, an argument", (last_warp<argument, false>()),
           "notice: last_warp_kernel<spelling, false> on device 0, in " __FILE__ ":",
-          "writes to volatile shared memory that lane ", "with no __syncwarp() in between"),
+          "writes to volatile memory that lane ", "with no __syncwarp() in between"),
     WRONG("volatile without __syncwarp, a variable", (last_warp<variable, false>()), "notice: "),
     WRONG("volatile without __syncwarp, an array", (last_warp<array, false>()), "notice: "),
     WRONG("volatile without __syncwarp, dynamic", (last_warp<dynamic, false>()), "notice: "),
+    WRONG("volatile without __syncwarp, memory of the device", last_warp_of_device<false>(),
+          "notice: last_warp_of_device_kernel<synced> on device 0", "volatile memory that lane"),
 #endif
 });
