@@ -245,7 +245,8 @@ def code(name):
     found = [lines[comment - 1 : last] for comment, _, last in definitions(text, name)]
     if found:
         text = "\n\n".join("\n".join(part) for part in found)
-        display(Markdown(f"````cpp\n{text}\n````"))  # in the theme's own colours
+        # The theme colours it. (JupyterLab 4.6 knows c++, but not cpp)
+        display(Markdown(f"````c++\n{text}\n````"))
     else:
         print(f"mgpu.cu does not define {name}")
 

@@ -111,7 +111,7 @@ def test_functions_are_shown(outputs):
     assert code("lenet").endswith("    return y_hat;\n}\n````")
     assert "\nvoid allreduce(std::vector<Tensor> data) {\n" in code("allreduce")
     split_batch = code("split_batch")
-    assert split_batch.startswith("````cpp\n// ") and "\nstd::pair<std::vector<Tensor>," in split_batch
+    assert split_batch.startswith("````c++\n// ") and "\nstd::pair<std::vector<Tensor>," in split_batch
 
 
 def test_the_demos(outputs):
