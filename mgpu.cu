@@ -49,6 +49,7 @@
 // Where a tensor is: on device i, gpu(i), or on the host, cpu(), which runs this program.
 struct Device {
     int id; // i, or -1 for the host
+    template <class T> operator T *() const = delete; // it is no stream: use stream_of(device)
 };
 inline Device gpu(int i) { return {i}; } // on a GPU, which several devices may share
 inline Device cpu() { return {-1}; }
@@ -105,6 +106,7 @@ std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
 cudaStream_t stream_of(Device device);    // its stream; makes the device CUDA's current one
 void waitall();                           // make the host wait for all devices
 int size(const Tensor &t);                // the product of its shape
+void size(const std::vector<Tensor> &list) = delete; // of a list of tensors: use list.size()
 Tensor empty(std::vector<int> shape, Device device); // uninitialized memory
 Tensor full(std::vector<int> shape, float value, Device device);
 Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2), on the host
@@ -502,11 +504,21 @@ Stream &link_stream(Device src, Device dst);
 // Enqueue each message on the link_stream of its two devices. Each ordered pair of devices has one,
 // so that messages of different pairs travel at the same time. A message waits for everything that
 // was enqueued on its two devices before this call, and everything that is enqueued on them later
-// waits for it. No message may write to memory that another message of the call reads or writes.
+// waits for it. No message may write to memory that a message of the call reads or another writes.
 void send(const std::vector<Message> &messages) {
-    for (const auto &[src, dst] : messages) {
-        const bool same = size(src) > 0 && src.ptr() == dst.ptr();
-        if (same) error("send: a message has the same source and destination");
+    auto overlap = [](const Tensor &x, const Tensor &y) {
+        const bool neither_is_empty = size(x) > 0 && size(y) > 0;
+        return neither_is_empty && x.ptr() < y.ptr() + size(y) && y.ptr() < x.ptr() + size(x);
+    };
+    for (const Message &a : messages) {
+        for (const Message &b : messages) {
+            const bool reads = overlap(a.dst, b.src);
+            if (!reads && (&a == &b || !overlap(a.dst, b.dst))) continue;
+            error("send: message %td (gpu(%d) to gpu(%d)) writes what message %td (gpu(%d) to "
+                  "gpu(%d)) of the same call %s: send them in two calls",
+                  &a - &messages[0], a.src.device.id, a.dst.device.id, &b - &messages[0],
+                  b.src.device.id, b.dst.device.id, reads ? "reads" : "writes");
+        }
     }
     for (const auto &[src, dst] : messages) {
         if (size(src) == 0) continue;

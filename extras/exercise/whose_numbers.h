@@ -178,6 +178,7 @@ static void traced(const wire::Request &r, wire::Answer &answer) {
         for (int c = 0; c < r.k; c++) watch::gradient_is_complete(stream_of(gpu(c)));
     };
     mark_streams();
+    for (const std::vector<Tensor> &tensors : grads) gradients_are_written(tensors);
     sum_gradients(r.algorithm, grads);
     note_changes((int)recorder.ops.size() - 1);
     mark_streams();

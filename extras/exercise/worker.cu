@@ -56,6 +56,17 @@ static Stack call_stack() {
     return stack;
 }
 
+// As backward says it of each gradient: a submission may exchange them while others are computed
+static void gradients_are_written(const std::vector<Tensor> &grads) {
+    for (size_t i = grads.size(); after_gradient && i-- > 0;) after_gradient(grads[i]);
+}
+
+static PerDevice zero_gradients(const wire::Request &r) {
+    const PerDevice grads = make_grads(r.k, r.sizes);
+    for (const std::vector<Tensor> &tensors : grads) gradients_are_written(tensors);
+    return grads;
+}
+
 // Which of `algorithms`, beside the one that is judged, stand in the chain of calls that has
 // enqueued something
 static std::set<int> called;
@@ -82,9 +93,11 @@ namespace worker {
 static void overwrite_sums(const Tensor &first, int n, int byte) {
     CUDA_CHECK(cudaMemsetAsync(first.ptr(), byte, n * sizeof(float), stream_of(first.device)));
 }
-static void write_gradients(const Tensor &first, int n, const float *host) {
+static void write_gradients(const std::vector<Tensor> &grads, int n, const float *host) {
+    const Tensor &first = grads[0];
     CUDA_CHECK(cudaMemcpyAsync(first.ptr(), host, n * sizeof(float), cudaMemcpyHostToDevice,
                                stream_of(first.device)));
+    gradients_are_written(grads);
 }
 static void read_sums(const Tensor &first, int n, float *host) {
     CUDA_CHECK(cudaMemcpyAsync(host, first.ptr(), n * sizeof(float), cudaMemcpyDeviceToHost,
@@ -114,7 +127,7 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
     watch::wait_for_all();
     for (int c = 0; c < r.k; c++) {
         if (c == r.straggler) watch::pause(current_stream(gpu(c)).handle, limits::late_ms);
-        write_gradients(grads[c][0], n, inputs + c * n);
+        write_gradients(grads[c], n, inputs + c * n);
     }
     watch::late_messages = r.straggler == r.k;
     if (r.what == wire::counts) {
@@ -147,7 +160,7 @@ static void note_where(int) { waiting = call_stack(); }
 // half a second. (A driver takes 1024 operations a stream before its host waits: few and small
 // tensors.) A busy machine may be slow by chance, but not three times.
 static void waits_on_host(const wire::Request &r, wire::Answer &answer) {
-    const PerDevice grads = make_grads(r.k, r.sizes);
+    const PerDevice grads = zero_gradients(r);
     sum_gradients(r.algorithm, grads); // what memory it needs is there from now on
     watch::wait_for_all();
     auto seconds = [&](auto before) {
@@ -234,7 +247,7 @@ static wire::Answer answer_to(const wire::Request &r) {
     if (r.what == wire::hello) hello(answer);
     else if (r.what == wire::waits) waits_on_host(r, answer);
     else if (r.what == wire::seconds)
-        answer.seconds = time_allreduce(r.algorithm, make_grads(r.k, r.sizes));
+        answer.seconds = time_allreduce(r.algorithm, zero_gradients(r));
     else if (r.what == wire::trace) traced(r, answer);
     else sums(r, answer);
     return answer;

@@ -1,4 +1,4 @@
-// in_place_pairs.cu:13, message gpu(0) to gpu(1): this overwrites gpu(1), the last with gpu(1)'s
+// send: message 0 (gpu(0) to gpu(1)) writes what message 1 (gpu(1) to gpu(0)) of the same call reads
 // Pairs exchange their sums in place.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// k = 3, 1 tensor, 1000 numbers: gpu(0) has 1 at index 0 of tensor 0, not 21
+// k = 3 ... send: message 0 (gpu(1) to gpu(0)) writes what message 1 (gpu(2) to gpu(0)) of the same
 // Two messages of a round go to one place.
 #include "yours.h"
 
