@@ -504,7 +504,8 @@ Stream &link_stream(Device src, Device dst);
 // Enqueue each message on the link_stream of its two devices. Each ordered pair of devices has one,
 // so that messages of different pairs travel at the same time. A message waits for everything that
 // was enqueued on its two devices before this call, and everything that is enqueued on them later
-// waits for it. No message may write to memory that a message of the call reads or another writes.
+// waits for it. No message may write to memory that any message of the call reads, or that another
+// one writes.
 void send(const std::vector<Message> &messages) {
     auto overlap = [](const Tensor &x, const Tensor &y) {
         const bool neither_is_empty = size(x) > 0 && size(y) > 0;
