@@ -117,10 +117,10 @@ s/\f//g
 #    A macro of this name would break the C++ library's headers
 s/([^([:alnum:]_])__noinline__/\1__attribute__((noinline))/g
 
-# 5. What the stand-in lacks: headers, and inline PTX. Four headers are part of cuda_runtime.h, and
+# 5. What the stand-in lacks: headers, and inline PTX. Some headers are part of cuda_runtime.h, and
 #    one has moved.
 s/((^|\n)[ \t]*#[ \t]*include[ \t]*[<"])nvToolsExt\.h/\1nvtx3\/nvToolsExt.h/g
-s/((^|\n)[ \t]*#[ \t]*include[ \t]*[<"])(device_launch_parameters|cuda_runtime_api|cooperative_groups(\/reduce)?)\.h/\1cuda_runtime.h/g
+s/((^|\n)[ \t]*#[ \t]*include[ \t]*[<"])(device_(launch_parameters|functions|types|atomic_functions)|cuda_runtime_api|cooperative_groups(\/reduce)?|vector_(types|functions)|math_(functions|constants)|driver_(types|functions)|host_(defines|config)|builtin_types|common_functions|sm_[0-9]+_(atomic_functions|intrinsics))\.h/\1cuda_runtime.h/g
 s/(^|\n)[ \t]*#[ \t]*include[ \t]*[<"]((cooperative_groups|cub\/|cublas|cuda\/|cuda_[bf][fp]|cudnn|cufft|curand|cusolver|cusparse|mma|nccl|nv([^t]|t[^x])|thrust\/)[^>"\n]*)[>"]/\1#error \2: the stand-in lacks it/g
 #    A file is compiled once, for the host and the device: __CUDA_ARCH__ is not defined, but code for
 #    newer GPUs is chosen, by this number of CUDA 13's oldest one

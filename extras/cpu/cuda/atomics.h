@@ -30,7 +30,9 @@ template <class T, class F> __attribute__((always_inline)) inline T atomic_updat
 #define CUDA_CPU_ATOMIC(name, T, after)                                                            \
     inline T name(T *p, T x) {                                                                     \
         return ::cuda_cpu::atomic_update(p, [x](T old) -> T { return after; });                    \
-    }
+    }                                                                                              \
+    inline T name##_block(T *p, T x) { return name(p, x); }                                        \
+    inline T name##_system(T *p, T x) { return name(p, x); }
 // clang-format off
 #define CUDA_CPU_ATOMICS(T)                                                                        \
     CUDA_CPU_ATOMIC(atomicExch, T, (void(old), x))                                                 \

@@ -52,8 +52,39 @@ cudaError_t cudaMallocManaged(T **pointer, size_t bytes, unsigned flags = cudaMe
     return cudaMallocManaged((void **)pointer, bytes, flags, where);
 }
 constexpr int cudaCpuDeviceId = -1;
+// As up to CUDA 12, and as CUDA 13 has them. The memory does not move, so advice changes nothing.
 cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, int device,
                                  cudaStream_t = nullptr, CUDA_CPU_WHERE);
+enum cudaMemLocationType {
+    cudaMemLocationTypeInvalid,
+    cudaMemLocationTypeDevice,
+    cudaMemLocationTypeHost
+};
+struct cudaMemLocation {
+    cudaMemLocationType type;
+    int id;
+    int device() const { return type == cudaMemLocationTypeHost ? cudaCpuDeviceId : id; }
+};
+inline cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, cudaMemLocation to,
+                                        unsigned, cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
+    return cudaMemPrefetchAsync(pointer, bytes, to.device(), stream, where);
+}
+enum cudaMemoryAdvise {
+    cudaMemAdviseSetReadMostly = 1,
+    cudaMemAdviseUnsetReadMostly,
+    cudaMemAdviseSetPreferredLocation,
+    cudaMemAdviseUnsetPreferredLocation,
+    cudaMemAdviseSetAccessedBy,
+    cudaMemAdviseUnsetAccessedBy
+};
+inline cudaError_t cudaMemAdvise(const void *pointer, size_t bytes, cudaMemoryAdvise, int device,
+                                 CUDA_CPU_WHERE) {
+    return cudaMemPrefetchAsync(pointer, bytes, device, nullptr, where);
+}
+inline cudaError_t cudaMemAdvise(const void *pointer, size_t bytes, cudaMemoryAdvise,
+                                 cudaMemLocation of, CUDA_CPU_WHERE) {
+    return cudaMemPrefetchAsync(pointer, bytes, of.device(), nullptr, where);
+}
 
 // --- pinned memory
 

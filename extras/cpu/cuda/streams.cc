@@ -280,6 +280,16 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream, Where where) {
     if (cudaError_t error = check_capture_of(stream, where, "cudaStreamSynchronize")) return error;
     return synchronize(stream ? stream : current().default_stream);
 }
+cudaStream_t cuda_cpu::stream_of_thread() {
+    static thread_local std::map<int, cudaStream_t> streams;
+    cudaStream_t &stream = streams[current_device];
+    const Hidden hidden;
+    std::unique_lock<std::mutex> guard(machine().lock);
+    if (stream && machine().handles.count(stream)) return stream; // unless the device was reset
+    guard.unlock();
+    cudaStreamCreate(&stream);
+    return stream;
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream, Where where) {
     using namespace cuda_cpu;
     if (!stream) return fail(cudaErrorInvalidResourceHandle);

@@ -17,6 +17,12 @@ cudaError_t cudaStreamCreate(cudaStream_t *stream, CUDA_CPU_WHERE);
 // The operating system shares the cores out: a priority changes nothing.
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int, CUDA_CPU_WHERE);
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
+namespace cuda_cpu {
+// A stream of the calling host thread on the current device. It is never destroyed.
+cudaStream_t stream_of_thread();
+} // namespace cuda_cpu
+#define cudaStreamPerThread ::cuda_cpu::stream_of_thread()
+#define cudaStreamLegacy ((cudaStream_t) nullptr)
 cudaError_t cudaStreamDestroy(cudaStream_t stream, CUDA_CPU_WHERE);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream, CUDA_CPU_WHERE);
 cudaError_t cudaStreamQuery(cudaStream_t stream, CUDA_CPU_WHERE);

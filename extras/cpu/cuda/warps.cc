@@ -7,6 +7,8 @@
 
 #include <unistd.h>
 
+__attribute__((weak)) extern const int warpSize = 32;
+
 namespace cuda_cpu {
 
 void set_lane_order(const char *text) {

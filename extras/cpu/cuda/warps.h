@@ -49,17 +49,16 @@ CUDA_CPU_UNSEEN void sync_warp(unsigned mask, Where where);
 
 } // namespace cuda_cpu
 
-constexpr int warpSize = 32;
+extern const int warpSize; // a program may have its own
 
 template <class T, class Promoted = decltype(+T())>
-Promoted __shfl_sync(unsigned mask, T value, int from, int width = warpSize, CUDA_CPU_WHERE) {
+Promoted __shfl_sync(unsigned mask, T value, int from, int width = 32, CUDA_CPU_WHERE) {
     return cuda_cpu::shuffle(
         "__shfl_sync", where, mask, Promoted(value), width,
         [=](int, int first, int last) { return first + (from & (last - first)); });
 }
 template <class T, class Promoted = decltype(+T())>
-Promoted __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
-                        CUDA_CPU_WHERE) {
+Promoted __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, CUDA_CPU_WHERE) {
     return cuda_cpu::shuffle("__shfl_up_sync", where, mask, Promoted(value), width,
                              [=](int lane, int first, int) {
                                  const int from = lane - (int)(delta % 32);
@@ -67,8 +66,7 @@ Promoted __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warp
                              });
 }
 template <class T, class Promoted = decltype(+T())>
-Promoted __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
-                          CUDA_CPU_WHERE) {
+Promoted __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, CUDA_CPU_WHERE) {
     return cuda_cpu::shuffle("__shfl_down_sync", where, mask, Promoted(value), width,
                              [=](int lane, int, int last) {
                                  const int from = lane + (int)(delta % 32);
@@ -76,7 +74,7 @@ Promoted __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = wa
                              });
 }
 template <class T, class Promoted = decltype(+T())>
-Promoted __shfl_xor_sync(unsigned mask, T value, int bits, int width = warpSize, CUDA_CPU_WHERE) {
+Promoted __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, CUDA_CPU_WHERE) {
     return cuda_cpu::shuffle("__shfl_xor_sync", where, mask, Promoted(value), width,
                              [=](int lane, int, int last) {
                                  const int from = lane ^ (bits & 31);
@@ -107,12 +105,42 @@ inline int __syncthreads_or(int predicate, CUDA_CPU_WHERE) {
     return cuda_cpu::count_block(predicate, where) != 0;
 }
 
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __ffsll(long long x) { return __builtin_ffsll(x); }
-inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
-inline int __clzll(long long x) { return x ? __builtin_clzll(x) : 64; }
+// Of the values of the lanes of `mask`: their sum, ..., or which lanes have the same one.
+namespace cuda_cpu {
+template <class T, class F> T fold(unsigned mask, T value, F f, Where where) {
+    T result = value;
+    for (unsigned left = mask, first = 1; left; left &= left - 1, first = 0) {
+        const int lane = __builtin_ctz(left);
+        const T other = __shfl_sync(mask, value, lane, 32, where);
+        result = first ? other : f(result, other);
+    }
+    return result;
+}
+} // namespace cuda_cpu
+#define CUDA_CPU_REDUCE(name, f)                                                                   \
+    template <class T> T __reduce_##name##_sync(unsigned mask, T value, CUDA_CPU_WHERE) {          \
+        return cuda_cpu::fold(                                                                     \
+            mask, value, [](T a, T b) -> T { return f; }, where);                                  \
+    }
+CUDA_CPU_REDUCE(add, a + b)
+CUDA_CPU_REDUCE(min, b < a ? b : a)
+CUDA_CPU_REDUCE(max, a < b ? b : a)
+CUDA_CPU_REDUCE(and, a &b)
+CUDA_CPU_REDUCE(or, a | b)
+CUDA_CPU_REDUCE(xor, a ^ b)
+#undef CUDA_CPU_REDUCE
+template <class T> unsigned __match_any_sync(unsigned mask, T value, CUDA_CPU_WHERE) {
+    unsigned same = 0;
+    for (unsigned left = mask; left; left &= left - 1) {
+        const T other = __shfl_sync(mask, value, __builtin_ctz(left), 32, where);
+        if (!memcmp(&other, &value, sizeof value)) same |= left & -left;
+    }
+    return same;
+}
+template <class T> unsigned __match_all_sync(unsigned mask, T value, int *all, CUDA_CPU_WHERE) {
+    *all = __all_sync(mask, __match_any_sync(mask, value, where) == mask, where);
+    return *all ? mask : 0;
+}
 
 // Groups of threads, as objects: a block, and tiles of N neighbouring lanes of it.
 namespace cooperative_groups {

@@ -1,6 +1,8 @@
 // Device functions and vector types.
 #include "tests.h"
 
+#include <cuComplex.h>
+
 __global__ void vectors_kernel(float4 *y, const float4 *x, int2 i, double2 d) {
     const float4 v = x[threadIdx.x];
     y[threadIdx.x] = make_float4(v.w + i.x, v.z + i.y, v.y + d.x, v.x + d.y);
@@ -53,6 +55,53 @@ TEST_CASE("abs, isnan, sqrt, printf: as in CUDA's headers") {
     const std::vector<int> got(y.get(), y.get() + 5), want = {1, 3, 1, 16, small_only ? 10 : 4};
     CHECK(got == want); // a sanitizer's printf is the host's
     CHECK(abs(-0.5f) == 0.5f);
+}
+
+// Values as CUDA's manual defines them
+__global__ void rounding_kernel(double *y, float one) {
+    int i = 0;
+    for (int x : {__float2int_rn(2.5f * one), __float2int_ru(2.1f * one), __float2int_rd(-2.1f),
+                  __float2int_rz(-2.9f * one), __float2int_rn(1e20f * one), __double2int_rz(NAN),
+                  (int)__float2uint_rz(-5 * one), int(__double2ll_rn(-1e300) == LLONG_MIN)})
+        y[i++] = x;
+    y[i++] = __fadd_ru(one, 1e-10f) > 1;
+    y[i++] = __int2float_ru(16777217 * (int)one) - __int2float_rz(16777217);
+    y[i++] = rcbrtf(8) + sinpi(0.5) + normcdff(0) + norm3df(2, 3, 6) + rhypotf(3 * one, 4) * 5;
+    y[i++] = __hiloint2double(__double2hiint(3.5), __double2loint(3.5));
+}
+__global__ void integers_kernel(unsigned *y, int one) {
+    int i = 0, all = 0;
+    y += 14 * threadIdx.x;
+    for (unsigned x : {__brev(one), __byte_perm(0x33221100, 0x77665544, 0x5410),
+                       __funnelshift_rc(1, 9, 40), __funnelshift_l(~0u, 1, 36),
+                       (unsigned)__mul64hi(-1ll, one), (unsigned)__mul24(0x1000003, 5),
+                       __sad(-3, 4, 10), (unsigned)__hadd(-3, 0),
+                       (unsigned)__dp4a(0x01020304, 0x01010101, 5), __dp4a(255u, 255u, 0u)})
+        y[i++] = x;
+    y[i++] = __reduce_add_sync(~0u, threadIdx.x) + __reduce_max_sync(~0u, threadIdx.x);
+    y[i++] = __match_any_sync(~0u, threadIdx.x % 2);
+    y[i++] = __match_all_sync(~0u, one, &all) + all;
+    y[i++] = atomicAdd_block(&y[0], 1);
+}
+__global__ void complex_kernel(cuFloatComplex *z) {
+    const cuFloatComplex a = make_cuFloatComplex(1, 2), b = cuCmulf(a, a);
+    *z = cuCaddf(cuCdivf(b, a), make_cuFloatComplex(cuCabsf(b), cuCrealf(cuConjf(b))));
+}
+TEST_CASE("rounding, bits, products, means, reductions, complex numbers") {
+    auto y = pinned<double>(12);
+    auto n = pinned<unsigned>(14 * 32);
+    auto z = pinned<cuFloatComplex>(1);
+    OK_LAUNCH(rounding_kernel<<<1, 1>>>(y.get(), 1));
+    OK_LAUNCH(integers_kernel<<<1, 32>>>(n.get(), 1));
+    OK_LAUNCH(complex_kernel<<<1, 1>>>(z.get()));
+    OK(cudaDeviceSynchronize());
+    CHECK(std::vector<double>(y.get(), y.get() + 12) ==
+          std::vector<double>{3 - 1, 3, -3, -2, INT_MAX, 0, 0, 1, 1, 2, 10, 3.5});
+    CHECK(std::vector<unsigned>(n.get(), n.get() + 14) ==
+          std::vector<unsigned>{0x80000001, 0x55441100, 9, 31, ~0u, 15, 17, ~0u - 1, 15, 65025, 496 + 31,
+                                0x55555555, 0, 0x80000000});
+    CHECK(z->x == 6);
+    CHECK(z->y == -1);
 }
 
 // Of every pair of types that CUDA has min and max for

@@ -239,6 +239,9 @@ TEST_CASE("cudaMallocManaged: one address for the host and every device") {
     CHECK(std::isnan(x[3]));
     std::fill_n(x, 4, 1);
     OK(cudaMemPrefetchAsync(x, 4 * one_float, 1));
+    const cudaMemLocation there = {cudaMemLocationTypeDevice, 1}; // as CUDA 13 has it
+    OK(cudaMemPrefetchAsync(x, 4 * one_float, there, 0));
+    OK(cudaMemAdvise(x, 4 * one_float, cudaMemAdviseSetPreferredLocation, there));
     for (int device : {0, 1}) {
         OnDevice current(device);
         OK_LAUNCH(plus_kernel<<<1, 4>>>(x, device + 1));

@@ -1,6 +1,8 @@
 // Warps: shuffles and votes give each lane what CUDA's manual says, in any order of the lanes.
 #include "tests.h"
 
+const int warpSize = 32; // a program may define it
+
 // Of a warp's values v[0..31], in the words of CUDA's manual: what lane l gets by __shfl_sync, _up,
 // _down and _xor, in this order, by `delta` among `width` neighbours.
 template <class T> static std::array<T, 4> shuffled(const T *v, int l, int delta, int width) {
