@@ -45,9 +45,15 @@ __global__ void __launch_bounds__(threads)
         y.store((n * s.O + o) * s.plane.d + at, sum);
     }
 }
+// Blocks of a multiprocessor, so that their sums fit the registers
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ > 900
+constexpr int first_layer_blocks = 3;
+#else
+constexpr int first_layer_blocks = 4;
+#endif
 // partial[slice][o][k] = the sums over the slice's pixels for dW (k < 9) and db (k = 9).
 // blockIdx = (4 channels, slice).
-__global__ void __launch_bounds__(threads, 4)
+__global__ void __launch_bounds__(threads, first_layer_blocks)
     first_layer_gradient_kernel(float *partial, const float *X, const float *dy, Pixels s) {
     constexpr int sums = 10, channels = 4, warps = threads / warp_size;
     const int first = blockIdx.x * channels;

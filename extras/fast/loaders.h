@@ -99,7 +99,9 @@ template <class Tile, bool of_A> struct Spaced : Gather<Tile, of_A> {
     const int by;
     __device__ __forceinline__ Spaced(const float *from, const Product &s, const Range &range,
                                       int begin)
-        : All(from, s, range, begin), by(of_A ? s.A_term.distance() : s.B_term.distance()) {}
+        : All(from, s, range, begin), by(of_A ? s.A_term.distance() : s.B_term.distance()) {
+        for (Place &row : this->row) row.mask = 1; // a constant, which takes no register
+    }
     __device__ __forceinline__ void find(int first) {
         UNROLL_GPU
         for (int g = 0; g < All::eights; g++) {

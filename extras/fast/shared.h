@@ -219,11 +219,18 @@ template <class Tile, int stages> __device__ __forceinline__ typename Tile::Term
         return terms;
     }
 }
+// Blocks of a multiprocessor. Before SM 80 loads take registers, and so do several products.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+template <class Tile, int count>
+constexpr int resident = count > 1 && Tile::blocks > 3 ? 3 : Tile::blocks;
+#else
+template <class Tile, int> constexpr int resident = Tile::blocks;
+#endif
 // A block computes a tile of C, or a slice of its terms (split-K), of a product of the batch. The
 // phases of the same rows are neighbours: so a cache collects what they write to the same lines.
 template <class Tile, template <class, bool> class Of_A, template <class, bool> class Of_B,
           int count>
-__global__ void __launch_bounds__(Tile::threads, Tile::blocks)
+__global__ void __launch_bounds__(Tile::threads, (resident<Tile, count>))
     product_kernel(const __grid_constant__ Products<count> all) {
     typedef Of_A<Tile, true> A;
     typedef Of_B<Tile, false> B;

@@ -199,6 +199,13 @@ TEST_CASE("measure summary counts parameters and FLOPs") {
         CHECK(parameters == n.parameters);
         CHECK(std::fabs(forward - 2 * n.forward) < 0.001); // it has three digits
         CHECK(std::fabs(backward - 2 * n.backward) < 0.001);
+        double trained = 0, peak = 0;
+        const std::string memory = "memory of a step on gpu(0): ";
+        REQUIRE(contains(text, memory));
+        sscanf(text.c_str() + text.find(memory) + memory.size(),
+               "%lf MB for parameters and gradients, at most %lf", &trained, &peak);
+        CHECK(std::fabs(trained - 2 * sizeof(float) * n.parameters / 1e6) < 0.06); // one digit
+        CHECK(peak > trained);
     }
 }
 TEST_CASE("measure trace writes a row for each operation") {
