@@ -8,7 +8,7 @@
 now=build/sources.$$
 trap 'rm -f "$now"' EXIT
 find Makefile ./*.cu extras data/*.sh -type f ! -name '*.pyc' -exec cksum {} + 2>/dev/null |
-    LC_ALL=C sort >"$now" 2>/dev/null || exit 0 # build/ cannot be written: make says so
+    LC_ALL=C sort 2>/dev/null >"$now" || exit 0 # build/ cannot be written: make says so
 if [ -e build/sources ]; then
     LC_ALL=C comm -13 build/sources "$now" | cut -d ' ' -f 3- |
         while IFS= read -r file; do

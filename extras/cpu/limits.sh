@@ -104,7 +104,7 @@ rm set && no_data 'No such file or directory'
 
 # make BUILD=: the copy follows this folder, and what did not change keeps its date
 mkdir -p project/data project/extras/gone project/extras/kept && cd project || exit 1
-cp ../../../../Makefile . && cp ../../../../data/copy.sh data/
+cp ../../../../Makefile . && cp ../../../../data/*.sh data/
 touch LICENSE a.md extras/gone/gone.mk
 echo '// old' | tee a.cu b.cu >extras/kept/old
 made() { make -s BUILD=../copy help >../out 2>../err; }
