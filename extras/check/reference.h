@@ -4,7 +4,7 @@
 #pragma once
 #include "../reference.h"
 #include "../watch/called_operators.h"
-#include "wrong_numbers.h"
+#include "differences.h"
 
 typedef std::vector<std::vector<int>> Shapes;
 static std::mt19937 dice; // of inputs: main's rng is the training's
@@ -47,7 +47,7 @@ static std::string in_common(const Flat &got, const Doubles &want, const std::ve
 // largest number that is wanted is the unit; where NAN is wanted any number is right.
 static bool compare(const std::string &where, const std::string &name,
                     const std::vector<int> &shape, const Flat &got, const Doubles &want,
-                    double tolerance, const std::string &look) {
+                    double tolerance, const std::function<std::string()> &look_of) {
     std::vector<int> wrong;
     double largest = 0;
     for (double w : want) largest = std::max(largest, std::fabs(w));
@@ -56,6 +56,7 @@ static bool compare(const std::string &where, const std::string &name,
             wrong.push_back(i);
     if (wrong.empty()) return true;
     const int i = wrong[0];
+    const std::string look = look_of();
     // Gradients lie one behind the other
     const bool first_only = name[0] == 'd' && i == 0 && wrong.size() == 1 && want.size() > 1;
     differs(look, format("%s%s%s is %.6g, not %.6g (%zu of %zu numbers are wrong, in %s%s%s): %s%s",
@@ -69,12 +70,18 @@ static bool compare(const std::string &where, const std::string &name,
     return false;
 }
 
+static bool compare(const std::string &where, const std::string &name,
+                    const std::vector<int> &shape, const Flat &got, const Doubles &want,
+                    double tolerance, const std::string &look) {
+    return compare(where, name, shape, got, want, tolerance, [=] { return look; });
+}
+
 // --- the operators in double
 
 struct Case {
     std::string op;
-    std::vector<int> how; // as in Call
-    Shapes shapes;        // of the arguments
+    std::vector<int> how;       // as in Call
+    Shapes shapes;              // of the arguments
     double scale = 1, mean = 0; // of the first one's numbers
 };
 // Return the result of the operator, and then the gradients of its inputs.
@@ -129,36 +136,28 @@ static std::string in_words(const Case &c) { // conv2d(X (3,2,6,5), W (4,2,3,3),
         text += format(", %d, %d", c.how[0], c.how[0]);
     return c.op + "(" + text + "): ";
 }
-// `result`: y, or a gradient
-static std::string where_to_look(const Case &c, const std::string &result) {
-#ifdef FAST
-    if (operators.name != "simple") return "the operators are " + operators.name;
-#endif
-    const bool forward = result == "y";
-    if (c.op == "relu") return forward ? "look at relu_kernel" : "look at relu_backward_kernel";
-    if (c.op == "add")
-        return forward ? "look at addition_kernel"
-                       : "look at the backward that add records: each input gets dy";
-    if (c.op == "softmax_cross_entropy")
-        return forward ? "look at cross_entropy_kernel"
-                       : "look at cross_entropy_backward_kernel: the losses are summed, "
-                         "only sgd divides";
-    if (c.op == "batch_norm")
-        return forward ? "look at batch_norm_moments_kernel and batch_norm_kernel"
-                       : "look at batch_norm_backward_kernel";
-    if (c.op != "linear" && c.op != "conv2d")
-        return "look at " + c.op + (forward ? "_kernel" : "_backward_kernel");
-    if (result == "db") return "look at bias_backward_kernel";
-    if (c.op == "linear")
-        return format("look at %smatmul_kernel and at the matrices that linear passes to it for %s",
-                      forward ? "bias_kernel, " : "", result.c_str());
-    const bool strided = c.how != std::vector<int>{1, 0};
-    return format("look at %s%s and at the matrices that conv2d passes to %s for %s (linear is "
-                  "right with the same matmul_kernel)",
-                  strided ? "strided_" : "", result == "dX" ? "col2im_kernel" : "im2col_kernel",
-                  result == "dW" ? "matmul_sum (sum_kernel)" : "matmul", result.c_str());
-}
 
+// The kernels that `work` launches, which must be on the stream of their device.
+static std::set<std::string> right_kernels; // of operators that are right
+static std::set<std::string> case_kernels;  // of the operator that is being checked
+static std::string kernels_of(const std::string &who, const std::function<void()> &work) {
+    stray.clear();
+    watch::Recorder recorder(false);
+    work();
+    if (!stray.empty())
+        error("%s%s is launched on the default stream, which waits for nobody: its fourth argument "
+              "must be stream_of(...)",
+              who.c_str(), stray[0].c_str());
+    std::string unknown, right;
+    for (const std::string &name : launched(recorder.ops)) {
+        case_kernels.insert(name);
+        std::string &list = right_kernels.count(name) ? right : unknown;
+        list += (list.empty() ? "" : ", ") + name;
+    }
+    if (unknown.empty()) return "it is computed by " + right;
+    return "it is computed by " + unknown +
+           (right.empty() ? "" : " (and by " + right + ", right elsewhere)");
+}
 // --- one at a time
 
 // Where they run: what is launched on gpu(0) whatever the device is found
@@ -227,6 +226,7 @@ static Doubles slopes_of(const Case &c, Arrays in, const Doubles &weight, size_t
 constexpr double float_error = 1e-4;
 
 static void check_case(const Case &c) {
+    case_kernels.clear();
     const std::string where = in_words(c);
     const std::vector<Tensor> host = inputs_of(c);
     const Arrays in = all_in_double(host);
@@ -237,15 +237,24 @@ static void check_case(const Case &c) {
     const Doubles want = in_double(c, in)[0];
     auto &tape = tapes[last().id];
     tape.clear();
-    Tensor y = call(c, p);
+    Tensor y;
+    const std::string kernels = kernels_of(where, [&] {
+        y = call(c, p);
+        y.ptr(); // what waits to be fused is launched
+    });
+    for (size_t a = 0; a < p.size(); a++) {
+        if (y.ptr() >= p[a].ptr() && y.ptr() < p[a].ptr() + size(p[a]))
+            error("%sthe result shares the memory of %s", where.c_str(), arguments(c)[a].c_str());
+        if (y.grad && y.grad == p[a].grad)
+            error("%sthe result shares the gradient of %s", where.c_str(), arguments(c)[a].c_str());
+    }
     if (y.device.id != last().id)
         error("%sthe result is on %s, but its inputs are on %s", where.c_str(),
               str(y.device).c_str(), str(last()).c_str());
     if (size(y) != (int)want.size() || y.shape[0] != c.shapes[0][0])
         error("%sthe result has shape %s, but must have %zu numbers for %d samples", where.c_str(),
               str(y.shape).c_str(), want.size(), c.shapes[0][0]);
-    const bool usual =
-        compare(where, "y", y.shape, to_host(y), want, float_error, where_to_look(c, "y"));
+    const bool usual = compare(where, "y", y.shape, to_host(y), want, float_error, kernels);
     if (c.op == "batch_norm" && recording) {
         const auto [mean, var] =
             reference::moments(in[0], c.shapes[0][1], c.shapes[0][2] * c.shapes[0][3]);
@@ -257,9 +266,7 @@ static void check_case(const Case &c) {
         }
         for (int i : {0, 1})
             compare(where, arguments(c)[3 + i], p[3].shape, to_host(p[3 + i]), right[i],
-                    float_error,
-                    "it must be 0.9 of the old value and 0.1 of the new one: look at "
-                    "batch_norm_moments_kernel");
+                    float_error, "it must be 0.9 of the old value and 0.1 of the new one");
     }
     if (!recording) {
         if (!tape.empty())
@@ -268,6 +275,26 @@ static void check_case(const Case &c) {
     }
     if (!y.grad || tape.empty())
         error("%sits backward is not on the tape: look at add_to_tape", where.c_str());
+    std::string held_none; // argument
+    for (size_t a = 0; a < p.size(); a++) {
+        if (!p[a].grad) continue;
+        bool told = false;
+        long held = -p[a].grad.use_count();
+        std::vector<Backward> copies; // of what the lambdas have captured
+        for (const TapeEntry &entry : tape) {
+            copies.push_back(entry.backward);
+            for (const Tensor &X : entry.inputs) told = told || X.grad == p[a].grad;
+        }
+        held += p[a].grad.use_count();
+        if (!told)
+            error("%s%s is not among the inputs that it gives to add_to_tape, so its gradient is "
+                  "never cleared",
+                  where.c_str(), arguments(c)[a].c_str());
+        if (held == 0) held_none = arguments(c)[a];
+    }
+    if (!held_none.empty())
+        held_none = "; its backward holds no copy of " + held_none +
+                    ": the lambda captures a reference, [&] for [=]";
     // Backward with weights for dy; then a second pass, where y is used twice: both add
     Doubles weight;
     Tensor w = empty(y.shape, cpu());
@@ -280,32 +307,50 @@ static void check_case(const Case &c) {
     const std::string unusual = usual ? "" : "it is not the slope of this y: ";
     for (size_t a = 0; a < p.size() && !usual; a++)
         if (wants_grad(c, a)) right[a + 1] = slopes_of(c, in, weight, a);
+    auto weighted = [w](const std::vector<Tensor> &ys) { // whose gradients become w
+        return add_to_tape("make check", empty({1}, last()), ys, [=](const Tensor &) {
+            for (const Tensor &t : ys) {
+                grad_to_add_to(t);
+                copyto(w, *t.grad);
+            }
+        });
+    };
+    auto kernels_for = [&](size_t a) { // launched if only this argument wants a gradient
+        std::vector<Tensor> q = get_params(host, last());
+        for (size_t b = 0; b < q.size(); b++)
+            if (b != a) q[b].grad = nullptr;
+        const Tensor l = weighted({call(c, q)});
+        return kernels_of(where, [&] { backward(l); });
+    };
     for (int uses : {1, 2}) {
         const Tensor other = uses == 2 ? call(c, p) : y;
         if (uses == 2) y = call(c, p);
-        const Tensor l =
-            add_to_tape("make check", empty({1}, last()), {y, other}, [=](const Tensor &) {
-                for (const Tensor &t : {y, other}) {
-                    grad_to_add_to(t);
-                    copyto(w, *t.grad);
-                }
-            });
+        const Tensor l = weighted({y, other});
         pause_stream(last());
-        backward(l);
+        snprintf(last_words, sizeof last_words, "mgpu: %sits backward fails%s\n", where.c_str(),
+                 held_none.c_str());
+        try {
+            kernels_of(where, [&] { backward(l); });
+        } catch (const std::exception &e) {
+            error("%sbackward: %s%s", where.c_str(), e.what(), held_none.c_str());
+        }
+        waitall();
+        *last_words = 0;
         for (size_t a = 0; a < p.size(); a++) {
             if (!wants_grad(c, a)) continue;
             const std::string name = "d" + arguments(c)[a];
             for (double &x : right[a + 1]) x *= uses;
             const bool same = compare(
                 where + (uses == 1 ? "" : "used twice, in a second pass: "), name, c.shapes[a],
-                to_host(gradient(p[a])), right[a + 1], usual ? float_error : 1e-3,
-                uses == 1 ? unusual + where_to_look(c, name)
-                          : "a backward must add (+=) to a gradient, which grad_to_add_to clears "
-                            "at the first use in a pass: look at " +
-                                c.op + "'s backward and grad_to_add_to");
+                to_host(gradient(p[a])), right[a + 1], usual ? float_error : 1e-3, [&] {
+                    if (uses == 1) return unusual + kernels_for(a) + held_none;
+                    return std::string("a backward must add (+=) to a gradient, which "
+                                       "grad_to_add_to clears at the first use in a pass");
+                });
             if (!same) return;
         }
     }
+    if (usual) right_kernels.insert(case_kernels.begin(), case_kernels.end());
 }
 
 // Elementwise work in place: the last block has threads beyond the end
@@ -322,10 +367,9 @@ static void check_in_place() {
     pause_stream(last());
     const Tensor sum = copyto(a, last());
     add_(sum, copyto(b, last()));
-    compare("add_: ", "a", {n}, to_host(sum), want, 0,
-            "look at add_kernel and its launch (blocks)");
+    compare("add_: ", "a", {n}, to_host(sum), want, 0, "it is computed by add_kernel");
     compare("full: ", "t", {n}, to_host(full({n}, 3, last())), Doubles(n, 3), 0,
-            "look at fill_kernel and its launch (blocks)");
+            "it is computed by fill_kernel");
 }
 static void check_normal() {
     const Flat a = to_host(normal(0.5f, {40000})), b = to_host(normal(0.5f, {40000}));
@@ -445,21 +489,18 @@ static void check_sgd() {
         const Flat old = to_host(i ? b : a), now = to_host(p[i]), grad = to_host(i ? a : b);
         Flat update;
         Doubles right;
-        double product = 0, squares = 0;
-        bool some = false; // are right: it is no factor
         for (int j = 0; j < n; j++) {
             update.push_back(old[j] - now[j]);
             right.push_back((double)lr * grad[j] / batch);
-            product += update[j] * right[j], squares += right[j] * right[j];
-            some = some || std::fabs(update[j] - right[j]) < 1e-3 * right[j];
         }
-        const double ratio = product / squares;
+        double product = 0, squares = 0;
+        for (int j = 0; j < n; j++) product += update[j] * grad[j], squares += grad[j] * grad[j];
+        const std::string factor =
+            in_terms_of(product / squares, {{"lr", lr}, {"batch size", batch}});
         compare(format("sgd(params, lr %g, batch size %d), the %s: ", lr, batch,
                        i ? "second" : "first"),
                 "update", {n}, update, right, 1e-3,
-                (some ? "" : explain_update(ratio, batch, batch, lr, batch, 1) + ": ") +
-                    "look at sgd, sgd_kernel (i < n) and its launch (blocks): param -= lr * grad / "
-                    "batch_size");
+                "it is about " + factor + " times the gradient" + place("sgd", "sgd_kernel<<<"));
     }
 }
 #ifdef NETWORKS
@@ -501,7 +542,8 @@ static const std::vector<Case> cases = {
 void check_operators() {
     dice.seed(1);
     check_normal();
-    check_in_place();
+    kernels_of("", check_in_place);
+    right_kernels = case_kernels;
     check_autograd();
     check_sgd();
     for (const Case &c : cases) check_case(c);
@@ -544,7 +586,10 @@ static void check_network(const std::string &who, const Tensor &X,
         check_roles(who, made, arguments(c), params);
         compare(format("%soperator %d of the network, ", who.c_str(), ++number) + in_words(c), "y",
                 made.y.shape, to_host(made.y), in_double(c, all_in_double(made.inputs))[0],
-                10 * float_error, where_to_look(c, "y"));
+                10 * float_error, [&] {
+                    NoGrad guard;
+                    return kernels_of(who, [&] { call(c, made.inputs); });
+                });
     }
     tapes[0].clear();
 }

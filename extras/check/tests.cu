@@ -6,6 +6,7 @@
 
 #define MGPU_NO_MAIN
 #include "../watch/watch.h"
+#include "launches.h"
 #include PROGRAM
 #include "check.cu"
 
@@ -38,12 +39,14 @@ static std::string checked_step(int k, int n, const Spoil &spoil = nullptr,
     const auto batch = minibatch(n, 3);
     const Tensor &X = batch.first, &y = batch.second;
     Training training(k, params);
+    Seen seen(&training.device_params);
     Tensors losses = train_batch(X, y, training.device_params, training.devices, options.lr);
+    seen.stop();
     if (spoil) spoil(training, losses, X, y);
     std::string said;
     const std::string out = printed([&] {
         said = error_of([&] {
-            check_step("", X, y, losses, training.device_params, options.lr);
+            check_step("", X, y, losses, training.device_params, options.lr, seen);
             check_slopes("", X, y);
         });
     });
@@ -88,7 +91,10 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
     auto gradients_are = [](const Arrays &factors) {
         return [=](Training &t, Tensors &, const Tensor &X, const Tensor &y) {
             const int k = t.devices.size();
-            const auto shards = gradients_of_shards(X, y, k);
+            const auto [X_shards, y_shards] = split_batch(X, y, t.devices);
+            std::vector<Flat> shards;
+            for (int c = 0; c < k; c++)
+                shards.push_back(alone(X_shards[c], y_shards[c]).gradient);
             for (int c = 0; c < k; c++)
                 for (size_t i = 0, at = 0; i < params.size(); i++) {
                     Floats sum, moved = to_host(params[i]);
@@ -103,16 +109,17 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
                 }
         };
     };
-    // Each update becomes `ratio` times itself
-    auto updates_are = [](double ratio) {
+    // Each update becomes `ratio` times itself, on all devices or on the last one
+    auto updates_are = [](double ratio, bool last = false) {
         return [=](Training &t, Tensors &, const Tensor &, const Tensor &) {
-            for (size_t i = 0; i < params.size(); i++) {
-                const Tensor &p = t.device_params.back()[i];
-                Floats after = to_host(p), before = to_host(params[i]);
-                for (size_t j = 0; j < after.size(); j++)
-                    after[j] = before[j] + ratio * (after[j] - before[j]);
-                copyto(on_host(after, p.shape), p);
-            }
+            for (const Tensors &list : t.device_params)
+                for (size_t i = 0; i < params.size() && (!last || &list == &t.device_params.back());
+                     i++) {
+                    Floats after = to_host(list[i]), before = to_host(params[i]);
+                    for (size_t j = 0; j < after.size(); j++)
+                        after[j] = before[j] + ratio * (after[j] - before[j]);
+                    copyto(on_host(after, list[i].shape), list[i]);
+                }
         };
     };
     auto one_gradient = [](float value, bool all) { // b4's on device 1
@@ -123,83 +130,64 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
             copyto(on_host(numbers, {10}), gradient(t.device_params[1][7]));
         };
     };
-    const std::string own = "it is still only the device's own", without = "it lacks gpu(1)'s";
     const float n = 6, lr = 0.2f;
+    const std::string sum = "the sum of gradients (mgpu.cu:", update = "the update (mgpu.cu:",
+                      g0 = "gpu(0)'s gradient", g1 = "gpu(1)'s gradient",
+                      of_sum = " times the sum of gradients; it is ";
     const struct {
         Spoil spoil;
         std::string says;
     } mistakes[] = {
         {gradients_are({{.5, .5}, {.5, .5}}),
-         "the gradient of W1[0] on gpu(0) is ... it is the mean, but must be the sum"},
-        {gradients_are({{2, 2}, {2, 2}}), "it is 2 times the sum"},
-        {gradients_are({{-1, -1}, {-1, -1}}), "it has the wrong sign"},
-        {gradients_are({{1, 0}, {0, 1}}), own},
-        {gradients_are({{1, 1}, {0, 1}}), "on gpu(1) is ... " + own},
-        {gradients_are({{1, 1}, {1, 0}}), "on gpu(1) is ... it is only gpu(0)'s"},
-        {gradients_are({{2, 1}, {2, 1}}), "it has gpu(0)'s 2 times:"},
-        {gradients_are({{1.005, 1}, {1.005, 1}}), ": it has gpu(0)'s 1.005 times"},
-        {gradients_are({{0, 0}, {0, 0}}), "it is 0: does backward run"},
-        {one_gradient(NAN, false), "it was not yet written"},
-        {one_gradient(7, true), "it is not a sum of the shards' gradients"},
-        {updates_are(0), "the update of W1[0] on gpu(1) is 0, not ... the parameter is unchanged"},
-        {updates_are(-1), "it goes the wrong way"},
-        {updates_are(n), "it is not divided by the batch size"},
-        {updates_are(1 / n), "it is divided by the batch size twice"},
-        {updates_are(2), "it is divided by the size of the shard"},
-        {updates_are(lr), "it is multiplied by the learning rate twice"},
-        {updates_are(1 / lr), "it is not multiplied by the learning rate"},
-        {updates_are(3), "it is 3 times"},
+         sum + " ... ) on gpu(0) is ... at W1[0], not ... : it equals 1 / k times " + g0 + " + 1 / "
+             "k times " + g1},
+        {gradients_are({{-1, -1}, {-1, -1}}), "it equals -1 times " + g0 + " + -1 times " + g1},
+        {gradients_are({{1, 0}, {0, 1}}), sum + " ... ) on gpu(0) is ... it equals " + g0},
+        {gradients_are({{1, 1}, {1, 0}}), sum + " ... ) on gpu(1) is ... it equals " + g0},
+        {gradients_are({{3, 1}, {3, 1}}), "it equals 3 times " + g0 + " + " + g1},
+        {gradients_are({{1.05, 1}, {1.05, 1}}), "it equals 1.05 times " + g0 + " + " + g1},
+        {gradients_are({{0, 0}, {0, 0}}), sum + " ... it equals 0"},
+        {one_gradient(NAN, false), sum + " ... it equals nan, as memory that was not written"},
+        {one_gradient(7, true), sum + " ... (10 of 129068 numbers are wrong, b4[0] to [9])"},
+        {updates_are(0), update + " ... ) on gpu(0) is 0 at W1[0], not ... it equals 0"},
+        {updates_are(-1), "it equals -lr / n" + of_sum + "-1 times"},
+        {updates_are(n), "it equals lr" + of_sum + "6 times"},
+        {updates_are(1 / n), "it equals lr / n / n" + of_sum + "0.1667 times"},
+        {updates_are(2), "it equals lr / gpu(0)'s samples" + of_sum + "2 times"},
+        {updates_are(lr), "it equals lr * lr / n" + of_sum + "0.2 times"},
+        {updates_are(1 / lr), "it equals 1 / n" + of_sum + "5 times"},
+        {updates_are(2, true), "the update of W1[0] is ... on gpu(0), but ... on gpu(1), of the "
+                               "same parameter and the same sum (mgpu.cu:"},
         {[](Training &, Tensors &l, const Tensor &, const Tensor &) { l.pop_back(); },
-         "train_batch returns losses of 1 devices, but there are 2"},
+         "train_batch returns the losses of 1 devices, but there are 2 (mgpu.cu:"},
         {[](Training &, Tensors &losses, const Tensor &, const Tensor &) {
              losses[1] = rows(losses[1], 0, 2);
          },
-         "it has 6 samples, but the devices have 5 losses in total"},
+         "train_batch returns 2 losses of 3 samples on gpu(1) (mgpu.cu:"},
         {[](Training &, Tensors &losses, const Tensor &, const Tensor &) {
              copyto(full({1}, NAN, gpu(1)), rows(losses[1], 2, 3));
          },
-         "the loss on gpu(1) is nan"}};
+         "the loss on gpu(1) is nan at sample 2"}};
     set_model("lenet", 0);
     for (const auto &mistake : mistakes) {
         CAPTURE(mistake.says);
         check_says(checked_step(2, n, mistake.spoil), mistake.says);
     }
-    // Three devices: parts that are not there, and such that are there too often
-    check_says(checked_step(3, n, gradients_are({{1, 0, 2}, {1, 0, 2}, {1, 0, 2}})),
-               without + ", has gpu(2)'s 2 times");
-    check_says(checked_step(3, n, gradients_are({{1, 1, 1}, {1, 1, 1}, {3, 3, 3}})),
-               "gpu(2) is ... it is 3 times the sum");
-    // What the step before has left: its sums, and its images (a right step comes before)
-    const auto batch_before = minibatch(n, 4);
-    const Tensor images = batch_before.first, labels = batch_before.second;
-    const Flat before = gradient_on_one(images, labels);
-    auto step_before = [&] {
-        Training training(2, params);
-        const Tensors losses =
-            train_batch(images, labels, training.device_params, training.devices, options.lr);
-        check_step("", images, labels, losses, training.device_params, options.lr);
-    };
-    auto with_gradients = [](std::function<Flat(const Flat &, const Tensor &)> changed) {
-        return [=](Training &t, Tensors &, const Tensor &X, const Tensor &y) {
-            const Flat all = changed(gradient_on_one(X, y), y);
-            for (const auto &p : t.device_params)
-                for (size_t i = 0, at = 0; i < params.size(); at += size(params[i++])) {
-                    copyto(on_host(Floats(&all[at], &all[at] + size(params[i])), params[i].shape),
-                           gradient(p[i]));
-                }
-        };
-    };
-    step_before();
-    check_says(checked_step(2, n, with_gradients([=](Flat g, const Tensor &) {
-                                for (size_t j = 0; j < g.size(); j++) g[j] += before[j];
-                                return g;
-                            })),
-               "the gradients of the minibatch before are in it");
-    step_before();
-    check_says(checked_step(2, n, with_gradients([=](const Flat &, const Tensor &y) {
-                                return gradient_on_one(images, y);
-                            })),
-               "the gradient is that of the images of the minibatch before");
+    check_says(checked_step(3, n, gradients_are({{1, 0, 4}, {1, 0, 4}, {1, 0, 4}})),
+               "it equals gpu(0)'s gradient + 4 times gpu(2)'s gradient");
+    // The sum of the step before is still in it; a right step comes first.
+    Flat before;
+    CHECK(checked_step(2, n, [&](Training &t, Tensors &, const Tensor &, const Tensor &) {
+              before = t.grads(0);
+          }) == "");
+    check_says(checked_step(2, n, [&](Training &t, Tensors &, const Tensor &, const Tensor &) {
+                   for (size_t i = 0, at = 0; i < params.size(); at += size(params[i++])) {
+                       const Floats part(&before[at], &before[at] + size(params[i]));
+                       const Tensor g = gradient(t.device_params[0][i]);
+                       add_(g, on_device(part, g.shape));
+                   }
+               }),
+               "it equals 2 times the sum of the step before"); // both had the same minibatch
     // A backward that is wrong on every device alike
     for (float factor : {-1.0f, 0.3f, 3.0f}) {
         net = [=](const Tensor &X, const std::vector<Tensor> &params) {
@@ -207,10 +195,6 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
         };
         check_says(checked_step(2, n), "along its gradient changes the loss by ");
     }
-    net = [](const Tensor &X, const std::vector<Tensor> &params) { // the gradient of a mean
-        return with_gradient_times(1.0f / X.shape[0], lenet(X, params));
-    };
-    check_says(checked_step(2, n), "the shards' gradients add up to 2 times the minibatch's");
 }
 
 #ifdef FAST // for its table of operators
@@ -270,38 +254,74 @@ TEST_CASE("check_operators: CHECKS=0 lets another result through, and checks its
                      "it is not the slope of this y: ");
 }
 #endif
-TEST_CASE("check_train: what differs is told by the losses, the log and SAVE" *
-          doctest::skip(small_only)) {
+// train(), with a mistake
+static std::string mistake;
+static void train_with_mistake(int num_gpus, int batch_size, float lr) {
+    auto is = [](const char *name) { return mistake == name; };
+    auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
+    const std::vector<Device> devices = first_devices(num_gpus);
+    PerDevice device_params = replicate(devices);
+    Animator animator = {train_iter.X.shape[0]};
+    Timer timer;
+    float acc = 0;
+    auto minibatches = train_iter.epoch();
+    for (int epoch = 0; epoch < (is("one epoch") ? 1 : 2); epoch++) {
+        if (epoch > 0 && !is("one order")) minibatches = train_iter.epoch();
+        timer.start();
+        for (auto [X, y] : minibatches) {
+            if (is("first parameters")) device_params = replicate(devices);
+            if (is("decay")) lr /= 2;
+            auto losses = train_batch(X, y, device_params, devices, lr);
+            if (!is("no waitall")) waitall();
+            if (is("last loss")) animator.pending.clear();
+            animator.add_losses(losses);
+            if (is("one minibatch")) break;
+        }
+        timer.stop();
+        const PerDevice fresh = replicate(devices);
+        const PerDevice &tested = is("untrained") ? fresh : device_params;
+        auto model = [&](const Tensor &x) { return net(x, tested[0]); };
+        const float now = evaluate_accuracy_gpu(model, is("training set") ? train_iter : test_iter,
+                                                devices[0]);
+        animator.end_epoch(is("old accuracy") ? acc : now, timer.times.back());
+        acc = now;
+        after_epoch(animator, is("save untrained") ? fresh[0] : device_params[0]);
+    }
+}
+TEST_CASE("check_train: what train does is told by what net gets" * doctest::skip(small_only)) {
     Kept kept;
     set_model("lenet", 0);
+    params = lively_params();
     options.gpus = 2;
     options.batch = 8;
     options.allreduce = "naive";
     exchange = nullptr;
-    std::vector<Row> rows; // of a right training
-    auto explained = [&](std::vector<Row> wrong) {
-        return explain_losses(wrong, rows, false, std::mt19937());
+    train_set = learnable_set(20, 1);
+    test_set = learnable_set(15, 2);
+    experiment.train = train_with_mistake;
+    auto says = [](const char *name) {
+        mistake = name;
+        return error_of([] { check_train(""); });
     };
-    for (DataSet *set : {&train_set, &test_set}) {
-        *set = {20, std::vector<uint8_t>(20 * 28 * 28), std::vector<uint8_t>(20)};
-        for (uint8_t &pixel : set->images) pixel = dice() % 256;
-        for (uint8_t &label : set->labels) label = dice() % 10;
-    }
-    PerDevice device_params;
-    auto rows_by = [&](Mistake mistake) {
-        rng = std::mt19937();
-        return rows_with(mistake, device_params);
-    };
-    rows = rows_by(none);
-    check_says(explained(rows_by(one_order)), "is train_iter.epoch() called only once?");
-    check_says(explained(rows_by(anew_each_epoch)), "does each epoch begin with the parameters");
-    check_says(explained(rows_by(anew_each_step)), "does each step begin with the parameters");
-    check_says(explained(rows_by(last_loss)), "does Animator::end_epoch add up the losses?");
-    check_says(explained({{9, 0, 0, 0}, rows[1]}), "does train give each minibatch");
-    check_says(explained({rows[0], {9, 0, 0, 0}}), "what is different in the second epoch");
-    check_says(explain_accuracy(rows[0].acc, 1, rows), "what was known before this epoch");
+    CHECK(says("") == "");
+    check_says(says("one epoch"), "train calls after_epoch 1 times in 2 epochs, after 3 ");
+    check_says(says("one order"), "epoch 2 of train has the samples in the order of epoch 1; "
+                                  "train_iter.epoch() has shuffled them 0 times in this epoch");
+    check_says(says("one minibatch"), "epoch 1 of train has 1 steps, and of 20 samples number ... "
+                                      " does not occur (12 are not there once)");
+    check_says(says("first parameters"), "step 2 of train begins with the parameters with which");
+    check_says(says("decay"), "lr is 0.2, but from step to step of train the parameters move by "
+                              "0.1, 0.05, 0.025, 0.0125, 0.00625 times the sum of gradients / n");
+    check_says(says("last loss"), "the loss of epoch 1 of train is ... it equals the sum of");
+    check_says(says("no waitall"), "epoch 1 of train takes ... the host does not wait (waitall)");
+    check_says(says("untrained"), "the accuracy of epoch 1 of train is that of other parameters");
+    check_says(says("training set"), "the accuracy of epoch 1 of train: of 15 samples some are");
+    check_says(says("old accuracy"), "it is what was known before");
+    check_says(says("save untrained"), "after_epoch gets other parameters than those that are "
+                                       "trained: those that train began with");
     train_set = test_set = {};
 }
+
 TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::skip(no_training)) {
     Kept kept;
     set_model("lenet", 0);
@@ -313,21 +333,22 @@ TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::ski
     CHECK(says(allreduce_naive) == "");
     check_says(
         says([](const PerDevice &) {}),
-        "number 0, on gpu(0) is 1, not 9 (all numbers are wrong): it is still only the device's");
+        "number 0, on gpu(0) is 1, not 9 (all numbers are wrong): it equals gpu(0)'s");
     check_says(says([](const PerDevice &g) { allreduce({g[0][0], g[1][0]}); }), "the sum of b1, ");
     check_says(says([](const PerDevice &g) {
                    allreduce_naive(g);
                    add_(g[1][2], g[1][2]);
                }),
-               "W2, number 0, on gpu(1) is 18, not 9 (25000 of ... it is 2 times the sum");
+               "W2, number 0, on gpu(1) is 18, not 9 (25000 of ... all others right): it "
+               "equals 2 times gpu(0)'s + 2 times gpu(1)'s");
     check_says(says([](const PerDevice &g) { // W1's sum is put one further on
                    allreduce_naive(g);
                    const Tensor W1 = reshape(g[0][0], {-1}), shifted = copyto(W1, gpu(0));
                    copyto(rows(shifted, 0, 179), rows(W1, 1, 180));
                }),
-               "W1, number 1, on gpu(0) is 9, not 18 ... the sum that belongs to another index");
+               "W1, number 1, on gpu(0) is 9, not 18 ... it equals the sum at another index");
     watch::no_waits = true;
-    check_says(says(allreduce_naive), "a wait missing");
+    check_says(says(allreduce_naive), "the sum of W1, number ... after each operation: a wait is");
     watch::no_waits = false;
 }
 

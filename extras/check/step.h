@@ -1,0 +1,418 @@
+// make check: a step of train_batch. Each quantity is compared in the order in which the lesson
+// computes them, with what was seen of the one before: the shards, the losses, the gradients of
+// each device, what is given to the exchange, the sums, the updates.
+// defines: NetCall, Seen, Samples, not_once, Alone, alone, draws, check_step
+#pragma once
+#include "differences.h"
+
+typedef std::vector<int> Indices;
+
+struct NetCall {                // a call of net
+    Tensor X, y_hat;            // copies
+    std::vector<Tensor> params; // what it got
+    bool recorded;
+    size_t step;                      // so many sums of gradients came before
+    std::vector<Tensor> numbers = {}; // copies of the parameters, in train's steps
+};
+// Sees what the lesson does while it lives: by net, after_gradient, exchange and the first message.
+// Nothing is made to wait. Numbers are copied on the stream of their device, which has written
+// them.
+struct Seen {
+    const PerDevice *trained; // null: train has its own
+    std::vector<NetCall> calls = {};
+    std::map<const float *, std::vector<Tensor>> written = {}; // gradients, after each backward
+    std::map<const float *, Tensor> given = {}; // gradients, when the exchange begins
+    std::vector<PerDevice> exchanged = {};      // what exchange got
+    std::vector<std::vector<Tensor>> sums = {}; // copies of gpu(0)'s, in train
+    bool copying = false;
+    std::unique_ptr<watch::Recorder> recorder{new watch::Recorder(false)};
+    std::deque<watch::Op> ops = {};
+    decltype(net) net_before = net;
+    decltype(exchange) exchange_before = exchange;
+    decltype(after_gradient) after_before = after_gradient;
+    static inline Seen *now = nullptr;
+
+    explicit Seen(const PerDevice *trained) : trained(trained) {
+        now = this;
+        net = [this](const Tensor &X, const std::vector<Tensor> &p) { return called(X, p); };
+        after_gradient = [](const Tensor &grad) {
+            now->written[grad.ptr()].push_back(copyto(grad, grad.device));
+            if (now->after_before) now->after_before(grad);
+        };
+        watch::on_record = [] {
+            if (strcmp(watch::recorder->ops.back().kind, "message") == 0) now->exchange_begins();
+        };
+        if (exchange || !trained) exchange = [this](const PerDevice &grads) { exchanges(grads); };
+    }
+    ~Seen() { stop(); }
+    void stop() {
+        if (!recorder) return;
+        ops = std::move(recorder->ops);
+        recorder.reset();
+        watch::on_record = nullptr;
+        net = net_before, exchange = exchange_before, after_gradient = after_before;
+    }
+    Tensor called(const Tensor &X, const std::vector<Tensor> &p) {
+        NetCall call = {copyto(X, X.device), {}, p, recording, exchanged.size()};
+        if (!trained && recording && X.device.id == 0)
+            for (const Tensor &t : p) call.numbers.push_back(copyto(t, t.device));
+        const Tensor y_hat = net_before(X, p);
+        call.y_hat = copyto(y_hat, y_hat.device);
+        calls.push_back(call);
+        return y_hat;
+    }
+    void exchange_begins() {
+        if (copying || !trained || !given.empty() || overlaps()) return;
+        copying = true;
+        const int device = watch::current;
+        for (const auto &list : *trained)
+            for (const Tensor &p : list) given[gradient(p).ptr()] = copyto(gradient(p), p.device);
+        CUDA_CHECK(cudaSetDevice(device));
+        copying = false;
+    }
+    void exchanges(const PerDevice &grads) {
+        exchange_begins();
+        exchanged.push_back(grads);
+        exchange_before ? exchange_before(grads) : run_allreduce("naive", grads);
+        if (trained) return;
+        sums.emplace_back();
+        for (const Tensor &g : grads[0]) sums.back().push_back(copyto(g, g.device));
+    }
+};
+
+// Tells which sample an image is.
+struct Samples {
+    std::map<Flat, int> first; // of those with the same pixels
+    Indices same;              // of each sample
+    explicit Samples(const Tensor &X) {
+        for (int i = 0; i < X.shape[0]; i++) {
+            const float *image = X.ptr() + i * 28 * 28;
+            same.push_back(first.insert({Flat(image, image + 28 * 28), i}).first->second);
+        }
+    }
+    Indices in(const Tensor &X) const { // -1: none of them
+        const Flat images = to_host(X);
+        Indices found;
+        for (int i = 0; i < X.shape[0]; i++) {
+            auto it = first.find(Flat(&images[i * 28 * 28], &images[i * 28 * 28] + 28 * 28));
+            found.push_back(it == first.end() ? -1 : it->second);
+        }
+        return found;
+    }
+    // Say which samples do not occur once, or nothing.
+    std::string not_once(const Indices &found) const {
+        std::map<int, int> count;
+        for (int i : same) count[i]--;
+        for (int i : found) count[i]++;
+        int more = -1, never = -1, wrong = 0;
+        for (const auto &[i, times] : count) {
+            if (times > 0 && more < 0) more = i;
+            if (times < 0 && never < 0) never = i;
+            wrong += times != 0;
+        }
+        if (wrong == 0) return "";
+        std::string text = format("of %zu samples ", same.size());
+        if (count.count(-1)) return text + "some are images that are not among them";
+        if (more >= 0) text += format("number %d occurs more often than once", more);
+        if (never >= 0)
+            text += format("%snumber %d does not occur", more >= 0 ? " and " : "", never);
+        return text + format(" (%d are not there once)", wrong);
+    }
+};
+
+struct Alone { // what one device computes of a shard
+    Flat y_hat, losses, gradient;
+};
+// The same shapes are rounded alike.
+static Alone alone(const Tensor &X, const Tensor &y) {
+    const std::vector<Tensor> p = get_params(params, gpu(0));
+    const Tensor y_hat = net(copyto(X, gpu(0)), p), l = loss(y_hat, copyto(y, gpu(0)));
+    Alone result = {to_host(y_hat), to_host(l), {}};
+    backward(l);
+    result.gradient = all_to_host(gradients({p})[0]);
+    return result;
+}
+
+static bool draws = false; // random numbers: the network gives another result each time
+static void add_to(Flat &sum, const Flat &part) {
+    sum.resize(part.size());
+    for (size_t j = 0; j < part.size(); j++) sum[j] += part[j];
+}
+
+// Which labels have these losses, if they are cross-entropies of y_hat
+static Indices labels_of(const Flat &losses, const Flat &y_hat) {
+    Indices labels;
+    const int classes = y_hat.size() / std::max<size_t>(1, losses.size());
+    for (size_t i = 0; i < losses.size(); i++) {
+        int best = -1;
+        for (int j = 0; j < classes; j++) {
+            const Doubles z(&y_hat[i * classes], &y_hat[i * classes] + classes);
+            const double l = reference::softmax_cross_entropy(classes, {z, {(double)j}})[0][0];
+            if (std::fabs(l - losses[i]) <= 1e-5 * std::max(1.0, l)) best = j;
+        }
+        labels.push_back(best);
+    }
+    return labels;
+}
+
+// Check what train_batch has made of a minibatch and of `params`: losses and device_params.
+static void check_step(const std::string &where, const Tensor &X, const Tensor &y,
+                       const std::vector<Tensor> &losses, const PerDevice &device_params, float lr,
+                       Seen &seen) {
+    seen.stop();
+    if (!stray.empty())
+        error("%s%s is launched on the default stream, or on another that waits for nobody: its "
+              "fourth argument must be stream_of(...)",
+              where.c_str(), stray[0].c_str());
+    const int n = X.shape[0], k = device_params.size();
+    const Samples samples(X);
+    static struct { // the step before
+        std::shared_ptr<Samples> samples;
+        Flat sum;
+        std::vector<Flat> own;
+    } before;
+    auto on = [](const std::string &what, int c) { return what + " on " + str(gpu(c)); };
+    auto in_step = [](const char *code) { return place("train_batch", code); };
+    auto last = std::exchange(before, {std::make_shared<Samples>(X), {}, {}});
+
+    // The shards, and what one device makes of each
+    std::vector<std::vector<Alone>> right(k); // of each call of net
+    std::vector<Indices> shards(k);
+    Indices all;
+    for (const NetCall &call : seen.calls) {
+        const int c = call.X.device.id;
+        if (!call.recorded) continue;
+        for (size_t i = 0; i < call.params.size() && i < params.size(); i++)
+            if (call.params[i].ptr() != device_params[c][i].ptr())
+                error("%snet gets another %s on %s than that of device_params[%d]%s", where.c_str(),
+                      param_names[i].c_str(), str(gpu(c)).c_str(), c, in_step("net(").c_str());
+        const Indices found = samples.in(call.X);
+        const Tensor labels = empty({(int)found.size()}, cpu());
+        for (size_t i = 0; i < found.size(); i++) {
+            if (found[i] < 0) {
+                const bool old = last.samples && last.samples->in(call.X)[i] >= 0;
+                return differs(
+                    "an image",
+                    format("%simage %zu that net gets on %s is none of the minibatch's%s%s",
+                           where.c_str(), i, str(gpu(c)).c_str(),
+                           old ? ": it is one of the images of the minibatch before" : "",
+                           in_step("split_batch(").c_str()));
+            }
+            labels.ptr()[i] = y.ptr()[found[i]];
+        }
+        right[c].push_back(alone(call.X, labels));
+        shards[c].insert(shards[c].end(), found.begin(), found.end());
+        all.insert(all.end(), found.begin(), found.end());
+    }
+    for (int c = 0; c < k; c++)
+        if (right[c].empty())
+            error("%snet is not called on %s%s", where.c_str(), str(gpu(c)).c_str(),
+                  in_step("net(").c_str());
+    if (const std::string wrong = samples.not_once(all); !wrong.empty())
+        error("%sthe shards that net gets: %s%s", where.c_str(), wrong.c_str(),
+              in_step("split_batch(").c_str());
+
+    // The losses
+    if (losses.size() != (size_t)k)
+        error("%strain_batch returns the losses of %zu devices, but there are %d%s", where.c_str(),
+              losses.size(), k, in_step("losses.push_back(").c_str());
+    for (int c = 0; c < k; c++) {
+        Flat want, y_hat, seen_y_hat;
+        for (const Alone &part : right[c]) {
+            want.insert(want.end(), part.losses.begin(), part.losses.end());
+            y_hat.insert(y_hat.end(), part.y_hat.begin(), part.y_hat.end());
+        }
+        for (const NetCall &call : seen.calls) {
+            if (!call.recorded || call.X.device.id != c) continue;
+            const Flat part = to_host(call.y_hat);
+            seen_y_hat.insert(seen_y_hat.end(), part.begin(), part.end());
+        }
+        auto other = [](float a, float b) {
+            return !(std::fabs(a - b) <= 1e-4f * std::max(1.0f, std::fabs(b)));
+        };
+        for (size_t j = 0; j < y_hat.size() && !draws; j++)
+            if (other(seen_y_hat[j], y_hat[j]))
+                error("%s%s is %.6g at number %zu, but on one device %.6g%s", where.c_str(),
+                      on("y_hat", c).c_str(), seen_y_hat[j], j, y_hat[j], in_step("net(").c_str());
+        const Flat got = to_host(losses[c]);
+        if (got.size() != want.size())
+            error("%strain_batch returns %zu losses of %zu samples on %s%s", where.c_str(),
+                  got.size(), want.size(), str(gpu(c)).c_str(), in_step("loss(").c_str());
+        const Indices used = labels_of(got, seen_y_hat);
+        for (size_t i = 0; i < got.size(); i++) {
+            if (!std::isfinite(got[i]))
+                error("%s%s is %s at sample %zu: y_hat is finite, so loss makes it%s",
+                      where.c_str(), on("the loss", c).c_str(),
+                      std::isnan(got[i]) ? "nan" : "infinite", i, in_step("loss(").c_str());
+            if (draws || std::fabs(got[i] - want[i]) <= 1e-5f * std::max(1.0f, want[i])) continue;
+            std::string same;
+            if (used[i] >= 0)
+                same = format(": it is the loss with label %d, but the sample's label is %g",
+                              used[i], y.ptr()[shards[c][i]]);
+            for (int d = 0; d < k; d++) {
+                bool theirs = used.size() <= shards[d].size() && d != c;
+                for (size_t j = 0; j < used.size() && theirs; j++)
+                    theirs = used[j] == y.ptr()[shards[d][j]];
+                if (theirs) same = ": the labels are those of " + str(gpu(d)) + "'s shard";
+            }
+            error("%s%s is %.6g at sample %zu, but on one device %.6g%s%s", where.c_str(),
+                  on("the loss", c).c_str(), got[i], i, want[i], same.c_str(),
+                  in_step("loss(").c_str());
+        }
+    }
+
+    // The gradients that backward has written
+    auto all_of = [&](int c, auto numbers_of) { // the gradients of device c
+        Flat flat;
+        for (const Tensor &p : device_params[c]) {
+            const Tensor *t = numbers_of(gradient(p).ptr());
+            if (!t) return Flat();
+            const Flat part = to_host(*t);
+            flat.insert(flat.end(), part.begin(), part.end());
+        }
+        return flat;
+    };
+    std::vector<Candidate> candidates; // each device's gradient comes first
+    std::vector<Flat> own(k);          // the gradient of each device
+    for (int c = 0; c < k; c++) {
+        add_to(own[c], Flat(all_to_host(params).size()));
+        for (const Alone &part : right[c]) add_to(own[c], part.gradient);
+        candidates.push_back({str(gpu(c)) + "'s gradient", own[c]});
+    }
+    for (int c = 0; c < k; c++)
+        for (size_t i = 0; i < right[c].size() && right[c].size() > 1; i++)
+            candidates.push_back(
+                {format("the gradient of call %zu of net on %s", i + 1, str(gpu(c)).c_str()),
+                 right[c][i].gradient});
+    for (size_t c = 0; c < last.own.size(); c++)
+        candidates.push_back({str(gpu(c)) + "'s gradient of the step before", last.own[c]});
+    if (!last.sum.empty()) candidates.push_back({"the sum of the step before", last.sum});
+    for (int c = 0; c < k && !seen.written.empty(); c++)
+        for (size_t i = 0; i < params.size(); i++) {
+            auto found = seen.written.find(gradient(device_params[c][i]).ptr());
+            if (found == seen.written.end())
+                error("%sbackward has not written the gradient of %s on %s%s%s", where.c_str(),
+                      param_names[i].c_str(), str(gpu(c)).c_str(),
+                      tapes[c].empty() ? "" : ": its operators are still on the tape",
+                      in_step("backward(").c_str());
+        }
+    Quantities sizes = {{"k", (double)k}, {"n", (double)n}};
+    for (int c = 0; c < k; c++)
+        sizes.push_back({str(gpu(c)) + "'s samples", (double)shards[c].size()});
+    for (int c = 0; c < k; c++) {
+        Flat sum;
+        for (size_t pass = 0; pass < right[c].size(); pass++) {
+            const Flat got = all_of(c, [&](const float *grad) -> const Tensor * {
+                auto found = seen.written.find(grad);
+                const bool there =
+                    found != seen.written.end() && found->second.size() == right[c].size();
+                return there ? &found->second[pass] : nullptr;
+            });
+            if (got.empty()) break;
+            add_to(sum, got);
+            const Flat &want = right[c][pass].gradient;
+            const Indices wrong = wrong_at(got, want, want, 1e3);
+            if (!wrong.empty() && !draws)
+                differs_from(where,
+                             on("the gradient before the exchange" + in_step("backward("), c), got,
+                             want, wrong, candidates, sizes);
+        }
+        if (!sum.empty()) own[c] = candidates[c].numbers = sum;
+    }
+    before.own = own;
+
+    // What is given to the exchange
+    for (const PerDevice &grads : seen.exchanged)
+        for (int c = 0; c < k; c++)
+            for (size_t i = 0; i < params.size(); i++)
+                if (grads.at(c).at(i).ptr() != gradient(device_params[c][i]).ptr())
+                    error("%sexchange gets another tensor than the gradient of %s on %s, which is "
+                          "trained%s",
+                          where.c_str(), param_names[i].c_str(), str(gpu(c)).c_str(),
+                          in_step("exchange(grads)").c_str());
+    for (int c = 0; c < k; c++) {
+        const Flat got = all_of(c, [&](const float *grad) -> const Tensor * {
+            auto found = seen.given.find(grad);
+            return found == seen.given.end() ? nullptr : &found->second;
+        });
+        if (got.empty()) continue;
+        const Indices wrong = wrong_at(got, own[c], own[c], 1e3);
+        if (!wrong.empty())
+            differs_from(where, on("the gradient when the first message is sent", c), got, own[c],
+                         wrong, candidates, sizes);
+    }
+
+    // The sums
+    Flat want(own[0].size()), magnitude(want.size());
+    for (const Flat &part : own)
+        for (size_t j = 0; j < want.size(); j++) {
+            want[j] += part[j];
+            magnitude[j] += std::fabs(part[j]);
+        }
+    const float *next = magnitude.data();
+    for (size_t i = 0; i < params.size(); next += size(params[i++]))
+        if (std::all_of(next, next + size(params[i]), [](float x) { return x == 0; }))
+            notice("%sthe gradient of %s is 0 everywhere", where.c_str(), param_names[i].c_str());
+    bool sent = false, trained = k == 1; // a message; one from or to a gradient that is trained
+    for (const watch::Op &op : seen.ops) {
+        if (strcmp(op.kind, "message") != 0) continue;
+        sent = true;
+        for (const auto &list : device_params)
+            for (const Tensor &p : list)
+                for (const void *end : {op.from, op.to})
+                    trained =
+                        trained || (end >= gradient(p).ptr() && end < gradient(p).ptr() + size(p));
+    }
+    const std::string exchanged = in_step(exchange ? "exchange(grads)" : "allreduce(");
+    std::vector<Flat> sums, updates;
+    for (int c = 0; c < k; c++) {
+        sums.push_back(all_to_host(gradients({device_params[c]})[0]));
+        const Indices wrong = wrong_at(sums[c], want, magnitude, k);
+        if (!wrong.empty())
+            differs_from(where, on("the sum of gradients" + exchanged, c), sums[c], want, wrong,
+                         candidates, sizes,
+                         !sent     ? "; no message was sent"
+                         : trained ? ""
+                                   : "; the messages are from and to other tensors than the "
+                                     "gradients of device_params");
+    }
+    before.sum = sums[0];
+
+    // The updates
+    const Flat old = all_to_host(params);
+    for (int c = 0; c < k; c++) {
+        const Flat now = all_to_host(device_params[c]);
+        Flat update(old.size()), right_update(old.size());
+        Indices wrong;
+        for (size_t j = 0; j < old.size(); j++) {
+            update[j] = old[j] - now[j];
+            right_update[j] = lr * sums[c][j] / n;
+            const float rounding = 1e-5f * std::fabs(right_update[j]) + 1e-6f * std::fabs(old[j]);
+            if (update[j] == right_update[j]) continue; // even if both are infinite
+            if (!(std::fabs(update[j] - right_update[j]) <= rounding)) wrong.push_back(j);
+        }
+        updates.push_back(update);
+        const std::string sgd = in_step("sgd(");
+        const bool same_sum = c > 0 && sums[c] == sums[0];
+        for (size_t j = 0; j < old.size() && same_sum; j++)
+            if (update[j] != updates[0][j])
+                error("%sthe update of %s is %.6g on gpu(0), but %.6g on %s, of the same parameter "
+                      "and the same sum%s: %s",
+                      where.c_str(), name_of(j).c_str(), updates[0][j], update[j],
+                      str(gpu(c)).c_str(), sgd.c_str(),
+                      now == old ? (str(gpu(c)) + "'s parameters are unchanged").c_str()
+                                 : "sgd keeps something that the devices share");
+        if (wrong.empty()) continue;
+        std::vector<Candidate> parts = candidates;
+        parts.insert(parts.begin(), {"the sum of gradients", sums[c]});
+        parts.push_back({"the parameter", old});
+        const Candidate right = {"", right_update};
+        const std::vector<double> ratio = factors_of(update, wrong, {&right});
+        Quantities quantities = sizes;
+        quantities.insert(quantities.begin(), {"lr", lr});
+        quantities.push_back({"BATCH", options.batch});
+        differs_from(where, on("the update" + sgd, c), update, right_update, wrong, parts,
+                     quantities,
+                     ratio.empty() ? "" : format("; it is %.4g times the right one", ratio[0]));
+    }
+}

@@ -1,0 +1,319 @@
+// make check: the test accuracy, and two epochs of train as net and the exchange see them.
+// defines: check_accuracy, check_train
+#pragma once
+#include <fcntl.h>
+
+#include "step.h"
+
+// --- test accuracy
+
+// Running statistics begin again, equal on all devices.
+static void begin_again() {
+#ifdef NETWORKS
+    reset_buffers();
+#endif
+}
+static void no_tape(const std::string &who) {
+    for (const auto &[d, tape] : tapes)
+        if (!tape.empty())
+            error("%s leaves %zu operators on the tape of gpu(%d), %s first: is there a NoGrad?",
+                  who.c_str(), tape.size(), d, tape[0].op);
+}
+// Which rows of y_hat have their largest number at the label
+static int right_in(const Flat &y_hat, const Flat &labels) {
+    const int n = labels.size(), classes = y_hat.size() / std::max(1, n);
+    int right = 0;
+    for (int i = 0; i < n; i++) {
+        const float *row = &y_hat[i * classes];
+        right += std::max_element(row, row + classes) - row == labels[i];
+    }
+    return right;
+}
+static void check_accuracy(const std::string &where) {
+    const HostIn watched("evaluate_accuracy");
+    begin_again();
+    const std::vector<Device> devices = first_devices(options.gpus);
+    std::vector<std::vector<Tensor>> p;
+    for (Device d : devices) p.push_back(get_params(well_scaled(), d));
+    const int batch = std::max(1, test_set.count * 2 / 5); // the last minibatch is smaller
+    DataIter test_iter = load_data_fashion_mnist(batch).second;
+    double counted = 0, mean_of_means = 0;
+    {
+        NoGrad guard;
+        const auto epoch = test_iter.epoch();
+        for (auto [X, y] : epoch) {
+            const double right = right_in(to_host(net(copyto(X, gpu(0)), p[0])), to_host(y));
+            counted += right / test_set.count;
+            mean_of_means += right / X.shape[0] / epoch.size();
+        }
+    }
+    auto check = [&](const std::string &name, double got, double want) {
+        no_tape(name);
+        if (std::fabs(got - want) <= 1e-5) return;
+        const double same = std::fabs(got - mean_of_means) < 1e-5;
+        error("%s%s finds %.5f of %d test samples right, but of the %.5f that have their largest "
+              "number at the label%s%s",
+              where.c_str(), name.c_str(), got, test_set.count, want,
+              same ? ", it is the mean of the minibatches' accuracies, of which the last is smaller"
+                   : "",
+              place(name, "count_correct(").c_str());
+    };
+    auto on_one = [&](const Tensor &x) { return net(x, p[0]); };
+    check("evaluate_accuracy_gpu", evaluate_accuracy_gpu(on_one, test_iter, devices[0]), counted);
+    // A network that says each sample's label: all are right
+    int seen = 0;
+    auto says_labels = [&seen](const Tensor &x) {
+        Tensor z = full({x.shape[0], 10}, 0, cpu());
+        for (int i = 0; i < x.shape[0]; i++)
+            z.ptr()[i * 10 + test_set.labels[seen++ % test_set.count]] = 1;
+        return copyto(z, x.device);
+    };
+    check("evaluate_accuracy_gpu", evaluate_accuracy_gpu(says_labels, test_iter, devices[0]), 1);
+#ifdef NETWORKS
+    const auto before = net;
+    net = [&](const Tensor &X, const std::vector<Tensor> &params) {
+        const Tensor y_hat = before(X, params);
+        snprintf(last_words, sizeof last_words,
+                 "mgpu: evaluate_accuracy_gpus: y_hat on %s has %d rows, of a minibatch with %d "
+                 "labels%s: count_correct wants the labels of these rows\n",
+                 str(X.device).c_str(), X.shape[0], batch, "");
+        return y_hat;
+    };
+    const double all = evaluate_accuracy_gpus(p, test_iter, devices);
+    net = before, *last_words = 0;
+    check("evaluate_accuracy_gpus", all, counted);
+#endif
+}
+
+// --- train
+
+struct Epoch { // what train passes to after_epoch
+    double loss, acc, seconds;
+    size_t steps, calls; // so many came before its end
+    std::mt19937 rng;
+    std::vector<Tensor> params;
+    Flat numbers; // theirs
+};
+constexpr double pause_in_epoch = 0.2; // seconds
+
+// Run two epochs of train, with the output thrown away.
+static std::vector<Epoch> trained(Seen &seen, size_t steps_in_epoch) {
+    const auto as_given = std::tuple(options, after_epoch);
+    options.epochs = 2;
+    options.checks = 0;
+    fflush(stdout);
+    const int out = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY);
+    dup2(null, STDOUT_FILENO);
+    std::vector<Epoch> epochs;
+    const auto sum = seen.exchange_before;
+    seen.exchange_before = [&](const PerDevice &grads) {
+        if (seen.exchanged.size() > 3 * steps_in_epoch) // more than another epoch's
+            error("it trains on more than %zu minibatches in 2 epochs of %zu: does a loop never "
+                  "end, or is a minibatch trained twice?",
+                  3 * steps_in_epoch, steps_in_epoch);
+        sum ? sum(grads) : run_allreduce("naive", grads);
+        if (seen.exchanged.size() == steps_in_epoch) // a device is late at the end of an epoch
+            watch::pause(stream_of(grads.back()[0].device), 1e3 * pause_in_epoch);
+    };
+    after_epoch = [&](const Animator &animator, const std::vector<Tensor> &p) {
+        if (animator.Y.size() != epochs.size() + 1)
+            error("after epoch %zu animator has %zu rows: does animator.add come before "
+                  "after_epoch?",
+                  epochs.size() + 1, animator.Y.size());
+        no_tape(format("epoch %zu", epochs.size() + 1));
+        epochs.push_back({animator.loss.back(), animator.Y.back(), animator.seconds.back(),
+                          seen.exchanged.size(), seen.calls.size(), rng, p, all_to_host(p)});
+    };
+    std::string said;
+    try {
+        const HostIn watched("train");
+        experiment.train(options.gpus, options.batch, options.lr);
+    } catch (const std::exception &e) {
+        said = e.what();
+    }
+    fflush(stdout);
+    dup2(out, STDOUT_FILENO);
+    close(out), close(null);
+    seen.exchange_before = sum;
+    seen.stop();
+    std::tie(options, after_epoch) = as_given;
+    if (!said.empty()) error("train, on %d samples: %s", train_set.count, said.c_str());
+    return epochs;
+}
+
+// How often the order of n samples was shuffled between two states of rng; -1: something else drew
+static int shuffles_between(std::mt19937 from, const std::mt19937 &to, int n) {
+    Indices order(n);
+    for (int count = 0; count < 100; count++) {
+        if (from == to) return count;
+        std::shuffle(order.begin(), order.end(), from);
+    }
+    return -1;
+}
+
+static void check_epochs_of_train(const std::string &where, const Seen &seen,
+                                  const std::vector<Epoch> &epochs,
+                                  const std::mt19937 &rng_before) {
+    const int k = options.gpus;
+    const float lr = options.lr;
+    auto in_train = [](const char *code) { return place("train", code); };
+    auto [train_iter, test_iter] = load_data_fashion_mnist(train_set.count);
+    train_iter.shuffle = false;
+    train_iter.epoch(), test_iter.epoch();
+    const Samples samples(train_iter.X), test_samples(test_iter.X);
+    const Flat start = all_to_host(params);
+
+    if (!seen.exchanged.empty() && (int)seen.exchanged[0].size() != k)
+        error("train uses %zu devices, but GPUS is %d%s", seen.exchanged[0].size(), k,
+              in_train("first_devices(").c_str());
+    if (epochs.size() != 2)
+        error("%strain calls after_epoch %zu times in 2 epochs, after %zu minibatches%s",
+              where.c_str(), epochs.size(), seen.exchanged.size(), in_train("epoch++").c_str());
+
+    // The samples of each epoch
+    Indices order[2];
+    std::vector<double> n_of(seen.exchanged.size() + 1); // samples of each step
+    std::set<const float *> trained;                     // parameters
+    for (size_t i = 0; i < seen.calls.size(); i++) {
+        const NetCall &call = seen.calls[i];
+        if (!call.recorded) continue;
+        const Indices found = samples.in(call.X);
+        Indices &list = order[i >= epochs[0].calls];
+        list.insert(list.end(), found.begin(), found.end());
+        n_of[call.step] += found.size();
+        for (const Tensor &p : call.params) trained.insert(p.ptr());
+    }
+    for (int e = 0; e < 2; e++) {
+        const std::string epoch = format("epoch %d", e + 1);
+        const size_t steps = epochs[e].steps - (e ? epochs[0].steps : 0);
+        const int shuffles =
+            shuffles_between(e ? epochs[0].rng : rng_before, epochs[e].rng, train_set.count);
+        const std::string wrong = samples.not_once(order[e]);
+        const std::string shuffled =
+            shuffles == options.shuffle || shuffles < 0
+                ? ""
+                : format("; train_iter.epoch() has shuffled them %d times in this epoch", shuffles);
+        if (!wrong.empty())
+            differs("an epoch", format("%s%s of train has %zu steps, and %s%s%s", where.c_str(),
+                                       epoch.c_str(), steps, wrong.c_str(), shuffled.c_str(),
+                                       in_train("train_iter.epoch(").c_str()));
+        else if (!shuffled.empty() && order[0] == order[1])
+            error("%sepoch 2 of train has the samples in the order of epoch 1%s%s", where.c_str(),
+                  shuffled.c_str(), in_train("train_iter.epoch(").c_str());
+    }
+
+    // The parameters with which each step begins, and lr
+    std::vector<Flat> begins, sums;
+    for (const NetCall &call : seen.calls)
+        if (call.recorded && call.X.device.id == 0 && call.step == begins.size())
+            begins.push_back(all_to_host(call.numbers));
+    for (const auto &sum : seen.sums) sums.push_back(all_to_host(sum));
+    std::string rates;
+    bool other = false; // than lr
+    for (size_t s = 0; s + 1 < begins.size(); s++) {
+        if (begins[s + 1] == start)
+            error("%sstep %zu of train begins with the parameters with which train began%s%s",
+                  where.c_str(), s + 2,
+                  begins[s] == start ? ": the step before changes nothing" : "",
+                  in_train("device_params = ").c_str());
+        Flat update;
+        Indices all;
+        for (size_t j = 0; j < start.size(); j++) {
+            update.push_back(begins[s][j] - begins[s + 1][j]);
+            all.push_back(j);
+        }
+        const Candidate sum = {"", sums[s]};
+        const std::vector<double> factor = factors_of(update, all, {&sum});
+        if (factor.empty()) continue; // momentum, say
+        const double rate = factor[0] * n_of[s];
+        rates += (rates.empty() ? "" : ", ") + format("%.3g", rate);
+        other = other || std::fabs(rate - lr) > 0.01 * lr;
+    }
+    if (other)
+        differs("lr", format("%slr is %g, but from step to step of train the parameters move by "
+                             "%s times the sum of gradients / n%s",
+                             where.c_str(), lr, rates.c_str(), in_train("train_batch(").c_str()));
+
+    // What each epoch says
+    for (int e = 0; e < 2; e++) {
+        const std::string epoch = format("epoch %d", e + 1);
+        double sum = 0, of_step = 0; // of losses
+        int n = 0, right = 0;
+        size_t step = 0;
+        Indices tested;
+        NoGrad guard;
+        for (size_t i = e ? epochs[0].calls : 0; i < epochs[e].calls; i++) {
+            const NetCall &call = seen.calls[i];
+            const DataIter &iter = call.recorded ? train_iter : test_iter;
+            const Indices found = (call.recorded ? samples : test_samples).in(call.X);
+            Tensor labels = empty({(int)found.size()}, cpu());
+            for (size_t j = 0; j < found.size(); j++)
+                labels.ptr()[j] = iter.y.ptr()[std::max(0, found[j])];
+            if (call.recorded) {
+                if (std::exchange(step, call.step) != call.step) of_step = 0;
+                const Flat losses =
+                    to_host(loss(copyto(call.y_hat, gpu(0)), copyto(labels, gpu(0))));
+                for (double l : losses) sum += l, of_step += l;
+                n += losses.size();
+                continue;
+            }
+            right += right_in(to_host(call.y_hat), to_host(labels));
+            tested.insert(tested.end(), found.begin(), found.end());
+            if (!trained.count(call.params[0].ptr()))
+                error("%sthe accuracy of %s of train is that of other parameters than those that "
+                      "are trained%s%s",
+                      where.c_str(), epoch.c_str(),
+                      all_to_host(call.params) == start ? ": those that train began with" : "",
+                      in_train("return net(").c_str());
+        }
+        auto like = [](double a, double b) { return std::fabs(a - b) <= 1e-4 * std::fabs(b); };
+        if (!like(epochs[e].loss, sum / n))
+            differs(
+                "train's loss",
+                format("%sthe loss of %s of train is %.6g, but the mean of its losses is %.6g%s%s",
+                       where.c_str(), epoch.c_str(), epochs[e].loss, sum / n,
+                       like(epochs[e].loss, of_step / n)
+                           ? ": it equals the sum of the last minibatch's losses / n"
+                           : "",
+                       in_train("add_losses(").c_str()));
+        if (const std::string wrong = test_samples.not_once(tested); !wrong.empty())
+            error("%sthe accuracy of %s of train: %s%s%s", where.c_str(), epoch.c_str(),
+                  wrong.c_str(), tested.empty() ? ": net gets no test samples" : "",
+                  in_train("evaluate_accuracy").c_str());
+        const double acc = (double)right / test_set.count;
+        if (std::fabs(epochs[e].acc - acc) > 1e-3)
+            error("%sthe accuracy of %s of train is %.4f, but net's results after it have %.4f%s%s",
+                  where.c_str(), epoch.c_str(), epochs[e].acc, acc,
+                  epochs[e].acc == (e ? epochs[0].acc : 0)
+                      ? ": it is what was known before: does animator.add get it too early?"
+                      : "",
+                  in_train("animator.add(").c_str());
+    }
+    if (epochs[0].seconds < pause_in_epoch)
+        error("%sepoch 1 of train takes %.3f s, but its last minibatch alone takes %.1f: the host "
+              "does not wait (waitall) before timer.stop()%s",
+              where.c_str(), epochs[0].seconds, pause_in_epoch, in_train("timer.stop(").c_str());
+    if (!trained.count(epochs[1].params.at(0).ptr()))
+        differs("SAVE", where + "after_epoch gets other parameters than those that are trained" +
+                            (epochs[1].numbers == start ? ": those that train began with" : "") +
+                            in_train("after_epoch("));
+    PerDevice last(k);
+    for (const NetCall &call : seen.calls)
+        if (call.recorded && call.X.device.id < k) last[call.X.device.id] = call.params;
+    check_replicas(last);
+}
+static void check_train(const std::string &where) {
+    const int train_count = train_set.count, batch = options.batch;
+    const float lr = options.lr;
+    options.batch = std::max(options.gpus, std::min(batch, 16));
+    options.lr = std::min(lr, 1.0f); // with more a right program's loss may become nan
+    train_set.count = std::min(train_count, 5 * options.batch / 2);
+    const auto before = rng;
+    begin_again();
+    Seen seen(nullptr);
+    const std::vector<Epoch> epochs =
+        trained(seen, (train_set.count + options.batch - 1) / options.batch);
+    check_epochs_of_train(where, seen, epochs, before);
+    train_set.count = train_count;
+    options.batch = batch, options.lr = lr;
+}
