@@ -142,6 +142,16 @@ std::vector<SharedArray> &shared_arrays() {
     static auto *arrays = new std::vector<SharedArray>; // as the machine: never destroyed
     return *arrays;
 }
+__attribute__((no_sanitize("address"), no_sanitize("thread"))) std::string
+shared_name(const void *pointer) {
+    const char *p = (const char *)pointer;
+    if (!worker) return "";
+    if (size_t(p - worker->dynamic_shared) < worker->dynamic_bytes) return "dynamic shared memory";
+    for (const SharedArray &a : shared_arrays())
+        if (size_t(p - worker->shared - a.offset) < a.bytes)
+            return std::string("shared memory, ") + a.name + ",";
+    return "";
+}
 // Reserve a place in the arena, with a gap behind it. The gap is as long as a row, t[i] of t[8][9],
 // up to a limit, because programs often access one row too many.
 SharedPlace reserve_shared(const char *name, const char *file, int line, size_t bytes, size_t row) {

@@ -8,6 +8,7 @@
 #include <cstdarg>
 #include <set>
 
+#include <cxxabi.h>
 #include <dlfcn.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
@@ -33,7 +34,7 @@ bool is_own(const char *file) {
 
 static char host_is_in[200]; // what nvtxMarkA has named, until the range ends: an allreduce
 
-std::string line_of(void **frames, int n, void *interrupted, bool exact) {
+std::string line_of(void **frames, int n, void *interrupted, bool exact, bool *in_library) {
     std::string command = "addr2line -f -i -e /proc/" + std::to_string(getpid()) + "/exe";
     bool found = false;
     for (int i = 0; i < n; i++) {
@@ -68,6 +69,7 @@ std::string line_of(void **frames, int n, void *interrupted, bool exact) {
         if (!*host_is_in) break;
     }
     pclose(lines);
+    if (in_library) *in_library = !library.empty();
     if (first.empty()) return library;
     return in_allreduce && last != first ? last + ", in " + first : first;
 }
@@ -95,10 +97,10 @@ int call_stack(void **frames, int most) {
     _Unwind_Backtrace(add, &stack);
     return stack.n;
 }
-std::string interrupted_line(void *context) {
+std::string interrupted_line(void *context, bool *in_library) {
     void *frames[64];
     const int n = call_stack(frames, 64);
-    return line_of(frames, n, interrupted(context), true);
+    return line_of(frames, n, interrupted(context), true, in_library);
 }
 
 // --- faults
@@ -156,12 +158,20 @@ static void fault_words(char (&what)[600], const void *p, const Place &at, const
     }
 }
 
-// Print the line in which the host crashed or aborted, if it can be found.
+// Print the line in which the host crashed or aborted, if it can be found. The C++ library aborts
+// where an index is out of range.
+static bool assertion_is_told = false;
 static void say_where_host_stopped(int signal, const void *p, void *context) {
     char what[300];
+    bool in_library = false;
+    if (assertion_is_told) return;
     alarm(10); // the heap may be in any state: no message is better than one that never comes
-    const std::string line = interrupted_line(context);
-    if (signal == SIGABRT) snprintf(what, sizeof what, "aborts: is an index out of range?");
+    const std::string line = interrupted_line(context, &in_library);
+    if (signal == SIGABRT)
+        snprintf(what, sizeof what, "aborts%s",
+                 abi::__cxa_current_exception_type() ? ": nobody catches the exception"
+                 : in_library                        ? ": is an index out of range?"
+                                                     : "");
     else if (signal == SIGFPE) snprintf(what, sizeof what, "divides by zero");
     else
         snprintf(
@@ -473,10 +483,7 @@ void shift(const CheckedConversion &at, void *, void *) {
 static __attribute__((noinline, no_sanitize("address"))) void before_load(const void *p, void *pc) {
     const Worker *w = worker;
     if (!w || !w->threads || *(const unsigned *)((uintptr_t)p & ~3) != unwritten) return;
-    std::string what;
-    for (const SharedArray &a : shared_arrays())
-        if (size_t((const char *)p - w->shared - a.offset) < a.bytes) what = std::string(a.name);
-    if (size_t((const char *)p - w->dynamic_shared) < w->dynamic_bytes) what = "dynamic memory";
+    std::string what = shared_name(p);
     std::lock_guard<std::mutex> guard(machine().lock);
     const Place at = locate(p);
     if (at.allocation && held(p) < at.first + at.allocation->bytes) what = allocated_there(at, p);
@@ -542,6 +549,7 @@ void assertion_failed(const char *condition, const char *file, unsigned line,
                       const char *function) {
     if (!worker || !running.name || in_host_function) {
         fprintf(stderr, "%s:%u: %s: assertion `%s' failed\n", file, line, function, condition);
+        assertion_is_told = true;
         abort();
     }
     say_alone();

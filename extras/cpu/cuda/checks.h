@@ -22,13 +22,14 @@ bool is_in_range();
 int call_stack(void **frames, int most);
 // Return the line of the program that this thread has reached, as "FILE:LINE": that of the address
 // `interrupted`, which is on the stack of `n` frames, or of its caller. Library functions are
-// skipped in favour of their callers. In an allreduce its own line comes first, then ", in " and
-// the line of the tool that it called. Empty if addr2line is not installed, or the program has no
-// line numbers (-g1).
-std::string line_of(void **frames, int n, void *interrupted, bool exact);
+// skipped in favour of their callers; `in_library` tells whether there were such. In an allreduce
+// its own line comes first, then ", in " and the line of the tool that it called. Empty if addr2line
+// is not installed, or the program has no line numbers (-g1).
+std::string line_of(void **frames, int n, void *interrupted, bool exact,
+                    bool *in_library = nullptr);
 // Return the address at which a signal has interrupted its thread, and the line of that address.
 void *interrupted(void *context);
-std::string interrupted_line(void *context);
+std::string interrupted_line(void *context, bool *in_library = nullptr);
 // Return true the first time that this is asked about a kernel and a notice.
 bool is_new(const char *notice, const char *kernel);
 // Whether a file is the program's, not a library's or the stand-in's.

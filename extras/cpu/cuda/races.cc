@@ -1,6 +1,7 @@
 // Races: what ThreadSanitizer is told of who enqueued what, and its reports as one line each.
 #include "checks.h"
 #include "machine.h"
+#include "workers.h"
 
 #ifdef CUDA_CPU_TSAN
 #include <unistd.h>
@@ -118,12 +119,16 @@ extern "C" void __tsan_on_report(void *report) {
     const bool swapped = two[0] < two[1];
     if (mops < 2 || !said.insert(two[swapped] + two[!swapped]).second) return;
     const Device *owner = owner_of(address);
-    const std::string where = owner ? "gpu(" + std::to_string(owner->id) + ")" : "the host";
+    const std::string shared = shared_name(address);
+    const std::string where = !shared.empty()
+                                  ? shared + " of gpu(" + std::to_string(running.device) + ")"
+                              : owner ? "gpu(" + std::to_string(owner->id) + ")"
+                                      : "the host";
     const bool one_kernel = two[0] == two[1] && !inside[0].empty();
     if (one_kernel && inside[0] == inside[1])
         fprintf(stderr,
-                "race on %s: %s, between threads in %s: is an atomicAdd missing, or an index that "
-                "only one thread uses?\n",
+                "race on %s: %s, between threads in %s: is __syncthreads() missing, an atomicAdd, "
+                "or an index that only one thread uses?\n",
                 where.c_str(), two[0].c_str(), inside[0].c_str());
     else if (one_kernel)
         fprintf(stderr,

@@ -18,7 +18,7 @@ prepare(Worker &w, int t);
 
 // The arrays that kernels declare __shared__ get fixed places, one behind the other, in an arena
 // that every worker has a copy of. Before and behind each lies a gap: a kernel that reads there
-// computes with what unwritten memory holds, and one that writes there is found when its block ends.
+// computes with what unwritten memory holds, and one that writes there is found when the block ends.
 constexpr size_t shared_gap = 64;
 struct SharedArray {
     const char *name, *file;
@@ -26,6 +26,8 @@ struct SharedArray {
     size_t offset, bytes, end; // end: of the gap behind it
 };
 std::vector<SharedArray> &shared_arrays();
+// The shared memory of the running block that the address lies in, in words, or "".
+std::string shared_name(const void *pointer);
 inline size_t shared_arena_bytes() {
     return shared_arrays().empty() ? shared_gap : shared_arrays().back().end;
 }

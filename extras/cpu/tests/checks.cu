@@ -134,6 +134,12 @@ static void forked() {
     LACKING_HERE(cudaDeviceSynchronize());
     _exit(0);
 }
+static void host_throws() {
+    host_ends_by(SIGABRT, []() noexcept { WRONG_HERE(std::vector<int>().at(1) = 1); });
+}
+static void host_asserts() {
+    host_ends_by(SIGABRT, [] { WRONG_HERE(assert(getpid() == 0)); });
+}
 static void fault_without_handler() {
     host_ends_by(SIGSEGV, [] { WRONG_HERE(*(volatile uintptr_t *)sizeof(uintptr_t) = 1); });
 }
@@ -281,6 +287,8 @@ static const bool wrong_checks = add(wrong_programs, {
           "the host accesses memory that is not there: is an index out of range, a pointer null"),
     WRONG("host, an index beyond a list", index_beyond_list(),
           "the host aborts: is an index out of range?"),
+    WRONG("host, an exception", host_throws(), "the host aborts: nobody catches the exception"),
+    WRONG("host, an assertion", host_asserts(), "assertion `getpid() == 0' failed"),
     WRONG("host without an end", host_without_end(false),
           "the host has been in f, k = 2 for more than 1 s: is there an endless loop?"),
     WRONG("host without an end, at Ctrl-C", host_without_end(true),

@@ -98,8 +98,8 @@ TEST_CASE("rounding, bits, products, means, reductions, complex numbers") {
     CHECK(std::vector<double>(y.get(), y.get() + 12) ==
           std::vector<double>{3 - 1, 3, -3, -2, INT_MAX, 0, 0, 1, 1, 2, 10, 3.5});
     CHECK(std::vector<unsigned>(n.get(), n.get() + 14) ==
-          std::vector<unsigned>{0x80000001, 0x55441100, 9, 31, ~0u, 15, 17, ~0u - 1, 15, 65025, 496 + 31,
-                                0x55555555, 0, 0x80000000});
+          std::vector<unsigned>{0x80000001, 0x55441100, 9, 31, ~0u, 15, 17, ~0u - 1, 15, 65025,
+                                496 + 31, 0x55555555, 0, 0x80000000});
     CHECK(z->x == 6);
     CHECK(z->y == -1);
 }

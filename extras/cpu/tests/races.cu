@@ -30,6 +30,17 @@ __global__ void neighbour_kernel(float *x, bool right) { // one more barrier: wr
     if (right) __syncthreads();
     x[threadIdx.x] = t[3 - threadIdx.x];
 }
+__global__ void tree_without_barriers_kernel(float *x, bool right) {
+    __shared__ float part[8];
+    part[threadIdx.x] = 1;
+    __syncthreads();
+    for (int half = 4; half > 0; half /= 2) {
+        if ((int)threadIdx.x < half) part[threadIdx.x] += part[threadIdx.x + half];
+        if (right) __syncthreads();
+    }
+    if (threadIdx.x == 0) *x = part[0];
+}
+RACE("barrier in a tree") { tree_without_barriers_kernel<<<1, 8>>>(x, right); }
 RACE("barrier before reading") { neighbour_kernel<<<1, 4>>>(x, right); }
 __global__ void loop_kernel(float *x, bool right) { // one more barrier: read, then written
     extern __shared__ float t[];
@@ -177,6 +188,10 @@ TEST_CASE("races: ThreadSanitizer sees each missing barrier, event and wait") {
         CAPTURE(output);
         CHECK(status != 0);
         CHECK(output.find("ThreadSanitizer: data race") != std::string::npos);
+        if (!strncmp(program.name, "barrier", 7)) {
+            CHECK(output.find("shared memory") != std::string::npos);
+            CHECK(output.find(": is __syncthreads() missing") != std::string::npos);
+        }
         // the line of one of the two
         CHECK(output.find(__FILE__ ":") != std::string::npos);
     }
