@@ -222,9 +222,14 @@ cu programs: export CU_COMPILE = $(cu_compile)
 cu programs: export CU_OBJECTS = $(cu_once)
 cu programs: export CU_SETARCH = $(if $(filter race,$(CHECK)),$(setarch))
 
-.PHONY: cu programs programs_nvcc
+.PHONY: cu nvcc programs programs_nvcc
 cu: $(cu_needs)  ## run a program of your own: make cu FILE=own.cu
 	@sh extras/cpu/cu.sh $(value ARGS)
+
+nvcc: export CU_INCLUDE = $(value INCLUDE)
+nvcc: export NVCC := $(NVCC)
+nvcc:  ## compile mgpu.cu, or FILE=own.cu, for a GPU, without one
+	@sh extras/cpu/nvcc.sh $(or $(value FILE),mgpu.cu)
 
 build/cu/runtime.o: extras/cpu/runtime.cc $(stand_in) build/cpu/flags
 	@$(CXX) $(cu_flags) -c $< $(to)

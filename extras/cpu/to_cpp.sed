@@ -60,7 +60,7 @@ s/(__global__[ \t]+(\w+[ \t]+)*)inline[ \t]/\1/g
 # 3. Shared memory. Several variables in a declaration get a declaration each, and a type without a
 #    name gets one. A type is all up to a name that [8][9], a comma or a semicolon follows.
 #    What else may stand there: static says nothing new, and all variables are aligned
-s/(__(shared|device|constant)__[ \t]+)(__align__|alignas)[ \t]*\(([^()]|\([^()]*\))*\)/\1/g
+s/(__(shared|device|constant)__[ \t]+((static|const|volatile|extern)[ \t]+)*)(__align__|alignas)[ \t]*\(([^()]|\([^()]*\))*\)/\1/g
 s/(__shared__[ \t]+(\w+[ \t]+)*)static[ \t]+/\1/g
 s/__shared__[ \t]+(volatile[ \t]+)?(struct|union)([ \t]*\{([^{}]|\{[^{}]*\})*\})[ \t\n]*(\w+)/\2 \5_type\3; __shared__ \1\5_type \5/g
 s/__shared__[ \t]+(volatile[ \t]+)?(struct|union)[ \t]+(\w+)([ \t]*\{([^{}]|\{[^{}]*\})*\})[ \t\n]*(\w+)/\2 \3\4; __shared__ \1\3 \6/g
