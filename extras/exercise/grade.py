@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Judges every submission of some folders: NAME.cu, or NAME/mgpu.cu.
 
-    make grade SUBMISSIONS='folder ...' [ONLY=sums|bits|host]
+    make grade SUBMISSIONS='folder ...' [ONLY=sums|bits|host] [ISOLATE=0]
 
 A line each, and in build/grades: grades.csv; NAME.txt with the judge's words; results.json as
 Gradescope reads it; grades.xml, JUnit's. Exit status 1 below full marks, or if nothing was judged.
@@ -15,6 +15,7 @@ import csv
 import ctypes
 import json
 import os
+import random
 import re
 import resource
 import shlex
@@ -35,8 +36,8 @@ COLUMNS = "name,status,score,max,seconds,messages,bytes,busiest device,rounds,fi
 
 
 def submissions(folders):
-    """Name -> file. Two of one name are told apart by their folder."""
-    found = []
+    """Name -> file, and what is no submission. Two of one name are told apart by their folder."""
+    found, others = [], []
     for folder in folders:
         if folder.endswith(".cu") and os.path.isfile(folder):
             found.append((os.path.basename(folder)[:-3], folder))
@@ -50,13 +51,16 @@ def submissions(folders):
                 found.append((entry[:-3], path))
             elif os.path.isfile(whole):
                 found.append((entry, whole))
+            else:
+                others.append(path)
     names = [name for name, _ in found]
-    return {
+    named = {
         (
             name if names.count(name) == 1 else f"{os.path.basename(os.path.dirname(path))}.{name}"
         ): path
         for name, path in found
     }
+    return named, others
 
 
 class Sandbox:
@@ -68,6 +72,8 @@ class Sandbox:
         self.running, self.lock = set(), threading.Lock()
         # What a process leaves behind becomes a child of this one: PR_SET_CHILD_SUBREAPER
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+        # Nobody else opens this process' files, such as the end of a judge's pipe: PR_SET_DUMPABLE
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
 
     def works(self, kind):
         self.kind = kind
@@ -91,7 +97,7 @@ class Sandbox:
             return ["unshare", "-Urnpf", "--mount-proc", "--kill-child"]
         return []
 
-    def run(self, command, folder, seconds, megabytes=None, writes=True, pass_fds=()):
+    def run(self, command, folder, seconds, megabytes=None, writes=True, pass_fds=(), said=""):
         """-> exit status (None: it took too long), what it printed, seconds"""
 
         def limit():
@@ -108,7 +114,7 @@ class Sandbox:
         with self.lock:
             process = subprocess.Popen(
                 self.words(folder, writes) + command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 preexec_fn=limit,
@@ -117,6 +123,8 @@ class Sandbox:
                 env=environment,
             )
             self.running.add(process.pid)
+        process.stdin.write(said.encode())
+        process.stdin.close()
         text = bytearray()
 
         def read():
@@ -200,8 +208,9 @@ def grade(name, path, options, sandbox):
     read_end, write_end = os.pipe()  # the judge closes it to the workers
     os.set_inheritable(write_end, True)
     judge = ["build/cpu/judge", f"WORKER={worker}", f"RESULT={write_end}"] + options.judge
+    judge += ["SEED=stdin"]  # what is on its command line the submission can read
     status, text, seconds = sandbox.run(
-        judge, folder, LIMITS["seconds_of_submission"], writes=False, pass_fds=(write_end,)
+        judge, folder, LIMITS["seconds_of_submission"], None, False, (write_end,), options.seed
     )
     os.close(write_end)
     row["seconds"] += seconds
@@ -309,6 +318,8 @@ def main():
         submissions=words.pop("SUBMISSIONS", ""),  # folders, with spaces between
         only=words.pop("ONLY", ""),
         translate=words.pop("TRANSLATE", ""),  # a sed script for the sources
+        alone=words.pop("ISOLATE", "1") != "0",
+        seed=words.pop("SEED", str(random.SystemRandom().randrange(1 << 32))),
         compiler=shlex.split(words.pop("COMPILER")),  # a command: @SUBMISSION@ to @WORKER@
         judge=[f"{name}={value}" for name, value in words.items()],
     )
@@ -316,7 +327,7 @@ def main():
     folders = [folders] if os.path.isdir(folders) else folders.split()
     if options.only and options.only not in PARTS:
         sys.exit(f"grade: ONLY={options.only} is unknown: choose one of {', '.join(PARTS)}")
-    found = submissions(folders)
+    found, others = submissions(folders)
     if not folders:
         sys.exit("grade: SUBMISSIONS=folder must name the submissions to judge")
     if not found:
@@ -324,9 +335,16 @@ def main():
     for part in list(PARTS):
         if options.only and part != options.only:
             del PARTS[part]
+    sandbox = Sandbox(folders + ["build/grades"])
+    if sandbox.kind == "none" and options.alone:
+        sys.exit(
+            "grade: nothing here keeps a submission from your files and from the other submissions: "
+            "install bubblewrap, or use ISOLATE=0 if you trust them all"
+        )
     shutil.rmtree("build/grades", ignore_errors=True)
     os.makedirs("build/grades/work")
-    sandbox = Sandbox(folders + ["build/grades"])
+    for path in others:
+        print(f"{path}: not judged, since it is neither NAME.cu nor NAME/mgpu.cu")
     print(
         {
             "bwrap": "bwrap keeps each submission in a folder of its own",

@@ -60,6 +60,8 @@ os.makedirs(os.path.dirname(files[-1]), exist_ok=True)
 with open(files[-1], "w") as file:
     file.write(before + kernel + slot + after.replace("add_(", "my_add(", 1))
 
+with open("build/handed_in/notes.txt", "w") as file:
+    file.write("no submission")
 command = ["make", "-s", "BACKEND=cpu", "grade", "SUBMISSIONS=" + " ".join(folders)]
 graded = subprocess.run(command, capture_output=True, text=True)
 print(graded.stdout)
@@ -74,6 +76,8 @@ for name, (status, score, words) in expected.items():
     check(os.path.getsize(f"build/grades/{name}.txt") > 0, f"{name}.txt")
     check(bool(row.get("messages")) == (status == "passed" or name == "calls_sharded"), got)
 
+told = "build/handed_in/notes.txt: not judged"
+check(told in graded.stdout, told)
 sandboxed = "bwrap keeps each submission in a folder of its own\n" in graded.stdout
 if not sandboxed:
     print("what a submission writes: skipped, bwrap does not work here")
@@ -103,5 +107,16 @@ for words, told in (
 ):
     wrong = subprocess.run(command + [words], capture_output=True, text=True)
     check(wrong.returncode and told in wrong.stderr, words + ": " + wrong.stderr)
+# Where nothing isolates the submissions
+os.makedirs("build/bin", exist_ok=True)
+for program in sum((glob.glob(folder + "/*") for folder in os.environ["PATH"].split(":")), []):
+    name = os.path.basename(program)
+    if name not in ("bwrap", "unshare") and not os.path.lexists("build/bin/" + name):
+        os.symlink(program, "build/bin/" + name)
+alone = dict(os.environ, PATH=os.path.abspath("build/bin"))
+refused = subprocess.run(command, capture_output=True, text=True, env=alone)
+check(refused.returncode == 2 and "install bubblewrap" in refused.stderr, refused.stderr)
+trusted = subprocess.run(command + ["ISOLATE=0"], capture_output=True, text=True, env=alone)
+check(trusted.returncode == 0 and "runs as you" in trusted.stdout, trusted.stdout)
 print(f"grade: {len(files)} submissions, {failed} failed")
 sys.exit(failed > 0)

@@ -165,7 +165,7 @@ private:
     std::vector<std::string> others_of(const Whose &w) const {
         std::vector<std::string> list;
         const float a = w[k], b = w[k + 1];
-        if (a != 0 || b != 0) {
+        if ((a != 0 || b != 0) && w[k + 2] == 0) {
             const bool is_id = a >= 1 && a <= (float)k * n && a == std::floor(a);
             const int c = is_id ? ((int)a - 1) / n : 0, j = is_id ? ((int)a - 1) % n : 0;
             double sum = 0, sum2 = 0; // of all devices' numbers j

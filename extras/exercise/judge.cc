@@ -3,7 +3,7 @@
 // crash, an endless loop, an exit, is a verdict with its case. No line of a submission is in here.
 // defines: main
 //
-//     judge WORKER=program [GPUS=k] [ALLREDUCE=name] [MODEL=name] [SEED=n]
+//     judge WORKER=program [GPUS=k] [ALLREDUCE=name] [MODEL=name] [SEED=n|stdin]
 //         [FABRIC=name] [SECONDS=of a case] [POINTS=1] [RESULT=number of an open file]
 //     judge WORKER=program SHOW=file ...     does not judge: see show.h
 #include "judged_cases.h"
@@ -112,13 +112,14 @@ public:
         if (pid < 0) throw Verdict("cannot start a process for a worker");
         if (pid == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
+            setpgid(0, 0);
             if (getppid() != judge) _exit(1);
             prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE); // even root's worker: see main
             // Above 4 first: one of them may be 3 or 4 now
             const int ends[] = {fcntl(in[0], F_DUPFD, 10), fcntl(out[1], F_DUPFD, 10)};
             const int null = open("/dev/null", O_RDONLY);
-            dup2(null, 0), dup2(printed[1], 1), dup2(ends[0], 3), dup2(ends[1], 4);
-            if (quiet) dup2(printed[1], 2);
+            dup2(null, 0), dup2(printed[1], 1), dup2(printed[1], 2);
+            dup2(ends[0], 3), dup2(ends[1], 4);
             close(ends[0]), close(ends[1]);
             const std::string devices_text = std::to_string(devices);
             execl(options.worker.c_str(), options.worker.c_str(), devices_text.c_str(), nullptr);
@@ -133,7 +134,7 @@ public:
     void may_print_again() { printed = 0; }
     ~Worker() {
         for (int end : {questions, answers, prints}) close(end);
-        if (!ended) kill(pid, SIGKILL), waitpid(pid, nullptr, 0);
+        kill_all();
     }
     // `where` names the case, for a verdict on a process that does not answer
     Answer ask(const Request &request, const std::string &where) {
@@ -162,11 +163,15 @@ public:
                 else sent += std::max<ssize_t>(0, n);
             }
             if (ends[1].revents && !print_on()) prints = -1;
-            if (printed > limits::bytes_printed)
+            if (printed > limits::bytes_printed && !races)
                 throw Verdict(format(
                     "%s: it prints more than %zu bytes: is there an endless loop, or is a large "
                     "tensor printed? (make run ALLREDUCE=yours GPUS=2 sums small ones first)",
                     where.c_str(), limits::bytes_printed));
+            siginfo_t ended_as = {}; // a child of the worker may hold its end of the pipe
+            if (!ends[0].revents && !waitid(P_PID, pid, &ended_as, WEXITED | WNOHANG | WNOWAIT) &&
+                ended_as.si_pid == pid)
+                throw Verdict(where + ": " + how_it_ended(), crash);
             if (!ends[0].revents) continue;
             static char bytes[1 << 20];
             const ssize_t n = read(answers, bytes, sizeof bytes);
@@ -189,6 +194,19 @@ public:
     }
 
 private:
+    // End the worker and what it has started. What it has left behind is a child of this process.
+    void kill_all() {
+        if (!ended) kill(pid, SIGKILL), waitpid(pid, nullptr, 0);
+        ended = true;
+        kill(-pid, SIGKILL);
+        const std::string list = "/proc/self/task/" + std::to_string(getpid()) + "/children";
+        for (int child = 1; child > 0;) {
+            FILE *file = fopen(list.c_str(), "r");
+            if (!file || fscanf(file, "%d", &child) != 1) child = 0;
+            if (file) fclose(file);
+            if (child > 0) kill(child, SIGKILL), waitpid(child, nullptr, 0);
+        }
+    }
     void say_where_it_is() { // the stand-in does, on this signal, soon, and ends
         for (int i = 0; i < 600 && !ended; i++) {
             kill(pid, SIGVTALRM);
@@ -196,12 +214,17 @@ private:
         }
         while (print_on(true)) {}
     }
-    // What the submission prints is shown as its own
+    // What the submission prints is shown as its own. (ThreadSanitizer's reports are shown as they are.)
     bool print_on(bool only_if_there = false) {
         char bytes[4096];
         pollfd end = {prints, POLLIN, 0};
         if (prints < 0 || (only_if_there && poll(&end, 1, 0) <= 0)) return false;
         const ssize_t n = read(prints, bytes, sizeof bytes);
+        if (races) {
+            fflush(stdout);
+            fwrite(bytes, 1, std::max<ssize_t>(0, n), stderr);
+            return n > 0;
+        }
         for (ssize_t i = 0; i < n && !quiet && printed + i < limits::bytes_shown; i++) {
             if (line_begins) fputs("| ", stdout);
             putchar(bytes[i]);
@@ -216,10 +239,12 @@ private:
     }
     std::string how_it_ended() {
         int status = 0;
-        while (print_on()) {}
-        if (!line_begins) putchar('\n');
         waitpid(pid, &status, 0);
         ended = true;
+        kill_all();
+        while (print_on(true)) {}
+        if (!line_begins) putchar('\n');
+        line_begins = true;
         if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
             return options.worker + " cannot be started";
         if (WIFEXITED(status) && WEXITSTATUS(status) == 1) return "it has stopped, see above";
@@ -454,7 +479,7 @@ static std::string waits_on_host(const std::string &name, int k) {
     const Answer a = ask(r);
     if (!a.waited) return "";
     const bool known = a.words.size() == 2 && !a.words[0].empty();
-    return known ? " (in " + a.words[1] + ", " + a.words[0] + ")" : " ";
+    return known ? " (in " + a.words[1] + (a.words[1].empty() ? "" : ", ") + a.words[0] + ")" : " ";
 }
 
 // Print what the exchange would take on the networks of network.h, or on FABRIC.
@@ -511,6 +536,38 @@ static Answer cost_of(const std::string &name, int k, bool on_cpu) {
     if (!on_cpu) cost.seconds = ask(r).seconds;
     return cost;
 }
+// Check that numbers go from device to device by messages that were counted, and by nothing else:
+// after each operation a device has no contribution that it had not, unless a message brings it.
+static void judge_moves(const std::string &name, int k) {
+    Request r;
+    r.what = wire::trace, r.k = k, r.algorithm = name, r.sizes = limits::few;
+    const int n = total(r.sizes);
+    for (int c = 0; c < k; c++) r.numbers.push_back(Flat(n, 1 << c)); // a bit for each device
+    const Trace t(r);
+    std::map<int, unsigned> had; // of each device, and of the host
+    auto bits = [](float x) { return x >= 0 && x < 1 << 24 ? (unsigned)x : 0; };
+    for (int c = 0; c < k; c++) had[c] = 1u << c;
+    std::map<int, std::vector<std::pair<int, const Trace::Piece *>>> changes; // by operation
+    for (size_t b = 0; b < t.pieces.size(); b++)
+        for (const Trace::Piece &p : t.pieces[b]) changes[p.row].emplace_back(b, &p);
+    for (const auto &[row, list] : changes)
+        for (bool brought : {true, false}) // the host may add at once what a message has brought
+            for (const auto &[b, p] : list) {
+                const wire::Row op = row < 0 ? wire::Row{} : t.answer.rows[row];
+                const bool is_target = op.is_message && op.to_block == b && op.from_block >= 0;
+                unsigned &there = had[t.answer.blocks[b]];
+                for (int i = p->begin; i < p->end; i++) {
+                    const float x = p->x[i - p->begin];
+                    const bool is_copy =
+                        is_target && t.after(op.from_block, op.from + i - op.to, row - 1) == x;
+                    if (brought && is_copy) there |= bits(x);
+                    if (!brought && (bits(x) & ~there))
+                        throw no_points(format("%s: numbers come to %s without a message that was "
+                                               "counted: use copyto or send, which count them",
+                                               name.c_str(), gpu(t.answer.blocks[b]).c_str()));
+                }
+            }
+}
 // Check that it is an allreduce of its own, and that its messages were counted.
 static void judge_counts(const Answer &of, const std::string &name, const Answer &answer, int k) {
     const network::Traffic t = traffic_of(answer);
@@ -520,6 +577,7 @@ static void judge_counts(const Answer &of, const std::string &name, const Answer
             throw no_points(format("%s: this is %s: it calls allreduce_%s of the same file, but "
                                    "must be an algorithm of its own",
                                    name.c_str(), other.c_str(), other.c_str()));
+    judge_moves(name, k);
     auto enough = [&](long counted, const char *what, long least) {
         if (counted < least)
             throw no_points(format("%s: only %ld %s were counted, but an allreduce on %d devices "
@@ -691,13 +749,19 @@ static long whole(const char *option, const std::string &text, long min, long ma
 static std::string algorithm(const std::string &word) { // local and device are the lab's words
     return word == "local" ? "host" : word == "device" ? "by_tensor" : word;
 }
+// A worker can read the judge's command line: SEED=stdin keeps it from there
+static std::string seed_of(const std::string &word) {
+    char text[20] = "";
+    if (word == "stdin" && scanf("%19s", text) != 1) throw Verdict("SEED=stdin: no seed there");
+    return word == "stdin" ? text : word;
+}
 static const std::map<std::string, std::function<void(const std::string &)>> option_table = {
     {"WORKER", [](auto &value) { options.worker = value; }},
     {"GPUS", [](auto &value) { options.gpus = whole("GPUS", value, 1, limits::most_devices); }},
     {"ALLREDUCE", [](auto &value) { options.allreduce = algorithm(value); }},
     {"KVSTORE", [](auto &value) { options.allreduce = algorithm(value); }},
     {"MODEL", [](auto &value) { options.model = value; }},
-    {"SEED", [](auto &value) { options.seed = whole("SEED", value, 0, 4294967295); }},
+    {"SEED", [](auto &value) { options.seed = whole("SEED", seed_of(value), 0, 4294967295); }},
     {"FABRIC", [](auto &value) { options.networks = {network::find_network(value)}; }},
     {"SHOW", [](auto &value) { options.show = value, options.seconds = limits::seconds_of_show; }},
     {"SECONDS", [](auto &value) { options.seconds = whole("SECONDS", value, 1, 3600); }},
@@ -745,6 +809,7 @@ static void write_result() {
 int main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     signal(SIGPIPE, SIG_IGN);
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
     prctl(PR_SET_DUMPABLE, 0); // no worker can read the sums that are expected in this memory
     try {
         parse_options(argc, argv);

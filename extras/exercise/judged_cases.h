@@ -67,7 +67,7 @@ constexpr int most_when_slow = 2000;      // numbers in a case, under a sanitize
 inline size_t bytes_of_memory(int devices) { return (1L << 30) + devices * (400L << 20); }
 constexpr double late_ms = 3;      // a straggler, in ms
 constexpr int standstill_ms = 500; // of the devices, while the host should return
-constexpr int late_host_ms = 20;   // so much later, and it has waited
+constexpr int late_host_ms = 50;   // so much later, and it has waited
 
 // --- how much a submission may take in make grade, besides
 constexpr int seconds_of_compile = 60;

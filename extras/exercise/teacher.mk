@@ -2,6 +2,7 @@
 
 # SUBMISSIONS    folders that make grade judges: each NAME.cu and NAME/mgpu.cu in them
 # ONLY           the part that make grade counts: sums, bits or host
+# ISOLATE        0: grade even where nothing keeps a submission from your files and the others
 # DIR            folder that make handout creates, or make page (by default build/page)
 # HIDE           algorithms that it leaves out, by default all of extras/algorithms/
 

@@ -26,6 +26,7 @@ static void read_numbers(int device, const float *at, Flat &x) {
     if (device >= 0) CUDA_CHECK(cudaMemcpy(to.iov_base, at, to.iov_len, cudaMemcpyDeviceToHost));
     else if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) < 0) return; // it has been freed
 }
+static int last_row() { return (int)tracing.answer->rows.size() - 1; }
 static void add_change(int row, int block, const Flat &x, int begin, int end) {
     tracing.answer->changes.push_back({row, block, begin, end - begin});
     Flat &changed = tracing.answer->changed;
@@ -56,35 +57,39 @@ static int add_block(int device, const void *at, size_t bytes, bool is_new = tru
     tracing.blocks.push_back(block);
     return tracing.blocks.size() - 1;
 }
-static void find_place(const void *p, int device, int n, int &b, int &place) {
+static void find_place(const void *p, int device, int n, bool is_written, int &b, int &place) {
     const float *const at = (const float *)p;
     for (b = tracing.blocks.size() - 1; b >= 0; b--) {
         const Block &block = tracing.blocks[b];
         if (block.at && at >= block.at && at < block.at + block.found.size()) break;
     }
-    if (b < 0 && device == -1) b = add_block(-1, p, n * sizeof(float), false);
+    if (b < 0 && device == -1) { // of the host, seen for the first time
+        b = add_block(-1, p, n * sizeof(float), false);
+        Flat &found = tracing.blocks[b].found;
+        if (is_written) found.assign(n, NAN);
+        else add_change(last_row(), b, found, 0, n);
+    }
     place = b < 0 ? -1 : at - tracing.blocks[b].at;
 }
 // What the host's memory has changed in since the last operation is the host's work
 static void before_operation() {
-    note_changes((int)tracing.recorder->ops.size() - 2, true);
+    note_changes(last_row(), true);
     tracing.calls.push_back(call_stack());
 }
 static void after_operation() {
-    const int i = tracing.recorder->ops.size() - 1;
-    const watch::Op &op = tracing.recorder->ops[i];
+    const watch::Op &op = tracing.recorder->ops.back();
     wire::Row row = row_of(op);
     if (op.works()) watch::wait_for_all(true);
     if (op.from) {
         row.numbers = op.bytes / sizeof(float);
-        find_place(op.from, op.src, row.numbers, row.from_block, row.from);
-        find_place(op.to, op.dst, row.numbers, row.to_block, row.to);
+        find_place(op.from, op.src, row.numbers, false, row.from_block, row.from);
+        find_place(op.to, op.dst, row.numbers, true, row.to_block, row.to);
     }
     std::vector<std::string> &words = tracing.answer->words;
     row.name = words.size();
     words.push_back(watch::kernel_name(op.name));
     tracing.answer->rows.push_back(row);
-    if (op.works()) note_changes(i);
+    if (op.works()) note_changes(last_row());
 }
 static void note_allocation(const void *p, size_t bytes) { // 0 bytes: it is freed
     if (bytes > 0) add_block(watch::current, p, bytes);
@@ -180,16 +185,15 @@ static void traced(const wire::Request &r, wire::Answer &answer) {
     mark_streams();
     for (const std::vector<Tensor> &tensors : grads) gradients_are_written(tensors);
     sum_gradients(r.algorithm, grads);
-    note_changes((int)recorder.ops.size() - 1);
+    note_changes(last_row());
     mark_streams();
     watch::on_record = watch::on_enqueued = nullptr, watch::on_memory = nullptr;
     watch::wait_for_all();
     for (int c = 0; c < r.k; c++) answer.sums.push_back(tracing.blocks[c].found);
     for (size_t i = 0; r.keeps && i < answer.rows.size(); i++) {
-        if (answer.rows[i].is_message || recorder.ops[i].works()) {
-            answer.rows[i].line = answer.words.size();
-            answer.words.push_back(own_line(tracing.calls[i]));
-        }
+        if (answer.words[answer.rows[i].name] == "wait") continue;
+        answer.rows[i].line = answer.words.size();
+        answer.words.push_back(own_line(tracing.calls[i]));
     }
 }
 

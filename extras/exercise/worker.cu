@@ -158,7 +158,7 @@ static Stack waiting;
 static void note_where(int) { waiting = call_stack(); }
 // Does it take longer while the devices cannot go on? They stand still until it has returned, or
 // half a second. (A driver takes 1024 operations a stream before its host waits: few and small
-// tensors.) A busy machine may be slow by chance, but not three times.
+// tensors.) A busy machine may be slow by chance, but not five times.
 static void waits_on_host(const wire::Request &r, wire::Answer &answer) {
     const PerDevice grads = zero_gradients(r);
     sum_gradients(r.algorithm, grads); // what memory it needs is there from now on
@@ -184,7 +184,7 @@ static void waits_on_host(const wire::Request &r, wire::Answer &answer) {
     };
     signal(SIGUSR1, note_where);
     answer.waited = true;
-    for (int i = 0; answer.waited && i < 3; i++) {
+    for (int i = 0; answer.waited && i < 5; i++) {
         const double usual = seconds([] { watch::wait_for_all(); });
         Gate gate;
         gate.ms = limits::late_host_ms + 2e3 * usual;
@@ -201,7 +201,7 @@ static void waits_on_host(const wire::Request &r, wire::Answer &answer) {
     if (!answer.waited) return;
     std::string callee;
     const std::string line = own_line(waiting, &callee);
-    answer.words = {line, callee};
+    answer.words = {line, callee.find("worker::") ? callee : ""}; // not the handler of the signal
 }
 
 static void hello(wire::Answer &answer) {

@@ -1,4 +1,4 @@
-// only 0 messages were counted ... at least 6
+// numbers come to gpu(0) without a message that was counted
 // The messages go past what counts them, as a kernel that reads a peer's memory would.
 #include "yours.h"
 

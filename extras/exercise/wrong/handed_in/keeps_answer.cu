@@ -1,4 +1,4 @@
-// wrong 0: is wrong ... it is the sum of an earlier call
+// wrong 0: is wrong ... from here on it has what an earlier call has left
 // It computes each sum once, keeps it, and answers with that from then on.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// wrong 0: is wrong ... own number
+// wrong 0: is wrong ... nothing brings gpu(1)'s number 0 to gpu(0)
 // It looks for the sums in the judge's memory, and is right if it gets in there.
 #include "yours.h"
 
