@@ -55,8 +55,10 @@ TEST_CASE("allreduce_*: messages, bytes and rounds are those of the formulas") {
             if (k == 1) want = {want.name, 0, 0, 0, 0};
             const network::Traffic got = traffic_of(want.name, grads);
             INFO(std::string(want.name), ", k ", k);
-            CHECK((got.messages == want.messages && got.bytes == want.bytes));
-            CHECK((got.busiest() == want.busiest && got.rounds == want.rounds));
+            CHECK(got.messages == want.messages);
+            CHECK(got.bytes == want.bytes);
+            CHECK(got.busiest() == want.busiest);
+            CHECK(got.rounds == want.rounds);
         }
     }
 }
@@ -126,7 +128,7 @@ TEST_CASE("judge: each file of extras/exercise/wrong/ gets the verdict in its fi
                            contains(text, "\n// Right: ")};
         files.insert(file.hangs() ? files.begin() : files.end(), file);
     }
-    CHECK(files.size() > 52);
+    CHECK(files.size() > 56);
     std::vector<Question> questions;
     for (const File &file : files)
         questions.push_back({format("GPUS=4 SEED=0 SECONDS=%d ALLREDUCE=%s", file.hangs() ? 1 : 3,
@@ -173,7 +175,8 @@ TEST_CASE("show: what the page plays has the judge's counts, its times, and show
             const network::Traffic t = traffic_of(name, make_grads(k, limits::shown));
             const network::Traffic lenet =
                 traffic_of(name, make_grads(k, limits::gradients("lenet")));
-            CHECK((t.messages == lenet.messages && t.rounds == lenet.rounds));
+            CHECK(t.messages == lenet.messages);
+            CHECK(t.rounds == lenet.rounds);
             check_parts(page, format("\nrun %s %d %ld %ld %ld right\n", name.c_str(), k, t.messages,
                                      t.rounds, t.busiest() / 4));
         }
@@ -238,7 +241,8 @@ TEST_CASE("judge: right algorithms pass, with their costs beside naive's and the
         const auto &c = cases[i];
         const Run &run = runs[i];
         CAPTURE(run.out);
-        CHECK((run.status == 0 && contains(run.out, std::string(c.name) + ": passed")));
+        CHECK(run.status == 0);
+        check_parts(run.out, std::string(c.name) + ": passed");
         CHECK(contains(run.out, "Score: 100/100"));
         for (const char *row : c.rows) CHECK(contains(run.out, row));
     }
@@ -278,8 +282,8 @@ TEST_CASE("judge: wrong arguments, a worker that is none") {
         const std::string options = mistake.first, says = mistake.second;
         const Run run = judged(options);
         CAPTURE(options);
-        CHECK((run.status == 1 && contains(run.out, "judge: ")));
-        check_parts(run.out, says);
+        CHECK(run.status == 1);
+        check_parts(run.out, "judge: ... " + says);
     }
 }
 TEST_CASE("judge: ThreadSanitizer sees an allreduce's missing event within three runs") {
@@ -300,7 +304,9 @@ TEST_CASE("judge: ThreadSanitizer sees an allreduce's missing event within three
               "(copy_and_go_on) enqueued at extras/exercise/wrong/no_wait_after.cu:20"}}) {
         const std::string name = mistake.first, says = "a message " + mistake.second;
         CAPTURE(name);
-        CHECK((found(name, says) || found(name, says) || found(name, says)));
+        bool is_found = false;
+        for (int i = 0; i < 3 && !is_found; i++) is_found = found(name, says);
+        CHECK(is_found);
     }
     CHECK_FALSE(found("naive", ""));
 }
