@@ -63,73 +63,38 @@ static void check_copies() { // between all devices that are there
 
 // --- the data: minibatches against the bytes of the files
 
-// Which pixels are not background tells images apart, in whatever way pixels are scaled
-template <class Pixel> static size_t outline(const Pixel *image, Pixel background) {
-    size_t hash = 0;
-    for (int p = 0; p < 28 * 28; p++) hash = (hash ^ (image[p] != background)) * 0x100000001b3 + p;
-    return hash;
-}
 static void check_epochs(const std::string &who, DataIter iter, const DataSet &set) {
-    std::map<size_t, std::multiset<int>> file; // the labels of images with this outline
-    for (int i = 0; i < set.count; i++)
-        file[outline<uint8_t>(&set.images[i * 28 * 28], 0)].insert(set.labels[i]);
-    std::vector<size_t> orders[2];
-    float background = 0;
-    for (auto &order : orders) {
-        auto left = file;
+    const Tensor images = empty({set.count, 28 * 28}, cpu());
+    for (int i = 0; i < size(images); i++) images.ptr()[i] = set.images[i] / 255.0f;
+    const Samples samples(images);
+    const std::string line = place("DataIter::minibatch", "x[p]");
+    Indices orders[2];
+    for (Indices &order : orders) {
         for (auto [X, y] : iter.epoch()) {
-            if (order.empty() && &order == orders) { // look at the first minibatch's pixels
-                const std::set<float> pixels(X.ptr(), X.ptr() + size(X));
-                background = *pixels.begin();
-                const float brightest = *pixels.rbegin();
-                if (background < 0 && brightest < -background)
-                    error("%s: pixels go from %g to %g: are bytes taken "
-                          "as signed (int8_t)? Look at DataIter::minibatch",
-                          who.c_str(), background, brightest);
-                if (pixels.size() <= 2)
-                    error("%s: pixels are only %g and %g: is byte / 255 computed in integers? "
-                          "Look at DataIter::minibatch",
-                          who.c_str(), background, brightest);
-                if (brightest > 20 || brightest - background < 0.1f)
-                    notice(
-                        "%s: pixels go from %g to %g: are they divided by 255, and only once? Look "
-                        "at DataIter::minibatch",
-                        who.c_str(), background, brightest);
+            const Indices found = samples.in(X);
+            const auto [least, most] = std::minmax_element(X.ptr(), X.ptr() + size(X));
+            for (size_t i = 0; i < found.size(); i++) {
+                if (found[i] < 0)
+                    return differs(who, format("%s: an image of an epoch is none of the file's, "
+                                               "divided by 255: pixels go from %g to %g%s",
+                                               who.c_str(), *least, *most, line.c_str()));
+                if (y.ptr()[i] != set.labels[found[i]])
+                    error("%s: an image of an epoch has label %g, but %d in the file%s",
+                          who.c_str(), y.ptr()[i], set.labels[found[i]],
+                          place("DataIter::minibatch", "y.ptr()").c_str());
             }
-            for (int i = 0; i < X.shape[0]; i++) {
-                const int sample = order.size();
-                order.push_back(outline(X.ptr() + i * 28 * 28, background));
-                auto found = left.find(order.back());
-                if (!file.count(order.back()))
-                    return differs(who, format("%s: image %d of an epoch is not in the file: look "
-                                               "at DataIter::minibatch",
-                                               who.c_str(), sample));
-                if (found == left.end())
-                    error("%s: image %d of an epoch has occurred before: look at `order`, "
-                          "DataIter::minibatch and epoch",
-                          who.c_str(), sample);
-                auto label = found->second.find(y.ptr()[i]);
-                if (label == found->second.end())
-                    error("%s: image %d of an epoch has label %g, but %d in the file: "
-                          "are images and labels taken in the same order? Look at "
-                          "DataIter::minibatch",
-                          who.c_str(), sample, y.ptr()[i], *found->second.begin());
-                found->second.erase(label);
-                if (found->second.empty()) left.erase(found);
-            }
+            order.insert(order.end(), found.begin(), found.end());
         }
-        if (!left.empty())
-            error("%s: an epoch has %zu samples, but the data set has %d: does DataIter::epoch "
-                  "leave out "
-                  "the last, smaller minibatch?",
-                  who.c_str(), order.size(), set.count);
+        if (const std::string wrong = samples.not_once(order); !wrong.empty())
+            error("%s: in an epoch %s%s", who.c_str(), wrong.c_str(),
+                  place("DataIter::epoch", "begin < ").c_str());
     }
     if ((orders[0] == orders[1]) == iter.shuffle && set.count > 10)
-        error("%s: two epochs have the samples in %s order: look at DataIter::epoch", who.c_str(),
-              iter.shuffle ? "the same" : "another");
+        error("%s: two epochs have the samples in %s order%s", who.c_str(),
+              iter.shuffle ? "the same" : "another", place("DataIter::epoch", "shuffle").c_str());
 }
 static void check_data() {
-    const HostIn watched("DataIter::epoch or split_batch");
+    const HostIn watched("DataIter::epoch");
     if (memcmp(&train_set.images[0], &test_set.images[0], 28 * 28) == 0)
         error("the first test image is the first training image: look at load_data's files");
     const int train_count = train_set.count;
@@ -138,38 +103,6 @@ static void check_data() {
     check_epochs("training data", std::move(train_iter), train_set);
     check_epochs("test data", std::move(test_iter), test_set);
     train_set.count = train_count;
-    for (int n : {97, 10, 1}) { // samples on k devices
-        const Tensor X = reshape(arange(6 * n), {n, 2, 3});
-        const std::vector<Device> devices = first_devices(options.gpus);
-        const auto shards = split_batch(X, arange(n), devices);
-        if (shards.first.size() != devices.size() || shards.second.size() != devices.size())
-            error("split_batch: it returns %zu shards of X and %zu of its labels y for %zu devices",
-                  shards.first.size(), shards.second.size(), devices.size());
-        std::set<float> seen; // sample i has the numbers from 6 * i on, and label i
-        for (size_t s = 0; s < devices.size(); s++) {
-            const Tensor &x = shards.first.at(s), &label = shards.second.at(s);
-            if (x.device.id != (int)s || label.device.id != (int)s)
-                error("split_and_load: shard %zu is on %s", s, str(x.device).c_str());
-            const Flat numbers = to_host(x), labels = to_host(label);
-            if (numbers.size() != 6 * labels.size())
-                error("split_batch: shard %zu has %zu samples but %zu labels", s,
-                      numbers.size() / 6, labels.size());
-            for (size_t i = 0; i < labels.size(); i++) {
-                if (numbers[6 * i] != 6 * labels[i] || numbers[6 * i + 5] != 6 * labels[i] + 5)
-                    error("split_batch: sample %zu of shard %zu does not belong to its label: are "
-                          "X and y split alike? Look at split_and_load",
-                          i, s);
-                if (!seen.insert(labels[i]).second)
-                    error("split_batch: two shards hold the same sample, number %g of %d: look at "
-                          "split_and_load (begin, end)",
-                          labels[i], n);
-            }
-        }
-        if ((int)seen.size() != n)
-            error("split_batch: the shards on %zu devices hold %zu of %d samples: look at "
-                  "split_and_load",
-                  devices.size(), seen.size(), n);
-    }
 }
 
 // --- replicas, before a step
@@ -511,7 +444,6 @@ static void check_model(int minibatches) {
         check_replicas(device_params);
         if (++step < (int)epoch.size()) std::tie(X, y) = epoch[step];
     } while (step < minibatches && step < (int)epoch.size());
-    check_accuracy(who + ": ");
     check_train(who + ": ");
     printf("%s: %d minibatch%s right\n", who.c_str(), step, step > 1 ? "es are" : " is");
 }

@@ -50,6 +50,7 @@ struct Seen {
         ops = std::move(recorder->ops);
         recorder.reset();
         watch::on_record = nullptr;
+        *last_words = 0;
         net = net_before, exchange = exchange_before, after_gradient = after_before;
     }
     Tensor called(const Tensor &X, const std::vector<Tensor> &p) {
@@ -58,6 +59,11 @@ struct Seen {
             for (const Tensor &t : p) call.numbers.push_back(copyto(t, t.device));
         const Tensor y_hat = net_before(X, p);
         call.y_hat = copyto(y_hat, y_hat.device);
+        if (!trained) // should the host crash next
+            snprintf(last_words, sizeof last_words,
+                     "mgpu: net has given y_hat for %d samples on %s: have the labels that it is "
+                     "compared with as many?\n",
+                     X.shape[0], str(X.device).c_str());
         calls.push_back(call);
         return y_hat;
     }
