@@ -118,7 +118,9 @@ static bool takes_long(const Shape &s) {
     return s.work() > (tiny ? 3e4 : small_only ? 3e5 : warp_size > 1 ? 1e12 : 4e7);
 }
 // Return whether the simple operators are done soon: they have a block for each channel.
-static bool quick(const Shape &s) { return s.work() < (small_only ? 1e4 : 3e6) && s.O < 10000; }
+static bool quick(const Shape &s, double work = 3e6) {
+    return s.work() < (small_only ? 1e4 : work) && s.O < 10000;
+}
 
 template <class Call> static void for_shapes(Call call) {
     for (const Shape &s : shapes) {
@@ -193,7 +195,8 @@ static void check_rungs(const Operator &op, const std::vector<Ints> &inputs, con
                     if (rung == "tf32" && uses > 1 && i > 0) continue;
                     check_close(got[i], want[i], uses * rel[i]);
                 }
-                for (int wanted = 0; wanted < 1 << inputs.size() && uses == 1; wanted++) {
+                const int choices = uses == 1 && !masked ? 1 << inputs.size() : 0;
+                for (int wanted = 0; wanted < choices; wanted++) {
                     if (small_only && wanted != 1 && wanted != 6) continue;
                     CAPTURE(wanted); // bit i: input i wants its gradient
                     const auto some = results(op, inputs, uses, masked, wanted);
@@ -231,7 +234,7 @@ static Arrays in_double(const Shape &s) {
 TEST_CASE("tuned conv2d, linear: as the simple ones") {
     for_shapes([](const Shape &s) {
         const int taps = s.K * s.K, pixels = s.N * s.OH() * s.OW();
-        if (quick(s))
+        if (quick(s, 5e5)) // larger ones: as loops in double
             check_rungs(
                 operator_of(s), inputs_of(s),
                 {rounding(s.C * taps), rounding(s.O * taps), rounding(pixels), rounding(pixels)});
