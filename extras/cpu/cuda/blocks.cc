@@ -149,7 +149,7 @@ shared_name(const void *pointer) {
     if (size_t(p - worker->dynamic_shared) < worker->dynamic_bytes) return "dynamic shared memory";
     for (const SharedArray &a : shared_arrays())
         if (size_t(p - worker->shared - a.offset) < a.bytes)
-            return std::string("shared memory, ") + a.name + ",";
+            return std::string("shared memory (") + a.name + ")";
     return "";
 }
 // Reserve a place in the arena, with a gap behind it. The gap is as long as a row, t[i] of t[8][9],

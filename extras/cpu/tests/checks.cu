@@ -66,6 +66,19 @@ static void fault_of_the_host() {
     memory(0, 1);
     access_nothing();
 }
+#if defined(CUDA_CPU_ASAN) && !defined(__clang__)
+template <bool shared> __global__ void unwritten_kernel(int *y, const int *x) {
+    __shared__ int list[3];
+    if (shared) list[0] = 1;
+    WRONG_HERE(*y = (shared ? list : x)[1]);
+}
+template <bool shared> static void read_unwritten() {
+    auto x = floats_on(0, 3), y = floats_on(0, 1);
+    OK_LAUNCH(unwritten_kernel<shared><<<1, 1>>>((int *)y.get(), (int *)x.get()));
+    OK(cudaDeviceSynchronize());
+    throw std::runtime_error("told, then went on");
+}
+#endif
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)
 static void read_by_library(float *p) { FAULTS_HERE(*p = strtof((char *)p, nullptr)); }
 static void fault_without_line() {
@@ -306,6 +319,13 @@ static const bool wrong_checks = add(wrong_programs, {
     WRONG("access, by the host, a handler is installed later", fault_with_handlers(false),
           "byte 8 of the 40 bytes that extras/cpu/tests/tests.h:", "has freed"),
 #elif defined(CUDA_CPU_ASAN) // Accesses to memory that is mapped, but not theirs
+#ifndef __clang__
+    WRONG("memory that nothing has been written to", read_unwritten<false>(),
+          "unwritten_kernel<shared> on device 0 reads byte 4 of the 12 bytes that extras/cpu/tests/",
+          "but nothing has been written there"),
+    WRONG("shared memory that nothing has been written to", read_unwritten<true>(),
+          "on device 0 reads shared memory (list), but nothing has been written there"),
+#endif
     WRONG("access, one past the end", hidden_access(0, memory(0, 10), 10), poison),
     WRONG("access, one before the beginning", hidden_access(0, memory(0, 10), -1), poison),
     WRONG("access, one past a shared array",
