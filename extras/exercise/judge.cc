@@ -170,7 +170,7 @@ public:
                     where.c_str(), limits::bytes_printed));
             siginfo_t ended_as = {}; // a child of the worker may hold its end of the pipe
             if (!ends[0].revents && !waitid(P_PID, pid, &ended_as, WEXITED | WNOHANG | WNOWAIT) &&
-                ended_as.si_pid == pid)
+                ended_as.si_pid == pid && poll(ends, 1, 0) <= 0)
                 throw Verdict(where + ": " + how_it_ended(), crash);
             if (!ends[0].revents) continue;
             static char bytes[1 << 20];

@@ -1,4 +1,4 @@
-// numbers come to gpu(0) without a message that was counted: use copyto or send
+// numbers come to gpu( ... ) without a message that was counted: use copyto or send
 // It writes messages into the list from which they are counted, and moves the numbers past it.
 #include "yours.h"
 

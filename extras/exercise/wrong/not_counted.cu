@@ -1,4 +1,4 @@
-// numbers come to gpu(0) without a message that was counted
+// numbers come to gpu( ... ) without a message that was counted: use copyto or send
 // The messages go past what counts them, as a kernel that reads a peer's memory would.
 #include "yours.h"
 
