@@ -379,8 +379,11 @@ static std::vector<Tensor> step_of(const std::string &where, const Tensor &X, co
                                    const PerDevice &device_params,
                                    const std::vector<Device> &devices) {
     const HostIn watched("train_batch");
+    const Flat before = all_to_host(params);
     try {
-        return train_batch(X, y, device_params, devices, options.lr);
+        const std::vector<Tensor> losses = train_batch(X, y, device_params, devices, options.lr);
+        if (all_to_host(params) != before) error("it changes the parameters on the host, `params`");
+        return losses;
     } catch (const std::exception &e) {
         const bool on_host = tapes.count(-1); // backward has looked for its tape
         error("%s%s%s", where.c_str(), e.what(),
