@@ -105,10 +105,10 @@ struct Samples {
         }
         return found;
     }
-    // Say which samples do not occur once, or nothing.
-    std::string not_once(const Indices &found) const {
+    // Say which samples do not occur once, or not so many times, or nothing.
+    std::string not_once(const Indices &found, int passes = 1) const {
         std::map<int, int> count;
-        for (int i : same) count[i]--;
+        for (int i : same) count[i] -= passes;
         for (int i : found) count[i]++;
         int more = -1, never = -1, wrong = 0;
         for (const auto &[i, times] : count) {

@@ -219,11 +219,13 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
                            ? ": it equals the sum of the last minibatch's losses / n"
                            : "",
                        in_train("add_losses(").c_str()));
-        if (const std::string wrong = test_samples.not_once(tested); !wrong.empty())
+        const int passes =
+            std::max<int>(1, tested.size() / test_set.count); // one may be of your own
+        if (const std::string wrong = test_samples.not_once(tested, passes); !wrong.empty())
             error("%sthe accuracy of %s of train: %s%s%s", where.c_str(), epoch.c_str(),
                   wrong.c_str(), tested.empty() ? ": net gets no test samples" : "",
                   in_train("evaluate_accuracy").c_str());
-        const double acc = (double)right / test_set.count;
+        const double acc = (double)right / passes / test_set.count;
         if (std::fabs(epochs[e].acc - acc) > 1e-5)
             error("%sthe accuracy of %s of train is %.4f, but net's results after it have %.4f%s%s",
                   where.c_str(), epoch.c_str(), epochs[e].acc, acc,
