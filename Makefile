@@ -102,11 +102,15 @@ help:  ## print this list
 backend:
 	@echo 'backend: $(backend)$(if $(filter build/gpu,$(dir)), for SM $(SM))' >&2
 
-# Run each of these programs that has a test case that T matches. At least one must have one.
-run_tests = set -f; matched=; failed=; for tests in $(1); do \
-    if $$tests $(T) --count 2>&1 | grep -q ' filters: 0$$'; then continue; fi; \
-    matched=yes; $(2) $$tests $(T) || failed=yes; done; \
-    [ "$$matched" ] || echo no test case matches $(T) >&2; [ "$$matched" ] && [ ! "$$failed" ]
+# Run each of these programs that has a test case that T matches, on the stand-in as many at once as
+# there are cores. At least one must have one.
+run_tests = set -f; matched=; for tests in $(1); do \
+        $$tests $(T) --count 2>&1 | grep -q ' filters: 0$$' || matched="$$matched $$tests"; done; \
+    [ "$$matched" ] || { echo no test case matches $(T) >&2; exit 1; }; \
+    printf '%s\n' $$matched | WORDS='$(subst ','\'',$(T))' xargs -P $(at_once) -I TESTS sh -fc \
+        'echo "running TESTS" >&2; eval "$(2) TESTS $$WORDS" >TESTS.out 2>&1; status=$$?; \
+        cat TESTS.out; exit $$status'
+at_once := $(if $(filter build/gpu,$(dir)),1,$(shell nproc))
 
 # ----- Compiling ----------------------------------------------------------------------------------
 # Code for each SM, on all cores if nvcc can, and PTX for others unless these are the GPUs' own

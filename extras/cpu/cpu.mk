@@ -161,7 +161,7 @@ lanes_asan_tests += $(if $(LANES),,build/lanes_asan/tests)
 lanes: $(if $(LANES),,build/lanes_asan/tests)
 lanes: build/lanes/tests build/cpu/runtime_tests data  ## tests with a GPU's block shapes, lane by lane
 	@for order in $(or $(LANES),forwards backwards 1); do echo "CUDA_CPU_LANES=$$order" >&2; \
-	    ($(call run_tests,$(lanes_tests),env CUDA_CPU_LANES=$$order)) || exit 1; done
+	    export order; ($(call run_tests,$(lanes_tests),env CUDA_CPU_LANES=$$order)) || exit 1; done
 	@set -f; $(if $(LANES),:,echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2); \
 	for tests in $(lanes_asan_tests); do \
 	    CUDA_CPU_LANES=2 $$tests $(lanes_asan_T) || [ $$? = 4 ] || exit 1; done
