@@ -35,7 +35,7 @@ static void say_last_words(int signal, siginfo_t *info, void *context) {
     sigaction(signal, &other, nullptr);
     raise(signal);
 }
-static void prepare_last_words() {
+inline void prepare_last_words() {
     struct sigaction action = {};
     action.sa_sigaction = say_last_words;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
