@@ -28,7 +28,7 @@ SECONDS = {"run": 60, "check": 120}
 MEANT = "if this is intended, use CHECKS=0"
 SAMPLE = """
 params_no_attach allreduce_no_broadcast split_no_begin sgd_sign backward_mean relu_no_bounds
-ring_own_chunk right_relu_looks_at_y
+group_no_wait right_relu_looks_at_y
 """.split()
 
 
