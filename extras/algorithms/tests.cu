@@ -137,7 +137,9 @@ TEST_CASE("sum_in_groups: each group waits for its own gradients alone, later wo
     CHECK(cudaEventQuery(summed[1]) == cudaErrorNotReady);
     hold_0.release();
     hold_1.release();
-    for (const Tensors &list : p) CHECK(all_to_host({*list[0].grad, *list[1].grad}) == Floats(5, 3));
+    for (const Tensors &list : p) {
+        CHECK(all_to_host({*list[0].grad, *list[1].grad}) == Floats(5, 3));
+    }
 }
 
 TEST_CASE("parse_options: OVERLAP") {

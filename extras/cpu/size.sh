@@ -21,7 +21,7 @@ part mgpu.cu 2010/1410 mgpu.cu
 part tests.cu 1569 tests.cu
 part 'tests.h, reference.h' 978 extras/tests.h extras/reference.h
 part Makefile 160 Makefile
-part README.md 154 README.md
+part README.md 160 README.md
 for folder in algorithms:291 files:442 networks:700 fast:3673 watch:795 exercise:2470 check:2030 \
     measure:625 nodes:638; do
     set --

@@ -333,8 +333,8 @@ template <class T, class Tag> __attribute__((always_inline)) inline auto &shared
 }
 // An extern __shared__ array: what the launch asked for.
 template <class T> T *dynamic_shared() { return (T *)worker->dynamic_shared; }
-// A __shared__ variable that is declared outside of all functions: of an array, x[i] and x are as in
-// a kernel; any other one is *x.
+// A __shared__ variable that is declared outside of all functions: of an array, x[i] and x are as
+// in a kernel; any other one is *x.
 template <class T, class Tag = void> struct SharedOfFile {
     auto &operator*() const {
         if constexpr (std::is_void<Tag>::value) return *dynamic_shared<T>();

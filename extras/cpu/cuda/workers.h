@@ -18,7 +18,7 @@ prepare(Worker &w, int t);
 
 // The arrays that kernels declare __shared__ get fixed places, one behind the other, in an arena
 // that every worker has a copy of. Before and behind each lies a gap: a kernel that reads there
-// computes with what unwritten memory holds, and one that writes there is found when the block ends.
+// computes with what unwritten memory holds, and one that writes there is found as the block ends.
 constexpr size_t shared_gap = 64;
 struct SharedArray {
     const char *name, *file;
