@@ -32,6 +32,6 @@ awk -f extras/definitions.awk "$1" |
                     print "#error " name " is launched, but its definition lacks __global__"
             if (first && last) print "#define OWN_CODE " first ", " last
         }
-        FNR in begin { is_empty = /^[^(]* = / && sub(/ = .*/, ";") }
+        FNR in begin { is_empty = sub(/ = [^=()]*$/, ";") }
         FNR in rest && is_empty { $0 = "" }
         { print }' - in_file=1 "$1"
