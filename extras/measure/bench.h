@@ -35,9 +35,9 @@ static Tensor convolution(const std::vector<Tensor> &in, [[maybe_unused]] int pa
     return conv2d(in[0], in[1], in[2]);
 #endif
 }
-// Time three layers, forward and backward: by the rung that KERNELS or PRECISION chooses, or by
-// each of the tuned operators.
-static void bench_kernels() {
+// Time three layers, or those of network `only`, forward and backward: by the rung that KERNELS or
+// PRECISION chooses, or by each of the tuned operators.
+static void bench_kernels(const std::string &only) {
     std::vector<std::string> rungs = {"plain"};
 #ifdef FAST
     rungs = {"plain", "tiled", "fast"};
@@ -56,6 +56,7 @@ static void bench_kernels() {
 #ifndef NETWORKS
         if (l.padding) continue;
 #endif
+        if (std::string(l.name).rfind(only, 0) != 0) continue;
         const std::vector<Tensor> inputs =
             get_params({normal(1, {l.N, l.C, l.size, l.size}), normal(0.1f, {l.O, l.C, l.K, l.K}),
                         normal(1, {l.O})},
@@ -114,5 +115,5 @@ void bench() {
         if (chosen.empty() ? !slow : name == chosen) bench_step(name);
     }
     for (int k = 2; k <= (int)device_states.size() && wanted("allreduce"); k++) bench_allreduce(k);
-    if (wanted("kernels")) bench_kernels();
+    if (wanted("kernels")) bench_kernels(chosen);
 }

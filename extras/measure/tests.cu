@@ -341,9 +341,11 @@ TEST_CASE("measure bench BENCH=kernels times the kernels of each rung" * doctest
     CHECK(!contains(csv, "plain"));
     CHECK(!contains(csv, "fast"));
     CHECK(!contains(csv, "tf32"));
-    const std::string tf32 = rows("PRECISION=tf32"), all = rows("");
+    const std::string lenet = find_option("MODEL") ? " MODEL=lenet" : "";
+    const std::string tf32 = rows("PRECISION=tf32" + lenet), all = rows(lenet);
     CHECK(contains(tf32, ",tf32,1,1,,"));
     CHECK(!contains(tf32, "fast"));
+    CHECK(!contains(tf32, "resnet18"));
     for (std::string rung : {"plain", "tiled", "fast", "tf32"})
         CHECK(contains(all, "\nkernels,lenet conv2," + rung + ",1,1,,"));
 }
