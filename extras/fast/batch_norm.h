@@ -108,8 +108,9 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
         (void)inputs, (void)mean, (void)var; // captured, because `a` points to their memory
         const Slices slices(s, {a.X, y.data, y.plus}, true);
         const bool once = std::exchange(*update, false);
-        with_vectors(slices, [&](auto V) {
-            LAUNCH(batch_norm_kernel<V()><<<slices.grid(), threads, 0, stream_of(device)>>>(
+        with_vectors(slices, [&](auto width) {
+            constexpr int V = width();
+            LAUNCH(batch_norm_kernel<V><<<slices.grid(), threads, 0, stream_of(device)>>>(
                 y, a, (const Moments *)parts.data.get(), once, slices));
         });
     };
@@ -122,10 +123,10 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
         const Tensor parts = parts_of<Sums>(SumsOf{{dy.ptr(), a.X}, a.mean, s}, s, device);
         const Store dX = target_of(X);
         const Slices slices(s, {dX.data, dX.mask, dX.plus, dy.ptr(), a.X}, true);
-        with_vectors(slices, [&](auto V) {
-            LAUNCH(batch_norm_backward_kernel<V()>
-                   <<<slices.grid(), threads, 0, stream_of(device)>>>(
-                       dX, dgamma, dbeta, dy.ptr(), (const Sums *)parts.ptr(), a, slices));
+        with_vectors(slices, [&](auto width) {
+            constexpr int V = width();
+            LAUNCH(batch_norm_backward_kernel<V><<<slices.grid(), threads, 0, stream_of(device)>>>(
+                dX, dgamma, dbeta, dy.ptr(), (const Sums *)parts.ptr(), a, slices));
         });
     });
 }

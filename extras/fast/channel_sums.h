@@ -142,8 +142,9 @@ static Tensor parts_of(const Of &of, const Planes &planes, Device device) {
     const Tensor parts = empty({s.slices, s.C, floats}, device);
     Part *const to = (Part *)parts.ptr();
     if constexpr (warp_size > 1) {
-        with_vectors(s, [&](auto V) {
-            LAUNCH(slices_kernel<V()><<<s.grid(), threads, 0, stream_of(device)>>>(to, of, s));
+        with_vectors(s, [&](auto width) {
+            constexpr int V = width();
+            LAUNCH(slices_kernel<V><<<s.grid(), threads, 0, stream_of(device)>>>(to, of, s));
         });
     } else {
         const int P = s.N * s.C;
