@@ -137,7 +137,7 @@ static void between_devices(Device &to, Device &from, Running running,
         if (other != stream) wait(other, done);
 }
 cudaError_t copy_and_wait(Copy copy, Where where) {
-    Device *device = &current(), *other = device;
+    Device *const queue = &current(), *device = queue, *other = device;
     if (copy.width == 0 || copy.height == 0) return cudaSuccess;
     if (cudaError_t error = check_capture(where, copy.call)) return error;
     if (cudaError_t error = check_default_stream(*device, where, copy.call)) return error;
@@ -146,8 +146,8 @@ cudaError_t copy_and_wait(Copy copy, Where where) {
         between_devices(*device, *other, {copy.call, where, device->id}, copy);
         return machine().peers ? cudaSuccess : synchronize(device->default_stream);
     }
-    submit(nullptr, *device, {copy.call, where, device->id}, copy);
-    return synchronize(device->default_stream);
+    submit(nullptr, *queue, {copy.call, where, queue->id}, copy);
+    return synchronize(queue->default_stream);
 }
 } // namespace cuda_cpu
 
@@ -245,11 +245,11 @@ bool add_on_start(void (*call)()) {
     on_start().push_back(call);
     return true;
 }
-cudaError_t find_copy(char *&copy, const void *variable, Where where, const char *call) {
+cudaError_t find_copy(char *&copy, const volatile void *variable, Where where, const char *call) {
     Symbol *symbol;
     {
         std::lock_guard<std::mutex> guard(machine().lock);
-        symbol = find_symbol(variable);
+        symbol = find_symbol((const void *)variable);
     }
     if (!symbol)
         return fail(cudaErrorInvalidSymbol, where,

@@ -216,6 +216,19 @@ TEST_CASE("cudaMemcpy between devices: the addresses say which, in the order of 
     CHECK(fetch(Y, 4) == Floats{1, 6, 3, 8});
 }
 
+TEST_CASE("cudaMemset, cudaMemcpy: in the current device's order, whose memory it may be") {
+    auto x = floats_on(0, 1), y = floats_on(1, 1);
+    const float six = 6;
+    OK(cudaDeviceEnablePeerAccess(1, 0));
+    Hold hold(nullptr, x.get());
+    OK(cudaMemset(y.get(), 0, one_float));
+    std::thread copier([&] { OK(cudaMemcpy(y.get(), &six, one_float, up)); });
+    hold.release_later();
+    copier.join();
+    CHECK(values(x, y) == "5 6");
+    OK(cudaDeviceDisablePeerAccess(1));
+}
+
 TEST_CASE("cudaStreamQuery: whether all is done") {
     auto x = floats_on(0, 1);
     TestStream a;
