@@ -153,6 +153,7 @@ struct thread_block {
     static dim3 group_index() { return {blockIdx.x, blockIdx.y, blockIdx.z}; }
     static dim3 thread_index() { return {threadIdx.x, threadIdx.y, threadIdx.z}; }
     static dim3 dim_threads() { return blockDim; }
+    static dim3 group_dim() { return blockDim; }
     static void sync(CUDA_CPU_WHERE) { cuda_cpu::barrier(where.file, where.line); }
 };
 inline thread_block this_thread_block() { return {}; }
@@ -162,8 +163,8 @@ template <unsigned N, class Parent = thread_block> struct thread_block_tile {
     static unsigned size() { return N; }
     static unsigned num_threads() { return N; }
     static unsigned thread_rank() { return thread_block::thread_rank() % N; }
-    static unsigned meta_group_rank() { return thread_block::thread_rank() / N; }
-    static unsigned meta_group_size() { return (thread_block::size() + N - 1) / N; }
+    static unsigned meta_group_rank() { return Parent::thread_rank() / N; }
+    static unsigned meta_group_size() { return (Parent::size() + N - 1) / N; }
     static unsigned first() { return thread_block::thread_rank() % 32 / N * N; } // its lane
     static unsigned mask() { return ~0u >> (32 - N) << first(); }
     static void sync(CUDA_CPU_WHERE) { __syncwarp(mask(), where); }
