@@ -78,11 +78,7 @@ build/cpp/%.h: %.h extras/cpu/to_cpp.sed
 	@$(translate)
 build/cpp/tests.cu: $(tests_h:%=build/cpp/%)
 .PRECIOUS: build/cpp/%.cu build/cpp/%.h
-translate = { echo '\#line 1 "$<"' && \
-    LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $<; } >$$part && \
-    { ! sed 1d $$part | grep -nE '<<<|__shared__' || \
-    { echo '$<: extras/cpu/to_cpp.sed does not understand the lines above' >&2; exit 1; }; } && \
-    $(finish)
+translate = { echo '\#line 1 "$<"'; sh extras/cpu/to_cpp.sh $<; } >$$part && $(finish)
 
 # ----- What an edit does not change is compiled once --------------------------------------------
 

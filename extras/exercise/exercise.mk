@@ -75,7 +75,7 @@ build/submission/worker: build/submission/mgpu.cu $(worker_cpp) build/cpp/mgpu.c
     $(algorithms_cpp) build/cpp/extras/exercise/wrong/yours.h $(compiled_once)
 	@$(compile_worker) -DSUBMISSION='"../../../submission/mgpu.cu"' \
 	    -x c++ build/cpp/extras/exercise/worker.cu $(to)
-build/submission/mgpu.cu: translated = LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $(submission)
+build/submission/mgpu.cu: translated = sh extras/cpu/to_cpp.sh $(submission)
 endif
 build/submission/mgpu.cu: FORCE
 	@[ -f $(submission) ] || { echo SUBMISSION=$(submission): no such file >&2; exit 1; }
