@@ -25,9 +25,12 @@ namespace cuda_cpu {
 
 extern "C" char __executable_start;
 
+static bool is_stand_in(const char *file) {
+    return strstr(file, std::string(__FILE__, sizeof __FILE__ - sizeof "checks.cc").c_str());
+}
 bool is_own(const char *file) {
-    const std::string stand_in(__FILE__, sizeof __FILE__ - sizeof "checks.cc"); // its folder
-    for (const char *tool : {stand_in.c_str(), "watch/watch.h", "check/reference.h"})
+    if (is_stand_in(file)) return false;
+    for (const char *tool : {"watch/watch.h", "check/reference.h"})
         if (strstr(file, tool)) return false;
     return strncmp(file, "/usr/", 5);
 }
@@ -61,7 +64,7 @@ std::string line_of(void **frames, int n, void *interrupted, bool exact, bool *i
         if (*line == '?' || strstr(line, "/worker.cu:")) continue;   // nobody's mistake
         const bool here = inside && !strncmp(line, folder, inside) && line[inside] == '/';
         const std::string where = line + (here ? inside + 1 : 0);
-        if (!is_own(line) && library.empty()) library = where;
+        if (!is_own(line) && !is_stand_in(line) && library.empty()) library = where;
         if (!is_own(line)) continue;
         if ((in_allreduce = strstr(function, "run_allreduce"))) break;
         if (first.empty()) first = where;
@@ -144,8 +147,10 @@ static void fault_words(char (&what)[600], const void *p, const Place &at, const
                  "endless recursion, or a large array that belongs in memory from cudaMalloc?",
                  stack_bytes >> 10);
     } else if (division) {
-        snprintf(what, sizeof what,
-                 "an integer is divided by zero (a GPU would go on with a meaningless number)");
+        snprintf(
+            what, sizeof what,
+            "an integer is divided by zero (a GPU would go on with a meaningless number), or the "
+            "least one by -1 (a GPU: the least one, and no rest)");
     } else if (!at.device && odd) {
         snprintf(what, sizeof what,
                  "misaligned access (the address of a float4 must be a multiple of 16 bytes), or "
@@ -286,15 +291,22 @@ static void say_where_host_is(int signal, siginfo_t *info, void *context) {
     if (!again || said.exchange(true)) return;
     const std::string line = interrupted_line(context);
     const uint3 thread = thread_index(w.current);
+    // A flag that the thread looks at again and again, and so lets the others of its block run
+    const bool asks = w.times > 3 && w.asker >> 10 == w.blocks;
     fprintf(stderr,
             "%s:%d: %s on device %d: block (%u,%u,%u) has been running for %d seconds and is at "
-            "thread (%u,%u,%u)%s%s. Does it wait for a value that another thread sets? Here each "
-            "block runs until it ends, %d at a time, and a thread lets others run only at a "
-            "barrier, or where it looks at volatile memory or calls an atomic function again and "
-            "again\n",
+            "thread (%u,%u,%u)%s%s. %s Here each block runs until it ends, %d at a time%s\n",
             running.where.file, running.where.line, running.name, running.device, blockIdx.x,
             blockIdx.y, blockIdx.z, machine().watchdog, thread.x, thread.y, thread.z,
-            line.empty() ? "" : ", in ", line.c_str(), machine().devices[running.device]->cores);
+            line.empty() ? "" : ", in ", line.c_str(),
+            asks ? "No thread of its block sets the flag that it waits for: does a block that has "
+                   "yet to begin?"
+                 : "Does it wait for a value that another thread sets?",
+            machine().devices[running.device]->cores,
+            asks ? ", the first ones first: let a block wait for earlier ones only, or launch a "
+                   "second kernel"
+                 : ", and a thread lets others run only at a barrier, or where it looks through a "
+                   "pointer to volatile memory or calls an atomic function again and again");
 }
 int start_watchdog() { // of the calling thread; -1: it has none
     int timer = -1;

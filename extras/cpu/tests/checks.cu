@@ -241,7 +241,8 @@ static const bool wrong_checks = add(wrong_programs, {
           "cudaErrorMisalignedAddress"),
 #endif
     WRONG("division by zero", WRONG_HERE(divide_kernel<<<1, 1>>>((int *)memory(0, 1), 0)),
-          "divide_kernel on device 0, in " __FILE__ ":", ": an integer is divided by zero"),
+          "divide_kernel on device 0, in " __FILE__ ":", ": an integer is divided by zero",
+          "or the least one by -1"),
 #endif
     WRONG("access, by a pointer found in memory", found_in_memory(),
           FAULT("found_kernel on device 0, in " __FILE__ ":",
@@ -310,7 +311,7 @@ static const bool wrong_checks = add(wrong_programs, {
     WRONG("spinning on what nobody can set", spin(),
           "spin_kernel on device 0: block (1,0,0) has been running for 1 seconds and is at ",
           "thread (3,0,0), in " __FILE__ ":",
-          "Does it wait for a value that another thread sets?"),
+          "No thread of its block sets the flag that it waits for: does a block that has yet to"),
     WRONG("access, by the host, in a line that cannot be found", fault_without_line(),
           "memory of device 1, byte 0 of the 40 bytes that extras/cpu/tests/tests.h:",
           "cudaErrorIllegalAddress"),
