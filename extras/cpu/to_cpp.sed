@@ -83,7 +83,7 @@ s/\fextern[ \t]+([^\f]+)\f([^\f]+)\f\[[ \t]*\]\f/\1*\2 = ::cuda_cpu::dynamic_sha
 s/\fextern[ \t]+([^\f]+)\f([^\f]+)\f\[[ \t]*\](\[[^\f]*)\f/auto *\2 = ::cuda_cpu::dynamic_shared<\1\3>()/g
 s/\fextern[ \t]+([^\f]+)\f([^\f]+)\f\f/\1\&\2 = *::cuda_cpu::dynamic_shared<\1>()/g
 #    Static: a reference to it. A type of its own tells it from other variables of the same type.
-s/\f([^\f]+)\f([^\f]+)\f([^\f]*)\f/\x02\2\x02 auto \&\2 = ::cuda_cpu::shared_memory<\1\3, \2_shared>()/g
+s/\f([^\f]+)\f([^\f]+)\f([^\f]*)\f/\x02\2\x02 static_assert(*__builtin_FUNCTION(), "outside of functions, a declaration of shared memory must begin a line"); auto \&\2 = ::cuda_cpu::shared_memory<\1\3, \2_shared>()/g
 s/\x02(\w+)\x02/struct \1_shared { static auto name() { return "\1"; } static auto file() { return __FILE__; } static auto line() { return __LINE__; } };/g
 s/[\x01\x03]//g
 #    Pointers to what is volatile: see Volatile in cuda/blocks.h. Casts, a variable that has a value,
@@ -136,6 +136,8 @@ s/<<[ \t]*</\a/g
 s/\f/ /g
 s/>>>/\v/g
 s/(\a([^;\a\v>]|>[^>]|>>[ \t]*[^> \t])*)>>[ \t]+>([ \t\n]*\()/\1\v\3/g
+#    A macro may end there: the arguments stand where it is used
+s/((^|\n)[ \t]*#[ \t]*define[^\n]*\v)[ \t]*\n/\1(\x04\n/g
 #    A grid, block, ... have no ; and no { but those of dim3{1, 2}.  Found: \x01 grid, block, ... \f
 s/(\s*)\a(([^;{}\a\v]|\{([^;{}\a\v]|\{[^;{}\a\v]*\})*\})+)\v(\s*)\(/\x01\1\2\f\5(/g
 #    A kernel is a name, perhaps with template arguments, in which all may stand between ( and ), or
@@ -147,6 +149,7 @@ s/(^|[^][:alnum:]_>)])\([ \t]*((\w|:)+[ \t]*(<([^][<>();{}\n\x01]|<[^<>;{}\n]*>|
 s/(((\w|:)+([ \t]*<([^][<>();{}\n\x01]|<[^<>;{}\n]*>|\(([^();\n]|\([^();\n]*\))*\))*>)?|\(([^();\n\x01]|\(([^();\n]|\([^();\n]*\))*\))*\))((\.|->)\w+|\[[^][;\n\x01]*\]|\(([^();\n\x01]|\([^();\n]*\))*\))*)\x01/\x02\1\f/g
 #    What is left was no launch, or one that these rules do not understand: make then says so
 s/\x01([^\f]*)\f/<<<\1>>>/g
+s/\(\x04//g
 s/\a/<<</g
 s/\v/>>>/g
 #    Now \a begins the launch, and \v the function that calls the kernel

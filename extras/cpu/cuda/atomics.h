@@ -48,6 +48,10 @@ template <class T, class F> __attribute__((always_inline)) inline T atomic_updat
 CUDA_CPU_ATOMICS(int)
 CUDA_CPU_ATOMICS(unsigned)
 CUDA_CPU_ATOMICS(unsigned long long)
+inline unsigned short atomicCAS(unsigned short *p, unsigned short compare, unsigned short x) {
+    return ::cuda_cpu::atomic_update(p,
+                                     [=](unsigned short old) { return old == compare ? x : old; });
+}
 CUDA_CPU_ATOMIC(atomicMin, long long, x < old ? x : old)
 CUDA_CPU_ATOMIC(atomicMax, long long, old < x ? x : old)
 CUDA_CPU_ATOMIC(atomicExch, float, (void(old), x))

@@ -39,6 +39,11 @@ cudaError_t cudaRuntimeGetVersion(int *version, CUDA_CPU_WHERE);
 cudaError_t cudaDriverGetVersion(int *version, CUDA_CPU_WHERE);
 cudaError_t cudaGetDeviceCount(int *count, CUDA_CPU_WHERE);
 cudaError_t cudaSetDevice(int device, CUDA_CPU_WHERE);
+// How the host waits, and that it has mapped memory, changes nothing.
+constexpr unsigned cudaDeviceScheduleAuto = 0, cudaDeviceScheduleSpin = 1,
+                   cudaDeviceScheduleYield = 2, cudaDeviceScheduleBlockingSync = 4,
+                   cudaDeviceMapHost = 8, cudaDeviceLmemResizeToMax = 16;
+inline cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
 cudaError_t cudaGetDevice(int *device, CUDA_CPU_WHERE);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device, CUDA_CPU_WHERE);
 

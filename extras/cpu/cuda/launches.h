@@ -88,8 +88,10 @@ template <class T> std::conditional_t<std::is_integral<T>::value, Null, T> or_nu
 template <class F> struct Configured {
     const Launch &launch;
     F f;
+    Configured(const Launch &launch, F f) : launch(launch), f(f) {}
+    template <class... A> static constexpr bool takes = std::is_invocable<const F &, A...>::value;
     template <class... A> void operator()(A... args) const {
-        if constexpr (std::is_invocable<const F &, A &...>::value) run(args...);
+        if constexpr (takes<A &...>) run(args...);
         else run(or_null(args)...);
     }
     template <class... A> void run(A... args) const {
@@ -108,18 +110,33 @@ template <class F> struct Configured {
         enqueue(kernel, &call, sizeof call, run_threads<K>);
     }
 };
-template <class F, class P> struct ConfiguredFor : Configured<F> {};
-template <class F, class... P> struct ConfiguredFor<F, Parameters<P...>> : Configured<F> {
+// Of a kernel whose parameters are known: a call for the first of them if the others have defaults,
+// and one for each more
+template <class Base, class First, class... Rest> struct ConfiguredFor;
+template <class Base, class... P> struct ConfiguredFor<Base, Parameters<P...>> : Base {
+    using Base::Base;
     void operator()(P... args) const { this->template run<P...>(args...); }
-    template <class... A> // the others have defaults
-    std::enable_if_t<(sizeof...(A) < sizeof...(P))> operator()(A... args) const {
-        this->run(args...);
+};
+template <class Base, class... P, class Next, class... Rest>
+struct ConfiguredFor<Base, Parameters<P...>, Next, Rest...>
+    : ConfiguredFor<Base, Parameters<P..., Next>, Rest...> {
+    using More = ConfiguredFor<Base, Parameters<P..., Next>, Rest...>;
+    using More::More;
+    using More::operator();
+    template <class B = Base>
+    std::enable_if_t<B::template takes<P &...>> operator()(P... args) const {
+        this->template run<P...>(args...);
     }
 };
+template <class F, class... P>
+ConfiguredFor<Configured<F>, Parameters<>, P...> configured_for(const Launch &launch, F f,
+                                                                Parameters<P...>) {
+    return {launch, f};
+}
 template <class F, class Ask> auto configured(const Launch &launch, F f, Ask ask) {
     if constexpr (std::is_invocable<Ask, void *>::value)
-        return ConfiguredFor<F, decltype(ask((void *)0))>{{launch, f}};
-    else return Configured<F>{launch, f};
+        return configured_for(launch, f, decltype(ask((void *)0))());
+    else return Configured<F>(launch, f);
 }
 
 } // namespace cuda_cpu
@@ -144,6 +161,15 @@ cudaError_t active_blocks(int *blocks, int threads, size_t shared, Where where);
 cudaError_t potential_block_size(int *blocks, int *threads, int most, Where where);
 } // namespace cuda_cpu
 #define cudaFuncSetAttribute(...) ::cuda_cpu::set_attribute(#__VA_ARGS__, __VA_ARGS__)
+// A cache that no emulated device has
+enum cudaFuncCache {
+    cudaFuncCachePreferNone,
+    cudaFuncCachePreferShared,
+    cudaFuncCachePreferL1,
+    cudaFuncCachePreferEqual
+};
+template <class F> cudaError_t cudaFuncSetCacheConfig(F &&, cudaFuncCache) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSetCacheConfig(cudaFuncCache) { return cudaSuccess; }
 
 template <class F>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F &&, int threads,

@@ -357,3 +357,13 @@ cudaError_t cudaMemGetInfo(size_t *free, size_t *total, Where where) {
     *free = *total - cuda_cpu::current().used;
     return cudaSuccess;
 }
+cudaError_t cudaHostGetDevicePointer(void **pointer, void *host, unsigned, Where where) {
+    const char *call = "cudaHostGetDevicePointer";
+    if (!pointer) return cuda_cpu::no_result(call, where);
+    if (!cuda_cpu::is_pinned_now(host))
+        return cuda_cpu::fail(cudaErrorInvalidValue, where,
+                              "%s: %p is not pinned memory: allocate it with cudaHostAlloc", call,
+                              host);
+    *pointer = host;
+    return cudaSuccess;
+}

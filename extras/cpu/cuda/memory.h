@@ -106,6 +106,12 @@ constexpr unsigned cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1,
                    cudaHostRegisterMapped = 2, cudaHostRegisterReadOnly = 8;
 cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags, CUDA_CPU_WHERE);
 cudaError_t cudaHostUnregister(void *pointer, CUDA_CPU_WHERE);
+// A device finds pinned memory under the host's address.
+cudaError_t cudaHostGetDevicePointer(void **pointer, void *host, unsigned, CUDA_CPU_WHERE);
+template <class T>
+cudaError_t cudaHostGetDevicePointer(T **pointer, void *host, unsigned flags, CUDA_CPU_WHERE) {
+    return cudaHostGetDevicePointer((void **)pointer, host, flags, where);
+}
 
 // --- copies and fills
 
@@ -198,7 +204,7 @@ template <class T> T &constant_variable(T &initial, const char *name, const char
 bool add_on_start(void (*call)());
 
 // The current device's copy of a variable, for a call that is given its name.
-cudaError_t find_copy(char *&copy, const void *variable, Where where, const char *call);
+cudaError_t find_copy(char *&copy, const volatile void *variable, Where where, const char *call);
 } // namespace cuda_cpu
 
 template <class T>

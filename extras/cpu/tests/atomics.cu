@@ -110,18 +110,19 @@ __global__ void all_atomics_kernel(int *i, unsigned *u, unsigned long long *l, f
     atomicMin(&l[1], (1ull << 40) - t);
     atomicOr(&l[2], 1ull << t % 64);
     atomicAdd(&f[0], atomicExch(&f[1 + t % 3], 1.f));               // sums n - 3, and 3 are left
+    atomicCAS((unsigned short *)&l[5] + 1, (unsigned short)(t / 64), (unsigned short)(t / 64 + 1));
     if (t < n) atomicExch(&l[3], atomicCAS(&l[4], 5ull, 6ull) | 1); // 5 or 7
 }
 TEST_CASE("atomicSub, Min, Max, And, Or, Xor, Inc, Dec, Exch, CAS") {
     auto i = device_copy(std::vector<int>{0, 0, 0, -1});
     auto u = device_copy(std::vector<unsigned>{0, 0, 3, 3, 0});
-    auto l = device_copy(std::vector<unsigned long long>{0, ~0ull, 0, 0, 5});
+    auto l = device_copy(std::vector<unsigned long long>{0, ~0ull, 0, 0, 5, 0});
     auto f = device_copy(Floats(4));
     OK_LAUNCH(all_atomics_kernel<<<8, 12>>>(i.get(), u.get(), l.get(), f.get())); // 96 threads
     CHECK(fetch(i, 4) == std::vector<int>{-95 * 48, -95, 95, ~255});
     // 1 ^ 2 ^ ... ^ 96; 3 + 96 modulo 5; 3 - 96 modulo 5; -96
     CHECK(fetch(u, 5) == std::vector<unsigned>{~0u, 96, 4, 2, 0u - 96});
-    const auto L = fetch(l, 5);
+    const auto L = fetch(l, 6);
     CHECK(L[0] == (1ull << 40) + 95);
     CHECK(L[1] == (1ull << 40) - 95);
     CHECK(L[2] == ~0ull);
@@ -129,5 +130,6 @@ TEST_CASE("atomicSub, Min, Max, And, Or, Xor, Inc, Dec, Exch, CAS") {
     CAPTURE(L[3]);
     CHECK(either);
     CHECK(L[4] == 6);
+    CHECK((L[5] == 1 << 16 || L[5] == 2 << 16));
     CHECK(fetch(f, 4) == Floats{93, 1, 1, 1});
 }

@@ -24,6 +24,8 @@ static const Lacking lacking[] = {
     {"__device__ float *several, *pointers;",
      "declare one __device__ or __constant__ variable per line"},
     {"struct A { __device__ A &operator=(const A &) = default; };", ""},
+    {"static int before; __shared__ float late;",
+     "outside of functions, a declaration of shared memory must begin a line"},
     {"__constant__ struct { float x; } no_name;", "of a type that has a name"},
     {"struct __align__(16) Four { float x[4]; };", ""},
     {"void CUDART_CB called(void *) {}", ""},

@@ -101,6 +101,9 @@ TEST_CASE("launch: in every spelling") {
     (*kernel)<<<1, n>>>(x, 1); (large ? plus_kernel : assign_kernel)<<<1, n>>>(x, 1);
     auto chosen = [](bool plus) { return plus ? plus_kernel : assign_kernel; };
     chosen(true)<<<1, n>>>(x, 1);
+#define ASSIGN_TO(n) assign_kernel<<<1, n>>>
+    ASSIGN_TO(n)(x, 8.5f); (*kernel)<<<1, n>>>(x, 1); chosen(true)<<<1, n>>>(x, 2);
+    CHECK(fetch(memory, n) == Floats(n, 11.5f));
     const int line = __LINE__;
     odd::pair_kernel<std::pair<int, float>,
                      (5 > 4)><<<1, 32>>>(x, {1, 2.5f}); CHECK(__LINE__ == line + 2);
@@ -136,6 +139,7 @@ TEST_CASE("launch: NULL, 0, braces and defaults as arguments") {
     };
     CHECK(run([](int *y) { pointers_kernel<<<1, 1>>>(y, NULL, {2, 3}, 7, 0); }) == 12);
     CHECK(run([](int *y) { pointers_kernel<<<1, 1>>>(y, 0, 4, 'a' - 96, NULL); }) == 6);
+    CHECK(run([](int *y) { pointers_kernel<<<1, 1>>>(y, 0, {2, 3}); }) == 12);
     CHECK(run([](int *y) { pointers_of_kernel<<<1, 1>>>(y, NULL, 8); }) == 8);
     CHECK(run([](int *y) { pointers_of_kernel<int><<<1, 1>>>(y, 0, 9); }) == 9);
     CHECK(run([](int *y) { inline_kernel<<<1, 1>>>(y); }) == 5);

@@ -291,6 +291,9 @@ TEST_CASE("cudaHostRegister: memory of the host becomes pinned") {
     OK_LAUNCH(plus_kernel<<<1, 4>>>(host.data(), 1)); // a kernel may use it
     OK(cudaDeviceSynchronize());
     CHECK(host == Floats{2, 3, 4, 5});
+    float *mapped = nullptr;
+    OK(cudaHostGetDevicePointer(&mapped, &host[1], 0));
+    CHECK(mapped == &host[1]);
     Hold hold(stream, x.get(), 7); // and a copy of it does not hold the host up
     OK(cudaMemcpyAsync(host.data(), x.get(), 4, down, stream));
     hold.release_and_wait_for(stream);
@@ -302,6 +305,7 @@ TEST_CASE("cudaHostRegister: memory of the host becomes pinned") {
     REFUSED(cudaErrorHostMemoryNotRegistered, cudaHostUnregister(host.data()),
             "cudaHostUnregister:", "was not given to cudaHostRegister");
     REFUSED(value, cudaHostRegister(x.get(), 4, 0), "is memory of device 0, not of the host");
+    REFUSED(value, cudaHostGetDevicePointer(&mapped, x.get(), 0), "is not pinned memory: allocate");
 }
 
 // y = filter applied to x, over the middle of x
@@ -363,10 +367,10 @@ TEST_CASE("__device__, __constant__: static, const, inline and extern variables"
     CHECK(two == 3);
 }
 
-__device__ unsigned calls;
+__device__ volatile unsigned calls;
 __device__ float grid[2][3], *row = nullptr;
 __global__ void count_calls_kernel() {
-    atomicAdd(&calls, 1);
+    atomicAdd((unsigned *)&calls, 1);
     if (blockIdx.x + threadIdx.x == 0) row = grid[1];
 }
 __global__ void row_kernel() { row[threadIdx.x] = threadIdx.x + calls; }
