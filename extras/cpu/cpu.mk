@@ -32,6 +32,10 @@ level = $(patsubst -O%,$1,$(cpu_flags))
 doctest = -isystem $(dir $(DOCTEST))
 linked = -DDOCTEST_LINKED $(doctest) # doctest's own code is compiled once, as doctest.o
 
+# Conversions and shifts whose results are others on a GPU are told: see checks.cc
+numbers := $(foreach what,sanitize sanitize-recover,-f$(what)=float-cast-overflow,shift-exponent)
+numbers_cpu := $(numbers)
+
 # What is built again when the compiler, its flags or, because of -march=native, the processor change
 build/%/flags: flags = $(CXX) $(cpu_flags) $(flags_$*) $(processor)
 processor := $(shell grep -sm1 -E "^(model name|CPU part)" /proc/cpuinfo)
@@ -48,7 +52,7 @@ $(patsubst %,build/%/runtime.o,cpu asan race lanes lanes_asan): build/%/runtime.
 	@$(CXX) $(cpu_flags) $(flags_$*) -c $< $(to)
 
 build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: build/cpp/mgpu.cu build/%/runtime.o
-	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) -x c++ $< $(to)
+	$(compile_program)
 $(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
     build/cpp/tests.cu build/cpp/mgpu.cu build/%/runtime.o build/%/doctest.o
 	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o $(to)
@@ -63,7 +67,11 @@ build/%/doctest.o: $(DOCTEST) build/%/flags
 
 build/cpu/program build/asan/program build/race/program: build/%/program: build/cpp/program.cu \
     $(needs_cpp) build/%/runtime.o
-	$(CXX) $(cpu_flags) $(flags_$*) $(part_flags) $(once_$*) $(filter %products.o,$^) -x c++ $< $(to)
+	$(compile_program)
+# (In two steps: to link with these flags g++ would want a library)
+compile_program = $(CXX) $(cpu_flags) $(flags_$*) $(numbers_$*) $(part_flags) \
+    $(filter-out %.o,$(once_$*)) -x c++ -c $< -o $$part.o && \
+    $(CXX) $(cpu_flags) $(flags_$*) $$part.o $(filter %.o,$^) $(to) && rm $$part.o
 
 # The program's source and that without the tuned operators (see the Makefile), in C++
 build/cpp/program.cu: FORCE
@@ -205,8 +213,6 @@ cu_compile = $(if $(filter gpu,$(cu_on)),$(NVCC) $(cu_gpu),\
     $(CXX) $(cu_flags) $(flags_$(filter-out lanes,$(CHECK))) $(if $(filter asan,$(CHECK)),$(loads)) \
     -iquote . \
     $(cu_macros) -include extras/cpu/cuda_runtime.h)
-# Conversions and shifts whose results are others on a GPU are told: see checks.cc
-numbers := $(foreach what,sanitize sanitize-recover,-f$(what)=float-cast-overflow,shift-exponent)
 cu programs: export CU_CHECKED := $(numbers)
 # What nvcc defines
 cu_macros := -D__NVCC__ -D__CUDACC__ -D__CUDACC_VER_MAJOR__=13 -D__CUDACC_VER_MINOR__=0

@@ -45,6 +45,8 @@ static const Lacking lacking[] = {
     {"template <class T> __global__ void reference_of_kernel(T &x) { x = 1; } "
      "void refer() { int x; reference_of_kernel<<<1, 1>>>(x); }",
      "is unavailable: a kernel's parameter cannot be a reference"},
+    {"void odd(float *x) { apply_kernel<<<1, [] { return 2; }()>>>(x); }", // the student's line:
+     ": void odd(float *x) { apply_kernel<<<1, [] { return 2; }()>>>(x); }\nbuild/lacking."},
     {"__device__ constexpr int n = 2, m = 3;", ""},
     {"__constant__ float several_arrays[n], of_floats[n][m];", ""},
     {"template <class T> __device__ T twice(T x, int y = 1) { return x + x + y; }", ""},
@@ -61,9 +63,9 @@ TEST_CASE("what the stand-in lacks is an error of the compiler's that says so") 
         std::ofstream program(file);
         for (const Lacking &l : lacking) program << l.line << "\n";
     }
-    const std::string command = "command -v " + compiler + " >/dev/null || exit 3; LC_ALL=C sed " +
-                                "-zEf extras/cpu/to_cpp.sed " + file + " | LC_ALL=C " + compiler +
-                                " -std=c++17 -Iextras/cpu -fsyntax-only -w -x c++ - 2>&1";
+    const std::string command = "exec 2>&1; command -v " + compiler + " >/dev/null || exit 3; " +
+                                "sh extras/cpu/to_cpp.sh " + file + " | LC_ALL=C " + compiler +
+                                " -std=c++17 -Iextras/cpu -fsyntax-only -w -x c++ -";
     int status = 0;
     const std::string output = "\n" + output_of_shell(command, status);
     unlink(file.c_str());
