@@ -218,8 +218,8 @@ cu programs: export CU_CHECKED := $(numbers)
 cu_macros := -D__NVCC__ -D__CUDACC__ -D__CUDACC_VER_MAJOR__=13 -D__CUDACC_VER_MINOR__=0
 cu programs: export CU_ON = $(cu_on)
 cu programs: export CU_GPUS = $(value GPUS)
-cu: export CU_FILE = $(value FILE)
-cu: export CU_INCLUDE = $(value INCLUDE)
+cu nvcc: export CU_FILE = $(or $(value FILE),$(if $(filter nvcc,$@),mgpu.cu))
+cu nvcc: export CU_INCLUDE = $(value INCLUDE)
 cu programs: export CU_COMPILE = $(cu_compile)
 cu programs: export CU_OBJECTS = $(cu_once)
 cu programs: export CU_SETARCH = $(if $(filter race,$(CHECK)),$(setarch))
@@ -228,10 +228,9 @@ cu programs: export CU_SETARCH = $(if $(filter race,$(CHECK)),$(setarch))
 cu: $(cu_needs)  ## run a program of your own: make cu FILE=own.cu
 	@sh extras/cpu/cu.sh $(value ARGS)
 
-nvcc: export CU_INCLUDE = $(value INCLUDE)
 nvcc: export NVCC := $(NVCC)
 nvcc:  ## compile mgpu.cu, or FILE=own.cu, for a GPU, without one
-	@sh extras/cpu/nvcc.sh $(or $(value FILE),mgpu.cu)
+	@sh extras/cpu/nvcc.sh
 
 build/cu/runtime.o: extras/cpu/runtime.cc $(stand_in) build/cpu/flags
 	@$(CXX) $(cu_flags) -c $< $(to)

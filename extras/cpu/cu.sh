@@ -1,8 +1,8 @@
 #!/bin/sh
 # cu.sh WORD ...: compiles the program $CU_FILE, one or several .cu files, and starts it with these
 # words, in the folder of its first file. $CU_INCLUDE are folders with headers. make cu says how:
-# CU_ON is gpu or cpu, CU_COMPILE the compiler with its flags, CU_CHECKED more of them, CU_OBJECTS
-# what is compiled already; CHECK is asan, race, lanes or nothing.
+# CU_ON is gpu or cpu, or nvcc, which only compiles; CU_COMPILE is the compiler with its flags,
+# CU_CHECKED more of them, CU_OBJECTS what is compiled already; CHECK: asan, race, lanes or none.
 
 # one_a_line PATHS: a path, which may have spaces, or several, then with quotes around such a one
 one_a_line() {
@@ -24,7 +24,7 @@ if [ "$CU_GPUS" ] && [ ! "$CUDA_CPU_DEVICES" ]; then export CUDA_CPU_DEVICES="$C
 if [ "$folders" ]; then
     printf '%s\n' "$folders" | while read -r folder; do
         if [ ! -d "$folder" ]; then
-            echo "make cu: no such folder: $folder" >&2
+            echo "no such folder: $folder" >&2
             exit 1
         fi
     done || exit 1
@@ -37,7 +37,7 @@ arguments=$(for word; do printf '%s' "$word" | sed "s/'/'\\\\''/g; s/^/ '/; \$s/
 eval "$(words)"
 for file; do
     if [ ! -f "$file" ]; then
-        echo "make cu: no such file: $file" >&2
+        echo "no such file: $file" >&2
         exit 1
     fi
 done
@@ -82,7 +82,17 @@ if grep -qE '^[ \t]*#[ \t]*(pragma[ \t]+omp[ \t]|include[ \t]*[<"]omp\.h)' "$@";
 fi
 # CU_COMPILE, CU_OBJECTS, CU_SETARCH are lists of words
 # shellcheck disable=SC2086
-if [ "$CU_ON" = gpu ]; then
+if [ "$CU_ON" = nvcc ]; then
+    status=0
+    for file; do
+        if $CU_COMPILE ${openmp:+-Xcompiler $openmp} "$file" -o /dev/null; then
+            echo "$file: nvcc compiles it for a GPU"
+        else
+            status=1
+        fi
+    done
+    exit $status
+elif [ "$CU_ON" = gpu ]; then
     if [ $# -gt 1 ]; then CU_COMPILE="$CU_COMPILE -rdc=true"; fi # extern __device__ variables
     driver=
     if grep -q '^[ \t]*#[ \t]*include[ \t]*[<"]cuda\.h' "$@"; then driver=-lcuda; fi
@@ -100,7 +110,10 @@ else
         folder=$(cd "$(dirname "$file")" && pwd -P)
         objects=$((objects + 1))
         $CU_COMPILE ${2:+"$tree/global.h"} $CU_CHECKED $openmp -iquote "$folder" -x c++ -c \
-            "$tree/tree$folder/$(basename "$file")" -o "$tree/$objects.o" || exit 1
+            "$tree/tree$folder/$(basename "$file")" -o "$tree/$objects.o" || {
+            echo 'extras/cpu/README.md says what the stand-in lacks' >&2
+            exit 1
+        }
     done
     ${CU_COMPILE%% -include*} $openmp "$tree"/*.o $CU_OBJECTS -o "$program" || exit 1
 fi

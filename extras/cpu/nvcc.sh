@@ -1,7 +1,6 @@
 #!/bin/sh
-# nvcc.sh FILE ...: compiles the files for a GPU, without one, and shows what nvcc says of them.
-# $CU_INCLUDE is a folder with headers. Where there is no nvcc, wheels of PyPI bring one into
-# build/nvcc_venv. Status 1 if nvcc refuses a file.
+# nvcc.sh: compiles $CU_FILE for a GPU, without one, and shows what nvcc says of it: see cu.sh. Where
+# there is no nvcc, wheels of PyPI bring one into build/nvcc_venv. Status 1 if nvcc refuses a file.
 venv=build/nvcc_venv
 in_venv() { ls $venv/lib/python*/site-packages/nvidia/cu*/bin/nvcc 2>/dev/null; }
 nvcc=$(command -v "${NVCC:-nvcc}" || command -v /usr/local/cuda/bin/nvcc || in_venv) || {
@@ -13,13 +12,4 @@ nvcc=$(command -v "${NVCC:-nvcc}" || command -v /usr/local/cuda/bin/nvcc || in_v
     echo 'make nvcc needs nvcc, or python3-venv and a network to get it' >&2
     exit 1
 }
-status=0
-for file; do
-    if "$nvcc" -std=c++17 -arch=sm_75 -rdc=true -I. ${CU_INCLUDE:+-I "$CU_INCLUDE"} \
-        -Xcompiler -fopenmp -c "$file" -o /dev/null; then
-        echo "$file: nvcc compiles it for a GPU"
-    else
-        status=1
-    fi
-done
-exit $status
+CU_ON=nvcc CU_COMPILE="$nvcc -std=c++17 -arch=sm_75 -rdc=true -I. -c" exec sh extras/cpu/cu.sh
