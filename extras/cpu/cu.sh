@@ -68,6 +68,29 @@ translate() {
     done
 }
 
+# refused_by_nvcc FILE: clang++'s CUDA front end tells what nvcc would refuse: what is the host's in
+# a kernel, and a kernel that is none. It has the stand-in's headers, not CUDA's, so it is believed
+# only about the program's own lines and names, and about std::max.
+refused_by_nvcc() {
+    CPATH=$(printf '%s\n' "$folders" | paste -s -d : -) LC_ALL=C clang++ -std=c++17 -x cuda -w \
+        -nocudainc -nocudalib -nobuiltininc -idirafter "$(clang++ -print-resource-dir)/include" \
+        --cuda-device-only --cuda-gpu-arch=sm_75 -fgpu-rdc -fsyntax-only -ferror-limit=0 \
+        -Xclang -fcuda-allow-variadic-functions -Xclang -fno-cuda-host-device-constexpr $openmp \
+        -D__NVCC__ -D__CUDACC__ -I. -Iextras/cpu -include extras/cpu/as_cuda.h "$1" 2>&1 | awk '
+        function refused(what) {
+            sub(/:[0-9]+: error: /, ": notice: nvcc would refuse this: ", what)
+            sub(/no matching function for call to/, "a call of the __host__ function", what)
+            if (!said[what]++) print what
+        }
+        /: error: / { held = "" }
+        /^(\/usr\/|extras\/cpu\/([^\/]*\.h|cuda\/|nvtx3\/))/ && !/algo.*\.h:.*: note: / { next }
+        /: error: .*(call to non-global|must have void|cannot use .throw|cannot use variable-len)/ {
+            refused($0)
+        }
+        /: error: (no matching function for call|reference to __host__)/ { held = $0 }
+        /: note: .*(call to __host__ function from __|declared here)/ && held { refused(held) }'
+}
+
 if [ "$folders" ]; then
     CPATH=$(printf '%s\n' "$folders" | while read -r folder; do
         if [ "$CU_ON" = cpu ]; then printf '%s\n' "$tree/tree$(cd "$folder" && pwd -P)"; fi
@@ -104,6 +127,8 @@ else
         echo '#define __global__ inline CUDA_CPU_OPTIMIZED __attribute__((used))' >>"$tree/global.h"
         CU_COMPILE="$CU_COMPILE -w -include" # -w: of a kernel that is only declared
     fi
+    if command -v clang++ >&2; then for file; do refused_by_nvcc "$file"; done; fi \
+        >"$tree/refused" 2>/dev/null &
     objects=0
     for file; do
         translate "$file" || exit 1
@@ -111,10 +136,14 @@ else
         objects=$((objects + 1))
         $CU_COMPILE ${2:+"$tree/global.h"} $CU_CHECKED $openmp -iquote "$folder" -x c++ -c \
             "$tree/tree$folder/$(basename "$file")" -o "$tree/$objects.o" || {
+            wait
+            cat "$tree/refused" >&2
             echo 'extras/cpu/README.md says what the stand-in lacks' >&2
             exit 1
         }
     done
+    wait
+    cat "$tree/refused" >&2
     ${CU_COMPILE%% -include*} $openmp "$tree"/*.o $CU_OBJECTS -o "$program" || exit 1
 fi
 

@@ -82,3 +82,48 @@ TEST_CASE("what the stand-in lacks is an error of the compiler's that says so") 
 #endif
     MESSAGE("skipped: needs g++ 12 or clang++, not " << compiler);
 }
+
+// Where there is clang++, make cu tells what nvcc would refuse and g++ does not.
+TEST_CASE("what nvcc refuses and g++ does not is told in its line") {
+    static const Lacking lines[] = {
+        {"#include <algorithm>", ""},
+        {"float square(float x) { return x * x; }", ""},
+        {"constexpr int twice(int x) { return 2 * x; }", ""},
+        {"const int five = 5; float pi = 3.14f;", ""},
+        {"__device__ float half_of(float x) { return x / five + std::sqrt(x) + max(x, 1.f); }", ""},
+        {"template <class F> __global__ void right(float *x, F f) { *x = f(half_of(*x)); }", ""},
+        {"__global__ void calls(float *x) { *x = square(*x); }", "the __host__ function 'square'"},
+        {"__global__ void evaluates(float *x) { *x = twice(*x); }", "__host__ function 'twice'"},
+        {"__global__ void greatest(float *x) { *x = std::max(*x, 1.f); }", "function 'max'"},
+        {"__global__ void reads(float *x) { *x = pi; }", "__host__ variable 'pi'"},
+        {"__global__ void throws(float *x) { if (*x > 1) throw 1; }", "cannot use 'throw'"},
+        {"__global__ void list(float *x, int n) { int a[n]; *x = a[1]; }",
+         "variable-length arrays"},
+        {"void forgotten(float *x) { *x = 1; }", ""},
+        {"int main() { float *x; cudaMalloc(&x, 4); forgotten<<<1, 1>>>(x); }",
+         "call to non-global"},
+    };
+    const std::string file = "build/refused." + std::to_string(getpid()) + ".cu";
+    {
+        std::ofstream program(file);
+        for (const Lacking &l : lines) program << l.line << "\n";
+    }
+    int status = 0;
+    const std::string output = output_of_shell(
+        "command -v clang++ >/dev/null || exit 3; CU_ON=cpu CU_FILE=" + file +
+            " CU_COMPILE='g++ "
+            "-std=c++17 -pthread -w -Iextras/cpu -include extras/cpu/cuda_runtime.h' "
+            "CU_OBJECTS=build/cpu/runtime.o CHECK= sh extras/cpu/cu.sh 2>&1",
+        status);
+    unlink(file.c_str());
+    CAPTURE(output);
+    for (size_t i = 0; i < std::size(lines) && WEXITSTATUS(status) != 3; i++) {
+        const std::string here =
+            file + ":" + std::to_string(i + 1) + ": notice: nvcc would refuse ";
+        CAPTURE(lines[i].line);
+        CHECK((output.find(here) != std::string::npos) == (lines[i].says != ""));
+        CHECK(output.find(lines[i].says) != std::string::npos);
+    }
+    if (WEXITSTATUS(status) == 3) MESSAGE("skipped: needs clang++");
+    else CHECK(status == 0);
+}
