@@ -129,6 +129,7 @@ template <class T> __global__ void pointers_of_kernel(T *y, const int *x, long n
 }
 template __global__ void pointers_of_kernel<double>(double *, const int *, long);
 static inline __global__ void inline_kernel(int *y) { *y = 5; }
+template <int V> __global__ void width_kernel(int *y) { *y = V; }
 __global__ void __launch_bounds__(2 * (30 + 2), 1) bounded_kernel(int *y) { y[threadIdx.x] = 1; }
 TEST_CASE("launch: NULL, 0, braces and defaults as arguments") {
     auto y = device_copy(std::vector<int>(64));
@@ -144,6 +145,8 @@ TEST_CASE("launch: NULL, 0, braces and defaults as arguments") {
     CHECK(run([](int *y) { pointers_of_kernel<int><<<1, 1>>>(y, 0, 9); }) == 9);
     CHECK(run([](int *y) { inline_kernel<<<1, 1>>>(y); }) == 5);
     CHECK(run([](int *y) { bounded_kernel<<<1, 64>>>(y); }) == 1);
+    auto with_width = [&](auto V) { return run([=](int *y) { width_kernel<V()><<<1, 1>>>(y); }); };
+    CHECK(with_width(std::integral_constant<int, 6>()) == 6);
 }
 
 TEST_CASE("launch: arguments are copied, structs with pointers in them too") {
