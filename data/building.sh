@@ -8,7 +8,8 @@ ticker=
 trap 'rm -f "$part"; [ ! "$ticker" ] || kill $ticker 2>/dev/null' EXIT
 trap 'exit 130' HUP INT TERM
 if [ -t 2 ]; then
-    (trap - EXIT; while sleep 2; do echo "building $1 ..." >&2; done) &
+    # (It looks for this shell, because a kill that comes as it starts may be lost)
+    (trap - EXIT; while sleep 2 2>/dev/null && kill -0 $$; do echo "building $1 ..."; done) >&2 &
     ticker=$!
 fi
 sh -c "$2"
