@@ -73,7 +73,16 @@ static const Shape shapes[] = {
     {1, 32, 2, 70, 32, 3, 1, 1},  // more tiles in a row than are computed at a time
     {260, 32, 3, 3, 32, 3, 1, 1}, // more tiles than in a cache
     {0, 32, 3, 3, 32, 3, 1, 1},   // no images
-    // The same on a GPU, whose tiles have 4x4 or 5x5 outputs: multiples of 64 channels
+    // Its windows with a stride of 2: odd and even sizes, long rows, no images
+    {2, 32, 7, 8, 64, 3, 2, 1},
+    {2, 64, 8, 7, 32, 1, 2, 0},
+    {1, 32, 3, 71, 32, 3, 2, 1},
+    {1, 32, 1, 66, 32, 1, 2, 0},
+    {0, 32, 4, 4, 32, 3, 2, 1},
+    {1, 32, 4, 5, 32, 2, 1, 0}, // and what is not Winograd's: taps of 2x2 or 1x1 with stride 1,
+    {1, 32, 4, 5, 32, 1, 1, 0},
+    {1, 32, 6, 5, 32, 3, 2, 0}, // no zeros around the image
+    // Multiples of 64 channels, which a GPU takes, too
     {2, 64, 7, 7, 64, 3, 1, 1},   // a row of outputs that is three quarters of a tile,
     {2, 64, 5, 8, 128, 3, 1, 1},  // or a tile and three fifths
     {1, 128, 6, 3, 64, 3, 1, 0},  // a single column of outputs

@@ -9,7 +9,7 @@
 // All is linear. So the gradients take the transposes, with Q = A dy A^T:
 //     dd = B [sum over o of U * Q] B^T     dg = G^T [sum over tiles of Q * V] G
 // dX is the sum of dd where windows overlap. V serves y and dW, Q dW and dX. (A CPU does all this
-// for a few tiles at a time, with m = 2 or 3: winograd_cpu.h.)
+// for a few tiles at a time: winograd_cpu.h.)
 // Gain: without it a step takes longer on an H100. ResNet-18: 1.71 times, LeNet: 1.18, lab_cnn:
 // 1.03. If V is computed twice, ResNet-18 takes 1.04 times as long; with m = 4 at 14x14, 1.02.
 // Cost: a larger m adds rounding errors, see README.md; and V has 1.8 to 5 times the size of X.

@@ -4,9 +4,11 @@
 // defines: Filtering, transform, TiledImages, Panels, transform_tiles, transform_products
 
 namespace fast {
-// F(m x m,r x r)
-template <int m_, int r_> struct Filtering {
-    static constexpr int m = m_, r = r_, n = m + r - 1, elements = n * n;
+// F(m x m,r x r). Or, for strided convolutions, windows of r x r pixels, m apart, as they are: all
+// matrices are 1.
+template <int m_, int r_, bool taps_ = false> struct Filtering {
+    static constexpr bool taps = taps_;
+    static constexpr int m = m_, r = r_, n = taps ? r : m + r - 1, elements = n * n;
     enum Name { AT, G, BT, A, GT, B }; // A^T (m,n), G (n,r), B^T (n,n); then these transposed
     __host__ __device__ static constexpr int rows(Name T) { return T == AT ? m : T == GT ? r : n; }
     __host__ __device__ static constexpr int columns(Name T) { return T == A ? m : T == G ? r : n; }
@@ -37,8 +39,11 @@ template <int m_, int r_> struct Filtering {
         return all;
     }
     __device__ __forceinline__ static constexpr float at(Name T, int i, int j) {
-        constexpr Matrices all = matrices();
-        return T < A ? all.of[T][i][j] : all.of[T - A][j][i];
+        if constexpr (taps) return i == j;
+        else {
+            constexpr Matrices all = matrices();
+            return T < A ? all.of[T][i][j] : all.of[T - A][j][i];
+        }
     }
 };
 // Return the sum over k of T[i][k] * x[k * by]. Where the loop is unrolled, T's elements are
@@ -72,10 +77,10 @@ __device__ __forceinline__ void transform(Wide (&y)[rows][rows],
     }
 }
 
-// Return the size m of tiles. On a GPU it is the one that takes the fewest products.
+// Return the size m of tiles, the one that takes the fewest products.
 static int winograd_outputs(const ConvShape &s) {
+    if (s.stride > 1) return 1;
     if (s.K == 5) return 3;
-    if (warp_size == 1) return 2;
     auto tiles = [&](int m) { return blocks(s.OH, m) * blocks(s.OW, m); };
     return tiles(5) * 7 * 7 < tiles(4) * 6 * 6 ? 5 : 4;
 }
@@ -115,8 +120,9 @@ __global__ void __launch_bounds__(64)
                            int C) {
     constexpr int n = F::n, r = F::r;
     const int i = blockIdx.x * blockDim.x + threadIdx.x, registers = p.columns(O) / wide;
-    const int c = i / registers, o = i % registers * wide;
-    if (c >= C) return;
+    const bool c_first = by_c < by_o; // as W lies in memory
+    const int c = c_first ? i % C : i / registers, o = (c_first ? i / C : i % registers) * wide;
+    if (i >= registers * C) return;
     alignas(sizeof(Wide)) Wide g[r][r], u[n][n];
     UNROLL
     for (int k = 0; k < r; k++) {
@@ -154,8 +160,7 @@ __device__ __noinline__ void transform_tiles(float *V, const Panels &p, const fl
                                              const TiledImages &s, int begin, int end, int c0) {
     constexpr int size = F::columns(T), n = F::n, m = F::m, overlap = size - m;
     constexpr int most = (m * row_of_tiles<F> + overlap + 3) / 4;
-    float pixels[size][4 * most][tile_n];
-    Four fours[most][tile_n];
+    alignas(64) float pixels[size][4 * most][tile_n], fours[most][tile_n][4];
     const int plane = s.H * s.W, channels = min(tile_n, s.C - c0);
     const long by_e = p.by_e;
     if (channels < tile_n) {
@@ -171,6 +176,12 @@ __device__ __noinline__ void transform_tiles(float *V, const Panels &p, const fl
         const bool above = h0 > 0 && columns <= row_of_tiles<F> && t - columns >= begin;
         const int kept = above ? overlap : 0, width = m * count + overlap;
         for (int u = 0; u < kept; u++) memcpy(pixels[u], pixels[m + u], width * sizeof *pixels[u]);
+        // What the next tiles will need begins its way to the cache.
+        const TileRow<F> next(s, min(t + count, s.count - 1), end);
+        const float *row = X + (next.image * s.C + c0) * plane;
+        row += max(0, next.h + overlap - s.padding) * s.W;
+        for (int q = 0; q < channels; q++, row += plane)
+            for (int i = 0; i < m * s.W; i += 16) __builtin_prefetch(row + i);
         // Four pixels of a row at a time: so channels become neighbours in half the time. First all
         // are loaded: what has just been stored in parts cannot be loaded as a whole at once.
         for (int u = kept; u < size; u++)
@@ -180,14 +191,17 @@ __device__ __noinline__ void transform_tiles(float *V, const Panels &p, const fl
                     const bool inside = h >= 0 && h < s.H && w >= 0 && w < s.W;
                     const float *from = X + (image * s.C + c0) * plane + (inside ? h * s.W + w : 0);
                     float(*to)[tile_n] = &pixels[u][k];
-                    Four *four = fours[k / 4];
+                    float(*four)[4] = fours[k / 4];
                     next = inside && w + 4 <= s.W ? k + 4 : k + 1;
                     if (next == k + 4 && load) {
-                        for (int q = 0; q < channels; q++) four[q] = (const Four &)from[q * plane];
+                        for (int q = 0; q < channels; q++)
+                            (Four &)four[q][0] = (const Four &)from[q * plane];
                     } else if (next == k + 4) {
-                        UNROLL
-                        for (int i = 0; i < 4; i++) UNROLL_LANES
-                        for (int q = 0; q < tile_n; q++) to[i][q] = four[q][i];
+                        UNROLL_LANES
+                        for (int q = 0; q < tile_n; q++) {
+                            to[0][q] = four[q][0], to[1][q] = four[q][1];
+                            to[2][q] = four[q][2], to[3][q] = four[q][3];
+                        }
                     } else if (load && inside) {
                         for (int q = 0; q < channels; q++) to[0][q] = from[q * plane];
                     } else if (load) {
@@ -220,10 +234,11 @@ __device__ __noinline__ void transform_products(const Store &y, const float *M, 
                                                 const float *b, const TiledImages &s, int begin,
                                                 int end, int o0) {
     constexpr int size = F::rows(T), n = F::n, m = F::m, overlap = size - m;
-    constexpr int most = (m * row_of_tiles<F> + overlap + 3) / 4 * 4;
+    constexpr int most = (m * row_of_tiles<F> + overlap + 3) / 4 * 4 + (overlap ? 4 : 0);
     const int channels = min(tile_n, s.C - o0);
     const long by_e = p.by_e;
-    float pixels[size][most][tile_n], row[tile_n][most];
+    constexpr int longest = m * most; // m rows of an image
+    alignas(64) float pixels[size][most][tile_n], row[tile_n][longest];
     for (int t = begin, count; t < end; t += count) {
         const TileRow<F> tiles(s, t, end);
         const int image = tiles.image, h0 = tiles.h, w0 = tiles.w;
@@ -256,26 +271,31 @@ __device__ __noinline__ void transform_products(const Store &y, const float *M, 
         const bool last = h0 + m >= int(s.rows.d) * m; // row of an image
         const int top = h0 - s.padding, left = w0 - s.padding;
         const int begin_u = overlap ? max(0, -top) : 0, begin_w = overlap ? max(0, -left) : 0;
-        const int width = min(all, s.W - left);
-        for (int u = begin_u; u < min(last ? size : m, s.H - top); u++) {
-            for (int w = 0; w < width; w += 4) {
+        const int end_u = min(last ? size : m, s.H - top), end_w = min(all, s.W - left);
+        // Whole rows of an image are one row, since they are neighbours in memory.
+        const int width = end_w - begin_w, rows = end_u - begin_u;
+        const bool whole = width == s.W && rows <= m;
+        for (int u = begin_u; u < end_u; u++) {
+            float *const to = row[0] + (whole ? (u - begin_u) * width : 0);
+            for (int w = begin_w; w < end_w; w += 4) {
                 float fours[tile_n][4];
                 UNROLL_LANES
                 for (int q = 0; q < tile_n; q++) {
                     UNROLL
                     for (int i = 0; i < 4; i++) fours[q][i] = pixels[u][w + i][q];
                 }
-                for (int q = 0; q < channels; q++) {
-                    UNROLL
-                    for (int i = 0; i < 4; i++) row[q][w + i] = fours[q][i];
-                }
+                for (int q = 0; q < channels; q++)
+                    (Four &)to[q * longest + w - begin_w] = (Four &)fours[q][0];
             }
+            if (whole && u + 1 < end_u) continue;
+            const int count = whole ? rows * width : width;
             for (int q = 0; q < channels; q++) {
                 const float bias = b ? b[o0 + q] : 0;
-                const int at = ((image * s.C + o0 + q) * s.H + top + u) * s.W + left;
+                const int h = top + (whole ? begin_u : u);
+                const int at = ((image * s.C + o0 + q) * s.H + h) * s.W + left + begin_w;
                 const Store to = y.from(at);
                 UNROLL_LANES
-                for (int w = begin_w; w < width; w++) to.store(w, row[q][w] + bias);
+                for (int i = 0; i < count; i++) to.store(i, row[q][i] + bias);
             }
         }
     }
