@@ -135,22 +135,24 @@ template <class F, class In, typename In::Name of_X, class Out, typename Out::Na
 static void winograd(const Store &y, const float *X, const TiledImages &x, const float *W, int by_o,
                      int by_c, int by_k, const float *b, const TiledImages &out, Device device) {
     if (x.count == 0) return;
-    const Panels u(x.C, out.C);
-    const Tensor U = empty({F::elements, u.by_e}, device);
-    const int registers = u.columns(out.C) / wide * x.C;
-    LAUNCH(winograd_filter_kernel<F><<<blocks(registers, 64), 64, 0, stream_of(device)>>>(
-        U.ptr(), u, W, by_o, by_c, by_k, out.C, x.C));
-    // Few fit the cache. But if U does not, it is read once for each group.
+    // Few tiles fit the cache. But if U does not, it is read once for each group. Each core has
+    // some parts, in case one is delayed, but all together at most 16 MB if they can.
     int cores;
     CUDA_CHECK(cudaDeviceGetAttribute(&cores, cudaDevAttrMultiProcessorCount, physical(device)));
-    const int tiles = min(max(39, x.C / 4), blocks(x.count, cores));
+    const int tiles = min(min(max(39, x.C / 4), 65), blocks(x.count, cores));
     const int step = of_M == Out::B ? x.of_image : product_m, group = blocks(tiles, step) * step;
-    const Panels v(group, x.C), m(group, out.C);
-    const dim3 parts(1, 1, min(4 * cores, blocks(x.count, group)));
+    const Panels u(x.C, out.C), v(group, x.C), m(group, out.C);
     const int floats = In::elements * v.by_e + Out::elements * m.by_e;
-    const Tensor memory = empty({(int)parts.z, floats}, device);
-    LAUNCH(winograd_kernel<F, In, of_X, Out, of_M><<<parts, 1, 0, stream_of(device)>>>(
-        y, X, x, U.ptr(), u, b, out, memory.ptr(), v, m, group));
+    const int rounds = max(1, min(4, (4 << 20) / (cores * floats)));
+    const dim3 parts(1, 1, min(cores * rounds, blocks(x.count, group)));
+    // (All in one piece of memory, which a large tensor may take next)
+    const Tensor memory = empty({int(parts.z) * floats + F::elements * u.by_e}, device);
+    float *const U = memory.ptr() + parts.z * floats;
+    const int registers = u.columns(out.C) / wide * x.C;
+    LAUNCH(winograd_filter_kernel<F><<<blocks(registers, 64), 64, 0, stream_of(device)>>>(
+        U, u, W, by_o, by_c, by_k, out.C, x.C));
+    LAUNCH(winograd_kernel<F, In, of_X, Out, of_M>
+           <<<parts, 1, 0, stream_of(device)>>>(y, X, x, U, u, b, out, memory.ptr(), v, m, group));
 }
 template <class F>
 static void winograd_backward_weights(const Store &dW, const Tensor &X, const Tensor &dy,
@@ -159,27 +161,28 @@ static void winograd_backward_weights(const Store &dW, const Tensor &X, const Te
     typedef std::conditional_t<F::taps, EachPixel, F> Out;
     const TiledImages x = tiled_inputs(s), out = F::taps ? pixels_of(s) : tiled_outputs(s);
     const int C = s.C, O = s.O, elements = F::elements, of_Y = Out::elements;
-    const int at_once = min(x.count, (1 << 14) / elements) + 1; // what a cache holds
+    const int most = min((1 << 14) / elements, (5 << 20) / (elements * (C + O)));
+    const int at_once = min(x.count, most) + 1; // what a cache holds
     const Panels sums(O, C), v(at_once, C), g(at_once, O);
-    const Tensor V = empty({elements, v.by_e}, device), Y = empty({of_Y, g.by_e}, device);
-    const Tensor S = empty({elements, sums.by_e}, device);
+    const int of_V = elements * v.by_e, of_all = of_V + of_Y * g.by_e;
+    const Tensor memory = empty({of_all + elements * sums.by_e}, device);
+    float *const V = memory.ptr(), *const Y = V + of_V, *const S = V + of_all;
     const int C_panels = blocks(C, tile_n), O_panels = blocks(O, tile_n);
     const dim3 grid(blocks(blocks(O, product_m) * C_panels, 4), elements);
     for (int t = 0; t == 0 || t < x.count; t += at_once) {
         const int end = min(t + at_once, x.count), rows = blocks(end - t, row_of_tiles<F>);
         const int Y_rows = blocks(end - t, row_of_tiles<Out>);
         LAUNCH(winograd_tiles_kernel<F, F::BT>
-               <<<blocks(rows * C_panels, 4), 4, 0, stream_of(device)>>>(V.ptr(), v, X.ptr(), x, t,
-                                                                         end));
+               <<<blocks(rows * C_panels, 4), 4, 0, stream_of(device)>>>(V, v, X.ptr(), x, t, end));
         LAUNCH(winograd_tiles_kernel<Out, Out::A>
-               <<<blocks(Y_rows * O_panels, 4), 4, 0, stream_of(device)>>>(Y.ptr(), g, dy.ptr(),
-                                                                           out, t, end));
-        LAUNCH(winograd_sum_kernel<<<grid, 4, 0, stream_of(device)>>>(
-            S.ptr(), sums, Y.ptr(), g, V.ptr(), v, O, C, of_Y, end - t, t > 0));
+               <<<blocks(Y_rows * O_panels, 4), 4, 0, stream_of(device)>>>(Y, g, dy.ptr(), out, t,
+                                                                           end));
+        LAUNCH(winograd_sum_kernel<<<grid, 4, 0, stream_of(device)>>>(S, sums, Y, g, V, v, O, C,
+                                                                      of_Y, end - t, t > 0));
     }
     LAUNCH(winograd_weights_kernel<F>
            <<<blocks(O * blocks(C, wide), 64), 64, 0, stream_of(device)>>>(
-               dW, S.ptr(), sums, s.W_stride_o, s.W_stride_k, O, C));
+               dW, S, sums, s.W_stride_o, s.W_stride_k, O, C));
 }
 static bool is_winograd(const ConvShape &s) {
     const bool halves = s.stride == 2 && ((s.K == 3 && s.padding == 1) || (s.K == 1 && !s.padding));
