@@ -7,14 +7,15 @@ own += NAMES
 plant:  ## plant the mistakes of extras/check/mistakes.txt: do make run and make check explain them?
 	@python3 extras/check/plant.py try $(NAMES)
 
-# Copies of mgpu.cu and its parts with planted mistakes, and program.cu, which includes them
-planted := program.cu $(filter-out extras/fast/% extras/files/%,$(needs))
+# Copies of mgpu.cu and its parts with planted mistakes, and program.cu, which includes them. (Where
+# extras/fast is there, it includes plain/mgpu.cu: `plain` is fast.mk's.)
+planted := program.cu $(filter-out extras/fast/% extras/files/%,$(needs)) $(plain:%=plain/%)
 .PRECIOUS: build/cpp/build/plant/%
 build/plant/%/check: $(addprefix build/cpp/build/plant/%/,$(planted)) \
-    build/cpp/extras/check/plant.cu build/cpp/extras/check/check.cu $(check_headers) $(watch) \
-    build/cpu/flags $(compiled_once)
+    build/cpp/extras/check/plant.cu build/cpp/extras/check/check.cu $(check_headers) $(needs_cpp) \
+    $(watch) build/cpu/flags $(compiled_once) $(watched_products:%=build/cpu/%)
 	@echo $@
-	@$(CXX) $(cpu_flags) -w -iquote extras/check $(once_cpu) \
+	@$(CXX) $(cpu_flags) -w -iquote extras/check $(once_cpu) $(call apart_watched,cpu) \
 	    -DPROGRAM='"../../build/plant/$*/program.cu"' -x c++ build/cpp/extras/check/plant.cu $(to)
 build/cpp/build/plant/%: build/plant/% extras/cpu/to_cpp.sed
 	@$(translate)

@@ -8,7 +8,8 @@ mistake, and looks whether `make run` and `make check` explain them.
     python3 extras/check/plant.py sample          apply, then run some; status 1 if one fails
 
 A copy is a folder with mgpu.cu, the parts extras/algorithms/ and extras/networks/ where they are
-there, and program.cu, which includes these. Mistakes that change the same place come into different
+there, and program.cu, which includes these and extras/fast/. An operator with a mistake is an
+edited one, so it runs in place of the tuned one. Mistakes that change the same place come into different
 copies, so there are a few of them. A copy is compiled once (extras/check/plant.cu); the environment
 variable PLANT says which of its mistakes it makes.
 """
@@ -19,6 +20,8 @@ LIST, FOLDER = "extras/check/mistakes.txt", "build/plant"
 PARTS = ["mgpu.cu", "extras/algorithms/algorithms.cu", "extras/networks/networks.cu"]
 PARTS = [part for part in PARTS if os.path.exists(part)]
 SOURCES = PARTS + sorted(glob.glob("extras/algorithms/*.h"))
+FAST = "extras/fast"  # as students have it; what it replaces is included as fast.mk includes it
+PLAIN = [p for p in PARTS if "algorithms" not in p] if os.path.exists(FAST) else []
 # Less than the program takes by itself: a third, smaller minibatch shall be the last
 OPTIONS = {"run": "run GPUS=2 EPOCHS=1 BATCH=64 LIMIT=150", "check": ""}
 if PARTS[-1].endswith("networks.cu"):
@@ -89,6 +92,13 @@ class Entry:
         self.expect, self.options, self.right, self.file = None, [], False, "mgpu.cu"
         self.changes = []
 
+    def operators(self):
+        """Those that it edits, which run instead of the tuned ones"""
+        names = {c.name for c in self.changes}
+        lines = open(f"{FAST}/operators") if PLAIN else []
+        table = [line.split(": ") for line in lines if line[0] != "#"]
+        return " ".join(ops for ops, definitions in table if names & set(definitions.split()))
+
     def places(self, sources):
         """Of each change; None if one has no place"""
         try:
@@ -145,7 +155,9 @@ def write_copies(entries, name=""):
         e.program = f"{FOLDER}/{name}{n}/check"
     folders = [f"{FOLDER}/{name}{n}" for n in range(len(copies))]
     for folder, copy in zip(folders, copies):
-        texts = {"program.cu": "".join(f'#include "{part}"\n' for part in PARTS)}
+        included = [f"plain/{part}" if part in PLAIN else part for part in PARTS]
+        included += [f"../../../{FAST}/fast.cu"] if PLAIN else []
+        texts = {"program.cu": "".join(f'#include "{part}"\n' for part in included)}
         for path in SOURCES:
             texts[path], at = "", 0
             for _, begin, end, new in sorted(place for place in copy if place[0] == path):
@@ -153,11 +165,18 @@ def write_copies(entries, name=""):
                 at = end
             texts[path] += sources[path].text[at:]
         for path, text in texts.items():
-            path = f"{folder}/{path}"
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            if not os.path.exists(path) or open(path).read() != text:
-                open(path, "w").write(text)
+            write(f"{folder}/{path}", text)
+        for path in PLAIN:
+            command = ["sh", f"{FAST}/plain.sh", f"{folder}/{path}"]
+            plain = subprocess.check_output(command, text=True)
+            write(f"{folder}/plain/{path}", f'#line 1 "{folder}/{path}"\n{plain}')
     return folders
+
+
+def write(path, text):  # unless it is there: make goes by times
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if not os.path.exists(path) or open(path).read() != text:
+        open(path, "w").write(text)
 
 
 def build(entries, name=""):
@@ -168,15 +187,16 @@ def build(entries, name=""):
     return programs
 
 
-def start(program, number, what, options):
+def start(program, number, operators, what, options):
     """-> was something noticed, the words, seconds"""
     words = [*OPTIONS[what].split(), *options]
     words = list({word.split("=")[0]: word for word in words}.values())  # the last of each name
+    env = {**os.environ, "PLANT": str(number), "EDITED": operators}
     begin = time.time()
     try:
         p = subprocess.run([program, *words], capture_output=True, text=True,
-                           errors="replace", env={**os.environ, "PLANT": str(number)},
-                           timeout=SECONDS[what], stdin=subprocess.DEVNULL)
+                           errors="replace", env=env, timeout=SECONDS[what],
+                           stdin=subprocess.DEVNULL)
         status, out, err = p.returncode, p.stdout, p.stderr
     except subprocess.TimeoutExpired:
         return False, f"still running after {SECONDS[what]} s", SECONDS[what]
@@ -190,7 +210,7 @@ def start(program, number, what, options):
 def try_one(e):
     """-> for run and for check: the verdict, seconds, the words"""
     for what in OPTIONS:
-        noticed, words, seconds = start(e.program, e.number, what, e.options)
+        noticed, words, seconds = start(e.program, e.number, e.operators(), what, e.options)
         if e.right:
             yield "alarm" if noticed and MEANT not in words else "quiet", seconds, words
         else:
@@ -241,7 +261,7 @@ def main():
         programs = build(chosen, "chosen" if names else "")
         for what in ("run", "check"):  # with none of them planted nothing may be noticed
             for program in programs:
-                noticed, words, seconds = start(program, 0, what, [])
+                noticed, words, seconds = start(program, 0, "", what, [])
                 if noticed:
                     sys.exit(f"{program}: {what} complains without a mistake: {words}")
         try_all(chosen)
