@@ -276,20 +276,6 @@ static double sum_of(const Tensor &t) {
     const Flat numbers = to_host(t);
     return std::accumulate(numbers.begin(), numbers.end(), 0.0);
 }
-static bool has_batch_norm() { // which sees each device's shard by itself
-#ifdef NETWORKS
-    return !buffers.empty();
-#else
-    return false;
-#endif
-}
-static bool rounds_to_tf32() {
-#ifdef FAST
-    return fast::precision == "tf32";
-#else
-    return false;
-#endif
-}
 // Parameters at which a loss can be measured: weights of N(0, 2 / fan_in), so that every layer
 // counts; biases away from 0, where the background of an image would lie on ReLU's kink.
 static std::vector<Tensor> well_scaled() {
@@ -306,12 +292,32 @@ static std::vector<Tensor> well_scaled() {
     }
     return scaled;
 }
+// Tell of the first operator that gives the same number everywhere: no gradient passes through it.
+static void check_constant(const std::string &where, const Tensor &X) {
+    int number = 0;
+    for (const Call &made : calls_of(net(copyto(X, gpu(0)), get_params(params, gpu(0))))) {
+        const Flat y = to_host(made.y);
+        number++;
+        if (y.size() < 2 || std::count(y.begin(), y.end(), y[0]) < (long)y.size()) continue;
+        notice("%soperator %d of the network, %s, gives %g everywhere: with which initial "
+               "parameters (init_params)?",
+               where.c_str(), number, made.op.c_str(), y[0]);
+        break;
+    }
+    tapes[0].clear();
+}
 // A small step of one parameter along its gradient must raise the mean loss by step * |gradient|^2,
 // one against it lower it by as much, to 5% (10% with batch norm): ReLUs switch on the way. If too
 // many do, a shorter step must be right.
 static void check_slopes(const std::string &where, const Tensor &X, const Tensor &y) {
-    if (rounds_to_tf32()) return; // the steps, too
-    const bool bn = has_batch_norm();
+#ifdef FAST
+    if (fast::precision == "tf32") return; // the steps are rounded, too
+#endif
+#ifdef NETWORKS
+    const bool bn = !buffers.empty(); // batch norm sees each device's shard by itself
+#else
+    const bool bn = false;
+#endif
     const int n = std::min(bn ? 4 : 8, X.shape[0]);
     const Tensor x = copyto(rows(X, 0, n), gpu(0)), labels = copyto(rows(y, 0, n), gpu(0));
     const std::vector<Tensor> start = well_scaled(), p = get_params(start, gpu(0));
@@ -322,8 +328,12 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
         return sum / n;
     };
     backward(loss(net(x, p), labels));
-    const Flat logits = to_host(net(x, p));
+    const Tensor y_hat = net(x, p), l = loss(y_hat, labels);
+    const Flat logits = to_host(y_hat);
     tapes[0].clear();
+    compare(where + "loss(y_hat, y): ", "l", {n}, to_host(l),
+            reference::softmax_cross_entropy(y_hat.shape[1], all_in_double({y_hat, labels}))[0],
+            10 * float_error, "it is not the cross-entropy of this y_hat");
     if (*std::min_element(logits.begin(), logits.end()) >= 0)
         notice("%sno output of the network is below 0: is there a relu after the last layer?",
                where.c_str());
@@ -380,18 +390,17 @@ static std::vector<Tensor> step_of(const std::string &where, const Tensor &X, co
                                    const std::vector<Device> &devices) {
     const HostIn watched("train_batch");
     const Flat before = all_to_host(params);
+    std::vector<Tensor> losses;
     try {
-        const std::vector<Tensor> losses = train_batch(X, y, device_params, devices, options.lr);
-        if (all_to_host(params) != before) error("it changes the parameters on the host, `params`");
-        return losses;
+        losses = train_batch(X, y, device_params, devices, options.lr);
     } catch (const std::exception &e) {
         const bool on_host = tapes.count(-1); // backward has looked for its tape
-        error("%s%s%s", where.c_str(), e.what(),
-              on_host ? format(": it got an empty tensor on the host, no result of net%s",
-                               place("train_batch", "backward(").c_str())
-                            .c_str()
-                      : "");
+        error("%s%s%s%s", where.c_str(), e.what(),
+              on_host ? ": it got an empty tensor on the host, no result of net" : "",
+              line_of(watch::thrown_by).c_str());
     }
+    if (all_to_host(params) != before) error("it changes the parameters on the host, `params`");
+    return losses;
 }
 
 // Some minibatches of a model on the run's devices, from the parameters that a run starts with.
@@ -406,13 +415,6 @@ static void check_model(int minibatches) {
     choose_exchange();
     const std::string who = format("%s, %d device%s, batch %d", experiment.name.c_str(),
                                    options.gpus, options.gpus > 1 ? "s" : "", options.batch);
-    for (size_t i = 0; i < params.size(); i++) {
-        const Flat numbers = to_host(params[i]);
-        if (params[i].shape.size() > 1 &&
-            std::count(numbers.begin(), numbers.end(), 0) > size(params[i]) / 2)
-            notice("%s: the weight %s starts as 0: no gradient passes through it (init_params)",
-                   who.c_str(), param_names[i].c_str());
-    }
     auto device_params = replicate(devices);
     check_replicated(device_params);
     check_exchange();
@@ -426,6 +428,7 @@ static void check_model(int minibatches) {
                                          "losses %g and %g: the network draws random numbers",
                                          who.c_str(), losses[0], again[0]));
     else check_slopes(who + ": ", X, y);
+    check_constant(who + ": ", rows(X, 0, 1));
     int step = 0;
     do {
         const std::string where = format("%s, minibatch %d: ", who.c_str(), step + 1);
@@ -478,8 +481,13 @@ static void run_check() {
     if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(options.gpus).c_str(), 0);
     use_devices(options.gpus, true);
     prepare_last_words();
-    check_copies();
-    check();
+    try {
+        check_copies();
+        check();
+    } catch (const std::exception &e) { // an error of the lesson's has a line of it
+        const std::string text = e.what(), line = line_of(watch::thrown_by);
+        error("%s%s", text.c_str(), line.c_str());
+    }
 }
 int main(int argc, char **argv) {
     options.gpus = 2;

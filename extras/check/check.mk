@@ -3,11 +3,12 @@
 .PHONY: edited check
 
 # (GPUS is for the training: an allreduce must be right on any number of devices)
-too := $(if $(value ALLREDUCE)$(value KVSTORE),$(addprefix build/cpu/judge ,$(worker)))
-check: backend $(dir)/check $(too) data  ## find what is wrong in any part, from copies to epochs
-	@$(dir)/check $(words)
+can_judge := $(and $(value ALLREDUCE)$(value KVSTORE),$(wildcard extras/exercise))
+judged := $(if $(can_judge),build/cpu/judge $(dir)/worker)
+check: backend $(dir)/check $(judged) data  ## find what is wrong in any part, from copies to epochs
+	@$(dir)/check $(words)$(if $(judged), || failed=1; build/cpu/judge WORKER=$(dir)/worker \
+	    $(filter-out 'GPUS=%,$(words_of_judge)) && [ -z "$$failed" ])
 	@$(if $(kernels_edited),$(look_for_races))
-	@$(if $(too),build/cpu/judge WORKER=$(worker) $(filter-out 'GPUS=%,$(words_of_judge)))
 # Emulated threads run one after another, which hides races. A short training shows those of kernels
 # that were edited, if the compiler has ThreadSanitizer.
 kernels_edited = $(and $(filter build/cpu,$(dir)),$(wildcard extras/fast/checksum.sh),$(shell \

@@ -1,9 +1,10 @@
 // make check: how a difference is told. What a wrong number equals is looked for among the numbers
 // that were computed.
-// defines: notice, differs, place, Candidate, times, sum_of, range_of, equals, wrong_at
+// defines: notice, differs, line_of, place, Candidate, times, sum_of, range_of, equals, wrong_at
 #pragma once
 #include <csignal>
 
+#include "../watch/calls.h"
 #include "../watch/training_steps.h"
 
 static int notices = 0;
@@ -44,23 +45,58 @@ inline void prepare_last_words() {
 
 // --- what differs, and what it equals
 
-// Return where a function of mgpu.cu has this code, as " (mgpu.cu:431)", or nothing.
-static std::string place(const std::string &function, const std::string &code) {
-    std::string path = PROGRAM; // a copy's mgpu.cu lies beside it
-    while (path.compare(0, 3, "../") == 0) path = path.substr(3);
-    path = path.substr(0, path.rfind('/') + 1) + "mgpu.cu";
-    std::ifstream copy(path), own("mgpu.cu");
-    std::ifstream &file = copy ? copy : own;
+// Return where the lesson's outermost function is in this stack, below make check's, or null.
+static const watch::Frame *lesson_frame(const watch::Stack &stack) {
+    const watch::Frame *lesson = nullptr;
+    auto has = [](const std::string &text, const char *part) {
+        return text.find(part) < text.size();
+    };
+    for (const watch::Frame &f : watch::frames_of(stack)) {
+        if (has(f.file, "extras/check/")) {
+            if (lesson) break;
+            continue; // it is called by the lesson
+        }
+        const bool is_lesson = has(f.file + "\n", ".cu\n") && !has(f.file, "extras/fast/");
+        bool is_function = true;
+        for (const char *other : {"std::", "error(", "run_allreduce(", "mgpu_main("})
+            is_function = is_function && f.function.find(other) != 0;
+        if (is_lesson && is_function) lesson = &f;
+    }
+    return lesson;
+}
+static std::string in_file(const std::string &path, int line) { // " (mgpu.cu:431)"
+    return format(" (%s:%d)", path.substr(path.rfind('/') + 1).c_str(), line);
+}
+static std::string line_of(const watch::Stack &stack) {
+    const watch::Frame *frame = lesson_frame(stack);
+    return frame ? in_file(frame->file, frame->line) : "";
+}
+// What has enqueued nothing has no stack. Return where a function has this code, if it has it once.
+static std::string place(const std::string &function, const std::string &code,
+                         std::string path = "") {
+    if (path.empty()) { // a copy's mgpu.cu lies beside it
+        path = PROGRAM;
+        while (path.compare(0, 3, "../") == 0) path = path.substr(3);
+        path = path.substr(0, path.rfind('/') + 1) + "mgpu.cu";
+        if (access(path.c_str(), R_OK) != 0) path = "mgpu.cu";
+    }
+    std::ifstream file(path);
     bool inside = false;
-    int number = 1;
+    int number = 1, found = 0;
     for (std::string line; std::getline(file, line); number++) {
         const std::string text = line.substr(0, line.find("//"));
         const bool begins = !text.empty() && isalpha(text[0]);
-        if (begins && text.back() != ';') inside = text.find(function + "(") < text.size();
-        if (inside && !begins && text.find(code) < text.size())
-            return format(" (mgpu.cu:%d)", number);
+        if (begins && text.back() != ';') {
+            const std::string head = " " + text.substr(0, text.find('('));
+            const size_t at = head.rfind(function);
+            inside = at < head.size() && at + function.size() == head.size() &&
+                     strchr(" &*", head[at - 1]);
+        }
+        if (!inside || begins || text.find(code) > text.size()) continue;
+        if (found) return "";
+        found = number;
     }
-    return "";
+    return found ? in_file(path, found) : "";
 }
 
 static bool near(double a, double b) { return std::fabs(a - b) <= 1e-3 * std::fabs(b); }

@@ -12,6 +12,8 @@ struct NetCall {                // a call of net
     std::vector<Tensor> params; // what it got
     bool recorded;
     size_t step;                      // so many sums of gradients came before
+    watch::Stack stack;
+    size_t ops = 0; // so many operations came before its end
     std::vector<Tensor> numbers = {}; // copies of the parameters, in train's steps
 };
 // Sees what the lesson does while it lives: by net, after_gradient, exchange and the first message.
@@ -27,6 +29,9 @@ struct Seen {
     bool copying = false;
     std::unique_ptr<watch::Recorder> recorder{new watch::Recorder(false)};
     std::deque<watch::Op> ops = {};
+    std::deque<watch::Stack> stacks = {};                  // of each operation
+    std::map<int, watch::Stack> backward_of = {};          // of each device
+    std::unique_ptr<watch::Stack> exchange_of = nullptr; // the first call
     decltype(net) net_before = net;
     decltype(exchange) exchange_before = exchange;
     decltype(after_gradient) after_before = after_gradient;
@@ -37,9 +42,11 @@ struct Seen {
         net = [this](const Tensor &X, const std::vector<Tensor> &p) { return called(X, p); };
         after_gradient = [](const Tensor &grad) {
             now->written[grad.ptr()].push_back(copyto(grad, grad.device));
+            now->backward_of[grad.device.id] = watch::call_stack();
             if (now->after_before) now->after_before(grad);
         };
         watch::on_record = [] {
+            now->stacks.push_back(watch::call_stack());
             if (strcmp(watch::recorder->ops.back().kind, "message") == 0) now->exchange_begins();
         };
         if (exchange || !trained) exchange = [this](const PerDevice &grads) { exchanges(grads); };
@@ -54,7 +61,8 @@ struct Seen {
         net = net_before, exchange = exchange_before, after_gradient = after_before;
     }
     Tensor called(const Tensor &X, const std::vector<Tensor> &p) {
-        NetCall call = {copyto(X, X.device), {}, p, recording, exchanged.size()};
+        NetCall call = {copyto(X, X.device), {}, p, recording, exchanged.size(),
+                        watch::call_stack()};
         if (!trained && recording && X.device.id == 0)
             for (const Tensor &t : p) call.numbers.push_back(copyto(t, t.device));
         const Tensor y_hat = net_before(X, p);
@@ -64,6 +72,7 @@ struct Seen {
                      "mgpu: net has given y_hat for %d samples on %s: have the labels that it is "
                      "compared with as many?\n",
                      X.shape[0], str(X.device).c_str());
+        call.ops = recorder->ops.size();
         calls.push_back(call);
         return y_hat;
     }
@@ -78,11 +87,35 @@ struct Seen {
     }
     void exchanges(const PerDevice &grads) {
         exchange_begins();
+        if (!exchange_of) exchange_of.reset(new watch::Stack(watch::call_stack()));
         exchanged.push_back(grads);
         exchange_before ? exchange_before(grads) : run_allreduce("naive", grads);
         if (trained) return;
         sums.emplace_back();
         for (const Tensor &g : grads[0]) sums.back().push_back(copyto(g, g.device));
+    }
+    // The lines of a step. The first operation of this kind, on this device if there is one
+    std::string line_of_op(const char *kind, int device = 0) const {
+        const watch::Stack *stack = nullptr;
+        for (size_t i = ops.size(); i-- > 0;)
+            if (strcmp(ops[i].kind, kind) == 0 && (ops[i].device == device || !stack))
+                stack = &stacks[i];
+        return stack ? line_of(*stack) : "";
+    }
+    std::string line_after_net(int device) const { // of what comes after its last call
+        const watch::Stack *stack = nullptr;
+        for (const NetCall &call : calls)
+            for (size_t i = ops.size(); call.X.device.id == device && i-- > call.ops;)
+                if (ops[i].device == device && ops[i].works()) stack = &stacks[i];
+        return stack ? line_of(*stack) : "";
+    }
+    std::string line_of_backward(int device) const {
+        auto found = backward_of.find(device);
+        if (found == backward_of.end()) found = backward_of.begin();
+        return found == backward_of.end() ? "" : line_of(found->second);
+    }
+    std::string line_of_exchange() const {
+        return exchange_of ? line_of(*exchange_of) : line_of_op("message");
     }
 };
 
@@ -178,7 +211,6 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         std::vector<Flat> own;
     } before;
     auto on = [](const std::string &what, int c) { return what + " on " + str(gpu(c)); };
-    auto in_step = [](const char *code) { return place("train_batch", code); };
     auto last = std::exchange(before, {std::make_shared<Samples>(X), {}, {}});
 
     // The shards, and what one device makes of each
@@ -191,7 +223,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         for (size_t i = 0; i < call.params.size() && i < params.size(); i++)
             if (call.params[i].ptr() != device_params[c][i].ptr())
                 error("%snet gets another %s on %s than that of device_params[%d]%s", where.c_str(),
-                      param_names[i].c_str(), str(gpu(c)).c_str(), c, in_step("net(").c_str());
+                      param_names[i].c_str(), str(gpu(c)).c_str(), c, line_of(call.stack).c_str());
         const Indices found = samples.in(call.X);
         const Tensor labels = empty({(int)found.size()}, cpu());
         for (size_t i = 0; i < found.size(); i++) {
@@ -202,7 +234,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
                     format("%simage %zu that net gets on %s is none of the minibatch's%s%s",
                            where.c_str(), i, str(gpu(c)).c_str(),
                            old ? ": it is one of the images of the minibatch before" : "",
-                           in_step("split_batch(").c_str()));
+                           seen.line_of_op("input").c_str()));
             }
             labels.ptr()[i] = y.ptr()[found[i]];
         }
@@ -213,15 +245,15 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
     for (int c = 0; c < k; c++)
         if (right[c].empty())
             error("%snet is not called on %s%s", where.c_str(), str(gpu(c)).c_str(),
-                  in_step("net(").c_str());
+                  seen.calls.empty() ? "" : line_of(seen.calls[0].stack).c_str());
     if (const std::string wrong = samples.not_once(all); !wrong.empty())
         error("%sthe shards that net gets: %s%s", where.c_str(), wrong.c_str(),
-              in_step("split_batch(").c_str());
+              seen.line_of_op("input").c_str());
 
     // The losses
     if (losses.size() != (size_t)k)
-        error("%strain_batch returns the losses of %zu devices, but there are %d%s", where.c_str(),
-              losses.size(), k, in_step("losses.push_back(").c_str());
+        error("%strain_batch returns the losses of %zu devices, but there are %d", where.c_str(),
+              losses.size(), k);
     for (int c = 0; c < k; c++) {
         Flat want, y_hat, seen_y_hat;
         for (const Alone &part : right[c]) {
@@ -239,17 +271,18 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         for (size_t j = 0; j < y_hat.size() && !draws; j++)
             if (other(seen_y_hat[j], y_hat[j]))
                 error("%s%s is %.6g at number %zu, but on one device %.6g%s", where.c_str(),
-                      on("y_hat", c).c_str(), seen_y_hat[j], j, y_hat[j], in_step("net(").c_str());
+                      on("y_hat", c).c_str(), seen_y_hat[j], j, y_hat[j],
+                      line_of(seen.calls[0].stack).c_str());
         const Flat got = to_host(losses[c]);
         if (got.size() != want.size())
             error("%strain_batch returns %zu losses of %zu samples on %s%s", where.c_str(),
-                  got.size(), want.size(), str(gpu(c)).c_str(), in_step("loss(").c_str());
+                  got.size(), want.size(), str(gpu(c)).c_str(), seen.line_after_net(c).c_str());
         const Indices used = labels_of(got, seen_y_hat);
         for (size_t i = 0; i < got.size(); i++) {
             if (!std::isfinite(got[i]))
                 error("%s%s is %s at sample %zu: y_hat is finite, so loss makes it%s",
                       where.c_str(), on("the loss", c).c_str(),
-                      std::isnan(got[i]) ? "nan" : "infinite", i, in_step("loss(").c_str());
+                      std::isnan(got[i]) ? "nan" : "infinite", i, seen.line_after_net(c).c_str());
             if (draws || std::fabs(got[i] - want[i]) <= 1e-5f * std::max(1.0f, want[i])) continue;
             std::string same;
             if (used[i] >= 0)
@@ -263,7 +296,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
             }
             error("%s%s is %.6g at sample %zu, but on one device %.6g%s%s", where.c_str(),
                   on("the loss", c).c_str(), got[i], i, want[i], same.c_str(),
-                  in_step("loss(").c_str());
+                  seen.line_after_net(c).c_str());
         }
     }
 
@@ -300,7 +333,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
                 error("%sbackward has not written the gradient of %s on %s%s%s", where.c_str(),
                       param_names[i].c_str(), str(gpu(c)).c_str(),
                       tapes[c].empty() ? "" : ": its operators are still on the tape",
-                      in_step("backward(").c_str());
+                      seen.line_of_backward(c).c_str());
         }
     Quantities sizes = {{"k", (double)k}, {"n", (double)n}};
     for (int c = 0; c < k; c++)
@@ -320,8 +353,8 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
             const Indices wrong = wrong_at(got, want, want, 1e3);
             if (!wrong.empty() && !draws)
                 differs_from(where,
-                             on("the gradient before the exchange" + in_step("backward("), c), got,
-                             want, wrong, candidates, sizes);
+                             on("the gradient before the exchange" + seen.line_of_backward(c), c),
+                             got, want, wrong, candidates, sizes);
         }
         if (!sum.empty()) own[c] = candidates[c].numbers = sum;
     }
@@ -335,7 +368,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
                     error("%sexchange gets another tensor than the gradient of %s on %s, which is "
                           "trained%s",
                           where.c_str(), param_names[i].c_str(), str(gpu(c)).c_str(),
-                          in_step("exchange(grads)").c_str());
+                          seen.line_of_exchange().c_str());
     for (int c = 0; c < k; c++) {
         const Flat got = all_of(c, [&](const float *grad) -> const Tensor * {
             auto found = seen.given.find(grad);
@@ -356,9 +389,12 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
             magnitude[j] += std::fabs(part[j]);
         }
     const float *next = magnitude.data();
+    std::string zeros;
     for (size_t i = 0; i < params.size(); next += size(params[i++]))
         if (std::all_of(next, next + size(params[i]), [](float x) { return x == 0; }))
-            notice("%sthe gradient of %s is 0 everywhere", where.c_str(), param_names[i].c_str());
+            zeros += (zeros.empty() ? "" : ", ") + param_names[i];
+    if (!zeros.empty())
+        notice("%sthe gradient of %s is 0 everywhere", where.c_str(), zeros.c_str());
     bool sent = false, trained = k == 1; // a message; one from or to a gradient that is trained
     for (const watch::Op &op : seen.ops) {
         if (strcmp(op.kind, "message") != 0) continue;
@@ -369,13 +405,12 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
                     trained =
                         trained || (end >= gradient(p).ptr() && end < gradient(p).ptr() + size(p));
     }
-    const std::string exchanged = in_step(exchange ? "exchange(grads)" : "allreduce(");
     std::vector<Flat> sums, updates;
     for (int c = 0; c < k; c++) {
         sums.push_back(all_to_host(gradients({device_params[c]})[0]));
         const Indices wrong = wrong_at(sums[c], want, magnitude, k);
         if (!wrong.empty())
-            differs_from(where, on("the sum of gradients" + exchanged, c), sums[c], want, wrong,
+            differs_from(where, on("the sum of gradients" + seen.line_of_exchange(), c), sums[c], want, wrong,
                          candidates, sizes,
                          !sent     ? "; no message was sent"
                          : trained ? ""
@@ -398,26 +433,25 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
             if (!(std::fabs(update[j] - right_update[j]) <= rounding)) wrong.push_back(j);
         }
         updates.push_back(update);
-        const std::string sgd = in_step("sgd(");
-        const bool same_sum = c > 0 && sums[c] == sums[0];
-        for (size_t j = 0; j < old.size() && same_sum; j++)
+        const Candidate right = {"", right_update};
+        const std::vector<double> ratio = factors_of(update, wrong, {&right});
+        const bool unlike = now == old || (!wrong.empty() && ratio.empty());
+        for (size_t j = 0; j < old.size() && unlike && c > 0 && sums[c] == sums[0]; j++)
             if (update[j] != updates[0][j])
                 error("%sthe update of %s is %.6g on gpu(0), but %.6g on %s, of the same parameter "
                       "and the same sum%s: %s",
                       where.c_str(), name_of(j).c_str(), updates[0][j], update[j],
-                      str(gpu(c)).c_str(), sgd.c_str(),
+                      str(gpu(c)).c_str(), seen.line_of_op("update", c).c_str(),
                       now == old ? (str(gpu(c)) + "'s parameters are unchanged").c_str()
                                  : "sgd keeps something that the devices share");
         if (wrong.empty()) continue;
         std::vector<Candidate> parts = candidates;
         parts.insert(parts.begin(), {"the sum of gradients", sums[c]});
         parts.push_back({"the parameter", old});
-        const Candidate right = {"", right_update};
-        const std::vector<double> ratio = factors_of(update, wrong, {&right});
         Quantities quantities = sizes;
         quantities.insert(quantities.begin(), {"lr", lr});
         quantities.push_back({"BATCH", options.batch});
-        differs_from(where, on("the update" + sgd, c), update, right_update, wrong, parts,
+        differs_from(where, on("the update" + seen.line_of_op("update", c), c), update, right_update, wrong, parts,
                      quantities,
                      ratio.empty() ? "" : format("; it is %.4g times the right one", ratio[0]));
     }

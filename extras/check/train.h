@@ -96,7 +96,12 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
                                   const std::mt19937 &rng_before) {
     const int k = options.gpus;
     const float lr = options.lr;
-    auto in_train = [](const char *code) { return place("train", code); };
+    const watch::Frame *const train =
+        seen.calls.empty() ? nullptr : lesson_frame(seen.calls[0].stack);
+    auto in_train = [&](const char *code) {
+        const std::string name = train ? train->function : "train";
+        return place(name.substr(0, name.find('(')), code, train ? train->file : "");
+    };
     auto [train_iter, test_iter] = load_data_fashion_mnist(train_set.count);
     train_iter.shuffle = false;
     train_iter.epoch(), test_iter.epoch();
@@ -172,7 +177,8 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
     if (other)
         differs("lr", format("%slr is %g, but from step to step of train the parameters move by "
                              "%s times the sum of gradients / n%s",
-                             where.c_str(), lr, rates.c_str(), in_train("train_batch(").c_str()));
+                             where.c_str(), lr, rates.c_str(),
+                             line_of(seen.calls[0].stack).c_str()));
 
     // What each epoch says
     for (int e = 0; e < 2; e++) {
@@ -182,6 +188,7 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
         double mean_of_means = 0;
         size_t step = 0;
         Indices tested;
+        const watch::Stack *test = nullptr; // a call of net
         NoGrad guard;
         for (size_t i = e ? epochs[0].calls : 0; i < epochs[e].calls; i++) {
             const NetCall &call = seen.calls[i];
@@ -198,6 +205,7 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
                 n += losses.size();
                 continue;
             }
+            test = &call.stack;
             const int right_here = right_in(to_host(call.y_hat), to_host(labels));
             right += right_here, calls++;
             mean_of_means += (double)right_here / std::max<size_t>(1, found.size());
@@ -207,7 +215,7 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
                       "are trained%s%s",
                       where.c_str(), epoch.c_str(),
                       all_to_host(call.params) == start ? ": those that train began with" : "",
-                      in_train("return net(").c_str());
+                      line_of(call.stack).c_str());
         }
         auto like = [](double a, double b) { return std::fabs(a - b) <= 1e-4 * std::fabs(b); };
         if (!like(epochs[e].loss, sum / n))
@@ -224,7 +232,7 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
         if (const std::string wrong = test_samples.not_once(tested, passes); !wrong.empty())
             error("%sthe accuracy of %s of train: %s%s%s", where.c_str(), epoch.c_str(),
                   wrong.c_str(), tested.empty() ? ": net gets no test samples" : "",
-                  in_train("evaluate_accuracy").c_str());
+                  test ? line_of(*test).c_str() : "");
         const double acc = (double)right / passes / test_set.count;
         if (std::fabs(epochs[e].acc - acc) > 1e-5)
             error("%sthe accuracy of %s of train is %.4f, but net's results after it have %.4f%s%s",

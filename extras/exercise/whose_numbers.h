@@ -36,14 +36,17 @@ static void note_changes(int row, bool of_host = false) {
     for (size_t b = 0; b < tracing.blocks.size(); b++) {
         Block &block = tracing.blocks[b];
         if (!block.at || (of_host && block.device >= 0)) continue;
-        Flat x = block.found;
+        static Flat x;
+        x.resize(block.found.size());
+        std::copy(block.found.begin(), block.found.end(), x.begin()); // should it have been freed
         read_numbers(block.device, block.at, x);
+        if (x == block.found) continue;
         auto same = [&](int i) { return memcmp(&x[i], &block.found[i], sizeof(float)) == 0; };
         for (int i = 0, j, n = x.size(); i < n; i = j) {
             for (j = i + 1; j < n && same(j) == same(i); j++) {}
             if (!same(i)) add_change(row, b, x, i, j);
         }
-        block.found = std::move(x);
+        std::copy(x.begin(), x.end(), block.found.begin());
     }
 }
 // New memory has numbers that nobody has written.
@@ -97,59 +100,27 @@ static void note_allocation(const void *p, size_t bytes) { // 0 bytes: it is fre
         if (bytes == 0 && block.at == p) block.at = nullptr;
 }
 
-#ifdef CUDA_CPU
-extern "C" char __executable_start;
 // The innermost line of a stack that is the submission's own: in the file of the allreduce and, if
 // that is a whole mgpu.cu, between the lines that OWN_CODE names. `callee`: what is called there.
 static std::string own_line(const Stack &stack, std::string *callee = nullptr) {
-    static std::map<std::vector<void *>, std::pair<std::string, std::string>> known;
-    const std::vector<void *> calls(stack.frames, stack.frames + stack.n);
-    auto [found, is_new] = known.insert({calls, {}});
-    if (is_new) {
-        std::string command = "addr2line -Cfise /proc/" + std::to_string(getpid()) + "/exe";
-        for (void *address : calls) {
-            size_t at = (size_t)address - 1;
-#ifdef __PIE__
-            at -= (size_t)&__executable_start;
-#endif
-            command += format(" 0x%zx", at);
-        }
-        struct Frame {
-            std::string function, file;
-            int line;
-        };
-        std::vector<Frame> frames; // up to the allreduce
-        char function[4000], line[1000];
-        FILE *lines = popen((command + " 2>/dev/null").c_str(), "r");
-        while (lines && fgets(function, sizeof function, lines) &&
-               fgets(line, sizeof line, lines)) {
-            if (strstr(function, "run_allreduce")) break;
-            const std::string text = line;
-            const size_t colon = text.rfind(':');
-            if (colon >= text.size() || text[0] == '?') continue;
-            frames.push_back({function, text.substr(0, colon), atoi(&text[colon + 1])});
-        }
-        if (lines) pclose(lines);
-        const int own[] = {OWN_CODE};
-        size_t i = 0;
-        auto is_own = [&](const Frame &f) {
-            return f.file == frames.back().file && f.line >= own[0] && f.line <= own[1];
-        };
-        while (i + 1 < frames.size() && !is_own(frames[i])) i++;
-        if (i < frames.size()) {
-            found->second.first = format("%s:%d", frames[i].file.c_str(), frames[i].line);
-            size_t called = i; // but not by watch.h in its place
-            while (called > 0 && !frames[--called].function.find("watch::")) {}
-            const std::string name = i ? frames[called].function : "";
-            found->second.second = name.substr(0, name.find_first_of("(<\n"));
-        }
-    }
-    if (callee) *callee = found->second.second;
-    return found->second.first;
+    std::vector<watch::Frame> frames = watch::frames_of(stack);
+    auto runs_it = [](const watch::Frame &f) { return f.function.find("run_allreduce") == 0; };
+    const auto outermost = std::find_if(frames.begin(), frames.end(), runs_it);
+    if (outermost == frames.begin() || outermost == frames.end()) return "";
+    frames.erase(outermost, frames.end());
+    const int own[] = {OWN_CODE};
+    size_t i = 0;
+    auto is_own = [&](const watch::Frame &f) {
+        return f.file == frames.back().file && f.line >= own[0] && f.line <= own[1];
+    };
+    while (i + 1 < frames.size() && !is_own(frames[i])) i++;
+    size_t called = i; // but not by watch.h in its place
+    while (called > 0 && !frames[--called].function.find("watch::")) {}
+    const std::string name = i ? frames[called].function : "";
+    if (callee) *callee = name.substr(0, name.find_first_of("(<\n"));
+    const std::string &file = frames[i].file;
+    return format("%s:%d", file.substr(file.rfind('/') + 1).c_str(), frames[i].line);
 }
-#else
-static std::string own_line(const Stack &, std::string * = nullptr) { return ""; }
-#endif
 
 static void traced(const wire::Request &r, wire::Answer &answer) {
     const int n = r.numbers[0].size();

@@ -5,6 +5,7 @@
 // extras/algorithms/ can be judged, too.
 #define MGPU_NO_MAIN
 #include "../watch/watch.h"
+#include "../watch/calls.h"
 
 #ifndef SUBMISSION
 #define SUBMISSION "../../mgpu.cu"
@@ -25,7 +26,6 @@
 #include <csignal>
 
 #include <sys/resource.h>
-#include <unwind.h>
 
 // These replace libstdc++'s functions, which name a line of libstdc++. The handler of the signal,
 // such as the stand-in's, names the line of the submission instead.
@@ -40,21 +40,7 @@ void __throw_out_of_range_fmt(const char *, ...) { abort(); }
 
 namespace worker {
 
-// Where each caller of this goes on, the innermost first
-struct Stack {
-    int n = 0;
-    void *frames[64];
-};
-static Stack call_stack() {
-    Stack stack;
-    auto add = [](_Unwind_Context *context, void *to) {
-        Stack &s = *(Stack *)to;
-        if (s.n < 64) s.frames[s.n++] = (void *)_Unwind_GetIP(context);
-        return s.n < 64 ? _URC_NO_REASON : _URC_END_OF_STACK;
-    };
-    _Unwind_Backtrace(add, &stack);
-    return stack;
-}
+using watch::call_stack, watch::Stack;
 
 // As backward says it of each gradient: a submission may exchange them while others are computed
 static void gradients_are_written(const std::vector<Tensor> &grads) {
@@ -294,7 +280,10 @@ int main(int argc, char **argv) {
             answer = worker::answer_to(wire::unpacked<wire::Request>(bytes));
         } catch (const std::bad_alloc &) {
             answer.error = "the host is out of memory";
-        } catch (const std::exception &e) { answer.error = e.what(); }
+        } catch (const std::exception &e) {
+            const std::string line = worker::own_line(watch::thrown_by);
+            answer.error = line + (line.empty() ? "" : ": ") + e.what();
+        }
         fflush(stdout);
         bytes = wire::packed(answer);
         worker::transfer(4, bytes.data(), bytes.size(), true);

@@ -1,4 +1,4 @@
-// there is no chunk -1 of 3 ... : 1, 2; wrong on: 3, 4
+// negative_chunk.cu:11: there is no chunk -1 of 3 ... : 1, 2; wrong on: 3, 4
 // (c - step) % k is negative in C++.
 #include "yours.h"
 

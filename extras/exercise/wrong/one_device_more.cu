@@ -1,4 +1,4 @@
-// k = 1, 1 tensor, 1000 numbers: there is no gpu(1): the program runs on 1 devices
+// k = 1, 1 tensor, 1000 numbers: one_device_more.cu:7: there is no gpu(1): the program runs
 // It sums on a device that the training does not have.
 #include "yours.h"
 

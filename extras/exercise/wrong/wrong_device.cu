@@ -1,4 +1,4 @@
-// k = 2, 4 tensors, 1000 numbers: add_: its inputs are on gpu(1) and gpu(0)
+// k = 2, 4 tensors, 1000 numbers: wrong_device.cu:13: add_: its inputs are on gpu(1) and gpu(0)
 // What is received lies on gpu(0), not on the owner.
 #include "yours.h"
 
