@@ -334,6 +334,14 @@ private:
                 }
         return -1;
     }
+    // A message from device c of what nothing in this call has written, or -1
+    int reads_old(int c) const {
+        for (int r = k; r <= end; r++)
+            if (rows[r].is_message && rows[r].message.src == c && rows[r].from_block >= k &&
+                rows[r].to_block >= 0 && writer(rows[r].from_block, rows[r].from, r - 1) < 0)
+                return r;
+        return -1;
+    }
     // Nothing is wrong in what was done, so something is missing.
     void find_missing(const Whose &last) {
         for (const Place &p : tracked) // has the sum come to this device?
@@ -357,7 +365,12 @@ private:
             if (const int r = came(c, true); r >= 0)
                 why += number_of(c) + " comes to " + gpu(d) + " (" + line_of(r) + name_of(r) +
                        "), but nothing adds it";
-            else why += "nothing brings " + number_of(c) + " to " + gpu(d);
+            else if (const int r = reads_old(c); r >= 0) {
+                mark = r, steps[{r, rows[r].to_block, rows[r].to}];
+                why = "it reads memory of " + gpu(c) + " that this call has not written: is a " +
+                      "tensor kept from an earlier call?";
+                return;
+            } else why += "nothing brings " + number_of(c) + " to " + gpu(d);
         }
     }
     // One operation after another it is right: which of them does not wait for another?
@@ -382,9 +395,17 @@ private:
         auto found = [&](int row, const std::string &what, int waiting, int other) {
             if (mark >= 0 && mark <= row) return;
             mark = row;
-            why = what + ": " + gpu(rows[waiting].device) + " must wait for " +
-                  gpu(rows[other].device) + " in between (make_wait)";
+            const std::string one = gpu(rows[waiting].device), two = gpu(rows[other].device);
+            why = what + ": " + (one == two ? "this stream of " + one : one) + " must wait for " +
+                  (one == two ? "that one" : two) + " in between (make_wait)";
         };
+        for (const auto &[s, reads] : steps) {
+            const int device = rows[s.row].device, of = earlier().answer.blocks[s.block];
+            if (rows[s.row].is_message || of < 0 || of == device) continue;
+            mark = s.row;
+            why = "it is on a stream of " + gpu(device) + ", but writes to memory of " + gpu(of);
+            return;
+        }
         for (const auto &[s, reads] : steps) {
             std::vector<Place> used = reads;
             used.push_back({s.block, s.place});

@@ -333,18 +333,24 @@ static void begin_group(bool own_sums = false) {
 }
 
 // The messages that the worker says were enqueued. It may say anything, so what becomes an index is
-// checked.
+// checked. A message's round comes after those of what its stream has done, or waited for.
 static std::vector<network::Message> messages_of(const std::vector<wire::Row> &rows) {
     std::vector<network::Message> messages;
+    std::vector<int> rounds; // the round of the last message before the end of each row
+    std::map<int, int> lasts; // of each stream, its last row
     for (const wire::Row &row : rows) {
-        const network::Message &m = row.message;
+        const int r = rounds.size();
+        network::Message m = row.message;
         auto is_place = [](int device) { return device >= -1 && device < limits::most_devices; };
-        if (m.round < 0 || m.round > (int)rows.size()) throw Verdict("its reply is malformed");
-        if (!row.is_message) continue;
         const bool bytes = m.bytes >= 0 && m.bytes < 1e12;
-        if (!is_place(m.src) || !is_place(m.dst) || !bytes || m.round < 1)
+        const bool is_right = is_place(m.src) && is_place(m.dst) && bytes;
+        if (row.after >= r || (row.is_message && !is_right))
             throw Verdict("its reply is malformed");
-        messages.push_back(m);
+        m.round = row.is_message;
+        for (int before : {lasts.count(row.lane) ? lasts[row.lane] : -1, row.after})
+            if (before >= 0) m.round = std::max(m.round, rounds[before] + row.is_message);
+        rounds.push_back(m.round), lasts[row.lane] = r;
+        if (row.is_message) messages.push_back(m);
     }
     return messages;
 }
@@ -538,9 +544,11 @@ static Answer cost_of(const std::string &name, int k, bool on_cpu) {
 }
 // Check that numbers go from device to device by messages that were counted, and by nothing else:
 // after each operation a device has no contribution that it had not, unless a message brings it.
-static void judge_moves(const std::string &name, int k) {
+// Return what was counted.
+static std::vector<wire::Row> judge_moves(const std::string &name, int k,
+                                          const std::vector<int> &sizes) {
     Request r;
-    r.what = wire::trace, r.k = k, r.algorithm = name, r.sizes = limits::few;
+    r.what = wire::trace, r.k = k, r.algorithm = name, r.sizes = sizes;
     const int n = total(r.sizes);
     for (int c = 0; c < k; c++) r.numbers.push_back(Flat(n, 1 << c)); // a bit for each device
     const Trace t(r);
@@ -567,17 +575,24 @@ static void judge_moves(const std::string &name, int k) {
                                                name.c_str(), gpu(t.answer.blocks[b]).c_str()));
                 }
             }
+    for (const Flat &sum : t.answer.sums)
+        if (sum != Flat(n, (1 << k) - 1))
+            throw no_points(name + ": its sums are wrong when its messages are looked at");
+    return t.answer.rows;
 }
 // Check that it is an allreduce of its own, and that its messages were counted.
-static void judge_counts(const Answer &of, const std::string &name, const Answer &answer, int k) {
-    const network::Traffic t = traffic_of(answer);
-    counted.reset(new network::Traffic(t));
+static void judge_counts(const Answer &of, const std::string &name, Answer &answer, int k) {
     for (int i : answer.called)
         if (const std::string other = of.names.at(i); other != name)
             throw no_points(format("%s: this is %s: it calls allreduce_%s of the same file, but "
                                    "must be an algorithm of its own",
                                    name.c_str(), other.c_str(), other.c_str()));
-    judge_moves(name, k);
+    const std::vector<int> sizes = limits::gradients(options.model);
+    const bool is_small = total(sizes) <= limits::most_traced;
+    const std::vector<wire::Row> rows = judge_moves(name, k, is_small ? sizes : limits::few);
+    if (is_small) answer.rows = rows; // what has really moved these numbers
+    const network::Traffic t = traffic_of(answer);
+    counted.reset(new network::Traffic(t));
     auto enough = [&](long counted, const char *what, long least) {
         if (counted < least)
             throw no_points(format("%s: only %ld %s were counted, but an allreduce on %d devices "
@@ -586,14 +601,14 @@ static void judge_counts(const Answer &of, const std::string &name, const Answer
     };
     const long messages = 2 * (k - 1);
     enough(t.messages, "messages", messages);
-    enough(t.bytes, "bytes", messages * sizeof(float) * total(limits::gradients(options.model)));
+    enough(t.bytes, "bytes", messages * sizeof(float) * total(sizes));
 }
 // Print what it costs, beside naive and the least that is possible.
 static void judge_costs(const Answer &of, const std::string &name, int k) {
     const size_t tensors = limits::gradients(options.model).size();
     const long n = sizeof(float) * total(limits::gradients(options.model));
     const long messages = 2 * (k - 1); // what no allreduce does without
-    const Answer own = cost_of(name, k, of.on_cpu);
+    Answer own = cost_of(name, k, of.on_cpu);
     judge_counts(of, name, own, k);
     std::vector<std::pair<std::string, Answer>> rows = {{name, own}};
     if (name != "naive") rows.emplace_back("naive", cost_of("naive", k, of.on_cpu));

@@ -40,6 +40,8 @@ inline std::vector<int> gradients(const std::string &model) {
     return sizes;
 }
 
+constexpr int most_traced = 200000; // numbers on a device, while each operation is looked at
+
 // For make show: few numbers, with LeNet's messages in every algorithm; none of 2 to 8 divides them
 const std::vector<int> shown = {50, 8, 205, 15, 427, 27, 102, 5};
 constexpr int shown_operations = 12; // in the history of a wrong number
