@@ -225,6 +225,8 @@ def errors(text):
         number = int(number[1] or number[2])
         line = (COPY / "cell").read_text().splitlines()[number - 1]
         return [f"cell:{number}: {line}", wrong[0]]
+    if "error: #error " in wrong[0]:  # judged.sh has found it in the cell
+        return [wrong[0].partition("#error ")[2]]
     return wrong[:3] + ["The error is outside of the cell: does a brace of it lack its partner?"]
 
 

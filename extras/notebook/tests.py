@@ -221,6 +221,9 @@ def test_a_cell_that_does_not_compile(kernel, outputs):
     assert "cell:3:" in kernel.run("%train ALLREDUCE=yours EPOCHS=1 LIMIT=256")["printed"]
     lacks = kernel.run(bad.replace("oops(grads[c]);\n}", ""))["printed"]
     assert "does a brace of it lack its partner?" in lacks and lacks.count("\n") <= 10
+    unmarked = "%%allreduce\nvoid f() {}\nvoid allreduce_yours(const PerDevice &) { f<<<1, 1>>>(); }"
+    unmarked = kernel.run(unmarked)["printed"]
+    assert unmarked.endswith("f is launched, but its definition lacks __global__")
 
 
 def test_an_endless_loop(kernel, outputs):
