@@ -69,7 +69,7 @@ static std::vector<Epoch> trained(Seen &seen, size_t steps_in_epoch) {
         const HostIn watched("train");
         experiment.train(options.gpus, options.batch, options.lr);
     } catch (const std::exception &e) {
-        said = e.what();
+        said = e.what() + line_of(watch::thrown_by);
     }
     fflush(stdout);
     dup2(out, STDOUT_FILENO);
