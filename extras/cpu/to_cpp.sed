@@ -105,8 +105,8 @@ s/operator[ \t]*[=[]/\f&/g
 s/(__(device|constant)__[ \t]+((\w|:)+(<[^<>;]*>)?[ \t]+)+)(\w+[ \t]*(\[[^];]*\][ \t]*)*(=[^;,(){}]*)?),/\1\6; \1/g
 t device_variables
 #    \1 kind  \2 type  \6 name  \7 [8][9]  \9 = {1}. The reference is static if the variable is
-s/__(device|constant)__[ \t]+(extern[ \t]+((\w|:)+(<[^<>;]*>)?[ \t*]+)+)(\w+)[ \t]*((\[[^];]*\][ \t]*)*);/\2\6_initial\7; extern thread_local decltype(\6_initial) \&\6;/g
-s/__(device|constant)__[ \t]+(((\w|:)+(<[^<>;]*>)?[ \t*]+)+)(\w+)[ \t]*((\[[^];]*\][ \t]*)*)(=[^;]*|\{[^;]*\})?;/\2\6_initial\7\9; [[maybe_unused]] \a\2\vthread_local decltype(\6_initial) \&\6 = ::cuda_cpu::\1_variable(\6_initial, "\6", __FILE__, __LINE__); [[maybe_unused]] static const bool \6_on_start = ::cuda_cpu::add_on_start([] { (void)\&\6; });/g
+s/__(device|constant)__[ \t]+(extern[ \t]+((\w|:)+(<[^<>;]*>)?[ \t*]+)+)(\w+)[ \t]*((\[[^];]*\][ \t]*)*);/\2\6_initial\7; extern thread_local ::cuda_cpu::Watched<decltype(\6_initial)> \&\6;/g
+s/__(device|constant)__[ \t]+(((\w|:)+(<[^<>;]*>)?[ \t*]+)+)(\w+)[ \t]*((\[[^];]*\][ \t]*)*)(=[^;]*|\{[^;]*\})?;/\2\6_initial\7\9; [[maybe_unused]] \a\2\vthread_local ::cuda_cpu::Watched<decltype(\6_initial)> \&\6 = ::cuda_cpu::\1_variable(\6_initial, "\6", __FILE__, __LINE__); [[maybe_unused]] static const bool \6_on_start = ::cuda_cpu::add_on_start([] { (void)\&\6; });/g
 s/\a([^\v]*[ \t])?(static|const)[ \t][^\v]*\v/static /g
 s/\ainline[ \t][^\v]*\v/inline /g
 s/\a[^\v]*\v//g

@@ -313,10 +313,17 @@ template <class T, size_t n> struct VolatileArray<T[n]> {
     operator T *() { return elements; }
     template <class U> explicit operator U *() { return (U *)elements; }
 };
+template <class T> struct VolatileNumber { // such as a flag
+    T number;
+    operator T &() { return *Volatile<T>(&number); }
+    template <class U> U operator=(U x) { return number = x, x; }
+};
 template <class T>
-using Watched = std::conditional_t<std::rank<T>::value == 1 &&
-                                       std::is_volatile<std::remove_all_extents_t<T>>::value,
-                                   VolatileArray<T>, T>;
+using Watched =
+    std::conditional_t<std::is_volatile<T>::value && std::is_integral<T>::value, VolatileNumber<T>,
+                       std::conditional_t<std::rank<T>::value == 1 &&
+                                              std::is_volatile<std::remove_all_extents_t<T>>::value,
+                                          VolatileArray<T>, T>>;
 
 // A __shared__ array: its place in the worker's arena, filled with NaN by the first thread that
 // gets to it, which is thread 0, except by_lanes. Once a block: a function may be called again.

@@ -305,8 +305,8 @@ static void say_where_host_is(int signal, siginfo_t *info, void *context) {
             machine().devices[running.device]->cores,
             asks ? ", the first ones first: let a block wait for earlier ones only, or launch a "
                    "second kernel"
-                 : ", and a thread lets others run only at a barrier, or where it looks through a "
-                   "pointer to volatile memory or calls an atomic function again and again");
+                 : ", and a thread lets others run only at a barrier, or where it looks at "
+                   "volatile memory or calls an atomic function again and again");
 }
 int start_watchdog() { // of the calling thread; -1: it has none
     int timer = -1;

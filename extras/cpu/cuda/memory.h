@@ -1,6 +1,7 @@
 // Memory: allocations, copies, fills, and the variables of a device.
 #pragma once
 
+#include "blocks.h"
 #include "streams.h"
 
 enum cudaMemcpyKind {
@@ -191,12 +192,15 @@ namespace cuda_cpu {
 // Where the calling thread finds the variable whose first value is `initial`.
 __attribute__((noinline, cold)) void *find_variable(const void *initial, size_t bytes,
                                                     const char *name, Where where);
-template <class T> T &device_variable(T &initial, const char *name, const char *file, int line) {
+template <class T>
+Watched<T> &device_variable(T &initial, const char *name, const char *file, int line) {
     static_assert(std::is_trivially_copyable<T>::value,
                   "a device variable must be copyable as bytes");
-    return *(T *)find_variable((const void *)&initial, sizeof initial, name, {file, line, nullptr});
+    return *(Watched<T> *)find_variable((const void *)&initial, sizeof initial, name,
+                                        {file, line, nullptr});
 }
-template <class T> T &constant_variable(T &initial, const char *name, const char *file, int line) {
+template <class T>
+Watched<T> &constant_variable(T &initial, const char *name, const char *file, int line) {
     static_assert(sizeof initial <= 65536, "a device has 64 KiB of constant memory");
     return device_variable(initial, name, file, line);
 }

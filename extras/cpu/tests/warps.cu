@@ -383,11 +383,26 @@ __global__ void relay_kernel(volatile int *flags, int *y) {
     __threadfence();
     flags[t] = 1;
 }
+// The same by variables
+__device__ volatile unsigned one_is_ready;
+__global__ void flags_kernel(int *y) {
+    __shared__ volatile int ready;
+    const int t = threadIdx.x;
+    if (t == 0) ready = 0;
+    __syncthreads();
+    if (t == 40) ready = 4;
+    if (t == 7) ++one_is_ready;
+    if (t > 0) return;
+    while (ready == 0 || one_is_ready == 0) continue;
+    *y = ready + one_is_ready;
+}
 [[maybe_unused]] static void relay() {
     const int n = 70;
     auto flags = device_copy(std::vector<int>(n)), y = device_copy(std::vector<int>(n));
     OK_LAUNCH(relay_kernel<<<1, n>>>(flags.get(), y.get()));
     expect(values(y) == "70", "what the last thread gets", fetch(y, 1)[0]);
+    OK_LAUNCH(flags_kernel<<<1, 64>>>(y.get()));
+    expect(values(y) == "5", "two flags", fetch(y, 1)[0]);
 }
 // Volatile memory that lanes do not use to hand values on, or only between barriers
 __global__ void volatile_flag_kernel(float *sum) {
