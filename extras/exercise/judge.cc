@@ -566,8 +566,10 @@ static std::vector<wire::Row> judge_moves(const std::string &name, int k,
                 unsigned &there = had[t.answer.blocks[b]];
                 for (int i = p->begin; i < p->end; i++) {
                     const float x = p->x[i - p->begin];
-                    const bool is_copy =
-                        is_target && t.after(op.from_block, op.from + i - op.to, row - 1) == x;
+                    auto source = [&](int after) { // (in `row` itself, if by a launch without LAUNCH)
+                        return t.after(op.from_block, op.from + i - op.to, after);
+                    };
+                    const bool is_copy = is_target && (source(row - 1) == x || source(row) == x);
                     if (brought && is_copy) there |= bits(x);
                     if (!brought && (bits(x) & ~there))
                         throw no_points(format("%s: numbers come to %s without a message that was "
