@@ -410,8 +410,8 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         sums.push_back(all_to_host(gradients({device_params[c]})[0]));
         const Indices wrong = wrong_at(sums[c], want, magnitude, k);
         if (!wrong.empty())
-            differs_from(where, on("the sum of gradients" + seen.line_of_exchange(), c), sums[c], want, wrong,
-                         candidates, sizes,
+            differs_from(where, on("the sum of gradients" + seen.line_of_exchange(), c), sums[c],
+                         want, wrong, candidates, sizes,
                          !sent     ? "; no message was sent"
                          : trained ? ""
                                    : "; the messages are from and to other tensors than the "
@@ -451,8 +451,8 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         Quantities quantities = sizes;
         quantities.insert(quantities.begin(), {"lr", lr});
         quantities.push_back({"BATCH", options.batch});
-        differs_from(where, on("the update" + seen.line_of_op("update", c), c), update, right_update, wrong, parts,
-                     quantities,
+        differs_from(where, on("the update" + seen.line_of_op("update", c), c), update,
+                     right_update, wrong, parts, quantities,
                      ratio.empty() ? "" : format("; it is %.4g times the right one", ratio[0]));
     }
 }

@@ -40,7 +40,8 @@ build/gpu/wrong.cu: $(wrong) extras/exercise/exercise.mk
 
 worker_cpp := build/cpp/extras/exercise/worker.cu $(exercise_headers)
 algorithms_cpp := $(algorithms:%=build/cpp/%)
-worker_cpu = $(CXX) $(cpu_flags) $(flags_$1) $(worker_flags_$1) $(dl) -iquote extras/exercise $(once_$1)
+worker_cpu = $(CXX) $(cpu_flags) $(flags_$1) $(worker_flags_$1) $(dl) -iquote extras/exercise \
+    $(once_$1)
 build/cpu/worker build/race/worker: build/%/worker: $(worker_cpp) build/cpp/judged/mgpu.cu \
     $(algorithms_cpp) build/%/runtime.o
 	$(call worker_cpu,$*) $(others) -DSUBMISSION='"../../judged/mgpu.cu"' -x c++ $< $(to)

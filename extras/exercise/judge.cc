@@ -214,7 +214,7 @@ private:
         }
         while (print_on(true)) {}
     }
-    // What the submission prints is shown as its own. (ThreadSanitizer's reports are shown as they are.)
+    // What the submission prints is shown as its own. (ThreadSanitizer's reports stay as they are.)
     bool print_on(bool only_if_there = false) {
         char bytes[4096];
         pollfd end = {prints, POLLIN, 0};
@@ -566,9 +566,10 @@ static std::vector<wire::Row> judge_moves(const std::string &name, int k,
                 unsigned &there = had[t.answer.blocks[b]];
                 for (int i = p->begin; i < p->end; i++) {
                     const float x = p->x[i - p->begin];
-                    auto source = [&](int after) { // (in `row` itself, if by a launch without LAUNCH)
+                    auto source = [&](int after) {
                         return t.after(op.from_block, op.from + i - op.to, after);
                     };
+                    // (What a launch without LAUNCH has written is seen with the next operation)
                     const bool is_copy = is_target && (source(row - 1) == x || source(row) == x);
                     if (brought && is_copy) there |= bits(x);
                     if (!brought && (bits(x) & ~there))

@@ -113,8 +113,8 @@ static void before_use(Device device, const Tensor *tensor) {
         if (!running) note->again = nullptr; // who knows how long the address is used
     }
 }
-// Enqueue the kernel that writes y, perhaps later, when it is known what follows. It may run `again`
-// if that takes less than it costs to keep y.
+// Enqueue the kernel that writes y, perhaps later, when it is known what follows. It may run
+// `again` if that takes less than it costs to keep y.
 static void launch(Tensor &y, std::function<void(Store y)> kernel, bool again = false) {
     stream_of(y.device); // sends off the launch that waits
     Note note = {kernel, {}, size(y), empty(y.shape, y.device).data};

@@ -115,8 +115,8 @@ template <class Window> static Tensor pool2d(const char *op, const Tensor &X, co
     return add_to_tape(op, y, {X}, [=](const Tensor &) {
         const float *dy = dy_of(y).ptr();
         LAUNCH(fast::pool2d_backward_kernel<Window>
-               <<<blocks(s.planes, block_back.z), block_back, 0, stream_of(X.device)>>>(target_of(X), dy,
-                                                                                   X.ptr(), s));
+               <<<blocks(s.planes, block_back.z), block_back, 0, stream_of(X.device)>>>(
+                   target_of(X), dy, X.ptr(), s));
     });
 }
 static Tensor avg_pool2d(const Tensor &X, const PoolShape &s) {

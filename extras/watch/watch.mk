@@ -14,8 +14,8 @@ watched_cpu = build/cpp/$(source_$1) $(needs_cpp) $(watch) build/$1/runtime.o
 compile_watched_gpu = $(NVCC) $(nvcc_flags) $(call in_program,gpu) $(call apart_watched,gpu)
 # (Before glibc 2.34, dlsym, which calls.h needs, is in a library of its own)
 dl := -Wl,--no-as-needed -ldl
-compile_watched_cpu = $(CXX) $(cpu_flags) $(flags_$1) $(dl) -iquote $(patsubst build/cpp/%/,%,$(dir $<)) \
-    $(once_$1) $(call in_program,$1) $(call apart_watched,$1)
+compile_watched_cpu = $(CXX) $(cpu_flags) $(flags_$1) $(dl) \
+    -iquote $(patsubst build/cpp/%/,%,$(dir $<)) $(once_$1) $(call in_program,$1) $(call apart_watched,$1)
 # A stream has another type there: so they need other products
 apart_watched = $(subst products.o,watched_products.o,$(apart_$1))
 ifneq ($(apart_cpu),)

@@ -23,8 +23,8 @@ int call_stack(void **frames, int most);
 // Return the line of the program that this thread has reached, as "FILE:LINE": that of the address
 // `interrupted`, which is on the stack of `n` frames, or of its caller. Library functions are
 // skipped in favour of their callers; `in_library` tells whether there were such. In an allreduce
-// its own line comes first, then ", in " and the line of the tool that it called. Empty if addr2line
-// is not installed, or the program has no line numbers (-g1).
+// its own line comes first, then ", in " and the line of the tool that it called. Empty if there is
+// no addr2line, or the program has no line numbers (-g1).
 std::string line_of(void **frames, int n, void *interrupted, bool exact,
                     bool *in_library = nullptr);
 // Return the address at which a signal has interrupted its thread, and the line of that address.

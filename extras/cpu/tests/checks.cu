@@ -322,7 +322,7 @@ static const bool wrong_checks = add(wrong_programs, {
 #elif defined(CUDA_CPU_ASAN) // Accesses to memory that is mapped, but not theirs
 #ifndef __clang__
     WRONG("memory that nothing has been written to", read_unwritten<false>(),
-          "unwritten_kernel<shared> on device 0 reads byte 4 of the 12 bytes that extras/cpu/tests/",
+          "unwritten_kernel<shared> on device 0 reads byte 4 of the 12 bytes that extras/cpu/",
           "but nothing has been written there"),
     WRONG("shared memory that nothing has been written to", read_unwritten<true>(),
           "on device 0 reads shared memory (list), but nothing has been written there"),

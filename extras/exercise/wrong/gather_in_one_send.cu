@@ -12,7 +12,8 @@ YOURS(gather_in_one_send) {
             messages.push_back({part, empty(part.shape, gpu((c + 1) % k))});
         }
         send(messages);
-        for (int c = 0; c < k; c++) add_(chunk(flat[(c + 1) % k], (c - step + k) % k, k), messages[c].dst);
+        for (int c = 0; c < k; c++)
+            add_(chunk(flat[(c + 1) % k], (c - step + k) % k, k), messages[c].dst);
     }
     std::vector<Message> messages;
     for (int step = 0; step < k - 1; step++)
