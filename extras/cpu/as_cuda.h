@@ -16,6 +16,7 @@ cudaError_t cudaConfigureCall(dim3, dim3, size_t = 0, cudaStream_t = nullptr);
 #undef __host__
 #undef __managed__
 #undef __launch_bounds__
+#undef threadIdx
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
 #define __host__ __attribute__((host))

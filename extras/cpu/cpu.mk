@@ -21,11 +21,13 @@ MARCH ?= $(shell said=$$($(CXX) -march=native -x c++ -E /dev/null 2>&1 >/dev/nul
 # AVX-512 where there is one: compilers avoid it on some processors that have it
 wide := $(shell $(CXX) -mprefer-vector-width=512 -x c++ -E /dev/null >/dev/null 2>&1 && \
     echo -mprefer-vector-width=512)
-# (g++: -Og, and garbage of up to a GB, compile quickly; kernels get -O3 in cuda/types.h)
+# (g++: -Og, and garbage of up to a GB, compile quickly; kernels get -O3 in cuda/types.h. The two
+# flags after -Og: g++ inlines a function early only if these agree with its caller's, also where
+# one comes from a .gch and the other has `numbers`, below. Late is too late for vectors.)
 CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra -Wno-psabi \
     $(if $(clang),-O3 -Wno-pass-failed -Wno-unknown-warning-option -Wno-ignored-gch \
     -fstack-clash-protection,\
-    -Og --param ggc-min-heapsize=1000000)
+    -Og -fstrict-aliasing -fno-aggressive-loop-optimizations --param ggc-min-heapsize=1000000)
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Iextras/cpu
 # The same with another level of optimization
 level = $(patsubst -O%,$1,$(cpu_flags))

@@ -154,9 +154,9 @@ s/\a/<<</g
 s/\v/>>>/g
 #    Now \a begins the launch, and \v the function that calls the kernel
 #    (In kernel<V()>, V may be the parameter of a function around this one: g++ 13 wants no decltype)
-s/\x02((\w|:)+[ \t]*<[^\f]*\(\)[^\f]*>)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \3), [=](auto... arguments) { \1(arguments...); }, 0))/g
+s/\x02((\w|:)+[ \t]*<[^\f]*\(\)[^\f]*>)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \3), [=](auto... arguments) CUDA_CPU_CALLER { \1(arguments...); }, 0))/g
 s/\x02((\w|:)+[ \t]*(<[^\f]*>)?)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \4), \v \1(arguments...); }, \x03\1)) { return {}; }))/g
-s/\x02([^\f]+)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \2), [pointer = \1](auto... arguments) { pointer(arguments...); }, \x03\1)) { return {}; }))/g
+s/\x02([^\f]+)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \2), [pointer = \1](auto... arguments) CUDA_CPU_CALLER { pointer(arguments...); }, \x03\1)) { return {}; }))/g
 s/\a/::cuda_cpu::configured(::cuda_cpu::Launch/g
-s/\v([^}]*); }/[=](auto... arguments) -> decltype(\1) {\1; }/g
+s/\v([^}]*); }/[=](auto... arguments) CUDA_CPU_CALLER -> decltype(\1) {\1; }/g
 s/\x03/[](auto z) -> decltype(::cuda_cpu::parameters(z, /g

@@ -34,7 +34,8 @@ static __attribute__((no_sanitize("thread"))) CUDA_CPU_OPTIMIZED void fiber_main
 #endif
     observed(&w.begin);
     const int t = w.current;
-    threadIdx = thread_index(t);
+    Thread me = {thread_index(t), t, false};
+    thread = &me;
     enter_callers();
     try {
         w.run(w.kernel, false);

@@ -98,7 +98,8 @@ struct Worker {
     // The block that is running:
     void (*run)(const void *, bool) = nullptr;
     const void *kernel = nullptr;
-    int threads = 0, current = 0;
+    int threads = 0;
+    int current = 0; // the thread that runs; in_loop only that it is not 0: see current_thread()
     Mode mode = in_loop;
     bool met_barrier = false, thread0_ended = false, failed = false;
     cudaError_t error = cudaErrorLaunchFailure; // if it has failed
@@ -112,7 +113,6 @@ struct Worker {
     int warp = 0;         // the one whose turn it is
     unsigned todo = 0;    // its lanes that have yet to run in this round
     int looped = -1;      // the thread that the plain loop runs, on no fiber
-    bool *stop = nullptr; // ends the plain loop after that thread
     unsigned long long random = 0;
     const volatile void *asked = nullptr;     // what a thread has looked at, and found as before
     unsigned long long asker = 0;             // block and thread
@@ -121,6 +121,9 @@ struct Worker {
     char begin = 0, end = 0, barrier[2] = {}; // addresses that stand for an order, see published()
 };
 inline __thread Worker *worker = nullptr;
+inline int current_thread(const Worker &w) {
+    return w.mode == in_loop ? thread->number : w.current;
+}
 
 // Leave the fiber `from`, continue `to`; returns when somebody continues `from`.
 #ifdef CUDA_CPU_PORTABLE
@@ -247,9 +250,9 @@ CUDA_CPU_SWITCHING inline void barrier(const char *file, int line, int number = 
     const unsigned parity = w.phase % 2;
     published(&w.barrier[parity]);
     w.current = next;
-    const uint3 index = threadIdx;
+    Thread *const me = thread;
     switch_fiber(w.fibers[t], w.fibers[next]);
-    threadIdx = index;
+    thread = me;
     observed(&worker->barrier[parity]);
 }
 

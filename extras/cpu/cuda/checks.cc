@@ -290,14 +290,18 @@ static void say_where_host_is(int signal, siginfo_t *info, void *context) {
     last = w.blocks;
     if (!again || said.exchange(true)) return;
     const std::string line = interrupted_line(context);
-    const uint3 thread = thread_index(w.current);
+    const int t = current_thread(w);
+    const uint3 at = thread_index(t);
+    char in_block[60] = "";
+    if (t >= 0)
+        snprintf(in_block, sizeof in_block, " and is at thread (%u,%u,%u)", at.x, at.y, at.z);
     // A flag that the thread looks at again and again, and so lets the others of its block run
     const bool asks = w.times > 3 && w.asker >> 10 == w.blocks;
     fprintf(stderr,
-            "%s:%d: %s on device %d: block (%u,%u,%u) has been running for %d seconds and is at "
-            "thread (%u,%u,%u)%s%s. %s Here each block runs until it ends, %d at a time%s\n",
+            "%s:%d: %s on device %d: block (%u,%u,%u) has been running for %d seconds%s%s%s. %s "
+            "Here each block runs until it ends, %d at a time%s\n",
             running.where.file, running.where.line, running.name, running.device, blockIdx.x,
-            blockIdx.y, blockIdx.z, machine().watchdog, thread.x, thread.y, thread.z,
+            blockIdx.y, blockIdx.z, machine().watchdog, in_block,
             line.empty() ? "" : ", in ", line.c_str(),
             asks ? "No thread of its block sets the flag that it waits for: does a block that has "
                    "yet to begin?"
@@ -393,7 +397,7 @@ static CUDA_CPU_UNSEEN bool touch(Worker &w, const volatile void *p, size_t byte
         if (there.at != p) there = {p, {}, {}, false};
         return there;
     };
-    const int t = w.current;
+    const int t = current_thread(w);
     const bool before_barrier = // which thread 0 has met already
         w.mode == in_turns && t > 0 && w.met_barrier && !w.thread0_ended;
     const unsigned calls = w.mode == by_lanes ? w.warps[t / 32].lanes[t % 32].calls : 0;

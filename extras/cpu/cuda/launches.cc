@@ -54,6 +54,7 @@ static __attribute__((no_sanitize("thread"))) void run_threads_of(const Kernel &
     if (lane_order.always) {
         start_lanes(w, block);
         run_lanes(w);
+        thread = &no_thread;
         observed(&w.end);
         return;
     }
@@ -71,6 +72,8 @@ static __attribute__((no_sanitize("thread"))) void run_threads_of(const Kernel &
         run_lanes(w);
     } else if (!w.met_barrier && w.threads > 1) {
         w.mode = in_loop;
+        w.current = 1; // only thread 0 fills shared memory
+        thread = &no_thread;
         try {
             kernel.run(w.kernel, true);
             if (w.mode == by_lanes) run_lanes_after_loop(w);
@@ -80,6 +83,7 @@ static __attribute__((no_sanitize("thread"))) void run_threads_of(const Kernel &
         }
     }
 #endif
+    thread = &no_thread;
     observed(&w.end);
 }
 static void run_block(const Kernel &kernel, unsigned block) {
@@ -293,6 +297,11 @@ static cudaError_t check_launch(const Launch &l, const Device &device) {
                     "%s on device %d: a grid cannot have %u x %u x %u blocks: it must have at "
                     "least 1, and y and z at most 65535",
                     l.name, device.id, l.grid.x, l.grid.y, l.grid.z);
+    if (l.grid.x * (size_t)l.block.x > most_threads_x)
+        return fail(cudaErrorInvalidConfiguration, l.where,
+                    "%s on device %d: the stand-in lacks grids of %u x %u threads in x: it takes "
+                    "at most %u",
+                    l.name, device.id, l.grid.x, l.block.x, most_threads_x);
     if (l.shared > dynamic_shared_bytes)
         return fail(cudaErrorInvalidConfiguration, l.where,
                     "%s on device %d: the launch asks for %zu bytes of shared memory, but a block "

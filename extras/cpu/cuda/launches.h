@@ -8,6 +8,8 @@
 
 namespace cuda_cpu {
 
+constexpr unsigned most_threads_x = INT_MAX - 1024; // of a grid
+
 // The configuration of a launch: what stands between <<< and >>>, and where.
 struct Launch {
     const char *name;
@@ -21,9 +23,11 @@ struct Launch {
           stream(stream) {}
 };
 
-// The thread that threadIdx says; or all of the block but thread 0, one after another: a kernel
-// without barriers. One function for both, since kernels that are inlined are compiled for each.
-// Where the kernel has no warp function, the compiler sees that nothing sets `stop`.
+// Run the thread that threadIdx names; or, with `rest`, all of the block but thread 0, one after
+// another: a kernel without barriers. One function for both, since kernels that are inlined are
+// compiled for each. If a kernel calls nothing that is not inlined, no other code can see `me`.
+// Then the compiler keeps it in registers, and turns the loop over x into vector instructions. For
+// that it must also know that blockIdx.x * blockDim.x + threadIdx.x is an int: see check_launch().
 template <class K>
 CUDA_CPU_OPTIMIZED __attribute__((flatten)) void run_threads(const void *bytes, bool rest) {
 #ifdef CUDA_CPU_TSAN // which would take the loop's thread-local variables for shared ones
@@ -31,25 +35,26 @@ CUDA_CPU_OPTIMIZED __attribute__((flatten)) void run_threads(const void *bytes, 
     (*(const K *)bytes)();
 #else
     const K kernel = *(const K *)bytes; // a copy that nothing else points to
-    const dim3 begin = rest ? dim3(1, 0, 0) : dim3(threadIdx.x, threadIdx.y, threadIdx.z);
-    const unsigned X = blockDim.x, Y = blockDim.y;
-    const dim3 end = rest ? blockDim : dim3(begin.x + 1, begin.y + 1, begin.z + 1);
-    int &current = worker->current;
-    bool stop = false;
-    worker->stop = &stop;
+    Thread *const before = thread;
+    const unsigned X = blockDim.x, Y = blockDim.y, Z = blockDim.z;
+    const uint3 begin = rest ? uint3{1, 0, 0} : before->index;
+    const uint3 end = rest ? uint3{X, Y, Z} : uint3{begin.x + 1, begin.y + 1, begin.z + 1};
+    if (end.x > 1024 || blockIdx.x * X > most_threads_x) __builtin_unreachable();
+    Thread me = {{0, 0, 0}, 0, false};
+    thread = &me;
     unsigned x = begin.x;
     for (unsigned z = begin.z; z < end.z; z++)
         for (unsigned y = begin.y; y < end.y; y++, x = 0)
             for (; x < end.x; x++) {
-                threadIdx = {x, y, z};
-                current = x + X * (y + Y * z);
+                me.index = {x, y, z};
+                me.number = x + X * (y + Y * z);
                 kernel();
-                if (stop) {
-                    worker->stop = nullptr;
+                if (me.stop) {
+                    thread = before;
                     return;
                 }
             }
-    worker->stop = nullptr;
+    thread = before;
 #endif
 }
 
@@ -102,7 +107,7 @@ template <class F> struct Configured {
         Kernel *kernel = accept(launch, {{(void *)&args, sizeof args, std::is_pointer<A>::value,
                                           std::is_class<A>::value}...});
         if (!kernel) return;
-        auto call = [f = f, args...] { f(args...); };
+        auto call = [f = f, args...]() CUDA_CPU_CALLER { f(args...); };
         using K = decltype(call);
         static_assert(std::is_trivially_copy_constructible<K>::value &&
                           std::is_trivially_destructible<K>::value && alignof(K) <= 16,

@@ -31,7 +31,14 @@
 #if defined(__clang__) || defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
 #define CUDA_CPU_OPTIMIZED
 #else
-#define CUDA_CPU_OPTIMIZED __attribute__((optimize("O3", "stack-clash-protection")))
+#define CUDA_CPU_OPTIMIZED                                                                         \
+    __attribute__((optimize("O3", "strict-aliasing", "stack-clash-protection")))
+#endif
+// The same of a lambda that calls a kernel. g++ before 12 rejects it there: kernels are slower.
+#if !defined(__clang__) && __GNUC__ >= 12
+#define CUDA_CPU_CALLER CUDA_CPU_OPTIMIZED
+#else
+#define CUDA_CPU_CALLER
 #endif
 #define __global__ inline CUDA_CPU_OPTIMIZED
 #define __device__ CUDA_CPU_OPTIMIZED
@@ -101,8 +108,20 @@ struct dim3 {
     constexpr operator uint3() const { return {x, y, z}; }
 };
 
-// Of the CUDA thread that this core runs at the moment.
-inline __thread uint3 threadIdx, blockIdx;
+// The CUDA thread that this core runs at the moment. It is a local variable of run_threads(), or of
+// fiber_main() before that; between kernels it is no_thread.
+namespace cuda_cpu {
+struct Thread {
+    uint3 index;
+    int number; // in its block; -1: unknown
+    bool stop;  // ends the plain loop after this thread
+};
+inline Thread no_thread = {{0, 0, 0}, -1, false};
+inline __thread Thread *thread = &no_thread;
+} // namespace cuda_cpu
+#define threadIdx (::cuda_cpu::thread->index)
+// The block of that thread
+inline __thread uint3 blockIdx;
 inline __thread dim3 blockDim, gridDim;
 
 // For each pair of types that CUDA has them for, and no template, so that they match better than

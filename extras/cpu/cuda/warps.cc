@@ -36,6 +36,7 @@ static CUDA_CPU_UNSEEN int choose(Worker &w, unsigned bits) {
 
 CUDA_CPU_UNSEEN void start_lanes(Worker &w, unsigned block) {
     const bool fresh = lane_order.always;
+    if (!fresh) w.current = current_thread(w);
     const int t = fresh ? 0 : w.current;
     {
         Hidden hidden;
@@ -62,7 +63,7 @@ CUDA_CPU_UNSEEN void start_lanes(Worker &w, unsigned block) {
     if (at_barrier) w.phase--; // which is not left yet
     else w.count[(w.phase + 1) % 2] = 0;
     w.looped = w.mode == in_loop ? t : -1;
-    if (w.mode == in_loop) *w.stop = true;
+    if (w.mode == in_loop) thread->stop = true;
     w.mode = by_lanes;
     w.warp = t / 32;
     w.todo = fresh ? 0 : w.warps[w.warp].ready & ~(1u << t % 32);
@@ -235,7 +236,7 @@ CUDA_CPU_UNSEEN void run_lanes_after_loop(Worker &w) {
 
 // Lane `t` cannot go on, or never will: others do until it can.
 static CUDA_CPU_UNSEEN void run_others(Worker &w, int t) {
-    const uint3 index = threadIdx;
+    Thread *const me = thread;
     if (t != w.looped) {
         Fiber &next = after_lane(w);
         if (&next != &w.fibers[t]) switch_fiber(w.fibers[t], next, w.failed);
@@ -243,7 +244,7 @@ static CUDA_CPU_UNSEEN void run_others(Worker &w, int t) {
         run_lanes(w);
         if (w.failed) throw BlockFailed();
     }
-    threadIdx = index;
+    thread = me;
 }
 
 void wait_for_block(const char *file, int line, int number) {
@@ -294,7 +295,7 @@ CUDA_CPU_UNSEEN unsigned long long meet(const char *call, Where where, unsigned 
 }
 void asked_again(const volatile void *flag) {
     Worker &w = *worker;
-    const unsigned long long asker = w.blocks << 10 | w.current;
+    const unsigned long long asker = w.blocks << 10 | current_thread(w);
     if (w.asked != flag || w.asker != asker) w.times = 0;
     w.asked = flag;
     w.asker = asker;
@@ -324,13 +325,13 @@ void wrong_lane(const char *call, Where where, const char *format, ...) {
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    const int t = worker->current;
-    const uint3 thread = thread_index(t);
+    const int t = current_thread(*worker);
+    const uint3 at = thread_index(t);
     snprintf(whole, sizeof whole, "%s in block (%u,%u,%u): thread (%u,%u,%u), lane %d, %s", call,
-             blockIdx.x, blockIdx.y, blockIdx.z, thread.x, thread.y, thread.z, t % 32, text);
+             blockIdx.x, blockIdx.y, blockIdx.z, at.x, at.y, at.z, t % 32, text);
     give_up_block(cudaErrorLaunchFailure, where, whole);
 }
-CUDA_CPU_UNSEEN int lane_of_thread() { return worker->current % 32; }
+CUDA_CPU_UNSEEN int lane_of_thread() { return current_thread(*worker) % 32; }
 
 CUDA_CPU_UNSEEN void sync_warp(unsigned mask, Where where) {
     check_mask("__syncwarp", where, mask);

@@ -117,6 +117,19 @@ static void spin() {
     WRONG_HERE(spin_kernel<<<2, 5>>>(flag));
     OK(cudaDeviceSynchronize());
 }
+// It calls nothing, so that the compiler need not store which of its threads runs.
+__global__ void silent_kernel(unsigned *last, unsigned end) {
+    for (unsigned i = threadIdx.x; i != end; i = 4 * i + 1) *last = i;
+}
+static void spin_silently() {
+    setenv("CUDA_CPU_WATCHDOG", "1", 1);
+    unsetenv("CUDA_CPU_LANES");
+    unsigned *last = nullptr;
+    OK(cudaMalloc(&last, sizeof *last));
+    std::thread([] { std::this_thread::sleep_for(std::chrono::seconds(4)), _exit(1); }).detach();
+    WRONG_HERE(silent_kernel<<<1, 5>>>(last, 0));
+    OK(cudaDeviceSynchronize());
+}
 static void fault_with_handlers(bool before) {
     if (before) install_handler(false);
     volatile float *p = freed(1, 10);
@@ -312,6 +325,10 @@ static const bool wrong_checks = add(wrong_programs, {
           "spin_kernel on device 0: block (1,0,0) has been running for 1 seconds and is at ",
           "thread (3,0,0), in " __FILE__ ":",
           "No thread of its block sets the flag that it waits for: does a block that has yet to"),
+    WRONG("spinning without a call", spin_silently(),
+          "silent_kernel on device 0: block (0,0,0) has been running for 1 seconds",
+          ", in " __FILE__ ":",
+          "Does it wait for a value that another thread sets?"),
     WRONG("access, by the host, in a line that cannot be found", fault_without_line(),
           "memory of device 1, byte 0 of the 40 bytes that extras/cpu/tests/tests.h:",
           "cudaErrorIllegalAddress"),

@@ -26,6 +26,28 @@ TEST_CASE("launch: every index of a grid comes once") {
     }
 }
 
+// The compiler runs several of these threads at once, by vector instructions.
+__global__ void guarded_kernel(float *y, const float *x, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i] < 0 ? threadIdx.x : x[i] + 1;
+}
+
+TEST_CASE("launch: the threads of the last block that have nothing to do") {
+    for (const int n : {1, 15, 100, 1023, 1024, 1500})
+        for (const int threads : {1, 7, 33, 256, 1024})
+            for (const bool in_place : {false, true}) {
+                Floats x(n + 40), right;
+                for (int i = 0; i < n + 40; i++) x[i] = i % 3 ? i : -i;
+                right = x;
+                for (int i = 0; i < n; i++) right[i] = x[i] < 0 ? i % threads : x[i] + 1;
+                auto from = device_copy(x), to = device_copy(x);
+                const float *source = in_place ? to.get() : from.get();
+                const int blocks = (n + threads - 1) / threads;
+                OK_LAUNCH(guarded_kernel<<<blocks, threads>>>(to.get(), source, n));
+                CHECK(fetch(to, n + 40) == right);
+            }
+}
+
 // Launches that extras/cpu/to_cpp.sed has to understand besides those that mgpu.cu writes.
 namespace odd {
 template <class Pair, int add> __global__ void pair_kernel(float *x, Pair pair) {
@@ -236,6 +258,8 @@ TEST_CASE("launch: a configuration that no GPU takes is refused") {
                    "count_kernel<true> on device 0: a grid cannot have 0 x 1 x 1 blocks");
     REFUSED_LAUNCH(code, empty_kernel<<<dim3(1, 65536), 1>>>(),
                    "a grid cannot have 1 x 65536 x 1 blocks");
+    REFUSED_LAUNCH(code, empty_kernel<<<1 << 21, 1024>>>(),
+                   "grids of 2097152 x 1024 threads in x: it takes at most 2147482623");
     REFUSED_LAUNCH(code, empty_kernel<<<1, 1, 48 * 1024 + 1>>>(),
                    "empty_kernel on device 0: the launch asks for 49153 bytes of shared memory");
     TestStream stream(1);
