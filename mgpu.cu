@@ -871,10 +871,11 @@ static Matrix transpose(Matrix m) {
 // To compute C += A @ B, each block computes a tile of C, one number per thread. Its threads copy a
 // tile of A and a tile of B into shared memory, multiply those, and go on to the next two tiles. So
 // each number that is loaded from the device's memory is used in `tile` products instead of one.
-// (On emulated devices a thread computes two whole rows of the tile, since the compiler turns a
+// (On emulated devices a thread computes four whole rows of the tile, since the compiler turns a
 // loop over neighbouring columns into vector instructions.)
 constexpr int tile = 32;
-constexpr int threads_x = on_cpu ? 1 : tile, threads_y = on_cpu ? tile / 2 : tile;
+constexpr int rows_per_thread = on_cpu ? 4 : 1, columns_per_thread = on_cpu ? tile : 1;
+constexpr int threads_x = tile / columns_per_thread, threads_y = tile / rows_per_thread;
 typedef float Tile[tile][tile + 1]; // + 1: a column's numbers lie in different memory banks
 
 // Copy the tile of matrix n that begins at (row, column), clipped to the matrix. (The rest of the
@@ -907,9 +908,9 @@ __device__ inline void load_tile(Tile &to, const Matrix &m, int n, int row, int 
 // products, C[n] gets the sum of the products n, n + C.count, n + 2 * C.count, ...
 __global__ void matmul_kernel(Matrix C, Matrix A, Matrix B) {
     __shared__ Tile A_tile, B_tile;
-    const int x = threadIdx.x, y = threadIdx.y;
     const int row = blockIdx.y * tile, column = blockIdx.x * tile; // where the tile of C begins
-    float sum[tile / threads_y][tile / threads_x] = {};            // one number on a GPU
+    const int x = threadIdx.x * columns_per_thread, y = threadIdx.y * rows_per_thread;
+    float sum[rows_per_thread][columns_per_thread] = {};
     for (int n = blockIdx.z; n < max(A.count, B.count); n += C.count) {
         for (int first = 0; first < A.columns; first += tile) {
             load_tile(A_tile, A, n, row, first);
@@ -917,20 +918,20 @@ __global__ void matmul_kernel(Matrix C, Matrix A, Matrix B) {
             __syncthreads(); // until all threads have copied their part
             const int terms = min(tile, A.columns - first);
             for (int t = 0; t < terms; t++) {
-                for (int i = 0; i < tile / threads_y; i++) {
-                    for (int j = 0; j < tile / threads_x; j++) {
-                        sum[i][j] += A_tile[y + i * threads_y][t] * B_tile[t][x + j * threads_x];
+                for (int i = 0; i < rows_per_thread; i++) {
+                    for (int j = 0; j < columns_per_thread; j++) {
+                        sum[i][j] += A_tile[y + i][t] * B_tile[t][x + j];
                     }
                 }
             }
             __syncthreads(); // until all threads have used both tiles
         }
     }
-    for (int i = 0; i < tile / threads_y; i++) {
-        const int r = row + y + i * threads_y;
+    for (int i = 0; i < rows_per_thread; i++) {
+        const int r = row + y + i;
         float *to = C.data + (blockIdx.z * C.rows + r) * C.columns;
-        for (int j = 0; j < tile / threads_x; j++) {
-            const int c = column + x + j * threads_x;
+        for (int j = 0; j < columns_per_thread; j++) {
+            const int c = column + x + j;
             if (r < C.rows && c < C.columns) to[c] += sum[i][j];
         }
     }
