@@ -153,10 +153,11 @@ s/\(\x04//g
 s/\a/<<</g
 s/\v/>>>/g
 #    Now \a begins the launch, and \v the function that calls the kernel
-#    (In kernel<V()>, V may be the parameter of a function around this one: g++ 13 wants no decltype)
+#    (In kernel<V()>, V may be the parameter of a function around this one: g++ 13 wants no decltype;
+#    in kernel<V>, a constant of it: clang++ 19 wants [=] before one)
 s/\x02((\w|:)+[ \t]*<[^\f]*\(\)[^\f]*>)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \3), [=](auto... arguments) CUDA_CPU_CALLER { \1(arguments...); }, 0))/g
 s/\x02((\w|:)+[ \t]*(<[^\f]*>)?)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \4), \v \1(arguments...); }, \x03\1)) { return {}; }))/g
 s/\x02([^\f]+)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \2), [pointer = \1](auto... arguments) CUDA_CPU_CALLER { pointer(arguments...); }, \x03\1)) { return {}; }))/g
 s/\a/::cuda_cpu::configured(::cuda_cpu::Launch/g
 s/\v([^}]*); }/[=](auto... arguments) CUDA_CPU_CALLER -> decltype(\1) {\1; }/g
-s/\x03/[](auto z) -> decltype(::cuda_cpu::parameters(z, /g
+s/\x03/[=](auto z) -> decltype(::cuda_cpu::parameters(z, /g
