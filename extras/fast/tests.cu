@@ -324,7 +324,8 @@ TEST_CASE("tuned pools: the simple ones' bits, and loops in double") {
                                {2, 1, 9, 9, 2},   // a row and a column too many
                                {1, 2, 39, 71, 2}, // more than a block's threads
                                {0, 2, 4, 4, 2},
-                               {2, 20, 26, 26, 2},
+                               {2, 20, 26, 26, 2}, // 8 windows at once, and the last 8
+                               {1, 3, 6, 14, 2},   // 4 at once
                                {3, 2, 7, 5, 3}};
     for (const PoolSizes &s : sizes) {
         const Ints shape = {s.N, s.C, s.H, s.W};
