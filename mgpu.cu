@@ -908,7 +908,8 @@ __device__ inline void load_tile(Tile &to, const Matrix &m, int n, int row, int 
 // products, C[n] gets the sum of the products n, n + C.count, n + 2 * C.count, ...
 __global__ void matmul_kernel(Matrix C, Matrix A, Matrix B) {
     __shared__ Tile A_tile, B_tile;
-    const int row = blockIdx.y * tile, column = blockIdx.x * tile; // where the tile of C begins
+    // The tile begins at C[row][column], and the numbers of this thread at row y, column x in it.
+    const int row = blockIdx.y * tile, column = blockIdx.x * tile;
     const int x = threadIdx.x * columns_per_thread, y = threadIdx.y * rows_per_thread;
     float sum[rows_per_thread][columns_per_thread] = {};
     for (int n = blockIdx.z; n < max(A.count, B.count); n += C.count) {

@@ -134,8 +134,8 @@ static bool quick(const Shape &s, double work) {
 template <class Call> static void for_shapes(Call call) {
     for (const Shape &s : shapes) {
         if (takes_long(s)) continue;
-        INFO("N C H W O K, stride, padding: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.O, " ", s.K,
-             " ", s.stride, " ", s.padding);
+        INFO("N C H W O K, stride, padding: ", s.N, " ", s.C, " ", s.H, " ", s.W, " ", s.O, " ",
+             s.K, " ", s.stride, " ", s.padding);
         call(s);
     }
 }
@@ -227,7 +227,8 @@ static std::vector<Ints> inputs_of(const Shape &s) {
 }
 static Operator operator_of(const Shape &s) {
     return [=](const Tensors &in) {
-        return dense(s) ? linear(in[0], in[1], in[2]) : conv2d(in[0], in[1], in[2], s.stride, s.padding);
+        return dense(s) ? linear(in[0], in[1], in[2])
+                        : conv2d(in[0], in[1], in[2], s.stride, s.padding);
     };
 }
 // Return the result and the gradients that results(..., 1, false) has, in double.
@@ -958,7 +959,8 @@ TEST_CASE("train_batch: PRECISION=tf32 trains as FP32 does, to two digits") {
     check_close(step("tf32"), got, 0);
 }
 
-TEST_CASE("check_first_minibatch: a right step passes with each rung" * doctest::skip(no_training)) {
+TEST_CASE("check_first_minibatch: a right step passes with each rung" *
+          doctest::skip(no_training)) {
     Kept kept;
     Usual usual;
     for (bool lively : {false, true}) {
@@ -1019,7 +1021,8 @@ TEST_CASE("launches: 31 a step; those that leave a GPU nearly empty, each with i
         {"winograd_filters_kernel", "a thread a filter: 1,000 of LeNet's second convolution"}};
     DataFolder folder(512, 256);
     auto launched = [&](const std::string &samples) {
-        return run_in_shell(folder, "CUDA_CPU_LAUNCHES=1", "EPOCHS=1 CHECKS=0 LIMIT=" + samples).err;
+        const std::string words = "EPOCHS=1 CHECKS=0 LIMIT=" + samples;
+        return run_in_shell(folder, "CUDA_CPU_LAUNCHES=1", words).err;
     };
     const std::string one = launched("256"), two = launched("512");
     const int launches = std::count(one.begin(), one.end(), '\n');
