@@ -113,10 +113,10 @@ inline Doubles doubles(const Tensor &t) { return doubles(to_host(t)); }
 
 inline Floats grad(const Tensor &t) { return to_host(*t.grad); }
 
-// Return a tensor whose gradient holds NaN for now: a backward must clear it, and write all of it.
+// Return a tensor with a gradient of 0.
 inline Tensor with_grad(const Floats &numbers, const Ints &shape) {
     Tensor t = on_device(numbers, shape);
-    t.grad = std::make_shared<Tensor>(full(shape, NAN, t.device));
+    t.grad = std::make_shared<Tensor>(full(shape, 0, t.device));
     return t;
 }
 
@@ -125,7 +125,7 @@ inline void backward_from(const Tensors &ys, const std::vector<Floats> &dys) {
     const Tensor l = empty({1}, ys[0].device);
     backward(add_to_tape("backward_from", l, ys, [=](const Tensor &) {
         for (size_t i = 0; i < ys.size(); i++) {
-            if (grad_to_add_to(ys[i])) add_(*ys[i].grad, on_device(dys[i], ys[i].grad->shape));
+            if (grad_ptr(ys[i])) add_(*ys[i].grad, on_device(dys[i], ys[i].grad->shape));
         }
     }));
 }
@@ -444,14 +444,14 @@ inline std::string parse(const std::string &line) {
     for (std::string &word : words) argv.push_back(&word[0]);
     argv.push_back(nullptr);
     options = Options();
-    exchange = nullptr;
+    sum_gradients = allreduce_naive;
     for (Option &option : option_table) option.given = false;
     return error_of([&] { parse_options(words.size(), argv.data()); });
 }
 
 // Return all that a test may change: the options, the network, the algorithms, the hooks.
 inline auto settings() {
-    return std::tie(options, option_table, params, param_names, net, experiment, exchange,
+    return std::tie(options, option_table, params, param_names, net, experiment, sum_gradients,
                     algorithms, after_gradient, after_epoch);
 }
 
@@ -599,7 +599,7 @@ inline std::string first_minibatch(int k, int n, float lr = 0.2f) {
     return said + error;
 }
 
-// Return gradients of these sizes on k devices, contiguous in memory or not.
+// Return gradients of these sizes on k devices, side by side in memory or not.
 inline PerDevice new_grads(int k, const Ints &sizes, bool contiguous = true) {
     PerDevice grads(k);
     for (int c = 0; c < k; c++) {
@@ -646,7 +646,7 @@ inline void check_algorithm(const std::string &name, bool any_place) {
         if (any_place) {
             check_exact_sums(name, k, sizes, false);
         } else {
-            REFUSED(run_allreduce(name, new_grads(k, sizes, false)), "are not contiguous in memory");
+            REFUSED(run_allreduce(name, new_grads(k, sizes, false)), "do not lie side by side in memory");
         }
     }
     if (small_only) return;

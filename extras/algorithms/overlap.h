@@ -2,7 +2,7 @@
 // defines: group_bytes, sum_in_groups, OVERLAP
 //
 // The chapter wants to exchange the first gradients while the rest are still being computed. The
-// host is far ahead of the devices: when train_batch() calls exchange(), it has enqueued all of
+// host is far ahead of the devices: when train_batch() calls sum_gradients(), it has enqueued all of
 // backward, but the devices have barely started it. So an allreduce on a second stream of each
 // device, which waits only for the gradients that it sums, runs at the same time as the rest of
 // backward:
@@ -10,12 +10,15 @@
 //   usual streams           backward of W4 b4 W3 b3 | W2 b2 W1 b1 |                      | sgd
 //   communication streams                           | sum of W3 ... b4 | sum of W1 ... b2 |
 
+#include <set>
+
 static size_t group_bytes =
     256 * 1024; // of a group of gradients, at least; the last may be smaller
 
 // An event for each gradient that backward has written, by the gradient's address. (Never
 // destroyed: CUDA may have shut down by then.)
 static auto &written = *new std::map<const float *, cudaEvent_t>;
+static std::set<const float *> written_now; // those of this step
 
 // mgpu.cu's hook after_gradient: record the gradient's event after its last write.
 static void record_written(const Tensor &grad) {
@@ -24,12 +27,7 @@ static void record_written(const Tensor &grad) {
     cudaEvent_t &event = written[grad.ptr()];
     if (!event) CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventRecord(event, stream));
-}
-
-static void wait_for_gradient(const Tensor &grad) {
-    const auto found = written.find(grad.ptr());
-    if (found == written.end()) return; // nothing was enqueued that writes it
-    CUDA_CHECK(cudaStreamWaitEvent(stream_of(grad.device), found->second, 0));
+    written_now.insert(grad.ptr());
 }
 
 // Exchange the stream on which new work is enqueued with the communication stream, on each device.
@@ -40,6 +38,16 @@ static void swap_streams(int k) {
         Stream &usual = current_stream(gpu(c));
         if ((int)other_streams.size() == c) other_streams.push_back(new_stream(gpu(c)));
         std::swap(usual, other_streams[c]);
+    }
+}
+
+// Make the communication stream wait until a gradient is complete.
+static void wait_for_gradient(const Tensor &grad) {
+    const Device device = grad.device;
+    if (written_now.count(grad.ptr())) {
+        CUDA_CHECK(cudaStreamWaitEvent(stream_of(device), written[grad.ptr()], 0));
+    } else { // the loss does not depend on this parameter: zero_grad() has written the gradient
+        make_wait(current_stream(device), other_streams[device.id]);
     }
 }
 
@@ -68,6 +76,7 @@ void sum_in_groups(const PerDevice &grads) {
         run_allreduce(options.allreduce, group);
         end = begin;
     }
+    written_now.clear();
     swap_streams(k);
     for (int c = 0; c < k; c++) { // before sgd() reads the sums
         make_wait(current_stream(gpu(c)), other_streams[c]);
@@ -79,7 +88,7 @@ static int overlap = 0; // OVERLAP
 // Let train_batch() overlap its exchange, if OVERLAP=1.
 static void set_overlap() {
     after_gradient = overlap ? record_written : nullptr;
-    if (overlap) exchange = sum_in_groups;
+    if (overlap) sum_gradients = sum_in_groups;
 }
 
 static const std::vector<Option> overlap_options = {

@@ -79,7 +79,7 @@ TEST_CASE("sum_in_groups: OVERLAP=1 gives the same bits as without, and the repl
             with.check_replicas_equal();
             check_close(train_small(k, steps).params(0), with.params(0), 0);
             CHECK(parse("OVERLAP=0") == "");
-            exchange = [&, name = name](const PerDevice &grads) { sum_singly(name, grads); };
+            sum_gradients = [&, name = name](const PerDevice &grads) { sum_singly(name, grads); };
             check_close(train_small(k, steps).params(0), with.params(0), 0);
         }
     }
@@ -146,13 +146,13 @@ TEST_CASE("parse_options: OVERLAP") {
     OverlapKept kept;
     CHECK(parse("OVERLAP=1 ALLREDUCE=tree") == "");
     CHECK(bool(after_gradient == record_written));
-    const auto *const called = exchange.target<void (*)(const PerDevice &)>();
+    const auto *const called = sum_gradients.target<void (*)(const PerDevice &)>();
     REQUIRE(called != nullptr);
     CHECK(bool(*called == sum_in_groups));
     CHECK(options.allreduce == "tree");
     CHECK(parse("OVERLAP=0") == "");
     CHECK(bool(after_gradient == nullptr));
-    CHECK_FALSE(exchange);
+    CHECK(sum_gradients.target<void (*)(const PerDevice &)>() == nullptr);
     check_says(parse("OVERLAP=2"), "OVERLAP=2: expected a whole number from 0 to 1");
     overlap = 0;
     check_says(parse("ALLREDUCE=magic"), "choose one of naive, bucket, yours, host, by_tensor");

@@ -25,7 +25,9 @@
 // j is.
 static void check_copy_while_late(Device i, Device j) {
     const Tensor zeros = full({1 << 14}, 0, cpu());
-    const Tensor pattern = random(zeros.shape, std::uniform_real_distribution<float>(1, 2 + j.id));
+    const Tensor pattern = empty(zeros.shape, cpu());
+    std::uniform_real_distribution<float> uniform(1, 2 + j.id);
+    for (int n = 0; n < size(pattern); n++) pattern.ptr()[n] = uniform(rng);
     for (Device late : {i, j}) {
         const Tensor src = copyto(zeros, i), dst = empty(pattern.shape, j);
         waitall();
@@ -128,8 +130,8 @@ static void check_replicated(const PerDevice &device_params) {
 static bool all_are_peers(int k) {
     for (int i = 0; i < k; i++)
         for (int j = 0; j < k; j++) {
-            int can = physical(gpu(i)) == physical(gpu(j));
-            if (!can) CUDA_CHECK(cudaDeviceCanAccessPeer(&can, physical(gpu(i)), physical(gpu(j))));
+            int can = cuda_device(gpu(i)) == cuda_device(gpu(j));
+            if (!can) CUDA_CHECK(cudaDeviceCanAccessPeer(&can, cuda_device(gpu(i)), cuda_device(gpu(j))));
             if (!can) return false;
         }
     return true;
@@ -167,12 +169,13 @@ static std::deque<watch::Op> exchange_while(const PerDevice &grads, int late, bo
             copyto(host[c][i], grads[c][i]);
             if (after_gradient) after_gradient(grads[c][i]);
         }
+    if (waits) waitall();
     const HostIn watched("the sum of gradients");
     const watch::Sum summing;
     watch::Recorder recorder(false);
     if (waits) watch::on_enqueued = [] { watch::wait_for_all(); };
     watch::late_messages = late == k && !waits;
-    exchange ? exchange(grads) : run_allreduce("naive", grads);
+    sum_gradients(grads);
     watch::late_messages = false, watch::on_enqueued = nullptr;
     came_back = true;
     waitall();

@@ -276,15 +276,15 @@ static void check_case(const Case &c) {
         if (!p[a].grad) continue;
         bool told = false;
         long held = -p[a].grad.use_count();
-        std::vector<Backward> copies; // of what the lambdas have captured
+        std::vector<GradFn> copies; // of what the lambdas have captured
         for (const TapeEntry &entry : tape) {
-            copies.push_back(entry.backward);
+            copies.push_back(entry.grad_fn);
             for (const Tensor &X : entry.inputs) told = told || X.grad == p[a].grad;
         }
         held += p[a].grad.use_count();
         if (!told)
-            error("%s%s is not among the inputs that it gives to add_to_tape, so its gradient is "
-                  "never cleared",
+            error("%s%s is not among the inputs that it gives to add_to_tape, so OVERLAP does not "
+                  "wait for its gradient",
                   where.c_str(), arguments(c)[a].c_str());
         if (held == 0) held_none = arguments(c)[a];
     }
@@ -306,7 +306,7 @@ static void check_case(const Case &c) {
     auto weighted = [w](const std::vector<Tensor> &ys) { // whose gradients become w
         return add_to_tape("make check", empty({1}, last()), ys, [=](const Tensor &) {
             for (const Tensor &t : ys) {
-                grad_to_add_to(t);
+                grad_ptr(t);
                 copyto(w, *t.grad);
             }
         });
@@ -321,6 +321,8 @@ static void check_case(const Case &c) {
     for (int pass : {1, 2, 3}) { // in the third y is used twice
         const int uses = pass == 3 ? 2 : 1;
         if (pass > 1) y = call(c, p);
+        for (const Tensor &t : p)
+            if (t.grad) fill(*t.grad, 0);
         const Tensor other = uses == 2 ? call(c, p) : y;
         const Tensor l = weighted({y, other});
         pause_stream(last());
@@ -342,8 +344,7 @@ static void check_case(const Case &c) {
                                                 : "with y used twice: ";
             const std::string note =
                 pass == 1   ? held_none
-                : pass == 2 ? "; the first pass is right, so something is kept from it: a "
-                              "gradient that is not zeroed, or a static?"
+                : pass == 2 ? "; the first pass is right, so something is kept from it: a static?"
                             : "; used once it is right: does it add (+=) to the gradient?";
             const bool same = compare(where + how, name, c.shapes[a], to_host(gradient(p[a])),
                                       right[a + 1], usual ? float_error : 1e-3,
@@ -420,8 +421,8 @@ static Tensor times(int factor, const Tensor &X) {
     return add_to_tape("times", empty(X.shape, X.device), {X}, [=](const Tensor &dy) {
         if (!dy.data)
             error("backward: it runs an entry of the tape whose result l does not depend on: its "
-                  "gradient was not written in this pass (dy is stale)");
-        grad_to_add_to(X);
+                  "gradient has no memory");
+        grad_ptr(X);
         for (int i = 0; i < factor; i++) add_(*X.grad, dy);
     });
 }
@@ -436,28 +437,30 @@ static void check_autograd() {
     auto gradient_is = [&](float want, const Tensor &l, const char *how, const char *look) {
         backward(l);
         compare(format("autograd, %s: ", how), "dX", {n}, to_host(gradient(X)), Doubles(n, want), 0,
-                look + place("backward", "grad_to_add_to(l)"));
+                look + place("backward", "l.grad->data"));
         if (!tape.empty())
             error("backward leaves %zu entries on the tape, but must take each off", tape.size());
     };
     gradient_is(2, times(2, X), "y = 2X, backward(y)", "it must begin with 1 for each number of l");
-    gradient_is(2, times(2, X), "y = 2X in a second pass",
-                "the gradient of an earlier pass must be zeroed at the first use, not added to");
+    zero_grad({p});
+    gradient_is(2, times(2, X), "y = 2X after zero_grad", "zero_grad must set all gradients to 0");
+    zero_grad({p});
     gradient_is(6, times(3, times(2, X)), "y = 3(2X)", "the last entry of the tape must run first");
+    zero_grad({p});
     auto both = [&](const Tensor &a, const Tensor &b) { // a + b
         return add_to_tape("both", empty(a.shape, a.device), {a, b}, [=](const Tensor &dy) {
-            for (const Tensor &t : {a, b}) grad_to_add_to(t), add_(*t.grad, dy);
+            for (const Tensor &t : {a, b}) grad_ptr(t), add_(*t.grad, dy);
         });
     };
     gradient_is(5, both(times(2, X), times(3, X)), "y = 2X + 3X",
-                "both uses must add to dX, which is zeroed once in a pass");
-    copyto(arange(n), gradient(W)); // as a pass before has left it
-    times(4, W);                    // does not count, nor does the next one
+                "both uses must add to dX");
+    zero_grad({p});
+    times(4, W); // does not count, nor does the next one
     times(4, X);
     gradient_is(2, times(2, X), "y = 2X, after a 4X that y does not depend on",
-                "an entry whose gradient was not written in this pass must not run (stale)");
+                "an entry whose gradient has no memory must not run");
     compare("autograd, of a W that l does not depend on: ", "dW", {n}, to_host(gradient(W)),
-            Doubles(n, 0), 0, "it must become 0" + place("backward", "entry.first_uses"));
+            Doubles(n, 0), 0, "it must stay 0" + place("backward", "entry.grad_fn"));
     {
         NoGrad guard;
         if (times(2, X).grad || !tape.empty())

@@ -302,7 +302,7 @@ TEST_CASE("check_train: what train does is told by what net gets" * doctest::ski
     options.gpus = 2;
     options.batch = 8;
     options.allreduce = "naive";
-    exchange = nullptr;
+    sum_gradients = allreduce_naive;
     train_set = learnable_set(20, 1);
     test_set = learnable_set(15, 2);
     experiment.train = train_with_mistake;
@@ -334,7 +334,7 @@ TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::ski
     set_model("lenet", 0);
     options.gpus = 2;
     auto says = [](const Exchange &wrong) {
-        exchange = wrong;
+        sum_gradients = wrong;
         return error_of(check_exchange);
     };
     CHECK(says(allreduce_naive) == "");

@@ -45,13 +45,13 @@ static std::vector<Epoch> trained(Seen &seen, size_t steps_in_epoch) {
     const int out = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY);
     dup2(null, STDOUT_FILENO);
     std::vector<Epoch> epochs;
-    const auto sum = seen.exchange_before;
-    seen.exchange_before = [&](const PerDevice &grads) {
+    const auto sum = seen.sum_before;
+    seen.sum_before = [&](const PerDevice &grads) {
         if (seen.exchanged.size() > 3 * steps_in_epoch) // more than another epoch's
             error("it trains on more than %zu minibatches in 2 epochs of %zu: does a loop never "
                   "end, or is a minibatch trained twice?",
                   3 * steps_in_epoch, steps_in_epoch);
-        sum ? sum(grads) : run_allreduce("naive", grads);
+        sum(grads);
         if (seen.exchanged.size() == steps_in_epoch) // a device is late at the end of an epoch
             watch::pause(stream_of(grads.back()[0].device), 1e3 * pause_in_epoch);
     };
@@ -74,7 +74,7 @@ static std::vector<Epoch> trained(Seen &seen, size_t steps_in_epoch) {
     fflush(stdout);
     dup2(out, STDOUT_FILENO);
     close(out), close(null);
-    seen.exchange_before = sum;
+    seen.sum_before = sum;
     seen.stop();
     std::tie(options, after_epoch) = as_given;
     if (!said.empty()) error("train, on %d samples: %s", train_set.count, said.c_str());

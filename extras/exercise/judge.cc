@@ -680,7 +680,7 @@ static void judge_devices(const std::string &name, const std::vector<int> &ks,
         listed(right).c_str(), listed(wrong).c_str(),
         late == 2 ? "; the others were not tried" : "",
         powers ? ". Does it work only for powers of two? Then say so in algorithms: {\"yours\", "
-                 "allreduce_yours, powers_of_two}"
+                 "allreduce_yours, is_power_of_two}"
                : ""));
 }
 static Answer greet() { return running_worker().ask({}, "the start of " + options.worker); }

@@ -23,7 +23,7 @@
 static network::Traffic traffic_of(const std::string &name, const PerDevice &grads) {
     waitall();
     watch::Recorder r(false);
-    sum_gradients(name, grads);
+    sum_with(name, grads);
     waitall();
     std::vector<network::Message> messages;
     for (const watch::Op &op : r.ops)

@@ -149,7 +149,7 @@ static void traced(const wire::Request &r, wire::Answer &answer) {
     };
     mark_streams();
     for (const std::vector<Tensor> &tensors : grads) gradients_are_written(tensors);
-    sum_gradients(r.algorithm, grads);
+    sum_with(r.algorithm, grads);
     note_changes(last_row());
     mark_streams();
     watch::on_record = watch::on_enqueued = nullptr, watch::on_memory = nullptr;

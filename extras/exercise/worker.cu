@@ -122,12 +122,12 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
             if (a.name == r.algorithm) judged = (const void *)a.run;
         watch::on_record = note_callers;
         const watch::Recorder recorder(false);
-        sum_gradients(r.algorithm, grads);
+        sum_with(r.algorithm, grads);
         watch::on_record = nullptr;
         for (const watch::Op &op : recorder.ops) answer.rows.push_back(row_of(op));
         answer.called.assign(called.begin(), called.end());
     } else {
-        sum_gradients(r.algorithm, grads);
+        sum_with(r.algorithm, grads);
     }
     watch::late_messages = false;
     for (int c = 0; c < r.k; c++) {
@@ -147,12 +147,12 @@ static void note_where(int) { waiting = call_stack(); }
 // tensors.) A busy machine may be slow by chance, but not five times.
 static void waits_on_host(const wire::Request &r, wire::Answer &answer) {
     const PerDevice grads = zero_gradients(r);
-    sum_gradients(r.algorithm, grads); // what memory it needs is there from now on
+    sum_with(r.algorithm, grads); // what memory it needs is there from now on
     watch::wait_for_all();
     auto seconds = [&](auto before) {
         before();
         const double begin = watch::now();
-        sum_gradients(r.algorithm, grads);
+        sum_with(r.algorithm, grads);
         return watch::now() - begin;
     };
     struct Gate {

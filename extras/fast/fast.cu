@@ -30,6 +30,7 @@ struct Operators {
 } operators;
 
 #include "warps.h"
+#include "memory.h"
 #include "fusion.h"
 #include "sgd.h"
 #include "pool.h"

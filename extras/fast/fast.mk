@@ -1,6 +1,6 @@
 # The tuned operators: the last part of the program.
 
-fast_headers := $(wildcard extras/fast/*.h)
+fast_headers := $(wildcard extras/fast/*.h) extras/format.h
 # These are included as copies (see below), and then fast.cu replaces their operators.
 plain := mgpu.cu $(wildcard extras/networks/networks.cu)
 # Operators that mgpu.cu no longer has as extras/fast/ knows them: yours run in their place

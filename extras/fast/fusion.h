@@ -150,19 +150,18 @@ static void note_grad(const Tensor &X, bool masked) {
 }
 // The gradient of y, to be read only: a copy of the handle has no note, so it may go on sharing.
 static Tensor dy_of(const Tensor &y) { return *y.grad; }
-// Where a backward kernel puts dX, masked by X if that is a ReLU's result. The first to write it in
-// a pass overwrites it (=), without grad_to_add_to's zeros; later ones add to it (+=).
+// Where a backward kernel puts dX, masked by X if that is a ReLU's result. The first to write the
+// gradient of a result overwrites it (=), without grad_ptr's zeros; later ones add to it (+=).
 static Store target_of(const Tensor &X) {
     if (!X.grad) return {nullptr};
     Tensor &g = *X.grad;
     const GradNote *const note = note_of_grad(&g);
-    const bool first = g.stale, masks = is_masked(X), noted = note;
+    const bool first = !g.data, masks = is_masked(X), noted = note;
     grad_notes.erase(&g);
     const float *const sum = first ? nullptr : g.ptr(); // of the parts so far
     if (!g.data || (noted && g.data.use_count() > 1)) g.data = empty(g.shape, g.device).data;
     const Store to = {g.ptr(), sum, masks ? X.ptr() : nullptr};
     if (masks) note_grad(X, true);
-    g.stale = false;
     return to;
 }
 // dX = dy: share its memory, if nothing is there yet. If X is a ReLU's result, it is masked with
@@ -170,7 +169,6 @@ static Store target_of(const Tensor &X) {
 static bool share_grad(const Tensor &X, const Tensor &y) {
     if (X.grad->data) return false; // a parameter's, or of another part
     X.grad->data = y.grad->data;
-    X.grad->stale = false;
     for (const Tensor &t : {X, y}) note_grad(t, false); // not to be written in place
     return true;
 }

@@ -429,7 +429,7 @@ TEST_CASE("tuned batch_norm: anywhere in memory, with an addition and a relu, sa
         auto results = [&](const char *rung, int offset) {
             use_kernels(rung);
             Tensor X = at(offset, 1), Z = at(offset, 2);
-            for (Tensor *t : {&X, &Z}) t->grad = std::make_shared<Tensor>(full(shape, NAN, gpu(0)));
+            for (Tensor *t : {&X, &Z}) t->grad = std::make_shared<Tensor>(full(shape, 0, gpu(0)));
             const Tensor gamma = with_grad(numbers(C, 3), {C});
             const Tensor beta = with_grad(numbers(C, 4), {C});
             const Tensor mean = full({C}, 1, gpu(0)), var = full({C}, 2, gpu(0));
@@ -655,11 +655,31 @@ TEST_CASE("fusion: what was left out is computed when somebody asks, with the ol
     REFUSED(to_host(later), "KERNELS=plain");
 }
 
+TEST_CASE("allocate: large tensors share a free piece, and free neighbours become one") {
+    const int n = 1 << 18;
+    static Stream other = new_stream(gpu(0)); // with pieces of its own
+    std::swap(other, current_stream(gpu(0)));
+    float *const all = empty({3 * n}, gpu(0)).ptr();
+    CHECK(empty({n - 1}, gpu(0)).ptr() != all); // a small one has its own
+    Tensor a = empty({n}, gpu(0)), b = empty({n}, gpu(0)), c = empty({n}, gpu(0));
+    CHECK(a.ptr() == all);
+    CHECK(b.ptr() == all + n);
+    CHECK(c.ptr() == all + 2 * n);
+    a = b = Tensor();
+    CHECK(empty({2 * n}, gpu(0)).ptr() == all);
+    c = Tensor();
+    a = empty({n + 1}, gpu(0));
+    CHECK(a.ptr() == all);
+    CHECK(empty({n}, gpu(0)).ptr() == all + n + 64); // a multiple of 256 bytes
+    a = Tensor();
+    CHECK(empty({3 * n}, gpu(0)).ptr() == all);
+    std::swap(other, current_stream(gpu(0)));
+}
 // Bytes of a device's memory that tensors have
 static size_t used_bytes() {
     size_t n = 0;
-    for (const auto &[stream, pieces] : state(gpu(0)).pieces)
-        for (const Piece &piece : pieces) n += piece.used ? piece.n : 0;
+    for (const auto &[owner, pieces] : fast::pieces_of)
+        for (const fast::Piece &piece : pieces) n += owner.first == 0 && piece.used ? piece.n : 0;
     return sizeof(float) * n;
 }
 TEST_CASE("fusion: what is left out has no memory, until somebody asks") {
@@ -719,8 +739,8 @@ TEST_CASE("fusion: a gradient of another pass stays when what it was shared with
     const Tensor x = with_grad({5}, {1, 1});
     const Tensor A = times(x, 2), B = times(x, 3), y = add(A, B);
     backward(y);
-    backward(times(y, 7));
-    CHECK(together({*A.grad, *B.grad, *y.grad}) == Floats{1, 1, 7});
+    backward(times(y, 7)); // is added to y's 1
+    CHECK(together({*A.grad, *B.grad, *y.grad}) == Floats{1, 1, 8});
 }
 TEST_CASE("fusion: a relu's gradient after operators that mask and one that does not") {
     // The loss writes an unmasked gradient; the tuned ones, before it or after it, masked ones

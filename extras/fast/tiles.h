@@ -9,11 +9,11 @@
 namespace fast {
 static int multiprocessors(Device device) { // a CPU computes as an H200 does, for tests
     static std::map<int, int> counts;
-    int &count = counts[physical(device)];
+    int &count = counts[cuda_device(device)];
     if (on_cpu) return 132;
     if (count == 0)
         CUDA_CHECK(
-            cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, physical(device)));
+            cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, cuda_device(device)));
     return count;
 }
 

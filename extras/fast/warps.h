@@ -5,6 +5,7 @@
 // Gain: the same kernels serve both. What vector registers are worth to a CPU: see tiled.h.
 // defines: warp_size, lanes, tile_m, tile_n, wide, Wide, UNROLL, UNROLL_GPU, UNROLL_LANES,
 // warp_reduce_sum, warp_sums, warp_sum, Divisor, Store, Vector, store, are_aligned
+#include "../format.h"
 
 // Return how many blocks of m threads it takes to have a thread for each of n elements, at least
 // one.

@@ -138,7 +138,7 @@ static void winograd(const Store &y, const float *X, const TiledImages &x, const
     // Few tiles fit the cache. But if U does not, it is read once for each group. Each core has
     // some parts, in case one is delayed, but all together at most 16 MB if they can.
     int cores;
-    CUDA_CHECK(cudaDeviceGetAttribute(&cores, cudaDevAttrMultiProcessorCount, physical(device)));
+    CUDA_CHECK(cudaDeviceGetAttribute(&cores, cudaDevAttrMultiProcessorCount, cuda_device(device)));
     const int tiles = min(min(max(39, x.C / 4), 65), blocks(x.count, cores));
     const int step = of_M == Out::B ? x.of_image : product_m, group = blocks(tiles, step) * step;
     const Panels u(x.C, out.C), v(group, x.C), m(group, out.C);

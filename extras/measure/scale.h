@@ -16,7 +16,7 @@ static network::Traffic traffic_of(const std::string &algorithm, int k) {
     const PerDevice grads = make_grads(k, trained_sizes());
     waitall();
     watch::Recorder r(false);
-    sum_gradients(algorithm, grads);
+    sum_with(algorithm, grads);
     waitall();
     std::vector<network::Message> messages;
     for (const watch::Op &op : r.ops)

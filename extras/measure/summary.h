@@ -13,10 +13,10 @@ static std::pair<double, double> flops(const Call &c) {         // forward, back
 }
 // Return how many bytes of a device's memory have an owner.
 static size_t used_bytes(Device device) {
-    size_t n = 0;
-    for (const auto &[stream, pieces] : state(device).pieces)
-        for (const Piece &piece : pieces) n += piece.used ? piece.n : 0;
-    return sizeof(float) * n;
+    size_t bytes = 0;
+    for (const auto &[p, memory] : watch::allocations)
+        if (memory.device == device.id) bytes += memory.bytes;
+    return bytes - free_bytes(device);
 }
 // The operators of a training step, of the first device's part of BATCH images (1 on each): shapes
 // and memory of results, parameters, FLOPs. Then the memory of a whole step on each device.

@@ -39,7 +39,7 @@ static Traffic traffic(const std::string &name, int k, const Ints &sizes) {
     const PerDevice grads = make_grads(k, sizes);
     waitall();
     watch::Recorder r(false);
-    sum_gradients(name, grads);
+    sum_with(name, grads);
     std::vector<network::Message> messages;
     for (const watch::Op &op : r.ops)
         if (is_message(op)) messages.push_back({op.src, op.dst, op.steps, op.bytes});

@@ -33,7 +33,7 @@ Tensor add(const Tensor &A, const Tensor &B) {
                                                                            B.ptr(), n));
     return add_to_tape("add", y, {A, B}, [=](const Tensor &dy) {
         for (const Tensor &X : {A, B}) {
-            if (float *dX = grad_to_add_to(X)) { // dX += dy
+            if (float *dX = grad_ptr(X)) { // dX += dy
                 LAUNCH(add_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(dX, dy.ptr(), n));
             }
         }
@@ -82,7 +82,7 @@ Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
     const int n = size(y);
     LAUNCH(max_pool2d_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(), s));
     return add_to_tape("max_pool2d", y, {X}, [=](const Tensor &dy) {
-        float *dX = grad_to_add_to(X);
+        float *dX = grad_ptr(X);
         LAUNCH(max_pool2d_backward_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(
             dX, dy.ptr(), X.ptr(), s));
     });
@@ -185,11 +185,11 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int
     matmul({y.ptr(), N, O, P}, {W.ptr(), 1, O, T}, {columns.ptr(), N, T, P}, device);
     return add_to_tape("conv2d", y, {X, W, b}, [=](const Tensor &dy) {
         bias_backward(b, dy);
-        if (float *dW = grad_to_add_to(W)) { // dW += sum over n of dy[n] @ columns[n]^T
+        if (float *dW = grad_ptr(W)) { // dW += sum over n of dy[n] @ columns[n]^T
             matmul_sum({dW, 1, O, T}, {dy.ptr(), N, O, P}, transpose({columns.ptr(), N, T, P}),
                        device);
         }
-        if (float *dX = grad_to_add_to(X)) { // dcolumns[n] = W^T @ dy[n]
+        if (float *dX = grad_ptr(X)) { // dcolumns[n] = W^T @ dy[n]
             const Tensor dcolumns = full({N, T, P}, 0, device);
             matmul({dcolumns.ptr(), N, T, P}, transpose({W.ptr(), 1, O, T}), {dy.ptr(), N, O, P},
                    device);
@@ -296,9 +296,9 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
     LAUNCH(batch_norm_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(y.ptr(), a, s));
     return add_to_tape("batch_norm", y, inputs, [=](const Tensor &dy) {
         (void)mean, (void)var; // kept, as `inputs` are: `a` points to their memory
-        float *const dgamma = grad_to_add_to(gamma), *const dbeta = grad_to_add_to(beta);
+        float *const dgamma = grad_ptr(gamma), *const dbeta = grad_ptr(beta);
         LAUNCH(batch_norm_backward_kernel<<<C, threads, 0, stream_of(X.device)>>>(
-            grad_to_add_to(X), dgamma, dbeta, dy.ptr(), a, s));
+            grad_ptr(X), dgamma, dbeta, dy.ptr(), a, s));
     });
 }
 
@@ -306,9 +306,12 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
 // 2. Networks
 // A network is written as layers, which bring their own parameters, as in gluon.nn and torch.nn.
 
-// Return U(-scale, scale), on the host.
-static Tensor uniform(float scale, std::vector<int> shape) {
-    return random(shape, std::uniform_real_distribution<float>(-scale, scale));
+// Return U(low, high), on the host, drawn from rng or from other dice.
+static Tensor uniform(float low, float high, std::vector<int> shape, std::mt19937 &dice = rng) {
+    std::uniform_real_distribution<float> distribution(low, high);
+    const Tensor t = empty(shape, cpu());
+    for (int i = 0; i < size(t); i++) t.ptr()[i] = distribution(dice);
+    return t;
 }
 
 // A function that makes a parameter of this shape, on the host.
@@ -454,7 +457,7 @@ static void init_resnet18() {
     init_layers(resnet18, [](std::vector<int> shape) { return normal(0.01f, shape); });
 }
 static void init_lab_cnn() {
-    init_layers(lab_cnn, [](std::vector<int> shape) { return uniform(0.07f, shape); });
+    init_layers(lab_cnn, [](std::vector<int> shape) { return uniform(-0.07f, 0.07f, shape); });
 }
 static Tensor resnet18_net(const Tensor &X, const std::vector<Tensor> &params) {
     Layers given = {&params};
@@ -546,9 +549,8 @@ void demos_resnet18(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     const auto device_params = replicate(devices); // net.initialize(ctx=devices)
     std::mt19937 dice(options.seed);
-    std::uniform_real_distribution<float> uniform(0, 1);
     const int n = std::max(4, num_gpus);
-    const Tensor x = random({n, 1, 28, 28}, [&](auto &) { return uniform(dice); });
+    const Tensor x = uniform(0, 1, {n, 1, 28, 28}, dice);
     print_outputs(split_and_load(x, devices), device_params);
     if (device_params[0][0].device.id >= 0) printf("not initialized on cpu\n"); // weight.data()
     for (const auto &params : device_params) {

@@ -133,7 +133,7 @@ static std::vector<Tensor> train_batch_on_nodes(const Tensor &X, const Tensor &y
     for (const Tensor &l : losses) {
         backward(l);
     }
-    exchange(gradients(device_params));
+    sum_gradients(gradients(device_params));
     for (const std::vector<Tensor> &param : device_params) {
         sgd(param, lr, X.shape[0]); // Here, we use a full-size batch
     }
@@ -419,9 +419,6 @@ static bool parse_options_of_nodes(int argc, char **argv) {
         within_node = algorithm;
         algorithm.run = allreduce_over_nodes;
     }
-    if (!exchange) { // unless ALLREDUCE or OVERLAP has set it
-        exchange = [](const PerDevice &grads) { run_allreduce(options.allreduce, grads); };
-    }
     return true;
 }
 
@@ -431,7 +428,7 @@ static void use_devices_in_turn(int k) {
     use_devices(0, false); // fails if there is no GPU
     CUDA_CHECK(cudaGetDeviceCount(&count));
     for (int i = 0; i < k; i++) { // use_devices(k) keeps the devices that are there
-        device_states.emplace_back().physical = (place * options.gpus + i) % count;
+        device_states.emplace_back().cuda_device = (place * options.gpus + i) % count;
         device_states[i].stream = new_stream(gpu(i));
     }
     use_devices(k, true);

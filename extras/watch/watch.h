@@ -372,10 +372,22 @@ inline cudaError_t copy_to_peer_now(void *to, int dst, const void *from, int src
     if (recorder) recorder->host_waits(carrier);
     return code;
 }
+struct Memory {
+    int device;
+    size_t bytes;
+};
+inline std::map<const void *, Memory> allocations; // of the devices
+inline bool is_on_device(const void *p) {
+    auto after = allocations.upper_bound(p);
+    return after != allocations.begin() &&
+           (const char *)p < (const char *)std::prev(after)->first + std::prev(after)->second.bytes;
+}
 // While gradients are summed a copy to or from the host is a message.
 inline cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                         StreamHandle stream WATCH_WHERE) {
-    const bool in = kind == cudaMemcpyHostToDevice, out = kind == cudaMemcpyDeviceToHost;
+    const bool known = kind != cudaMemcpyDefault;
+    const bool in = known ? kind == cudaMemcpyHostToDevice : !is_on_device(from);
+    const bool out = known ? kind == cudaMemcpyDeviceToHost : !is_on_device(to);
     const bool exchanged = summing && (in || out);
     if (exchanged && late_messages) pause(stream, 1);
     const int device = stream.lane ? stream.lane->device : current;
@@ -392,11 +404,6 @@ inline cudaError_t launch_host(StreamHandle stream, void (*f)(void *), void *dat
     return enqueue(operation(part(device), "host function", bytes), stream,
                    [&] { return cudaLaunchHostFunc(stream.handle(), f, data WATCH_THERE); });
 }
-struct Memory {
-    int device;
-    size_t bytes;
-};
-inline std::map<const void *, Memory> allocations; // of the devices
 inline size_t taken_bytes = 0; // of the devices' memory, by all calls so far
 template <class T> cudaError_t allocate(T **pointer, size_t n WATCH_WHERE) {
     taken_bytes += n;

@@ -2,7 +2,7 @@
 // Right: halving and doubling.
 #include "yours.h"
 
-YOURS(halving, powers_of_two) {
+YOURS(halving, is_power_of_two) {
     std::vector<Tensor> flat = flatten(grads);
     const int k = flat.size();
     std::vector<int> first(k, 0); // device c still sums the chunks from first[c] on
@@ -10,20 +10,20 @@ YOURS(halving, powers_of_two) {
         std::vector<Message> messages;
         for (int c = 0; c < k; c++) {
             const int theirs = first[c] + ((c & d) ? 0 : d);
-            Tensor part = chunk(flat[c], theirs, k, d);
+            Tensor part = chunks(flat[c], theirs, k, d);
             messages.push_back({part, empty(part.shape, flat[c ^ d].device)});
         }
         send(messages);
         for (int c = 0; c < k; c++) {
             if (c & d) first[c] += d;
-            add_(chunk(flat[c], first[c], k, d), messages[c ^ d].dst);
+            add_(chunks(flat[c], first[c], k, d), messages[c ^ d].dst);
         }
     }
     for (int d = 1; d < k; d *= 2) {
         std::vector<Message> messages;
         for (int c = 0; c < k; c++)
             messages.push_back(
-                {chunk(flat[c], first[c], k, d), chunk(flat[c ^ d], first[c], k, d)});
+                {chunks(flat[c], first[c], k, d), chunks(flat[c ^ d], first[c], k, d)});
         send(messages);
         for (int c = 0; c < k; c++)
             if (c & d) first[c] -= d;

@@ -23,7 +23,7 @@ YOURS(halving_bounds) {
         std::vector<Message> messages;
         for (int c = 0; c < k; c++)
             messages.push_back(
-                {chunk(flat[c], first[c], k, d), chunk(flat[c ^ d], first[c], k, d)});
+                {chunks(flat[c], first[c], k, d), chunks(flat[c ^ d], first[c], k, d)});
         send(messages);
         for (int c = 0; c < k; c++)
             if (c & d) first[c] -= d;

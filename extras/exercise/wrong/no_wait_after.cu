@@ -6,7 +6,7 @@
 static void copy_and_go_on(const Tensor &src, const Tensor &dst) {
     if (size(src) == 0) return;
     make_wait(dst.device, src.device);
-    peer_copy(src, dst, current_stream(dst.device));
+    enqueue_message(src, dst, current_stream(dst.device));
 }
 
 YOURS(no_wait_after) {

@@ -5,7 +5,7 @@
 // A message from one device to another, but for the wait before it.
 static void copy_too_early(const Tensor &src, const Tensor &dst) {
     if (size(src) == 0) return;
-    peer_copy(src, dst, current_stream(dst.device));
+    enqueue_message(src, dst, current_stream(dst.device));
     make_wait(src.device, dst.device);
 }
 

@@ -9,11 +9,11 @@ YOURS(no_waits) {
         for (size_t c = 0; c < k; c++) {
             if (c == owner) continue;
             Tensor received = empty(grads[c][i].shape, grads[owner][i].device);
-            peer_copy(grads[c][i], received, current_stream(grads[owner][i].device));
+            enqueue_message(grads[c][i], received, current_stream(grads[owner][i].device));
             add_(grads[owner][i], received);
         }
         for (size_t c = 0; c < k; c++)
             if (c != owner)
-                peer_copy(grads[owner][i], grads[c][i], current_stream(grads[c][i].device));
+                enqueue_message(grads[owner][i], grads[c][i], current_stream(grads[c][i].device));
     }
 }

@@ -7,7 +7,7 @@ static void copy_beside(const Tensor &src, const Tensor &dst) {
     if (size(src) == 0) return;
     Stream &link = link_stream(src.device, dst.device);
     for (Device d : {src.device, dst.device}) make_wait(link, current_stream(d));
-    peer_copy(src, dst, link);
+    enqueue_message(src, dst, link);
     make_wait(current_stream(dst.device), link);
 }
 

@@ -1,11 +1,16 @@
 // Wrong allreduces, one in a file, with what the judge has to say in its first line: the judge's
 // own tests. `make exercise SUBMISSION=extras/exercise/wrong/mean.cu` shows one.
-// defines: YOURS
+// defines: YOURS, chunks
 #pragma once
 #include "../../../mgpu.cu"
 #if __has_include("../../algorithms/algorithms.cu") // some call others
 #include "../../algorithms/algorithms.cu"
 #endif
+
+// View `count` consecutive chunks of a tensor (n), beginning with chunk j of k.
+inline Tensor chunks(const Tensor &t, long j, int k, int count) {
+    return rows(t, size(t) * j / k, size(t) * (j + count) / k);
+}
 
 // YOURS(name) { ... } defines an allreduce of `grads`. The judge finds it as `name` and, where the
 // file is compiled alone, as `yours`.
