@@ -91,10 +91,30 @@ refused_by_nvcc() {
         /: note: .*(call to __host__ function from __|declared here)/ && held { refused(held) }'
 }
 
+# lacking COMMAND...: what has failed, a compiler's command, again: a line if it does not find MPI,
+# a name of CUDA, or a header or name of NVIDIA's samples
+lacking() {
+    (export LC_ALL=C; "$@") 2>&1 | awk '
+        /the stand-in lacks it/ { exit }
+        /fatal error: .?mpi\.h|undefined (reference to |symbol: ).?MPI_/ {
+            print "make cu: a program with MPI needs the compiler of MPI: CXX=mpicxx"
+            exit
+        }
+        /: fatal error: / && match($0, /(helper_|nvrtc_helper|rendercheck_)[a-zA-Z_0-9.]*/) ||
+        /: error: .*(not (been )?declared|not name a type|not a member|unknown type|undeclared)/ &&
+        match($0, /[^A-Za-z_0-9](cu|CU|sdk|tex|surf|__)[A-Za-z_0-9]*[`\047]/) {
+            name = substr($0, RSTART, RLENGTH)
+            gsub(/[^A-Za-z_0-9.]/, "", name)
+            sub(/(:[0-9]+)?: (fatal )?error: .*/, "")
+            print $0 ": " name ": the stand-in lacks it, or CUDA has no such name"
+            exit
+        }' >&2
+}
+
 if [ "$folders" ]; then
-    CPATH=$(printf '%s\n' "$folders" | while read -r folder; do
-        if [ "$CU_ON" = cpu ]; then printf '%s\n' "$tree/tree$(cd "$folder" && pwd -P)"; fi
-        printf '%s\n' "$folder"
+    CPATH=$(printf '%s\n' "$folders" | while read -r from; do
+        if [ "$CU_ON" = cpu ]; then printf '%s\n' "$tree/tree$(cd "$from" && pwd -P)"; fi
+        printf '%s\n' "$from"
     done | paste -s -d : -)${CPATH:+:$CPATH}
     export CPATH
 fi
@@ -122,11 +142,22 @@ elif [ "$CU_ON" = gpu ]; then
     $CU_COMPILE ${openmp:+-Xcompiler $openmp} "$@" $driver -o "$program" || exit 1
 else
     # A kernel may stand in one file and be launched in another
+    global=
     if [ $# -gt 1 ]; then
         echo '#undef __global__' >"$tree/global.h"
         echo '#define __global__ inline CUDA_CPU_OPTIMIZED __attribute__((used))' >>"$tree/global.h"
         CU_COMPILE="$CU_COMPILE -w -include" # -w: of a kernel that is only declared
+        global=$tree/global.h
     fi
+    compile_file() { # $file, to $objects.o; a header that is lacking is the only error
+        only=
+        if grep -rqE '^[ \t]*#error .*: the stand-in lacks it$' "$tree/tree"; then
+            only=-Wfatal-errors
+        fi
+        $CU_COMPILE ${global:+"$global"} $CU_CHECKED $openmp $only -iquote "$folder" -x c++ -c \
+            "$tree/tree$folder/$(basename "$file")" -o "$tree/$objects.o"
+    }
+    link() { ${CU_COMPILE%% -include*} $openmp "$tree"/*.o $CU_OBJECTS -o "$program"; }
     if command -v clang++ >&2; then for file; do refused_by_nvcc "$file"; done; fi \
         >"$tree/refused" 2>/dev/null &
     objects=0
@@ -134,9 +165,9 @@ else
         translate "$file" || exit 1
         folder=$(cd "$(dirname "$file")" && pwd -P)
         objects=$((objects + 1))
-        $CU_COMPILE ${2:+"$tree/global.h"} $CU_CHECKED $openmp -iquote "$folder" -x c++ -c \
-            "$tree/tree$folder/$(basename "$file")" -o "$tree/$objects.o" || {
+        compile_file || {
             wait
+            lacking compile_file
             cat "$tree/refused" >&2
             echo 'extras/cpu/README.md says what the stand-in lacks' >&2
             exit 1
@@ -144,7 +175,10 @@ else
     done
     wait
     cat "$tree/refused" >&2
-    ${CU_COMPILE%% -include*} $openmp "$tree"/*.o $CU_OBJECTS -o "$program" || exit 1
+    link || {
+        lacking link
+        exit 1
+    }
 fi
 
 run() { (cd "$program_folder" && exec "$program" "$@"); }

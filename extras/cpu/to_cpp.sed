@@ -117,11 +117,13 @@ s/\f//g
 #    A macro of this name would break the C++ library's headers
 s/([^([:alnum:]_])__noinline__/\1__attribute__((noinline))/g
 
-# 5. What the stand-in lacks: headers, and inline PTX. Some headers are part of cuda_runtime.h, and
-#    one has moved.
+# 5. What the stand-in lacks: headers, and inline PTX. Of CUDA's toolkit, some headers are part of
+#    cuda_runtime.h, and one has moved; g++ must not find any other in its own path.
 s/((^|\n)[ \t]*#[ \t]*include[ \t]*[<"])nvToolsExt\.h/\1nvtx3\/nvToolsExt.h/g
-s/((^|\n)[ \t]*#[ \t]*include[ \t]*[<"])(device_(launch_parameters|functions|types|atomic_functions)|cuda_runtime_api|cooperative_groups(\/reduce)?|vector_(types|functions)|math_(functions|constants)|driver_(types|functions)|host_(defines|config)|builtin_types|common_functions|sm_[0-9]+_(atomic_functions|intrinsics))\.h/\1cuda_runtime.h/g
-s/(^|\n)[ \t]*#[ \t]*include[ \t]*[<"]((cooperative_groups|cub\/|cublas|cuda\/|cuda_[bf][fp]|cudnn|cufft|curand|cusolver|cusparse|mma|nccl|nv([^t]|t[^x])|thrust\/)[^>"\n]*)[>"]/\1#error \2: the stand-in lacks it/g
+s/((^|\n)[ \t]*#[ \t]*include[ \t]*[<"])(nvtx3\/nv(ToolsExt\.h|tx3\.hpp))/\1\f\3/g
+s/((^|\n)[ \t]*#[ \t]*include[ \t]*[<"])((crt\/)?(device_(launch_parameters|(double_)?functions|types|atomic_functions)|host_(defines|config)|math_(functions|constants)|sm_[0-9]+_(atomic_functions|intrinsics))|cuda_(runtime_api|device_runtime_api|stdint|(texture|surface)_types)|cooperative_groups(\/reduce)?|vector_(types|functions)|driver_(types|functions)|builtin_types|channel_descriptor|common_functions|(texture|surface)_(types|fetch_functions|functions|indirect_functions))\.hp?p?/\1cuda_runtime.h/g
+s/(^|\n)[ \t]*#[ \t]*include[ \t]*[<"](((crt|cub|nvtx3|nccl_device|thrust|cooperative_groups|Openacc|Openmp)\/[^>"\n]*|cccl\/[^>"\n]*|(cuda|nv)\/[^.>"\n]*|(cublas(Lt|Xt|_api|_v2)?|cuda(Typedefs|(D3D[0-9]+|EGL|GL|Profiler|VDPAU)(Typedefs)?|_(awbarrier|pipeline)(_helpers|_primitives)?|_bf16|_fp[0-9]+|_(d3d[0-9]+|egl|gl|vdpau)_interop|_occupancy|libxt|rt_platform)|cudnn(_(adv|backend|cnn|graph|ops|version)(_infer|_train)?)?(_v[0-9]+)?|cufft(Xt|w)?|cufile|cupti(_\w+)?|curand(_(discrete2?|globals|kernel|lognormal|mrg32k3a|mtgp32\w*|normal(_static)?|philox4x32_x|poisson|precalc|uniform))?|cusolver(_common|(Dn|Mg|Rf|Sp)\w*)|cusparse(Lt|_v2)?|fatbinary_section|generated_\w+_meta|library_types|mma|nccl(_device|_net)?|npp(core|defs|version|[is](_\w+)?)?|nv(JitLink|PTXCompiler|_decode|blas|fatbin|graph|jpeg|ml|perf_\w+|rtc|shmemx?|vm)|nvToolsExt\w+)\.hp?p?))[>"]/\1#error \2: the stand-in lacks it/g
+s/\f//g
 #    A file is compiled once, for the host and the device: __CUDA_ARCH__ is not defined, but code for
 #    newer GPUs is chosen, by this number of CUDA 13's oldest one
 :architecture

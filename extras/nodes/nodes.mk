@@ -41,9 +41,12 @@ ifneq ($(value NODES)$(value HOSTS),)
       $(or $(subst ',,$(value HOSTS)),$(shell nproc) cores)
 endif
 
-# Of NODES, on the backend: nvcc's host compiler is MPI's, which calls g++
+# Of NODES, on the backend: nvcc's host compiler is MPI's, which calls g++. (With CXX=mpicxx it would
+# call itself for ever.)
+ifeq ($(findstring mpi,$(notdir $(CXX))),)
 export OMPI_CXX = $(CXX)
 export MPICH_CXX = $(CXX)
+endif
 # nodes.cu includes the program's source, in C++ for the stand-in
 in_cpp := $(if $(filter build/cpu,$(dir)),build/cpp/)
 mpi_gpu = $(NVCC) $(nvcc_flags) -DPROGRAM='"../../build/gpu/program.cu"' -ccbin $(MPICXX)

@@ -9,6 +9,13 @@ static const std::string unavailable = "is unavailable: the stand-in lacks it";
 static const Lacking lacking[] = {
     {"#include <thrust/device_vector.h>", "thrust/device_vector.h: the stand-in lacks it"},
     {"#include <curand_kernel.h>", "curand_kernel.h: the stand-in lacks it"},
+    {"#include <cupti.h>", "cupti.h: the stand-in lacks it"}, // also where g++ would find it
+    {"#include <nppi_filtering_functions.h>", "nppi_filtering_functions.h: the stand-in lacks it"},
+    {"#include <cuda/std/atomic>", "cuda/std/atomic: the stand-in lacks it"},
+    {"#include <crt/host_defines.h>", ""},
+    {"#include <texture_types.h>", ""},
+    {"#include \"tests/../cuda/types.h\"", ""}, // a folder cuda/ of one's own
+    {"#include <helper_functions.h>", ""},
     {"#include <cuda_runtime.h>", ""},
     {"#include <cuda.h>", ""},
     {"void module(CUmodule *m) { cuModuleLoad(m, \"a.ptx\"); }", unavailable},
@@ -20,7 +27,6 @@ static const Lacking lacking[] = {
     {"void volume() { cudaMalloc3D(nullptr, 3); }", unavailable},
     {"void ipc() { cudaIpcGetMemHandle(0, 1); }", unavailable},
     {"void lane() { \141sm volatile(\"exit;\"); }", "inline PTX: the stand-in lacks it"},
-    {"__device__ __managed__ int all = 1;", "__managed__: the stand-in lacks it"},
     {"__device__ float *several, *pointers;",
      "declare one __device__ or __constant__ variable per line"},
     {"struct A { __device__ A &operator=(const A &) = default; };", ""},
@@ -126,4 +132,50 @@ TEST_CASE("what nvcc refuses and g++ does not is told in its line") {
     }
     if (WEXITSTATUS(status) == 3) MESSAGE("skipped: needs clang++");
     else CHECK(status == 0);
+}
+
+TEST_CASE("every header of CUDA's toolkit is there or says that the stand-in lacks it") {
+    int status = 0;
+    const std::string output = output_of_shell(
+        "nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc) 2>/dev/null || exit 3\n"
+        "cd \"$(dirname \"$(readlink -f $nvcc)\")/../include\" 2>/dev/null || exit 3\n"
+        "find -L . -maxdepth 2 -name '*.h*' -type f | sed 's,^./\\(.*\\),#include <\\1>,' |\n"
+        "    LC_ALL=C sed -zEf \"$OLDPWD/extras/cpu/to_cpp.sed\" |\n"
+        "    sed -n 's,^#include <\\(.*\\)>,\\1,p' | sort -u | while read -r header; do\n"
+        "        [ -e \"$OLDPWD/extras/cpu/$header\" ] || echo \"$header\"\n"
+        "    done",
+        status);
+    if (WEXITSTATUS(status) == 3) MESSAGE("skipped: needs nvcc");
+    else CHECK(output == "");
+}
+
+TEST_CASE("make cu: a line for a name or a header that is not there") {
+    const std::pair<std::string, std::string> programs[] = {
+        {"int main() { cudaNoSuchCall(); }",
+         ":1: cudaNoSuchCall: the stand-in lacks it, or CUDA has no such name\n"},
+        {"\n#include <helper_none.h>",
+         ":2: helper_none.h: the stand-in lacks it, or CUDA has no such name\n"},
+        {"#include <none/mpi.h>\nint main() { own(); }", ""},
+        {"extern \"C\" int MPI_Init(); int main() { MPI_Init(); }",
+         "make cu: a program with MPI needs the compiler of MPI: CXX=mpicxx\n"},
+        {"#include <cub/cub.cuh>\nint main() { cudaNoSuchCall(); }",
+         "cub/cub.cuh: the stand-in lacks it"}};
+    for (const auto &[text, says] : programs) {
+        CAPTURE(text);
+        const std::string file = "build/lacking." + std::to_string(getpid()) + ".cu";
+        std::ofstream(file) << text << "\n";
+        int status = 0;
+        const std::string output = output_of_shell(
+            "CU_ON=cpu CU_FILE=" + file +
+                " CU_COMPILE='g++ -std=c++17 -pthread -w -Iextras/cpu "
+                "-include extras/cpu/cuda_runtime.h' CU_OBJECTS=build/cpu/runtime.o CHECK= "
+                "sh extras/cpu/cu.sh 2>&1",
+            status);
+        unlink(file.c_str());
+        CAPTURE(output);
+        CHECK(status != 0);
+        CHECK(output.find(says) != std::string::npos);
+        if (says.empty()) CHECK(output.find(" lacks it") == std::string::npos);
+        CHECK(output.find("error:") == output.rfind("error:"));
+    }
 }
