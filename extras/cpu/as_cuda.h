@@ -22,6 +22,7 @@ cudaError_t cudaConfigureCall(dim3, dim3, size_t = 0, cudaStream_t = nullptr);
 #define __host__ __attribute__((host))
 #define __shared__ __attribute__((shared))
 #define __constant__ __attribute__((constant))
+#define __managed__ __device__
 #define __launch_bounds__(...) __attribute__((launch_bounds(__VA_ARGS__)))
 extern const __device__ uint3 thread_of_device, block_of_device;
 extern const __device__ dim3 threads_of_device, blocks_of_device;

@@ -223,6 +223,7 @@ static void *copy_on(Symbol &symbol, Device &device) {
     return memcpy(real(copy), symbol.initial, symbol.bytes), copy;
 }
 void *find_variable(const void *initial, size_t bytes, const char *name, Where where) {
+    if (is_managed_variable(initial)) return (void *)initial;
     machine(); // its threads are started in the open
     Hidden hidden;
     Symbol *found = nullptr;
@@ -247,6 +248,10 @@ bool add_on_start(void (*call)()) {
 }
 cudaError_t find_copy(char *&copy, const volatile void *variable, Where where, const char *call) {
     Symbol *symbol;
+    if (is_managed_variable((const void *)variable)) {
+        copy = (char *)variable;
+        return cudaSuccess;
+    }
     {
         std::lock_guard<std::mutex> guard(machine().lock);
         symbol = find_symbol((const void *)variable);

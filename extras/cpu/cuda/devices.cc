@@ -118,6 +118,9 @@ Machine::Machine() {
         devices.push_back(device);
     }
     managed.total = physical;
+    if (const size_t bytes = managed_variables_end - managed_variables)
+        managed.allocations[managed_variables] = {bytes, managed_variables, {}, {},
+                                                  true,  "__managed__"};
 }
 Machine &machine() {
     static Machine *machine = new Machine; // never destroyed: its threads outlive main
@@ -251,6 +254,23 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer, Where where)
                               "device count is %zu",
                               device, peer, cuda_cpu::machine().devices.size());
     *can = device != peer && cuda_cpu::machine().peers;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetP2PAttribute(int *value, cudaDeviceP2PAttr attribute, int device, int peer,
+                                      Where where) {
+    const char *call = "cudaDeviceGetP2PAttribute";
+    if (!value) return cuda_cpu::no_result(call, where);
+    if (!cuda_cpu::valid_device(device) || !cuda_cpu::valid_device(peer) || device == peer)
+        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
+                              "%s: devices %d and %d are not two devices: the device count is %zu",
+                              call, device, peer, cuda_cpu::machine().devices.size());
+    if (attribute < cudaDevP2PAttrPerformanceRank ||
+        attribute > cudaDevP2PAttrOnlyPartialNativeAtomicSupported)
+        return cuda_cpu::fail(cudaErrorInvalidValue, where, "%s: there is no attribute %d", call,
+                              attribute);
+    const bool is_yes = attribute == cudaDevP2PAttrAccessSupported ||
+                        attribute == cudaDevP2PAttrNativeAtomicSupported;
+    *value = is_yes && cuda_cpu::machine().peers;
     return cudaSuccess;
 }
 namespace cuda_cpu {

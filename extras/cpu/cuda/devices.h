@@ -120,3 +120,13 @@ cudaError_t cudaDeviceReset(CUDA_CPU_WHERE);
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer, CUDA_CPU_WHERE);
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags, CUDA_CPU_WHERE);
 cudaError_t cudaDeviceDisablePeerAccess(int peer, CUDA_CPU_WHERE);
+// Of a copy or an access between two devices; rank 0 is the best, and no device has arrays.
+enum cudaDeviceP2PAttr {
+    cudaDevP2PAttrPerformanceRank = 1,
+    cudaDevP2PAttrAccessSupported,
+    cudaDevP2PAttrNativeAtomicSupported,
+    cudaDevP2PAttrCudaArrayAccessSupported,
+    cudaDevP2PAttrOnlyPartialNativeAtomicSupported
+};
+cudaError_t cudaDeviceGetP2PAttribute(int *value, cudaDeviceP2PAttr attribute, int device, int peer,
+                                      CUDA_CPU_WHERE);

@@ -46,7 +46,7 @@ CUDA_CPU_LACKS(cudaMallocFromPoolAsync) CUDA_CPU_LACKS(cudaMemPoolCreate)
 CUDA_CPU_LACKS(cudaDeviceGetDefaultMemPool)
 CUDA_CPU_LACKS_TYPE(cudaLaunchConfig_t) CUDA_CPU_LACKS_TYPE(cudaPointerAttributes)
 CUDA_CPU_LACKS_TYPE(cudaMemPool_t)
-CUDA_CPU_LACKS(cudaFuncGetAttributes) CUDA_CPU_LACKS(cudaDeviceGetP2PAttribute)
+CUDA_CPU_LACKS(cudaFuncGetAttributes)
 CUDA_CPU_LACKS_TYPE(cudaFuncAttributes)
 CUDA_CPU_LACKS(cuCtxCreate) CUDA_CPU_LACKS(cuModuleLoad) CUDA_CPU_LACKS(cuModuleLoadData)
 CUDA_CPU_LACKS(cuModuleGetFunction) CUDA_CPU_LACKS(cuLaunchKernel) CUDA_CPU_LACKS(cuMemAlloc)
@@ -62,7 +62,6 @@ CUDA_CPU_LACKS(this_grid) CUDA_CPU_LACKS(this_cluster) CUDA_CPU_LACKS(coalesced_
 #undef CUDA_CPU_LACKS_FETCH
 #undef CUDA_CPU_LACKS_TYPE
 
-#define __managed__ static_assert(false, "__managed__: the stand-in lacks it");
 #define CUDA_CPU_LACKS_ASSEMBLY static_assert(false, "inline PTX: the stand-in lacks it");
 #define CUDA_CPU_NOT_UNDERSTOOD                                                                    \
     static_assert(false,                                                                           \

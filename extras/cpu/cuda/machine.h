@@ -61,6 +61,14 @@ struct Symbol {
     char *host_side;
     std::map<int, void *> copies; // by device
 };
+// The linker's names for the memory of __managed__ variables; null where a program has none.
+extern "C" __attribute__((weak, visibility("hidden"))) char __start_cuda_cpu_managed[],
+    __stop_cuda_cpu_managed[];
+constexpr char *managed_variables = __start_cuda_cpu_managed,
+               *managed_variables_end = __stop_cuda_cpu_managed;
+inline bool is_managed_variable(const void *pointer) {
+    return pointer >= managed_variables && pointer < managed_variables_end;
+}
 struct Pinned {
     size_t bytes;
     const char *by;           // cudaMallocHost or cudaHostRegister

@@ -13,7 +13,8 @@ Device *owner_of(const void *pointer) {
     for (Device *device : machine().devices)
         if (p >= device->base && p < device->end + device->away) return device;
     Device &managed = machine().managed;
-    return p >= managed.base && p < managed.end ? &managed : nullptr;
+    const bool allocated = p >= managed.base && p < managed.end;
+    return allocated || is_managed_variable(p) ? &managed : nullptr;
 }
 const char *held(const void *pointer) {
     const Device *owner = owner_of(pointer);

@@ -46,7 +46,11 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...) __attribute__((noinline))
 #define __align__(bytes) __attribute__((aligned(bytes)))
+#define __maxnreg__(registers)
+#define __grid_constant__
 #define CUDART_CB
+// The host's variables in this section are those of every device, too.
+#define __managed__ __attribute__((section("cuda_cpu_managed")))
 
 // Of what is an error where it is used. g++ before 12 tells it when it generates code.
 #if defined(__has_attribute)
@@ -101,6 +105,23 @@ CUDA_CPU_VECTORS(ulong, unsigned long)
 CUDA_CPU_VECTORS(longlong, long long)
 CUDA_CPU_VECTORS(ulonglong, unsigned long long)
 #undef CUDA_CPU_VECTORS
+// CUDA 13: four numbers of 8 bytes, aligned to 16 or 32.
+#define CUDA_CPU_ALIGNED_VECTOR(name, T, bytes)                                                    \
+    struct alignas(bytes) name {                                                                   \
+        T x, y, z, w;                                                                              \
+    };                                                                                             \
+    template <> inline constexpr bool cuda_cpu::is_vector<name> = true;                            \
+    inline name make_##name(T x, T y, T z, T w) { return {x, y, z, w}; }
+#define CUDA_CPU_ALIGNED_VECTORS(name, T)                                                          \
+    CUDA_CPU_ALIGNED_VECTOR(name##_16a, T, 16)                                                     \
+    CUDA_CPU_ALIGNED_VECTOR(name##_32a, T, 32)
+CUDA_CPU_ALIGNED_VECTORS(double4, double)
+CUDA_CPU_ALIGNED_VECTORS(long4, long)
+CUDA_CPU_ALIGNED_VECTORS(ulong4, unsigned long)
+CUDA_CPU_ALIGNED_VECTORS(longlong4, long long)
+CUDA_CPU_ALIGNED_VECTORS(ulonglong4, unsigned long long)
+#undef CUDA_CPU_ALIGNED_VECTORS
+#undef CUDA_CPU_ALIGNED_VECTOR
 struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}

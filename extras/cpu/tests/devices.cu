@@ -76,6 +76,54 @@ TEST_CASE("cudaGetErrorName, cudaGetErrorString: CUDA's numbers, names and texts
     check((cudaError_t)1001, 1001, "unrecognized error code", "unrecognized error code");
 }
 
+__managed__ int counter = 4;
+__device__ __managed__ int one_of_pair[2];
+static __managed__ float sums[3] = {1, 2, 3};
+__global__ void managed_kernel(int *argument) {
+    counter++;
+    one_of_pair[1] = *argument + 6;
+    *argument = 7;
+}
+TEST_CASE("__managed__: one variable for the host and every device") {
+    CHECK(counter == 4);
+    for (int device : {0, 1}) {
+        one_of_pair[0] = device;
+        OK_LAUNCH((OnDevice{device}, managed_kernel<<<1, 1>>>(one_of_pair)));
+        OK((OnDevice{device}, cudaDeviceSynchronize()));
+        CHECK(counter == 5 + device);
+        CHECK(one_of_pair[0] == 7);
+        CHECK(one_of_pair[1] == 6 + device);
+    }
+    const Floats other = {4, 5, 6};
+    Floats got(3);
+    OK(cudaMemcpyToSymbol(sums, other.data(), sizeof sums));
+    CHECK(sums[2] == 6);
+    OK(cudaMemcpy(got.data(), sums, sizeof sums, cudaMemcpyDeviceToHost));
+    CHECK(got == other);
+    OK(cudaMemset(sums, 0, sizeof sums));
+    OK(cudaDeviceSynchronize());
+    CHECK(sums[0] == 0);
+    OK(cudaMemPrefetchAsync(sums, sizeof sums, 0));
+    int *address = nullptr;
+    OK(cudaGetSymbolAddress((void **)&address, counter));
+    CHECK(address == &counter);
+    REFUSED(value, cudaFree(&counter), "was not returned by cudaMalloc");
+}
+
+TEST_CASE("cudaDeviceGetP2PAttribute: of two devices") {
+    int value = -1;
+    const int want[] = {0, 1, 1, 0, 0};
+    for (int i = 0; i < 5; i++) {
+        OK(cudaDeviceGetP2PAttribute(&value, cudaDeviceP2PAttr(i + 1), 0, 1));
+        CHECK(value == want[i]);
+    }
+    REFUSED(cudaErrorInvalidDevice,
+            cudaDeviceGetP2PAttribute(&value, cudaDevP2PAttrAccessSupported, 1, 1),
+            "cudaDeviceGetP2PAttribute: devices 1 and 1 are not two devices");
+    REFUSED(cudaErrorInvalidValue, cudaDeviceGetP2PAttribute(&value, cudaDeviceP2PAttr(6), 0, 1),
+            "cudaDeviceGetP2PAttribute: there is no attribute 6");
+}
+
 TEST_CASE("cudaDeviceEnablePeerAccess: once, to another device") {
     int can = -1;
     OK(cudaDeviceCanAccessPeer(&can, 0, 0));

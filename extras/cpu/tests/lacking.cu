@@ -38,6 +38,7 @@ static const Lacking lacking[] = {
     {"void attributes(cudaFuncAttributes *a) {}", unavailable},
     {"__global__ void trap_kernel() { __trap(); }", unavailable},
     {"#include <math_constants.h>", ""},
+    {"__global__ void __maxnreg__(32) limited_kernel(const __grid_constant__ int n) {}", ""},
     {"void group(cooperative_groups::thread_group) {}", unavailable},
     {"__global__ void smallest_kernel(long long *x) { atomicMin(x, atomicMax(x, 3)); }", ""},
     {"__global__ void dim_kernel(dim3 *x) { *x = blockIdx; uint3 y = blockDim; x->x = y.x; }", ""},
