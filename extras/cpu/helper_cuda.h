@@ -3,9 +3,7 @@
 #pragma once
 
 #include "cuda_runtime.h"
-
-#include <cstdio>
-#include <cstdlib>
+#include "helper_string.h"
 
 #define checkCudaErrors(call) cuda_cpu::end_on_error(call, #call, __FILE__, __LINE__)
 #define getLastCudaError(what) cuda_cpu::end_on_error(cudaGetLastError(), what, __FILE__, __LINE__)
@@ -26,4 +24,7 @@ inline int gpuDeviceInit(int device) {
     checkCudaErrors(cudaSetDevice(device));
     return device;
 }
-inline int findCudaDevice(int, const char **) { return gpuDeviceInit(0); }
+// Use the device of -device=1, or the first one.
+inline int findCudaDevice(int argc, const char **argv) {
+    return gpuDeviceInit(getCmdLineArgumentInt(argc, argv, "device="));
+}

@@ -195,6 +195,79 @@ CUDA_CPU_MIN_MAX(ll, long long)
 CUDA_CPU_MIN_MAX(ull, unsigned long long)
 #undef CUDA_CPU_MIN_MAX
 
+// Numbers of 8 or 16 bits in an unsigned: the value's lowest bits take the place of x, a number of
+// a, and y, the one of b there.
+namespace cuda_cpu {
+template <class T, class F> unsigned of_parts(unsigned a, unsigned b, F f) {
+    constexpr int bits = 8 * sizeof(T);
+    unsigned parts = 0;
+    for (int i = 0; i < 32; i += bits)
+        parts |= (unsigned(f(T(a >> i), T(b >> i))) & ~0u >> (32 - bits)) << i;
+    return parts;
+}
+} // namespace cuda_cpu
+#define CUDA_CPU_PARTS(name, sign, value, b, ...)                                                  \
+    CUDA_CPU_PARTS_OF(name##2, sign short, value, b, __VA_ARGS__)                                  \
+    CUDA_CPU_PARTS_OF(name##4, sign char, value, b, __VA_ARGS__)
+#define CUDA_CPU_PARTS_OF(name, T, value, b, ...)                                                  \
+    inline unsigned name(__VA_ARGS__) {                                                            \
+        return cuda_cpu::of_parts<T>(                                                              \
+            a, b, [](auto x, [[maybe_unused]] auto y) -> int { return value; });                   \
+    }
+#define CUDA_CPU_OF_ONE(name, value) CUDA_CPU_PARTS(name, signed, value, a, unsigned a)
+#define CUDA_CPU_OF_TWO(name, sign, value)                                                         \
+    CUDA_CPU_PARTS(name, sign, value, b, unsigned a, unsigned b)
+#define CUDA_CPU_OF_SIGNED(name, value)                                                            \
+    CUDA_CPU_OF_TWO(name##s, signed, value)                                                        \
+    CUDA_CPU_OF_TWO(name##u, unsigned, value)
+#define CUDA_CPU_COMPARED(name, sign, value)                                                       \
+    CUDA_CPU_OF_TWO(__vset##name, sign, value)                                                     \
+    CUDA_CPU_OF_TWO(__vcmp##name, sign, -(value))
+#define CUDA_CPU_COMPARED_SIGNED(name, value)                                                      \
+    CUDA_CPU_COMPARED(name##s, signed, value)                                                      \
+    CUDA_CPU_COMPARED(name##u, unsigned, value)
+CUDA_CPU_OF_ONE(__vabs, x < 0 ? -x : x)
+CUDA_CPU_OF_ONE(__vabsss, cuda_cpu::saturated<decltype(x)>(x < 0 ? -x : x))
+CUDA_CPU_OF_ONE(__vneg, -x)
+CUDA_CPU_OF_ONE(__vnegss, cuda_cpu::saturated<decltype(x)>(-x))
+CUDA_CPU_OF_TWO(__vadd, signed, x + y)
+CUDA_CPU_OF_TWO(__vsub, signed, x - y)
+CUDA_CPU_OF_TWO(__vaddss, signed, cuda_cpu::saturated<decltype(x)>(x + y))
+CUDA_CPU_OF_TWO(__vaddus, unsigned, cuda_cpu::saturated<decltype(x)>(x + y))
+CUDA_CPU_OF_TWO(__vsubss, signed, cuda_cpu::saturated<decltype(x)>(x - y))
+CUDA_CPU_OF_TWO(__vsubus, unsigned, cuda_cpu::saturated<decltype(x)>(x - y))
+CUDA_CPU_OF_TWO(__vavgs, signed, (x + y + (x + y >= 0)) >> 1)
+CUDA_CPU_OF_TWO(__vavgu, unsigned, (x + y + 1) >> 1)
+CUDA_CPU_OF_TWO(__vhaddu, unsigned, (x + y) >> 1)
+CUDA_CPU_OF_SIGNED(__vabsdiff, x < y ? y - x : x - y)
+CUDA_CPU_OF_SIGNED(__vmin, y < x ? y : x)
+CUDA_CPU_OF_SIGNED(__vmax, x < y ? y : x)
+CUDA_CPU_COMPARED(eq, signed, x == y)
+CUDA_CPU_COMPARED(ne, signed, x != y)
+CUDA_CPU_COMPARED_SIGNED(ge, x >= y)
+CUDA_CPU_COMPARED_SIGNED(gt, x > y)
+CUDA_CPU_COMPARED_SIGNED(le, x <= y)
+CUDA_CPU_COMPARED_SIGNED(lt, x < y)
+#undef CUDA_CPU_COMPARED_SIGNED
+#undef CUDA_CPU_COMPARED
+#undef CUDA_CPU_OF_SIGNED
+#undef CUDA_CPU_OF_TWO
+#undef CUDA_CPU_OF_ONE
+#undef CUDA_CPU_PARTS_OF
+#undef CUDA_CPU_PARTS
+// Sums of the differences
+#define CUDA_CPU_SUMS(sign)                                                                        \
+    inline unsigned __vsad##sign##2(unsigned a, unsigned b) {                                      \
+        const unsigned differences = __vabsdiff##sign##2(a, b);                                    \
+        return (differences & 0xffff) + (differences >> 16);                                       \
+    }                                                                                              \
+    inline unsigned __vsad##sign##4(unsigned a, unsigned b) {                                      \
+        return __dp4a(__vabsdiff##sign##4(a, b), 0x01010101u, 0u);                                 \
+    }
+CUDA_CPU_SUMS(s)
+CUDA_CPU_SUMS(u)
+#undef CUDA_CPU_SUMS
+
 // Of math_constants.h
 #define CUDART_INF_F INFINITY
 #define CUDART_NAN_F NAN
