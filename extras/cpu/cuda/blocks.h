@@ -33,7 +33,7 @@ namespace cuda_cpu {
 #if defined(CUDA_CPU_ASAN) || defined(CUDA_CPU_TSAN)
 constexpr size_t stack_bytes = 256 * 1024; // of a thread of a block
 #else
-constexpr size_t stack_bytes = 64 * 1024;
+constexpr size_t stack_bytes = 128 * 1024; // arguments of 32 KiB may be there three times
 #endif
 
 struct Fiber {
@@ -110,9 +110,9 @@ struct Worker {
     unsigned long long blocks = 0; // that have begun
     // by_lanes:
     Warp *warps = nullptr;
-    int warp = 0;         // the one whose turn it is
-    unsigned todo = 0;    // its lanes that have yet to run in this round
-    int looped = -1;      // the thread that the plain loop runs, on no fiber
+    int warp = 0;      // the one whose turn it is
+    unsigned todo = 0; // its lanes that have yet to run in this round
+    int looped = -1;   // the thread that the plain loop runs, on no fiber
     unsigned long long random = 0;
     const volatile void *asked = nullptr;     // what a thread has looked at, and found as before
     unsigned long long asker = 0;             // block and thread

@@ -34,7 +34,8 @@ CUDA_CPU_OPTIMIZED __attribute__((flatten)) void run_threads(const void *bytes, 
     (void)rest;
     (*(const K *)bytes)();
 #else
-    const K kernel = *(const K *)bytes; // a copy that nothing else points to
+    // A copy that nothing else points to, unless its arguments would fill much of the stack
+    std::conditional_t<(sizeof(K) > 4096), const K &, const K> kernel = *(const K *)bytes;
     Thread *const before = thread;
     const unsigned X = blockDim.x, Y = blockDim.y, Z = blockDim.z;
     const uint3 begin = rest ? uint3{1, 0, 0} : before->index;

@@ -89,7 +89,7 @@ static void fault_without_line() {
 }
 __global__ void divide_kernel(int *x, int n) { *x = 7 / n; }
 template <bool barrier> __global__ void large_array_kernel(float *x, int n) {
-    volatile float a[20000];
+    volatile float a[40000];
     if (barrier) __syncthreads();
     for (int i = 0; i < n; i++) a[i] = i;
     *x = a[0];
@@ -293,13 +293,13 @@ static const bool wrong_checks = add(wrong_programs, {
     WRONG("no thread", LACKING_HERE(no_thread()),
           "cannot start a thread for device 1: ", "raise ulimit -u", "CUDA_CPU_CORES=1"),
     WRONG("stack, a large array",
-          WRONG_HERE(large_array_kernel<false><<<1, 1>>>(memory(0, 1), 20000)),
+          WRONG_HERE(large_array_kernel<false><<<1, 1>>>(memory(0, 1), 40000)),
           "large_array_kernel<false> on device 0, in extras/cpu/",
-          "do not fit into its stack of 64 KiB"),
+          "do not fit into its stack of 128 KiB"),
     WRONG("stack, a large array of many threads",
-          WRONG_HERE(large_array_kernel<true><<<1, 64>>>(memory(0, 1), 20000)),
+          WRONG_HERE(large_array_kernel<true><<<1, 64>>>(memory(0, 1), 40000)),
           "large_array_kernel<true> on device 0, in extras/cpu/",
-          "do not fit into its stack of 64 KiB"),
+          "do not fit into its stack of 128 KiB"),
     WRONG("stack, endless recursion", WRONG_HERE(recursive_kernel<<<1, 1>>>((int *)memory(0, 1))),
           "recursive_kernel on device 0, in " __FILE__ ":", "is there endless recursion"),
     WRONG("access, by the host, in a function of a library",

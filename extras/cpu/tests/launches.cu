@@ -26,6 +26,28 @@ TEST_CASE("launch: every index of a grid comes once") {
     }
 }
 
+struct Large {
+    int x[8188];
+};
+template <bool barriers> __global__ void large_kernel(int *sum, Large by_value) {
+    int part = 0;
+    if (barriers) __syncthreads();
+    for (int i = threadIdx.x; i < 8188; i += blockDim.x) part += by_value.x[i];
+    by_value.x[threadIdx.x] = 0; // of this thread's copy
+    if (barriers) __syncthreads();
+    atomicAdd(sum, part + by_value.x[threadIdx.x]);
+}
+TEST_CASE("launch: arguments of 32 KiB, as many as nvcc takes") {
+    auto large = std::make_unique<Large>();
+    for (int i = 0; i < 8188; i++) large->x[i] = i;
+    auto sum = pinned<int>(1);
+    *sum = 0;
+    OK_LAUNCH(large_kernel<false><<<2, 64>>>(sum.get(), *large));
+    OK_LAUNCH(large_kernel<true><<<1, 600>>>(sum.get(), *large));
+    OK(cudaDeviceSynchronize());
+    CHECK(*sum == 3 * 8187 * 8188 / 2);
+}
+
 // The compiler runs several of these threads at once, by vector instructions.
 __global__ void guarded_kernel(float *y, const float *x, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
