@@ -47,6 +47,33 @@ struct SignalsWait {
     }
 };
 
+// Remove what a save of this file has left behind, if its process is gone: FILE.PID.part, and those
+// of check_files, FILE.PID.test and FILE.PID.test.PID.part.
+static void remove_left_behind(const std::filesystem::path &file) {
+    namespace fs = std::filesystem;
+    const std::string begin = file.filename().string() + ".";
+    const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
+    std::error_code ignored;
+    for (fs::directory_iterator at(folder, ignored), end; at != end; at.increment(ignored)) {
+        const std::string name = at->path().filename();
+        if (name.compare(0, begin.size(), begin) != 0) continue;
+        const std::string rest = name.substr(begin.size());
+        const std::string pid = rest.substr(0, rest.find_first_not_of("0123456789"));
+        const bool known = rest == pid + ".part" || rest == pid + ".test" ||
+                           rest == pid + ".test." + pid + ".part";
+        if (!known || pid.empty() || pid.size() > 9) continue;
+        if (kill(std::stoi(pid), 0) != 0 && errno == ESRCH) fs::remove(at->path(), ignored);
+    }
+}
+
+// Open a file of this name that was not there. What is there, such as a link or what a process of
+// the same number has left, goes, but nothing that a link leads to.
+static FILE *open_new(const std::string &path) {
+    remove(path.c_str());
+    const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    return file < 0 ? nullptr : fdopen(file, "wb");
+}
+
 // Write a new file completely, then rename it over the old one, so that a good file is never lost.
 // It gets the old one's mode and owner, if this user may set them.
 void write_file(const std::string &path, const std::string &bytes) {
@@ -54,7 +81,7 @@ void write_file(const std::string &path, const std::string &bytes) {
     const std::string target = behind_links(path);
     const std::string part = target + "." + std::to_string(getpid()) + ".part";
     make_folder(target);
-    FILE *file = fopen(part.c_str(), "wb");
+    FILE *file = open_new(part);
     struct stat old;
     if (file && stat(target.c_str(), &old) == 0) {
         [[maybe_unused]] const int set = fchown(fileno(file), old.st_uid, old.st_gid);
@@ -233,6 +260,41 @@ struct Header {
     }
 };
 
+// Return the bits of a number of a dtype, which its name begins with; 0 if the format has no such.
+static size_t bits_of(const std::string &type) {
+    static const std::set<std::string> types = {
+        "BOOL", "F4",  "F6_E2M3", "F6_E3M2", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ",
+        "F16",  "F32", "F64",     "BF16",    "C64",     "I8",      "I16",     "F8_E5M2FNUZ",
+        "I32",  "I64", "U8",      "U16",     "U32",     "U64"};
+    if (types.count(type) == 0) return 0;
+    return type == "BOOL" ? 8 : std::stoi(type.substr(type.find_first_of("0123456789")));
+}
+
+// Return text as an error shows it, in one line.
+static std::string in_a_line(std::string text) {
+    std::replace_if(text.begin(), text.end(), iscntrl, '?');
+    return text;
+}
+
+// Fail unless the tensor's numbers fill its place.
+static void check_entry(const std::string &where, const Entry &entry) {
+    size_t bits = bits_of(entry.type);
+    if (bits == 0) {
+        error("%s: there is no dtype %.20s", where.c_str(), in_a_line(entry.type).c_str());
+    }
+    bool is_huge = false;
+    for (size_t s : entry.shape) is_huge = __builtin_mul_overflow(bits, s, &bits) || is_huge;
+    if (std::count(entry.shape.begin(), entry.shape.end(), 0u)) {
+        bits = 0;
+        is_huge = false;
+    }
+    if (is_huge || bits % 8 || bits / 8 != entry.offsets[1] - entry.offsets[0]) {
+        error("%s: the numbers of %s [%.200s] are not at data_offsets [%s]", where.c_str(),
+              entry.type.c_str(), with_commas(entry.shape).c_str(),
+              with_commas(entry.offsets).c_str());
+    }
+}
+
 // Read the header of a file of this size. Fail unless the tensors, one after another, are all that
 // comes after it.
 static std::map<std::string, Entry> read_entries(std::ifstream &file, size_t size,
@@ -263,13 +325,17 @@ static std::map<std::string, Entry> read_entries(std::ifstream &file, size_t siz
         }
         end = place.back();
     }
+    for (const auto &[name, entry] : entries) {
+        check_entry(path + ": " + in_a_line(name).substr(0, 200), entry);
+    }
     return entries;
 }
 
-// Append a name to a list that an error shows in one line.
-static void append(std::string &list, const std::string &name) {
-    list += (list.empty() ? "" : ", ") + name;
-    std::replace_if(list.begin(), list.end(), iscntrl, '?');
+// Return the names, as an error shows them.
+template <class T> static std::string names_of(const std::map<std::string, T> &tensors) {
+    std::string list;
+    for (const auto &[name, t] : tensors) list += (list.empty() ? "" : ", ") + name;
+    return in_a_line(list);
 }
 
 // Load each tensor, which is on the host, by its name.
@@ -281,16 +347,13 @@ void load_safetensors(const std::string &path, const Named &tensors) {
     const std::map<std::string, Entry> entries = read_entries(file, file_size, path);
     const long numbers = file.tellg(); // where they begin
 
-    std::string found, needed; // names
-    for (const auto &[name, entry] : entries) append(found, name);
-    for (const auto &[name, t] : tensors) append(needed, name);
     for (const auto &[name, t] : tensors) {
         const std::string where = path + ": " + name;
         const auto at = entries.find(name);
         if (at == entries.end()) {
             error("%s is missing: %s needs %.300s. The file has %.500s", where.c_str(),
-                  experiment.name.c_str(), needed.c_str(),
-                  found.empty() ? "no tensors" : found.c_str());
+                  experiment.name.c_str(), names_of(tensors).c_str(),
+                  entries.empty() ? "no tensors" : names_of(entries).c_str());
         }
         const Entry &entry = at->second;
         const std::string type = entry.type + " [" + with_commas(entry.shape) + "]";
@@ -299,13 +362,8 @@ void load_safetensors(const std::string &path, const Named &tensors) {
             error("%s is %s, but %s needs %s", where.c_str(), type.c_str(), experiment.name.c_str(),
                   expected.c_str());
         }
-        const size_t bytes = sizeof(float) * size(t), begin = entry.offsets[0];
-        if (entry.offsets[1] - begin != bytes) {
-            error("%s: its %zu bytes are not at data_offsets [%s]", where.c_str(), bytes,
-                  with_commas(entry.offsets).c_str());
-        }
-        file.seekg(numbers + begin);
-        file.read((char *)t.ptr(), bytes);
+        file.seekg(numbers + entry.offsets[0]);
+        file.read((char *)t.ptr(), sizeof(float) * size(t));
         if (!file) error("cannot read %s: %s", path.c_str(), strerror(errno));
     }
 }
@@ -384,12 +442,15 @@ static void check_files() {
     const SignalsWait until_removed;
     const std::string target = behind_links(save);
     const std::string probe = target + "." + std::to_string(getpid()) + ".test";
+    remove_left_behind(target);
+    remove(probe.c_str()); // a link there would be followed
     write_file(probe, "");
     remove(probe.c_str());
     // A file that is mounted, as containers do it, cannot be replaced, nor have a second name
     if (link(target.c_str(), probe.c_str()) == 0) remove(probe.c_str());
     else if (errno == EXDEV) {
-        error("SAVE=%s is a mounted file, which cannot be replaced: mount its folder", save.c_str());
+        error("SAVE=%s is a mounted file, which cannot be replaced: mount its folder",
+              save.c_str());
     }
 }
 

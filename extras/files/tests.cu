@@ -63,6 +63,38 @@ TEST_CASE("write_file: links are followed, and the mode is kept") {
     CHECK(folder.listing() == std::set<std::string>{"a", "a/file", "link", "other"});
 }
 
+TEST_CASE("write_file: no link at the name of a part is followed") {
+    const TestFolder folder;
+    const std::string file = folder.file("file"), other = folder.file("other");
+    write_text(other, "precious");
+    std::filesystem::create_symlink("other", file + "." + std::to_string(getpid()) + ".part");
+    write_file(file, "text");
+    CHECK(read_text(other) == "precious");
+    CHECK(read_text(file) == "text");
+    CHECK(!std::filesystem::is_symlink(file));
+    CHECK(folder.listing() == std::set<std::string>{"file", "other"});
+}
+
+TEST_CASE("SAVE: what a process that was killed has left is removed, and no link is followed") {
+    const TestFolder folder;
+    const pid_t child = fork();
+    if (child == 0) _exit(0);
+    REQUIRE(waitpid(child, nullptr, 0) == child); // its number is nobody's now
+    const std::string gone = "s." + std::to_string(child), here = "s." + std::to_string(getpid());
+    const std::string of_first = "s." + std::to_string(getppid()) + ".part";
+    const std::set<std::string> others = {of_first,       gone + ".parts",     "s.part",
+                                          "t" + gone + ".part", gone + ".test.7.part", "other"};
+    for (const std::string &name : others) write_text(folder.file(name), "other");
+    for (const char *end : {".part", ".test"}) write_text(folder.file(gone + end), "");
+    write_text(folder.file(gone + ".test." + std::to_string(child) + ".part"), "");
+    std::filesystem::create_symlink("other", folder.file(here + ".test"));
+    save = folder.file("s");
+    check_files();
+    save = "";
+    CHECK(folder.listing() == others);
+    CHECK(read_text(folder.file("other")) == "other");
+}
+
 TEST_CASE("write_file: a signal waits until the file is there, and then ends the program") {
     for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
         CAPTURE(signal);
@@ -147,8 +179,8 @@ TEST_CASE("load_safetensors: files of any writer") {
         CAPTURE(file.first);
         CHECK(loaded(safetensors(file.first, file.second)) == b + a1);
     }
-    std::string many = "{"; // a megabyte of other tensors
-    for (int i = 0; i < 20000; i++) {
+    std::string many = "{"; // five megabytes of other tensors
+    for (int i = 0; i < 100000; i++) {
         many += "\"" + std::to_string(i) + R"(":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},)";
     }
     many += rest;
@@ -163,11 +195,10 @@ TEST_CASE("load_safetensors: the error names the tensor") {
         {"\"b\":", R"("__metadata__":{"x":"{\"b\":{\"y\":1}}"},"fc.bias":)",
          ": b is missing: lenet needs a1, b. The file has a1, fc.bias"},
         {"\"b\":", R"("b\n":)", ": b is missing: lenet needs a1, b. The file has a1, b?"},
-        {"F32", "BF16", ": a1 is BF16 [2,3], but lenet needs F32 [2,3]"},
+        {"F32", "U32", ": a1 is U32 [2,3], but lenet needs F32 [2,3]"},
         {"[2,3]", "[3,2]", ": a1 is F32 [3,2], but lenet needs F32 [2,3]"},
-        {"[2]", "[]", ": b is F32 [], but lenet needs F32 [2]"},
-        {"[0,24]},\"b", "[0,20]},\"c\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[20,24]},\"b",
-         ": a1: its 24 bytes are not at data_offsets [0,20]"}};
+        {"[2]", "[2,1]", ": b is F32 [2,1], but lenet needs F32 [2]"},
+        {"F32\",\"shape\":[2]", "F64\",\"shape\":[]", ": b is F64 [], but lenet needs F32 [2]"}};
     for (const auto &[from, to, says] : cases) {
         std::string changed = header;
         CHECK(loaded(safetensors(changed.replace(changed.find(from), from.size(), to), numbers)) ==
@@ -196,6 +227,16 @@ TEST_CASE("load_safetensors: what the format does not allow") {
         {"[24,32]", "[024,32]", wrong},
         {"[24,32]", "[24,3.2e1]", wrong},
         {"[24,32]", "24,32", wrong},
+        {"[2]", "[]", ": b: the numbers of F32 [] are not at data_offsets [24,32]"},
+        {"F32", "F16", ": a1: the numbers of F16 [2,3] are not at data_offsets [0,24]"},
+        {"F32", "f\\n32", ": a1: there is no dtype f?32"},
+        {"F32", "", ": a1: there is no dtype "},
+        {"\"b\":", R"("x\n":{"dtype":"I8","shape":[1],"data_offsets":[24,24]},"b":)",
+         ": x?: the numbers of I8 [1] are not at data_offsets [24,24]"},
+        {"\"b\":", R"("x":{"dtype":"F4","shape":[1],"data_offsets":[24,24]},"b":)", ": x: the num"},
+        {"\"b\":", // 2^64 numbers
+         R"("x":{"dtype":"I8","shape":[4294967296,4294967296],"data_offsets":[24,24]},"b":)",
+         ": x: the numbers of I8 [4294967296,4294967296] are not at data_offsets [24,24]"},
         {"[24,32]}", "[24,32]", wrong}, // a bracket is missing
         {"{\"a1\":{", "{\"a1\":{{", wrong},
         {"\"b\"", "\"a1\"", wrong}, // a name twice
