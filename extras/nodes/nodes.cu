@@ -13,6 +13,8 @@ static int nodes = 1, node = 0; // this is node `node` of `nodes`
 #include <csignal>
 #include <sstream>
 #include <thread>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #define isatty(file) (nodes == 1 && isatty(file)) // mpirun gives even a pipe a terminal
 #include PROGRAM                                  // mgpu.cu and its parts, see the Makefile
@@ -292,9 +294,52 @@ static void on_alarm(int) {
     _exit(1); // mpirun ends the others
 }
 
-static void on_terminate(int signal) {
-    if (node <= 1) { // of several, these two are enough
+// The processes of a node: mpirun, or its daemon on this machine, starts the watcher, and that the
+// node itself, whose end it sees.
+static pid_t launcher, watched;
+static volatile sig_atomic_t told = 0; // mpirun has told the watcher to end
+
+static void on_terminate(int signal, siginfo_t *by, void *) {
+    const bool by_mpirun = by->si_pid == getppid() || by->si_pid == launcher;
+    if (by_mpirun && node <= 1) { // of several, these two are enough
         say("mgpu: mpirun ends this node: another one has stopped\n");
+    }
+    _exit(128 + signal);
+}
+
+// Start the node itself, which returns. The watcher stays here, and names a node that is killed:
+// mpirun -q says nothing, and a killed process cannot.
+static void watch_node() {
+    launcher = getppid();
+    struct sigaction tell = {};
+    tell.sa_handler = [](int signal) {
+        told = 1;
+        kill(watched, signal);
+    };
+    sigset_t ends, before;
+    sigemptyset(&ends);
+    for (int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&ends, signal);
+    sigprocmask(SIG_BLOCK, &ends, &before);
+    watched = fork();
+    if (watched == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        sigprocmask(SIG_SETMASK, &before, nullptr);
+        return;
+    }
+    for (int signal : {SIGTERM, SIGINT, SIGHUP}) sigaction(signal, &tell, nullptr);
+    sigprocmask(SIG_SETMASK, &before, nullptr);
+    int status = 0;
+    while (waitpid(watched, &status, 0) < 0 && errno == EINTR) {
+    }
+    if (WIFEXITED(status) && WEXITSTATUS(status) != 128 + SIGTERM) _exit(WEXITSTATUS(status));
+    const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : SIGTERM;
+    const char *rank = "";
+    for (const char *variable : {"SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"}) {
+        if (getenv(variable)) rank = getenv(variable);
+    }
+    if (!told) {
+        say("mgpu: node %s was killed by signal %d (%s)%s\n", rank, signal, strsignal(signal),
+            signal == SIGKILL ? ": is its machine out of memory?" : "");
     }
     _exit(128 + signal);
 }
@@ -311,8 +356,9 @@ static void on_mpi_error(MPI_Comm *, int *code, ...) {
 // End the program if the launcher has started another number of processes than MPI knows of: under
 // the mpirun of another MPI, each process would train alone.
 static void check_launcher() {
-    const std::pair<const char *, const char *> launchers[] = { // how many there are, and which
-        {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},       // by Open MPI's mpirun
+    const std::pair<const char *, const char *> launchers[] = {
+        // how many there are, and which
+        {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"}, // by Open MPI's mpirun
         {"PMI_SIZE", "PMI_RANK"}, // by that of MPICH or Intel, or by srun --mpi=pmi2
         {"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"}};
     auto number = [](const char *variable) {
@@ -469,12 +515,16 @@ static void run_on_nodes() {
 }
 
 int main(int argc, char **argv) {
+    watch_node();
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     try {
         start_nodes(&argc, &argv);
         const bool exercise = argc > 1 && strcmp(argv[1], "exercise") == 0; // judge the ring
         if (parse_options_of_nodes(argc - exercise, argv + exercise)) {
-            if (nodes > 1) signal(SIGTERM, on_terminate);
+            struct sigaction terminate = {};
+            terminate.sa_sigaction = on_terminate;
+            terminate.sa_flags = SA_SIGINFO;
+            if (nodes > 1) sigaction(SIGTERM, &terminate, nullptr);
             if (exercise) {
                 meet_nodes();
                 exercise_nodes();

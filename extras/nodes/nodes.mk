@@ -41,8 +41,8 @@ ifneq ($(value NODES)$(value HOSTS),)
       $(or $(subst ',,$(value HOSTS)),$(shell nproc) cores)
 endif
 
-# Of NODES, on the backend: nvcc's host compiler is MPI's, which calls g++. (With CXX=mpicxx it would
-# call itself for ever.)
+# Of NODES, on the backend: nvcc's host compiler is MPI's, which calls g++. (With CXX=mpicxx it
+# would call itself for ever.)
 ifeq ($(findstring mpi,$(notdir $(CXX))),)
 export OMPI_CXX = $(CXX)
 export MPICH_CXX = $(CXX)
@@ -65,7 +65,11 @@ ifneq ($(in_cpp),)
 build/mpi/nodes: build/cpu/runtime.o
 build/mpi_asan/nodes build/mpi_race/nodes: build/mpi_%/nodes: build/%/runtime.o
 endif
-build/mpi/flags build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi,$(*:mpi_%=%))
+# The compiler of another MPI, or of another version, may have the same name
+mpi_version = $(shell { $(MPICXX) -show; printf '\043include <mpi.h>\n' | \
+    $(MPICXX) -E -dM -x c++ - | grep -E '(OMPI|MPICH|I_MPI)_[A-Z_]*VERSION '; } 2>/dev/null)
+build/mpi/flags build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi,$(*:mpi_%=%)) \
+    $(mpi_version)
 
 ifneq ($(start),)
 exercise: backend $(program)

@@ -124,27 +124,46 @@ $mpirun -n 4 "$mpi" $few EPOCHS=1 SAVE=$second INIT=$first >$out/text 2>&1 || fa
 cmp $second $both || fail "INIT: other parameters"
 pass "four nodes start from INIT, and reach the same parameters"
 
-# A node dies in the middle of a training
-: >$out/text # without the words of an earlier one
-$mpirun -n 2 "$mpi" LOG=$out/log >$out/text 2>&1 &
-job=$!
-tries=0
-until grep -q 'first minibatch' $out/text; do
-    tries=$((tries + 1))
-    [ $tries -lt 600 ] || fail "two nodes do not start"
-    sleep 0.1
-done
-nodes=$(ps -o pid= --ppid $job)
-kill -9 "$(echo "$nodes" | tail -n 1 | tr -d ' ')"
-start=$(date +%s)
-if wait $job; then fail "a node was killed, and mpirun ends with status 0"; fi
-[ $(($(date +%s) - start)) -le 10 ] || fail "a node was killed, and the others went on"
-for pid in $nodes; do # Z: it has ended
-    case $(ps -o stat= -p "$pid") in
-        '' | Z*) ;;
-        *) fail "a node was killed, another one is left" ;;
-    esac
-done
+# A node is killed in the middle of a training, or before it has met the others
+killed() { # A text of the program, or none, after which node 1 is killed
+    : >$out/text # without the words of an earlier one
+    $mpirun -n 2 "$mpi" LOG=$out/log >$out/text 2>&1 &
+    job=$!
+    tries=0
+    until watchers=$(ps -o pid= --ppid $job) && nodes=$(for watcher in $watchers; do
+        ps -o pid= --ppid "$watcher"
+    done) && [ "$(echo "$nodes" | wc -w)" = 2 ] && { [ ! "$1" ] || grep -q "$1" $out/text; }; do
+        tries=$((tries + 1))
+        [ $tries -lt 600 ] || fail "two nodes do not start"
+        sleep 0.1
+    done
+    kill -9 "$(echo "$nodes" | tail -n 1 | tr -d ' ')"
+    start=$(date +%s)
+    if wait $job; then fail "a node was killed, and mpirun ends with status 0"; fi
+    [ $(($(date +%s) - start)) -le 10 ] || fail "a node was killed, and the others went on"
+    for pid in $nodes $watchers; do # Z: it has ended
+        case $(ps -o stat= -p "$pid") in
+            '' | Z*) ;;
+            *) fail "a node was killed, another one is left" ;;
+        esac
+    done
+    grep -q '^mgpu: node 1 was killed by signal 9 (Killed): ' $out/text ||
+        fail "node 1 is not named"
+}
+killed 'first minibatch'
 grep -q 'mpirun ends this node: another one has stopped' $out/text || fail "a node was killed"
-pass "a node that is killed ends all"
+killed '' # before it has met the others
+pass "a node that is killed is named, and ends all"
+# Another MPI behind the same name, or another version, builds all again
+for version in 4 5; do
+    # shellcheck disable=SC2016 # the words of another script
+    printf '#!/bin/sh\n[ "$1" = -show ] || echo "\043define OMPI_MAJOR_VERSION %s"\n' $version \
+        >$out/mpicxx
+    chmod +x $out/mpicxx
+    ${MAKE:-make} -s build/mpi_race/flags MPICXX=$out/mpicxx >$out/text 2>&1 || fail "flags of MPI"
+    cp build/mpi_race/flags $out/flags$version
+done
+if cmp -s $out/flags4 $out/flags5; then fail "another MPI is not noticed"; fi
+rm -f build/mpi_race/flags
+pass "another MPI is noticed"
 echo "$passed passed, 0 failed"
