@@ -11,18 +11,22 @@ for word; do
 done
 names='train-images-idx3-ubyte train-labels-idx1-ubyte t10k-images-idx3-ubyte t10k-labels-idx1-ubyte'
 
-unpacked() {  # unpacked NAME: is the file there, plain, and not older than its archive?
-    [ -e "$folder/$1" ] ||
-        { [ -f "build/$folder/$1" ] &&
-            [ ! "$(find "$folder/$1.gz" -newer "build/$folder/$1" 2>/dev/null)" ]; }
+case ${folder%/} in
+data | ./data) fetched=data ;;
+data/mnist | ./data/mnist) fetched=mnist ;;
+*) fetched= ;;
+esac
+
+sum() { cksum <"$folder/$1.gz" 2>/dev/null; }  # sum NAME: of its archive; a date would not do
+unpacked() {  # unpacked NAME: is the file there, plain or from the archive that is there now?
+    [ -e "$folder/$1" ] || { [ -f "build/$folder/$1" ] &&
+        { [ "$(sum "$1")" = "$(cat "build/$folder/$1.sum")" ] ||
+            { [ "$fetched" ] && [ ! -e "$folder/$1.gz" ]; }; } 2>/dev/null; }
 }
 for name in $names; do unpacked "$name" || missing=yes; done
 [ "$missing" ] || exit 0
 
-case ${folder%/} in
-data | ./data) sh data/fetch.sh data || exit 1 ;;
-data/mnist | ./data/mnist) sh data/fetch.sh mnist || exit 1 ;;
-esac
+[ ! "$fetched" ] || sh data/fetch.sh "$fetched" || exit 1
 for name in $names; do
     archive=$folder/$name.gz
     if unpacked "$name" || [ ! -e "$archive" ]; then continue; fi
@@ -33,8 +37,9 @@ for name in $names; do
     part=build/$folder/$name.$$
     trap 'rm -f "$part"' EXIT
     trap 'exit 1' HUP INT PIPE TERM
+    of=$(sum "$name")
     if ! mkdir -p "build/$folder" || ! gzip -dc "$archive" >"$part" ||
-        ! mv -f "$part" "build/$folder/$name"; then
+        ! mv -f "$part" "build/$folder/$name" || ! echo "$of" >"build/$folder/$name.sum"; then
         echo "$archive cannot be unpacked into build/$folder/" >&2
         exit 1
     fi
