@@ -7,8 +7,13 @@
 [ -d build ] || exit 0
 now=build/sources.$$
 trap 'rm -f "$now"' EXIT
+# What a wrong clock has dated in the future would be newer than every edit
+touch -d "@$(($(date +%s) + 2))" "$now" 2>/dev/null || exit 0 # build/ cannot be written: make says so
+future=$(find build -name '*_venv' -prune -o -type f -newer "$now" -print \
+    -exec touch -t 200001010000 {} + | sed -n 1p)
+[ ! "$future" ] || echo "$future is dated in the future: what is so is built again" >&2
 find Makefile ./*.cu extras data/*.sh -type f ! -name '*.pyc' -exec cksum {} + 2>/dev/null |
-    LC_ALL=C sort 2>/dev/null >"$now" || exit 0 # build/ cannot be written: make says so
+    LC_ALL=C sort 2>/dev/null >"$now" || exit 0
 if [ -e build/sources ]; then
     LC_ALL=C comm -13 build/sources "$now" | cut -d ' ' -f 3- |
         while IFS= read -r file; do

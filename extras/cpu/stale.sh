@@ -51,3 +51,7 @@ cp build/cpu/runtime.o runtime.o
 touch -d '1 hour ago' extras/cpu/cuda/*
 expect 7 'a header less'
 [ build/cpu/runtime.o -nt runtime.o ] || { echo 'stale: what a deleted header was part of is not built again'; exit 1; }
+program 8 mgpu.cu
+find build -type f -exec touch -d 'now + 1 hour' {} +
+expect 8 'an edit behind a build from the future'
+grep -q 'dated in the future: what is so is built again' err || { echo 'stale: nothing is said of it'; exit 1; }
