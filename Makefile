@@ -81,6 +81,11 @@ usage:
 first := $(wildcard extras/cpu/cpu.mk extras/fast/fast.mk extras/watch/watch.mk)
 -include $(first) $(filter-out $(first),$(sort $(wildcard extras/*/*.mk)))
 unexport $(filter-out $(own),$(typed)) # make would expand a $ in them
+# In the environment, options such as DATA or SEED may be there for something else
+options := $(shell sed -nE 's/^(\# |    \{")([A-Z_]+)("|  ).*/\2/p' Makefile extras/*/*.mk mgpu.cu \
+    extras/*/*.cu extras/*/*.h 2>/dev/null | sort -u)
+$(foreach x,$(filter-out $(own),$(options)),$(if $(findstring environment,$(origin $x)),\
+    $(warning $x in the environment is ignored: write make run $x=...)$(eval undefine $x)))
 
 .PHONY: usage all run test data clean help backend FORCE
 .DELETE_ON_ERROR .SECONDARY .SUFFIXES:
