@@ -17,5 +17,5 @@ build/plant/%/check: $(addprefix build/cpp/build/plant/%/,$(planted)) \
 	@echo $@
 	@$(CXX) $(cpu_flags) -w -iquote extras/check $(once_cpu) $(call apart_watched,cpu) \
 	    -DPROGRAM='"../../build/plant/$*/program.cu"' -x c++ build/cpp/extras/check/plant.cu $(to)
-build/cpp/build/plant/%: build/plant/% extras/cpu/to_cpp.sed
+build/cpp/build/plant/%: build/plant/% $(wildcard extras/cpu/to_cpp.*)
 	@$(translate)

@@ -82,9 +82,10 @@ build/cpp/untuned.cu: FORCE
 	@$(call include_all,mgpu.cu $(untuned))
 
 # The .cu files and their headers in C++
-build/cpp/%.cu: %.cu extras/cpu/to_cpp.sed
+to_cpp := $(wildcard extras/cpu/to_cpp.*)
+build/cpp/%.cu: %.cu $(to_cpp)
 	@$(translate)
-build/cpp/%.h: %.h extras/cpu/to_cpp.sed
+build/cpp/%.h: %.h $(to_cpp)
 	@$(translate)
 build/cpp/tests.cu: $(tests_h:%=build/cpp/%)
 .PRECIOUS: build/cpp/%.cu build/cpp/%.h

@@ -16,6 +16,7 @@
 #include "tests/warps.cu"
 
 #include "tests/launches.cu"
+#include "tests/translation.cu"
 
 #include "tests/atomics.cu"
 #include "tests/functions.cu"

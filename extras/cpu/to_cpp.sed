@@ -1,4 +1,4 @@
-# Puts into C++ what only nvcc understands, for g++: LC_ALL=C sed -zEf extras/cpu/to_cpp.sed mgpu.cu
+# Puts into C++ what only nvcc understands, for g++: sh extras/cpu/to_cpp.sh mgpu.cu
 #
 #   in CUDA                            in C++, shortened
 #   kernel<T><<<grid, block>>>(x, n)   configured(Launch("kernel<T>", grid, block), ...)(x, n)
@@ -8,48 +8,26 @@
 #   __device__ T x[8] = {1};           T x_initial[8] = {1}; auto &x = device_variable(x_initial);
 #   extern __device__ T x[8];          extern T x_initial[8]; extern decltype(x_initial) &x;
 #
-# cuda_runtime.h declares these functions. Because of -z the whole file is one text, in which \n
-# is a character like others: a launch may take several lines. Every rule leaves each \n in its
-# place, so that errors and debuggers name the lines of the .cu file. Characters that no source
-# file has mark what was found: \f here, \a and \v for launches. A byte-order mark says nothing.
+# cuda_runtime.h declares these functions. The text comes from to_cpp.awk, which says what it has
+# marked: some definitions at a time, in which \n is a character like others, so that a launch may
+# take several lines. Every rule leaves each \n in its place, so that errors and debuggers name the
+# lines of the .cu file. Characters that no source file has mark what was found: \f here, \a and \v
+# for launches. A byte-order mark says nothing.
+
+# 1. A comment or a string is no code. Where it was, there is \x06 and its number.
+/^\x05/b
 s/^\xEF\xBB\xBF//
 
-# 1. Words in a "string", behind // or in a /* comment */ are no code. There <<< and __shared__ are
-#    broken up, so that no rule below sees them: "<<" "<" is the same string as "<<<", and a comment
-#    may say <<. <. So is /*, where it begins no comment.
-:raw_string
-s~(R"(\w*)\(([^)]|\)+\w*[^")[:alnum:]_])*)(<<|__shared|__device|__constant|/)([ \t]*<|__|\*)~\1\4)\2" R"\2(\5~
-t raw_string
-:string
-s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*"([^"\\\n]|\\.)*)(<<|__shared|__device|__constant|/)([ \t]*<|__|\*)~\1\2\6" "\7~g
-t string
-:comment
-s~(^|\n)(([^"\n]|"([^"\\\n]|\\.)*")*(//[^\n]*|/))(<<|__shared|__device|__constant|/)([ \t]*<|__|\*)~\1\2\6. \7~g
-t comment
-:block_comment
-s~(/\*([^*]|\*+[^*/])*)(<<|__shared|__device|__constant)([ \t]*<|__)~\1\3. \4~g
-t block_comment
-
 # 2. A qualifier goes before all else of a declaration, but for template<>: \f keeps it behind that.
-#    What stands between the words of a __shared__ declaration, comments and ends of lines, goes, too.
+#    The ends of lines between its words go before it, too.
 s/template[ \t\n]*<([^<>;{}]|<([^<>;{}]|<[^<>;{}]*>)*>)*>/&\f/g
-s/(^|[;{}\n\f])([ \t]*)(((\w|::)+(<([^<>;]|<[^<>;]*>)*>)?[ \t*&]+)+)__(shared|device|constant)__/\1\2__\8__ \3/g
+s/(^|[;{}\n\f\x0f])([ \t]*)(((\w|::)+(<([^<>;]|<[^<>;]*>)*>)?[ \t*&]+)+)__(shared|device|constant)__/\1\2__\8__ \3/g
 s/\f//g
-:comments
-s~(__shared__([^;/"{}()]|/[^*/])*)(//[^\n]*|/\*([^*\n]|\*+[^*/\n])*\*+/)~\1~
-t comments
 :breaks
-s/(^|[;{}\n])([ \t]*)(__shared__[^;\n=(){}\\]+)\n/\1\2\n\3 /
+s/(^|[;{}\n\x0f])([ \t]*)(__(shared|device|constant)__[^;\n=(){}\\#]+)\n([ \t\n]*[^# \t\n])/\1\2\n\3 \5/
 t breaks
-#    A kernel has no more threads than it says, and its static variables are those of a device
-s/(__launch_bounds__[ \t]*\([ \t]*)(([^(),]|\(([^()]|\([^()]*\))*\))+)([^{};]*\{)/\1\2\5 ::cuda_cpu::launch_bounds(\2);/g
-s/static([ \t]+(const|__))/static\f\1/g
-s/([^[:alnum:]_])static[ \t]/\1\x01/g
-:statics
-s/(__(global|device)__[^;{}()]*(\(([^;{}()]|\([^;{}()]*\))*\)[^;{}()]*)+\{([^{}]|\{|\{([^{}]|\{([^{}]|\{([^{}]|\{[^{}]*\})*\})*\})*\})*[;{}][ \t\n]*)\x01/\1__device__ static /
-t statics
-s/\x01/static /g
-s/\f//g
+#    A kernel has no more threads than it says
+s/(__launch_bounds__[ \t]*\([ \t]*)(([^(),]|\(([^()]|\([^()]*\))*\))+)([^;\x0f]*\x0f)/\1\2\5 ::cuda_cpu::launch_bounds(\2);/g
 #    The parameters of a kernel are copies
 s/__global__([^;{}()]*(\(([^;{}()]|\([^;{}()]*\))*\)[^;{}()]*)?[[:alnum:]_][ \t\n]*\([^;{}()]*&[ \t]*\w+[ \t]*[,)])/CUDA_CPU_REFERENCE __global__\1/g
 #    A kernel is inline by itself, but where it is instantiated
@@ -62,22 +40,19 @@ s/(__global__[ \t]+(\w+[ \t]+)*)inline[ \t]/\1/g
 #    What else may stand there: static says nothing new, and all variables are aligned
 s/(__(shared|device|constant)__[ \t]+((static|const|volatile|extern)[ \t]+)*)(__align__|alignas)[ \t]*\(([^()]|\([^()]*\))*\)/\1/g
 s/(__shared__[ \t]+(\w+[ \t]+)*)static[ \t]+/\1/g
-s/__shared__[ \t]+(volatile[ \t]+)?(struct|union)([ \t]*\{([^{}]|\{[^{}]*\})*\})[ \t\n]*(\w+)/\2 \5_type\3; __shared__ \1\5_type \5/g
-s/__shared__[ \t]+(volatile[ \t]+)?(struct|union)[ \t]+(\w+)([ \t]*\{([^{}]|\{[^{}]*\})*\})[ \t\n]*(\w+)/\2 \3\4; __shared__ \1\3 \6/g
+s/__shared__[ \t]+(volatile[ \t]+)?(struct|union)([ \t\n]*\{\x10[^\x11]*\x11)[ \t\n]*(\w+)/\2 \4_type\3; __shared__ \1\4_type \4/g
+s/__shared__[ \t]+(volatile[ \t]+)?(struct|union)[ \t]+(\w+)([ \t\n]*\{\x10[^\x11]*\x11)[ \t\n]*(\w+)/\2 \3\4; __shared__ \1\3 \5/g
 :variables
 s/(__shared__[ \t]+([^][,;<>(){}=]|<([^<>;]|<([^<>;]|<[^<>;]*>)*>)*>|\(([^();]|\([^();]*\))*\))*[ \t>)*])(\w+[ \t]*(\[[^];]+\][ \t]*)*),/\1\6; \1/
 t variables
 #    Found: \f type \f name \f [8][9] \f
 s/__shared__[ \t]+(([^][,;<>(){}=]|<([^<>;]|<([^<>;]|<[^<>;]*>)*>)*>|\(([^();]|\([^();]*\))*\))*[ \t>)*])(\w+)[ \t]*((\[[^];]*\][ \t]*)*);/\f\1\f\6\f\7\f;/g
 #    At the top of a file, at the beginning of a line: an object that finds the memory at each use,
-#    which *name is unless it is an array
+#    which *name is unless it is an array: to_cpp.sh puts that wherever \x0e name \x0e is used
 s/(^|\n)\fextern[ \t]+([^\f]+)\f([^\f]+)\f(\[[ \t]*\])\f/\1static const ::cuda_cpu::SharedOfFile<\2[]> \3/g
-s/(^|\n)\fextern[ \t]+([^\f]+)\f([^\f]+)\f\f/\1static const ::cuda_cpu::SharedOfFile<\2> \x01\3\x01/g
+s/(^|\n)\fextern[ \t]+([^\f]+)\f([^\f]+)\f\f/\1static const ::cuda_cpu::SharedOfFile<\2> \x0e\3\x0e/g
 s/(^|\n)\f([^\f]+)\f([^\f]+)\f(\[[^\f]*)\f/\1\x02\3\x02 static const ::cuda_cpu::SharedOfFile<\2\4, \3_shared> \3/g
-s/(^|\n)\f([^\f]+)\f([^\f]+)\f\f/\1\x02\3\x02 static const ::cuda_cpu::SharedOfFile<\2, \3_shared> \x01\3\x01/g
-:uses
-s/(\x01(\w+)\x01(.*[^[:alnum:]_.>\x03])?)\2([^[:alnum:]_\x01])/\1(*\x03\2)\4/
-t uses
+s/(^|\n)\f([^\f]+)\f([^\f]+)\f\f/\1\x02\3\x02 static const ::cuda_cpu::SharedOfFile<\2, \3_shared> \x0e\3\x0e/g
 #    Dynamic: a pointer to it, or a reference
 s/\fextern[ \t]+([^\f]+)\f([^\f]+)\f\[[ \t]*\]\f/\1*\2 = ::cuda_cpu::dynamic_shared<\1>()/g
 s/\fextern[ \t]+([^\f]+)\f([^\f]+)\f\[[ \t]*\](\[[^\f]*)\f/auto *\2 = ::cuda_cpu::dynamic_shared<\1\3>()/g
@@ -85,13 +60,12 @@ s/\fextern[ \t]+([^\f]+)\f([^\f]+)\f\f/\1\&\2 = *::cuda_cpu::dynamic_shared<\1>(
 #    Static: a reference to it. A type of its own tells it from other variables of the same type.
 s/\f([^\f]+)\f([^\f]+)\f([^\f]*)\f/\x02\2\x02 static_assert(*__builtin_FUNCTION(), "outside of functions, a declaration of shared memory must begin a line"); auto \&\2 = ::cuda_cpu::shared_memory<\1\3, \2_shared>()/g
 s/\x02(\w+)\x02/struct \1_shared { static auto name() { return "\1"; } static auto file() { return __FILE__; } static auto line() { return __LINE__; } };/g
-s/[\x01\x03]//g
 #    Pointers to what is volatile: see Volatile in cuda/blocks.h. Casts, a variable that has a value,
 #    and a function's arguments
 s/([^[:alnum:]_])\(((const[ \t]+)?volatile[ \t][^][,;(){}*&=\n]*[^][,;(){}*&= \t\n])([ \t]*\*[ \t]*\))([ \t]*[[:alnum:]_(&*])/\1(::cuda_cpu::Volatile<\2>)(\2\4\5/g
-s/([;{}][ \t\n]*(const[ \t]+)?volatile[ \t]+[^][,;(){}*&=\n]*\*[ \t]*(const[ \t]+)?)(\w+)([ \t]*=[^;{}]*;)/\1\4_volatile\5 ::cuda_cpu::Volatile \4(\4_volatile);/g
+s/((^|[;{}\x0f])([ \t\n]|\x06[0-9]+\x06)*(const[ \t]+)?volatile[ \t]+[^][,;(){}*&=\n]*\*[ \t]*(const[ \t]+)?)(\w+)([ \t]*=[^;{}]*;)/\1\6_volatile\7 ::cuda_cpu::Volatile \6(\6_volatile);/g
 :volatile_arguments
-s/(__(device|global)__[^;{}()]*\([^;{}()]*volatile[^][,;(){}*&]*\*[ \t]*((__restrict__|const)[ \t]+)?)(\w+)([ \t]*[,)][^;{}]*\{)/\1\f\5_volatile\6 ::cuda_cpu::Volatile \5(\5_volatile);/
+s/(__(device|global)__[^;{}()]*\([^;{}()]*volatile[^][,;(){}*&]*\*[ \t]*((__restrict__|const)[ \t]+)?)(\w+)([ \t]*[,)][^;\x0f]*\x0f)/\1\f\5_volatile\6 ::cuda_cpu::Volatile \5(\5_volatile);/
 t volatile_arguments
 s/\f//g
 
@@ -102,7 +76,7 @@ s/__(device|constant)__([ \t]+(\w+[ \t]+)*constexpr)/\2/g
 #    operator= and operator[] are functions
 s/operator[ \t]*[=[]/\f&/g
 :device_variables
-s/(__(device|constant)__[ \t]+((\w|:)+(<[^<>;]*>)?[ \t]+)+)(\w+[ \t]*(\[[^];]*\][ \t]*)*(=[^;,(){}]*)?),/\1\6; \1/g
+s/(__(device|constant)__[ \t]+((\w|:)+(<[^<>;]*>)?[ \t]+)+)(\w+[ \t]*(\[[^];]*\][ \t]*)*((=|\{)[^;,]*)?),/\1\6; \1/g
 t device_variables
 #    \1 kind  \2 type  \6 name  \7 [8][9]  \9 = {1}. The reference is static if the variable is
 s/__(device|constant)__[ \t]+(extern[ \t]+((\w|:)+(<[^<>;]*>)?[ \t*]+)+)(\w+)[ \t]*((\[[^];]*\][ \t]*)*);/\2\6_initial\7; extern thread_local ::cuda_cpu::Watched<decltype(\6_initial)> \&\6;/g
@@ -140,8 +114,8 @@ s/>>>/\v/g
 s/(\a([^;\a\v>]|>[^>]|>>[ \t]*[^> \t])*)>>[ \t]+>([ \t\n]*\()/\1\v\3/g
 #    A macro may end there: the arguments stand where it is used
 s/((^|\n)[ \t]*#[ \t]*define[^\n]*\v)[ \t]*\n/\1(\x04\n/g
-#    A grid, block, ... have no ; and no { but those of dim3{1, 2}.  Found: \x01 grid, block, ... \f
-s/(\s*)\a(([^;{}\a\v]|\{([^;{}\a\v]|\{[^;{}\a\v]*\})*\})+)\v(\s*)\(/\x01\1\2\f\5(/g
+#    Found: \x01 grid, block, ... \f
+s/(\s*)\a([^;{}\a\v]+)\v(\s*)\(/\x01\1\2\f\3(/g
 #    A kernel is a name, perhaps with template arguments, in which all may stand between ( and ), or
 #    a pointer to one: list[i], form.kernel, (*f)    Found: \x02 kernel \f grid, block, ... \f
 :kernel_breaks
@@ -163,3 +137,7 @@ s/\x02([^\f]+)\f([^\f]+)\f/(\a("\1", __FILE__, __LINE__, \2), [pointer = \1](aut
 s/\a/::cuda_cpu::configured(::cuda_cpu::Launch/g
 s/\v([^}]*); }/[=](auto... arguments) CUDA_CPU_CALLER -> decltype(\1) {\1; }/g
 s/\x03/[=](auto z) -> decltype(::cuda_cpu::parameters(z, /g
+
+# 7. The marks of to_cpp.awk
+y/\x12\x13\x14\x15/{};,/
+s/[\x0f-\x11]//g

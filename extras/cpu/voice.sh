@@ -19,7 +19,7 @@ broken=$({
         !/for \(/ && gsub(/;/, ";") > 1 { say("two statements") }
     ' $file
     ${CXX:-g++} -Wshadow=local -x c++ -fsyntax-only /dev/null 2>/dev/null && mkdir -p build &&
-        LC_ALL=C sed -zEf extras/cpu/to_cpp.sed $file >build/voice.cc &&
+        sh extras/cpu/to_cpp.sh $file >build/voice.cc &&
         ${CXX:-g++} -std=c++17 -fsyntax-only -Wshadow=local -Iextras/cpu build/voice.cc 2>&1 |
         grep '^build/voice.cc.*Wshadow' | sed "s|^build/voice.cc|$file|"
 })

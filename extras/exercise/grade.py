@@ -175,13 +175,9 @@ def grade(name, path, options, sandbox):
     with open(path, "rb") as file:
         text = file.read()
     if options.translate:  # <<<>>> and __shared__ in C++
-        text = subprocess.run(
-            ["sed", "-zEf", options.translate],
-            input=text,
-            stdout=subprocess.PIPE,
-            check=True,
-            env={**os.environ, "LC_ALL": "C"},
-        ).stdout
+        command = ["sh", options.translate, path]
+        output = dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        text = subprocess.run(command, **output).stdout
     with open(source, "wb") as file:
         file.write(text)
     copy = ["sh", "extras/exercise/judged.sh", source]
@@ -317,7 +313,7 @@ def main():
     options = argparse.Namespace(
         submissions=words.pop("SUBMISSIONS", ""),  # folders, with spaces between
         only=words.pop("ONLY", ""),
-        translate=words.pop("TRANSLATE", ""),  # a sed script for the sources
+        translate=words.pop("TRANSLATE", ""),  # a shell script for the sources
         alone=words.pop("ISOLATE", "1") != "0",
         seed=words.pop("SEED", str(random.SystemRandom().randrange(1 << 32))),
         compiler=shlex.split(words.pop("COMPILER")),  # a command: @SUBMISSION@ to @WORKER@

@@ -66,7 +66,7 @@ int __device__ twice(int x) { return 2 * x; }
 constexpr int types_line = __LINE__ + 15;
 template <class T> __global__ void types_kernel(T *y) {
     __shared__ struct { int a; float b; } nameless, of[2]; // two;
-    __shared__ union Number { int i; float f; } number;
+    __shared__ union Number { struct { struct { int n; } n; } n; int i; float f; } number;
     __shared__ typename Named<T>::type dependent, /* and; */ list[3]
                                                                  [2];
     __shared__ decltype(T() + 1)

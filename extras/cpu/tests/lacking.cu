@@ -52,8 +52,8 @@ static const Lacking lacking[] = {
     {"template <class T> __global__ void reference_of_kernel(T &x) { x = 1; } "
      "void refer() { int x; reference_of_kernel<<<1, 1>>>(x); }",
      "is unavailable: a kernel's parameter cannot be a reference"},
-    {"void odd(float *x) { apply_kernel<<<1, [] { return 2; }()>>>(x); }", // the student's line:
-     ": void odd(float *x) { apply_kernel<<<1, [] { return 2; }()>>>(x); }\nbuild/lacking."},
+    {"void odd(float *x) { apply_kernel<<<1, 2>>>; }", // the student's line:
+     ": void odd(float *x) { apply_kernel<<<1, 2>>>; }\nbuild/lacking."},
     {"__device__ constexpr int n = 2, m = 3;", ""},
     {"__constant__ float several_arrays[n], of_floats[n][m];", ""},
     {"template <class T> __device__ T twice(T x, int y = 1) { return x + x + y; }", ""},

@@ -174,7 +174,9 @@ template <class T> __global__ void pointers_of_kernel(T *y, const int *x, long n
 template __global__ void pointers_of_kernel<double>(double *, const int *, long);
 static inline __global__ void inline_kernel(int *y) { *y = 5; }
 template <int V> __global__ void width_kernel(int *y) { *y = V; }
-__global__ void __launch_bounds__(2 * (30 + 2), 1) bounded_kernel(int *y) { y[threadIdx.x] = 1; }
+__global__ void __launch_bounds__(2 * (30 + 2), 1) bounded_kernel(int *y, int value = {1}) {
+    y[threadIdx.x] = value;
+}
 TEST_CASE("launch: NULL, 0, braces and defaults as arguments") {
     auto y = device_copy(std::vector<int>(64));
     const auto run = [&](auto launch) {
