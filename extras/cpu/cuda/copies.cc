@@ -3,6 +3,7 @@
 #include "queues.h"
 
 #include <functional>
+#include <set>
 
 #include <sys/mman.h>
 
@@ -83,6 +84,27 @@ static cudaError_t check_copy(Device *&device, Device *&other, Copy &copy, Where
     return error ? error : from_first ? check_to() : check_from();
 }
 
+// A copy between devices in the default stream. The host goes on. What either device or the current
+// one was given before, or is given later, is ordered with it: in all streams, or in those that
+// block.
+static cudaError_t between_devices(Device &to, Device &from, bool all, Running running,
+                                   std::function<void()> copy) {
+    const Enqueuing one_at_a_time;
+    Stream *const stream = to.default_stream;
+    std::set<Stream *> others;
+    for (Device *device : {&current(), &to, &from}) {
+        if (cudaError_t error = check_default_stream(*device, running.where, running.name))
+            return error;
+        Hidden hidden;
+        for (Stream *other : device->streams)
+            if (other != stream && (all || other->blocking)) others.insert(other);
+    }
+    for (Stream *other : others) wait(stream, mark(other));
+    stream->push(running, std::move(copy));
+    auto done = mark(stream);
+    for (Stream *other : others) wait(other, done);
+    return machine().peers ? cudaSuccess : synchronize(stream);
+}
 cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where) {
     if (copy.width == 0 || copy.height == 0) return cudaSuccess;
     if (cudaError_t error = check_handle(stream, where, copy.call)) return error;
@@ -99,6 +121,7 @@ cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where) {
             pageable_target = pageable(copy.to);
     }
     Running what = {copy.call, where, queue->id};
+    if (!stream && other != device) return between_devices(*device, *other, false, what, copy);
     if (stream && stream->capture) { // nothing is read or written now
         submit(stream, *queue, what, copy);
     } else if (pageable_source && !pageable_target) {
@@ -118,34 +141,14 @@ cudaError_t copy_async(Copy copy, cudaStream_t stream, Where where) {
     }
     return cudaSuccess;
 }
-// A copy between devices that names no stream. The host goes on; all that either device was given
-// before, or is given later, is ordered with it.
-static void between_devices(Device &to, Device &from, Running running,
-                            const std::function<void()> &copy) {
-    const Enqueuing one_at_a_time;
-    std::vector<Stream *> all;
-    for (Device *device : {&to, &from}) {
-        Hidden hidden;
-        for (Stream *stream : device->streams) all.push_back(stream);
-    }
-    Stream *stream = to.default_stream;
-    for (Stream *other : all)
-        if (other != stream) wait(stream, mark(other));
-    stream->push(running, copy);
-    auto done = mark(stream);
-    for (Stream *other : all)
-        if (other != stream) wait(other, done);
-}
 cudaError_t copy_and_wait(Copy copy, Where where) {
     Device *const queue = &current(), *device = queue, *other = device;
     if (copy.width == 0 || copy.height == 0) return cudaSuccess;
     if (cudaError_t error = check_capture(where, copy.call)) return error;
     if (cudaError_t error = check_default_stream(*device, where, copy.call)) return error;
     if (cudaError_t error = check_copy(device, other, copy, where)) return error;
-    if (other != device) {
-        between_devices(*device, *other, {copy.call, where, device->id}, copy);
-        return machine().peers ? cudaSuccess : synchronize(device->default_stream);
-    }
+    if (other != device)
+        return between_devices(*device, *other, true, {copy.call, where, device->id}, copy);
     submit(nullptr, *queue, {copy.call, where, queue->id}, copy);
     return synchronize(queue->default_stream);
 }
@@ -291,7 +294,12 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int f
         return error;
     if (cudaError_t error = check_handle(stream, where, call)) return error;
     Device &device = stream ? *stream->device : current();
-    submit(stream, device, {call, where, device.id}, [=] { memcpy(real(to), real(from), bytes); });
+    const Running what = {call, where, device.id};
+    auto copy = [=] { memcpy(real(to), real(from), bytes); };
+    if (!stream && to_device != from_device)
+        return between_devices(*machine().devices[to_device], *machine().devices[from_device],
+                               false, what, copy);
+    submit(stream, device, what, copy);
     if (!machine().peers && to_device != from_device && !(stream && stream->capture))
         return synchronize(stream ? stream : device.default_stream);
     return cudaSuccess;
@@ -304,7 +312,6 @@ cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_d
     if (cudaError_t error = check_capture(where, call)) return error;
     if (cudaError_t error = check_peers(to, to_device, from, from_device, bytes, where, call))
         return error;
-    between_devices(*machine().devices[to_device], *machine().devices[from_device],
-                    {call, where, to_device}, [=] { memcpy(real(to), real(from), bytes); });
-    return cudaSuccess;
+    return between_devices(*machine().devices[to_device], *machine().devices[from_device], true,
+                           {call, where, to_device}, [=] { memcpy(real(to), real(from), bytes); });
 }

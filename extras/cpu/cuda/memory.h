@@ -180,7 +180,9 @@ cudaError_t cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, s
 cudaError_t cudaMemset2D(void *to, size_t pitch, int value, size_t width, size_t height,
                          CUDA_CPU_WHERE);
 
-// In the order of its stream alone: that the source is ready, and stays so, takes events.
+// In the order of its stream alone: that the source is ready, and stays so, takes events. But in the
+// default stream a copy between devices waits for both devices, and both wait for it: for all of
+// their streams if it is cudaMemcpyPeer or cudaMemcpy, else for those that block.
 cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device,
                                 size_t bytes, cudaStream_t stream = nullptr, CUDA_CPU_WHERE);
 cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t bytes,

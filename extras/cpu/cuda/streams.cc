@@ -188,11 +188,11 @@ cudaError_t synchronize(Stream *stream) {
     {
         const Enqueuing one_at_a_time;
         Hidden hidden;
+        const bool is_default = stream == device.default_stream; // it waits for the others, too
 #ifndef CUDA_CPU_TSAN // which must be told even that a stream was done long ago
-        const bool is_default = stream == device.default_stream;
-        if (stream->unfinished == 0 && !stream->default_mark && !is_default) return device.fault;
+        if (stream->unfinished == 0 && !is_default) return device.fault;
 #endif
-        last = mark(ordered(stream, *stream->device));
+        last = mark(is_default ? ordered(stream, *stream->device) : stream);
     }
     wait(*last);
     Hidden hidden;
@@ -208,7 +208,7 @@ cudaError_t synchronize(Device &device) {
 #ifndef CUDA_CPU_TSAN
             if (stream->unfinished == 0) continue;
 #endif
-            last.push_back(mark(ordered(stream, device)));
+            last.push_back(mark(stream));
         }
     }
     for (auto &mark : last) wait(*mark);
@@ -303,7 +303,11 @@ cudaError_t cudaStreamQuery(cudaStream_t stream, Where where) {
     if (cudaError_t error = check_handle(stream, where, "cudaStreamQuery")) return error;
     if (cudaError_t error = check_capture_of(stream, where, "cudaStreamQuery")) return error;
     if (!stream) stream = current().default_stream;
-    if (stream->unfinished > 0) return cudaErrorNotReady;
+    const Enqueuing one_at_a_time;
+    const bool is_default = stream == stream->device->default_stream;
+    for (const Stream *other : stream->device->streams)
+        if ((other == stream || (is_default && other->blocking)) && other->unfinished > 0)
+            return cudaErrorNotReady;
     return synchronize(stream); // which orders what the host does next
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags, Where where) {

@@ -99,6 +99,20 @@ RACE("cudaMemcpyPeer orders, cudaMemcpyPeerAsync does not") {
     OK((right ? cudaMemcpyPeer(y, 1, x, 0, 4) : cudaMemcpyPeerAsync(y, 1, x, 0, 4)));
     OnDevice{1}, plus_kernel<<<1, 1, 0, c>>>(y, 1);
 }
+RACE("cudaMemcpyPeerAsync on the default stream orders streams that block") {
+    const unsigned flags = right ? cudaStreamDefault : cudaStreamNonBlocking;
+    a = new_stream(0, flags), c = new_stream(1, flags);
+    assign_kernel<<<1, 1, 0, a>>>(x, 1);
+    OK(cudaMemcpyPeerAsync(y, 1, x, 0, 4));
+    OnDevice{1}, plus_kernel<<<1, 1, 0, c>>>(y, 1);
+    assign_kernel<<<1, 1>>>(x, 2);
+}
+RACE("a stream that has nothing to do is no wait for the default stream") {
+    b = new_stream(0, cudaStreamDefault);
+    assign_kernel<<<1, 1>>>(host, 1);
+    OK(cudaStreamSynchronize(right ? nullptr : b));
+    *host = 2;
+}
 RACE("the default stream orders a stream that blocks") {
     a = new_stream(0, right ? cudaStreamDefault : cudaStreamNonBlocking);
     assign_kernel<<<1, 1, 0, a>>>(x, 1);

@@ -216,6 +216,35 @@ TEST_CASE("cudaMemcpy between devices: the addresses say which, in the order of 
     CHECK(fetch(Y, 4) == Floats{1, 6, 3, 8});
 }
 
+TEST_CASE("cudaMemcpyPeerAsync, cudaMemcpyAsync: on the default stream both devices wait") {
+    TestStream a(0, cudaStreamDefault), b(1, cudaStreamDefault), free(0);
+    for (int current : {0, 1})
+        for (bool peer : {false, true}) {
+            auto x = floats_on(0, 1), y = floats_on(1, 1), z = floats_on(1, 1), w = floats_on(0, 1);
+            auto held = [&](cudaStream_t first, int device, float *p) { // it is copied behind this
+                auto hold = std::make_unique<Hold>(first, p, 5, device);
+                OK(cudaMemsetAsync(w.get(), 0, one_float, free));
+                const OnDevice set(current);
+                if (peer) OK(cudaMemcpyPeerAsync(y.get(), 1, x.get(), 0, one_float));
+                else OK(cudaMemcpyAsync(y.get(), x.get(), one_float, within));
+                OK(cudaStreamSynchronize(free)); // does not wait for it
+                return hold;
+            };
+            auto hold = held(a, 0, x.get());
+            OnDevice{1}, plus_kernel<<<1, 1>>>(y.get(), 1);
+            OnDevice{1}, plus_kernel<<<1, 1, 0, b>>>(y.get(), 2);
+            OnDevice{0}, assign_kernel<<<1, 1>>>(x.get(), 6);
+            hold->release_and_wait_for(a, b);
+            OnDevice{0}, OK(cudaDeviceSynchronize());
+            CHECK(values(x, y) == "6 8");
+            hold.reset(); // waits for the devices
+            hold = held(b, 1, z.get());
+            OnDevice{0}, assign_kernel<<<1, 1, 0, a>>>(x.get(), 7);
+            hold->release_and_wait_for(b, a);
+            CHECK(values(x, y, z) == "7 6 5");
+        }
+}
+
 TEST_CASE("cudaMemset, cudaMemcpy: in the current device's order, whose memory it may be") {
     auto x = floats_on(0, 1), y = floats_on(1, 1);
     const float six = 6;
@@ -238,6 +267,15 @@ TEST_CASE("cudaStreamQuery: whether all is done") {
     hold.release_and_wait_for(a);
     OK(cudaStreamQuery(a));
     CHECK(values(x) == "5");
+    TestStream blocking(0, cudaStreamDefault);
+    for (bool default_first : {false, true}) { // the default stream waits for the other one
+        Hold hold(default_first ? nullptr : blocking.stream, x.get());
+        CHECK(cudaStreamQuery(nullptr) == cudaErrorNotReady);
+        CHECK(cudaStreamQuery(blocking) == (default_first ? cudaSuccess : cudaErrorNotReady));
+        if (default_first) OK(cudaStreamSynchronize(blocking)); // it has nothing to do
+        hold.release_and_wait_for(nullptr);
+        OK(cudaStreamQuery(nullptr));
+    }
 }
 
 TEST_CASE("cudaFree, cudaStreamDestroy: wait for the device") {
