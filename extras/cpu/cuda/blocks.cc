@@ -93,7 +93,7 @@ static std::atomic<int> guarded_stacks{0};
 
 void grow_fibers(Worker &w, int threads) {
     Hidden hidden;
-    const int more = threads - (int)w.fibers.size();
+    const int more = threads - (int)w.lists->fibers.size();
     const bool guard_each = (guarded_stacks += more) <= most_guarded;
     if (!guard_each) guarded_stacks -= more;
     const size_t page = page_size(), stride = stack_bytes + (guard_each ? page : 0);
@@ -104,18 +104,19 @@ void grow_fibers(Worker &w, int threads) {
     // Most of a stack is never touched: a huge page would make it all resident.
     if (!failed) madvise(p, bytes, MADV_NOHUGEPAGE);
     for (int i = 0; i < more && !failed; i++) {
-        w.fibers.emplace_back();
-        w.fibers.back().stack = p + page + i * stride;
+        w.lists->fibers.emplace_back();
+        w.lists->fibers.back().stack = p + page + i * stride;
         if (i == 0 || guard_each) failed = mprotect(p + i * stride, page, PROT_NONE);
 #ifdef CUDA_CPU_TSAN
-        w.fibers.back().tsan = __tsan_create_fiber(0);
+        w.lists->fibers.back().tsan = __tsan_create_fiber(0);
 #endif
     }
     if (failed)
         give_up("no memory for the stacks of %d threads of %s: raise ulimit -v, or set "
                 "CUDA_CPU_CORES=1",
                 threads, running.name);
-    w.stacks.push_back({p, bytes, guard_each ? more : 0});
+    w.fibers = w.lists->fibers.data();
+    w.lists->stacks.push_back({p, bytes, guard_each ? more : 0});
 #ifdef CUDA_CPU_TSAN
     w.scheduler.tsan = __tsan_get_current_fiber();
 #endif
@@ -123,13 +124,13 @@ void grow_fibers(Worker &w, int threads) {
 
 CUDA_CPU_UNSEEN __attribute__((flatten)) void first_barrier(Worker &w) {
     w.met_barrier = true;
-    if ((int)w.fibers.size() < w.threads) grow_fibers(w, w.threads);
+    if ((int)w.lists->fibers.size() < w.threads) grow_fibers(w, w.threads);
     for (int i = 1; i < w.threads; i++) prepare(w, i);
 }
 
 bool below_stack(const void *pointer) {
     if (!worker) return false;
-    for (const Stacks &stacks : worker->stacks) {
+    for (const Stacks &stacks : worker->lists->stacks) {
         const size_t offset = (const char *)pointer - stacks.pages;
         const size_t stride = stacks.guarded ? stack_bytes + page_size() : stacks.bytes;
         if (offset < stacks.bytes && offset % stride < page_size()) return true;
@@ -163,10 +164,10 @@ SharedPlace reserve_shared(const char *name, const char *file, int line, size_t 
     return {offset, number};
 }
 void fill_shared(Worker &w, char *p, size_t bytes, size_t number) {
-    if (w.filled_by[number] == w.blocks) return;
+    if (w.lists->filled_by[number] == w.blocks) return;
     Hidden hidden;
-    w.filled_by[number] = w.blocks;
-    w.filled.push_back(number);
+    w.lists->filled_by[number] = w.blocks;
+    w.lists->filled.push_back(number);
     fill_unwritten(p, bytes);
 }
 
@@ -195,7 +196,7 @@ wrote_to_gap(Worker &w, const char *format, ...) {
          running.name, running.device, blockIdx.x, blockIdx.y, blockIdx.z, text);
 }
 void check_gaps(Worker &w) {
-    for (unsigned i : w.filled) {
+    for (unsigned i : w.lists->filled) {
         const SharedArray *a = &shared_arrays()[i];
         char *p = w.shared + a->offset, *end = w.shared + a->end;
         char *at = first_changed(p + a->bytes, end);
@@ -237,9 +238,10 @@ void start_worker() {
     for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGVTALRM}) sigdelset(&all, own);
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
     worker = new Worker;
+    worker->lists = new Lists;
     const size_t bytes = shared_arena_bytes();
     worker->shared = (char *)aligned_alloc(shared_gap, bytes);
-    worker->filled_by.resize(shared_arrays().size());
+    worker->lists->filled_by.resize(shared_arrays().size());
     void *dynamic = mmap(nullptr, dynamic_room + dynamic_guard, PROT_NONE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!worker->shared || dynamic == MAP_FAILED ||
@@ -264,9 +266,9 @@ void stop_worker() {
     if (worker->timer >= 0) syscall(SYS_timer_delete, worker->timer);
     delete_warps(worker->warps);
 #ifdef CUDA_CPU_TSAN
-    for (Fiber &fiber : worker->fibers) __tsan_destroy_fiber(fiber.tsan);
+    for (Fiber &fiber : worker->lists->fibers) __tsan_destroy_fiber(fiber.tsan);
 #endif
-    for (const Stacks &stacks : worker->stacks) {
+    for (const Stacks &stacks : worker->lists->stacks) {
 #ifdef CUDA_CPU_ASAN
         ASAN_UNPOISON_MEMORY_REGION(stacks.pages, stacks.bytes);
 #endif
@@ -279,6 +281,7 @@ void stop_worker() {
 #endif
     free(worker->shared);
     munmap(worker->dynamic_end - dynamic_room, dynamic_room + dynamic_guard);
+    delete worker->lists;
     delete worker;
     worker = nullptr;
 #if !defined(CUDA_CPU_ASAN) && !defined(CUDA_CPU_TSAN)

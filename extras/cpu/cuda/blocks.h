@@ -10,8 +10,6 @@
 
 #include "errors.h"
 
-#include <vector>
-
 #ifdef CUDA_CPU_ASAN
 #include <sanitizer/asan_interface.h>
 #endif
@@ -55,16 +53,11 @@ struct Fiber {
 #endif
 };
 
-struct Stacks { // one mapping
-    char *pages;
-    size_t bytes;
-    int guarded; // stacks with an unmapped page below each
-};
-
 // Who runs after a thread of a block: the next one, in the plain loop, or when this one has met a
 // barrier or ended; or a lane that next_lane() chooses.
 enum Mode { in_loop, in_turns, by_lanes };
 struct Warp;
+struct Lists; // what has no fixed size: in workers.h, since <vector> would bring names of std
 
 // Who was last at an element of memory that is declared volatile; see touch_volatile().
 struct Touch {
@@ -76,25 +69,16 @@ struct Touch {
     size_t bytes = 0;
     unsigned long long value = 0; // before the thread may have written
 };
-struct Touched {
-    const volatile void *at = nullptr;
-    Touch by[2], written; // the last two threads, and the last that wrote
-    bool polled = false;  // a flag, which a thread waits for
-};
-
 struct Worker {
-    char *shared = nullptr;                    // arrays of a fixed size
-    std::vector<unsigned long long> filled_by; // the last block that has filled each with NaN
-    std::vector<unsigned> filled;              // those that the block has used
-    std::vector<Touched> touched;              // by a hash of the address
-    Touch last_touch, conflict;                // conflict: the last write that another lane was at
+    Lists *lists = nullptr;
+    char *shared = nullptr;         // arrays of a fixed size
+    Touch last_touch, conflict;     // conflict: the last write that another lane was at
     char *dynamic_end = nullptr;    // of the block's dynamic shared memory; no access beyond it
     char *dynamic_shared = nullptr; // where that begins
     size_t dynamic_bytes = 0;
-    int timer = -1;             // of the watchdog
-    std::vector<Fiber> fibers;  // for thread 0; from a block's first barrier on for all its threads
-    std::vector<Stacks> stacks; // theirs
-    Fiber scheduler;            // the stack of the operating system's thread
+    int timer = -1;          // of the watchdog
+    Fiber *fibers = nullptr; // for thread 0; from a block's first barrier on for all its threads
+    Fiber scheduler;         // the stack of the operating system's thread
     // The block that is running:
     void (*run)(const void *, bool) = nullptr;
     const void *kernel = nullptr;

@@ -391,9 +391,9 @@ not_in_step(const Touch &writer, const Touch &other, void *pc) {
 // Return whether the thread has found there what it has just found there before.
 static CUDA_CPU_UNSEEN bool touch(Worker &w, const volatile void *p, size_t bytes, void *pc) {
     Hidden hidden;
-    if (w.touched.empty()) w.touched.resize(4096);
+    if (w.lists->touched.empty()) w.lists->touched.resize(4096);
     auto touched = [&](const volatile void *p) -> Touched & {
-        Touched &there = w.touched[(size_t)p * 0x9E3779B97F4A7C15 >> 52];
+        Touched &there = w.lists->touched[(size_t)p * 0x9E3779B97F4A7C15 >> 52];
         if (there.at != p) there = {p, {}, {}, false};
         return there;
     };

@@ -26,16 +26,16 @@ static __attribute__((no_sanitize("thread"))) void run_threads_of(const Kernel &
     blockIdx = {block % gridDim.x, block / gridDim.x % gridDim.y, block / gridDim.x / gridDim.y};
     w.threads = blockDim.x * blockDim.y * blockDim.z;
 #ifdef CUDA_CPU_TSAN
-    if ((int)w.fibers.size() < w.threads) grow_fibers(w, w.threads);
+    if ((int)w.lists->fibers.size() < w.threads) grow_fibers(w, w.threads);
 #else
-    if (w.fibers.empty()) grow_fibers(w, 1); // the others at the first barrier
+    if (w.lists->fibers.empty()) grow_fibers(w, 1); // the others at the first barrier
 #endif
     w.run = kernel.run;
     w.kernel = kernel.bytes.data();
     w.current = 0;
     w.met_barrier = w.thread0_ended = w.failed = false;
     w.error = cudaErrorLaunchFailure;
-    w.filled.clear();
+    w.lists->filled.clear();
     w.phase = 0;
     w.blocks++;
     w.mode = in_turns;
@@ -89,7 +89,7 @@ static __attribute__((no_sanitize("thread"))) void run_threads_of(const Kernel &
 static void run_block(const Kernel &kernel, unsigned block) {
     run_threads_of(kernel, block);
     Worker &w = *worker;
-    if (!w.failed && (w.dynamic_bytes || !w.filled.empty())) check_gaps(w);
+    if (!w.failed && (w.dynamic_bytes || !w.lists->filled.empty())) check_gaps(w);
 }
 
 // The cores of a device: core 0 is the thread of the stream whose kernel runs, the others are

@@ -1,7 +1,9 @@
 // The words of CUDA C++ that are not C++: qualifiers, vector types, the variables of a thread.
 #pragma once
 
+// No more of namespace std than nvcc brings by itself: a program may have a `size` of its own
 #include <assert.h>
+#include <ctype.h>
 #include <limits.h>
 #include <math.h> // as nvcc: abs(x) of a float is a float's, and isnan(x) needs no std::
 #include <stddef.h>
@@ -10,7 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
 #include <type_traits>
+#include <utility>
 
 #define CUDART_VERSION 13000 // of the CUDA whose names and codes these are
 

@@ -40,7 +40,7 @@ CUDA_CPU_UNSEEN void start_lanes(Worker &w, unsigned block) {
     const int t = fresh ? 0 : w.current;
     {
         Hidden hidden;
-        if ((int)w.fibers.size() < w.threads) grow_fibers(w, w.threads);
+        if ((int)w.lists->fibers.size() < w.threads) grow_fibers(w, w.threads);
         if (!w.warps) w.warps = new Warp[32]();
     }
     const bool at_barrier = t > 0 && w.met_barrier && !w.thread0_ended;

@@ -5,10 +5,30 @@
 #include "machine.h"
 
 #include <string>
+#include <vector>
 
 namespace cuda_cpu {
 
 // --- stacks and shared memory of a worker
+
+struct Stacks { // one mapping
+    char *pages;
+    size_t bytes;
+    int guarded; // stacks with an unmapped page below each
+};
+struct Touched {
+    const volatile void *at = nullptr;
+    Touch by[2], written; // the last two threads, and the last that wrote
+    bool polled = false;  // a flag, which a thread waits for
+};
+
+struct Lists { // of a worker
+    std::vector<Fiber> fibers; // worker.fibers is their first
+    std::vector<Stacks> stacks;
+    std::vector<unsigned long long> filled_by; // the last block that filled each array with NaN
+    std::vector<unsigned> filled;              // the arrays that the block has used
+    std::vector<Touched> touched;              // by a hash of the address
+};
 
 // Give the worker stacks for that many threads in all.
 __attribute__((noinline, cold)) void grow_fibers(Worker &w, int threads);
