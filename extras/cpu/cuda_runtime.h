@@ -45,6 +45,7 @@
 #include "cuda/launches.h"  // kernel<<<grid, block>>>(arguments)
 #include "cuda/atomics.h"   // atomicAdd, __threadfence(), ...
 #include "cuda/functions.h" // rsqrtf, __expf, clock64, ...
+#include "cuda/calls.h"     // each call knows its line
 #include "cuda/lacking.h"   // what the stand-in lacks
 
 #endif // CUDA_CPU

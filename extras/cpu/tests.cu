@@ -8,6 +8,7 @@
 // that run the programs of all of them, and main.
 #include "tests/tests.h"
 
+#include "tests/calls.cu"
 #include "tests/memory.cu"
 #include "tests/streams.cu"
 #include "tests/graphs.cu"

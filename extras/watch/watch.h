@@ -441,6 +441,25 @@ inline void touch(long numbers) {
         check_launch(__FILE__, __LINE__);                                                          \
     } while (0)
 
+#ifdef CUDA_CPU // where they are macros
+#undef cudaGetDeviceCount
+#undef cudaSetDevice
+#undef cudaGetDeviceProperties
+#undef cudaDeviceGetAttribute
+#undef cudaDeviceCanAccessPeer
+#undef cudaDeviceEnablePeerAccess
+#undef cudaStreamCreateWithFlags
+#undef cudaEventRecord
+#undef cudaStreamWaitEvent
+#undef cudaStreamSynchronize
+#undef cudaMemcpyPeerAsync
+#undef cudaMemcpyPeer
+#undef cudaMemcpyAsync
+#undef cudaLaunchHostFunc
+#undef cudaMalloc
+#undef cudaFree
+#undef cudaFreeHost
+#endif
 #define cudaStream_t watch::StreamHandle
 #define cudaGetDeviceCount watch::get_device_count
 #define cudaSetDevice watch::set_device

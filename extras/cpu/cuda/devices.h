@@ -35,17 +35,17 @@ struct cudaDeviceProp {
         timelineSemaphoreInteropSupported;
 };
 
-cudaError_t cudaRuntimeGetVersion(int *version, CUDA_CPU_WHERE);
-cudaError_t cudaDriverGetVersion(int *version, CUDA_CPU_WHERE);
-cudaError_t cudaGetDeviceCount(int *count, CUDA_CPU_WHERE);
-cudaError_t cudaSetDevice(int device, CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaRuntimeGetVersion, (version), int *version);
+CUDA_CPU_CALL(cudaDriverGetVersion, (version), int *version);
+CUDA_CPU_CALL(cudaGetDeviceCount, (count), int *count);
+CUDA_CPU_CALL(cudaSetDevice, (device), int device);
 // How the host waits, and that it has mapped memory, changes nothing.
 constexpr unsigned cudaDeviceScheduleAuto = 0, cudaDeviceScheduleSpin = 1,
                    cudaDeviceScheduleYield = 2, cudaDeviceScheduleBlockingSync = 4,
                    cudaDeviceMapHost = 8, cudaDeviceLmemResizeToMax = 16;
 inline cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
-cudaError_t cudaGetDevice(int *device, CUDA_CPU_WHERE);
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device, CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaGetDevice, (device), int *device);
+CUDA_CPU_CALL(cudaGetDeviceProperties, (prop, device), cudaDeviceProp *prop, int device);
 
 // clang-format off
 enum cudaDeviceAttr { // without a number: one more than the one before
@@ -105,21 +105,21 @@ enum cudaDeviceAttr { // without a number: one more than the one before
 // clang-format on
 // Of the emulated device: a multiprocessor is a core, and a core runs one block at a time. As in
 // cudaDeviceProp, what a CPU has nothing of is 0.
-cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device,
-                                   CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaDeviceGetAttribute, (value, attribute, device), int *value,
+              cudaDeviceAttr attribute, int device);
 
 // Wait until the current device has done all that it was given.
-cudaError_t cudaDeviceSynchronize(CUDA_CPU_WHERE);
+CUDA_CPU_CALL_OF_NONE(cudaDeviceSynchronize);
 // The current device is as at the program's start: its memory is freed, its streams and events are
 // no more, its variables have their first values, a kernel's fault is forgotten. Pinned and managed
 // memory, which is no single device's, stays.
-cudaError_t cudaDeviceReset(CUDA_CPU_WHERE);
+CUDA_CPU_CALL_OF_NONE(cudaDeviceReset);
 
 // With peer access a copy need not be staged through the host, and kernels of the current device
 // may use the peer's memory.
-cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer, CUDA_CPU_WHERE);
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags, CUDA_CPU_WHERE);
-cudaError_t cudaDeviceDisablePeerAccess(int peer, CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaDeviceCanAccessPeer, (can, device, peer), int *can, int device, int peer);
+CUDA_CPU_CALL(cudaDeviceEnablePeerAccess, (peer, flags), int peer, unsigned flags);
+CUDA_CPU_CALL(cudaDeviceDisablePeerAccess, (peer), int peer);
 // Of a copy or an access between two devices; rank 0 is the best, and no device has arrays.
 enum cudaDeviceP2PAttr {
     cudaDevP2PAttrPerformanceRank = 1,
@@ -128,5 +128,5 @@ enum cudaDeviceP2PAttr {
     cudaDevP2PAttrCudaArrayAccessSupported,
     cudaDevP2PAttrOnlyPartialNativeAtomicSupported
 };
-cudaError_t cudaDeviceGetP2PAttribute(int *value, cudaDeviceP2PAttr attribute, int device, int peer,
-                                      CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaDeviceGetP2PAttribute, (value, attribute, device, peer), int *value,
+              cudaDeviceP2PAttr attribute, int device, int peer);

@@ -1,4 +1,5 @@
 // Errors: their names and texts, and the one line on stderr that says what is wrong and where.
+#include "checks.h"
 #include "machine.h"
 
 #include <atomic>
@@ -35,7 +36,14 @@ cudaError_t fail(cudaError_t error, Where where, const char *format, ...) {
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    fprintf(stderr, "%s:%d: %s [%s]\n", where.file, where.line, text, cudaGetErrorName(error));
+    std::string line = where.file + (":" + std::to_string(where.line));
+    if (where.file == by_pointer) {
+        void *frames[32];
+        const int n = call_stack(frames, 32);
+        const std::string own = line_of(frames, n, frames[0], false);
+        if (!own.empty()) line = own;
+    }
+    fprintf(stderr, "%s: %s [%s]\n", line.c_str(), text, cudaGetErrorName(error));
     return fail(error);
 }
 

@@ -95,12 +95,13 @@ cudaError_t cudaPeekAtLastError();
 
 namespace cuda_cpu {
 
-// Where in the user's file a call stands: a last, defaulted argument of the API's functions.
+// Where in the user's file a call stands: a last, defaulted argument of a function in cuda_cpu::at.
 struct Where {
     const char *file;
     int line;
     void *pc; // the same as an address of code, for ThreadSanitizer's reports
 };
+constexpr const char *by_pointer = "a call by a pointer to a function"; // a file, with line 0
 __attribute__((always_inline)) inline void *here() {
     void *pc = nullptr;
 #if defined(CUDA_CPU_TSAN) && defined(__x86_64__)
@@ -112,6 +113,38 @@ __attribute__((always_inline)) inline void *here() {
 }
 #define CUDA_CPU_WHERE                                                                             \
     ::cuda_cpu::Where where = {__builtin_FILE(), __builtin_LINE(), ::cuda_cpu::here()}
+// Declare a function of the API, and define what CUDA calls by that name, as a value: see calls.h.
+// Then only the stack tells the line, if something is wrong.
+#define CUDA_CPU_CALL(name, arguments, ...)                                                        \
+    namespace cuda_cpu::at {                                                                       \
+    cudaError_t name(__VA_ARGS__, CUDA_CPU_WHERE);                                                 \
+    }                                                                                              \
+    inline cudaError_t name(__VA_ARGS__) {                                                         \
+        return cuda_cpu::at::name(CUDA_CPU_LIST arguments,                                         \
+                                  {cuda_cpu::by_pointer, 0, cuda_cpu::here()});                    \
+    }                                                                                              \
+    using cuda_cpu_call = void // for the semicolon
+#define CUDA_CPU_CALL_OF_NONE(name)                                                                \
+    namespace cuda_cpu::at {                                                                       \
+    cudaError_t name(CUDA_CPU_WHERE);                                                              \
+    }                                                                                              \
+    inline cudaError_t name() {                                                                    \
+        return cuda_cpu::at::name({cuda_cpu::by_pointer, 0, cuda_cpu::here()});                    \
+    }                                                                                              \
+    using cuda_cpu_call = void
+#define CUDA_CPU_LIST(...) __VA_ARGS__
+// A function whose first parameter is a pointer to a pointer of any type
+#define CUDA_CPU_ALLOCATION(name, arguments, ...)                                                  \
+    CUDA_CPU_CALL(name, (pointer, CUDA_CPU_LIST arguments), void **pointer, __VA_ARGS__);          \
+    namespace cuda_cpu::at {                                                                       \
+    CUDA_CPU_OF_ANY(name, arguments, __VA_ARGS__)                                                  \
+    }                                                                                              \
+    CUDA_CPU_OF_ANY(name, arguments, __VA_ARGS__)                                                  \
+    using cuda_cpu_call = void
+#define CUDA_CPU_OF_ANY(name, arguments, ...)                                                      \
+    template <class T> cudaError_t name(T **pointer, __VA_ARGS__, CUDA_CPU_WHERE) {                \
+        return cuda_cpu::at::name((void **)pointer, CUDA_CPU_LIST arguments, where);               \
+    }
 
 // Note an error for cudaGetLastError(), and return it.
 cudaError_t fail(cudaError_t error);

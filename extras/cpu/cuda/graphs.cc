@@ -153,6 +153,14 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
     machine().handles[*exec] = graph->device;
     return cudaSuccess;
 }
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, cudaGraphNode_t *,
+                                 char *, size_t, Where where) {
+    return cudaGraphInstantiate(exec, graph, 0, where);
+}
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                          unsigned long long flags, Where where) {
+    return cudaGraphInstantiate(exec, graph, flags, where);
+}
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream, Where where) {
     using namespace cuda_cpu;
     const char *call = "cudaGraphLaunch";

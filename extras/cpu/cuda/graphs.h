@@ -25,24 +25,21 @@ enum cudaStreamCaptureStatus {
     cudaStreamCaptureStatusActive,
     cudaStreamCaptureStatusInvalidated
 };
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode, CUDA_CPU_WHERE);
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph, CUDA_CPU_WHERE);
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status,
-                                  CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaStreamBeginCapture, (stream, mode), cudaStream_t stream,
+              cudaStreamCaptureMode mode);
+CUDA_CPU_CALL(cudaStreamEndCapture, (stream, graph), cudaStream_t stream, cudaGraph_t *graph);
+CUDA_CPU_CALL(cudaStreamIsCapturing, (stream, status), cudaStream_t stream,
+              cudaStreamCaptureStatus *status);
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
-                                 unsigned long long flags = 0, CUDA_CPU_WHERE);
-inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, cudaGraphNode_t *,
-                                        char *, size_t, CUDA_CPU_WHERE) {
-    return cudaGraphInstantiate(exec, graph, 0, where);
-}
-inline cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t graph,
-                                                 unsigned long long flags = 0, CUDA_CPU_WHERE) {
-    return cudaGraphInstantiate(exec, graph, flags, where);
-}
-cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream, CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaGraphInstantiate, (exec, graph, flags), cudaGraphExec_t *exec, cudaGraph_t graph,
+              unsigned long long flags = 0);
+CUDA_CPU_CALL(cudaGraphInstantiate, (exec, graph, node, text, bytes), cudaGraphExec_t *exec,
+              cudaGraph_t graph, cudaGraphNode_t *node, char *text, size_t bytes);
+CUDA_CPU_CALL(cudaGraphInstantiateWithFlags, (exec, graph, flags), cudaGraphExec_t *exec,
+              cudaGraph_t graph, unsigned long long flags);
+CUDA_CPU_CALL(cudaGraphLaunch, (exec, stream), cudaGraphExec_t exec, cudaStream_t stream);
 // Tell how many nodes the graph has: `nodes` must be null.
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count,
-                              CUDA_CPU_WHERE);
-cudaError_t cudaGraphDestroy(cudaGraph_t graph, CUDA_CPU_WHERE);
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec, CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaGraphGetNodes, (graph, nodes, count), cudaGraph_t graph, cudaGraphNode_t *nodes,
+              size_t *count);
+CUDA_CPU_CALL(cudaGraphDestroy, (graph), cudaGraph_t graph);
+CUDA_CPU_CALL(cudaGraphExecDestroy, (exec), cudaGraphExec_t exec);

@@ -7,7 +7,7 @@
 // kernel, copy or fill is given one of the first, it gets that of the second.
 #pragma once
 
-#include "memory.h"
+#include "calls.h"
 
 #include <atomic>
 #include <map>

@@ -204,6 +204,13 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes, Where where) {
     return cuda_cpu::allocate(cuda_cpu::current(), pointer, bytes, where, "cudaMalloc");
 }
 
+cudaError_t cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height,
+                            Where where) {
+    if (!pitch) return cuda_cpu::no_result("cudaMallocPitch", where);
+    *pitch = (width + 511) / 512 * 512;
+    return cudaMalloc(pointer, *pitch * height, where);
+}
+
 cudaError_t cudaFree(void *pointer, Where where) {
     using namespace cuda_cpu;
     if (!pointer) return cudaSuccess;
@@ -282,6 +289,18 @@ cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, int device, 
                     "cudaMemPrefetchAsync: %p was not returned by cudaMallocManaged", pointer);
     return check_memory(machine().managed, pointer, bytes, where, "cudaMemPrefetchAsync");
 }
+cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, cudaMemLocation to, unsigned,
+                                 cudaStream_t stream, Where where) {
+    return cudaMemPrefetchAsync(pointer, bytes, to.device(), stream, where);
+}
+cudaError_t cudaMemAdvise(const void *pointer, size_t bytes, cudaMemoryAdvise, int device,
+                          Where where) {
+    return cudaMemPrefetchAsync(pointer, bytes, device, nullptr, where);
+}
+cudaError_t cudaMemAdvise(const void *pointer, size_t bytes, cudaMemoryAdvise, cudaMemLocation of,
+                          Where where) {
+    return cudaMemPrefetchAsync(pointer, bytes, of.device(), nullptr, where);
+}
 
 cudaError_t cudaMallocHost(void **pointer, size_t bytes, unsigned flags, Where where) {
     using namespace cuda_cpu;
@@ -298,6 +317,12 @@ cudaError_t cudaMallocHost(void **pointer, size_t bytes, unsigned flags, Where w
     machine().pinned[(const char *)*pointer] = {
         bytes, "cudaMallocHost", std::make_shared<int>(), {}};
     return cudaSuccess;
+}
+cudaError_t cudaMallocHost(void **pointer, size_t bytes, Where where) {
+    return cudaMallocHost(pointer, bytes, 0, where);
+}
+cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags, Where where) {
+    return cudaMallocHost(pointer, bytes, flags, where);
 }
 namespace cuda_cpu {
 // Pinned memory is forgotten. A GPU's driver may wait for what is queued and uses it, or not.

@@ -15,47 +15,30 @@ enum cudaMemcpyKind {
 // --- memory of a device
 
 // Allocate memory of the current device, filled with NaN.
-cudaError_t cudaMalloc(void **pointer, size_t bytes, CUDA_CPU_WHERE);
-template <class T> cudaError_t cudaMalloc(T **pointer, size_t bytes, CUDA_CPU_WHERE) {
-    return cudaMalloc((void **)pointer, bytes, where);
-}
+CUDA_CPU_ALLOCATION(cudaMalloc, (bytes), size_t bytes);
 // Waits for the device first, as CUDA does.
-cudaError_t cudaFree(void *pointer, CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaFree, (pointer), void *pointer);
 
 // In the stream's order. What another stream enqueues later with memory that is freed is refused;
 // what it enqueued before and has not done by then faults.
-cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream, CUDA_CPU_WHERE);
-template <class T>
-cudaError_t cudaMallocAsync(T **pointer, size_t bytes, cudaStream_t stream, CUDA_CPU_WHERE) {
-    return cudaMallocAsync((void **)pointer, bytes, stream, where);
-}
-cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream, CUDA_CPU_WHERE);
+CUDA_CPU_ALLOCATION(cudaMallocAsync, (bytes, stream), size_t bytes, cudaStream_t stream);
+CUDA_CPU_CALL(cudaFreeAsync, (pointer, stream), void *pointer, cudaStream_t stream);
 // Allocate `height` rows, which begin at multiples of 512 bytes.
-template <class T>
-cudaError_t cudaMallocPitch(T **pointer, size_t *pitch, size_t width, size_t height,
-                            CUDA_CPU_WHERE) {
-    if (!pitch) return cuda_cpu::no_result("cudaMallocPitch", where);
-    *pitch = (width + 511) / 512 * 512;
-    return cudaMalloc((void **)pointer, *pitch * height, where);
-}
-cudaError_t cudaMemGetInfo(size_t *free, size_t *total, CUDA_CPU_WHERE);
+CUDA_CPU_ALLOCATION(cudaMallocPitch, (pitch, width, height), size_t *pitch, size_t width,
+                    size_t height);
+CUDA_CPU_CALL(cudaMemGetInfo, (free, total), size_t *free, size_t *total);
 
 // --- managed memory
 
 // Memory that the host and all devices read and write under one address. It is the machine's own,
 // so nothing moves. That the host waits for the devices before it looks is up to the program.
 constexpr unsigned cudaMemAttachGlobal = 1, cudaMemAttachHost = 2;
-cudaError_t cudaMallocManaged(void **pointer, size_t bytes, unsigned flags = cudaMemAttachGlobal,
-                              CUDA_CPU_WHERE);
-template <class T>
-cudaError_t cudaMallocManaged(T **pointer, size_t bytes, unsigned flags = cudaMemAttachGlobal,
-                              CUDA_CPU_WHERE) {
-    return cudaMallocManaged((void **)pointer, bytes, flags, where);
-}
+CUDA_CPU_ALLOCATION(cudaMallocManaged, (bytes, flags), size_t bytes,
+                    unsigned flags = cudaMemAttachGlobal);
 constexpr int cudaCpuDeviceId = -1;
 // As up to CUDA 12, and as CUDA 13 has them. The memory does not move, so advice changes nothing.
-cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, int device,
-                                 cudaStream_t = nullptr, CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaMemPrefetchAsync, (pointer, bytes, device, stream), const void *pointer,
+              size_t bytes, int device, cudaStream_t stream = nullptr);
 enum cudaMemLocationType {
     cudaMemLocationTypeInvalid,
     cudaMemLocationTypeDevice,
@@ -66,10 +49,8 @@ struct cudaMemLocation {
     int id;
     int device() const { return type == cudaMemLocationTypeHost ? cudaCpuDeviceId : id; }
 };
-inline cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, cudaMemLocation to,
-                                        unsigned, cudaStream_t stream = nullptr, CUDA_CPU_WHERE) {
-    return cudaMemPrefetchAsync(pointer, bytes, to.device(), stream, where);
-}
+CUDA_CPU_CALL(cudaMemPrefetchAsync, (pointer, bytes, to, flags, stream), const void *pointer,
+              size_t bytes, cudaMemLocation to, unsigned flags, cudaStream_t stream = nullptr);
 enum cudaMemoryAdvise {
     cudaMemAdviseSetReadMostly = 1,
     cudaMemAdviseUnsetReadMostly,
@@ -78,41 +59,28 @@ enum cudaMemoryAdvise {
     cudaMemAdviseSetAccessedBy,
     cudaMemAdviseUnsetAccessedBy
 };
-inline cudaError_t cudaMemAdvise(const void *pointer, size_t bytes, cudaMemoryAdvise, int device,
-                                 CUDA_CPU_WHERE) {
-    return cudaMemPrefetchAsync(pointer, bytes, device, nullptr, where);
-}
-inline cudaError_t cudaMemAdvise(const void *pointer, size_t bytes, cudaMemoryAdvise,
-                                 cudaMemLocation of, CUDA_CPU_WHERE) {
-    return cudaMemPrefetchAsync(pointer, bytes, of.device(), nullptr, where);
-}
+CUDA_CPU_CALL(cudaMemAdvise, (pointer, bytes, advice, device), const void *pointer, size_t bytes,
+              cudaMemoryAdvise advice, int device);
+CUDA_CPU_CALL(cudaMemAdvise, (pointer, bytes, advice, of), const void *pointer, size_t bytes,
+              cudaMemoryAdvise advice, cudaMemLocation of);
 
 // --- pinned memory
 
 // Filled with NaN when fresh.
 constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2,
                    cudaHostAllocWriteCombined = 4;
-cudaError_t cudaMallocHost(void **pointer, size_t bytes, unsigned flags = 0, CUDA_CPU_WHERE);
-template <class T>
-cudaError_t cudaMallocHost(T **pointer, size_t bytes, unsigned flags = 0, CUDA_CPU_WHERE) {
-    return cudaMallocHost((void **)pointer, bytes, flags, where);
-}
-template <class T>
-cudaError_t cudaHostAlloc(T **pointer, size_t bytes, unsigned flags, CUDA_CPU_WHERE) {
-    return cudaMallocHost((void **)pointer, bytes, flags, where);
-}
-cudaError_t cudaFreeHost(void *pointer, CUDA_CPU_WHERE);
+CUDA_CPU_ALLOCATION(cudaMallocHost, (bytes), size_t bytes);
+CUDA_CPU_ALLOCATION(cudaMallocHost, (bytes, flags), size_t bytes, unsigned flags);
+CUDA_CPU_ALLOCATION(cudaHostAlloc, (bytes, flags), size_t bytes, unsigned flags);
+CUDA_CPU_CALL(cudaFreeHost, (pointer), void *pointer);
 // Memory of the host becomes pinned memory.
 constexpr unsigned cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1,
                    cudaHostRegisterMapped = 2, cudaHostRegisterReadOnly = 8;
-cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags, CUDA_CPU_WHERE);
-cudaError_t cudaHostUnregister(void *pointer, CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaHostRegister, (pointer, bytes, flags), void *pointer, size_t bytes,
+              unsigned flags);
+CUDA_CPU_CALL(cudaHostUnregister, (pointer), void *pointer);
 // A device finds pinned memory under the host's address.
-cudaError_t cudaHostGetDevicePointer(void **pointer, void *host, unsigned, CUDA_CPU_WHERE);
-template <class T>
-cudaError_t cudaHostGetDevicePointer(T **pointer, void *host, unsigned flags, CUDA_CPU_WHERE) {
-    return cudaHostGetDevicePointer((void **)pointer, host, flags, where);
-}
+CUDA_CPU_ALLOCATION(cudaHostGetDevicePointer, (host, flags), void *host, unsigned flags);
 
 // --- copies and fills
 
@@ -147,11 +115,12 @@ constexpr bool holds_pointers<T, std::void_t<decltype(sizeof(T))>> =
      alignof(T) >= alignof(void *) && !is_vector<std::remove_cv_t<std::remove_all_extents_t<T>>>);
 } // namespace cuda_cpu
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
-                            cudaStream_t stream = nullptr, CUDA_CPU_WHERE);
-cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
-                       CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaMemcpyAsync, (to, from, bytes, kind, stream), void *to, const void *from,
+              size_t bytes, cudaMemcpyKind kind, cudaStream_t stream = nullptr);
+CUDA_CPU_CALL(cudaMemcpy, (to, from, bytes, kind), void *to, const void *from, size_t bytes,
+              cudaMemcpyKind kind);
 // Copy pointers, or structs that may have some.
+namespace cuda_cpu::at {
 template <class To, class From,
           class = std::enable_if_t<cuda_cpu::holds_pointers<To> || cuda_cpu::holds_pointers<From>>>
 cudaError_t cudaMemcpyAsync(To *to, const From *from, size_t bytes, cudaMemcpyKind kind,
@@ -166,27 +135,30 @@ cudaError_t cudaMemcpy(To *to, const From *from, size_t bytes, cudaMemcpyKind ki
     return cuda_cpu::copy_and_wait({"cudaMemcpy", to, bytes, from, bytes, bytes, 1, kind, true},
                                    where);
 }
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                              size_t width, size_t height, cudaMemcpyKind kind,
-                              cudaStream_t stream = nullptr, CUDA_CPU_WHERE);
-cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                         size_t width, size_t height, cudaMemcpyKind kind, CUDA_CPU_WHERE);
+} // namespace cuda_cpu::at
+CUDA_CPU_CALL(cudaMemcpy2DAsync, (to, to_pitch, from, from_pitch, width, height, kind, stream),
+              void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+              size_t height, cudaMemcpyKind kind, cudaStream_t stream = nullptr);
+CUDA_CPU_CALL(cudaMemcpy2D, (to, to_pitch, from, from_pitch, width, height, kind), void *to,
+              size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+              cudaMemcpyKind kind);
 
-cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream = nullptr,
-                            CUDA_CPU_WHERE);
-cudaError_t cudaMemset(void *to, int value, size_t bytes, CUDA_CPU_WHERE);
-cudaError_t cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, size_t height,
-                              cudaStream_t stream = nullptr, CUDA_CPU_WHERE);
-cudaError_t cudaMemset2D(void *to, size_t pitch, int value, size_t width, size_t height,
-                         CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaMemsetAsync, (to, value, bytes, stream), void *to, int value, size_t bytes,
+              cudaStream_t stream = nullptr);
+CUDA_CPU_CALL(cudaMemset, (to, value, bytes), void *to, int value, size_t bytes);
+CUDA_CPU_CALL(cudaMemset2DAsync, (to, pitch, value, width, height, stream), void *to, size_t pitch,
+              int value, size_t width, size_t height, cudaStream_t stream = nullptr);
+CUDA_CPU_CALL(cudaMemset2D, (to, pitch, value, width, height), void *to, size_t pitch, int value,
+              size_t width, size_t height);
 
 // In the order of its stream alone: that the source is ready, and stays so, takes events. But in the
 // default stream a copy between devices waits for both devices, and both wait for it: for all of
 // their streams if it is cudaMemcpyPeer or cudaMemcpy, else for those that block.
-cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device,
-                                size_t bytes, cudaStream_t stream = nullptr, CUDA_CPU_WHERE);
-cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t bytes,
-                           CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaMemcpyPeerAsync, (to, to_device, from, from_device, bytes, stream), void *to,
+              int to_device, const void *from, int from_device, size_t bytes,
+              cudaStream_t stream = nullptr);
+CUDA_CPU_CALL(cudaMemcpyPeer, (to, to_device, from, from_device, bytes), void *to, int to_device,
+              const void *from, int from_device, size_t bytes);
 
 // --- variables of a device
 

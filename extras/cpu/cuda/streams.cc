@@ -325,6 +325,9 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags, Where w
 cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned flags, Where where) {
     return cudaEventCreateWithFlags(event, flags, where);
 }
+cudaError_t cudaEventCreate(cudaEvent_t *event, Where where) {
+    return cudaEventCreateWithFlags(event, 0, where);
+}
 cudaError_t cudaEventDestroy(cudaEvent_t event, Where where) {
     using namespace cuda_cpu;
     if (cudaError_t error = check_handle(event, where, "cudaEventDestroy", "an event"))

@@ -12,10 +12,11 @@ typedef cudaEvent *cudaEvent_t;
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
 constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags, CUDA_CPU_WHERE);
-cudaError_t cudaStreamCreate(cudaStream_t *stream, CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaStreamCreateWithFlags, (stream, flags), cudaStream_t *stream, unsigned flags);
+CUDA_CPU_CALL(cudaStreamCreate, (stream), cudaStream_t *stream);
 // The operating system shares the cores out: a priority changes nothing.
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int, CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaStreamCreateWithPriority, (stream, flags, priority), cudaStream_t *stream,
+              unsigned flags, int priority);
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 namespace cuda_cpu {
 // A stream of the calling host thread on the current device. It is never destroyed.
@@ -23,21 +24,22 @@ cudaStream_t stream_of_thread();
 } // namespace cuda_cpu
 #define cudaStreamPerThread ::cuda_cpu::stream_of_thread()
 #define cudaStreamLegacy ((cudaStream_t) nullptr)
-cudaError_t cudaStreamDestroy(cudaStream_t stream, CUDA_CPU_WHERE);
-cudaError_t cudaStreamSynchronize(cudaStream_t stream, CUDA_CPU_WHERE);
-cudaError_t cudaStreamQuery(cudaStream_t stream, CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaStreamDestroy, (stream), cudaStream_t stream);
+CUDA_CPU_CALL(cudaStreamSynchronize, (stream), cudaStream_t stream);
+CUDA_CPU_CALL(cudaStreamQuery, (stream), cudaStream_t stream);
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags, CUDA_CPU_WHERE);
-cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned flags = cudaEventDefault, CUDA_CPU_WHERE);
-cudaError_t cudaEventDestroy(cudaEvent_t event, CUDA_CPU_WHERE);
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr, CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaEventCreateWithFlags, (event, flags), cudaEvent_t *event, unsigned flags);
+CUDA_CPU_CALL(cudaEventCreate, (event), cudaEvent_t *event);
+CUDA_CPU_CALL(cudaEventCreate, (event, flags), cudaEvent_t *event, unsigned flags);
+CUDA_CPU_CALL(cudaEventDestroy, (event), cudaEvent_t event);
+CUDA_CPU_CALL(cudaEventRecord, (event, stream), cudaEvent_t event, cudaStream_t stream = nullptr);
 // Waits for the event as it was last recorded; one that never was is no wait at all.
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0,
-                                CUDA_CPU_WHERE);
-cudaError_t cudaEventSynchronize(cudaEvent_t event, CUDA_CPU_WHERE);
-cudaError_t cudaEventQuery(cudaEvent_t event, CUDA_CPU_WHERE);
-cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end,
-                                 CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaStreamWaitEvent, (stream, event, flags), cudaStream_t stream, cudaEvent_t event,
+              unsigned flags = 0);
+CUDA_CPU_CALL(cudaEventSynchronize, (event), cudaEvent_t event);
+CUDA_CPU_CALL(cudaEventQuery, (event), cudaEvent_t event);
+CUDA_CPU_CALL(cudaEventElapsedTime, (milliseconds, start, end), float *milliseconds,
+              cudaEvent_t start, cudaEvent_t end);
 
 namespace cuda_cpu {
 // Return when the event was reached that has been recorded and waited for, by the host's clock.
@@ -47,4 +49,5 @@ double seconds_of(cudaEvent_t event);
 // The stream calls f(data), on a thread of the host, where its turn comes. As on a GPU, f may not
 // call CUDA: it would wait for the stream that waits for it.
 typedef void (*cudaHostFn_t)(void *);
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t f, void *data, CUDA_CPU_WHERE);
+CUDA_CPU_CALL(cudaLaunchHostFunc, (stream, f, data), cudaStream_t stream, cudaHostFn_t f,
+              void *data);
