@@ -6,7 +6,8 @@
 namespace cuda_cpu {
 // On a GPU an atomic function orders no other access: what a thread has written before it is seen
 // by those that come after it only if __threadfence() stands in between. ThreadSanitizer is told
-// just that; elsewhere nothing is gained by being weaker than the processor.
+// just that, and that the first atomic function after a fence is seen itself: who finds that it was
+// the last to come may write there. Elsewhere nothing is gained by being weaker than the processor.
 inline char fenced_on[64], fenced_system; // stand for that order, see published()
 #ifdef CUDA_CPU_TSAN
 constexpr int atomic_order = __ATOMIC_RELAXED;
@@ -20,8 +21,15 @@ template <class T, class F> __attribute__((always_inline)) inline T atomic_updat
     __atomic_load(p, &old, __ATOMIC_RELAXED);
     do value = after(old);
     while (!__atomic_compare_exchange(p, &old, &value, false, atomic_order, __ATOMIC_RELAXED));
-    observed(&fenced_on[max(0, running.device)]);
-    observed(&fenced_system);
+    for (char *order : {&fenced_on[max(0, running.device)], &fenced_system}) {
+        observed(order);
+#ifdef CUDA_CPU_TSAN
+        if (thread->fenced) published(order);
+#endif
+    }
+#ifdef CUDA_CPU_TSAN
+    thread->fenced = false;
+#endif
     if (worker && !memcmp(&old, &value, sizeof old)) asked_again(p);
     return old;
 }
@@ -69,7 +77,9 @@ CUDA_CPU_ATOMIC(atomicDec, unsigned, old == 0 || old > x ? x : old - 1)
 
 namespace cuda_cpu {
 inline void fence(char *order) {
-#ifndef CUDA_CPU_TSAN
+#ifdef CUDA_CPU_TSAN
+    thread->fenced = true;
+#else
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 #endif
     published(order);

@@ -1,6 +1,6 @@
-// Calls: a message names the line of the call that it is about. So that a function is CUDA's own all
-// the same, and can be a deleter or a callback, a call is one of its namesake in cuda_cpu::at, which
-// is given that line: see CUDA_CPU_CALL. A name without parentheses behind it is none.
+// Calls: a message names the line of the call that it is about. So that a function is CUDA's own
+// all the same, and can be a deleter or a callback, a call is one of its namesake in cuda_cpu::at,
+// which is given that line: see CUDA_CPU_CALL. A name without parentheses behind it is none.
 #pragma once
 
 #include "devices.h"

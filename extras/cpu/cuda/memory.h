@@ -151,9 +151,9 @@ CUDA_CPU_CALL(cudaMemset2DAsync, (to, pitch, value, width, height, stream), void
 CUDA_CPU_CALL(cudaMemset2D, (to, pitch, value, width, height), void *to, size_t pitch, int value,
               size_t width, size_t height);
 
-// In the order of its stream alone: that the source is ready, and stays so, takes events. But in the
-// default stream a copy between devices waits for both devices, and both wait for it: for all of
-// their streams if it is cudaMemcpyPeer or cudaMemcpy, else for those that block.
+// In the order of its stream alone: that the source is ready, and stays so, takes events. But in
+// the default stream a copy between devices waits for both devices, and both wait for it: for all
+// of their streams if it is cudaMemcpyPeer or cudaMemcpy, else for those that block.
 CUDA_CPU_CALL(cudaMemcpyPeerAsync, (to, to_device, from, from_device, bytes, stream), void *to,
               int to_device, const void *from, int from_device, size_t bytes,
               cudaStream_t stream = nullptr);

@@ -89,6 +89,7 @@ static std::string raced(void **stack, int n, std::string &inside) {
     own_frames(stack, n, frames, what);
     const std::vector<Frame> &inner = frames[0], &outer = frames[1];
     if (!inner.empty()) what = inner[0].function, inside = inner[0].line; // a kernel, or the host
+    if (!n || !stack[0]) return "an earlier access, whose line ThreadSanitizer has forgotten";
     if (outer.empty())
         return inner.empty() ? "the host" : "the host's " + what + " at " + inner[0].line;
     size_t at = 0;

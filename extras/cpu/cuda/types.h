@@ -140,6 +140,9 @@ struct Thread {
     uint3 index;
     int number; // in its block; -1: unknown
     bool stop;  // ends the plain loop after this thread
+#ifdef CUDA_CPU_TSAN
+    bool fenced = false; // has called __threadfence() since its last atomic function
+#endif
 };
 inline Thread no_thread = {{0, 0, 0}, -1, false};
 inline __thread Thread *thread = &no_thread;

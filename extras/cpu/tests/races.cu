@@ -134,6 +134,37 @@ RACE("fence before an atomic function tells that all is written") {
     OK(cudaMemset(y = memory(0, 1), 0, 4));
     ready_kernel<<<2, 1>>>(x, (unsigned *)y, right);
 }
+__global__ void last_block_kernel(float *x, unsigned *tickets, float *sum, bool right) {
+    __shared__ bool last;
+    x[4 * blockIdx.x + threadIdx.x] = 1;
+    if (right) __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(tickets, gridDim.x) == gridDim.x - 1;
+    __syncthreads();
+    if (!last) return;
+    if (threadIdx.x == 0) *tickets = 0; // for the next launch
+    for (int i = 0; i < 16; i++)
+        if (threadIdx.x == 1) *sum += x[i];
+}
+RACE("fence before the ticket by which the last block is known") {
+    x = memory(0, 16), y = memory(0, 2);
+    OK(cudaMemset(y, 0, 8));
+    for (int i = 0; i < 2; i++) last_block_kernel<<<4, 4>>>(x, (unsigned *)y, y + 1, right);
+    float sum = 0;
+    OK(cudaMemcpy(&sum, y + 1, 4, down));
+    expect(sum == 32, "the sum", sum);
+}
+__global__ void locked_kernel(float *x, unsigned *locked, bool right) {
+    while (atomicCAS(locked, 0u, 1u)) usleep(100);
+    *x += 1;
+    if (right) __threadfence();
+    atomicExch(locked, 0u);
+}
+RACE("fence before a lock is given back") {
+    OK(cudaMemset(x, 0, 4));
+    OK(cudaMemset(y = memory(0, 1), 0, 4));
+    locked_kernel<<<4, 1>>>(x, (unsigned *)y, right);
+}
 __global__ void sum_kernel(float *x, bool right) {
     if (right) atomicAdd(x, 1.f);
     else *x += 1;
