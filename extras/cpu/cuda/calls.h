@@ -20,6 +20,7 @@
 #define cudaDeviceCanAccessPeer(...) cuda_cpu::at::cudaDeviceCanAccessPeer(__VA_ARGS__)
 #define cudaDeviceEnablePeerAccess(...) cuda_cpu::at::cudaDeviceEnablePeerAccess(__VA_ARGS__)
 #define cudaDeviceDisablePeerAccess(...) cuda_cpu::at::cudaDeviceDisablePeerAccess(__VA_ARGS__)
+#define cudaDeviceGetP2PAttribute(...) cuda_cpu::at::cudaDeviceGetP2PAttribute(__VA_ARGS__)
 #define cudaStreamCreateWithFlags(...) cuda_cpu::at::cudaStreamCreateWithFlags(__VA_ARGS__)
 #define cudaStreamCreate(...) cuda_cpu::at::cudaStreamCreate(__VA_ARGS__)
 #define cudaStreamCreateWithPriority(...) cuda_cpu::at::cudaStreamCreateWithPriority(__VA_ARGS__)
