@@ -203,11 +203,12 @@ machines:  ## for a release: try other versions of Debian, compilers and CUDA (r
 
 # ----- A program of one's own: make cu compiles and starts it, on a GPU or on the stand-in ------
 
-# Warnings are nvcc's or, of the stand-in, none. As nvcc does, g++ includes the runtime's header by
-# itself. -O2, since such a program often computes all once more on the host: 15 times as fast there
+# Warnings are nvcc's or, of the stand-in, of a printf's format and of if (a = b). As nvcc does, g++
+# includes the runtime's header by itself. -O2, since such a program often computes all once more on the host: 15 times as fast there
 # as -Og. In runtime.o it halves the time of a launch.
 cu_on := $(if $(CHECK),cpu,$(notdir $(dir)))
-cu_flags = $(filter-out -Wall -Wextra -Werror,$(call level,-O2))
+cu_flags = $(filter-out -Wall -Wextra -Werror,$(call level,-O2)) -Wformat -Wparentheses \
+    $(if $(clang),-Wno-undefined-inline)
 cu_once := build/$(or $(filter asan race,$(CHECK)),cu)/runtime.o
 cu_needs := $(if $(CHECK),,backend) $(if $(filter cpu,$(cu_on)),$(cu_once))
 cu_gpu = $(filter-out -Xcompiler -Wall$(comma)-Wextra -Werror all-warnings,$(nvcc_flags))
@@ -224,6 +225,8 @@ cu programs: export CU_GPUS = $(value GPUS)
 cu nvcc: export CU_FILE = $(or $(value FILE),$(if $(filter nvcc,$@),mgpu.cu))
 cu nvcc: export CU_INCLUDE = $(value INCLUDE)
 cu programs: export CU_COMPILE = $(cu_compile)
+cu programs: export CU_C = $(CXX) $(filter-out -std=%,$(cu_flags)) \
+    $(flags_$(filter-out lanes,$(CHECK))) -iquote .
 cu programs: export CU_OBJECTS = $(cu_once)
 cu programs: export CU_SETARCH = $(if $(filter race,$(CHECK)),$(setarch))
 

@@ -2,7 +2,8 @@
 # cu.sh WORD ...: compiles the program $CU_FILE, one or several .cu files, and starts it with these
 # words, in the folder of its first file. $CU_INCLUDE are folders with headers. make cu says how:
 # CU_ON is gpu or cpu, or nvcc, which only compiles; CU_COMPILE is the compiler with its flags,
-# CU_CHECKED more of them, CU_OBJECTS what is compiled already; CHECK: asan, race, lanes or none.
+# CU_CHECKED more of them, CU_C that for C, CU_OBJECTS what is compiled already; CHECK: asan, race,
+# lanes or none.
 
 # one_a_line PATHS: a path, which may have spaces, or several, then with quotes around such a one
 one_a_line() {
@@ -57,7 +58,10 @@ translate() {
     to=$tree/tree$folder/$(basename "$1")
     if [ -e "$to" ]; then return 0; fi
     mkdir -p "$tree/tree$folder"
-    { printf '#line 1 "%s"\n' "$1"; sh extras/cpu/to_cpp.sh "$1"; } >"$to" || return 1
+    begin='' end=
+    case $1 in *.c) begin='extern "C" {' end='}' ;; esac
+    { printf '%s\n#line 1 "%s"\n' "$begin" "$1"; sh extras/cpu/to_cpp.sh "$1" && echo "$end"; } \
+        >"$to" || return 1
     sed -nE 's/^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">].*/\1/p' "$1" | while read -r header; do
         printf '%s\n' "$(dirname "$1")" "$folders" | while read -r from; do
             if [ ! "$from" ] || [ ! -f "$from/$header" ]; then continue; fi
@@ -72,6 +76,7 @@ translate() {
 # a kernel, and a kernel that is none. It has the stand-in's headers, not CUDA's, so it is believed
 # only about the program's own lines and names, and about std::max.
 refused_by_nvcc() {
+    case $1 in *.c) return ;; esac
     CPATH=$(printf '%s\n' "$folders" | paste -s -d : -) LC_ALL=C clang++ -std=c++17 -x cuda -w \
         -nocudainc -nocudalib -nobuiltininc -idirafter "$(clang++ -print-resource-dir)/include" \
         --cuda-device-only --cuda-gpu-arch=sm_75 -fgpu-rdc -fsyntax-only -ferror-limit=0 \
@@ -111,6 +116,31 @@ lacking() {
         }' >&2
 }
 
+# is_c FILE: one that nvcc compiles as C, and that can be here, where CUDA's headers are C++
+is_c() {
+    case $1 in *.c) ;; *) return 1 ;; esac
+    $CU_C -iquote "$folder" -x c -M "$1" >"$tree/includes" 2>/dev/null &&
+        ! grep -qE '/cuda(_runtime(_api)?)?\.h' "$tree/includes"
+}
+
+# warnings FILE: what g++ has said, but not that a kernel is only declared, and of -Wparentheses
+# only what it says of if (a = b)
+warnings() {
+    awk '/^[^ ].*:$|^ +from / {
+            held = held $0 "\n"
+            next
+        }
+        /^[^ ]/ && !/: note: / {
+            dropped = /: warning: (inline function|suggest)/ && !/truth value/
+            if (dropped) held = ""
+        }
+        !dropped {
+            printf "%s", held
+            print
+            held = ""
+        }' "$1"
+}
+
 if [ "$folders" ]; then
     CPATH=$(printf '%s\n' "$folders" | while read -r from; do
         if [ "$CU_ON" = cpu ]; then printf '%s\n' "$tree/tree$(cd "$from" && pwd -P)"; fi
@@ -146,16 +176,20 @@ else
     if [ $# -gt 1 ]; then
         echo '#undef __global__' >"$tree/global.h"
         echo '#define __global__ inline CUDA_CPU_OPTIMIZED __attribute__((used))' >>"$tree/global.h"
-        CU_COMPILE="$CU_COMPILE -w -include" # -w: of a kernel that is only declared
+        CU_COMPILE="$CU_COMPILE -include"
         global=$tree/global.h
     fi
     compile_file() { # $file, to $objects.o; a header that is lacking is the only error
+        if is_c "$file"; then
+            $CU_C $openmp -iquote "$folder" -x c -c "$file" -o "$tree/$objects.o"
+            return
+        fi
         only=
         if grep -rqE '^[ \t]*#error .*: the stand-in lacks it$' "$tree/tree"; then
             only=-Wfatal-errors
         fi
         $CU_COMPILE ${global:+"$global"} $CU_CHECKED $openmp $only -iquote "$folder" -x c++ -c \
-            "$tree/tree$folder/$(basename "$file")" -o "$tree/$objects.o"
+            "$translated" -o "$tree/$objects.o"
     }
     link() { ${CU_COMPILE%% -include*} $openmp "$tree"/*.o $CU_OBJECTS -o "$program"; }
     if command -v clang++ >&2; then for file; do refused_by_nvcc "$file"; done; fi \
@@ -164,14 +198,18 @@ else
     for file; do
         translate "$file" || exit 1
         folder=$(cd "$(dirname "$file")" && pwd -P)
+        translated=$tree/tree$folder/$(basename "$file")
         objects=$((objects + 1))
-        compile_file || {
+        compile_file 2>"$tree/said"
+        status=$?
+        warnings "$tree/said" >&2
+        if [ "$status" != 0 ]; then
             wait
             lacking compile_file
             cat "$tree/refused" >&2
             echo 'extras/cpu/README.md says what the stand-in lacks' >&2
             exit 1
-        }
+        fi
     done
     wait
     cat "$tree/refused" >&2

@@ -142,6 +142,9 @@ function word(text) {
     if (static_piece || text ~ /^__(global|device|constant)__$/) declares("d")
     else if (text == "__shared__") declares("s")
     else if (text == "operator") operator = 1
+    else if (text == "double" && last == "long" && (kernel || head == "d") && !told++)
+        print ENVIRON["file"] ":" line + 1 ": notice: on a GPU long double has 64 bits, as double" \
+            "\n" >"/dev/stderr"
 }
 function other(text) {
     if (text ~ /[{}]/) {

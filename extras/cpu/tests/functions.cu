@@ -200,7 +200,7 @@ struct OfParts {
 static long limited(long x, long least, long most) {
     return x < least ? least : x > most ? most : x;
 }
-static long most = 0; // of a signed number: 127 or 32767
+static long largest = 0; // of a signed number: 127 or 32767
 #define OF_PARTS(name, expected)                                                                   \
     { __v##name##2, __v##name##4, expected }
 #define SIGNED(value) [](long x, [[maybe_unused]] long y) -> long { return value; }, nullptr
@@ -212,15 +212,15 @@ static long most = 0; // of a signed number: 127 or 32767
     }
 static const OfParts of_parts[] = {
     OF_ONE(abs, labs(x)),
-    OF_ONE(absss, limited(labs(x), 0, most)),
+    OF_ONE(absss, limited(labs(x), 0, largest)),
     OF_ONE(neg, -x),
-    OF_ONE(negss, limited(-x, -most, most)),
+    OF_ONE(negss, limited(-x, -largest, largest)),
     OF_PARTS(add, SIGNED(x + y)),
     OF_PARTS(sub, SIGNED(x - y)),
-    OF_PARTS(addss, SIGNED(limited(x + y, -most - 1, most))),
-    OF_PARTS(subss, SIGNED(limited(x - y, -most - 1, most))),
-    OF_PARTS(addus, UNSIGNED(limited(x + y, 0, 2 * most + 1))),
-    OF_PARTS(subus, UNSIGNED(limited(x - y, 0, 2 * most + 1))),
+    OF_PARTS(addss, SIGNED(limited(x + y, -largest - 1, largest))),
+    OF_PARTS(subss, SIGNED(limited(x - y, -largest - 1, largest))),
+    OF_PARTS(addus, UNSIGNED(limited(x + y, 0, 2 * largest + 1))),
+    OF_PARTS(subus, UNSIGNED(limited(x - y, 0, 2 * largest + 1))),
     OF_PARTS(avgs, SIGNED(lround((x + y) / 2.0))), // a half goes away from zero
     OF_PARTS(avgu, UNSIGNED(lround((x + y) / 2.0))),
     OF_PARTS(haddu, UNSIGNED((x + y) / 2)),
@@ -251,11 +251,11 @@ TEST_CASE("__vadd4, __vabsdiffu2, ...: each number in an unsigned, as a plain lo
         const unsigned b = pick / 8 % 8 < 4 ? ends[pick / 8 % 4] : random();
         for (const OfParts &f : of_parts)
             for (int bits : {8, 16}) {
-                most = (1 << (bits - 1)) - 1;
+                largest = (1 << (bits - 1)) - 1;
                 unsigned want = 0;
                 for (int at = 0; at < 32; at += bits) {
-                    const long mask = 2 * most + 1, x = a >> at & mask, y = b >> at & mask;
-                    auto with_sign = [](long z) { return z > most ? z - 2 * most - 2 : z; };
+                    const long mask = 2 * largest + 1, x = a >> at & mask, y = b >> at & mask;
+                    auto with_sign = [](long z) { return z > largest ? z - 2 * largest - 2 : z; };
                     const long value =
                         f.of_signed ? f.of_signed(with_sign(x), with_sign(y)) : f.of_unsigned(x, y);
                     want |= unsigned(value & mask) << at;
