@@ -269,11 +269,12 @@ TEST_CASE("cudaStreamQuery: whether all is done") {
     CHECK(values(x) == "5");
     TestStream blocking(0, cudaStreamDefault);
     for (bool default_first : {false, true}) { // the default stream waits for the other one
-        Hold hold(default_first ? nullptr : blocking.stream, x.get());
+        Hold hold(default_first ? nullptr : blocking.stream, x.get(), 6 + default_first);
         CHECK(cudaStreamQuery(nullptr) == cudaErrorNotReady);
-        CHECK(cudaStreamQuery(blocking) == (default_first ? cudaSuccess : cudaErrorNotReady));
         if (default_first) OK(cudaStreamSynchronize(blocking)); // it has nothing to do
+        CHECK(cudaStreamQuery(blocking) == (default_first ? cudaSuccess : cudaErrorNotReady));
         hold.release_and_wait_for(nullptr);
+        CHECK(values(x) == std::to_string(6 + default_first));
         OK(cudaStreamQuery(nullptr));
     }
 }
