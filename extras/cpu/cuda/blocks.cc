@@ -156,19 +156,31 @@ shared_name(const void *pointer) {
 }
 // Reserve a place in the arena, with a gap behind it. The gap is as long as a row, t[i] of t[8][9],
 // up to a limit, because programs often access one row too many.
-SharedPlace reserve_shared(const char *name, const char *file, int line, size_t bytes, size_t row) {
+SharedPlace reserve_shared(const char *text, const char *name, const char *file, int line,
+                           size_t bytes, size_t row) {
     const size_t offset = shared_arena_bytes(), number = shared_arrays().size();
     const size_t gap = min(round_up(row, shared_gap), 8 * shared_gap);
     const size_t end = offset + round_up(bytes, shared_gap) + gap;
-    shared_arrays().push_back({name, file, line, offset, bytes, end});
+    shared_arrays().push_back({text, name, file, line, offset, bytes, end});
     return {offset, number};
 }
 void fill_shared(Worker &w, char *p, size_t bytes, size_t number) {
     if (w.lists->filled_by[number] == w.blocks) return;
-    Hidden hidden;
-    w.lists->filled_by[number] = w.blocks;
-    w.lists->filled.push_back(number);
-    fill_unwritten(p, bytes);
+    size_t fixed = 0;
+    {
+        Hidden hidden;
+        w.lists->filled_by[number] = w.blocks;
+        w.lists->filled.push_back(number);
+        fill_unwritten(p, bytes);
+        for (unsigned i : w.lists->filled) fixed += shared_arrays()[i].bytes;
+        if (!too_much_shared(fixed, w.dynamic_bytes, w.dynamic_allowed)) return;
+    }
+    char text[200];
+    snprintf(text, sizeof text,
+             "the kernel has %zu bytes of static and %zu of dynamic shared memory, but a block has "
+             "at most %zu",
+             fixed, w.dynamic_bytes, usual_shared_bytes);
+    give_up_block(cudaErrorInvalidConfiguration, running.where, text);
 }
 
 #ifndef CUDA_CPU_ASAN

@@ -75,7 +75,7 @@ struct Worker {
     Touch last_touch, conflict;     // conflict: the last write that another lane was at
     char *dynamic_end = nullptr;    // of the block's dynamic shared memory; no access beyond it
     char *dynamic_shared = nullptr; // where that begins
-    size_t dynamic_bytes = 0;
+    size_t dynamic_bytes = 0, dynamic_allowed = 0; // allowed: by cudaFuncSetAttribute
     int timer = -1;          // of the watchdog
     Fiber *fibers = nullptr; // for thread 0; from a block's first barrier on for all its threads
     Fiber scheduler;         // the stack of the operating system's thread
@@ -240,11 +240,28 @@ CUDA_CPU_SWITCHING inline void barrier(const char *file, int line, int number = 
     observed(&worker->barrier[parity]);
 }
 
-// See __launch_bounds__.
+// The function that a type belongs to, such as "... [with Tag = sum(int*)::t_shared]". clang++ does
+// not name it.
+template <class Tag> const char *text_of() { return __PRETTY_FUNCTION__; }
+
+// See __launch_bounds__. Where a kernel begins with CUDA_CPU_LAUNCH_BOUNDS, its launch is refused.
 CUDA_CPU_UNSEEN void too_many_threads(int most);
 __forceinline__ void launch_bounds(int most) {
     if (__builtin_expect(worker->threads > most, false)) too_many_threads(most);
 }
+bool note_bounds(const char *text, const char *file, int most);
+template <class Tag>
+inline const bool bounds_noted = note_bounds(text_of<Tag>(), Tag::file(), Tag::most());
+template <class Tag> __forceinline__ void launch_bounds() {
+    (void)&bounds_noted<Tag>;
+    launch_bounds(Tag::most());
+}
+#define CUDA_CPU_LAUNCH_BOUNDS(threads)                                                            \
+    struct cuda_cpu_bounds {                                                                       \
+        static const char *file() { return __FILE__; }                                             \
+        static int most() { return threads; }                                                      \
+    };                                                                                             \
+    ::cuda_cpu::launch_bounds<cuda_cpu_bounds>()
 // A thread has looked at a flag and found what was there before. If it goes on and on, it waits for
 // another thread, and the others have their turns.
 CUDA_CPU_UNSEEN void asked_again(const volatile void *flag);
@@ -256,10 +273,12 @@ CUDA_CPU_UNSEEN void asked_again(const volatile void *flag);
 struct SharedPlace {
     size_t offset, number;
 };
-SharedPlace reserve_shared(const char *name, const char *file, int line, size_t bytes, size_t row);
+SharedPlace reserve_shared(const char *text, const char *name, const char *file, int line,
+                           size_t bytes, size_t row);
 template <class T, class Tag>
-inline const SharedPlace shared_place = reserve_shared(Tag::name(), Tag::file(), Tag::line(),
-                                                       sizeof(T), sizeof(std::remove_extent_t<T>));
+inline const SharedPlace shared_place =
+    reserve_shared(text_of<Tag>(), Tag::name(), Tag::file(), Tag::line(), sizeof(T),
+                   sizeof(std::remove_extent_t<T>));
 // Fill a shared array as unwritten memory, unless a thread of this block has already.
 __attribute__((noinline, no_sanitize("address"), no_sanitize("thread"))) void
 fill_shared(Worker &w, char *p, size_t bytes, size_t number);

@@ -15,6 +15,7 @@ struct Kernel {
     std::string bytes;
     void (*run)(const void *bytes, bool rest);
     std::vector<std::shared_ptr<int>> uses; // of pinned memory
+    size_t allowed;                         // bytes of dynamic shared memory
 };
 
 static __attribute__((no_sanitize("thread"))) void run_threads_of(const Kernel &kernel,
@@ -40,6 +41,7 @@ static __attribute__((no_sanitize("thread"))) void run_threads_of(const Kernel &
     w.blocks++;
     w.mode = in_turns;
     w.dynamic_bytes = launch.shared;
+    w.dynamic_allowed = kernel.allowed;
     w.dynamic_shared = w.dynamic_end - round_up(launch.shared, 16);
 #ifdef CUDA_CPU_ASAN
     ASAN_POISON_MEMORY_REGION(w.dynamic_end - dynamic_room, dynamic_room);
@@ -283,7 +285,50 @@ cudaError_t potential_block_size(int *blocks, int *threads, int most, Where wher
     return cudaSuccess;
 }
 
-static cudaError_t check_launch(const Launch &l, const Device &device) {
+// What is known of a kernel before it runs: of one in the same file, since others may have its name
+struct Bounds {
+    const char *text, *file;
+    int most;
+};
+static std::vector<Bounds> &all_bounds() {
+    static auto *bounds = new std::vector<Bounds>;
+    return *bounds;
+}
+static int least_bounds = INT_MAX;
+bool note_bounds(const char *text, const char *file, int most) {
+    all_bounds().push_back({text, file, most});
+    least_bounds = min(least_bounds, most);
+    return true;
+}
+// Return the function that the text names if it may be the launch's kernel, or "".
+static std::string kernel_of(const char *text, const char *file, const Launch &l) {
+    const char *found = strstr(text, "Tag = ");
+    if (!found || strcmp(file, l.where.file)) return "";
+    const std::string function(found + strlen("Tag = ")), name(function, 0, function.find('('));
+    const size_t rest = name.size() - strlen(l.name);
+    const bool same = name == l.name || (name.size() > strlen(l.name) + 2 &&
+                                         name.substr(rest - 2) == std::string("::") + l.name);
+    return same ? function.substr(0, function.rfind("::")) : "";
+}
+static int most_threads(const Launch &l) {
+    int most = 0;
+    for (const Bounds &bounds : all_bounds())
+        if (!kernel_of(bounds.text, bounds.file, l).empty()) most = max(most, bounds.most);
+    return most ? most : INT_MAX;
+}
+static size_t static_shared(const Launch &l) {
+    std::map<std::string, size_t> bytes; // of each kernel that it may be
+    for (const SharedArray &a : shared_arrays()) {
+        const std::string kernel = kernel_of(a.text, a.file, l);
+        if (!kernel.empty()) bytes[kernel] += a.bytes;
+    }
+    size_t least = bytes.empty() ? 0 : SIZE_MAX;
+    for (const auto &of_kernel : bytes) least = min(least, of_kernel.second);
+    return least;
+}
+
+static cudaError_t check_launch(const Launch &l, const Device &device, size_t fixed,
+                                size_t allowed) {
     const unsigned long long threads = (unsigned long long)l.block.x * l.block.y * l.block.z;
     const unsigned long long blocks = (unsigned long long)l.grid.x * l.grid.y * l.grid.z;
     if (threads == 0 || threads > 1024 || l.block.x > 1024 || l.block.y > 1024 || l.block.z > 64)
@@ -302,17 +347,25 @@ static cudaError_t check_launch(const Launch &l, const Device &device) {
                     "%s on device %d: the stand-in lacks grids of %u x %u threads in x: it takes "
                     "at most %u",
                     l.name, device.id, l.grid.x, l.block.x, most_threads_x);
-    if (l.shared > dynamic_shared_bytes)
+    if (least_bounds < (int)threads && most_threads(l) < (int)threads)
+        return fail(cudaErrorLaunchOutOfResources, l.where,
+                    "%s on device %d: a block has %llu threads, but the kernel's __launch_bounds__ "
+                    "allow %d",
+                    l.name, device.id, threads, most_threads(l));
+    if (too_much_shared(fixed, l.shared, allowed)) {
+        char beside[60] = "";
+        if (fixed) snprintf(beside, sizeof beside, " beside the kernel's %zu", fixed);
+        if (fixed + l.shared > dynamic_shared_bytes)
+            return fail(cudaErrorInvalidConfiguration, l.where,
+                        "%s on device %d: the launch asks for %zu bytes of shared memory%s, but a "
+                        "block has at most %zu",
+                        l.name, device.id, l.shared, beside, dynamic_shared_bytes);
         return fail(cudaErrorInvalidConfiguration, l.where,
-                    "%s on device %d: the launch asks for %zu bytes of shared memory, but a block "
-                    "has at most %zu",
-                    l.name, device.id, l.shared, dynamic_shared_bytes);
-    if (l.shared > usual_shared_bytes && l.shared > more_shared(device, l.name))
-        return fail(cudaErrorInvalidConfiguration, l.where,
-                    "%s on device %d: the launch asks for %zu bytes of shared memory, but a block "
-                    "has 49152 unless you call cudaFuncSetAttribute(%s, "
+                    "%s on device %d: the launch asks for %zu bytes of shared memory%s, but a "
+                    "block has 49152 unless you call cudaFuncSetAttribute(%s, "
                     "cudaFuncAttributeMaxDynamicSharedMemorySize, %zu) first",
-                    l.name, device.id, l.shared, l.name, l.shared);
+                    l.name, device.id, l.shared, beside, l.name, l.shared);
+    }
     if (cudaError_t error = check_handle(l.stream, l.where, l.name)) return error;
     if (l.stream && l.stream->device != &device)
         return fail(cudaErrorInvalidResourceHandle, l.where,
@@ -334,7 +387,12 @@ static void fall_behind(double seconds) {
 
 Kernel *accept(const Launch &launch, std::initializer_list<Argument> arguments) {
     const Device &device = current();
-    if (check_launch(launch, device)) return nullptr;
+    size_t fixed = 0, allowed = usual_shared_bytes;
+    if (launch.shared && launch.shared + shared_arena_bytes() > usual_shared_bytes) {
+        fixed = static_shared(launch);
+        allowed = more_shared(device, launch.name);
+    }
+    if (check_launch(launch, device, fixed, allowed)) return nullptr;
     static const bool listed = getenv("CUDA_CPU_LAUNCHES") != nullptr;
     if (listed) {
         const dim3 g = launch.grid, b = launch.block;
@@ -342,7 +400,7 @@ Kernel *accept(const Launch &launch, std::initializer_list<Argument> arguments) 
                 launch.name, g.x, g.y, g.z, b.x, b.y, b.z, launch.shared,
                 (unsigned long long)g.x * g.y * g.z * ((b.x * b.y * b.z + 31) / 32));
     }
-    auto kernel = std::make_unique<Kernel>(Kernel{launch, {}, nullptr, {}});
+    auto kernel = std::make_unique<Kernel>(Kernel{launch, {}, nullptr, {}, allowed});
     int i = 0;
     for (const Argument &argument : arguments)
         if (check_argument(*kernel, device, ++i, argument)) return nullptr;

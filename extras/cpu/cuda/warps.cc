@@ -305,7 +305,7 @@ void asked_again(const volatile void *flag) {
     w.yields = true;
     run_others(w, w.current);
 }
-static CUDA_CPU_UNSEEN void give_up_block(cudaError_t error, Where where, const char *text) {
+void give_up_block(cudaError_t error, Where where, const char *text) {
     Worker &w = *worker;
     if (w.mode != by_lanes) start_lanes(w, 0);
     w.error = fail(error, where, "%s on device %d: %s", running.name, running.device, text);

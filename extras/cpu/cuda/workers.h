@@ -41,7 +41,7 @@ prepare(Worker &w, int t);
 // computes with what unwritten memory holds, and one that writes there is found as the block ends.
 constexpr size_t shared_gap = 64;
 struct SharedArray {
-    const char *name, *file;
+    const char *text, *name, *file; // text: see text_of()
     int line;
     size_t offset, bytes, end; // end: of the gap behind it
 };
@@ -50,6 +50,12 @@ std::vector<SharedArray> &shared_arrays();
 std::string shared_name(const void *pointer);
 inline size_t shared_arena_bytes() {
     return shared_arrays().empty() ? shared_gap : shared_arrays().back().end;
+}
+// Whether a block cannot have these bytes of static and of dynamic shared memory, if so many of the
+// latter are allowed.
+inline bool too_much_shared(size_t fixed, size_t dynamic, size_t allowed) {
+    return fixed > usual_shared_bytes || fixed + dynamic > dynamic_shared_bytes ||
+           (fixed + dynamic > usual_shared_bytes && dynamic > allowed);
 }
 // Called when a block has ended. AddressSanitizer finds more, and what reads a gap, too.
 __attribute__((no_sanitize("thread"))) void check_gaps(Worker &w);
@@ -79,6 +85,9 @@ struct Warp { // Bit l says it of lane l. A lane that exists and is none of the 
     unsigned exists, ready, waits, ended;
     Lane lanes[32];
 };
+
+// Report a mistake of the kernel, and give the block up.
+CUDA_CPU_UNSEEN void give_up_block(cudaError_t error, Where where, const char *text);
 
 struct LaneOrder {
     bool always = false; // every block, not only where a warp function is called

@@ -245,6 +245,38 @@ TEST_CASE("cudaFuncSetAttribute: 64 KiB of dynamic shared memory, on one device"
     CHECK(value == 1024);
 }
 
+// 40 KiB of static shared memory, where a kernel says so or a function that it calls
+__device__ void large_function() {
+    __shared__ float t[10240];
+    t[threadIdx.x] = 0;
+}
+__global__ void large_static_kernel() {
+    __shared__ float t[10240];
+    t[threadIdx.x] = 0;
+}
+__global__ void large_caller_kernel() { large_function(); }
+__global__ void explicitly_bounded_kernel() { CUDA_CPU_LAUNCH_BOUNDS(64); }
+TEST_CASE("launch: static and dynamic shared memory, and __launch_bounds__, limit it at once") {
+    OK_LAUNCH(large_static_kernel<<<1, 8, 8192>>>());
+    OK_LAUNCH(large_caller_kernel<<<1, 8, 8192>>>());
+    OK_LAUNCH(explicitly_bounded_kernel<<<1, 64>>>());
+#ifndef __clang__ // which tells the kernel that they belong to only when it runs
+    const cudaError_t code = cudaErrorInvalidConfiguration;
+    const std::string says =
+        "large_static_kernel on device 0: the launch asks for 10240 bytes of shared memory beside "
+        "the kernel's 40960, but a block has 49152 unless you call cudaFuncSetAttribute(";
+    REFUSED_LAUNCH(code, large_static_kernel<<<1, 8, 10240>>>(), says);
+    REFUSED_LAUNCH(code, large_static_kernel<<<1, 8, 61440>>>(), "has at most 101376");
+    REFUSED_LAUNCH(cudaErrorLaunchOutOfResources, explicitly_bounded_kernel<<<1, 65>>>(),
+                   "65 threads, but the kernel's __launch_bounds__ allow 64");
+#endif
+    const auto most = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    OK(cudaFuncSetAttribute(large_static_kernel, most, 10240));
+    OK_LAUNCH(large_static_kernel<<<1, 8, 10240>>>());
+    OK(cudaFuncSetAttribute(large_static_kernel, most, 0)); // of later launches
+    OK(cudaDeviceSynchronize());
+}
+
 // --- mistakes
 
 struct Pointers {
@@ -351,6 +383,10 @@ static const bool wrong_launches = add(wrong_programs, {
           WRONG_HERE(bounded_kernel<<<1, 65>>>((int *)memory(0, 65))),
           "bounded_kernel on device 0: a block has 65 threads, but the kernel's __launch_bounds__ ",
           "allow 64", "cudaErrorLaunchOutOfResources"),
+    WRONG("more shared memory than a block has, in a function",
+          WRONG_HERE(large_caller_kernel<<<1, 8, 10240>>>()),
+          "large_caller_kernel on device 0: the kernel has 40960 bytes of static and 10240 of ",
+          "dynamic shared memory, but a block has at most 49152", "cudaErrorInvalidConfiguration"),
     WRONG("kernel that launches a kernel", nested_kernel<<<1, 1>>>(),
           "nested_kernel on device 0 launches a kernel", "lacks dynamic parallelism"),
 });
