@@ -1,7 +1,7 @@
 # Times, counts and pictures. The Makefile includes this file where it is there.
 
 # FABRIC         another machine's network, such as ethernet100, see extras/measure/README.md
-# PROFILE        times of kernels, for make trace with FABRIC, such as data/profile.csv
+# PROFILE        times of kernels, for make trace with FABRIC, see extras/measure/README.md
 # TRACE_MS       width of make trace's picture in milliseconds, by default the time of the steps
 # STEPS          steps that make trace and make profile record, by default 3
 # STEP_MS        milliseconds of a step on one device, for make scale; by default it is measured

@@ -356,7 +356,7 @@ TEST_CASE("measure: what is wrong is said in a line") {
              {"trace BENCH=step", "BENCH does not apply to trace"},
              {"profile FABRIC=pcie", "FABRIC=pcie is not an option: "},
              {"scale STEP_MS=0", "STEP_MS=0: expected"},
-             {"trace PROFILE=data/profile.csv", "PROFILE is for FABRIC: give both"},
+             {"trace PROFILE=profile.csv", "PROFILE is for FABRIC: give both"},
              {"trace FABRIC=no", "FABRIC=no is unknown: choose one of nvlink, pcie"}}) {
         const Run run = run_in_shell(folder, "", line);
         CHECK(run.status == 1);
