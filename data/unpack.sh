@@ -17,7 +17,7 @@ data/mnist | ./data/mnist) fetched=mnist ;;
 *) fetched= ;;
 esac
 
-sum() { cksum <"$folder/$1.gz" 2>/dev/null; }  # sum NAME: of its archive; a date would not do
+sum() { cksum 2>/dev/null <"$folder/$1.gz"; }  # sum NAME: of its archive; a date would not do
 unpacked() {  # unpacked NAME: is the file there, plain or from the archive that is there now?
     [ -e "$folder/$1" ] || { [ -f "build/$folder/$1" ] &&
         { [ "$(sum "$1")" = "$(cat "build/$folder/$1.sum")" ] ||
