@@ -214,27 +214,34 @@ private:
         }
         while (print_on(true)) {}
     }
-    // What the submission prints is shown as its own. (ThreadSanitizer's reports stay as they are.)
+    // What the submission prints is shown as its own: lines of characters. (ThreadSanitizer's
+    // reports stay as they are.)
     bool print_on(bool only_if_there = false) {
         char bytes[4096];
         pollfd end = {prints, POLLIN, 0};
         if (prints < 0 || (only_if_there && poll(&end, 1, 0) <= 0)) return false;
         const ssize_t n = read(prints, bytes, sizeof bytes);
-        if (races) {
-            fflush(stdout);
-            fwrite(bytes, 1, std::max<ssize_t>(0, n), stderr);
-            return n > 0;
+        unprinted.append(bytes, std::max<ssize_t>(0, n));
+        size_t whole = unprinted.size();
+        for (size_t i = whole; i-- > 0 && i + 3 >= unprinted.size();)
+            if ((unsigned char)unprinted[i] >= 0xc0) whole = i; // it may be there in part
+        std::string shown;
+        for (size_t i = 0, length; i < whole; i += std::max<size_t>(1, length), printed++) {
+            length = wire::character(unprinted, i);
+            const char c = unprinted[i];
+            if (!races && (quiet || printed >= limits::bytes_shown)) continue;
+            if (!races && line_begins) shown += "| ";
+            line_begins = races || c == '\n';
+            shown += length ? unprinted.substr(i, length)
+                            : std::string(1, c == '\n' || c == '\t' ? c : '?');
+            if (!races && printed + 1 == limits::bytes_shown)
+                shown += "\n| ... the rest of its output is not shown\n", line_begins = true;
         }
-        for (ssize_t i = 0; i < n && !quiet && printed + i < limits::bytes_shown; i++) {
-            if (line_begins) fputs("| ", stdout);
-            putchar(bytes[i]);
-            line_begins = bytes[i] == '\n';
-        }
+        unprinted.erase(0, whole);
         last_line = now();
-        if (!quiet && printed < limits::bytes_shown && printed + n >= limits::bytes_shown)
-            puts("\n| ... the rest of its output is not shown");
         fflush(stdout);
-        printed += std::max<ssize_t>(0, n);
+        fwrite(shown.data(), 1, shown.size(), races ? stderr : stdout);
+        fflush(stdout);
         return n > 0;
     }
     std::string how_it_ended() {
@@ -266,6 +273,7 @@ private:
     pid_t pid = 0;
     int questions = -1, answers = -1, prints = -1;
     size_t printed = 0;
+    std::string unprinted;
     bool line_begins = true, ended = false;
 };
 

@@ -1,5 +1,5 @@
 // What the judge asks of a worker and what the worker answers, as bytes in a pipe.
-// defines: Request, Answer, Row, packed, unpacked
+// defines: Request, Answer, Row, packed, unpacked, character
 #pragma once
 #include "../watch/network.h"
 
@@ -68,6 +68,33 @@ std::enable_if_t<std::is_same_v<std::remove_const_t<A>, Answer>> each_member(Wir
     w(a.names), w(a.meant), w(a.on_cpu), w(a.slow), w(a.races);
 }
 
+// Return the bytes of the character that is at this place of a text: UTF-8, and neither a control
+// character nor an end of a line nor one that turns the text around. 0: there is none.
+inline size_t character(const std::string &text, size_t at) {
+    const unsigned char first = text[at];
+    if (first < 0x80) return first >= ' ' && first != 0x7f;
+    const size_t n = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    constexpr unsigned least[] = {0, 0, 0xa0, 0x800, 0x10000};
+    unsigned code = first & (0xff >> (n + 1));
+    for (size_t i = 1; i < n; i++) {
+        if (at + i >= text.size() || (text[at + i] & 0xc0) != 0x80) return 0;
+        code = code << 6 | (text[at + i] & 0x3f);
+    }
+    auto in = [&](unsigned begin, unsigned last) { return code >= begin && code <= last; };
+    const bool is_none = first < 0xc2 || first > 0xf4 || !in(least[n], 0x10ffff);
+    return is_none || in(0xd800, 0xdfff) || in(0x2028, 0x202e) || in(0x2066, 0x2069) ? 0 : n;
+}
+// A text of a submission, which may say anything, as it can stand in any line or row
+inline std::string cleaned(const std::string &text) {
+    constexpr size_t most = 1000; // bytes
+    std::string clean;
+    for (size_t at = 0, n; at < text.size() && clean.size() < most; at += n ? n : 1) {
+        n = character(text, at);
+        clean += n ? text.substr(at, n) : text[at] == '\n' || text[at] == '\t' ? " " : "?";
+    }
+    return clean.size() < most ? clean : clean + " ...";
+}
+
 struct Writer { // to a string
     std::string bytes;
     template <class T> void operator()(const T &x) { bytes.append((const char *)&x, sizeof x); }
@@ -101,6 +128,7 @@ struct Reader { // from a string that somebody else has written: it may say anyt
     void operator()(std::string &text) {
         text.resize(length(1));
         copy(text.data(), text.size());
+        text = cleaned(text);
     }
     template <class T> void operator()(std::vector<T> &list) {
         constexpr bool flat = std::is_trivially_copyable_v<T>;
