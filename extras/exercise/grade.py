@@ -35,12 +35,19 @@ PARTS = {p: LIMITS["points_" + p] for p in ("sums", "bits", "host")}
 COLUMNS = "name,status,score,max,seconds,messages,bytes,busiest device,rounds,first error".split(",")
 
 
+def cleaned(text):
+    """What a submission says, or a file's name, fit for any file, table or terminal: only what
+    prints, in lines. (A byte that is no UTF-8 is no character that prints.)"""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
 def submissions(folders):
-    """Name -> file, and what is no submission. Two of one name are told apart by their folder."""
+    """Name -> file, and what is no submission. Files of one name are told apart by their folders
+    and, if these have one name, too, by numbers."""
     found, others = [], []
     for folder in folders:
         if folder.endswith(".cu") and os.path.isfile(folder):
-            found.append((os.path.basename(folder)[:-3], folder))
+            found.append((os.path.basename(folder)[:-3], os.path.dirname(folder), folder))
             continue
         if not os.path.isdir(folder):
             sys.exit(f"grade: {folder}: no such folder")
@@ -48,26 +55,36 @@ def submissions(folders):
             path = os.path.join(folder, entry)
             whole = os.path.join(path, "mgpu.cu")
             if entry.endswith(".cu") and os.path.isfile(path):
-                found.append((entry[:-3], path))
+                found.append((entry[:-3], folder, path))
             elif os.path.isfile(whole):
-                found.append((entry, whole))
+                found.append((entry, folder, whole))
             else:
                 others.append(path)
-    names = [name for name, _ in found]
-    named = {
-        (
-            name if names.count(name) == 1 else f"{os.path.basename(os.path.dirname(path))}.{name}"
-        ): path
-        for name, path in found
-    }
+    names = [name for name, _, _ in found]
+    named = {}
+    for name, folder, path in found:
+        if names.count(name) > 1:
+            name = f"{os.path.basename(os.path.abspath(folder))}.{name}"
+        # NAME.txt is a file, too: at most 255 bytes
+        name = " ".join(cleaned(name).split()).encode()[:200].decode(errors="ignore") or "_"
+        numbered = (f"{name}.{i}" for i in range(2, len(found) + 2))
+        named[name if name not in named else next(n for n in numbered if n not in named)] = path
     return named, others
+
+
+def hidden_from_each(folders, found):
+    """Where the others' files are: their folders, and what is linked from there"""
+    hidden = {os.path.realpath(os.path.dirname(f) if os.path.isfile(f) else f) for f in folders}
+    hidden.discard(HERE)  # where what a compiler reads is
+    files = {os.path.realpath(path) for path in found.values()}
+    return sorted(hidden) + sorted(f for f in files if os.path.dirname(f) not in hidden)
 
 
 class Sandbox:
     """Runs a command that may write only into one folder, as far as this machine can do that."""
 
     def __init__(self, hidden):
-        self.hidden = [os.path.abspath(f) for f in hidden]
+        self.hidden = hidden + [os.path.abspath("build/grades")]
         self.kind = next((k for k in ("bwrap", "unshare") if self.works(k)), "none")
         self.running, self.lock = set(), threading.Lock()
         # What a process leaves behind becomes a child of this one: PR_SET_CHILD_SUBREAPER
@@ -81,14 +98,17 @@ class Sandbox:
         return shutil.which(kind) and subprocess.run(probe, capture_output=True).returncode == 0
 
     def words(self, folder, writes=True):
-        if self.kind == "bwrap":  # /tmp first: this checkout may lie there
-            hide = []
+        if self.kind == "bwrap":  # first what this checkout may lie in, such as /tmp
+            around, within = [], []
             for f in self.hidden:
-                hide += ["--tmpfs", f] if os.path.isdir(f) else ["--ro-bind", "/dev/null", f]
+                hide = ["--tmpfs", f] if os.path.isdir(f) else ["--ro-bind", "/dev/null", f]
+                (around if HERE.startswith(os.path.join(f, "")) else within).extend(hide)
             return (
                 ["bwrap", "--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc"]
-                + ["--tmpfs", "/tmp", "--tmpfs", "/dev/shm", "--ro-bind", HERE, HERE]
-                + hide
+                + ["--tmpfs", "/tmp", "--tmpfs", "/dev/shm"]
+                + around
+                + ["--ro-bind", HERE, HERE]
+                + within
                 + ["--bind" if writes else "--ro-bind", folder, folder]
                 + ["--unshare-all", "--cap-drop", "ALL"]
                 + ["--die-with-parent", "--new-session"]
@@ -146,7 +166,7 @@ class Sandbox:
             self.running.discard(process.pid)
         self.reap()
         reader.join(1)  # another process may hold the pipe
-        return status, text.decode(errors="replace"), time.monotonic() - begin
+        return status, cleaned(text.decode(errors="replace")), time.monotonic() - begin
 
     def reap(self):
         """Ends the processes that were left behind: children that nobody here has started."""
@@ -161,9 +181,9 @@ class Sandbox:
                     os.waitpid(int(pid), 0)
 
 
-def grade(name, path, options, sandbox):
+def grade(number, name, path, options, sandbox):
     """-> the row of grades.csv, with the points of each part and the text"""
-    folder = os.path.join(HERE, "build/grades/work", name)
+    folder = f"build/grades/work/{number}"
     os.makedirs(folder)
     row = {
         "name": name,
@@ -171,77 +191,89 @@ def grade(name, path, options, sandbox):
         "points": dict.fromkeys(PARTS, 0),
         "seconds": 0,
     }
-    source, worker = os.path.join(folder, "mgpu.cu"), os.path.join(folder, "worker")
-    with open(path, "rb") as file:
-        text = file.read()
-    if options.translate:  # <<<>>> and __shared__ in C++
-        command = ["sh", options.translate, path]
-        output = dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        text = subprocess.run(command, **output).stdout
-    with open(source, "wb") as file:
+    try:
+        with open(path, "rb") as file:
+            text = file.read(LIMITS["bytes_of_source"] + 1)
+    except OSError as e:
+        return finished(row, f"the file cannot be read: {e.strerror}")
+    if len(text) > LIMITS["bytes_of_source"]:
+        return finished(row, f"the file has more than {LIMITS['bytes_of_source']} bytes")
+    # As an error names it
+    called = "mgpu.cu" if path.endswith("/mgpu.cu") else re.sub(r'[\\"]', "?", name) + ".cu"
+    submitted = f"{folder}/{called}"
+    with open(submitted, "wb") as file:
         file.write(text)
-    copy = ["sh", "extras/exercise/judged.sh", source]
-    text = subprocess.run(copy, stdout=subprocess.PIPE, check=True).stdout
-    with open(source, "wb") as file:
-        file.write(b'#line 1 "%s"\n' % os.path.basename(path).encode() + text)
+    with open(f"{folder}/source", "w", encoding="utf-8") as file:
+        file.write(f'#line 1 "{called}"\n')
+    # All that reads it, within limits
+    source, worker = f"{HERE}/{folder}/source", f"{HERE}/{folder}/worker"
     compiler = [
         w.replace("@SUBMISSION@", source).replace("@WORKER@", worker) for w in options.compiler
     ]
+    steps = f"""{options.translate} {shlex.quote(submitted)} >{folder}/whole
+        sh extras/exercise/judged.sh {folder}/whole >>{folder}/source
+        {shlex.join(compiler)}"""
     status, text, seconds = sandbox.run(
-        compiler, folder, LIMITS["seconds_of_compile"], LIMITS["megabytes_of_compile"]
+        ["sh", "-ec", steps],
+        os.path.abspath(folder),
+        LIMITS["seconds_of_compile"],
+        LIMITS["megabytes_of_compile"],
     )
+    text = text.replace(folder + "/", "")
     row["seconds"] += seconds
     if status != 0:
         errors = [line for line in text.splitlines() if "error" in line]
-        row["first error"] = (
-            f"compiling it takes longer than {LIMITS['seconds_of_compile']} s"
-            if status is None
-            else (errors or text.splitlines() or ["the compiler says nothing"])[0]
-        )
-        text = "".join(text.splitlines(True)[:20])  # what follows comes of the first ones
-        return finished(row, f"{row['first error']}\n{text}" if status is None else text)
+        late = f"compiling it takes longer than {LIMITS['seconds_of_compile']} s\n"
+        late = [late] if status is None else []
+        lines = text.splitlines(True)[:20]  # what follows comes of the first ones
+        first = (late + errors + lines + ["the compiler says nothing"])[0].rstrip("\n")
+        return finished(row, first, "".join(late + lines))
 
-    read_end, write_end = os.pipe()  # the judge closes it to the workers
-    os.set_inheritable(write_end, True)
-    judge = ["build/cpu/judge", f"WORKER={worker}", f"RESULT={write_end}"] + options.judge
+    facts = os.memfd_create("facts")  # the judge closes it to the workers
+    os.set_inheritable(facts, True)
+    judge = ["build/cpu/judge", f"WORKER={folder}/worker", f"RESULT={facts}"] + options.judge
     judge += ["SEED=stdin"]  # what is on its command line the submission can read
-    status, text, seconds = sandbox.run(
-        judge, folder, LIMITS["seconds_of_submission"], None, False, (write_end,), options.seed
+    seconds = LIMITS["seconds_of_submission"]
+    status, text, took = sandbox.run(
+        judge, os.path.abspath(folder), seconds, None, False, (facts,), options.seed
     )
-    os.close(write_end)
-    row["seconds"] += seconds
-    os.set_blocking(read_end, False)
-    try:
-        result = os.read(read_end, 1 << 16).decode(errors="replace")
-    except BlockingIOError:
-        result = ""
-    os.close(read_end)
-    result = dict(line.split(" ", 1) for line in result.splitlines() if " " in line)
-    late = f"it takes longer than {LIMITS['seconds_of_submission']} s in all"
+    row["seconds"] += took
+    result = {}
+    with open(facts, "rb") as file:
+        file.seek(0)
+        for line in cleaned(file.read().decode(errors="replace")).split("\n"):
+            fact, _, value = line.partition(" ")
+            result.setdefault(fact, value)  # only the first counts
     row["status"] = result.get("status", "timeout" if status is None else "crash")
     row["points"] = {p: int(result.get(p, 0)) for p in PARTS}
     for column in ("messages", "bytes", "rounds"):
         row[column] = result.get(column, "")
     row["busiest device"] = result.get("busiest", "")
-    row["first error"] = result.get(
-        "error",
-        "" if row["status"] == "passed" else late if status is None else "the judge was killed",
-    )
-    return finished(row, text if result else text + row["first error"] + "\n")
+    late = f"it takes longer than {seconds} s in all"
+    none = "" if row["status"] == "passed" else late if status is None else "the judge was killed"
+    error = result.get("error", none)
+    return finished(row, error, text if "status" in result else f"{text}{error}\n")
 
 
-def finished(row, text):
-    row["text"] = text
+def finished(row, error, text=""):
+    row["first error"], row["text"] = error, text or error + "\n"
     row["score"], row["max"] = sum(row["points"].values()), sum(PARTS.values())
     row["seconds"] = round(row["seconds"], 1)
     return row
 
 
+def written(file):
+    return open(f"build/grades/{file}", "w", newline="", encoding="utf-8")
+
+
 def write_csv(rows):
-    with open("build/grades/grades.csv", "w", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
+    """(A spreadsheet computes a cell that begins with one of these characters.)"""
+    with written("grades.csv") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(COLUMNS)
+        for row in rows:
+            cells = [str(row.get(column, "")) for column in COLUMNS]
+            table.writerow(["'" * (cell[:1] in tuple("=+-@\t")) + cell for cell in cells])
 
 
 def write_gradescope(rows):
@@ -271,7 +303,7 @@ def write_gradescope(rows):
         "tests": tests,
         "leaderboard": board,
     }
-    with open("build/grades/results.json", "w") as file:
+    with written("results.json") as file:
         json.dump(result, file, indent=1)
 
 
@@ -291,10 +323,8 @@ def write_junit(rows):
         for part in PARTS:
             case = xml.SubElement(suite, "testcase", classname=row["name"], name=part, time="0")
             if part in lost:
-                # The characters that XML 1.0 has
-                text = re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd]", "?", row["text"])
-                xml.SubElement(case, "failure", message=row["status"]).text = text
-    xml.ElementTree(suites).write("build/grades/grades.xml", encoding="unicode")
+                xml.SubElement(case, "failure", message=row["status"]).text = row["text"]
+    xml.ElementTree(suites).write("build/grades/grades.xml", encoding="utf-8")
 
 
 def cores():
@@ -309,18 +339,19 @@ def cores():
 
 
 def main():
+    sys.stdout.reconfigure(errors="replace")  # a terminal may have fewer characters
     words = dict(word.split("=", 1) for word in sys.argv[1:])
     options = argparse.Namespace(
         submissions=words.pop("SUBMISSIONS", ""),  # folders, with spaces between
         only=words.pop("ONLY", ""),
-        translate=words.pop("TRANSLATE", ""),  # a shell script for the sources
+        translate=words.pop("TRANSLATE", "cat"),  # a command: prints a file for the compiler
         alone=words.pop("ISOLATE", "1") != "0",
         seed=words.pop("SEED", str(random.SystemRandom().randrange(1 << 32))),
         compiler=shlex.split(words.pop("COMPILER")),  # a command: @SUBMISSION@ to @WORKER@
         judge=[f"{name}={value}" for name, value in words.items()],
     )
     folders = options.submissions
-    folders = [folders] if os.path.isdir(folders) else folders.split()
+    folders = [folders] if os.path.exists(folders) else folders.split()
     if options.only and options.only not in PARTS:
         sys.exit(f"grade: ONLY={options.only} is unknown: choose one of {', '.join(PARTS)}")
     found, others = submissions(folders)
@@ -331,7 +362,8 @@ def main():
     for part in list(PARTS):
         if options.only and part != options.only:
             del PARTS[part]
-    sandbox = Sandbox(folders + ["build/grades"])
+    os.makedirs("build/grades", exist_ok=True)  # it must be there to be hidden
+    sandbox = Sandbox(hidden_from_each(folders, found))
     if sandbox.kind == "none" and options.alone:
         sys.exit(
             "grade: nothing here keeps a submission from your files and from the other submissions: "
@@ -340,7 +372,7 @@ def main():
     shutil.rmtree("build/grades", ignore_errors=True)
     os.makedirs("build/grades/work")
     for path in others:
-        print(f"{path}: not judged, since it is neither NAME.cu nor NAME/mgpu.cu")
+        print(f"{cleaned(path)}: not judged, since it is neither NAME.cu nor NAME/mgpu.cu")
     print(
         {
             "bwrap": "bwrap keeps each submission in a folder of its own",
@@ -352,11 +384,14 @@ def main():
     )
     rows = []
     with concurrent.futures.ThreadPoolExecutor(cores()) as pool:
-        jobs = [pool.submit(grade, name, path, options, sandbox) for name, path in found.items()]
+        jobs = [
+            pool.submit(grade, number, name, path, options, sandbox)
+            for number, (name, path) in enumerate(found.items())
+        ]
         for job in jobs:
             row = job.result()
             rows.append(row)
-            with open(f"build/grades/{row['name']}.txt", "w") as file:
+            with written(f"{row['name']}.txt") as file:
                 file.write(row["text"])
             error = row["first error"][:200]
             print(

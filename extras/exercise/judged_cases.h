@@ -72,6 +72,7 @@ constexpr int standstill_ms = 500; // of the devices, while the host should retu
 constexpr int late_host_ms = 50;   // so much later, and it has waited
 
 // --- how much a submission may take in make grade, besides
+constexpr int bytes_of_source = 1 << 20; // of a submission
 constexpr int seconds_of_compile = 60;
 constexpr int seconds_of_submission = 180; // in the judge
 constexpr int megabytes_of_compile = 1000; // of memory: mgpu.cu takes 400

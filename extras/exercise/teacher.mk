@@ -21,5 +21,5 @@ grade: $(compiled_once) $(worker_cpp) build/cpp/mgpu.cu $(algorithms_cpp) \
     build/cpp/extras/exercise/wrong/yours.h
 endif
 grade: backend build/cpu/judge  ## judge each submission in SUBMISSIONS by itself: build/grades
-	@python3 extras/exercise/grade.py $(if $(filter build/cpu,$(dir)),TRANSLATE=extras/cpu/to_cpp.sh) \
-	    COMPILER='$(subst ','\'',$(compile_submission))' $(words)
+	@python3 extras/exercise/grade.py COMPILER='$(subst ','\'',$(compile_submission))' \
+	    $(if $(filter build/cpu,$(dir)),TRANSLATE='sh extras/cpu/to_cpp.sh') $(words)
