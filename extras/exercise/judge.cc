@@ -286,6 +286,7 @@ private:
 // has not computed.
 static int base_bits(int k) { return k <= 8 ? 2 : 1; } // base 4, or 2 where that would be too much
 static int code(long i) { return 1 + (i + options.seed % 251 + 97L * cases + 40 * group) % 251; }
+static limits::Secret secret(int k) { return limits::Secret(options.seed + 16807 * k); }
 static float input(int i, int c, int k) { return (float)code(i) * (1 << base_bits(k) * c); }
 
 // ---------------------------------------------------------------------------------------------
@@ -421,7 +422,8 @@ static Answer judge_sums(const std::string &name, int k, const std::vector<int> 
     return answer;
 }
 static void judge_all_sums(const std::string &name, int k) {
-    for (int n : limits::lengths(k)) {
+    limits::Secret sizes = secret(k);
+    for (int n : limits::lengths(k, sizes)) {
         if (races && n > limits::most_when_slow) continue; // it sees the same waits in short lists
         const std::vector<int> list = limits::four_tensors(n);
         const int last = limits::with_stragglers(n, k) ? k : -1;
@@ -430,7 +432,9 @@ static void judge_all_sums(const std::string &name, int k) {
             judge_sums(name, k, list, straggler);
         }
     }
-    if (!races) judge_sums(name, k, limits::gradients(options.model), -1);
+    if (races) return;
+    judge_sums(name, k, limits::many_tensors(sizes), -1);
+    judge_sums(name, k, limits::gradients(options.model), -1);
 }
 
 // The same bits on every device, and whichever device is late?
@@ -489,7 +493,7 @@ static void judge_bits(const std::string &name, int k, const std::vector<int> &s
 static std::string waits_on_host(const std::string &name, int k) {
     begin_group();
     Request r;
-    r.what = wire::waits, r.k = k, r.algorithm = name, r.sizes = limits::few;
+    r.what = wire::waits, r.k = k, r.algorithm = name, r.sizes = limits::few(secret(k));
     const Answer a = ask(r);
     if (!a.waited) return "";
     const bool known = a.words.size() == 2 && !a.words[0].empty();
@@ -600,7 +604,8 @@ static void judge_counts(const Answer &of, const std::string &name, Answer &answ
                                    name.c_str(), other.c_str(), other.c_str()));
     const std::vector<int> sizes = limits::gradients(options.model);
     const bool is_small = total(sizes) <= limits::most_traced;
-    const std::vector<wire::Row> rows = judge_moves(name, k, is_small ? sizes : limits::few);
+    const std::vector<wire::Row> rows =
+        judge_moves(name, k, is_small ? sizes : limits::few(secret(k)));
     if (is_small) answer.rows = rows; // what has really moved these numbers
     const network::Traffic t = traffic_of(answer);
     counted.reset(new network::Traffic(t));
@@ -718,11 +723,12 @@ static void exercise() {
     };
     std::vector<int> others;
     const std::vector<int> ks = meant_for(name, &others);
-    if (ks.empty() || (options.gpus > 1 && ks.back() == 1))
-        throw Verdict(
-            format("%s supports no number of devices from 2 to %d", name.c_str(), options.gpus));
-    const int most = ks.back(),
-              two = std::count(ks.begin(), ks.end(), 2) ? std::min(most, 2) : most;
+    auto is_needed = [](int k) { return k > 1 && is_power_of_two(k); };
+    if (ks.empty() || std::any_of(others.begin(), others.end(), is_needed))
+        throw Verdict(format("%s does not support these numbers of devices: %s; it must work on 2 "
+                             "to %d, or at least on the powers of two",
+                             name.c_str(), listed(others).c_str(), options.gpus));
+    const int most = ks.back();
     if (name != "naive") { // what the tutorial's own cannot do here, no other is to blame for
         std::vector<int> few = meant_for("naive");
         few.resize(std::min<size_t>(few.size(), limits::naive_devices));
@@ -740,15 +746,13 @@ static void exercise() {
            devices(ks).c_str(),
            others.empty() ? "" : (" (not supported: " + listed(others) + ")").c_str());
     begin_group();
-    for (int k : ks) judge_bits(name, k, limits::few);
+    for (int k : ks) judge_bits(name, k, limits::few(secret(k)));
     points_bits = limits::points_bits;
     printf("%s: the same bits on all devices, whichever is late\n", name.c_str());
     if (races) {
         printf("%s: passed. make exercise judges the rest\n", name.c_str());
         return;
     }
-    begin_group();
-    judge_sums(name, two, limits::many_tensors(), -1);
     // The host may wait in every staged copy, or in every call: then the tutorial's own waits, too
     const bool may = limits::may_wait(name), judged = !may && waits_on_host("naive", most).empty();
     const std::string where = judged && name != "naive" ? waits_on_host(name, most) : "";

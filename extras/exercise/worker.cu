@@ -53,17 +53,33 @@ static PerDevice zero_gradients(const wire::Request &r) {
     return grads;
 }
 
-// Which of `algorithms`, beside the one that is judged, stand in the chain of calls that has
-// enqueued something
-static std::set<int> called;
-static const void *judged = nullptr;
+static std::set<void *> callers; // where the calls are that have enqueued something
 static void note_callers() {
     const Stack stack = call_stack();
-    for (int f = 0; f < stack.n; f++) {
-        const void *function = _Unwind_FindEnclosingFunction((char *)stack.frames[f] - 1);
-        for (size_t i = 0; i < algorithms.size(); i++)
-            if ((const void *)algorithms[i].run == function && function != judged) called.insert(i);
+    callers.insert(stack.frames, stack.frames + stack.n);
+}
+// Return which of `algorithms`, beside the one that is judged, are among the callers, perhaps
+// inlined (of which a GPU's program knows nothing), or are the same function under another name.
+static std::vector<int> others_among_callers(const std::string &judged) {
+    std::set<const void *> functions = {(const void *)find_algorithm(judged).run};
+    std::set<std::string> names;
+    Stack stack;
+    for (void *at : callers) {
+        functions.insert(_Unwind_FindEnclosingFunction((char *)at - 1));
+        stack.frames[stack.n++] = at;
+        if (stack.n < (int)std::size(stack.frames) && at != *callers.rbegin()) continue;
+        for (const watch::Frame &f : watch::frames_of(stack))
+            names.insert(f.function.substr(0, f.function.find_first_of("(\n")));
+        stack.n = 0;
     }
+    std::vector<int> others;
+    for (size_t i = 0; i < algorithms.size(); i++) {
+        const auto &[name, run, _] = algorithms[i];
+        const bool is_there =
+            functions.count((const void *)run) || names.count(std::string("allreduce_") + name);
+        if (name != judged && is_there) others.push_back(i);
+    }
+    return others;
 }
 
 static wire::Row row_of(const watch::Op &op) {
@@ -117,15 +133,13 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
     }
     watch::late_messages = r.straggler == r.k;
     if (r.what == wire::counts) {
-        called.clear();
-        for (const Algorithm &a : algorithms)
-            if (a.name == r.algorithm) judged = (const void *)a.run;
+        callers.clear();
         watch::on_record = note_callers;
         const watch::Recorder recorder(false);
         sum_with(r.algorithm, grads);
         watch::on_record = nullptr;
         for (const watch::Op &op : recorder.ops) answer.rows.push_back(row_of(op));
-        answer.called.assign(called.begin(), called.end());
+        answer.called = others_among_callers(r.algorithm);
     } else {
         sum_with(r.algorithm, grads);
     }
