@@ -150,6 +150,7 @@ static void traced(const wire::Request &r, wire::Answer &answer) {
     mark_streams();
     for (const std::vector<Tensor> &tensors : grads) gradients_are_written(tensors);
     sum_with(r.algorithm, grads);
+    watch::wait_for_all(); // also for a launch without LAUNCH, which is no operation here
     note_changes(last_row());
     mark_streams();
     watch::on_record = watch::on_enqueued = nullptr, watch::on_memory = nullptr;
