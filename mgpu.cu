@@ -373,6 +373,7 @@ struct Options { // the command line
     float lr = 0.2f;
     int shuffle = 1, checks = 1, peers = 1;
     std::string allreduce = "naive", data = "data";
+    std::string words; // as they were typed, for messages
 };
 extern Options options;
 extern std::function<void(const Animator &, const Tensors &params)> after_epoch; // SAVE and LOG
@@ -1713,9 +1714,9 @@ std::string name_of(int j) {
 // Fail if number j of the first minibatch's gradient or update on gpu(c) is wrong, or is NaN.
 void compare(const char *what, int j, int c, float got, float expected, float tolerance) {
     if (std::fabs(got - expected) <= tolerance) return;
-    error("the first minibatch: the %s of %s on gpu(%d) is %.9g, not %.9g: `make check` looks for "
-          "the cause; if this is intended, use CHECKS=0",
-          what, name_of(j).c_str(), c, got, expected);
+    error("the first minibatch: the %s of %s on gpu(%d) is %.9g, not %.9g: `make check%s` looks "
+          "for the cause; if this is intended, use CHECKS=0",
+          what, name_of(j).c_str(), c, got, expected, options.words.c_str());
 }
 
 // Take a trial step on the first samples of the file, with copies of the parameters. Compare the
@@ -1908,6 +1909,7 @@ bool parse_options(int argc, char **argv) {
             return false;
         }
         set_option(word);
+        options.words += " " + word;
     }
     sum_gradients = [](const PerDevice &grads) { run_allreduce(options.allreduce, grads); };
     for (auto part : after_options) part();

@@ -1257,7 +1257,7 @@ TEST_CASE("check_first_minibatch: a wrong gradient is named, with both numbers")
             factor = wrong;
             const std::string says = first_minibatch(2, 6);
             check_says(says, format("the first minibatch: the gradient of b1[0] on gpu(%d) is ... "
-                                       ", not ... : `make check` looks for the cause", c));
+                                       ", not ... : `make check ... ` looks for the cause", c));
             float is = 0, want = 0;
             CAPTURE(says);
             CHECK(sscanf(says.substr(std::min(says.find(" is "), says.size())).c_str(),
@@ -1285,7 +1285,7 @@ TEST_CASE("check_first_minibatch: a wrong update is named, with both numbers") {
         CAPTURE(wrong);
         factor = wrong;
         check_says(first_minibatch(2, 6), "the first minibatch: the update of b1[0] on gpu(1) is ... "
-                                          ", not ... : `make check` looks for the cause");
+                                          ", not ... : `make check ... ` looks for the cause");
     }
 }
 
@@ -1467,7 +1467,8 @@ TEST_CASE("program: a wrong allreduce is caught by the first minibatch, unless C
     DataFolder folder(few, few / 4);
     const std::string rebind = "GPUS=2 BATCH=8 EPOCHS=1 ALLREDUCE=rebind ";
     check_lacks(fails(folder, rebind, "the first minibatch: the gradient of W1[0] on gpu(1) is ... "
-                                      "`make check` looks for the cause"),
+                                      "`make check ... GPUS=2 BATCH=8 EPOCHS=1 ALLREDUCE=rebind"
+                                      " ... ` looks for the cause"),
                 "test acc:");
     check_parts(output_of(folder, rebind + "CHECKS=0"), "test acc:");
 }

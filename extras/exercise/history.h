@@ -375,6 +375,7 @@ private:
     }
     // One operation after another it is right: which of them does not wait for another?
     void find_wait() {
+        a_wait_is_missing = true;
         const int all = rows.size();
         std::vector<std::vector<int>> known(all); // the last operation of each lane before this one
         std::map<int, int> lasts;

@@ -74,6 +74,7 @@ struct Verdict : std::runtime_error {
 };
 
 static bool numbers_were_wrong = false; // then the seed is worth knowing
+static bool a_wait_is_missing = false;  // with one operation after another they are right
 static Verdict wrong_numbers(const std::string &text) {
     numbers_were_wrong = true;
     return Verdict(text);
@@ -853,15 +854,21 @@ int main(int argc, char **argv) {
     } catch (const Verdict &v) { say_wrong(v, v.what()); } catch (const std::exception &e) {
         say_wrong(Verdict(e.what()), e.what());
     }
-    if (numbers_were_wrong)
-        fprintf(stderr, "judge: make exercise SEED=%u gives these numbers again\n", options.seed);
+    std::string which = options.allreduce == "yours" ? "" : " ALLREDUCE=" + options.allreduce;
     const char *submission = getenv("SUBMISSION"); // of make
+    if (submission) which += std::string(" SUBMISSION=") + submission;
+    if (numbers_were_wrong)
+        fprintf(stderr, "judge: make exercise SEED=%u%s gives these numbers again\n", options.seed,
+                which.c_str());
     const bool shows = asked_first_wrong > 1 && asked_first_wrong <= limits::shown_devices;
-    if (numbers_were_wrong && shows && !races && options.result < 0)
-        fprintf(stderr, "judge: to look at it: make show GPUS=%d%s%s%s%s\n", asked_first_wrong,
-                options.allreduce == "yours" ? "" : " ALLREDUCE=",
-                options.allreduce == "yours" ? "" : options.allreduce.c_str(),
-                submission ? " SUBMISSION=" : "", submission ? submission : "");
+    if (numbers_were_wrong && shows && !races && options.result < 0) {
+        if (!a_wait_is_missing)
+            fprintf(stderr, "judge: to look at it: make show GPUS=%d%s\n", asked_first_wrong,
+                    which.c_str());
+        else if (!submission) // make show has one operation after another
+            fprintf(stderr, "judge: to see what does not wait: make race GPUS=%d ALLREDUCE=%s\n",
+                    asked_first_wrong, options.allreduce.c_str());
+    }
     if (options.points)
         printf("Score: %d/%d\n", points_sums + points_bits + points_host,
                limits::points_sums + limits::points_bits + limits::points_host);

@@ -211,7 +211,7 @@ TEST_CASE("judge: each seed has other numbers, and finds the same") {
     for (int seed : {1, 77, 123456789}) {
         const Run run = judged(format("GPUS=2 SEED=%d ALLREDUCE=mean", seed));
         check_parts(run.out, "0.5 times gpu(0) ... to look at it: make show GPUS=2 ALLREDUCE=mean");
-        CHECK(contains(run.out, format("SEED=%d gives these numbers again", seed)));
+        CHECK(contains(run.out, format("SEED=%d ALLREDUCE=mean gives these numbers again", seed)));
         CHECK(!contains(run.out, "not 5 (")); // seed 0's sum
     }
     const Run shifted = judged("GPUS=2 SEED=240 ALLREDUCE=shifted_parts");
