@@ -2,7 +2,7 @@
 #
 #   in CUDA                            in C++, shortened
 #   kernel<T><<<grid, block>>>(x, n)   configured(Launch("kernel<T>", grid, block), ...)(x, n)
-#   __launch_bounds__(64) k() {        __launch_bounds__(64) k() { launch_bounds(64);
+#   __launch_bounds__(64) k() {        __launch_bounds__(64) k() { CUDA_CPU_LAUNCH_BOUNDS(64);
 #   __shared__ T a[8][9], b[8];        auto &a = shared_memory<T[8][9]>(); auto &b = ...
 #   extern __shared__ T a[];           T *a = dynamic_shared<T>();
 #   __device__ T x[8] = {1};           T x_initial[8] = {1}; auto &x = device_variable(x_initial);
@@ -27,7 +27,7 @@ s/\f//g
 s/(^|[;{}\n\x0f])([ \t]*)(__(shared|device|constant)__[^;\n=(){}\\#]+)\n([ \t\n]*[^# \t\n])/\1\2\n\3 \5/
 t breaks
 #    A kernel has no more threads than it says
-s/(__launch_bounds__[ \t]*\([ \t]*)(([^(),]|\(([^()]|\([^()]*\))*\))+)([^;\x0f]*\x0f)/\1\2\5 ::cuda_cpu::launch_bounds(\2);/g
+s/(__launch_bounds__[ \t]*\([ \t]*)(([^(),]|\(([^()]|\([^()]*\))*\))+)([^;\x0f]*\x0f)/\1\2\5 CUDA_CPU_LAUNCH_BOUNDS(\2);/g
 #    The parameters of a kernel are copies
 s/__global__([^;{}()]*(\(([^;{}()]|\([^;{}()]*\))*\)[^;{}()]*)?[[:alnum:]_][ \t\n]*\([^;{}()]*&[ \t]*\w+[ \t]*[,)])/CUDA_CPU_REFERENCE __global__\1/g
 #    A kernel is inline by itself, but where it is instantiated
