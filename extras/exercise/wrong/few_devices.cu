@@ -3,4 +3,4 @@
 #include "yours.h"
 
 static bool one_or_two(int k) { return k <= 2; }
-YOURS(few_devices, one_or_two) { allreduce_naive(grads); }
+YOURS(few_devices, one_or_two) { allreduce(flatten(grads)); }
