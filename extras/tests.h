@@ -465,6 +465,12 @@ struct Kept {
     ~Kept() { settings() = before; }
 };
 
+// Return whether there is such an algorithm: extras/algorithms/ may have been deleted.
+inline bool has_algorithm(const std::string &name) {
+    return std::any_of(algorithms.begin(), algorithms.end(),
+                       [&](const Algorithm &a) { return a.name == name; });
+}
+
 // ---------------------------------------------------------------------------------------------
 // Trainings
 

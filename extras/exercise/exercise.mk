@@ -89,7 +89,8 @@ submission = '$(subst ','\'',$(value SUBMISSION))'
 
 # ----- Tests -----------------------------------------------------------------------------------
 
-exercise_tests := $(if $(wildcard extras/exercise/tests.cu),exercise_tests) # a handout has none
+# (A handout has none, and submissions of theirs call other algorithms)
+exercise_tests := $(and $(wildcard extras/exercise/tests.cu),$(algorithms),exercise_tests)
 tests += $(exercise_tests:%=$(dir)/%)
 $(dir)/exercise_tests build/asan/exercise_tests: %/exercise_tests: | %/wrong build/cpu/judge
 build/gpu/exercise_tests: extras/exercise/tests.cu $(exercise_headers) $(tests_h) $(watched_gpu) \
@@ -102,7 +103,7 @@ build/cpu/exercise_tests build/asan/exercise_tests: build/%/exercise_tests: \
 build/cpu/exercise_tests: $(compiled_once) $(watched_products:%=build/cpu/%)
 
 # Under ThreadSanitizer. `wrong` is a worker, too: its mgpu.cu is the one here
-race_worker := build/race/$(if $(value ALLREDUCE),worker,wrong)
+race_worker := build/race/$(if $(value ALLREDUCE)$(if $(exercise_tests),,alone),worker,wrong)
 race_judges := $(if $(value ALLREDUCE),,$(addprefix build/cpu/,$(exercise_tests)))
 race: $(race_judges) $(race_worker) build/cpu/judge
 # (a training shows of one allreduce no more than the judge does, but with OVERLAP)
