@@ -3,7 +3,7 @@
 //     make run GPUS=2      train LeNet on Fashion-MNIST on two devices
 //     make test            check every kernel, and that k devices learn what one device learns
 //
-// Read sections 2 to 6 beside the chapter, which takes about an hour. They have the titles, names,
+// It takes about an hour to read sections 2 to 6 beside the chapter. They have the titles, names,
 // comments and order of its MXNet tab in edition 0.16. (Later editions reword some comments and
 // have no "Experiment".) In section 7, the chapter's third exercise, you can write your own
 // allreduce. In section 8 read relu and sgd, and the rest if you like kernels; in section 9, what
@@ -19,13 +19,13 @@
 //    7. The exercise
 //
 // A device is what the chapter calls a GPU: it has its own memory and its own streams. If you ask
-// for more devices than there are GPUs, several devices share a GPU. Without a GPU, g++ compiles
-// this file with extras/cpu/cuda_runtime.h, which emulates the devices.
+// for more devices than there are GPUs, several devices share a GPU. Without a GPU, extras/cpu/
+// turns this file into C++ for g++ and emulates the devices.
 //
 // Notation: k devices; N images with C channels, H rows and W columns; O output channels; windows
-// of K x K pixels. Tensors are row-major, NCHW, and hold 32-bit floats. dX is the gradient of the
-// loss with respect to X. F is torch.nn.functional. NAME=value, such as GPUS=2, is an option of the
-// program (section 13).
+// of K x K pixels. (As a tensor, W is a weight.) Tensors are row-major, NCHW, and hold 32-bit
+// floats. dX is the gradient of the loss with respect to X. F is torch.nn.functional. NAME=value,
+// such as GPUS=2, is an option of the program (section 13).
 
 #include <cuda_runtime.h>
 #include <algorithm>
@@ -48,10 +48,10 @@
 
 // ---------------------------------------------------------------------------------------------
 // 1. The vocabulary
-// Two types, and the functions that sections 2 to 6 call, grouped by the section that defines them.
+// Two types, and most functions that sections 2 to 6 call, by the section that defines them.
 
-// Where a tensor lives: on a device, gpu(0), gpu(1) and so on, or on the host, cpu(), which runs
-// this program.
+// Where a tensor lives: on a device, gpu(0), gpu(1) and so on, or, in spite of the name, on the
+// host, cpu(), which runs this program.
 struct Device {
     int id; // the device's number, or -1 for the host
 };
@@ -62,7 +62,7 @@ bool is_host(Device device) { return device.id < 0; }
 // An array of floats. A Tensor is a handle, as in Python: assigning it copies no data, and even a
 // const Tensor's data may be written. The memory is freed with the last handle.
 struct Tensor {
-    Device device = {-1};
+    Device device = cpu();
     std::vector<int> shape;
     std::shared_ptr<float> data = nullptr;  // its elements, or null if it has none
     std::shared_ptr<Tensor> grad = nullptr; // its gradient, or null if none is wanted
@@ -73,7 +73,7 @@ typedef std::vector<Tensors> PerDevice; // x[c][i] is tensor i on device c
 
 // 3. Data synchronization
 Tensor copyto(const Tensor &src, Device device);   // return a copy of src on this device
-void copyto(const Tensor &src, const Tensor &dst); // dst[:] = src. As in MXNet, src comes first
+void copyto(const Tensor &src, const Tensor &dst); // dst[:] = src: src comes first, as in MXNet
 
 // 8. Operators, which enqueue work on their tensors' device and return at once
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b);   // (N,C,H,W) (O,C,K,K) (O)
@@ -92,6 +92,7 @@ const Tensor &gradient(const Tensor &param);         // param.grad, or an error 
 PerDevice gradients(const PerDevice &device_params); // the gradients of all parameters
 
 // 10. Devices and memory
+[[noreturn]] void error(const char *format, ...); // end the program with an error message (printf)
 Device try_gpu(int i);     // gpu(i), or an error if there is none (d2l's returns cpu() then)
 void waitall();            // make the host wait for all devices
 int size(const Tensor &t); // the product of its shape
@@ -102,14 +103,11 @@ Tensor arange(int n);                                    // 0, 1, ..., n-1, on t
 Tensor reshape(const Tensor &X, std::vector<int> shape); // shares X's memory and gradient
 Tensor rows(const Tensor &X, int begin, int end);        // X[begin:end], shares X's memory
 
-// 13. Program
-[[noreturn]] void error(const char *format, ...); // end the program with a message, as in printf
-
 // ---------------------------------------------------------------------------------------------
 // 2. A toy network                                                     chapter: "A Toy Network"
 
 Tensors params;                       // on the host
-std::vector<std::string> param_names; // for messages
+std::vector<std::string> param_names; // for error messages
 
 // Initialize model parameters
 void init_params() {
@@ -143,13 +141,10 @@ Tensor lenet(const Tensor &X, const Tensors &params) {
     return y_hat;
 }
 
-// Cross-entropy loss function, one number per sample. With weights this close to 0, y_hat is close
-// to 0, every class has a probability of about 1/10, and the loss is -ln(1/10) = 2.3026. A layer's
-// gradient contains the other layers' weights, which are as tiny, so the first epoch hardly changes
-// anything. GPUS=1 does the same: it is not your allreduce.
+// Cross-entropy loss function, one number per sample
 Tensor loss(const Tensor &y_hat, const Tensor &y) { return softmax_cross_entropy(y_hat, y); }
 
-// The network that train() trains. The next chapter's is in extras/networks/.
+// The network that train() trains: a variable, so that extras/networks/ can put others here.
 std::function<Tensor(const Tensor &X, const Tensors &params)> net = lenet;
 
 // ---------------------------------------------------------------------------------------------
@@ -174,29 +169,27 @@ void allreduce(Tensors data) {
         add_(data[0], copyto(data[i], data[0].device)); // data[0][:] += data[i]
     }
     for (size_t i = 1; i < data.size(); i++) {
-        copyto(data[0], data[i]); // data[i] = copyto(...) would only change this copy of the list
+        copyto(data[0], data[i]); // data[i] = copyto(...) would only replace a handle in this copy
     }
 }
 
 // --- The message itself, which the chapter leaves to its framework
-// First, what it needs from section 10, and a macro that checks a CUDA call: if the call failed,
-// the program ends and says where and why.
+// The host only enqueues work and goes on. A stream is a queue of work for one device. Work in one
+// stream runs in order, but work in different streams may run at the same time. So work that reads
+// what another stream writes, or overwrites what another stream reads, must wait for that stream.
 
 struct Stream {
     cudaStream_t handle = nullptr;
     cudaEvent_t ready = nullptr; // a marker in this stream: see make_wait
 };
 Stream &current_stream(Device device); // the device's stream, on which new work is enqueued
-cudaStream_t stream_of(Device device); // the same for CUDA, whose current device becomes this one
-int cuda_device(Device device);        // CUDA's number for its GPU, which several devices may share
+cudaStream_t stream_of(Device device); // its handle; this device becomes CUDA's current one, too
+int cuda_device(Device device);        // CUDA's ID of its GPU, which several devices may share
 
+// Check a CUDA call. If it failed, the program ends and says where and why. (#call is its text.)
 #define CUDA_CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
 void check_cuda(cudaError_t code, const char *call, const char *file, int line);
 
-// The host only enqueues work and goes on. A stream is a queue of work for one device. Work in one
-// stream runs in order, but work in different streams may run at the same time. So work that reads
-// what another stream writes, or overwrites what another stream reads, must wait for that stream.
-//
 // Make later work on `waiting` wait for all earlier work on `other`. The host does not wait.
 //
 //   other       ... work ... [record ready] ... more work ...
@@ -232,14 +225,14 @@ void copyto(const Tensor &src, const Tensor &dst) {
     if (bytes == 0) return;
 
     if (!is_host(src.device) && !is_host(dst.device) && src.device.id != dst.device.id) {
-        // The copy runs on dst's stream. It may read src only after src's stream has written it,
+        // The copy runs on dst's stream. Before it reads src, src's stream must have written it.
         make_wait(dst.device, src.device);
         enqueue_message(src, dst, current_stream(dst.device));
-        // and src's stream may overwrite src only after the copy has read it.
+        // Before src's stream overwrites src, the copy must have read it.
         make_wait(src.device, dst.device);
     } else if (is_host(src.device) && is_host(dst.device)) {
         memcpy(y, x, bytes);
-    } else { // within a device, or between a device and the host: CUDA tells from the addresses
+    } else { // within a device, or between a device and the host: CUDA can tell which
         const cudaStream_t stream = stream_of(is_host(dst.device) ? src.device : dst.device);
         CUDA_CHECK(cudaMemcpyAsync(y, x, bytes, cudaMemcpyDefault, stream));
         if (is_host(dst.device)) CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -290,6 +283,52 @@ std::pair<Tensors, Tensors> split_batch(const Tensor &X, const Tensor &y,
 // takes the step W -= lr * sum / batch_size with its own copy of W. The copies were equal before
 // the step, so they are equal after it. batch_size counts the whole minibatch, not a shard.
 
+// What train() needs from sections 10 to 13. (Look them up when you meet them.)
+std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
+struct DataSet;
+struct DataIter { // of minibatches: images X (N,1,28,28), with pixels from 0 to 1, and labels y (N)
+    const DataSet *set;
+    int batch_size;
+    bool shuffle;
+    std::vector<int> order; // the samples' numbers, in the order of this epoch
+    Tensor X, y;            // the samples of this epoch, of which a minibatch is a view
+    std::pair<Tensor, Tensor> minibatch(int begin); // whose first sample is order[begin]
+    std::vector<std::pair<Tensor, Tensor>> epoch(); // all of them, reshuffled if `shuffle`
+};
+struct Timer { // a stopwatch
+    std::vector<double> times; // seconds from each start() to its stop()
+    double started = 0;
+    void start() { started = now(); }
+    void stop() { times.push_back(now() - started); }
+    double avg() const { return std::accumulate(times.begin(), times.end(), 0.0) / times.size(); }
+    static double now();
+};
+struct Animator { // in place of the chapter's plot: a progress bar, and a row for each epoch
+    int samples;  // in an epoch
+    std::vector<float> Y = {};                   // test accuracy after each epoch
+    std::vector<double> loss = {}, seconds = {}; // mean loss and time of each epoch
+    Tensors pending = {};                        // losses of this epoch's minibatches
+    int done = 0;                                // samples in `pending`
+    void add_losses(const Tensors &losses);
+    void end_epoch(float acc, double seconds);      // clear the bar and compute the mean loss
+    void add(int epoch, float acc, double seconds); // end_epoch(), and print the row
+};
+std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // to train on, to test on
+float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
+                            Device device);
+void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr);
+void check_replicas(const PerDevice &device_params);
+struct Options { // the command line
+    int gpus = 1, batch = 256, epochs = 10, seed = 0, limit = 0; // limit: see LIMIT
+    float lr = 0.2f;
+    int shuffle = 1, checks = 1, peers = 1;
+    std::string allreduce = "naive", data = "data";
+    std::string words; // as they were typed, for messages
+};
+extern Options options;
+extern std::function<void(const Animator &, const Tensors &params)> after_epoch; // SAVE, LOG
+std::string str(const std::vector<Device> &devices);                             // [gpu(0), gpu(1)]
+
 // Return [x[c][i] for c in range(k)]: tensor i of each device.
 Tensors across_devices(const PerDevice &x, size_t i) {
     Tensors tensors;
@@ -308,7 +347,7 @@ void allreduce_naive(const PerDevice &grads) {
 std::function<void(const PerDevice &grads)> sum_gradients = allreduce_naive;
 
 // Take one step on a minibatch. Unlike the chapter's, this function returns the losses, one number
-// per sample. It needs no autograd.record(), because operators always record themselves. It needs
+// per sample. It needs no autograd.record(), because operators record themselves. It needs
 // zero_grad(), because backward() adds to the gradients, as in PyTorch. (MXNet replaces them.)
 Tensors train_batch(const Tensor &X, const Tensor &y, const PerDevice &device_params,
                     const std::vector<Device> &devices, float lr) {
@@ -333,53 +372,7 @@ Tensors train_batch(const Tensor &X, const Tensor &y, const PerDevice &device_pa
     return losses;
 }
 
-// --- What train() needs from sections 10 to 13
-std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
-struct DataSet;
-struct DataIter { // minibatches: images X (N,1,28,28), with pixels from 0 to 1, and labels y (N)
-    const DataSet *set;
-    int batch_size;
-    bool shuffle;
-    std::vector<int> order; // the samples' numbers, in the order of this epoch
-    Tensor X, y;            // the samples of this epoch, of which a minibatch is a view
-    std::pair<Tensor, Tensor> minibatch(int begin); // the one that begins with this sample
-    std::vector<std::pair<Tensor, Tensor>> epoch(); // all of them, reshuffled if `shuffle`
-};
-struct Timer { // a stopwatch
-    std::vector<double> times; // seconds from each start() to its stop()
-    double started = 0;
-    void start() { started = now(); }
-    void stop() { times.push_back(now() - started); }
-    double avg() const { return std::accumulate(times.begin(), times.end(), 0.0) / times.size(); }
-    static double now();
-};
-struct Animator { // in place of the chapter's plot: a progress bar, and a row for each epoch
-    int samples;  // in an epoch
-    std::vector<float> Y = {};                   // test accuracy after each epoch
-    std::vector<double> loss = {}, seconds = {}; // mean loss and time of each epoch
-    Tensors pending = {};                        // losses of this epoch's minibatches
-    int done = 0;                                // samples in `pending`
-    void add_losses(const Tensors &losses);
-    void end_epoch(float acc, double seconds); // clear the bar and compute the mean loss
-    void add(int epoch, float acc, double seconds);
-};
-std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // to train on, to test on
-float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
-                            Device device);
-void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr);
-void check_replicas(const PerDevice &device_params);
-struct Options { // the command line
-    int gpus = 1, batch = 256, epochs = 10, seed = 0, limit = 0; // limit: samples of a set; 0: all
-    float lr = 0.2f;
-    int shuffle = 1, checks = 1, peers = 1;
-    std::string allreduce = "naive", data = "data";
-    std::string words; // as they were typed, for messages
-};
-extern Options options;
-extern std::function<void(const Animator &, const Tensors &params)> after_epoch; // SAVE and LOG
-std::string str(const std::vector<Device> &devices);                             // [gpu(0), gpu(1)]
-
-// Return [get_params(params, d) for d in devices].
+// Return [get_params(params, d) for d in devices], of the params of section 2.
 PerDevice replicate(const std::vector<Device> &devices) {
     PerDevice device_params;
     for (Device d : devices) {
@@ -396,10 +389,10 @@ void train(int num_gpus, int batch_size, float lr) {
     const std::vector<Device> devices = first_devices(num_gpus);
     // Copy model parameters to num_gpus GPUs
     PerDevice device_params = replicate(devices);
-    const int num_epochs = options.epochs; // 10, as in the chapter, unless you say otherwise
-    Animator animator = {train_iter.X.shape[0]};
+    const int num_epochs = options.epochs;       // 10, as in the chapter, unless you say otherwise
+    Animator animator = {train_iter.X.shape[0]}; // for so many samples an epoch
     Timer timer;
-    check_first_minibatch(train_iter, devices, lr);
+    check_first_minibatch(train_iter, devices, lr); // on copies of the parameters
     for (int epoch = 0; epoch < num_epochs; epoch++) {
         timer.start();
         for (auto [X, y] : train_iter.epoch()) {
@@ -423,12 +416,16 @@ void train(int num_gpus, int batch_size, float lr) {
 // ---------------------------------------------------------------------------------------------
 // 6. Experiment                                                          chapter: "Experiment"
 // The experiments are train(1, 256, 0.2) and train(2, 256, 0.2): make run GPUS=1, make run GPUS=2.
-// Do not expect two devices to be faster: if they share a GPU, or the cores of a CPU, each has half
-// of it, and even with two GPUs the chapter sees no speedup, because LeNet is too small. Before the
-// training, the program shows the chapter's examples for sections 3 and 4.
+// Do not expect two devices to be faster: two that share a GPU or a CPU have half of it each, and
+// even with two GPUs the chapter sees no speedup, because LeNet is too small.
+//
+// With weights this close to 0, y_hat is close to 0, every class has a probability of about 1/10,
+// and the loss is -ln(1/10) = 2.3026. A layer's gradient contains the other layers' weights, which
+// are just as tiny, so the first epoch hardly changes anything, on one device or on two.
+//
+// Before the training, the program shows the chapter's examples for sections 3 and 4.
 
-std::string to_string(const Tensor &t);      // its numbers, as the chapter prints them
-std::vector<float> to_host(const Tensor &t); // its numbers; the host waits for them
+std::string to_string(const Tensor &t); // its numbers, as the chapter prints them
 
 // Print each tensor on lines of its own, below a title.
 void print(const char *title, const Tensors &tensors) {
@@ -456,13 +453,14 @@ void demos(int num_gpus) {
 
     Tensor matrix = reshape(arange(20), {4, 5}); // called data in the chapter
     Tensors split = split_and_load(matrix, devices);
-    print("input ", {matrix}); // with the chapter's space
+    print("input ", {matrix}); // (the space is the chapter's)
     printf("load into %s\n", str(devices).c_str());
     print("output", split);
 }
 
 // ---------------------------------------------------------------------------------------------
 // 7. The exercise                                             chapter: "Exercises", the third one
+// The exercise asks for a more efficient allreduce: let different devices sum different parameters.
 // This section says what an allreduce costs, gives you the tools to write one and an example, and
 // has a place for yours. ALLREDUCE=name selects one. (Solutions are in extras/algorithms/.)
 //
@@ -478,7 +476,7 @@ void demos(int num_gpus) {
 // devices can travel at the same time. So for k devices, each with b bytes in P tensors, we count
 //   messages   how many copies are made from one memory to another
 //   busiest    how many bytes the busiest device receives
-//   rounds     how many messages the longest chain has in which each waits for the one before it
+//   rounds     the length of the longest chain of messages in which each waits for the one before
 // An allreduce takes about rounds * alpha + busiest * beta seconds (and busiest * beta twice if the
 // busiest device first receives and then sends, as gpu(0) does below).
 //
@@ -493,11 +491,11 @@ void demos(int num_gpus) {
 // copy, and the message to gpu(2) waits for gpu(0)'s stream. Then the next parameter begins.
 //
 // LeNet has P = 8 tensors with b = 516,272 bytes. Four are biases of at most 512 bytes, which cost
-// as much latency as the others. With alpha = 10 us and 25 GB/s, b * beta is 21 us, and this takes
+// as much latency as the others. With alpha = 10 us and 25 GB/s, b * beta is 21 us, and they take
 //   naive      k = 2:   16 rounds, 160 us + 2 * 21 us = 0.20 ms     k = 8:   112 rounds, 1.41 ms
 //   bucket     k = 2:    2 rounds,  20 us + 2 * 21 us = 0.06 ms     k = 8:    14 rounds, 0.43 ms
 // `bucket`, one line of code below, sends all gradients as one long tensor, as PyTorch's
-// DistributedDataParallel does with buckets of 25 MB. How few rounds and bytes can you do with?
+// DistributedDataParallel does with buckets of 25 MB. How few rounds and bytes do you need?
 
 // --- Tools, besides copyto(), add_() and empty()
 
@@ -534,10 +532,12 @@ struct Message {
 Stream &link_stream(Device src, Device dst);               // for messages from src to dst
 void check_messages(const std::vector<Message> &messages); // fail if they depend on each other
 
-// What a kernel of your own needs from section 8
-constexpr int threads = 256; // in a block
-int blocks(long n);          // how many blocks give each of n elements a thread
-#ifndef LAUNCH               // launch a kernel, then check for errors
+// What a kernel of your own needs from sections 8 and 10: LAUNCH(kernel<<<...>>>(...)) launches it
+// and checks for errors. (The loop makes it one statement. extras/ has a LAUNCH of its own.)
+constexpr int threads = 256;                 // in a block
+int blocks(long n);                          // how many blocks give each of n elements a thread
+std::vector<float> to_host(const Tensor &t); // its numbers; the host waits for them
+#ifndef LAUNCH
 #define LAUNCH(...) do { __VA_ARGS__; check_launch(__FILE__, __LINE__); } while (0)
 #endif
 void check_launch(const char *file, int line);
@@ -579,10 +579,10 @@ void allreduce_bucket(const PerDevice &grads) { allreduce(flatten(grads)); }
 //   flatten(grads)         one tensor per device; chunk(t, j, k) is chunk j of k of such a tensor
 //   to_string(t)           the numbers, for printf; the host waits for them
 //
-// A ladder, with `make exercise` after each step. It says whether your allreduce is right on 1 to 8
-// devices, and what it costs.
+// Climb this ladder, and run `make exercise` after each rung. It says whether your allreduce is
+// right on 1 to 8 devices, and what it costs.
 //   1 line      Sum one long tensor instead of P short ones, as `bucket` does.
-//   10 lines    Let different devices sum different tensors, so that no device receives everything.
+//   10 lines    Let different devices sum different tensors. This is what the chapter asks for.
 //   15 lines    Let device c sum chunk c of the one long tensor, and send() all messages at once.
 //   20 lines    Let every device send only to its neighbour, a chunk at a time.
 //
@@ -600,7 +600,7 @@ void allreduce_yours(const PerDevice &grads) {
     }
 }
 
-bool is_power_of_two(int k) { return (k & (k - 1)) == 0; } // it has one bit
+bool is_power_of_two(int k) { return (k & (k - 1)) == 0; } // exactly one of its bits is set
 
 // The algorithms that ALLREDUCE=name can select. If yours needs k to be a power of two, write
 // {"yours", allreduce_yours, is_power_of_two}.
@@ -628,12 +628,13 @@ void run_allreduce(const std::string &name, const PerDevice &grads);
 //   usual stream     | backward of W4 b4 W3 b3 | backward of W2 b2 W1 b1 |                  | sgd
 //   second stream                              | sum of W4 b4 W3 b3      | sum of W2 ... b1 |
 //
-// OVERLAP=1 (extras/algorithms/overlap.h) does this with any algorithm, and PyTorch always does it.
+// OVERLAP=1 (extras/algorithms/overlap.h) does this with any algorithm, and so does PyTorch's
+// DistributedDataParallel.
 
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
-// The operators, from ReLU to convolution. They are simple: extras/fast/ shows how they become
-// several times faster.
+// This section implements the operators, from ReLU to convolution, in a simple way. extras/fast/
+// shows how they become several times faster.
 //
 // A kernel, marked __global__, is a function that many threads of a device run at the same time.
 // This launches one:
@@ -661,7 +662,7 @@ void run_allreduce(const std::string &name, const PerDevice &grads);
 // Return n / m, rounded up.
 int ceil_div(long n, int m) { return (n + m - 1) / m; }
 
-// (At least one: a launch of no blocks is an error, and an empty shard has no elements.)
+// At least one, because a launch of no blocks is an error, and an empty shard has no elements.
 int blocks(long n) {
     if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
     return std::max(1, ceil_div(n, threads));
@@ -679,8 +680,8 @@ typedef std::function<void(const Tensor &dy)> GradFn;
 // from which backward() takes it (section 9). op is its name.
 Tensor add_to_tape(const char *op, Tensor y, const Tensors &inputs, const GradFn &grad_fn);
 
-// Return the address of X's gradient, or null if X wants none, as the images do. The gradient of a
-// result gets its memory, filled with 0, when one of its users first asks for it.
+// Return the address of X's gradient, or null if X needs none. (Images need none.) The gradient of
+// a result gets its memory, filled with 0, when one of its users first asks for it.
 float *grad_ptr(const Tensor &X);
 
 // --- relu
@@ -766,7 +767,7 @@ __global__ void cross_entropy_kernel(float *l, const float *y_hat, const float *
                                      int classes) {
     const int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) return;
-    const float *z = y_hat + n * classes;
+    const float *z = y_hat + n * classes; // the logits of sample n
     float largest;
     const float sum = exp_sum(z, classes, &largest);
     l[n] = logf(sum) - (z[(int)y[n]] - largest);
@@ -882,7 +883,9 @@ Matrix transpose(Matrix m) {
 // next two tiles. So each number that is loaded from the device's memory is used in `tile` products
 // instead of one.
 constexpr int tile = 32;
-typedef float Tile[tile][tile + 1]; // + 1: a column's numbers lie in different memory banks
+// (+ 1, because shared memory has 32 banks, and threads that use the same bank take turns. Without
+// it a column would lie in one bank.)
+typedef float Tile[tile][tile + 1];
 
 // Copy the tile of matrix n that begins at (row, column). Beyond the matrix there are zeros. Each
 // thread copies a column (a row if the matrix is transposed), so that at any time neighbouring
@@ -1041,9 +1044,10 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
 // --- convolution
 // y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i+u,j+v] * W[o,c,u,v]
 //   X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW) with OH = H-K+1, OW = W-K+1
-// im2col turns this into a matrix product, y[n] = b + W @ columns[n]. Column p = (i,j) of
-// columns[n] is the window of X that gives y[n,:,i,j]; row t = (c,u,v) is multiplied by W[:,c,u,v].
-// So columns[n] has C*K*K rows, the terms of a sum, and OH*OW columns, one for each pixel of y.
+// im2col (image to columns) makes this a matrix product, y[n] = b + W @ columns[n]. Column p =
+// (i,j) of columns[n] is the window of X that gives y[n,:,i,j]; row t = (c,u,v) is multiplied by
+// W[:,c,u,v]. So columns[n] has C*K*K rows, the terms of a sum, and OH*OW columns, one for each
+// pixel of y.
 struct ConvShape {
     int N, C, H, W, O, K, OH, OW;
 };
@@ -1071,7 +1075,7 @@ __global__ void col2im_kernel(float *dX, const float *dcolumns, ConvShape s) {
     const int w = index % s.W, h = index / s.W % s.H, plane = index / s.W / s.H; // n * C + c
     if (plane >= s.N * s.C) return;
     float sum = 0;
-    // The windows (i,j) that contain (h,w): 0 <= i < OH and i <= h < i + K, and so for j
+    // The windows (i,j) that contain (h,w): 0 <= i < OH and i <= h < i + K, and likewise for j
     for (int i = min(h, s.OH - 1); i >= 0 && h - i < s.K; i--) {
         for (int j = min(w, s.OW - 1); j >= 0 && w - j < s.K; j--) {
             const int u = h - i, v = w - j;
@@ -1135,7 +1139,8 @@ struct TapeEntry {
     GradFn grad_fn;
     Tensors params = {}; // those of its inputs that are parameters
 };
-// By Device::id. (Like other memory below, it is never destroyed: CUDA would be gone by then.)
+// The tape of each device, by Device::id. It is never deleted: a global map would be destroyed
+// after CUDA has shut down, and could not free its tensors then.
 auto &tapes = *new std::map<int, std::vector<TapeEntry>>;
 bool recording = true;
 
@@ -1167,7 +1172,7 @@ float *grad_ptr(const Tensor &X) {
 
 // OVERLAP=1 must know when a gradient may be sent, so it sets this hook. (Otherwise it is null.)
 // After each operator of the backward pass it gets the gradients of the parameters that this
-// operator has used. Once it gets a gradient for the last time, all that adds to it is enqueued.
+// operator has used. At the last call with a gradient all that adds to it has been enqueued.
 void (*after_gradient)(const Tensor &grad) = nullptr;
 
 // Run the tape of l's device in reverse and empty it. Each entry is destroyed after it has run,
@@ -1191,7 +1196,7 @@ void backward(const Tensor &l) {
     }
 }
 
-// The gradients are views of one piece of memory.
+// The gradients are contiguous views of one allocation.
 void attach_grad(Tensors &params) {
     if (params.empty()) return;
     int n = 0;
@@ -1225,7 +1230,7 @@ void zero_grad(const PerDevice &device_params) {
 
 // ---------------------------------------------------------------------------------------------
 // 10. Devices and memory
-// k devices on the GPUs of this machine, their streams, and a caching allocator.
+// This section defines the k devices, their streams, an allocator, and what errors print.
 
 // --- names and errors
 
@@ -1377,8 +1382,8 @@ void use_devices(int k, bool shown) {
         device_states[i].stream = new_stream(gpu(i));
     }
     if (shown && k > count) {
-        printf("notice: %d logical devices share %d GPU%s, each with its own memory and streams\n",
-               k, count, count > 1 ? "s" : "");
+        printf("notice: %d devices share %d GPU%s, each with its own memory and streams\n", k,
+               count, count > 1 ? "s" : "");
     }
     for (int i = 0; i < k; i++) {
         cudaDeviceProp properties;
@@ -1408,7 +1413,7 @@ std::shared_ptr<float> allocate_on_host(long n) {
 // that is freed is kept, by its stream and size, for the next tensor that it fits. That tensor may
 // get it while enqueued work of the last one still uses it. This is safe: the new tensor's work is
 // enqueued later on the same stream, and copyto() and send() make this stream wait for every other
-// stream that uses the memory.
+// stream that uses the memory. (With the last handle, a shared_ptr calls the function that it got.)
 std::shared_ptr<float> allocate(long n, Device device) {
     if (n == 0) return nullptr;
     if (is_host(device)) return allocate_on_host(n);
@@ -1481,7 +1486,7 @@ std::vector<float> all_to_host(const Tensors &tensors) {
     return all;
 }
 
-// One size may be -1: it is computed from the others. (A size of 0 is left out of this, so that an
+// One size may be -1: it is computed from the others. (A size of 0 counts as 1 here, so that an
 // empty shard (0,50,4,4) becomes (0,800).)
 Tensor reshape(const Tensor &X, std::vector<int> shape) {
     auto product = [](const std::vector<int> &sizes) {
@@ -1515,7 +1520,8 @@ Tensor rows(const Tensor &X, int begin, int end) {
 // 11. Data
 // The parts that the chapter takes from d2l: the data set, the accuracy, the stopwatch, the plot.
 
-// Write a number in 8 digits at most. A whole one ends with a point, as the chapter's do.
+// Write a number with at most 8 digits. A whole one (no point, no exponent, not nan) ends with a
+// point, as in NumPy.
 std::string to_string(float x) {
     char text[32];
     snprintf(text, sizeof text, "%.8g", x);
@@ -1528,7 +1534,8 @@ std::string to_string(const Tensor &t) {
     for (float x : numbers) width = std::max(width, to_string(x).size());
     std::string all;
     for (size_t i = 0; i < numbers.size(); i++) {
-        size_t begins = 0, ends = 0, row = 1; // brackets before and after number i
+        // A bracket opens, or closes, on each axis whose block of `row` numbers begins or ends here
+        size_t begins = 0, ends = 0, row = 1;
         for (size_t axis = t.shape.size(); axis-- > 0;) {
             row *= t.shape[axis];
             begins += i % row == 0;
@@ -1640,7 +1647,8 @@ int count_correct(const Tensor &y_hat, const Tensor &y) {
     int correct = 0;
     for (size_t n = 0; n < labels.size(); n++) {
         const float *row = &z[n * classes];
-        correct += std::max_element(row, row + classes) - row == labels[n];
+        const int predicted = std::max_element(row, row + classes) - row;
+        if (predicted == (int)labels[n]) correct++;
     }
     return correct;
 }
@@ -1698,8 +1706,9 @@ void Animator::add(int epoch, float acc, double epoch_seconds) {
 
 // ---------------------------------------------------------------------------------------------
 // 12. Checks
-// These functions check the promise of section 5: k devices compute the same gradient as one, and
-// the copies of the parameters stay equal. If a check fails, `make check` looks for the cause.
+// The first two functions check the promise of section 5: k devices compute the same gradient as
+// one, and the copies of the parameters stay equal. If a check fails, `make check` looks for the
+// cause. The last one checks the messages of send().
 
 // Return the name of number j of all_to_host(params), such as W1[7].
 std::string name_of(int j) {
@@ -1722,8 +1731,8 @@ void compare(const char *what, int j, int c, float got, float expected, float to
 // Take a trial step on the first samples of the file, with copies of the parameters. Compare the
 // gradients with those that gpu(0) computes alone, one shard after another. (The whole minibatch at
 // once would be rounded differently.) They may differ by the order in which the shards are added:
-// each of the k additions may be off by 2^-23 = 1.2e-7 of what is added. Each device must have
-// subtracted lr * gradient / n.
+// each sum has fewer than k additions, each is off by at most 2^-24 of what is added, and two sums
+// are compared, which makes k * 2^-23 = k * 1.2e-7. Each device must have subtracted lr * grad / n.
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr) {
     if (!options.checks) return;
     const auto [X, y] = train_iter.minibatch(0);
@@ -1927,7 +1936,7 @@ void run_program() {
     const int k = std::max(2, options.gpus); // the demos want two
     train_set = load_data(options.data, "train");
     test_set = load_data(options.data, "t10k");
-    setenv("CUDA_CPU_DEVICES", std::to_string(k).c_str(), 0); // extras/cpu/ emulates so many
+    setenv("CUDA_CPU_DEVICES", std::to_string(k).c_str(), 0); // extras/cpu/ emulates this many
     use_devices(k, true);
     rng.seed(options.seed);
     experiment.init_params();

@@ -1447,7 +1447,7 @@ TEST_CASE("program: trainings that give the same bits, and others" * trains) {
 #ifdef CUDA_CPU
     check_close(trained(folder, some, "export CUDA_CPU_PEERS=0;", "; gpu(1): staged\n"), want, 0);
     check_close(trained(folder, some + "PEERS=0", "", "; gpu(1): staged\n"), want, 0);
-    const std::string shared = "notice: 2 logical devices share 1 GPU, each with its own memory";
+    const std::string shared = "notice: 2 devices share 1 GPU, each with its own memory";
     check_close(trained(folder, some, "CUDA_CPU_DEVICES=1", shared + " ... ; gpu(1): same GPU\n"),
                 want, 0);
 #endif
