@@ -117,7 +117,9 @@ static std::string own_line(const Stack &stack, std::string *callee = nullptr) {
     size_t called = i; // but not by watch.h in its place
     while (called > 0 && !frames[--called].function.find("watch::")) {}
     const std::string name = i ? frames[called].function : "";
-    if (callee) *callee = name.substr(0, name.find_first_of("(<\n"));
+    const std::string plain = name.substr(0, name.find_first_of("(<\n"));
+    const size_t begin = plain.find("cuda_cpu::") == 0 ? plain.rfind(':') + 1 : 0;
+    if (callee) *callee = plain.substr(begin); // cudaFree of cuda_cpu::at::cudaFree
     const std::string &file = frames[i].file;
     return format("%s:%d", file.substr(file.rfind('/') + 1).c_str(), frames[i].line);
 }
