@@ -128,6 +128,7 @@ static std::vector<Tensor> train_batch_on_nodes(const Tensor &X, const Tensor &y
                                                 const PerDevice &device_params,
                                                 const std::vector<Device> &devices, float lr) {
     auto [X_shards, y_shards] = split_over_nodes(X, y, devices);
+    zero_grad(device_params);
     std::vector<Tensor> losses;
     for (size_t c = 0; c < devices.size(); c++) {
         losses.push_back(loss(net(X_shards[c], device_params[c]), y_shards[c]));
