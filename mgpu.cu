@@ -471,6 +471,10 @@ void demos(int num_gpus) {
 // sums. The algorithm accepts any number of devices (unless its entry in the table `algorithms`
 // below says otherwise), and tensors of any size, including 0.
 //
+// A kernel may read another device's memory where the two are connected: the start-up line says
+// "peer" or "same GPU". It must wait for that device's stream first (make_wait), and the other
+// device must not overwrite what is still to be read. Such a read is counted as a message.
+//
 // Cost. A message of m bytes takes about alpha + m * beta seconds: alpha is the latency, which even
 // the shortest message pays, and 1 / beta is the bandwidth. Messages between different pairs of
 // devices can travel at the same time. So for k devices, each with b bytes in P tensors, we count
@@ -603,11 +607,13 @@ void allreduce_yours(const PerDevice &grads) {
 bool is_power_of_two(int k) { return (k & (k - 1)) == 0; } // exactly one of its bits is set
 
 // The algorithms that ALLREDUCE=name can select. If yours needs k to be a power of two, write
-// {"yours", allreduce_yours, is_power_of_two}.
+// {"yours", allreduce_yours, is_power_of_two}; {"yours", allreduce_yours, nullptr, true} if its
+// kernels read other devices' memory.
 struct Algorithm {
     const char *name;
     void (*run)(const PerDevice &grads);
     bool (*supports)(int k) = nullptr; // whether it works on k devices; null: on any number
+    bool reads_peers = false;          // whether its kernels read other devices' memory
 };
 std::vector<Algorithm> algorithms = {
     {"naive", allreduce_naive},
@@ -1290,6 +1296,7 @@ struct DeviceState {
     int cuda_device;             // CUDA's number for its GPU
     Stream stream;               // for its work
     std::map<int, Stream> links; // for messages from other devices, by Device::id
+    std::map<int, std::string> connections; // to other devices: what connect() has returned
     std::map<std::pair<cudaStream_t, long>, std::vector<float *>> free_memory; // see allocate()
 };
 auto &device_states = *new std::vector<DeviceState>; // never destroyed, like `tapes`
@@ -1368,6 +1375,9 @@ static const char *connect(Device i, Device j) {
     return code == cudaSuccess || code == cudaErrorPeerAccessAlreadyEnabled ? "peer" : "staged";
 }
 
+// Return whether a kernel on device i can read the memory of device j.
+bool can_read(Device i, Device j) { return state(i).connections[j.id] != "staged"; }
+
 // Create gpu(0) ... gpu(k-1), round-robin on this machine's GPUs, and connect them. If `shown`,
 // print what they are.
 void use_devices(int k, bool shown) {
@@ -1390,7 +1400,9 @@ void use_devices(int k, bool shown) {
         CUDA_CHECK(cudaGetDeviceProperties(&properties, cuda_device(gpu(i))));
         std::string line = str(gpu(i)) + ": " + properties.name;
         for (int j = 0; j < k; j++) {
-            if (j != i) line += "; " + str(gpu(j)) + ": " + connect(gpu(i), gpu(j));
+            if (j == i) continue;
+            device_states[i].connections[j] = connect(gpu(i), gpu(j));
+            line += "; " + str(gpu(j)) + ": " + device_states[i].connections[j];
         }
         if (shown) printf("%s\n", line.c_str());
     }
@@ -1835,13 +1847,24 @@ const Algorithm &find_algorithm(const std::string &name) {
     error("ALLREDUCE=%s is unknown: choose one of %s", name.c_str(), names.c_str());
 }
 
-void run_allreduce(const std::string &name, const PerDevice &grads) {
+// Return the algorithm of this name, or fail if it does not work on k devices.
+const Algorithm &algorithm_on(int k, const std::string &name) {
     const Algorithm &algorithm = find_algorithm(name);
-    const int k = grads.size();
     if (algorithm.supports && !algorithm.supports(k)) {
         error("ALLREDUCE=%s does not work on %d devices", algorithm.name, k);
     }
-    algorithm.run(grads);
+    for (int pair = 0; algorithm.reads_peers && pair < k * k; pair++) {
+        const Device i = gpu(pair / k), j = gpu(pair % k);
+        if (!can_read(i, j)) {
+            error("ALLREDUCE=%s needs peer access, which %s and %s do not have", algorithm.name,
+                  str(i).c_str(), str(j).c_str());
+        }
+    }
+    return algorithm;
+}
+
+void run_allreduce(const std::string &name, const PerDevice &grads) {
+    algorithm_on(grads.size(), name).run(grads);
 }
 
 // --- options
@@ -1938,6 +1961,7 @@ void run_program() {
     test_set = load_data(options.data, "t10k");
     setenv("CUDA_CPU_DEVICES", std::to_string(k).c_str(), 0); // extras/cpu/ emulates this many
     use_devices(k, true);
+    algorithm_on(options.gpus, options.allreduce); // fails before the training
     rng.seed(options.seed);
     experiment.init_params();
     experiment.demos(options.gpus);

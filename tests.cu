@@ -478,8 +478,20 @@ TEST_CASE("run_allreduce: an error names the algorithm") {
         REFUSED(run_allreduce("halving", new_grads(k, {2})),
                 format("ALLREDUCE=halving does not work on %d devices", k));
     }
+    algorithms.push_back({"reading", allreduce_naive, nullptr, true});
+    check_exact_sums("reading", 2, {5});
+    options.peers = 0;
+    use_devices(2, false);
+    if (can_read(gpu(0), gpu(1))) { // they share a GPU
+        check_exact_sums("reading", 2, {5});
+    } else {
+        REFUSED(run_allreduce("reading", new_grads(2, {2})),
+                "ALLREDUCE=reading needs peer access, which gpu(0) and gpu(1) do not have");
+    }
+    options.peers = 1;
+    use_devices(2, false);
     REFUSED(run_allreduce("magic", new_grads(1, {2})),
-            "ALLREDUCE=magic is unknown: choose one of naive, bucket, yours, halving");
+            "ALLREDUCE=magic is unknown: choose one of naive, bucket, yours, halving, reading");
 }
 
 TEST_CASE("flatten: one tensor of neighbours in memory") {

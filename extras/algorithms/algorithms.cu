@@ -1,12 +1,33 @@
 // The other allreduces, to read once you have written your own, and OVERLAP. This part of the
 // program adds them to mgpu.cu's table `algorithms`. Section 7 of mgpu.cu has their contract, their
 // tools and what messages, busiest and rounds mean.
-// defines: ALGORITHMS, add_algorithm
+// defines: ALGORITHMS, add_algorithm, Peers, wait_for_each_other
 #define ALGORITHMS
 
-static bool add_algorithm(const char *name, void (*run)(const PerDevice &grads)) {
-    algorithms.push_back({name, run});
+static bool add_algorithm(const char *name, void (*run)(const PerDevice &grads),
+                          bool (*supports)(int k) = nullptr, bool reads_peers = false) {
+    algorithms.push_back({name, run, supports, reads_peers});
     return true;
+}
+
+// What a kernel needs that reads the memory of several devices: the address of a tensor on each.
+// It is passed by value, as a kernel's argument.
+struct Peers {
+    const float *x[8];
+    int k;
+    explicit Peers(const Tensors &tensors) : k(tensors.size()) {
+        for (int c = 0; c < k; c++) x[c] = tensors[c].ptr();
+    }
+};
+static bool at_most_eight(int k) { return k <= 8; } // devices in Peers, and peers of a GPU in CUDA
+
+// Make later work on each of k devices wait for all earlier work on the others.
+static void wait_for_each_other(int k) {
+    for (int c = 0; c < k; c++) {
+        for (int other = 0; other < k; other++) {
+            if (other != c) make_wait(gpu(c), gpu(other));
+        }
+    }
 }
 
 #include "host.h"
@@ -14,4 +35,6 @@ static bool add_algorithm(const char *name, void (*run)(const PerDevice &grads))
 #include "sharded.h"
 #include "ring.h"
 #include "tree.h"
+#include "one_shot.h"
+#include "two_shot.h"
 #include "overlap.h"

@@ -11,9 +11,10 @@
 
 // The algorithms of this folder, and whether one takes tensors from any place in memory
 static const std::pair<std::string, bool> others[] = {
-    {"host", false}, {"by_tensor", true}, {"sharded", false}, {"ring", false}, {"tree", false}};
-static const std::vector<std::string> all = {"naive", "bucket",  "yours", "host",
-                                             "by_tensor", "sharded", "ring",  "tree"};
+    {"host", false}, {"by_tensor", true}, {"sharded", false},  {"ring", false},
+    {"tree", false}, {"one_shot", false}, {"two_shot", false}};
+static const std::vector<std::string> all = {"naive",   "bucket", "yours", "host",     "by_tensor",
+                                             "sharded", "ring",   "tree",  "one_shot", "two_shot"};
 
 // Puts the settings back, and OVERLAP's.
 struct OverlapKept : Kept {
