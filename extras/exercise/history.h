@@ -28,7 +28,7 @@ struct Trace {
             within(row.from_block, -1, blocks), within(row.to_block, -1, blocks);
             for (int number : {row.from, row.to, row.numbers}) within(number, -1, 1 << 28);
         }
-        messages_of(answer.rows);
+        rounds_of(answer);
         size_t at = 0;
         for (const wire::Change &c : answer.changes) {
             within(c.row, -1, rows), within(c.block, 0, blocks), within(c.begin, 0, 1 << 28);
@@ -50,6 +50,29 @@ struct Trace {
         if (p) return p->x[place - p->begin];
         const bool gradient = block < (int)first.size() && place < (int)first[block].size();
         return gradient ? first[block][place] : nobodys;
+    }
+};
+
+// Which operation comes after which one, by its stream and by waits
+struct Order {
+    const std::vector<wire::Row> &rows;
+    std::vector<std::vector<int>> known; // the last operation of each lane before a row, or itself
+    explicit Order(const std::vector<wire::Row> &rows) : rows(rows), known(rows.size()) {
+        std::map<int, int> lasts;
+        for (int r = 0; r < (int)rows.size(); r++) {
+            std::vector<int> &clock = known[r];
+            for (int before : {lasts.count(rows[r].lane) ? lasts[rows[r].lane] : -1, rows[r].after})
+                for (size_t l = 0; before >= 0 && l < known[before].size(); l++) {
+                    if (clock.size() <= l) clock.resize(l + 1, -1);
+                    clock[l] = std::max(clock[l], known[before][l]);
+                }
+            if ((int)clock.size() <= rows[r].lane) clock.resize(rows[r].lane + 1, -1);
+            clock[rows[r].lane] = lasts[rows[r].lane] = r;
+        }
+    }
+    bool waits(int r, int other) const { // does r come after the other one?
+        return other < 0 ||
+               ((int)known[r].size() > rows[other].lane && known[r][rows[other].lane] >= other);
     }
 };
 
@@ -80,6 +103,7 @@ public:
         for (const auto &t : traces)
             if (t->answer.rows.size() != rows.size() || t->pieces.size() != earlier().pieces.size())
                 throw Verdict("what it enqueues depends on the numbers");
+        order.reset(new Order(rows));
         end = rows.size() - 1 - k; // the last k rows are what comes next on each device
         for (int c = 0; c < k; c++) tracked.insert({c, i});
         for (int c = 0; c < k; c++)
@@ -127,13 +151,16 @@ private:
         }
     };
     typedef std::pair<int, int> Place; // of memory: a block, and where in it
+    const Place none = {-1, 0};
     int k, d, i, n, end, mark = -1;
     std::string why;
     std::vector<std::unique_ptr<Trace>> traces;
     std::vector<wire::Row> rows;
+    std::unique_ptr<Order> order;
     std::set<Place> tracked;                  // what ever has number i of a device in it
     std::map<Step, std::vector<Place>> steps; // with what each of them reads, as far as known
 
+    int device_of(const Place &p) const { return earlier().answer.blocks[p.first]; }
     const Trace &earlier() const { return *traces[0]; }
     const Trace &own(int c) const { return *traces[1 + c]; }
     const Trace &others(int of) const { return *traces[k + of]; }
@@ -244,15 +271,37 @@ private:
             }
             for (size_t j = 0; kept && j < now.size(); j++) added[j] -= before[j];
             if (kept && !is_new) reads.push_back({block, place});
-            const std::vector<int> &devices = earlier().answer.blocks;
-            Place source = {-1, 0}; // of those with what has come, the one that was written last
-            for (const Place &p : tracked)
-                if (p != Place(block, place) && devices[p.first] == devices[block] &&
-                    whose(p.first, p.second, w - 1) == added &&
-                    (source.first < 0 ||
-                     writer(p.first, p.second, w - 1) > writer(source.first, source.second, w - 1)))
-                    source = p;
-            if (source.first >= 0) reads.push_back(source);
+            // Of the places with this, on its device or on others, the one that was written last
+            auto place_with = [&](const Whose &wanted, bool own, bool ordered = false) {
+                Place source = none;
+                for (const Place &p : tracked)
+                    if (const int last = writer(p.first, p.second, w - 1);
+                        p != Place(block, place) &&
+                        (device_of(p) == device_of({block, place})) == own &&
+                        whose(p.first, p.second, w - 1) == wanted &&
+                        (!ordered || order->waits(w, last)) &&
+                        (source == none || last > writer(source.first, source.second, w - 1)))
+                        source = p;
+                return source;
+            };
+            std::vector<Place> found = {place_with(added, true)};
+            auto is_unknown = [&] { return std::count(found.begin(), found.end(), none) > 0; };
+            // Else it reads other devices' memory: the same there, or all parts of it
+            for (const Whose &wanted : {now, added})
+                if (is_unknown()) found = {place_with(wanted, false, true)};
+            if (is_unknown()) {
+                found.clear();
+                for (int c = 0; c < k; c++) {
+                    Whose part(now.size());
+                    part[c] = 1;
+                    if (added[c] == 0) continue;
+                    const Place own = place_with(part, true);
+                    found.push_back(own != none ? own : place_with(part, false));
+                }
+            }
+            for (const Whose &wanted : {now, added})
+                if (is_unknown()) found = {place_with(wanted, false)};
+            if (!is_unknown()) reads.insert(reads.end(), found.begin(), found.end());
         }
         steps[{w, block, place}] = reads;
         for (const Place &p : reads) follow(p.first, p.second, w - 1);
@@ -287,6 +336,9 @@ private:
                 if (now[c] != 0 && now[c] != 1)
                     words.push_back(format("%g times ", now[c]) + gpu(c));
             why = "from here on it has " + listed(words);
+            for (const auto &[b, p] : reads)
+                if (const int w = writer(b, p, s.row - 1); w >= k && !order->waits(s.row, w))
+                    why += ", as it reads what " + line_of(w) + name_of(w) + ", may have written";
             return true;
         }
         if (whose_lost >= 0) {
@@ -376,23 +428,7 @@ private:
     // One operation after another it is right: which of them does not wait for another?
     void find_wait() {
         a_wait_is_missing = true;
-        const int all = rows.size();
-        std::vector<std::vector<int>> known(all); // the last operation of each lane before this one
-        std::map<int, int> lasts;
-        for (int r = 0; r < all; r++) {
-            std::vector<int> &clock = known[r];
-            for (int before : {lasts.count(rows[r].lane) ? lasts[rows[r].lane] : -1, rows[r].after})
-                for (size_t l = 0; before >= 0 && l < known[before].size(); l++) {
-                    if (clock.size() <= l) clock.resize(l + 1, -1);
-                    clock[l] = std::max(clock[l], known[before][l]);
-                }
-            if ((int)clock.size() <= rows[r].lane) clock.resize(rows[r].lane + 1, -1);
-            clock[rows[r].lane] = lasts[rows[r].lane] = r;
-        }
-        auto waits = [&](int r, int other) { // does r come after the other one?
-            return other < 0 ||
-                   ((int)known[r].size() > rows[other].lane && known[r][rows[other].lane] >= other);
-        };
+        auto waits = [&](int r, int other) { return order->waits(r, other); };
         auto found = [&](int row, const std::string &what, int waiting, int other) {
             if (mark >= 0 && mark <= row) return;
             mark = row;
@@ -412,10 +448,16 @@ private:
             used.push_back({s.block, s.place});
             for (const auto &[b, p] : used) {
                 const int w = writer(b, p, s.row - 1);
+                const int of = device_of({b, p});
+                const bool is_far = rows[s.row].is_kernel && of != rows[s.row].device;
                 if (!waits(s.row, w))
-                    found(s.row, "it does not wait for " + (w < k ? "" : line_of(w)) + name_of(w),
+                    found(s.row,
+                          "it " + (is_far ? "reads " + gpu(of) + "'s memory, but " : "") +
+                              "does not wait for " + (w < k ? "" : line_of(w)) + name_of(w),
                           s.row, w);
             }
+        }
+        for (const auto &[s, reads] : steps)
             for (const auto &[b, p] : reads) {
                 const int next = next_writer(b, p, s.row), after = end + 1 + b;
                 const std::string reads_it = line_of(s.row) + name_of(s.row) + ", has read this";
@@ -425,7 +467,6 @@ private:
                     found(s.row, "what comes after the allreduce does not wait for it", after,
                           s.row);
             }
-        }
         const int w = writer(d, i, end), after = end + 1 + d;
         if (!waits(after, w))
             found(w, "what comes after the allreduce does not wait for it", after, w);

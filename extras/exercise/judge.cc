@@ -342,33 +342,50 @@ static void begin_group(bool own_sums = false) {
     running_worker().may_print_again();
 }
 
-// The messages that the worker says were enqueued. It may say anything, so what becomes an index is
-// checked. A message's round comes after those of what its stream has done, or waited for.
-static std::vector<network::Message> messages_of(const std::vector<wire::Row> &rows) {
-    std::vector<network::Message> messages;
-    std::vector<int> rounds; // the round of the last message before the end of each row
+// The round of the last message before the end of each row. A message's round comes after those of
+// what its stream has done, or waited for, and so do a kernel's reads of other devices' memory. The
+// worker may say anything, so what becomes an index is checked.
+static std::vector<int> rounds_of(const Answer &answer) {
+    std::vector<int> rounds;
     std::map<int, int> lasts; // of each stream, its last row
-    for (const wire::Row &row : rows) {
+    for (const wire::Row &row : answer.rows) {
         const int r = rounds.size();
-        network::Message m = row.message;
+        const network::Message &m = row.message;
         auto is_place = [](int device) { return device >= -1 && device < limits::most_devices; };
         const bool bytes = m.bytes >= 0 && m.bytes < 1e12;
         const bool is_right = is_place(m.src) && is_place(m.dst) && bytes;
         if (row.after >= r || (row.is_message && !is_right))
             throw Verdict("its reply is malformed");
-        m.round = row.is_message;
+        const bool moves = row.is_message || (!answer.reads.empty() && !answer.reads[r].empty());
+        int round = moves;
         for (int before : {lasts.count(row.lane) ? lasts[row.lane] : -1, row.after})
-            if (before >= 0) m.round = std::max(m.round, rounds[before] + row.is_message);
-        rounds.push_back(m.round), lasts[row.lane] = r;
-        if (row.is_message) messages.push_back(m);
+            if (before >= 0) round = std::max(round, rounds[before] + moves);
+        rounds.push_back(round), lasts[row.lane] = r;
     }
+    return rounds;
+}
+static std::vector<network::Message> messages_of(const Answer &answer) {
+    std::vector<network::Message> messages;
+    const std::vector<int> rounds = rounds_of(answer);
+    for (size_t r = 0; r < answer.rows.size(); r++) {
+        network::Message m = answer.rows[r].message;
+        m.round = rounds[r];
+        if (answer.rows[r].is_message) messages.push_back(m);
+        for (size_t i = 0; !answer.reads.empty() && i < answer.reads[r].size(); i++) {
+            const wire::Read &read = answer.reads[r][i];
+            const double bytes = sizeof(float) * read.whose.size();
+            messages.push_back({read.src, read.dst, rounds[r], bytes});
+        }
+    }
+    for (network::Message &m : messages) m.bytes = std::ceil(m.bytes * answer.scale);
     return messages;
 }
 static network::Traffic traffic_of(const Answer &answer) {
-    return network::Traffic(messages_of(answer.rows));
+    return network::Traffic(messages_of(answer));
 }
 
 #include "history.h"
+#include "moves.h"
 
 static void check_sums(const Answer &answer, const std::string &name, int k, int n) {
     bool there = (int)answer.sums.size() == k;
@@ -528,16 +545,18 @@ static std::string what_binds(const network::Traffic &t, int k) {
             "%s%ld of %ld messages travel one after another: send lets them travel together.",
             text.empty() ? "" : " ", t.rounds, t.messages);
     if (text.empty())
-        text = format("No device moves more than its share. %ld messages travel one after another: "
-                      "small gradients wait for their latency, not for bytes.",
-                      t.rounds);
+        text = t.rounds == 1 ? "No device moves more than its share, and all travel at once."
+                             : format("No device moves more than its share. %ld messages travel "
+                                      "one after another: small gradients wait for their latency, "
+                                      "not for bytes.",
+                                      t.rounds);
     return text + "\n";
 }
 // Does it send the same in the same order?
 static bool like(const Answer &a, const Answer &b) {
     auto sent = [](const Answer &answer) {
         std::string text;
-        for (const network::Message &m : messages_of(answer.rows))
+        for (const network::Message &m : messages_of(answer))
             text += format("%d %d %.0f %d,", m.src, m.dst, m.bytes, m.round);
         return text;
     };
@@ -555,46 +574,19 @@ static Answer cost_of(const std::string &name, int k, bool on_cpu) {
     if (!on_cpu) cost.seconds = ask(r).seconds;
     return cost;
 }
-// Check that numbers go from device to device by messages that were counted, and by nothing else:
-// after each operation a device has no contribution that it had not, unless a message brings it.
-// Return what was counted.
-static std::vector<wire::Row> judge_moves(const std::string &name, int k,
-                                          const std::vector<int> &sizes) {
-    Request r;
-    r.what = wire::trace, r.k = k, r.algorithm = name, r.sizes = sizes;
-    const int n = total(r.sizes);
-    for (int c = 0; c < k; c++) r.numbers.push_back(Flat(n, 1 << c)); // a bit for each device
-    const Trace t(r);
-    std::map<int, unsigned> had; // of each device, and of the host
-    auto bits = [](float x) { return x >= 0 && x < 1 << 24 ? (unsigned)x : 0; };
-    for (int c = 0; c < k; c++) had[c] = 1u << c;
-    std::map<int, std::vector<std::pair<int, const Trace::Piece *>>> changes; // by operation
-    for (size_t b = 0; b < t.pieces.size(); b++)
-        for (const Trace::Piece &p : t.pieces[b]) changes[p.row].emplace_back(b, &p);
-    for (const auto &[row, list] : changes)
-        for (bool brought : {true, false}) // the host may add at once what a message has brought
-            for (const auto &[b, p] : list) {
-                const wire::Row op = row < 0 ? wire::Row{} : t.answer.rows[row];
-                const bool is_target = op.is_message && op.to_block == b && op.from_block >= 0;
-                unsigned &there = had[t.answer.blocks[b]];
-                for (int i = p->begin; i < p->end; i++) {
-                    const float x = p->x[i - p->begin];
-                    auto source = [&](int after) {
-                        return t.after(op.from_block, op.from + i - op.to, after);
-                    };
-                    // (What a launch without LAUNCH has written is seen with the next operation)
-                    const bool is_copy = is_target && (source(row - 1) == x || source(row) == x);
-                    if (brought && is_copy) there |= bits(x);
-                    if (!brought && (bits(x) & ~there))
-                        throw no_points(format("%s: numbers come to %s without a message that was "
-                                               "counted: use copyto or send, which count them",
-                                               name.c_str(), gpu(t.answer.blocks[b]).c_str()));
-                }
-            }
-    for (const Flat &sum : t.answer.sums)
-        if (sum != Flat(n, (1 << k) - 1))
+// Check that numbers go from device to device by what is counted: messages, and reads of kernels.
+// Return the rows and the reads.
+static Answer judge_moves(const std::string &name, int k, const std::vector<int> &sizes) {
+    Moves moves(name, k, sizes, base_bits(k));
+    if (!moves.problem.empty()) throw no_points(moves.problem);
+    Answer &seen = moves.traces[0].answer;
+    int all = 0;
+    for (int c = 0; c < k; c++) all |= 1 << base_bits(k) * c;
+    for (const Flat &sum : seen.sums)
+        if (sum != Flat(total(sizes), all))
             throw no_points(name + ": its sums are wrong when its messages are looked at");
-    return t.answer.rows;
+    seen.reads = std::move(moves.reads);
+    return std::move(seen);
 }
 // Check that it is an allreduce of its own, and that its messages were counted.
 static void judge_counts(const Answer &of, const std::string &name, Answer &answer, int k) {
@@ -605,9 +597,14 @@ static void judge_counts(const Answer &of, const std::string &name, Answer &answ
                                    name.c_str(), other.c_str(), other.c_str()));
     const std::vector<int> sizes = limits::gradients(options.model);
     const bool is_small = total(sizes) <= limits::most_traced;
-    const std::vector<wire::Row> rows =
-        judge_moves(name, k, is_small ? sizes : limits::few(secret(k)));
-    if (is_small) answer.rows = rows; // what has really moved these numbers
+    const std::vector<int> moved = is_small ? sizes : limits::few(secret(k));
+    Answer seen = judge_moves(name, k, moved);
+    auto is_there = [](const std::vector<wire::Read> &reads) { return !reads.empty(); };
+    const bool reads = std::any_of(seen.reads.begin(), seen.reads.end(), is_there);
+    if (is_small || reads) { // what has really moved these numbers
+        answer.rows = std::move(seen.rows), answer.reads = std::move(seen.reads);
+        answer.scale = (double)total(sizes) / total(moved);
+    }
     const network::Traffic t = traffic_of(answer);
     counted.reset(new network::Traffic(t));
     auto enough = [&](long counted, const char *what, long least) {

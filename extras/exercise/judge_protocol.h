@@ -28,6 +28,7 @@ struct Row { // an operation of the exchange, or one of the streams' waits
     network::Message message; // its round, too, if it is none: that of the last message before it
     int device, lane, after;  // lane: its stream; after: of a wait, what it waits for, or -1
     int name, line = -1;      // which of Answer::words, or -1
+    bool is_kernel = false;
     // trace: what a copy reads and writes, as places in blocks; -1: elsewhere
     int from_block = -1, from = -1, to_block = -1, to = -1, numbers = 0;
 };
@@ -35,6 +36,12 @@ struct Change {       // trace: numbers, one behind another, that an operation h
     int row;          // -1: what was there before the first
     int block, begin; // a piece of memory, and a place in it
     int length;       // so many of Answer::changed come next
+};
+struct Read { // of another device's memory by a kernel, or a write there: a message, too
+    int src, dst;
+    int begin; // the first of the numbers that have come, as its place among all
+    bool into_tensor;
+    std::vector<unsigned> whose; // of each, the devices that are in it: a bit for each
 };
 struct Answer {
     std::string error;       // the first one; empty: none
@@ -54,6 +61,9 @@ struct Answer {
     int on_cpu = 0;                 // emulated devices
     int slow = 1;                   // so many times as slow as usual: a sanitizer
     bool races = false;             // it looks for these: less of the rest is judged
+    // By each row: found by the judge (moves.h), no worker sends them
+    std::vector<std::vector<Read>> reads;
+    double scale = 1; // of the bytes: the rows are those of fewer numbers
 };
 
 // Both ends go through the members in one order: transfer(to or from, member).

@@ -32,11 +32,11 @@ static std::string word_of(const std::string &text) {
 static bool write_run(FILE *file, const std::string &name, int k,
                       const std::vector<network::Network> &networks, double scale) {
     const int n = total(limits::shown), sum = ((1L << 3 * k) - 1) / 7; // once each device's
-    Request r;
-    r.what = wire::trace, r.k = k, r.algorithm = name, r.sizes = limits::shown;
-    for (int c = 0; c < k; c++) r.numbers.push_back(Flat(n, std::pow(8, c)));
-    const Trace trace(r);
-    const Answer &answer = trace.answer;
+    Moves moves(name, k, limits::shown, 3);
+    Trace &trace = moves.traces[0];
+    Answer &answer = trace.answer;
+    answer.reads = moves.reads;
+    const std::vector<int> rounds = rounds_of(answer);
     check_sums(answer, name, k, n);
     const bool right = answer.sums == std::vector<Flat>(k, Flat(n, sum));
     const network::Traffic t = traffic_of(answer);
@@ -66,7 +66,16 @@ static bool write_run(FILE *file, const std::string &name, int k,
     };
     for (int i = 0; i < (int)answer.rows.size(); i++) {
         const wire::Row &row = answer.rows[i];
-        fprintf(file, "op %d\n", row.message.round);
+        for (const wire::Read &read : answer.reads[i]) { // as if messages had brought it before
+            const int m = read.whose.size();
+            fprintf(file, "op %d\nmessage %d %d %d %d %d\n", rounds[i], read.src, read.dst,
+                    read.begin, read.into_tensor ? read.begin : -1, m);
+            Flat x(m);
+            for (int c = 0; c < k; c++)
+                for (int j = 0; j < m; j++) x[j] += (read.whose[j] >> c & 1) << 3 * c;
+            write("carried", read.src, read.begin, x);
+        }
+        fprintf(file, "op %d\n", rounds[i]);
         if (row.is_message) {
             const int from = place_of(row.from_block, row.from);
             fprintf(file, "message %d %d %d %d %d\n", row.message.src, row.message.dst, from,

@@ -181,6 +181,16 @@ TEST_CASE("show: what the page plays has the judge's counts, its times, and show
                                      t.rounds, t.busiest() / 4));
         }
     }
+    // Reads by kernels are messages, too
+    const int n = std::accumulate(limits::shown.begin(), limits::shown.end(), 0);
+    const auto [said_of_reads, reads] = shown("one_shot");
+    for (int k = 2; k <= limits::shown_devices; k++)
+        check_parts(reads,
+                    format("\nrun one_shot %d %d 1 %d right\n", k, k * (k - 1), (k - 1) * n));
+    check_parts(reads, format("\nop 1\nmessage 1 0 0 -1 %d\ncarried 1 0 %d 8\nop 1", n, n));
+    check_parts(
+        shown("two_shot").second,
+        "\nrun two_shot 2 4 2 ... right ... \nop 2\nmessage 1 0 419 419 420\ncarried 1 419 420 9");
     // What the judge predicts on the last network, where bytes count
     const std::string predicted = judged("GPUS=4 ALLREDUCE=ring FABRIC=ethernet10").out;
     const size_t at = predicted.find("\nring ", predicted.find("\nus on  ")) + 6;
@@ -223,19 +233,23 @@ TEST_CASE("judge: right algorithms pass, with their costs beside naive's and the
         const char *name;
         int gpus;
         std::vector<const char *> rows;
-    } cases[] = {{"ring",
-                  4,
-                  {"ring              24     3097632          774408        774408       6",
-                   "naive             48     3097632         1548816        516272      48",
-                   "optimum            6     3097632          774408        258136       1"}},
-                 {"host", 2, {}},
-                 {"by_tensor", 2, {}}};
+    } cases[] = {
+        {"ring",
+         4,
+         {"ring              24     3097632          774408        774408       6",
+          "naive             48     3097632         1548816        516272      48",
+          "optimum            6     3097632          774408        258136       1"}},
+        {"one_shot", 4, {"one_shot          12     6195264         1548816        516272       1"}},
+        {"two_shot", 4, {"two_shot          24     3097632          774408        258136       2"}},
+        {"host", 2, {}},
+        {"by_tensor", 2, {}}};
     const std::string no_peers = "export CUDA_CPU_PEERS=0;";
     std::vector<Question> questions;
     for (const auto &c : cases)
         questions.push_back({format("POINTS=1 GPUS=%d ALLREDUCE=%s", c.gpus, c.name)});
     questions.push_back({"GPUS=2 ALLREDUCE=naive", no_peers});
     questions.push_back({"GPUS=2 ALLREDUCE=owner", no_peers});
+    questions.push_back({"GPUS=2 ALLREDUCE=one_shot", no_peers});
     const std::vector<Run> runs = judged_together(questions);
     for (size_t i = 0; i < std::size(cases); i++) {
         const auto &c = cases[i];
@@ -246,10 +260,13 @@ TEST_CASE("judge: right algorithms pass, with their costs beside naive's and the
         CHECK(contains(run.out, "Score: 100/100"));
         for (const char *row : c.rows) CHECK(contains(run.out, row));
     }
-    check_parts(runs[3].out,
+    const Run *const without = &runs[std::size(cases)];
+    check_parts(without[0].out,
                 "naive: the host waits in the tutorial's naive, too, so this is not judged on");
-    check_parts(runs[4].out,
+    check_parts(without[1].out,
                 "owner: the host waits in the tutorial's naive, too ... owner: passed");
+    check_parts(without[2].out,
+                "ALLREDUCE=one_shot needs peer access, which gpu(0) and gpu(1) do not have");
 }
 TEST_CASE("judge: where naive fails nobody else is blamed; an untouched slot is named" *
           doctest::skip(no_training)) {

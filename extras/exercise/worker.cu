@@ -83,7 +83,10 @@ static std::vector<int> others_among_callers(const std::string &judged) {
 }
 
 static wire::Row row_of(const watch::Op &op) {
-    return {op.src != -2, {op.src, op.dst, op.steps, op.bytes}, op.device, op.lane, op.after, -1};
+    const network::Message message = {op.src, op.dst, op.steps, op.bytes};
+    wire::Row row = {op.src != -2, message, op.device, op.lane, op.after, -1};
+    row.is_kernel = op.works() && !row.is_message && !op.from && strcmp(op.name, "host function");
+    return row;
 }
 } // namespace worker
 
