@@ -23,7 +23,7 @@ part 'tests.h, reference.h' 978 extras/tests.h extras/reference.h
 part Makefile 160 Makefile
 part README.md 160 README.md
 for folder in algorithms:405 files:490 networks:700 fast:3745 watch:920 exercise:2750 check:2060 \
-    measure:625 nodes:665; do
+    measure:650 nodes:665; do
     set --
     for f in extras/"${folder%:*}"/*.cu extras/"${folder%:*}"/*.cc extras/"${folder%:*}"/*.h \
         extras/"${folder%:*}"/*.html; do

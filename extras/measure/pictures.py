@@ -35,7 +35,8 @@ FORWARD, BACKWARD = "#7fb3e6", "#2a5caa"
 DARK = {PAPER: "#0d1117", INK: "#e6e6e6", GRID: "#333b45", EDGE: "#8b949e",
         FORWARD: "#9cc9f2", BACKWARD: "#4a80d6"}
 COLORS = {"optimum": "#999999", "naive": "#d9363e", "bucket": "#e59a1e", "host": "#8a6fc0",
-          "by_tensor": "#c2549b", "sharded": "#3b78d8", "ring": "#3a9d5d", "tree": "#17a2a2"}
+          "by_tensor": "#c2549b", "sharded": "#3b78d8", "ring": "#3a9d5d", "tree": "#17a2a2",
+          "one_shot": "#7a5c3e", "two_shot": "#6b7d1f"}
 KINDS = {"input": "#8c8c8c", "forward": FORWARD, "backward": BACKWARD, "sum": "#e59a1e",
          "message": "#d0303a", "update": "#3a9d5d"}
 LINE = {"linewidth": 1.6, "marker": "o", "markersize": 3}

@@ -37,6 +37,10 @@ void scale() {
     const Algorithm &chosen = *std::find_if(algorithms.begin(), algorithms.end(), [](auto &a) {
         return a.name == options.allreduce;
     });
+    if (chosen.reads_peers)
+        error("ALLREDUCE=%s: make scale does not count what kernels read of other devices' memory, "
+              "but make exercise does",
+              chosen.name);
     printf("%s, batch %d, on %s: a step on k devices, predicted from one measured here on a single "
            "device%s.\nstrong: one minibatch for all; weak: one for each. Efficiency is relative to "
            "k times the speed.\n%5s %11s %12s %11s %12s %11s   %s\n",

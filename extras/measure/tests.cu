@@ -314,7 +314,8 @@ TEST_CASE("measure bench BENCH=allreduce times every algorithm" * doctest::skip(
     const std::string out = output_of(folder, "bench BENCH=allreduce GPUS=2", "CUDA_CPU_MEMORY=2");
     const std::string csv = read_text(folder.file("build/bench.csv"));
     CHECK(csv.compare(0, 44, "what,model,by,gpus,batch,bytes,us,rate,unit\n") == 0);
-    for (std::string name : {"naive", "bucket", "host", "by_tensor", "sharded", "ring", "tree"})
+    for (std::string name : {"naive", "bucket", "host", "by_tensor", "sharded", "ring", "tree",
+                             "one_shot", "two_shot"})
         for (int bytes : {4096, 16384, 65536, 262144}) {
             if (!has_algorithm(name)) continue;
             const std::string row = "\nallreduce,," + name + ",2,," + std::to_string(bytes) + ",";
@@ -360,6 +361,7 @@ TEST_CASE("measure: what is wrong is said in a line") {
              {"trace BENCH=step", "BENCH does not apply to trace"},
              {"profile FABRIC=pcie", "FABRIC=pcie is not an option: "},
              {"scale STEP_MS=0", "STEP_MS=0: expected"},
+             {"scale ALLREDUCE=one_shot", "ALLREDUCE=one_shot: make scale does not count what kernels read"},
              {"trace PROFILE=profile.csv", "PROFILE is for FABRIC: give both"},
              {"trace FABRIC=no", "FABRIC=no is unknown: choose one of nvlink, pcie"}}) {
         const Run run = run_in_shell(folder, "", line);
