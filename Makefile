@@ -19,6 +19,8 @@ own := BACKEND NVCC SM CXX WERROR T BUILD CUDA_%
 typed = $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
 words = $(foreach name,$(filter-out $(own),$(typed)),'$(name)=$(subst ','\'',$(value $(name)))')
 
+.SECONDEXPANSION: # see "Compiling"
+
 ifneq ($(BUILD),)
 .PHONY: $(MAKECMDGOALS)
 $(or $(MAKECMDGOALS),usage):
@@ -67,19 +69,30 @@ $(and $(filter none,$(SM)),$(filter build/gpu,$(dir)),$(error this CUDA no longe
 parts := $(wildcard extras/algorithms/algorithms.cu extras/networks/networks.cu \
     extras/files/files.cu extras/fast/fast.cu)
 program := $(dir)/$(if $(parts),program,mgpu)
-needs := mgpu.cu $(parts) $(wildcard extras/algorithms/*.h)
-needs_gpu := $(needs)
-needs_cpp := $(needs:%=build/cpp/%)
-tests := $(dir)/tests
-tests_h := extras/tests.h extras/reference.h extras/format.h
+programs := mgpu tests $(if $(parts),program)
+tests := tests
 # (The system's doctest if it is not too old: Debian 11's lacks this operator)
 DOCTEST := $(or $(shell grep -ls 'operator+.const String *& *lhs' \
     /usr/include/doctest/doctest.h),build/doctest/doctest.h)
+# Of each program NAME, of_NAME is its .cu file and those that this one includes, and headers_NAME
+# what needs no translation for the stand-in. It is compiled with options_NAME to NAME.o, and this is
+# linked with links_NAME. (make looks at what follows $$ when it gets to a target, whose name is then
+# $(*F), in a folder build/$(*D).) Under "Compiling" are the rules for nvcc, in cpu.mk those for g++.
+of_mgpu := mgpu.cu
+options_mgpu = $(numbers_$(*D))
+tests_h := extras/tests.h extras/reference.h extras/format.h
+of_tests := tests.cu mgpu.cu $(tests_h)
+options_tests = -isystem $(dir $(DOCTEST))
+# What includes PROGRAM needs these, with the tuned operators or, as untuned.cu, without
+needs = build/gpu/program.cu build/gpu/untuned.cu mgpu.cu $(parts) $(wildcard extras/algorithms/*.h)
+of_program = $(needs)
+options_program = $(numbers_$(*D)) $(tuned)
+tuned = -DPROGRAM='"program.cu"'
+untuned = -DPROGRAM='"untuned.cu"'
 usage:
 	@sed -n '1,/^$$/s/^#     //p' Makefile
-# (What others use comes first.)
-first := $(wildcard extras/cpu/cpu.mk extras/fast/fast.mk extras/watch/watch.mk)
--include $(first) $(filter-out $(first),$(sort $(wildcard extras/*/*.mk)))
+# (cpu.mk compiles what the others name.)
+-include $(filter-out extras/cpu/cpu.mk,$(sort $(wildcard extras/*/*.mk))) extras/cpu/cpu.mk
 unexport $(filter-out $(own),$(typed)) # make would expand a $ in them
 # In the environment, options such as DATA or SEED may be there for something else
 options := $(shell sed -nE 's/^(\# |    \{")([A-Z_]+)("|  ).*/\2/p' Makefile extras/*/*.mk mgpu.cu \
@@ -89,11 +102,11 @@ $(foreach x,$(filter-out $(own),$(options)),$(if $(findstring environment,$(orig
 
 .PHONY: usage all run test data clean help backend FORCE
 .DELETE_ON_ERROR .SECONDARY .SUFFIXES:
-all: $(dir)/mgpu $(tests)  ## build the program and the tests
+all: $(dir)/mgpu $(tests:%=$(dir)/%)  ## build the program and the tests
 run: backend $(program) data  ## train: make run GPUS=2 BATCH=256 LR=0.2 EPOCHS=10
 	@$(start) $(program) $(words)
-test: backend $(tests) data  ## run the tests: make test T='-tc=allreduce*'
-	@$(call run_tests,$(tests))
+test: backend $(tests:%=$(dir)/%) data  ## run the tests: make test T='-tc=allreduce*'
+	@$(call run_tests,$(tests:%=$(dir)/%))
 data:  ## download Fashion-MNIST, or prepare the data set in the folder DATA
 	@sh data/unpack.sh $(words)
 clean:  ## remove build/
@@ -120,35 +133,32 @@ at_once := $(if $(filter build/gpu,$(dir)),1,$(shell nproc))
 # ----- Compiling ----------------------------------------------------------------------------------
 # Code for each SM, on all cores if nvcc can, and PTX for others unless these are the GPUs' own
 cores := $(if $(filter build/gpu,$(dir)),$(shell $(NVCC) --help | grep -oe '^--split-compile '))
-nvcc_flags = -std=c++17 -O3 -lineinfo -D_GLIBCXX_ASSERTIONS -Xcompiler -Wall,-Wextra \
-    $(foreach x,$(SM),-gencode arch=compute_$x,code=$(if $(native),sm_$x,[sm_$x,compute_$x])) \
-    $(cores:%=%=0) \
+nvcc_flags = -std=c++17 $(or $(level_$(*F)),-O3) -lineinfo -D_GLIBCXX_ASSERTIONS \
+    -Xcompiler -Wall,-Wextra $(or $(sms_$(*F)),$(sms)) $(cores:%=%=0) \
     $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
+sms = $(foreach x,$(SM),-gencode arch=compute_$x,code=$(if $(native),sm_$x,[sm_$x,compute_$x]))
 
 # What is half-written, because make was killed, must not count: it has another name until then
 to = -o $$part && $(finish)
 finish = mv -f $$part $@
 renew = { cmp -s $$part $@ || $(finish); } # only if it differs
 
-build/gpu/mgpu: mgpu.cu build/gpu/flags
-	$(NVCC) $(nvcc_flags) $< $(to)
-build/gpu/tests: tests.cu $(tests_h) mgpu.cu $(DOCTEST) build/gpu/flags
-	$(NVCC) $(nvcc_flags) -isystem $(dir $(DOCTEST)) $< $(to)
-build/gpu/program: build/gpu/program.cu $(needs_gpu) build/gpu/flags
-	$(NVCC) $(nvcc_flags) $(part_flags) $< $(filter %.o,$^) $(to)
+$(patsubst %,build/gpu/%.o,$(programs) $(objects)): build/%.o: $$(of_$$(*F)) $$(headers_$$(*F)) \
+    $$(if $$(findstring tests,$$(*F)),$(DOCTEST)) build/gpu/flags
+	$(NVCC) $(nvcc_flags) -I. -Ibuild/gpu $(options_$(*F)) -c $< $(to)
+$(programs:%=build/gpu/%): build/%: $$(links_$$(*F)) build/%.o
+	$(NVCC) $(nvcc_flags) $(filter %.o,$^) $(to)
 
 # The source of the program, and one without the tuned operators. fast.cu wants copies of what it
-# replaces: plain/mgpu.cu instead of mgpu.cu. PROGRAM is how other programs include them.
-untuned := $(filter-out extras/fast/fast.cu,$(parts))
-included = $(if $(filter $1,$(plain)),$3plain/$1,$2$1)
+# replaces: plain/mgpu.cu instead of mgpu.cu.
 include_all = { printf '\043ifndef MGPU_NO_MAIN\n\043define MGPU_NO_MAIN\n\043define PROGRAM_MAIN\n'; \
     printf '\043endif\n'; printf '\043include "%s"\n' $1; printf '\043ifdef PROGRAM_MAIN\n'; \
     echo 'int main(int argc, char **argv) { return mgpu_main(argc, argv); }'; \
     printf '\043endif\n'; } >$$part && $(renew)
-build/gpu/program.cu: FORCE | build/gpu/flags
-	@$(call include_all,$(foreach x,mgpu.cu $(parts),$(call included,$x,../../)))
-build/gpu/untuned.cu: FORCE | build/gpu/flags
-	@$(call include_all,$(addprefix ../../,mgpu.cu $(untuned)))
+build/gpu/program.cu build/cpp/program.cu: FORCE
+	@$(call include_all,$(foreach x,mgpu.cu $(parts),$(if $(filter $x,$(plain)),plain/$x,$x)))
+build/gpu/untuned.cu build/cpp/untuned.cu: FORCE
+	@$(call include_all,$(filter-out extras/fast/fast.cu,mgpu.cu $(parts)))
 build/doctest/doctest.h: ; @sh data/fetch.sh doctest
 
 # The flags of the last build. The file changes only if they do, and then all is built again.

@@ -26,20 +26,17 @@ edited:
 # ----- Compiling -------------------------------------------------------------------------------
 
 all: $(dir)/check
-check_headers := $(wildcard extras/check/*.h) extras/reference.h
-build/gpu/check: extras/check/check.cu $(check_headers) $(watched_gpu) $(watched_products:%=build/gpu/%)
-	$(compile_watched_gpu) $< $(to)
-build/cpu/check: build/cpp/extras/check/check.cu $(check_headers) $(call watched_cpu,cpu) \
-    $(compiled_once) $(watched_products:%=build/cpu/%)
-	$(call compile_watched_cpu,cpu) -x c++ $< $(to)
+programs += check
+of_check = extras/check/check.cu $(needs)
+headers_check = $(watch) $(wildcard extras/check/*.h) extras/reference.h
+options_check = $(watching)
+links_check = $(watched_products)
 
-check_tests := $(if $(wildcard extras/check/tests.cu),check_tests) # a handout has none
-tests += $(check_tests:%=$(dir)/%)
-build/gpu/check_tests: extras/check/tests.cu extras/check/check.cu $(check_headers) $(tests_h) \
-    $(watched_gpu) $(DOCTEST) $(watched_products:%=build/gpu/%)
-	$(compile_watched_gpu) -isystem $(dir $(DOCTEST)) $< $(to)
-build/cpu/check_tests build/asan/check_tests: build/%/check_tests: build/cpp/extras/check/tests.cu \
-    build/cpp/extras/check/check.cu $(check_headers) $(tests_h:%=build/cpp/%) build/cpp/program.cu \
-    build/cpp/untuned.cu $(needs_cpp) build/%/runtime.o build/%/doctest.o
-	$(call compile_watched_cpu,$*) $(linked) -x c++ $< -x none build/$*/doctest.o $(to)
-build/cpu/check_tests: $(compiled_once) $(watched_products:%=build/cpu/%)
+ifneq ($(wildcard extras/check/tests.cu),) # a handout has none
+programs += check_tests
+tests += check_tests
+of_check_tests = extras/check/tests.cu extras/check/check.cu $(needs) $(tests_h)
+headers_check_tests = $(headers_check)
+options_check_tests = $(options_tests) $(watching)
+links_check_tests = $(watched_products)
+endif

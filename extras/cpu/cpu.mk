@@ -31,12 +31,12 @@ CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra -Wno-psa
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Iextras/cpu
 # The same with another level of optimization
 level = $(patsubst -O%,$1,$(cpu_flags))
-doctest = -isystem $(dir $(DOCTEST))
-linked = -DDOCTEST_LINKED $(doctest) # doctest's own code is compiled once, as doctest.o
 
 # Conversions and shifts whose results are others on a GPU are told: see checks.cc
 numbers := $(foreach what,sanitize sanitize-recover,-f$(what)=float-cast-overflow,shift-exponent)
 numbers_cpu := $(numbers)
+# (Before glibc 2.34, dlsym, which watch/calls.h needs, is in a library of its own)
+dl := -Wl,--no-as-needed -ldl
 
 # What is built again when the compiler, its flags or, because of -march=native, the processor change
 build/%/flags: flags = $(CXX) $(cpu_flags) $(flags_$*) $(processor)
@@ -46,69 +46,52 @@ ifeq ($(dir)$(shell echo | sed -z s/^/x/ 2>/dev/null),build/cpu)
   $(error the stand-in needs GNU sed: this sed has no option -z)
 endif
 
-# The sources of the stand-in, compiled once. Each program depends on them, and so on the headers.
-stand_in := $(wildcard extras/cpu/*.h extras/cpu/cuda/* extras/cpu/nvtx3/*)
-$(patsubst %,build/%/runtime.o,cpu asan race lanes lanes_asan): build/%/runtime.o: \
-    extras/cpu/runtime.cc $(stand_in) build/%/flags
-	@$(if $(findstring -fsanitize,$(flags_$*)),$(try_sanitizer))
-	@$(CXX) $(cpu_flags) $(flags_$*) -c $< $(to)
-
-build/cpu/mgpu build/asan/mgpu build/race/mgpu: build/%/mgpu: build/cpp/mgpu.cu build/%/runtime.o
-	$(compile_program)
-$(patsubst %,build/%/tests,cpu asan race lanes lanes_asan): build/%/tests: \
-    build/cpp/tests.cu build/cpp/mgpu.cu build/%/runtime.o build/%/doctest.o
-	$(CXX) $(cpu_flags) $(flags_$*) $(once_$*) $(linked) -x c++ $< -x none build/$*/doctest.o $(to)
-cpu_tests := $(wildcard extras/cpu/tests/*)
-build/cpu/runtime_tests build/asan/runtime_tests build/race/runtime_tests: build/%/runtime_tests: \
-    build/cpp/extras/cpu/tests.cu $(cpu_tests:%=build/cpp/%) build/%/runtime.o build/%/doctest.o
-	$(CXX) $(call level,-O0) $(flags_$*) $(if $(filter asan,$*),$(loads)) $(linked) \
-	    $(numbers) -x c++ $< -x none build/$*/runtime.o \
-	    build/$*/doctest.o $(to)
-build/%/doctest.o: $(DOCTEST) build/%/flags
-	$(CXX) $(call level,-O0) $(flags_$*) -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< $(to)
-
-build/cpu/program build/asan/program build/race/program: build/%/program: build/cpp/program.cu \
-    $(needs_cpp) build/%/runtime.o
-	$(compile_program)
-# (In two steps: to link with these flags g++ would want a library)
-compile_program = $(CXX) $(cpu_flags) $(flags_$*) $(numbers_$*) $(part_flags) \
-    $(filter-out %.o,$(once_$*)) -x c++ -c $< -o $$part.o && \
-    $(CXX) $(cpu_flags) $(flags_$*) $$part.o $(filter %.o,$^) $(to) && rm $$part.o
-
-# The program's source and that without the tuned operators (see the Makefile), in C++
-build/cpp/program.cu: FORCE
-	@$(call include_all,$(foreach x,mgpu.cu $(parts),$(call included,$x)))
-build/cpp/untuned.cu: FORCE
-	@$(call include_all,mgpu.cu $(untuned))
-
 # The .cu files and their headers in C++
 to_cpp := $(wildcard extras/cpu/to_cpp.*)
 build/cpp/%.cu: %.cu $(to_cpp)
 	@$(translate)
 build/cpp/%.h: %.h $(to_cpp)
 	@$(translate)
-build/cpp/tests.cu: $(tests_h:%=build/cpp/%)
-.PRECIOUS: build/cpp/%.cu build/cpp/%.h
 translate = { echo '\#line 1 "$<"'; sh extras/cpu/to_cpp.sh $<; } >$$part && $(finish)
+# The names of these, of which those in build/gpu are written in C++ at once
+in_cpp = $(patsubst %,build/cpp/%,$(filter %.cu %.h,$(1:build/gpu/%=%))) $(filter-out %.cu %.h,$1)
 
-# ----- What an edit does not change is compiled once --------------------------------------------
+# Each program of the Makefile and the other folders on the stand-in, and under the sanitizers
+programs += runtime_tests
+of_runtime_tests := extras/cpu/tests.cu $(wildcard extras/cpu/tests/*)
+options_runtime_tests = $(options_tests) -O0 $(if $(filter asan,$(*D)),$(loads)) $(numbers)
+cuda_headers := $(wildcard extras/cpu/*.h extras/cpu/cuda/*.h extras/cpu/nvtx3/*)
+runtime := extras/cpu/runtime.cc $(cuda_headers) $(wildcard extras/cpu/cuda/*.cc)
+variants := cpu asan race lanes lanes_asan
+$(foreach x,$(variants),$(patsubst %,build/$x/%.o,$(programs) $(objects))): build/%.o: \
+    $$(call in_cpp,$$(of_$$(*F))) $$(headers_$$(*F)) $$(if $$(findstring tests,$$(*F)),$(DOCTEST)) \
+    $(cuda_headers) build/$$(*D)/flags
+	$(CXX) $(cpu_flags) $(flags_$(*D)) -iquote $(patsubst build/cpp/%/,%,$(dir $<)) -iquote build/cpp \
+	    $(options_$(*F)) $(if $(findstring tests,$(*F)),-DDOCTEST_LINKED) $(read_before) -x c++ -c $< $(to)
+# (Not with `numbers`, for which g++ would want a library)
+$(foreach x,$(variants),$(programs:%=build/$x/%)): build/%: $$(links_$$(*F)) build/%.o \
+    $$(if $$(findstring tests,$$(*F)),build/$$(*D)/doctest.o) build/$$(*D)/runtime.o
+	$(CXX) $(cpu_flags) $(flags_$(*D)) $(filter %.o,$^) $(dl) $(to)
+# What they share: the runtime, and doctest's own code
+build/%/runtime.o: $(runtime) build/%/flags
+	@$(if $(findstring -fsanitize,$(flags_$*)),$(try_sanitizer))
+	@$(CXX) $(cpu_flags) $(flags_$*) -c $< $(to)
+build/%/doctest.o: $(DOCTEST) build/%/flags
+	$(CXX) $(cpu_flags) -O0 $(flags_$*) -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< $(to)
 
 # What mgpu.cu includes takes g++ a second to read, but no time if a .gch fits the flags. If that
 # does not work, an empty one is passed over.
-compiled_once := build/cpu/headers.h.gch build/cpu/runtime.o
-build/cpu/mgpu build/cpu/tests build/cpu/program: $(compiled_once)
+readers := $(patsubst %,build/cpu/%.o,$(filter-out runtime_tests,$(programs)))
+$(readers): build/cpu/headers.h.gch
+$(readers): read_before = -include build/cpu/headers.h
 build/cpu/headers.h: mgpu.cu
 	@sed -n 's/^\(#include <[^>]*>\).*/\1/p' $< >$$part && $(renew)
-build/cpu/headers.h.gch: build/cpu/headers.h $(stand_in) build/cpu/flags
+build/cpu/headers.h.gch: build/cpu/headers.h $(cuda_headers) build/cpu/flags
 	@echo "reading the headers into $@"; \
 	{ $(CXX) $(cpu_flags) -x c++-header $< -o $$part && $(finish) && \
 	    echo | $(CXX) $(cpu_flags) -include $< -fsyntax-only -x c++ -; } 2>/dev/null || : >$@
-# What a compiler is given besides a program's source
+# What a program that is compiled and linked at once is given besides its source
 once_cpu := -include build/cpu/headers.h build/cpu/runtime.o
-once_asan := build/asan/runtime.o
-once_race := build/race/runtime.o
-once_lanes := build/lanes/runtime.o
-once_lanes_asan := build/lanes_asan/runtime.o
 
 # ----- Sanitizers and orders of lanes ---------------------------------------------------------
 
@@ -128,19 +111,18 @@ try_sanitizer = echo 'int main() {}' | $(CXX) $(flags_$*) -x c++ - -o $$part 2>/
     exit 1; }
 
 .PHONY: asan race lanes limits sanitize
-asan_tests += build/asan/tests build/asan/runtime_tests
-asan: build/asan/tests build/asan/runtime_tests data  ## tests under AddressSanitizer and UBSan
-	@$(call run_tests,$(asan_tests))
+asan_tests += tests runtime_tests
+asan: $(asan_tests:%=build/asan/%) data  ## tests under AddressSanitizer and UBSan
+	@$(call run_tests,$(asan_tests:%=build/asan/%))
 # The kernel may spread addresses too widely for ThreadSanitizer: setarch -R turns that off
 tsan = sh extras/cpu/race.sh $(setarch)
 setarch = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 # With ALLREDUCE only what is about that one
-core_race_tests := $(if $(value ALLREDUCE),,build/race/tests build/race/runtime_tests)
-race_tests += $(core_race_tests)
+race_tests += $(if $(value ALLREDUCE),,tests runtime_tests)
 race_program := build/race/$(notdir $(program))
 race_trains := yes
-race: $(core_race_tests) data  ## tests and a training under ThreadSanitizer
-	@$(if $(strip $(race_tests)),$(call run_tests,$(race_tests),$(tsan)))
+race: $(race_tests:%=build/race/%) data  ## tests and a training under ThreadSanitizer
+	@$(if $(strip $(race_tests)),$(call run_tests,$(race_tests:%=build/race/%),$(tsan)))
 	@set -e; $(race_more)
 	@$(if $(race_trains),$(MAKE) --no-print-directory $(race_program))
 	@$(if $(race_trains),$(tsan) $(race_program) CHECKS=0 $(log:%=%race/log) \
@@ -150,7 +132,7 @@ race: $(core_race_tests) data  ## tests and a training under ThreadSanitizer
 # A program whose CUDA calls fail when FAIL_AT says so: mgpu.cu with another check_cuda, and files/
 save := $(wildcard extras/files/files.cu)
 build/limits/failing: build/cpp/mgpu.cu extras/cpu/failing.cc $(save:%=build/cpp/%) \
-    extras/definitions.awk $(compiled_once)
+    extras/definitions.awk build/cpu/headers.h.gch build/cpu/runtime.o
 	@awk -f extras/definitions.awk $< | \
 	    awk '!in_file { if ($$1 == "check_cuda") first = $$3; next } \
 	        FNR == first { sub(/check_cuda/, "plain_&") } { print }' \
@@ -163,12 +145,11 @@ limits: $(if $(save),build/cpu/program build/limits/failing) data  ## test kills
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
 lanes_asan_T := $(if $(filter command,$(origin T)),$(T), \
     -tc='conv*,matmul*,linear*,*pool*,relu*,add*,*norm*,softmax*,allreduce*,tuned*')
-lanes_tests += build/lanes/tests build/cpu/runtime_tests
-lanes_asan_tests += $(if $(LANES),,build/lanes_asan/tests)
-lanes: $(if $(LANES),,build/lanes_asan/tests)
-lanes: build/lanes/tests build/cpu/runtime_tests data  ## tests with a GPU's block shapes, lane by lane
+lanes_tests := $(patsubst %,build/lanes/%,$(lanes_tests) tests)
+lanes_asan_tests := $(if $(LANES),,$(subst lanes/,lanes_asan/,$(lanes_tests)))
+lanes: $(lanes_tests) build/cpu/runtime_tests $(lanes_asan_tests) data  ## tests with a GPU's block shapes, lane by lane
 	@for order in $(or $(LANES),forwards backwards 1); do echo "CUDA_CPU_LANES=$$order" >&2; \
-	    export order; ($(call run_tests,$(lanes_tests),env CUDA_CPU_LANES=$$order)) || exit 1; done
+	    export order; ($(call run_tests,$(lanes_tests) build/cpu/runtime_tests,env CUDA_CPU_LANES=$$order)) || exit 1; done
 	@set -f; $(if $(LANES),:,echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2); \
 	for tests in $(lanes_asan_tests); do \
 	    CUDA_CPU_LANES=2 $$tests $(lanes_asan_T) || [ $$? = 4 ] || exit 1; done
@@ -238,7 +219,7 @@ nvcc: export NVCC := $(NVCC)
 nvcc:  ## compile mgpu.cu, or FILE=own.cu, for a GPU, without one
 	@sh extras/cpu/nvcc.sh
 
-build/cu/runtime.o: extras/cpu/runtime.cc $(stand_in) build/cpu/flags
+build/cu/runtime.o: $(runtime) build/cpu/flags
 	@$(CXX) $(cu_flags) -c $< $(to)
 
 # Small programs of a first course: each prints what its head says

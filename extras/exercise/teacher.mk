@@ -12,14 +12,8 @@ handout:  ## copy the project to DIR for students, without the solutions or HIDE
 	@python3 extras/exercise/handout.py $(words)
 
 # Any .cu, in a folder of its own
-ifeq ($(dir),build/gpu)
-compile_submission = $(worker_gpu) -DSUBMISSION='"@SUBMISSION@"' extras/exercise/worker.cu -o @WORKER@
-else
-compile_submission = $(compile_worker) -DSUBMISSION='"@SUBMISSION@"' -x c++ \
-    build/cpp/extras/exercise/worker.cu -o @WORKER@
-grade: $(compiled_once) $(worker_cpp) build/cpp/mgpu.cu $(algorithms_cpp) \
-    build/cpp/extras/exercise/wrong/yours.h
-endif
+compile_submission = $(to_worker) -DSUBMISSION='"@SUBMISSION@"' -o @WORKER@
+grade: $(worker_needs)
 grade: backend build/cpu/judge  ## judge each submission in SUBMISSIONS by itself: build/grades
 	@python3 extras/exercise/grade.py COMPILER='$(subst ','\'',$(compile_submission))' \
 	    $(if $(filter build/cpu,$(dir)),TRANSLATE='sh extras/cpu/to_cpp.sh') $(words)

@@ -12,7 +12,7 @@ for nvcc; do
         for file in extras/fast/products.cu build/gpu/program.cu; do
             used=$("$nvcc" -std=c++17 -O3 -D_GLIBCXX_ASSERTIONS -arch="$arch" -cubin -o /dev/null \
                 ${wgmma:+"$wgmma"} -DPRODUCTS_APART -DEDITED='""' \
-                -DVOCABULARY='"../../build/gpu/vocabulary.h"' --resource-usage "$file" 2>&1) ||
+                -I. -Ibuild/gpu -DVOCABULARY='"vocabulary.h"' --resource-usage "$file" 2>&1) ||
                 { echo "$used" >&2; exit 1; }
             echo "$used" | c++filt | awk -v where="$nvcc, SM $sm" '
                 /Compiling entry function/ { name = $0; kernels++ }

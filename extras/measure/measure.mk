@@ -35,20 +35,17 @@ sweep: backend $(program) data  ## tabulate test acc by learning rates and devic
 # ----- Compiling -------------------------------------------------------------------------------
 
 all: $(dir)/measure
-measure_headers := $(wildcard extras/measure/*.h)
-build/gpu/measure: extras/measure/measure.cu $(measure_headers) $(watched_gpu) \
-    $(watched_products:%=build/gpu/%)
-	$(compile_watched_gpu) $< $(to)
-build/cpu/measure: build/cpp/extras/measure/measure.cu $(measure_headers) $(call watched_cpu,cpu) \
-    $(compiled_once) $(watched_products:%=build/cpu/%)
-	$(call compile_watched_cpu,cpu) -x c++ $< $(to)
+programs += measure
+of_measure = extras/measure/measure.cu $(needs)
+headers_measure = $(watch) $(wildcard extras/measure/*.h)
+options_measure = $(watching)
+links_measure = $(watched_products)
 
-measure_tests := $(if $(wildcard extras/measure/tests.cu),measure_tests) # a handout has none
-tests += $(measure_tests:%=$(dir)/%)
-build/gpu/measure_tests: extras/measure/tests.cu extras/measure/measure.cu \
-    $(measure_headers) $(tests_h) $(watched_gpu) $(DOCTEST) $(watched_products:%=build/gpu/%)
-	$(compile_watched_gpu) -isystem $(dir $(DOCTEST)) $< $(to)
-build/cpu/measure_tests: build/cpp/extras/measure/tests.cu build/cpp/extras/measure/measure.cu \
-    $(measure_headers) $(tests_h:%=build/cpp/%) \
-    $(call watched_cpu,cpu) $(compiled_once) build/cpu/doctest.o $(watched_products:%=build/cpu/%)
-	$(call compile_watched_cpu,cpu) $(linked) -x c++ $< -x none build/cpu/doctest.o $(to)
+ifneq ($(wildcard extras/measure/tests.cu),) # a handout has none
+programs += measure_tests
+tests += measure_tests
+of_measure_tests = extras/measure/tests.cu extras/measure/measure.cu $(needs) $(tests_h)
+headers_measure_tests = $(headers_measure)
+options_measure_tests = $(options_tests) $(watching)
+links_measure_tests = $(watched_products)
+endif

@@ -48,23 +48,20 @@ export OMPI_CXX = $(CXX)
 export MPICH_CXX = $(CXX)
 endif
 # nodes.cu includes the program's source, in C++ for the stand-in
-in_cpp := $(if $(filter build/cpu,$(dir)),build/cpp/)
-mpi_gpu = $(NVCC) $(nvcc_flags) -DPROGRAM='"../../build/gpu/program.cu"' -ccbin $(MPICXX)
-mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1) -DPROGRAM='"../../program.cu"' -x c++
-mpi = $(if $(in_cpp),$(mpi_cpu),$(mpi_gpu))
-apart := $(if $(in_cpp),$(apart_cpu),$(apart_gpu))
-build/mpi/nodes build/mpi_asan/nodes build/mpi_race/nodes: build/mpi%/nodes: \
-    $(patsubst %,$(in_cpp)extras/%,nodes/nodes.cu nodes/exercise.h format.h) \
-    $(if $(in_cpp),build/cpp/program.cu $(needs_cpp),build/gpu/program.cu $(needs_gpu)) \
-    build/mpi%/flags
-	$(need_mpi)$(call mpi,$(*:_%=%)) $(part_flags) $< \
-	    $(if $(in_cpp),-x none) $(filter %.o,$^) $(to)
-build/mpi/nodes: part_flags += $(filter -D%,$(apart))
-build/mpi/nodes: $(filter %.o,$(apart))
-ifneq ($(in_cpp),)
-build/mpi/nodes: build/cpu/runtime.o
-build/mpi_asan/nodes build/mpi_race/nodes: build/mpi_%/nodes: build/%/runtime.o
-endif
+mpi_gpu = $(NVCC) $(nvcc_flags) -I. -Ibuild/gpu -ccbin $(MPICXX)
+mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1)
+mpi = $(mpi_$(notdir $(dir)))
+of_nodes = extras/nodes/nodes.cu extras/nodes/exercise.h extras/format.h $(needs)
+apart_mpi = $(apart_$(notdir $(dir)))
+mpi_objects = $(if $(apart_$(*D)),$(dir)/products.o) \
+    $(if $(filter build/cpu,$(dir)),build/$(or $(patsubst mpi_%,%,$(filter mpi_%,$(*D))),cpu)/runtime.o)
+nodes_dirs := build/mpi build/mpi_asan build/mpi_race
+$(nodes_dirs:%=%/nodes.o): build/%.o: $$(call $(if $(filter build/cpu,$(dir)),in_cpp,or),$$(of_nodes)) \
+    build/$$(*D)/flags
+	$(need_mpi)$(call mpi,$(*D:mpi_%=%)) $(tuned) $(if $(filter build/cpu,$(dir)),-iquote build/cpp -x c++) \
+	    -c $< $(to)
+$(nodes_dirs:%=%/nodes): build/%: build/%.o $$(mpi_objects)
+	$(call mpi,$(*D:mpi_%=%)) $(filter %.o,$^) $(to)
 # The compiler of another MPI, or of another version, may have the same name
 mpi_version = $(shell { $(MPICXX) -show; printf '\043include <mpi.h>\n' | \
     $(MPICXX) -E -dM -x c++ - | grep -E '(OMPI|MPICH|I_MPI)_[A-Z_]*VERSION '; } 2>/dev/null)
