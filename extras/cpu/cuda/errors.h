@@ -101,7 +101,7 @@ struct Where {
     int line;
     void *pc; // the same as an address of code, for ThreadSanitizer's reports
 };
-constexpr const char *by_pointer = "a call by a pointer to a function"; // a file, with line 0
+inline constexpr char by_pointer[] = "a call by a pointer to a function"; // a file, with line 0
 __attribute__((always_inline)) inline void *here() {
     void *pc = nullptr;
 #if defined(CUDA_CPU_TSAN) && defined(__x86_64__)
