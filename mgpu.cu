@@ -6,9 +6,9 @@
 // It takes about an hour to read sections 2 to 6 beside the chapter. They have the titles, names,
 // comments and order of its MXNet tab in edition 0.16. (Later editions reword some comments and
 // have no "Experiment".) In section 7, the chapter's third exercise, you can write your own
-// allreduce. In section 8 read relu and sgd, and the rest if you like kernels; in section 9, what
-// backward() does. You can skip sections 10 to 13 until you need them: they are about memory, files
-// and options, not about learning.
+// allreduce. In section 8, read relu and sgd, and the rest if you like kernels. In section 9, read
+// what backward() does. You can skip sections 10 to 13 until you need them: they are about memory,
+// files and options, not about learning.
 //
 //    1. The vocabulary                    8. Kernels and operators
 //    2. A toy network                     9. Autograd
@@ -23,9 +23,9 @@
 // turns this file into C++ for g++ and emulates the devices.
 //
 // Notation: k devices; N images with C channels, H rows and W columns; O output channels; windows
-// of K x K pixels. (As a tensor, W is a weight.) Tensors are row-major, NCHW, and hold 32-bit
-// floats. dX is the gradient of the loss with respect to X. F is torch.nn.functional. NAME=value,
-// such as GPUS=2, is an option of the program (section 13).
+// of K x K pixels. (W is a number of columns or, where it is a tensor, a weight.) Tensors are
+// row-major, NCHW, and hold 32-bit floats. dX is the gradient of the loss with respect to X. F is
+// torch.nn.functional. NAME=value, such as GPUS=2, is an option of the program (section 13).
 
 #include <cuda_runtime.h>
 #include <algorithm>
@@ -48,10 +48,11 @@
 
 // ---------------------------------------------------------------------------------------------
 // 1. The vocabulary
-// Two types, and most functions that sections 2 to 6 call, by the section that defines them.
+// This section declares two types and most of the functions that sections 2 to 6 call. The
+// functions are grouped by the section that defines them.
 
-// Where a tensor lives: on a device, gpu(0), gpu(1) and so on, or, in spite of the name, on the
-// host, cpu(), which runs this program.
+// The place where a tensor lives. It is a device, such as gpu(0), or the host, cpu(), which is the
+// CPU that runs this program. (We do not call the host a device, in spite of the type's name.)
 struct Device {
     int id; // the device's number, or -1 for the host
 };
@@ -169,7 +170,7 @@ void allreduce(Tensors data) {
         add_(data[0], copyto(data[i], data[0].device)); // data[0][:] += data[i]
     }
     for (size_t i = 1; i < data.size(); i++) {
-        copyto(data[0], data[i]); // data[i] = copyto(...) would only replace a handle in this copy
+        copyto(data[0], data[i]); // data[i] = copyto(...) would not change the caller's tensor
     }
 }
 
@@ -286,14 +287,15 @@ std::pair<Tensors, Tensors> split_batch(const Tensor &X, const Tensor &y,
 // What train() needs from sections 10 to 13. (Look them up when you meet them.)
 std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
 struct DataSet;
-struct DataIter { // of minibatches: images X (N,1,28,28), with pixels from 0 to 1, and labels y (N)
+// An iterator over minibatches: images X (N,1,28,28), with pixels from 0 to 1, and labels y (N)
+struct DataIter {
     const DataSet *set;
     int batch_size;
     bool shuffle;
     std::vector<int> order; // the samples' numbers, in the order of this epoch
     Tensor X, y;            // the samples of this epoch, of which a minibatch is a view
-    std::pair<Tensor, Tensor> minibatch(int begin); // whose first sample is order[begin]
-    std::vector<std::pair<Tensor, Tensor>> epoch(); // all of them, reshuffled if `shuffle`
+    std::pair<Tensor, Tensor> minibatch(int begin); // the one that begins with order[begin]
+    std::vector<std::pair<Tensor, Tensor>> epoch(); // all minibatches, reshuffled if `shuffle`
 };
 struct Timer { // a stopwatch
     std::vector<double> times; // seconds from each start() to its stop()
@@ -372,7 +374,7 @@ Tensors train_batch(const Tensor &X, const Tensor &y, const PerDevice &device_pa
     return losses;
 }
 
-// Return [get_params(params, d) for d in devices], of the params of section 2.
+// Return [get_params(params, d) for d in devices], where params are those of section 2.
 PerDevice replicate(const std::vector<Device> &devices) {
     PerDevice device_params;
     for (Device d : devices) {
@@ -381,16 +383,17 @@ PerDevice replicate(const std::vector<Device> &devices) {
     return device_params;
 }
 
-// Train on num_gpus devices. Unlike the chapter's, this function checks the first minibatch and the
-// replicas, and collects losses and seconds for a table. To give each of two devices as much work
-// as one had, use BATCH=512. Which LR is best then? (See the chapter's first two exercises.)
+// Train on num_gpus devices. Unlike the chapter's, this function checks the first minibatch, checks
+// that the devices' copies of the parameters (the replicas) stay equal, and collects losses and
+// seconds for a table. To give each of two devices as much work as one had, use BATCH=512. Which LR
+// is best then? (See the chapter's first two exercises.)
 void train(int num_gpus, int batch_size, float lr) {
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
     const std::vector<Device> devices = first_devices(num_gpus);
     // Copy model parameters to num_gpus GPUs
     PerDevice device_params = replicate(devices);
     const int num_epochs = options.epochs;       // 10, as in the chapter, unless you say otherwise
-    Animator animator = {train_iter.X.shape[0]}; // for so many samples an epoch
+    Animator animator = {train_iter.X.shape[0]}; // the samples in an epoch
     Timer timer;
     check_first_minibatch(train_iter, devices, lr); // on copies of the parameters
     for (int epoch = 0; epoch < num_epochs; epoch++) {
@@ -419,11 +422,11 @@ void train(int num_gpus, int batch_size, float lr) {
 // Do not expect two devices to be faster: two that share a GPU or a CPU have half of it each, and
 // even with two GPUs the chapter sees no speedup, because LeNet is too small.
 //
-// With weights this close to 0, y_hat is close to 0, every class has a probability of about 1/10,
+// All weights start close to 0, so y_hat is close to 0, each class has a probability of about 1/10,
 // and the loss is -ln(1/10) = 2.3026. A layer's gradient contains the other layers' weights, which
 // are just as tiny, so the first epoch hardly changes anything, on one device or on two.
 //
-// Before the training, the program shows the chapter's examples for sections 3 and 4.
+// Before it trains, the program prints the chapter's examples for sections 3 and 4.
 
 std::string to_string(const Tensor &t); // its numbers, as the chapter prints them
 
@@ -461,7 +464,7 @@ void demos(int num_gpus) {
 // ---------------------------------------------------------------------------------------------
 // 7. The exercise                                             chapter: "Exercises", the third one
 // The exercise asks for a more efficient allreduce: let different devices sum different parameters.
-// This section says what an allreduce costs, gives you the tools to write one and an example, and
+// This section says what an allreduce costs, gives you an example and the tools to write one, and
 // has a place for yours. ALLREDUCE=name selects one. (Solutions are in extras/algorithms/.)
 //
 // Contract. grads[c][i] is on device c and has the same size on every device. The tensors of a
@@ -471,9 +474,10 @@ void demos(int num_gpus) {
 // sums. The algorithm accepts any number of devices (unless its entry in the table `algorithms`
 // below says otherwise), and tensors of any size, including 0.
 //
-// A kernel may read another device's memory where the two are connected: the start-up line says
-// "peer" or "same GPU". It must wait for that device's stream first (make_wait), and the other
-// device must not overwrite what is still to be read. Such a read is counted as a message.
+// If you write a kernel of your own, it may read another device's memory where the two devices are
+// connected: the program's start-up line says "peer" or "same GPU". The kernel must wait for that
+// device's stream first (make_wait), and the other device must not overwrite what is still to be
+// read. Such a read is counted as a message.
 //
 // Cost. A message of m bytes takes about alpha + m * beta seconds: alpha is the latency, which even
 // the shortest message pays, and 1 / beta is the bandwidth. Messages between different pairs of
@@ -495,19 +499,19 @@ void demos(int num_gpus) {
 // copy, and the message to gpu(2) waits for gpu(0)'s stream. Then the next parameter begins.
 //
 // LeNet has P = 8 tensors with b = 516,272 bytes. Four are biases of at most 512 bytes, which cost
-// as much latency as the others. With alpha = 10 us and 25 GB/s, b * beta is 21 us, and they take
+// as much latency as the others. With alpha = 10 us and 25 GB/s, b * beta is 21 us, so we expect
 //   naive      k = 2:   16 rounds, 160 us + 2 * 21 us = 0.20 ms     k = 8:   112 rounds, 1.41 ms
 //   bucket     k = 2:    2 rounds,  20 us + 2 * 21 us = 0.06 ms     k = 8:    14 rounds, 0.43 ms
-// `bucket`, one line of code below, sends all gradients as one long tensor, as PyTorch's
+// `bucket`, whose code below is one line, sends all gradients as one long tensor, as PyTorch's
 // DistributedDataParallel does with buckets of 25 MB. How few rounds and bytes do you need?
 
 // --- Tools, besides copyto(), add_() and empty()
 
-// Return one tensor per device: number c is a view of all tensors of grads[c], one after another.
+// Return one tensor per device: tensor c is a view of all tensors of grads[c], one after another.
 Tensors flatten(const PerDevice &grads) {
     Tensors flat;
     for (const Tensors &tensors : grads) {
-        Tensor all = tensors[0]; // a handle to the first tensor's memory, whose shape grows
+        Tensor all = tensors[0]; // begins as the first tensor, and its shape grows
         all.shape = {0};
         for (const Tensor &t : tensors) {
             const bool contiguous = size(t) == 0 || t.ptr() == all.ptr() + size(all);
@@ -537,7 +541,7 @@ Stream &link_stream(Device src, Device dst);               // for messages from 
 void check_messages(const std::vector<Message> &messages); // fail if they depend on each other
 
 // What a kernel of your own needs from sections 8 and 10: LAUNCH(kernel<<<...>>>(...)) launches it
-// and checks for errors. (The loop makes it one statement. extras/ has a LAUNCH of its own.)
+// and checks for errors. (do ... while (0) makes it one statement. extras/ has its own LAUNCH.)
 constexpr int threads = 256;                 // in a block
 int blocks(long n);                          // how many blocks give each of n elements a thread
 std::vector<float> to_host(const Tensor &t); // its numbers; the host waits for them
@@ -559,7 +563,8 @@ void send(const std::vector<Message> &messages) {
         make_wait(link, current_stream(dst.device));
         enqueue_message(src, dst, link);
     }
-    // A second loop: in the first one, each message would wait for those before it.
+    // This needs a loop of its own. In the first loop, it would make each message wait for those
+    // before it.
     for (const auto &[src, dst] : messages) {
         if (size(src) == 0) continue;
         const Stream &link = link_stream(src.device, dst.device);
@@ -607,8 +612,8 @@ void allreduce_yours(const PerDevice &grads) {
 bool is_power_of_two(int k) { return (k & (k - 1)) == 0; } // exactly one of its bits is set
 
 // The algorithms that ALLREDUCE=name can select. If yours needs k to be a power of two, write
-// {"yours", allreduce_yours, is_power_of_two}; {"yours", allreduce_yours, nullptr, true} if its
-// kernels read other devices' memory.
+// {"yours", allreduce_yours, is_power_of_two}. If its kernels read other devices' memory, write
+// {"yours", allreduce_yours, nullptr, true}.
 struct Algorithm {
     const char *name;
     void (*run)(const PerDevice &grads);
@@ -668,7 +673,8 @@ void run_allreduce(const std::string &name, const PerDevice &grads);
 // Return n / m, rounded up.
 int ceil_div(long n, int m) { return (n + m - 1) / m; }
 
-// At least one, because a launch of no blocks is an error, and an empty shard has no elements.
+// Return how many blocks give each of n elements a thread. The result is at least one, because a
+// launch of no blocks is an error, and an empty shard has no elements.
 int blocks(long n) {
     if (n > INT_MAX) error("a launch of %ld threads is too large: use a smaller BATCH", n);
     return std::max(1, ceil_div(n, threads));
@@ -678,8 +684,9 @@ int blocks(long n) {
 void check_inputs(const char *op, bool valid, const char *expected, const Tensors &inputs);
 
 // An operator's backward gets dy, the gradient of the loss with respect to its result y, and adds
-// to the gradients of its inputs. (It must add, because an input may have several users.) It is a
-// lambda with [=], which copies the handles of the tensors that it needs and so keeps their memory.
+// to the gradients of its inputs. (It must add, because several operators may use the same input.)
+// It is a lambda with [=], which copies the handles of the tensors that it needs and so keeps their
+// memory.
 typedef std::function<void(const Tensor &dy)> GradFn;
 
 // Return y, the result of an operator. If an input wants a gradient, put the operator on the tape,
@@ -687,7 +694,7 @@ typedef std::function<void(const Tensor &dy)> GradFn;
 Tensor add_to_tape(const char *op, Tensor y, const Tensors &inputs, const GradFn &grad_fn);
 
 // Return the address of X's gradient, or null if X needs none. (Images need none.) The gradient of
-// a result gets its memory, filled with 0, when one of its users first asks for it.
+// a result gets its memory, filled with 0, when this function is first called for it.
 float *grad_ptr(const Tensor &X);
 
 // --- relu
@@ -1161,7 +1168,7 @@ Tensor add_to_tape(const char *op, Tensor y, const Tensors &inputs, const GradFn
     if (recording && std::any_of(inputs.begin(), inputs.end(), wants_grad)) {
         if (!y.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape});
         TapeEntry entry = {op, inputs, y.grad, grad_fn};
-        for (const Tensor &X : inputs) { // a result's gradient has no memory yet
+        for (const Tensor &X : inputs) { // only a parameter's gradient has memory yet
             if (X.grad && X.grad->data) entry.params.push_back(X);
         }
         tapes[y.device.id].push_back(entry);
@@ -1177,8 +1184,8 @@ float *grad_ptr(const Tensor &X) {
 }
 
 // OVERLAP=1 must know when a gradient may be sent, so it sets this hook. (Otherwise it is null.)
-// After each operator of the backward pass it gets the gradients of the parameters that this
-// operator has used. At the last call with a gradient all that adds to it has been enqueued.
+// After each operator of the backward pass, backward() calls it with the gradient of each parameter
+// that the operator used. After the last call with a gradient, no more work will add to it.
 void (*after_gradient)(const Tensor &grad) = nullptr;
 
 // Run the tape of l's device in reverse and empty it. Each entry is destroyed after it has run,
