@@ -316,10 +316,14 @@ TEST_CASE("judge: ThreadSanitizer sees an allreduce's missing event within three
     };
     for (const auto &mistake : std::map<std::string, std::string>{
              {"no_wait_before",
-              "(copy_too_early) enqueued at extras/exercise/wrong/no_wait_before.cu:17"},
+              "a message (copy_too_early) enqueued at extras/exercise/wrong/no_wait_before.cu:17"},
              {"no_wait_after",
-              "(copy_and_go_on) enqueued at extras/exercise/wrong/no_wait_after.cu:20"}}) {
-        const std::string name = mistake.first, says = "a message " + mistake.second;
+              "a message (copy_and_go_on) enqueued at extras/exercise/wrong/no_wait_after.cu:20"},
+             {"peers_no_wait_before",
+              "sum_others_kernel enqueued at extras/exercise/wrong/peers_no_wait_before.cu:11"},
+             {"peers_no_wait_after",
+              "sum_others_kernel enqueued at extras/exercise/wrong/peers_no_wait_after.cu:12"}}) {
+        const std::string name = mistake.first, says = mistake.second;
         CAPTURE(name);
         bool is_found = false;
         for (int i = 0; i < 3 && !is_found; i++) is_found = found(name, says);

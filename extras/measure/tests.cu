@@ -361,7 +361,8 @@ TEST_CASE("measure: what is wrong is said in a line") {
              {"trace BENCH=step", "BENCH does not apply to trace"},
              {"profile FABRIC=pcie", "FABRIC=pcie is not an option: "},
              {"scale STEP_MS=0", "STEP_MS=0: expected"},
-             {"scale ALLREDUCE=one_shot", "ALLREDUCE=one_shot: make scale does not count what kernels read"},
+             {"scale ALLREDUCE=one_shot",
+              "ALLREDUCE=one_shot: make scale does not count what kernels read"},
              {"trace PROFILE=profile.csv", "PROFILE is for FABRIC: give both"},
              {"trace FABRIC=no", "FABRIC=no is unknown: choose one of nvlink, pcie"}}) {
         const Run run = run_in_shell(folder, "", line);

@@ -1,5 +1,5 @@
 // numbers come to gpu( ... ) without a message that was counted: use copyto or send
-// The messages go past what counts them, as a kernel that reads a peer's memory would.
+// The messages go past what counts them.
 #include "yours.h"
 
 YOURS(not_counted) {

@@ -1,4 +1,4 @@
-// has 2 times gpu(1), as it reads what peers_in_place.cu:10, sum_others_kernel on gpu(0), may
+// in_place.cu:10, sum_others_kernel on gpu(1): ... in_place.cu:10, sum_others_kernel on gpu(0),
 // The kernels write to what others still read.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// no_wait_before.cu:11, sum_others_kernel on gpu(1): it reads gpu(0)'s memory, but does not wait
+// before.cu:11, sum_others_kernel on gpu( ... 's memory, but does not wait for gpu(
 // The kernels do not wait until the other devices have written their numbers.
 #include "yours.h"
 
