@@ -22,7 +22,7 @@ reword() {
         { print }' "$1" >"$copy/$1"
 }
 rm -rf $copy && mkdir -p $copy/build || exit 1
-cp -a Makefile mgpu.cu tests.cu data extras $copy && cp -a build/cpu build/cpp build/sources $copy/build || exit 1
+cp -a Makefile mgpu.cu tests.cu data extras $copy && cp -a build/cpu build/cpp $copy/build || exit 1
 for folder in data doctest page_venv notebook_venv; do ln -s ../../$folder $copy/build/; done
 for file in mgpu.cu extras/networks/networks.cu; do reword $file; done
 cmp -s mgpu.cu $copy/mgpu.cu && fail 'the comments are still the same'

@@ -720,7 +720,7 @@ inline int tests_main(int argc, char **argv) {
     setenv("CUDA_CPU_DEVICES", std::to_string(most_devices).c_str(), 0);
 #endif
     try {
-        use_devices(most_devices, true);
+        use_devices(most_devices, !std::getenv("TESTS_QUIET")); // see test.sh
     } catch (const std::exception &e) {
         fprintf(stderr, "tests: %s\n", e.what());
         return 1;

@@ -5,7 +5,7 @@
 # (GPUS is for the training: an allreduce must be right on any number of devices)
 can_judge := $(and $(value ALLREDUCE)$(value KVSTORE),$(wildcard extras/exercise))
 judged := $(if $(can_judge),build/cpu/judge $(dir)/worker)
-check: backend $(dir)/check $(judged) data  ## find what is wrong in any part, from copies to epochs
+check: backend $(dir)/check $(judged) data  ### find what is wrong in any part, from copies to epochs
 	@$(dir)/check $(words)$(if $(judged), || failed=1; build/cpu/judge WORKER=$(dir)/worker \
 	    $(filter-out 'GPUS=%,$(words_of_judge)) && [ -z "$$failed" ])
 	@$(if $(kernels_edited),$(look_for_races))
@@ -25,7 +25,6 @@ edited:
 
 # ----- Compiling -------------------------------------------------------------------------------
 
-all: $(dir)/check
 programs += check
 of_check = extras/check/check.cu $(needs)
 headers_check = $(watch) $(wildcard extras/check/*.h) extras/reference.h

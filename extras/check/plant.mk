@@ -9,13 +9,14 @@ plant:  ## plant the mistakes of extras/check/mistakes.txt: do make run and make
 
 # Copies of mgpu.cu and its parts with planted mistakes, and program.cu, which includes them. (Where
 # extras/fast is there, it includes plain/mgpu.cu: `plain` is fast.mk's.)
-planted = program.cu $(filter-out build/% extras/fast/% extras/files/%,$(needs)) $(plain:%=plain/%)
+planted = program.cu mgpu.cu $(filter-out extras/fast/% extras/files/%,$(parts)) \
+    $(wildcard extras/algorithms/*.h) $(plain:%=plain/%)
 .PRECIOUS: build/cpp/build/plant/%
 build/plant/%/check: $$(addprefix build/cpp/build/plant/$$*/,$$(planted)) \
-    build/cpp/extras/check/plant.cu build/cpp/extras/check/check.cu $(headers_check) \
-    build/cpu/check build/cpu/flags
-	@echo $@
-	@$(CXX) $(cpu_flags) -w -iquote extras/check $(once_cpu) $(apart_cpu) \
+    build/cpp/extras/check/plant.cu build/cpp/extras/check/check.cu $$(headers_check) \
+    build/cpu/check
+	$(begin)
+	$(show)$(CXX) $(cpu_flags) -w -iquote extras/check $(once_cpu) $(apart_cpu) \
 	    $(if $(apart_cpu),build/cpu/watched_products.o) \
 	    -DPROGRAM='"../../build/plant/$*/program.cu"' -x c++ build/cpp/extras/check/plant.cu $(dl) $(to)
 build/cpp/build/plant/%: build/plant/% $(wildcard extras/cpu/to_cpp.*)

@@ -52,43 +52,50 @@ build/cpp/%.cu: %.cu $(to_cpp)
 	@$(translate)
 build/cpp/%.h: %.h $(to_cpp)
 	@$(translate)
-translate = { echo '\#line 1 "$<"'; sh extras/cpu/to_cpp.sh $<; } >$$part && $(finish)
+translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; sh extras/cpu/to_cpp.sh $<; } >$(new) && $(finish)
 # The names of these, of which those in build/gpu are written in C++ at once
 in_cpp = $(patsubst %,build/cpp/%,$(filter %.cu %.h,$(1:build/gpu/%=%))) $(filter-out %.cu %.h,$1)
 
 # Each program of the Makefile and the other folders on the stand-in, and under the sanitizers
-programs += runtime_tests
+cpu_programs := $(programs) runtime_tests
 of_runtime_tests := extras/cpu/tests.cu $(wildcard extras/cpu/tests/*)
 options_runtime_tests = $(options_tests) -O0 $(if $(filter asan,$(*D)),$(loads)) $(numbers)
 cuda_headers := $(wildcard extras/cpu/*.h extras/cpu/cuda/*.h extras/cpu/nvtx3/*)
 runtime := extras/cpu/runtime.cc $(cuda_headers) $(wildcard extras/cpu/cuda/*.cc)
 variants := cpu asan race lanes lanes_asan
-$(foreach x,$(variants),$(patsubst %,build/$x/%.o,$(programs) $(objects))): build/%.o: \
+$(foreach x,$(variants),$(patsubst %,build/$x/%.o,$(cpu_programs) $(objects))): build/%.o: \
     $$(call in_cpp,$$(of_$$(*F))) $$(headers_$$(*F)) $$(if $$(findstring tests,$$(*F)),$(DOCTEST)) \
     $(cuda_headers) build/$$(*D)/flags
-	$(CXX) $(cpu_flags) $(flags_$(*D)) -iquote $(patsubst build/cpp/%/,%,$(dir $<)) -iquote build/cpp \
-	    $(options_$(*F)) $(if $(findstring tests,$(*F)),-DDOCTEST_LINKED) $(read_before) -x c++ -c $< $(to)
+	$(begin)
+	$(show)$(CXX) $(cpu_flags) $(flags_$(*D)) -iquote $(patsubst build/cpp/%/,%,$(dir $<)) \
+	    -iquote build/cpp $(options_$(*F)) $(if $(findstring tests,$(*F)),-DDOCTEST_LINKED) \
+	    $(read_before) -x c++ -c $< $(to)
+takes_products := , about 15 s
+takes_watched_products := , about 15 s
+takes_program := , about 10 s
 # (Not with `numbers`, for which g++ would want a library)
-$(foreach x,$(variants),$(programs:%=build/$x/%)): build/%: $$(links_$$(*F)) build/%.o \
+$(foreach x,$(variants),$(cpu_programs:%=build/$x/%)): build/%: $$(links_$$(*F)) build/%.o \
     $$(if $$(findstring tests,$$(*F)),build/$$(*D)/doctest.o) build/$$(*D)/runtime.o
-	$(CXX) $(cpu_flags) $(flags_$(*D)) $(filter %.o,$^) $(dl) $(to)
+	$(show)$(CXX) $(cpu_flags) $(flags_$(*D)) $(filter %.o,$^) $(dl) $(as_program)
 # What they share: the runtime, and doctest's own code
 build/%/runtime.o: $(runtime) build/%/flags
+	$(begin)
 	@$(if $(findstring -fsanitize,$(flags_$*)),$(try_sanitizer))
-	@$(CXX) $(cpu_flags) $(flags_$*) -c $< $(to)
+	$(show)$(CXX) $(cpu_flags) $(flags_$*) -c $< $(to)
 build/%/doctest.o: $(DOCTEST) build/%/flags
-	$(CXX) $(cpu_flags) -O0 $(flags_$*) -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< $(to)
+	$(begin)
+	$(show)$(CXX) $(cpu_flags) -O0 $(flags_$*) -w -DDOCTEST_CONFIG_IMPLEMENT -x c++ -c $< $(to)
 
 # What mgpu.cu includes takes g++ a second to read, but no time if a .gch fits the flags. If that
 # does not work, an empty one is passed over.
-readers := $(patsubst %,build/cpu/%.o,$(filter-out runtime_tests,$(programs)))
+readers := $(patsubst %,build/cpu/%.o,$(programs))
 $(readers): build/cpu/headers.h.gch
 $(readers): read_before = -include build/cpu/headers.h
 build/cpu/headers.h: mgpu.cu
-	@sed -n 's/^\(#include <[^>]*>\).*/\1/p' $< >$$part && $(renew)
+	@mkdir -p $(@D); sed -n 's/^\(#include <[^>]*>\).*/\1/p' $< >$(new) && $(renew)
 build/cpu/headers.h.gch: build/cpu/headers.h $(cuda_headers) build/cpu/flags
-	@echo "reading the headers into $@"; \
-	{ $(CXX) $(cpu_flags) -x c++-header $< -o $$part && $(finish) && \
+	$(begin)
+	@{ $(CXX) $(cpu_flags) -x c++-header $< $(to) && \
 	    echo | $(CXX) $(cpu_flags) -include $< -fsyntax-only -x c++ -; } 2>/dev/null || : >$@
 # What a program that is compiled and linked at once is given besides its source
 once_cpu := -include build/cpu/headers.h build/cpu/runtime.o
@@ -105,24 +112,25 @@ loads := $(if $(clang),,--param asan-instrumentation-with-call-threshold=0)
 flags_race := -fsanitize=thread
 flags_lanes := -DMGPU_LANES
 flags_lanes_asan := $(flags_lanes) -fsanitize=address
-try_sanitizer = echo 'int main() {}' | $(CXX) $(flags_$*) -x c++ - -o $$part 2>/dev/null || { \
+try_sanitizer = echo 'int main() {}' | $(CXX) $(flags_$*) -x c++ - -o $(new) 2>/dev/null && \
+    rm $(new) || { \
     echo "$(firstword $(CXX)) cannot link with $(flags_$*): please install" >&2 \
         "$(if $(clang),libclang-rt-$$($(CXX) -dumpversion | cut -d. -f1)-dev,its sanitizers)"; \
     exit 1; }
 
 .PHONY: asan race lanes limits sanitize
-asan_tests += tests runtime_tests
+asan_tests := $(call chosen,$(asan_tests) tests runtime_tests)
 asan: $(asan_tests:%=build/asan/%) data  ## tests under AddressSanitizer and UBSan
-	@$(call run_tests,$(asan_tests:%=build/asan/%))
+	@$(call run_tests,build/asan,$(asan_tests))
 # The kernel may spread addresses too widely for ThreadSanitizer: setarch -R turns that off
 tsan = sh extras/cpu/race.sh $(setarch)
 setarch = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 # With ALLREDUCE only what is about that one
-race_tests += $(if $(value ALLREDUCE),,tests runtime_tests)
+race_tests := $(call chosen,$(race_tests) $(if $(value ALLREDUCE),,tests runtime_tests))
 race_program := build/race/$(notdir $(program))
 race_trains := yes
-race: $(race_tests:%=build/race/%) data  ## tests and a training under ThreadSanitizer
-	@$(if $(strip $(race_tests)),$(call run_tests,$(race_tests:%=build/race/%),$(tsan)))
+race: $(race_tests:%=build/race/%) data  ### tests and a training under ThreadSanitizer
+	@$(if $(strip $(race_tests)),$(call run_tests,build/race,$(race_tests),$(tsan)))
 	@set -e; $(race_more)
 	@$(if $(race_trains),$(MAKE) --no-print-directory $(race_program))
 	@$(if $(race_trains),$(tsan) $(race_program) CHECKS=0 $(log:%=%race/log) \
@@ -133,6 +141,7 @@ race: $(race_tests:%=build/race/%) data  ## tests and a training under ThreadSan
 save := $(wildcard extras/files/files.cu)
 build/limits/failing: build/cpp/mgpu.cu extras/cpu/failing.cc $(save:%=build/cpp/%) \
     extras/definitions.awk build/cpu/headers.h.gch build/cpu/runtime.o
+	$(begin)
 	@awk -f extras/definitions.awk $< | \
 	    awk '!in_file { if ($$1 == "check_cuda") first = $$3; next } \
 	        FNR == first { sub(/check_cuda/, "plain_&") } { print }' \
@@ -145,11 +154,13 @@ limits: $(if $(save),build/cpu/program build/limits/failing) data  ## test kills
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
 lanes_asan_T := $(if $(filter command,$(origin T)),$(T), \
     -tc='conv*,matmul*,linear*,*pool*,relu*,add*,*norm*,softmax*,allreduce*,tuned*')
-lanes_tests := $(patsubst %,build/lanes/%,$(lanes_tests) tests)
-lanes_asan_tests := $(if $(LANES),,$(subst lanes/,lanes_asan/,$(lanes_tests)))
-lanes: $(lanes_tests) build/cpu/runtime_tests $(lanes_asan_tests) data  ## tests with a GPU's block shapes, lane by lane
+lanes_tests := $(call chosen,$(lanes_tests) tests)
+lanes_asan_tests := $(if $(LANES),,$(lanes_tests:%=build/lanes_asan/%))
+lanes: $(lanes_tests:%=build/lanes/%) build/cpu/runtime_tests $(lanes_asan_tests)
+lanes: data  ## tests with a GPU's block shapes, lane by lane
 	@for order in $(or $(LANES),forwards backwards 1); do echo "CUDA_CPU_LANES=$$order" >&2; \
-	    export order; ($(call run_tests,$(lanes_tests) build/cpu/runtime_tests,env CUDA_CPU_LANES=$$order)) || exit 1; done
+	    export order; $(call run_tests,build,$(lanes_tests:%=lanes/%) cpu/runtime_tests,\
+	        env CUDA_CPU_LANES=$$order) || exit 1; done
 	@set -f; $(if $(LANES),:,echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2); \
 	for tests in $(lanes_asan_tests); do \
 	    CUDA_CPU_LANES=2 $$tests $(lanes_asan_T) || [ $$? = 4 ] || exit 1; done
@@ -220,7 +231,8 @@ nvcc:  ## compile mgpu.cu, or FILE=own.cu, for a GPU, without one
 	@sh extras/cpu/nvcc.sh
 
 build/cu/runtime.o: $(runtime) build/cpu/flags
-	@$(CXX) $(cu_flags) -c $< $(to)
+	$(begin)
+	$(show)$(CXX) $(cu_flags) -c $< $(to)
 
 # Small programs of a first course: each prints what its head says
 programs: $(cu_needs)  ## run the programs of extras/cpu/programs

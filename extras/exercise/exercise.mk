@@ -1,17 +1,16 @@
 # The exercise: a judge for allreduce_yours. The Makefile includes this file where it is there.
 
 # SUBMISSION     an mgpu.cu whose allreduce make exercise judges, by default the one here
-# FABRIC         a network whose times make exercise and make show print, see extras/watch/network.h
 own += SUBMISSION
 
 .PHONY: exercise show
 
 worker := $(if $(SUBMISSION),build/submission,$(dir))/worker
 ifeq ($(value NODES)$(value HOSTS),)
-exercise: backend build/cpu/judge $(worker)  ## judge yours, or ALLREDUCE=name
+exercise: backend build/cpu/judge $(worker)  ### judge yours, or ALLREDUCE=name
 	@build/cpu/judge WORKER=$(worker) $(words)
 endif
-show: backend build/cpu/judge $(worker)  ## show what yours, or ALLREDUCE=name, does
+show: backend build/cpu/judge $(worker)  ### show what yours, or ALLREDUCE=name, does
 	@build/cpu/judge WORKER=$(worker) SHOW=build/show.txt $(words)
 	@sed -e '/^@data$$/{r build/show.txt' -e 'd;}' extras/exercise/show.html >build/show.html
 	@echo build/show.html: open it in a browser
@@ -20,10 +19,11 @@ words_of_judge = $(foreach name,GPUS ALLREDUCE KVSTORE MODEL SEED,$(if $(value $
 
 # ----- Compiling -------------------------------------------------------------------------------
 
-all: $(dir)/worker build/cpu/judge
+all: build/cpu/judge
 exercise_headers := $(wildcard extras/exercise/*.h extras/watch/*.h)
 build/cpu/judge: extras/exercise/judge.cc $(exercise_headers) build/cpu/flags
-	$(CXX) -std=c++17 -O1 -Wall -Wextra $(if $(WERROR),-Werror) $< $(to)
+	$(begin)
+	$(show)$(CXX) -std=c++17 -O1 -Wall -Wextra $(if $(WERROR),-Werror) $< $(to)
 
 # A worker includes the submission alone, or mgpu.cu and the other algorithms. It needs little of
 # what it includes: in the copy judged/mgpu.cu nothing calls the rest, which is not compiled.
@@ -38,19 +38,19 @@ whole_cpu = $(if $(findstring clang,$(CXX)),,-fwhole-program) -Wno-unused-functi
 whole_gpu := -Xcompiler -fwhole-program,-Wno-unused-function
 judged_needs := extras/exercise/judged.sh extras/definitions.awk
 build/cpp/judged/mgpu.cu: build/cpp/mgpu.cu $(judged_needs)
-	@sh extras/exercise/judged.sh $< >$$part && $(finish)
+	@mkdir -p $(@D); sh extras/exercise/judged.sh $< >$(new) && $(finish)
 build/gpu/judged/mgpu.cu: mgpu.cu $(judged_needs)
-	@{ echo '#line 1 "$<"'; sh extras/exercise/judged.sh $<; } >$$part && $(finish)
+	@mkdir -p $(@D); { echo '#line 1 "$<"'; sh extras/exercise/judged.sh $<; } >$(new) && $(finish)
 
 # All wrong ones together, as one submission
 wrong := $(wildcard extras/exercise/wrong/*.cu)
-of_wrong = extras/exercise/worker.cu build/gpu/wrong.cu $(wrong) extras/exercise/wrong/yours.h mgpu.cu \
-    $(algorithms)
+of_wrong = extras/exercise/worker.cu build/gpu/wrong.cu $(wrong) extras/exercise/wrong/yours.h \
+    mgpu.cu $(algorithms)
 headers_wrong = $(exercise_headers)
 options_wrong = -DALL_WRONG -DSUBMISSION='"wrong.cu"' $(whole_$(*D))
 level_wrong := -O1
 build/gpu/wrong.cu build/cpp/wrong.cu: $(wrong) extras/exercise/exercise.mk
-	@printf '#include "%s"\n' $(wrong) >$$part && $(finish)
+	@mkdir -p $(@D); printf '#include "%s"\n' $(wrong) >$(new) && $(finish)
 
 # A submission from elsewhere is compiled each time, since its includes are unknown.
 to_worker_gpu = $(NVCC) $(subst -O3,-O1,$(nvcc_flags)) $(whole_gpu) extras/exercise/worker.cu
@@ -61,15 +61,16 @@ worker_needs := $(if $(filter build/cpu,$(dir)),build/cpu/headers.h.gch build/cp
     build/cpp/mgpu.cu build/cpp/extras/exercise/worker.cu build/cpp/extras/exercise/wrong/yours.h \
     $(algorithms:%=build/cpp/%))
 build/submission/worker: build/submission/mgpu.cu $(worker_needs)
-	@$(to_worker) -I '$(dir $(abspath $(SUBMISSION)))' -DSUBMISSION='"$(abspath $<)"' $(to)
+	$(begin)
+	$(show)$(to_worker) -I '$(dir $(abspath $(SUBMISSION)))' -DSUBMISSION='"$(abspath $<)"' $(to)
 translated := $(if $(filter build/cpu,$(dir)),sh extras/cpu/to_cpp.sh,cat)
 build/submission/mgpu.cu: FORCE
 	@[ -f $(submission) ] || { echo SUBMISSION=$(submission): no such file >&2; exit 1; }
 	@grep -qE 'allreduce_yours|yours.h' $(submission) || { echo SUBMISSION=$(submission): \
 	    expected a whole mgpu.cu with allreduce_yours >&2; exit 1; }
-	@$(translated) $(submission) >$(@D)/whole.cu
+	@mkdir -p $(@D); $(translated) $(submission) >$(@D)/whole.cu
 	@{ echo '#line 1 "$(lastword $(subst /, ,$(SUBMISSION)))"'; \
-	    sh extras/exercise/judged.sh $(@D)/whole.cu; } >$$part && $(finish)
+	    sh extras/exercise/judged.sh $(@D)/whole.cu; } >$(new) && $(finish)
 submission = '$(subst ','\'',$(value SUBMISSION))'
 
 # ----- Tests -----------------------------------------------------------------------------------

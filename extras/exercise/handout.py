@@ -13,7 +13,8 @@ import re
 import shutil
 import sys
 
-COPIED = """Makefile LICENSE *.md *.cu .clang-format data extras/*.h extras/*.awk extras/algorithms
+COPIED = """Makefile LICENSE *.md *.cu .clang-format data extras/*.h extras/*.awk
+    extras/parts.mk extras/test.sh extras/algorithms
     extras/check extras/cpu extras/exercise extras/fast extras/files extras/measure extras/networks
     extras/nodes extras/watch""".split()
 TEACHERS = """extras/algorithms/tests.cu extras/check/tests.cu extras/exercise/tests.cu

@@ -4,9 +4,9 @@
 cd "$(dirname "$0")/../.." || exit 1
 data=$(pwd)/build/data
 rm -rf build/edited && mkdir -p build/edited/extras &&
-    cp -a Makefile mgpu.cu build/edited && cp -a extras/definitions.awk extras/cpu extras/fast build/edited/extras &&
+    cp -a Makefile mgpu.cu build/edited && cp -a extras/*.* extras/cpu extras/fast build/edited/extras &&
     mkdir -p build/edited/build && cp -a data build/edited/ && cd build/edited || exit 1
-cp -a ../cpu ../cpp ../sources build/ 2>/dev/null # what is built already
+cp -a ../cpu ../cpp build/ 2>/dev/null # what is built already
 run() { make -s run "$@" DATA="$data" GPUS=1 BATCH=32 EPOCHS=1 LIMIT=64 CHECKS=0 2>make.err; }
 fail() { echo "extras/fast/edited.sh: $1" >&2; cat make.err out >&2; exit 1; }
 says() { grep -m 1 '^operators' out | grep -q "^operators: $1" || fail "no line: operators: $1"; }

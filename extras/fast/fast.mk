@@ -4,9 +4,9 @@
 plain := mgpu.cu $(wildcard extras/networks/networks.cu)
 plain_needs := extras/fast/plain.sh extras/fast/operators extras/definitions.awk
 build/gpu/plain/%: % $(plain_needs)
-	@{ echo '#line 1 "$<"'; sh extras/fast/plain.sh $<; } >$$part && $(finish)
+	@mkdir -p $(@D); { echo '#line 1 "$<"'; sh extras/fast/plain.sh $<; } >$(new) && $(finish)
 build/cpp/plain/%: build/cpp/% $(plain_needs)
-	@sh extras/fast/plain.sh $< >$$part && $(finish)
+	@mkdir -p $(@D); sh extras/fast/plain.sh $< >$(new) && $(finish)
 
 # products.cu takes the longest to compile. Of mgpu.cu it includes a part, and is compiled again only
 # if that changes. (Under a sanitizer fast.cu includes products.cu.)
@@ -17,7 +17,7 @@ fast_headers := $(wildcard extras/fast/*.h) extras/format.h
 of_products := extras/fast/products.cu $(fast_headers) build/gpu/vocabulary.h
 options_products = -DVOCABULARY='"vocabulary.h"'
 build/gpu/vocabulary.h build/cpp/vocabulary.h: mgpu.cu extras/fast/vocabulary.sh extras/definitions.awk
-	@sh extras/fast/vocabulary.sh $< >$$part && $(renew)
+	@mkdir -p $(@D); sh extras/fast/vocabulary.sh $< >$(new) && $(renew)
 # For SM 90 they use wgmma, which is of SM 90 alone: its PTX has none.
 comma := ,
 of_90 := arch=compute_90$(comma)code=

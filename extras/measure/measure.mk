@@ -1,6 +1,6 @@
 # Times, counts and pictures. The Makefile includes this file where it is there.
 
-# FABRIC         another machine's network, such as ethernet100, see extras/measure/README.md
+# FABRIC         network for make trace, scale, exercise and show, see extras/measure/README.md
 # PROFILE        times of kernels, for make trace with FABRIC, see extras/measure/README.md
 # TRACE_MS       width of make trace's picture in milliseconds, by default the time of the steps
 # STEPS          steps that make trace and make profile record, by default 3
@@ -34,7 +34,6 @@ sweep: backend $(program) data  ## tabulate test acc by learning rates and devic
 
 # ----- Compiling -------------------------------------------------------------------------------
 
-all: $(dir)/measure
 programs += measure
 of_measure = extras/measure/measure.cu $(needs)
 headers_measure = $(watch) $(wildcard extras/measure/*.h)

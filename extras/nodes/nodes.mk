@@ -51,17 +51,19 @@ endif
 mpi_gpu = $(NVCC) $(nvcc_flags) -I. -Ibuild/gpu -ccbin $(MPICXX)
 mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1)
 mpi = $(mpi_$(notdir $(dir)))
+in_cpp_too := $(filter build/cpu,$(dir))
 of_nodes = extras/nodes/nodes.cu extras/nodes/exercise.h extras/format.h $(needs)
 apart_mpi = $(apart_$(notdir $(dir)))
 mpi_objects = $(if $(apart_$(*D)),$(dir)/products.o) \
-    $(if $(filter build/cpu,$(dir)),build/$(or $(patsubst mpi_%,%,$(filter mpi_%,$(*D))),cpu)/runtime.o)
+    $(if $(in_cpp_too),build/$(or $(patsubst mpi_%,%,$(filter mpi_%,$(*D))),cpu)/runtime.o)
 nodes_dirs := build/mpi build/mpi_asan build/mpi_race
-$(nodes_dirs:%=%/nodes.o): build/%.o: $$(call $(if $(filter build/cpu,$(dir)),in_cpp,or),$$(of_nodes)) \
+$(nodes_dirs:%=%/nodes.o): build/%.o: $$(call $(if $(in_cpp_too),in_cpp,or),$$(of_nodes)) \
     build/$$(*D)/flags
-	$(need_mpi)$(call mpi,$(*D:mpi_%=%)) $(tuned) $(if $(filter build/cpu,$(dir)),-iquote build/cpp -x c++) \
+	$(need_mpi)$(begin)
+	$(show)$(call mpi,$(*D:mpi_%=%)) $(tuned) $(if $(in_cpp_too),-iquote build/cpp -x c++) \
 	    -c $< $(to)
 $(nodes_dirs:%=%/nodes): build/%: build/%.o $$(mpi_objects)
-	$(call mpi,$(*D:mpi_%=%)) $(filter %.o,$^) $(to)
+	$(show)$(call mpi,$(*D:mpi_%=%)) $(filter %.o,$^) $(as_program)
 # The compiler of another MPI, or of another version, may have the same name
 mpi_version = $(shell { $(MPICXX) -show; printf '\043include <mpi.h>\n' | \
     $(MPICXX) -E -dM -x c++ - | grep -E '(OMPI|MPICH|I_MPI)_[A-Z_]*VERSION '; } 2>/dev/null)

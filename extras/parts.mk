@@ -1,0 +1,116 @@
+# The parts of the program below extras/, and how the Makefile finds, builds and tests them.
+
+# ----- The parts ----------------------------------------------------------------------------------
+
+# The program is mgpu.cu or, if there are such parts, program.cu, which includes mgpu.cu and then
+# these parts, in this order.
+parts := $(wildcard extras/algorithms/algorithms.cu extras/networks/networks.cu \
+    extras/files/files.cu extras/fast/fast.cu)
+program := $(dir)/mgpu
+ifneq ($(parts),)
+program := $(dir)/program
+programs += program
+endif
+of_program = $(needs)
+options_program = $(numbers_$(*D)) $(tuned)
+# What includes PROGRAM needs these, with the tuned operators or, as untuned.cu, without
+needs = build/gpu/program.cu build/gpu/untuned.cu mgpu.cu $(parts) $(wildcard extras/algorithms/*.h)
+tuned = -DPROGRAM='"program.cu"'
+untuned = -DPROGRAM='"untuned.cu"'
+# (fast.cu wants copies of what it replaces: plain/mgpu.cu instead of mgpu.cu)
+include_all = mkdir -p $(@D); { printf '\043ifndef MGPU_NO_MAIN\n\043define MGPU_NO_MAIN\n'; \
+    printf '\043define PROGRAM_MAIN\n\043endif\n'; printf '\043include "%s"\n' $1; \
+    printf '\043ifdef PROGRAM_MAIN\n'; \
+    echo 'int main(int argc, char **argv) { return mgpu_main(argc, argv); }'; \
+    printf '\043endif\n'; } >$(new) && $(renew)
+build/gpu/program.cu build/cpp/program.cu: FORCE
+	@$(call include_all,$(foreach x,mgpu.cu $(parts),$(if $(filter $x,$(plain)),plain/$x,$x)))
+build/gpu/untuned.cu build/cpp/untuned.cu: FORCE
+	@$(call include_all,$(filter-out extras/fast/fast.cu,mgpu.cu $(parts)))
+
+# ----- Tests --------------------------------------------------------------------------------------
+
+# Those programs whose sources have a case that T matches. (On a GPU they run one after the other.)
+in_shell = '$(subst ','\'',$1)'
+chosen = $(if $(T),$(shell T=$(call in_shell,$(T)) sh extras/test.sh choose $1),$1)
+say_tests:
+	@T=$(call in_shell,$(T)) sh extras/test.sh say $(tests)
+run_tests = T=$(call in_shell,$(T)) BEFORE=$(call in_shell,$3) \
+    AT_ONCE=$(if $(filter build/gpu,$1),1,$(shell nproc)) sh extras/test.sh run $(2:%=$1/%)
+# (The system's doctest if it is not too old: Debian 11's lacks this operator)
+DOCTEST := $(or $(shell grep -ls 'operator+.const String *& *lhs' \
+    /usr/include/doctest/doctest.h),build/doctest/doctest.h)
+build/doctest/doctest.h: ; @sh data/fetch.sh doctest
+
+# ----- The other folders --------------------------------------------------------------------------
+
+# (cpu.mk compiles what the others name.)
+-include $(filter-out extras/cpu/cpu.mk,$(sort $(wildcard extras/*/*.mk))) extras/cpu/cpu.mk
+tests := $(call chosen,$(tests))
+unexport $(filter-out $(own),$(typed)) # make would expand a $ in them
+# In the environment, options such as DATA or SEED may be there for something else
+options := $(shell sed -nE 's/^(\# |    \{")([A-Z_]+)("|  ).*/\2/p' Makefile extras/*/*.mk mgpu.cu \
+    extras/*/*.cu extras/*/*.h 2>/dev/null | sort -u)
+$(foreach x,$(filter-out $(own),$(options)),$(if $(findstring environment,$(origin $x)),\
+    $(warning $x in the environment is ignored: write make run $x=...)$(eval undefine $x)))
+
+# ----- What is said -------------------------------------------------------------------------------
+
+.PHONY: help
+listed = sed -nE 's/^([a-z_]+):.*  $1 (.*)/\1\t\2/p' $2 2>/dev/null | expand -t 15
+variables = sed -nE 's/^\# ([A-Z_]+  )/\1/p' $1 2>/dev/null
+own_options = sed -nE 's/^    \{"([A-Z_]+)", [^"]*"(.*)".*\},$$/\1\t\2/p' $1 2>/dev/null | \
+    expand -t 15
+rooms := $(sort $(patsubst extras/%/,%,$(dir $(wildcard extras/*/*.mk))))
+help:  ### print this list
+	@echo 'make TARGET NAME=value ...'; echo
+	@$(call listed,\#\#\#,Makefile extras/*/*.mk extras/*.mk)
+	@echo; $(call own_options,mgpu.cu)
+	@echo; $(call variables,Makefile)
+	@$(if $(rooms),echo; echo 'More: make $(rooms:%=help_%)' | fold -sw 100)
+.PHONY: $(rooms:%=help_%)
+$(rooms:%=help_%): help_%:
+	@$(call listed,\#\#\#?,extras/$*/*.mk)
+	@$(call variables,extras/$*/*.mk)
+	@$(call own_options,extras/$*/*.cu extras/$*/*.h)
+
+# ----- Compiling ----------------------------------------------------------------------------------
+
+ifeq ($(dir)$(has_nvcc),build/gpu)
+  $(error the backend cuda needs nvcc: install CUDA, or set NVCC=/path/to/nvcc)
+endif
+# For each GPU here the newest architecture that it runs and nvcc knows; 75 where there is no GPU
+gpus := $(if $(has_gpu),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | tr -d .))
+known := $(and $(gpus),$(has_nvcc),$(shell $(NVCC) --list-gpu-arch | sed s/compute_// | sort -n))
+native := $(if $(SM)$(filter-out $(known),$(gpus)),,$(gpus))
+SM := $(or $(SM),$(shell for gpu in $(gpus); do newest=none; for sm in $(known); do \
+    [ $$sm -gt $$gpu ] || newest=$$sm; done; echo $$newest; done | sort -nu),75)
+$(and $(filter none,$(SM)),$(filter build/gpu,$(dir)),$(error this CUDA no longer knows a GPU \
+    here ($(gpus)): use an older one, or BACKEND=cpu))
+# Code for each SM, on all cores if nvcc can, and PTX for others unless these are the GPUs' own
+cores := $(if $(filter build/gpu,$(dir)),$(shell $(NVCC) --help | grep -oe '^--split-compile '))
+nvcc_flags = -std=c++17 $(or $(level_$(*F)),-O3) -lineinfo -D_GLIBCXX_ASSERTIONS \
+    -Xcompiler -Wall,-Wextra $(or $(sms_$(*F)),$(sms)) $(cores:%=%=0) \
+    $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
+sms = $(foreach x,$(SM),-gencode arch=compute_$x,code=$(if $(native),sm_$x,[sm_$x,compute_$x]))
+
+# What is compiled gets the date at which that began, so that an edit meanwhile is newer. All that is
+# written gets its name when it is whole, since another make may be reading it, or this one be killed.
+show := $(if $(V),,@)
+silent := $(findstring s,$(firstword -$(MAKEFLAGS)))
+begin = @mkdir -p $(@D) && touch $@.begun; $(if $(silent),,echo 'compiling $@$(takes_$(*F))' >&2)
+to = -o $(new) && touch -r $@.begun $(new) && $(finish)
+as_program = -o $(new) && $(finish)
+new = $@.$$$$
+finish = mv -f $(new) $@
+renew = if cmp -s $(new) $@; then rm $(new); else $(finish); fi # only if it differs
+
+# The flags of the last build. The file changes only if they do, and then all is built again.
+build/gpu/flags: flags = $(NVCC) $(nvcc_flags)
+build/%/flags: FORCE
+	@{ mkdir -p $(@D) && echo $(call in_shell,$(flags)) >$(new); } 2>/dev/null || { \
+	    echo 'build/ cannot be written, or is full' >&2; exit 1; }; $(renew)
+# An edit would be older than what a wrong clock has dated in the future
+future := $(if $(MAKELEVEL:0=),,$(shell find build -name '*_venv' -prune -o -type f -mmin -0 -print \
+    -exec touch -t 200001010000 {} + 2>/dev/null | head -n 1))
+$(if $(future),$(warning $(future) is dated in the future: what is so is built again))
