@@ -254,8 +254,10 @@ TEST_CASE("load_safetensors: what the format does not allow") {
         {"\"a1\"", R"("__metadata__":{"x":"1","x":"2"},"a1")", wrong},
         {header, "", wrong},
         {header, "[]", wrong}};
-    for (const auto &[from, to, says] : cases) {
-        CAPTURE(to);
+    for (const auto &c : cases) { // (a lambda of C++17 may not capture structured bindings)
+        const auto [from, to, says] = c;
+        const std::string shown = to;
+        CAPTURE(shown);
         std::string changed = header;
         changed.replace(changed.find(from), from.size(), to);
         check_says(loaded(safetensors(changed, numbers)), says);
