@@ -1,4 +1,4 @@
-// no_waits.cu:12, message gpu(1) to gpu(0): it does not wait for gpu(1)'s gradients ... make race GPUS=2 ALLREDUCE=no_waits
+// no_waits.cu:12, message gpu( ... : it does not wait for gpu( ... s gradients ... ALLREDUCE=no_waits
 // Messages without a wait before and after.
 #include "yours.h"
 
