@@ -3,7 +3,7 @@
 
 // sum[i] = x[0][i] + x[1][i] + ... + x[k-1][i], in this order on every device: the same bits
 //   x[c] (n), on device c   ->   sum (n)
-__global__ void one_shot_kernel(float *sum, Peers peers, int n) {
+__global__ void one_shot_kernel(float *sum, const __grid_constant__ Peers peers, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float total = 0;

@@ -3,7 +3,7 @@
 
 // Reduce-scatter: x[c][i] += all other x[d][i], in the order of devices
 //   x[d] (n), chunk c of device d   ->   x[c]
-__global__ void reduce_scatter_kernel(float *sum, Peers chunks, int n) {
+__global__ void reduce_scatter_kernel(float *sum, const __grid_constant__ Peers chunks, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float total = 0;
@@ -13,7 +13,7 @@ __global__ void reduce_scatter_kernel(float *sum, Peers chunks, int n) {
 
 // All-gather: y[i] = x[d][i], where d is the device that has summed the chunk of i (see chunk())
 //   x[d] (n), on device d   ->   y (n), which is x[own]
-__global__ void all_gather_kernel(float *y, Peers peers, int own, int n) {
+__global__ void all_gather_kernel(float *y, const __grid_constant__ Peers peers, int own, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const int owner = ((i + 1L) * peers.k - 1) / n;
