@@ -26,7 +26,7 @@ usage:
 	@sed -n '1,/^$$/s/^#     //p' Makefile
 run: backend $$(program) data  ### train: make run GPUS=2 BATCH=256 LR=0.2 EPOCHS=10
 	@$(start) $(program) $(words)
-test: backend say_tests $$(addprefix $$(dir)/,$$(tests)) data  ### run the tests: make test T='-tc=allreduce*'
+test: backend say_tests $$(addprefix $$(dir)/,$$(tests)) data  ### run the tests: T='-tc=allreduce*'
 	@$(call run_tests,$(dir),$(tests))
 data:  ### download Fashion-MNIST, or prepare the data set in the folder DATA
 	@sh data/unpack.sh $(words)
@@ -59,8 +59,8 @@ dir := build/$(if $(filter cuda,$(backend)),gpu,cpu)
 
 # ----- How a .cu becomes a program ----------------------------------------------------------------
 # Of each program NAME, of_NAME is its .cu file and those that this one includes, and headers_NAME
-# what needs no translation for the stand-in. It is compiled with options_NAME to NAME.o, and this is
-# linked with links_NAME. (In a rule $(*F) is NAME, and build/$(*D) is its folder.)
+# what needs no translation for the stand-in. It is compiled with options_NAME to NAME.o, and this
+# is linked with links_NAME. (In a rule $(*F) is NAME, and build/$(*D) is its folder.)
 programs := mgpu tests
 of_mgpu := mgpu.cu
 options_mgpu = $(numbers_$(*D))

@@ -11,8 +11,8 @@ static bool add_algorithm(const char *name, void (*run)(const PerDevice &grads),
 }
 
 // What a kernel needs that reads the memory of several devices: the address of a tensor on each.
-// It is passed by value, as a kernel's argument. (Since x is indexed by a variable, each thread would
-// copy it to a stack of its own, if the argument were not a __grid_constant__.)
+// It is passed by value, as a kernel's argument. (Since x is indexed by a variable, each thread
+// would copy it to a stack of its own if the argument were not a __grid_constant__.)
 struct Peers {
     const float *x[8];
     int k;

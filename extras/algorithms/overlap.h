@@ -2,8 +2,8 @@
 // defines: group_bytes, sum_in_groups, OVERLAP
 //
 // The chapter wants to exchange the first gradients while the rest are still being computed. The
-// host is far ahead of the devices: when train_batch() calls sum_gradients(), it has enqueued all of
-// backward, but the devices have barely started it. So an allreduce on a second stream of each
+// host is far ahead of the devices: when train_batch() calls sum_gradients(), it has enqueued all
+// of backward, but the devices have barely started it. So an allreduce on a second stream of each
 // device, which waits only for the gradients that it sums, runs at the same time as the rest of
 // backward:
 //

@@ -1,12 +1,12 @@
-// An allocator that divides free memory. mgpu.cu's keeps freed memory for tensors of its own size; this
-// one takes its place. A tensor gets the smallest free piece that is large enough, and the rest of it
-// becomes a piece of its own. Free pieces that are neighbours are joined.
+// An allocator that divides free memory. It takes the place of mgpu.cu's, which keeps freed memory
+// for tensors of its own size. A tensor gets the smallest free piece that is large enough, and the
+// rest of it becomes a piece of its own. Free pieces that are neighbours are joined.
 // Gain: README.md, "Memory": a step of ResNet-18 takes 912 MB from CUDA in place of 2,078.
 // defines: Piece, pieces_of, allocate
 #include <list>
 
 namespace fast {
-// A piece of the memory that one cudaMalloc() has returned. A list of them is in the order of memory.
+// A piece of the memory that one cudaMalloc() has returned. A list has them in the order of memory.
 struct Piece {
     float *begin;
     long n;     // how many floats it has
@@ -17,7 +17,7 @@ struct Piece {
 static auto &pieces_of = *new std::map<std::pair<int, cudaStream_t>, std::list<Piece>>;
 } // namespace fast
 
-// Small pieces are never divided, so that memory checkers notice a write beyond the end of a tensor.
+// Small pieces are never divided, so that memory checkers notice a write beyond a tensor's end.
 std::shared_ptr<float> allocate(long n, Device device) {
     if (n == 0) return nullptr;
     if (is_host(device)) return allocate_on_host(n);
