@@ -110,7 +110,9 @@ build/gpu/flags: flags = $(NVCC) $(nvcc_flags)
 build/%/flags: FORCE
 	@{ mkdir -p $(@D) && echo $(call in_shell,$(flags)) >$(new); } 2>/dev/null || { \
 	    echo 'build/ cannot be written, or is full' >&2; exit 1; }; $(renew)
-# An edit would be older than what a wrong clock has dated in the future
-future := $(if $(MAKELEVEL:0=),,$(shell find build -name '*_venv' -prune -o -type f -mmin -0 -print \
-    -exec touch -t 200001010000 {} + 2>/dev/null | head -n 1))
+# An edit would be older than what a wrong clock has dated in the future (by more than 2 s, for
+# another make may be at work)
+future := $(if $(MAKELEVEL:0=),,$(shell [ -d build ] && mark=$$(mktemp) && \
+    touch -d "@$$(($$(date +%s) + 2))" $$mark 2>/dev/null && find build -name '*_venv' -prune -o \
+    -type f -newer $$mark -print -exec touch -t 200001010000 {} + | sed -n 1p; rm -f $$mark))
 $(if $(future),$(warning $(future) is dated in the future: what is so is built again))

@@ -109,9 +109,9 @@ def test_functions_are_shown(outputs):
         return of(outputs, "%code " + name, "text/markdown")
 
     assert code("lenet").endswith("    return y_hat;\n}\n````")
-    assert "\nvoid allreduce(std::vector<Tensor> data) {\n" in code("allreduce")
+    assert "\nvoid allreduce(Tensors data) {\n" in code("allreduce")
     split_batch = code("split_batch")
-    assert split_batch.startswith("````c++\n// ") and "\nstd::pair<std::vector<Tensor>," in split_batch
+    assert split_batch.startswith("````c++\n// ") and "\nstd::pair<Tensors, Tensors> split_batch(" in split_batch
 
 
 def test_the_demos(outputs):
