@@ -97,6 +97,7 @@ PerDevice gradients(const PerDevice &device_params); // the gradients of all par
 Device try_gpu(int i);     // gpu(i), or an error if there is none (d2l's returns cpu() then)
 void waitall();            // make the host wait for all devices
 int size(const Tensor &t); // the product of its shape
+void size(const Tensors &list) = delete; // write list.size(). (C++ would take std::size)
 Tensor empty(std::vector<int> shape, Device device); // uninitialized memory
 Tensor full(std::vector<int> shape, float value, Device device);
 Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2), on the host
@@ -482,7 +483,7 @@ void demos(int num_gpus) {
 // Cost. A message of m bytes takes about alpha + m * beta seconds: alpha is the latency, which even
 // the shortest message pays, and 1 / beta is the bandwidth. Messages between different pairs of
 // devices can travel at the same time. So for k devices, each with b bytes in P tensors, we count
-//   messages   how many copies are made from one memory to another
+//   messages   how many copies (or reads by kernels) go from one memory to another
 //   busiest    how many bytes the busiest device receives
 //   rounds     the length of the longest chain of messages in which each waits for the one before
 // An allreduce takes about rounds * alpha + busiest * beta seconds (and busiest * beta twice if the
@@ -1828,7 +1829,8 @@ void check_messages(const std::vector<Message> &messages) {
 //
 // Programs that include this file, as the tests do and the parts in extras/, define MGPU_NO_MAIN
 // before the #include. They may define LAUNCH there too, set `net`, `sum_gradients`,
-// and the variables below, and add to `algorithms`, `option_table` and `after_options`.
+// `after_gradient` and the variables below, and add to `algorithms`, `option_table` and
+// `after_options`.
 
 Options options;
 std::function<void(const Animator &, const Tensors &params)> after_epoch;

@@ -131,7 +131,9 @@ static bool all_are_peers(int k) {
     for (int i = 0; i < k; i++)
         for (int j = 0; j < k; j++) {
             int can = cuda_device(gpu(i)) == cuda_device(gpu(j));
-            if (!can) CUDA_CHECK(cudaDeviceCanAccessPeer(&can, cuda_device(gpu(i)), cuda_device(gpu(j))));
+            if (!can)
+                CUDA_CHECK(
+                    cudaDeviceCanAccessPeer(&can, cuda_device(gpu(i)), cuda_device(gpu(j))));
             if (!can) return false;
         }
     return true;

@@ -366,8 +366,8 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         for (int c = 0; c < k; c++)
             for (size_t i = 0; i < params.size(); i++)
                 if (grads.at(c).at(i).ptr() != gradient(device_params[c][i]).ptr())
-                    error("%ssum_gradients gets another tensor than the gradient of %s on %s, which is "
-                          "trained%s",
+                    error("%ssum_gradients gets another tensor than the gradient of %s on %s, "
+                          "which is trained%s",
                           where.c_str(), param_names[i].c_str(), str(gpu(c)).c_str(),
                           seen.line_of_exchange().c_str());
     for (int c = 0; c < k; c++) {

@@ -3,7 +3,7 @@
 #include "yours.h"
 
 static auto &events = *new std::map<const float *, cudaEvent_t>; // of each gradient
-static auto &others = *new std::vector<Stream>;                  // a stream for each device
+static auto &second = *new std::vector<Stream>;                  // a stream for each device
 static void note_written(const Tensor &grad) {
     const cudaStream_t stream = stream_of(grad.device);
     if (size(grad) == 0) return;
@@ -15,8 +15,8 @@ static const bool is_noted = (after_gradient = note_written);
 
 static void exchange_streams(int k) {
     for (int c = 0; c < k; c++) {
-        if ((int)others.size() == c) others.push_back(new_stream(gpu(c)));
-        std::swap(current_stream(gpu(c)), others[c]);
+        if ((int)second.size() == c) second.push_back(new_stream(gpu(c)));
+        std::swap(current_stream(gpu(c)), second[c]);
     }
 }
 YOURS(own_overlap) {
@@ -29,5 +29,5 @@ YOURS(own_overlap) {
         allreduce(across_devices(grads, i));
     }
     exchange_streams(k);
-    for (int c = 0; c < k; c++) make_wait(current_stream(gpu(c)), others[c]);
+    for (int c = 0; c < k; c++) make_wait(current_stream(gpu(c)), second[c]);
 }

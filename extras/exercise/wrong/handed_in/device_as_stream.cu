@@ -1,4 +1,4 @@
-// does not compile 0: device_as_stream.cu:8 ... deleted
+// does not compile 0: device_as_stream.cu:8 ... no matching function
 // A launch has a device where a stream belongs.
 #include "yours.h"
 
