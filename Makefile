@@ -65,7 +65,7 @@ programs := mgpu tests
 of_mgpu := mgpu.cu
 options_mgpu = $(numbers_$(*D))
 tests_h := extras/tests.h extras/reference.h extras/format.h
-of_tests := tests.cu mgpu.cu $(tests_h)
+of_tests = tests.cu $(hooked) $(tests_h)
 options_tests = -isystem $(dir $(DOCTEST))
 tests := tests
 # extras/parts.mk has the other programs. extras/cpu/cpu.mk has the same two rules for g++.

@@ -93,11 +93,10 @@ const Tensor &gradient(const Tensor &param);         // param.grad, or an error 
 PerDevice gradients(const PerDevice &device_params); // the gradients of all parameters
 
 // 10. Devices and memory
-[[noreturn]] void error(const char *format, ...); // end the program with an error message (printf)
-Device try_gpu(int i);     // gpu(i), or an error if there is none (d2l's returns cpu() then)
+[[noreturn]] void error(const char *format, ...); // print a message, as printf does, and end
+Device try_gpu(int i);     // gpu(i), or an error if there is none (d2l's returns cpu() instead)
 void waitall();            // make the host wait for all devices
 int size(const Tensor &t); // the product of its shape
-void size(const Tensors &list) = delete; // write list.size(). (C++ would take std::size)
 Tensor empty(std::vector<int> shape, Device device); // uninitialized memory
 Tensor full(std::vector<int> shape, float value, Device device);
 Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2), on the host
@@ -146,9 +145,6 @@ Tensor lenet(const Tensor &X, const Tensors &params) {
 // Cross-entropy loss function, one number per sample
 Tensor loss(const Tensor &y_hat, const Tensor &y) { return softmax_cross_entropy(y_hat, y); }
 
-// The network that train() trains: a variable, so that extras/networks/ can put others here.
-std::function<Tensor(const Tensor &X, const Tensors &params)> net = lenet;
-
 // ---------------------------------------------------------------------------------------------
 // 3. Data synchronization                                      chapter: "Data Synchronization"
 // We need two operations: one copies the parameters to every device, and the other sums the
@@ -182,10 +178,10 @@ void allreduce(Tensors data) {
 
 struct Stream {
     cudaStream_t handle = nullptr;
-    cudaEvent_t ready = nullptr; // a marker in this stream: see make_wait
+    cudaEvent_t ready = nullptr; // an event, which is a marker in this stream: see make_wait
 };
-Stream &current_stream(Device device); // the device's stream, on which new work is enqueued
-cudaStream_t stream_of(Device device); // its handle; this device becomes CUDA's current one, too
+Stream &current_stream(Device device); // the stream on which the device's new work is enqueued
+cudaStream_t stream_of(Device device); // its handle. Also calls cudaSetDevice, for launches
 int cuda_device(Device device);        // CUDA's ID of its GPU, which several devices may share
 
 // Check a CUDA call. If it failed, the program ends and says where and why. (#call is its text.)
@@ -211,7 +207,6 @@ void make_wait(Device waiting, Device other) {
 
 // Enqueue dst[:] = src, from one device to another, on a stream of dst's device.
 void enqueue_message(const Tensor &src, const Tensor &dst, const Stream &stream) {
-    if (size(src) != size(dst)) error("%d numbers do not fit a tensor of %d", size(src), size(dst));
     CUDA_CHECK(cudaMemcpyPeerAsync(dst.ptr(), cuda_device(dst.device), src.ptr(),
                                    cuda_device(src.device), sizeof(float) * size(src),
                                    stream.handle));
@@ -285,7 +280,7 @@ std::pair<Tensors, Tensors> split_batch(const Tensor &X, const Tensor &y,
 // takes the step W -= lr * sum / batch_size with its own copy of W. The copies were equal before
 // the step, so they are equal after it. batch_size counts the whole minibatch, not a shard.
 
-// What train() needs from sections 10 to 13. (Look them up when you meet them.)
+// What train() needs from sections 10 to 13. (Go on at across_devices(), and look these up later.)
 std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
 struct DataSet;
 // An iterator over minibatches: images X (N,1,28,28), with pixels from 0 to 1, and labels y (N)
@@ -314,7 +309,7 @@ struct Animator { // in place of the chapter's plot: a progress bar, and a row f
     int done = 0;                                // samples in `pending`
     void add_losses(const Tensors &losses);
     void end_epoch(float acc, double seconds);      // clear the bar and compute the mean loss
-    void add(int epoch, float acc, double seconds); // end_epoch(), and print the row
+    void add(int epoch, float acc, double seconds); // call end_epoch(), and print the row
 };
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // to train on, to test on
 float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
@@ -322,14 +317,14 @@ float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, Da
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr);
 void check_replicas(const PerDevice &device_params);
 struct Options { // the command line
-    int gpus = 1, batch = 256, epochs = 10, seed = 0, limit = 0; // limit: see LIMIT
+    int gpus = 1, batch = 256, epochs = 10, seed = 0, limit = 0; // section 13 explains them
     float lr = 0.2f;
     int shuffle = 1, checks = 1, peers = 1;
     std::string allreduce = "naive", data = "data";
     std::string words; // as they were typed, for messages
 };
 extern Options options;
-extern std::function<void(const Animator &, const Tensors &params)> after_epoch; // SAVE, LOG
+extern std::function<void(const Animator &, const Tensors &params)> after_epoch; // or null
 std::string str(const std::vector<Device> &devices);                             // [gpu(0), gpu(1)]
 
 // Return [x[c][i] for c in range(k)]: tensor i of each device.
@@ -359,7 +354,7 @@ Tensors train_batch(const Tensor &X, const Tensor &y, const PerDevice &device_pa
     // Loss is calculated separately on each GPU
     Tensors losses;
     for (size_t c = 0; c < devices.size(); c++) {
-        Tensor y_hat = net(X_shards[c], device_params[c]);
+        Tensor y_hat = lenet(X_shards[c], device_params[c]);
         losses.push_back(loss(y_hat, y_shards[c]));
     }
     // Back Propagation is performed separately on each GPU
@@ -408,10 +403,10 @@ void train(int num_gpus, int batch_size, float lr) {
         timer.stop();
         check_replicas(device_params);
         // Verify the model on GPU 0
-        auto model = [&](const Tensor &x) { return net(x, device_params[0]); };
+        auto model = [&](const Tensor &x) { return lenet(x, device_params[0]); };
         const float acc = evaluate_accuracy_gpu(model, test_iter, devices[0]);
         animator.add(epoch + 1, acc, timer.times.back());
-        if (after_epoch) after_epoch(animator, device_params[0]);
+        if (after_epoch) after_epoch(animator, device_params[0]); // saves them, with SAVE=file
     }
     printf("test acc: %.2f, %.1f sec/epoch on %s\n", animator.Y.back(), timer.avg(),
            str(devices).c_str());
@@ -424,8 +419,8 @@ void train(int num_gpus, int batch_size, float lr) {
 // even with two GPUs the chapter sees no speedup, because LeNet is too small.
 //
 // All weights start close to 0, so y_hat is close to 0, each class has a probability of about 1/10,
-// and the loss is -ln(1/10) = 2.3026. A layer's gradient contains the other layers' weights, which
-// are just as tiny, so the first epoch hardly changes anything, on one device or on two.
+// and the loss is -ln(1/10) = 2.3026. The gradient of a weight has the other layers' weights as
+// factors. These are just as tiny, so the first epoch hardly changes anything.
 //
 // Before it trains, the program prints the chapter's examples for sections 3 and 4.
 
@@ -457,7 +452,7 @@ void demos(int num_gpus) {
 
     Tensor matrix = reshape(arange(20), {4, 5}); // called data in the chapter
     Tensors split = split_and_load(matrix, devices);
-    print("input ", {matrix}); // (the space is the chapter's)
+    print("input ", {matrix});
     printf("load into %s\n", str(devices).c_str());
     print("output", split);
 }
@@ -475,10 +470,9 @@ void demos(int num_gpus) {
 // sums. The algorithm accepts any number of devices (unless its entry in the table `algorithms`
 // below says otherwise), and tensors of any size, including 0.
 //
-// If you write a kernel of your own, it may read another device's memory where the two devices are
-// connected: the program's start-up line says "peer" or "same GPU". The kernel must wait for that
-// device's stream first (make_wait), and the other device must not overwrite what is still to be
-// read. Such a read is counted as a message.
+// A kernel of your own may read another device's memory if the program, when it starts, says "peer"
+// or "same GPU" of the two. Let its device wait for the other one before the kernel, and the other
+// one for it after the kernel (make_wait). Such a read is counted as a message.
 //
 // Cost. A message of m bytes takes about alpha + m * beta seconds: alpha is the latency, which even
 // the shortest message pays, and 1 / beta is the bandwidth. Messages between different pairs of
@@ -486,8 +480,8 @@ void demos(int num_gpus) {
 //   messages   how many copies (or reads by kernels) go from one memory to another
 //   busiest    how many bytes the busiest device receives
 //   rounds     the length of the longest chain of messages in which each waits for the one before
-// An allreduce takes about rounds * alpha + busiest * beta seconds (and busiest * beta twice if the
-// busiest device first receives and then sends, as gpu(0) does below).
+// An allreduce takes about rounds * alpha + busiest * beta seconds. If the busiest device first
+// receives and then sends, as gpu(0) does below, count busiest * beta twice.
 //
 // The chapter's allreduce is one long chain. For one parameter on three devices:
 //
@@ -528,7 +522,7 @@ Tensors flatten(const PerDevice &grads) {
 // For 10 numbers and k = 3 the chunks are [0:3], [3:6] and [6:10].
 Tensor chunk(const Tensor &t, int j, int k) {
     if (j < 0 || j >= k) error("there is no chunk %d of %d", j, k);
-    const long n = size(t);
+    const long n = size(t); // (n * j may not fit an int)
     return rows(reshape(t, {(int)n}), n * j / k, n * (j + 1) / k);
 }
 
@@ -539,13 +533,15 @@ struct Message {
 
 // What send() needs from sections 10 and 12
 Stream &link_stream(Device src, Device dst);               // for messages from src to dst
-void check_messages(const std::vector<Message> &messages); // fail if they depend on each other
+void check_messages(const std::vector<Message> &messages); // fail if they cannot go together
 
-// What a kernel of your own needs from sections 8 and 10: LAUNCH(kernel<<<...>>>(...)) launches it
-// and checks for errors. (do ... while (0) makes it one statement. extras/ has its own LAUNCH.)
-constexpr int threads = 256;                 // in a block
-int blocks(long n);                          // how many blocks give each of n elements a thread
-std::vector<float> to_host(const Tensor &t); // its numbers; the host waits for them
+// For printing: the numbers of a tensor. The host waits for them.
+std::vector<float> to_host(const Tensor &t);
+
+// For kernels of your own, which section 8 explains: LAUNCH(kernel<<<...>>>(...)) launches one and
+// checks for errors. (A program that includes this file may define its own LAUNCH.)
+constexpr int threads = 256; // in a block
+int blocks(long n);          // how many blocks give each of n elements a thread
 #ifndef LAUNCH
 #define LAUNCH(...) do { __VA_ARGS__; check_launch(__FILE__, __LINE__); } while (0)
 #endif
@@ -553,8 +549,8 @@ void check_launch(const char *file, int line);
 
 // Enqueue messages that may travel at the same time, each on the link_stream of its two devices. A
 // message waits for everything that was enqueued on its devices before this call, and everything
-// that is enqueued on them later waits for it. No message may write to memory that a message of the
-// call reads, or that another one writes.
+// that is enqueued on them later waits for it. No message may write to memory that another one
+// writes, or that any message of the same call reads.
 void send(const std::vector<Message> &messages) {
     check_messages(messages);
     for (const auto &[src, dst] : messages) {
@@ -614,7 +610,7 @@ bool is_power_of_two(int k) { return (k & (k - 1)) == 0; } // exactly one of its
 
 // The algorithms that ALLREDUCE=name can select. If yours needs k to be a power of two, write
 // {"yours", allreduce_yours, is_power_of_two}. If its kernels read other devices' memory, write
-// {"yours", allreduce_yours, nullptr, true}.
+// {"yours", allreduce_yours, nullptr, true}. (Those in extras/algorithms/ need one or the other.)
 struct Algorithm {
     const char *name;
     void (*run)(const PerDevice &grads);
@@ -627,15 +623,13 @@ std::vector<Algorithm> algorithms = {
     {"yours", allreduce_yours},
 };
 
-// Sum the gradients with the algorithm of this name, or fail if it does not work on k devices.
-void run_allreduce(const std::string &name, const PerDevice &grads);
-
 // --- Overlap
 // The chapter remarks that the exchange of some gradients should begin while others are still being
 // computed. Backward starts with the last layer, and nobody has to wait for W1's gradient before
 // sending W4's. When train_batch() calls sum_gradients(), the host has enqueued all of backward,
-// but the devices have hardly begun it. So if the messages go on a second stream of each device,
-// which waits only for the gradients that it sums, they travel while backward goes on:
+// but the devices have hardly begun it. So let backward record an event behind each gradient. Then
+// a second stream of each device can wait for just the gradients that it sums, and its messages
+// travel while backward goes on:
 //
 //   usual stream     | backward of W4 b4 W3 b3 | backward of W2 b2 W1 b1 |                  | sgd
 //   second stream                              | sum of W4 b4 W3 b3      | sum of W2 ... b1 |
@@ -645,8 +639,8 @@ void run_allreduce(const std::string &name, const PerDevice &grads);
 
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
-// This section implements the operators, from ReLU to convolution, in a simple way. extras/fast/
-// shows how they become several times faster.
+// This section implements the operators, from ReLU to convolution, in a simple way. `make run` uses
+// the faster ones of extras/fast/ for those that you have not edited, unless KERNELS=plain.
 //
 // A kernel, marked __global__, is a function that many threads of a device run at the same time.
 // This launches one:
@@ -654,8 +648,8 @@ void run_allreduce(const std::string &name, const PerDevice &grads);
 //     relu_kernel<<<blocks(n), threads, 0, stream>>>(y, X, n);
 //
 // The host enqueues it on the stream and goes on. When the kernel's turn comes, the device starts
-// blocks(n) blocks of `threads` threads each. (The 0 means no dynamic shared memory.) Each thread
-// finds out from its position which element it computes. With 3 blocks of 4 threads:
+// blocks(n) blocks of `threads` threads each. (The 0 stands for an option that we do not use.) Each
+// thread finds out from its position which element it computes. With 3 blocks of 4 threads:
 //
 //     blockIdx.x       0 0 0 0   1 1 1 1   2 2 2 2
 //     threadIdx.x      0 1 2 3   0 1 2 3   0 1 2 3
@@ -715,7 +709,7 @@ __global__ void relu_backward_kernel(float *dX, const float *dy, const float *X,
 
 // Same as F.relu(X).
 Tensor relu(const Tensor &X) {
-    check_inputs("relu", true, "a tensor", {X});
+    check_inputs("relu", true, "a tensor", {X}); // of any shape, but on a device
     const int n = size(X);
     const Tensor y = empty(X.shape, X.device);
     LAUNCH(relu_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(), n));
@@ -877,8 +871,8 @@ Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride) {
 }
 
 // --- matrix product
-// `count` matrices of `rows` x `columns` numbers, one after another in memory. Each is row-major,
-// or column-major if `transposed`.
+// A batch of `count` matrices of `rows` x `columns` numbers, one after another in memory. Each is
+// row-major, or column-major if `transposed`.
 struct Matrix {
     float *data;
     int count, rows, columns;
@@ -897,8 +891,8 @@ Matrix transpose(Matrix m) {
 // next two tiles. So each number that is loaded from the device's memory is used in `tile` products
 // instead of one.
 constexpr int tile = 32;
-// (+ 1, because shared memory has 32 banks, and threads that use the same bank take turns. Without
-// it a column would lie in one bank.)
+// (Each row has a number more than it needs. Otherwise the 32 numbers of a column would lie in the
+// same bank of shared memory, and threads that use the same bank take turns.)
 typedef float Tile[tile][tile + 1];
 
 // Copy the tile of matrix n that begins at (row, column). Beyond the matrix there are zeros. Each
@@ -972,7 +966,8 @@ void matmul_sum(Matrix C, Matrix A, Matrix B, Device device) {
 }
 
 // --- bias
-// The sizes of a tensor (N,C,...): `pixels` is the product of the sizes after C.
+// The sizes of a layer's result (N,C,...): `pixels` is the product of the sizes after C. (Below, C
+// is called O if it counts output channels.)
 struct Planes {
     int N, C, pixels;
 };
@@ -1141,17 +1136,16 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
 
 // ---------------------------------------------------------------------------------------------
 // 9. Autograd
-// This section implements l.backward(). As in Karpathy's micrograd, every operator stores a
-// function for its backward. Here these functions are kept on a tape, one tape per device, and
-// backward() calls them in reverse order, so that each dy is complete before it is read.
+// This section implements l.backward(). Every operator stores a function for its backward on a
+// tape, one tape per device. backward() calls these functions in reverse order, so that each dy is
+// complete before it is read.
 
 // An operator that has run
 struct TapeEntry {
-    const char *op; // its name and its inputs, for programs in extras/
+    const char *op; // its name
     Tensors inputs;
     std::shared_ptr<Tensor> dy; // the gradient of its result, which gets its memory later
     GradFn grad_fn;
-    Tensors params = {}; // those of its inputs that are parameters
 };
 // The tape of each device, by Device::id. It is never deleted: a global map would be destroyed
 // after CUDA has shut down, and could not free its tensors then.
@@ -1168,11 +1162,7 @@ Tensor add_to_tape(const char *op, Tensor y, const Tensors &inputs, const GradFn
     auto wants_grad = [](const Tensor &X) { return X.grad != nullptr; };
     if (recording && std::any_of(inputs.begin(), inputs.end(), wants_grad)) {
         if (!y.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape});
-        TapeEntry entry = {op, inputs, y.grad, grad_fn};
-        for (const Tensor &X : inputs) { // only a parameter's gradient has memory yet
-            if (X.grad && X.grad->data) entry.params.push_back(X);
-        }
-        tapes[y.device.id].push_back(entry);
+        tapes[y.device.id].push_back({op, inputs, y.grad, grad_fn});
     }
     return y;
 }
@@ -1183,11 +1173,6 @@ float *grad_ptr(const Tensor &X) {
     if (!grad.data) grad.data = full(grad.shape, 0, grad.device).data;
     return grad.ptr();
 }
-
-// OVERLAP=1 must know when a gradient may be sent, so it sets this hook. (Otherwise it is null.)
-// After each operator of the backward pass, backward() calls it with the gradient of each parameter
-// that the operator used. After the last call with a gradient, no more work will add to it.
-void (*after_gradient)(const Tensor &grad) = nullptr;
 
 // Run the tape of l's device in reverse and empty it. Each entry is destroyed after it has run,
 // which releases the tensors whose handles it has copied.
@@ -1202,11 +1187,8 @@ void backward(const Tensor &l) {
     while (!tape.empty()) {
         const TapeEntry entry = std::move(tape.back());
         tape.pop_back();
-        if (!entry.dy->data) continue; // l does not depend on the result of this operator
-        entry.grad_fn(*entry.dy);
-        for (const Tensor &p : entry.params) {
-            if (after_gradient) after_gradient(*p.grad);
-        }
+        // If dy has no memory, nothing has asked for it with grad_ptr(): l does not depend on it.
+        if (entry.dy->data) entry.grad_fn(*entry.dy);
     }
 }
 
@@ -1386,8 +1368,8 @@ static const char *connect(Device i, Device j) {
 // Return whether a kernel on device i can read the memory of device j.
 bool can_read(Device i, Device j) { return state(i).connections[j.id] != "staged"; }
 
-// Create gpu(0) ... gpu(k-1), round-robin on this machine's GPUs, and connect them. If `shown`,
-// print what they are.
+// Create gpu(0) ... gpu(k-1), round-robin over this machine's GPUs, and connect them. If
+// `shown`, print what they are.
 void use_devices(int k, bool shown) {
     int count = 0;
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // hardware queues for the streams; default: 8
@@ -1433,7 +1415,7 @@ std::shared_ptr<float> allocate_on_host(long n) {
 // that is freed is kept, by its stream and size, for the next tensor that it fits. That tensor may
 // get it while enqueued work of the last one still uses it. This is safe: the new tensor's work is
 // enqueued later on the same stream, and copyto() and send() make this stream wait for every other
-// stream that uses the memory. (With the last handle, a shared_ptr calls the function that it got.)
+// stream that uses the memory. (When its last handle goes, a shared_ptr calls the lambda below.)
 std::shared_ptr<float> allocate(long n, Device device) {
     if (n == 0) return nullptr;
     if (is_host(device)) return allocate_on_host(n);
@@ -1548,26 +1530,22 @@ std::string to_string(float x) {
     return text + std::string(strpbrk(text, ".en") ? "" : ".");
 }
 
+// Write each row, that is the numbers along the last axis, on a line of its own.
 std::string to_string(const Tensor &t) {
     const std::vector<float> numbers = to_host(t);
+    const size_t axes = t.shape.size();
     size_t width = 0; // of the longest number
     for (float x : numbers) width = std::max(width, to_string(x).size());
-    std::string all;
+    std::string text(axes, '[');
     for (size_t i = 0; i < numbers.size(); i++) {
-        // A bracket opens, or closes, on each axis whose block of `row` numbers begins or ends here
-        size_t begins = 0, ends = 0, row = 1;
-        for (size_t axis = t.shape.size(); axis-- > 0;) {
-            row *= t.shape[axis];
-            begins += i % row == 0;
-            ends += (i + 1) % row == 0;
-        }
-        const std::string text = to_string(numbers[i]);
-        const std::string indent(t.shape.size() - begins, ' ');
-        if (i > 0) all += begins ? std::string(begins, '\n') + indent : " ";
-        all += std::string(begins, '[') + std::string(width - text.size(), ' ') + text;
-        all += std::string(ends, ']');
+        const std::string number = to_string(numbers[i]);
+        const bool begins_row = i > 0 && i % t.shape.back() == 0;
+        if (begins_row) text += "]\n" + std::string(axes - 1, ' ') + "[";
+        else if (i > 0) text += " ";
+        text += std::string(width - number.size(), ' ') + number;
     }
-    return all + (is_host(t.device) ? "" : " @" + str(t.device));
+    text += std::string(axes, ']');
+    return text + (is_host(t.device) ? "" : " @" + str(t.device));
 }
 
 // --- the data set
@@ -1592,7 +1570,7 @@ std::vector<unsigned char> load_idx(const std::string &path, bool images) {
               path.c_str(), strerror(errno));
     }
     const size_t header = images ? 16 : 8, of_sample = images ? 28 * 28 : 1;
-    const int n = (std::max(bytes.size(), header) - header) / of_sample;
+    const int n = (std::max(bytes.size(), header) - header) / of_sample; // the header must say so
     std::vector<int> expected = {0, 0, 8, images ? 3 : 1};
     for (int shift : {24, 16, 8, 0}) expected.push_back(n >> shift & 255);
     if (images) expected.insert(expected.end(), {0, 0, 0, 28, 0, 0, 0, 28});
@@ -1761,10 +1739,10 @@ void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devi
     std::vector<float> expected(before.size()), magnitude(before.size()); // sums of x and of |x|
     int begin = 0;
     for (int c = 0; c < k; c++) {
-        const int end = begin + n / k + (c < n % k ? 1 : 0);
+        const int end = begin + n / k + (c < n % k ? 1 : 0); // as in split_and_load()
         const Tensors copy = get_params(params, gpu(0));
         const Tensor X_shard = copyto(rows(X, begin, end), gpu(0));
-        backward(loss(net(X_shard, copy), copyto(rows(y, begin, end), gpu(0))));
+        backward(loss(lenet(X_shard, copy), copyto(rows(y, begin, end), gpu(0))));
         const std::vector<float> part = all_to_host(gradients({copy})[0]);
         for (size_t j = 0; j < part.size(); j++) {
             expected[j] += part[j];
@@ -1804,13 +1782,16 @@ void check_replicas(const PerDevice &device_params) {
     }
 }
 
-// Fail if a message of send() writes to memory that a message reads, or that another one writes.
+// Fail if a message of send() has two sizes, or writes to memory that a message reads, or that
+// another one writes.
 void check_messages(const std::vector<Message> &messages) {
     auto overlap = [](const Tensor &x, const Tensor &y) {
         const bool neither_is_empty = size(x) > 0 && size(y) > 0;
         return neither_is_empty && x.ptr() < y.ptr() + size(y) && y.ptr() < x.ptr() + size(x);
     };
     for (size_t i = 0; i < messages.size(); i++) {
+        const int from = size(messages[i].src), to = size(messages[i].dst);
+        if (from != to) error("send: %d numbers do not fit a tensor of %d", from, to);
         for (size_t j = 0; j < messages.size(); j++) {
             const Message &a = messages[i], &b = messages[j];
             const bool reads = overlap(a.dst, b.src), writes = i != j && overlap(a.dst, b.dst);
@@ -1826,24 +1807,9 @@ void check_messages(const std::vector<Message> &messages) {
 // ---------------------------------------------------------------------------------------------
 // 13. Program
 // Options have the form NAME=value, for make and for this program alike: mgpu GPUS=2 LR=0.1
-//
-// Programs that include this file, as the tests do and the parts in extras/, define MGPU_NO_MAIN
-// before the #include. They may define LAUNCH there too, set `net`, `sum_gradients`,
-// `after_gradient` and the variables below, and add to `algorithms`, `option_table` and
-// `after_options`.
 
 Options options;
 std::function<void(const Animator &, const Tensors &params)> after_epoch;
-std::vector<void (*)()> after_options; // called when the options have been read
-
-// What run_program() does
-struct Experiment {
-    std::string name;
-    std::function<void()> init_params; // sets `params` and `param_names`
-    std::function<void(int num_gpus)> demos;
-    std::function<void(int num_gpus, int batch_size, float lr)> train;
-};
-Experiment experiment = {"lenet", init_params, demos, train};
 
 // --- algorithms
 
@@ -1872,6 +1838,7 @@ const Algorithm &algorithm_on(int k, const std::string &name) {
     return algorithm;
 }
 
+// Sum the gradients with the algorithm of this name.
 void run_allreduce(const std::string &name, const PerDevice &grads) {
     algorithm_on(grads.size(), name).run(grads);
 }
@@ -1883,7 +1850,6 @@ struct Option {
     std::variant<int *, float *, std::string *> field; // where the value goes
     const char *help;                                  // ends with (its default)
     double least = 0, most = 1e9;                      // of a number
-    bool given = false;                                // on the command line
 };
 
 // `make help` reads these lines, one for each option.
@@ -1908,9 +1874,6 @@ Option *find_option(const std::string &name) {
     return nullptr;
 }
 
-// Return whether the option is on the command line.
-bool given(const std::string &name) { return find_option(name) && find_option(name)->given; }
-
 // Set an option to a word of the command line, such as GPUS=2, or fail.
 void set_option(const std::string &word) {
     const size_t equals = std::min(word.find('='), word.size());
@@ -1920,8 +1883,6 @@ void set_option(const std::string &word) {
         for (const Option &known : option_table) names += std::string(" ") + known.name;
         error("%s is not an option: write NAME=value with one of%s", word.c_str(), names.c_str());
     }
-    option->given = true;
-
     const std::string value = word.substr(equals + 1);
     if (auto *text = std::get_if<std::string *>(&option->field)) {
         **text = value;
@@ -1953,7 +1914,6 @@ bool parse_options(int argc, char **argv) {
         options.words += " " + word;
     }
     sum_gradients = [](const PerDevice &grads) { run_allreduce(options.allreduce, grads); };
-    for (auto part : after_options) part();
     const int k = options.gpus;
     if (options.batch < k) {
         error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k, k);
@@ -1972,18 +1932,17 @@ void run_program() {
     use_devices(k, true);
     algorithm_on(options.gpus, options.allreduce); // fails before the training
     rng.seed(options.seed);
-    experiment.init_params();
-    experiment.demos(options.gpus);
-    experiment.train(options.gpus, options.batch, options.lr);
+    init_params();
+    demos(options.gpus);
+    train(options.gpus, options.batch, options.lr);
     params.clear(); // before CUDA shuts down
 }
-void (*run)() = run_program; // what mgpu_main() calls
 
 // Read the options and run. Return 0, or print an error and exit with status 1.
 int mgpu_main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // print line by line, even into a pipe
     try {
-        if (parse_options(argc, argv)) run();
+        if (parse_options(argc, argv)) run_program();
         if (fflush(stdout) || ferror(stdout)) error("cannot write to stdout");
         return 0;
     } catch (const std::bad_alloc &) {
@@ -1995,6 +1954,7 @@ int mgpu_main(int argc, char **argv) {
     _exit(1); // drop the work that is still enqueued
 }
 
+// A program that includes this file, as the tests do, defines MGPU_NO_MAIN first.
 #ifndef MGPU_NO_MAIN
 int main(int argc, char **argv) { return mgpu_main(argc, argv); }
 #endif

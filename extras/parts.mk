@@ -2,8 +2,9 @@
 
 # ----- The parts ----------------------------------------------------------------------------------
 
-# The program is mgpu.cu or, if there are such parts, program.cu, which includes mgpu.cu and then
-# these parts, in this order.
+# The program is mgpu.cu or, if there are such parts, program.cu, which includes a copy of mgpu.cu and
+# then these parts, in this order. In the copy the functions that hooks.h or a part replaces have
+# other names.
 parts := $(wildcard extras/algorithms/algorithms.cu extras/networks/networks.cu \
     extras/files/files.cu extras/fast/fast.cu)
 program := $(dir)/mgpu
@@ -14,19 +15,27 @@ endif
 of_program = $(needs)
 options_program = $(numbers_$(*D)) $(tuned)
 # What includes PROGRAM needs these, with the tuned operators or, as untuned.cu, without
-needs = build/gpu/program.cu build/gpu/untuned.cu mgpu.cu $(parts) $(wildcard extras/algorithms/*.h)
+needs = build/gpu/program.cu build/gpu/untuned.cu $(hooked) $(parts) $(wildcard extras/algorithms/*.h)
+hooked := build/gpu/replaced/mgpu.cu extras/hooks.h
 tuned = -DPROGRAM='"program.cu"'
 untuned = -DPROGRAM='"untuned.cu"'
-# (fast.cu wants copies of what it replaces: plain/mgpu.cu instead of mgpu.cu)
 include_all = mkdir -p $(@D); { printf '\043ifndef MGPU_NO_MAIN\n\043define MGPU_NO_MAIN\n'; \
     printf '\043define PROGRAM_MAIN\n\043endif\n'; printf '\043include "%s"\n' $1; \
     printf '\043ifdef PROGRAM_MAIN\n'; \
     echo 'int main(int argc, char **argv) { return mgpu_main(argc, argv); }'; \
     printf '\043endif\n'; } >$(new) && $(renew)
+copy_of = $(if $(filter $1,$(plain)),plain/$1,$(patsubst mgpu.cu,replaced/mgpu.cu,$1))
 build/gpu/program.cu build/cpp/program.cu: FORCE
-	@$(call include_all,$(foreach x,mgpu.cu $(parts),$(if $(filter $x,$(plain)),plain/$x,$x)))
+	@$(call include_all,$(foreach x,mgpu.cu $(parts),$(call copy_of,$x)))
 build/gpu/untuned.cu build/cpp/untuned.cu: FORCE
-	@$(call include_all,$(filter-out extras/fast/fast.cu,mgpu.cu $(parts)))
+	@$(call include_all,$(filter-out extras/fast/fast.cu,replaced/mgpu.cu $(parts)))
+copied := extras/replaced.sh extras/definitions.awk extras/hooks.h
+build/gpu/replaced/mgpu.cu: mgpu.cu $(copied)
+	@$(copy)
+build/cpp/replaced/mgpu.cu: build/cpp/mgpu.cu $(copied)
+	@$(copy)
+copy = mkdir -p $(@D); sh extras/replaced.sh $< $(filter %.cu %.h,$(wordlist 2,9,$^)) >$(new) && \
+    $(finish)
 
 # ----- Tests --------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ same() {
 names() { awk -f extras/definitions.awk "$1" | sed 's/ .*//'; }
 for file in mgpu.cu extras/networks/networks.cu; do
     same "the names in $file" names $file
-    same "plain.sh $file" sh extras/fast/plain.sh $file
+    same "replaced.sh $file" sh extras/replaced.sh $file extras/hooks.h extras/fast/fast.cu
 done
 same vocabulary.sh sh extras/fast/vocabulary.sh mgpu.cu
 same judged.sh sh extras/exercise/judged.sh mgpu.cu

@@ -22,6 +22,7 @@
 #include <termios.h>
 
 #include "format.h"
+#include "hooks.h"
 #include "reference.h"
 
 // Under a sanitizer, up to 300 times slower, cases are smaller. Under ThreadSanitizer, or lane by
@@ -445,7 +446,6 @@ inline std::string parse(const std::string &line) {
     argv.push_back(nullptr);
     options = Options();
     sum_gradients = allreduce_naive;
-    for (Option &option : option_table) option.given = false;
     return error_of([&] { parse_options(words.size(), argv.data()); });
 }
 

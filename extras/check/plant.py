@@ -22,6 +22,9 @@ PARTS = [part for part in PARTS if os.path.exists(part)]
 SOURCES = PARTS + sorted(glob.glob("extras/algorithms/*.h"))
 FAST = "extras/fast"  # as students have it; what it replaces is included as fast.mk includes it
 PLAIN = [p for p in PARTS if "algorithms" not in p] if os.path.exists(FAST) else []
+# What is included as a copy that extras/replaced.sh makes, in which folder, and what replaces it
+COPIED, COPIES = (PLAIN, "plain") if PLAIN else (["mgpu.cu"], "replaced")
+REPLACING = ["extras/hooks.h"] + [f"{FAST}/fast.cu"] * bool(PLAIN)
 # Less than the program takes by itself: a third, smaller minibatch shall be the last
 OPTIONS = {"run": "run GPUS=2 EPOCHS=1 BATCH=64 LIMIT=150", "check": ""}
 if PARTS[-1].endswith("networks.cu"):
@@ -155,7 +158,7 @@ def write_copies(entries, name=""):
         e.program = f"{FOLDER}/{name}{n}/check"
     folders = [f"{FOLDER}/{name}{n}" for n in range(len(copies))]
     for folder, copy in zip(folders, copies):
-        included = [f"plain/{part}" if part in PLAIN else part for part in PARTS]
+        included = [f"{COPIES}/{part}" if part in COPIED else part for part in PARTS]
         included += [f"../../../{FAST}/fast.cu"] if PLAIN else []
         texts = {"program.cu": "".join(f'#include "{part}"\n' for part in included)}
         for path in SOURCES:
@@ -166,10 +169,9 @@ def write_copies(entries, name=""):
             texts[path] += sources[path].text[at:]
         for path, text in texts.items():
             write(f"{folder}/{path}", text)
-        for path in PLAIN:
-            command = ["sh", f"{FAST}/plain.sh", f"{folder}/{path}"]
-            plain = subprocess.check_output(command, text=True)
-            write(f"{folder}/plain/{path}", f'#line 1 "{folder}/{path}"\n{plain}')
+        for path in COPIED:
+            command = ["sh", "extras/replaced.sh", f"{folder}/{path}"] + REPLACING
+            write(f"{folder}/{COPIES}/{path}", subprocess.check_output(command, text=True))
     return folders
 
 

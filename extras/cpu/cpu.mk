@@ -140,13 +140,11 @@ race: $(race_tests:%=build/race/%) data  ### tests and a training under ThreadSa
 # A program whose CUDA calls fail when FAIL_AT says so: mgpu.cu with another check_cuda, and files/
 save := $(wildcard extras/files/files.cu)
 build/limits/failing: build/cpp/mgpu.cu extras/cpu/failing.cc $(save:%=build/cpp/%) \
-    extras/definitions.awk build/cpu/headers.h.gch build/cpu/runtime.o
+    build/cpp/extras/hooks.h $(copied) build/cpu/headers.h.gch build/cpu/runtime.o
 	$(begin)
-	@awk -f extras/definitions.awk $< | \
-	    awk '!in_file { if ($$1 == "check_cuda") first = $$3; next } \
-	        FNR == first { sub(/check_cuda/, "plain_&") } { print }' \
-	        - in_file=1 $< extras/cpu/failing.cc $(save:%=build/cpp/%) >$@.cc
-	@$(CXX) $(cpu_flags) -w $(once_cpu) -x c++ $@.cc $(to)
+	@sh extras/replaced.sh $< extras/hooks.h extras/cpu/failing.cc >$@.cc
+	@cat extras/cpu/failing.cc $(save:%=build/cpp/%) >>$@.cc
+	@$(CXX) $(cpu_flags) -w $(once_cpu) -iquote build/cpp/extras/files -x c++ $@.cc $(to)
 limits: $(if $(save),build/cpu/program build/limits/failing) data  ## test kills, full disks and failing calls
 	@$(if $(save),bash extras/cpu/limits.sh,echo 'limits: skipped, SAVE is in extras/files')
 # All but what trains for long or is not about kernels, in each order of warps and lanes; what is

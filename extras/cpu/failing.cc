@@ -1,4 +1,5 @@
 // The end of a program for limits.sh, behind a copy of mgpu.cu whose check_cuda has another name.
+// replaces: check_cuda
 // COUNT=1 prints how many CUDA calls the program makes; FAIL_AT=n lets the n-th one fail.
 static struct Calls {
     long count = 0;

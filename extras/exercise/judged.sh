@@ -1,12 +1,11 @@
 #!/bin/sh
 # sh extras/exercise/judged.sh FILE: prints a copy of an mgpu.cu, in C++ or not, for the worker, in
-# which the table of options, the network and the experiment are empty. So nothing calls what trains,
-# reads data or computes a network, and the compiler drops it, which takes a third off the time to
-# compile the worker. Lines keep their numbers. OWN_CODE is where students write. What only nvcc
+# which the table of options is empty. So nothing calls what trains, reads data or computes a network,
+# and the compiler drops it, which takes a third off the time to compile the worker. Lines keep their numbers. OWN_CODE is where students write. What only nvcc
 # would refuse, a kernel that is not marked, is an error here, too.
 export LC_ALL=C
 awk -f extras/definitions.awk "$1" |
-    awk -v emptied='net experiment option_table' '
+    awk -v emptied=option_table '
         !in_file {
             if ($1 == "allreduce_bucket") first = $4 + 1
             if ($1 == "allreduce_yours") last = $4

@@ -4,6 +4,7 @@
 // defines: main. SUBMISSION is the file that is judged: an mgpu.cu. With WITH_ALGORITHMS those of
 // extras/algorithms/ can be judged, too.
 #define MGPU_NO_MAIN
+#define NO_TRAINING // see hooks.h
 #include "../watch/watch.h"
 #include "../watch/calls.h"
 

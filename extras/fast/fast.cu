@@ -3,8 +3,11 @@
 // calls relu calls the one below. Each included file is one idea (README.md has them in a table,
 // with what each gains). With PRODUCTS_APART products.cu is compiled by itself and linked. KERNELS
 // and PRECISION choose a rung of a ladder: plain (mgpu.cu's operators), tiled, fast, tf32.
+// replaces: conv2d linear relu avg_pool2d sgd max_pool2d add batch_norm
+// replaces: Tensor::ptr current_stream allocate
 // defines: FAST, use_kernels, usual_kernels
 #define FAST
+#include "../hooks.h"
 
 #include <utility>
 

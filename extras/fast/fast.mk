@@ -1,12 +1,11 @@
 # The tuned operators: the last part of the program.
 
-# Copies of mgpu.cu and networks.cu in which what fast.cu replaces has another name, or is left out
+# Copies of mgpu.cu and networks.cu in which what fast.cu replaces has another name, too
 plain := mgpu.cu $(wildcard extras/networks/networks.cu)
-plain_needs := extras/fast/plain.sh extras/fast/operators extras/definitions.awk
-build/gpu/plain/%: % $(plain_needs)
-	@mkdir -p $(@D); { echo '#line 1 "$<"'; sh extras/fast/plain.sh $<; } >$(new) && $(finish)
-build/cpp/plain/%: build/cpp/% $(plain_needs)
-	@mkdir -p $(@D); sh extras/fast/plain.sh $< >$(new) && $(finish)
+build/gpu/plain/%: % $(copied) extras/fast/fast.cu
+	@$(copy)
+build/cpp/plain/%: build/cpp/% $(copied) extras/fast/fast.cu
+	@$(copy)
 
 # products.cu takes the longest to compile. Of mgpu.cu it includes a part, and is compiled again only
 # if that changes. (Under a sanitizer fast.cu includes products.cu.)
@@ -46,6 +45,6 @@ endif
 
 .PHONY: checksum sources
 # For a compiler of your own: write what the build generates
-sources: build/gpu/program.cu $(plain:%=build/gpu/plain/%)
+sources: build/gpu/program.cu $(hooked) $(plain:%=build/gpu/plain/%)
 checksum:  ## check that the tuned operators match mgpu.cu's
 	@sh extras/fast/checksum.sh --check

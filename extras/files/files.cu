@@ -3,6 +3,7 @@
 // need.
 // defines: FILES, write_file, save_safetensors, load_safetensors, SAVE, INIT, LOG
 #define FILES
+#include "../hooks.h"
 
 #include <csignal>
 #include <filesystem>
