@@ -61,13 +61,14 @@ Device cpu() { return {-1}; }
 bool is_host(Device device) { return device.id < 0; }
 
 // An array of floats. A Tensor is a handle, as in Python: assigning it copies no data, and even a
-// const Tensor's data may be written. The memory is freed with the last handle.
+// const Tensor's data may be written. The memory is freed with the last handle, which is safe even
+// while enqueued work still uses it (section 10).
 struct Tensor {
     Device device = cpu();
     std::vector<int> shape;
     std::shared_ptr<float> data = nullptr;  // its elements, or null if it has none
     std::shared_ptr<Tensor> grad = nullptr; // its gradient, or null if none is wanted
-    float *ptr() const;                     // the address of its elements
+    float *ptr() const;                     // data.get(), the address of its elements
 };
 typedef std::vector<Tensor> Tensors;
 typedef std::vector<Tensors> PerDevice; // x[c][i] is tensor i on device c
@@ -97,6 +98,7 @@ PerDevice gradients(const PerDevice &device_params); // the gradients of all par
 Device try_gpu(int i);     // gpu(i), or an error if there is none (d2l's returns cpu() instead)
 void waitall();            // make the host wait for all devices
 int size(const Tensor &t); // the product of its shape
+std::vector<float> to_host(const Tensor &t);         // its numbers, for which the host waits
 Tensor empty(std::vector<int> shape, Device device); // uninitialized memory
 Tensor full(std::vector<int> shape, float value, Device device);
 Tensor normal(float scale, std::vector<int> shape);      // N(0, scale^2), on the host
@@ -181,7 +183,7 @@ struct Stream {
     cudaEvent_t ready = nullptr; // an event, which is a marker in this stream: see make_wait
 };
 Stream &current_stream(Device device); // the stream on which the device's new work is enqueued
-cudaStream_t stream_of(Device device); // its handle. Also calls cudaSetDevice, for launches
+cudaStream_t stream_of(Device device); // current_stream(device).handle, after cudaSetDevice
 int cuda_device(Device device);        // CUDA's ID of its GPU, which several devices may share
 
 // Check a CUDA call. If it failed, the program ends and says where and why. (#call is its text.)
@@ -280,53 +282,6 @@ std::pair<Tensors, Tensors> split_batch(const Tensor &X, const Tensor &y,
 // takes the step W -= lr * sum / batch_size with its own copy of W. The copies were equal before
 // the step, so they are equal after it. batch_size counts the whole minibatch, not a shard.
 
-// What train() needs from sections 10 to 13. (Go on at across_devices(), and look these up later.)
-std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
-struct DataSet;
-// An iterator over minibatches: images X (N,1,28,28), with pixels from 0 to 1, and labels y (N)
-struct DataIter {
-    const DataSet *set;
-    int batch_size;
-    bool shuffle;
-    std::vector<int> order; // the samples' numbers, in the order of this epoch
-    Tensor X, y;            // the samples of this epoch, of which a minibatch is a view
-    std::pair<Tensor, Tensor> minibatch(int begin); // the one that begins with order[begin]
-    std::vector<std::pair<Tensor, Tensor>> epoch(); // all minibatches, reshuffled if `shuffle`
-};
-struct Timer { // a stopwatch
-    std::vector<double> times; // seconds from each start() to its stop()
-    double started = 0;
-    void start() { started = now(); }
-    void stop() { times.push_back(now() - started); }
-    double avg() const { return std::accumulate(times.begin(), times.end(), 0.0) / times.size(); }
-    static double now();
-};
-struct Animator { // in place of the chapter's plot: a progress bar, and a row for each epoch
-    int samples;  // in an epoch
-    std::vector<float> Y = {};                   // test accuracy after each epoch
-    std::vector<double> loss = {}, seconds = {}; // mean loss and time of each epoch
-    Tensors pending = {};                        // losses of this epoch's minibatches
-    int done = 0;                                // samples in `pending`
-    void add_losses(const Tensors &losses);
-    void end_epoch(float acc, double seconds);      // clear the bar and compute the mean loss
-    void add(int epoch, float acc, double seconds); // call end_epoch(), and print the row
-};
-std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // to train on, to test on
-float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
-                            Device device);
-void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr);
-void check_replicas(const PerDevice &device_params);
-struct Options { // the command line
-    int gpus = 1, batch = 256, epochs = 10, seed = 0, limit = 0; // section 13 explains them
-    float lr = 0.2f;
-    int shuffle = 1, checks = 1, peers = 1;
-    std::string allreduce = "naive", data = "data";
-    std::string words; // as they were typed, for messages
-};
-extern Options options;
-extern std::function<void(const Animator &, const Tensors &params)> after_epoch; // or null
-std::string str(const std::vector<Device> &devices);                             // [gpu(0), gpu(1)]
-
 // Return [x[c][i] for c in range(k)]: tensor i of each device.
 Tensors across_devices(const PerDevice &x, size_t i) {
     Tensors tensors;
@@ -378,6 +333,53 @@ PerDevice replicate(const std::vector<Device> &devices) {
     }
     return device_params;
 }
+
+// What train() needs from sections 10 to 13
+std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
+struct DataSet;
+// An iterator over minibatches: images X (N,1,28,28), with pixels from 0 to 1, and labels y (N)
+struct DataIter {
+    const DataSet *set;
+    int batch_size;
+    bool shuffle;
+    std::vector<int> order; // the samples' numbers, in the order of this epoch
+    Tensor X, y;            // the samples of this epoch, of which a minibatch is a view
+    std::pair<Tensor, Tensor> minibatch(int begin); // the one that begins with order[begin]
+    std::vector<std::pair<Tensor, Tensor>> epoch(); // all minibatches, reshuffled if `shuffle`
+};
+struct Timer { // a stopwatch
+    std::vector<double> times; // seconds from each start() to its stop()
+    double started = 0;
+    void start() { started = now(); }
+    void stop() { times.push_back(now() - started); }
+    double avg() const { return std::accumulate(times.begin(), times.end(), 0.0) / times.size(); }
+    static double now();
+};
+struct Animator { // in place of the chapter's plot: a progress bar, and a row for each epoch
+    int samples;  // in an epoch
+    std::vector<float> Y = {};                   // test accuracy after each epoch
+    std::vector<double> loss = {}, seconds = {}; // mean loss and time of each epoch
+    Tensors pending = {};                        // losses of this epoch's minibatches
+    int done = 0;                                // samples in `pending`
+    void add_losses(const Tensors &losses);
+    void add(int epoch, float acc, double seconds); // replace the bar by a row
+    void end_epoch(float acc, double seconds);      // the same without printing the row
+};
+std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // to train on, to test on
+float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
+                            Device device);
+void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr);
+void check_replicas(const PerDevice &device_params);
+struct Options { // the command line
+    int gpus = 1, batch = 256, epochs = 10, seed = 0, limit = 0; // section 13 explains them
+    float lr = 0.2f;
+    int shuffle = 1, checks = 1, peers = 1;
+    std::string allreduce = "naive", data = "data";
+    std::string words; // as they were typed, for messages
+};
+extern Options options;
+extern std::function<void(const Animator &, const Tensors &params)> after_epoch; // or null
+std::string str(const std::vector<Device> &devices);                             // [gpu(0), gpu(1)]
 
 // Train on num_gpus devices. Unlike the chapter's, this function checks the first minibatch, checks
 // that the devices' copies of the parameters (the replicas) stay equal, and collects losses and
@@ -470,10 +472,6 @@ void demos(int num_gpus) {
 // sums. The algorithm accepts any number of devices (unless its entry in the table `algorithms`
 // below says otherwise), and tensors of any size, including 0.
 //
-// A kernel of your own may read another device's memory if the program, when it starts, says "peer"
-// or "same GPU" of the two. Let its device wait for the other one before the kernel, and the other
-// one for it after the kernel (make_wait). Such a read is counted as a message.
-//
 // Cost. A message of m bytes takes about alpha + m * beta seconds: alpha is the latency, which even
 // the shortest message pays, and 1 / beta is the bandwidth. Messages between different pairs of
 // devices can travel at the same time. So for k devices, each with b bytes in P tensors, we count
@@ -506,7 +504,7 @@ void demos(int num_gpus) {
 Tensors flatten(const PerDevice &grads) {
     Tensors flat;
     for (const Tensors &tensors : grads) {
-        Tensor all = tensors[0]; // begins as the first tensor, and its shape grows
+        Tensor all = tensors[0]; // begins where the first tensor begins, and grows below
         all.shape = {0};
         for (const Tensor &t : tensors) {
             const bool contiguous = size(t) == 0 || t.ptr() == all.ptr() + size(all);
@@ -535,11 +533,11 @@ struct Message {
 Stream &link_stream(Device src, Device dst);               // for messages from src to dst
 void check_messages(const std::vector<Message> &messages); // fail if they cannot go together
 
-// For printing: the numbers of a tensor. The host waits for them.
-std::vector<float> to_host(const Tensor &t);
-
-// For kernels of your own, which section 8 explains: LAUNCH(kernel<<<...>>>(...)) launches one and
-// checks for errors. (A program that includes this file may define its own LAUNCH.)
+// For kernels of your own, which section 8 explains. LAUNCH(kernel<<<...>>>(...)) launches one and
+// checks for errors. (A program that includes this file may have its own LAUNCH.) A kernel may read
+// another device's memory if the program, when it starts, prints "peer" or "same GPU" for the two.
+// Call make_wait(reader, other) before it and make_wait(other, reader) after it. Such a read counts
+// as a message.
 constexpr int threads = 256; // in a block
 int blocks(long n);          // how many blocks give each of n elements a thread
 #ifndef LAUNCH
@@ -606,8 +604,6 @@ void allreduce_yours(const PerDevice &grads) {
     }
 }
 
-bool is_power_of_two(int k) { return (k & (k - 1)) == 0; } // exactly one of its bits is set
-
 // The algorithms that ALLREDUCE=name can select. If yours needs k to be a power of two, write
 // {"yours", allreduce_yours, is_power_of_two}. If its kernels read other devices' memory, write
 // {"yours", allreduce_yours, nullptr, true}. (Those in extras/algorithms/ need one or the other.)
@@ -617,6 +613,7 @@ struct Algorithm {
     bool (*supports)(int k) = nullptr; // whether it works on k devices; null: on any number
     bool reads_peers = false;          // whether its kernels read other devices' memory
 };
+bool is_power_of_two(int k) { return (k & (k - 1)) == 0; } // it has exactly one bit set
 std::vector<Algorithm> algorithms = {
     {"naive", allreduce_naive},
     {"bucket", allreduce_bucket},
@@ -627,15 +624,15 @@ std::vector<Algorithm> algorithms = {
 // The chapter remarks that the exchange of some gradients should begin while others are still being
 // computed. Backward starts with the last layer, and nobody has to wait for W1's gradient before
 // sending W4's. When train_batch() calls sum_gradients(), the host has enqueued all of backward,
-// but the devices have hardly begun it. So let backward record an event behind each gradient. Then
+// but the devices have hardly begun it. So let backward record an event after each gradient. Then
 // a second stream of each device can wait for just the gradients that it sums, and its messages
 // travel while backward goes on:
 //
 //   usual stream     | backward of W4 b4 W3 b3 | backward of W2 b2 W1 b1 |                  | sgd
 //   second stream                              | sum of W4 b4 W3 b3      | sum of W2 ... b1 |
 //
-// OVERLAP=1 (extras/algorithms/overlap.h) does this with any algorithm, and so does PyTorch's
-// DistributedDataParallel.
+// OVERLAP=1 (extras/algorithms/overlap.h) does this with any algorithm. PyTorch's
+// DistributedDataParallel does it, too.
 
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
@@ -750,7 +747,7 @@ __global__ void sgd_kernel(float *param, const float *grad, int n, float lr, flo
 
 void sgd(const Tensors &params, float lr, int batch_size) {
     for (const Tensor &p : params) {
-        check_inputs("sgd", true, "parameters", {params[0], p});
+        check_inputs("sgd", true, "parameters", {params[0], p}); // all on one device
         const int n = size(p);
         LAUNCH(sgd_kernel<<<blocks(n), threads, 0, stream_of(p.device)>>>(
             p.ptr(), gradient(p).ptr(), n, lr, batch_size));
@@ -888,10 +885,10 @@ Matrix transpose(Matrix m) {
 
 // To compute C += A @ B, each block computes a tile of C, and each of its threads one row of it.
 // The threads copy a tile of A and a tile of B into shared memory, multiply those, and go on to the
-// next two tiles. So each number that is loaded from the device's memory is used in `tile` products
+// next two tiles. So each number that is loaded from the device's memory is used in 32 products
 // instead of one.
-constexpr int tile = 32;
-// (Each row has a number more than it needs. Otherwise the 32 numbers of a column would lie in the
+constexpr int tile = 32; // rows and columns of a tile
+// (Each row has one number more than needed. Otherwise the 32 numbers of a column would lie in the
 // same bank of shared memory, and threads that use the same bank take turns.)
 typedef float Tile[tile][tile + 1];
 
@@ -1112,7 +1109,7 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
     const Tensor y = empty({N, O, s.OH, s.OW}, device);
     const Tensor columns = empty({N, terms, pixels}, device); // kept for dW
     bias(y, b);                                               // y[n] = b
-    const long windows = (long)N * s.C * pixels;
+    const int windows = N * s.C * pixels; // (at most as many as `columns` has)
     LAUNCH(im2col_kernel<<<blocks(windows), threads, 0, stream_of(device)>>>(columns.ptr(), X.ptr(),
                                                                              s));
     matmul({y.ptr(), N, O, pixels}, {W.ptr(), 1, O, terms}, {columns.ptr(), N, terms, pixels},
@@ -1161,7 +1158,7 @@ struct NoGrad { // while one exists, operators are not recorded, as under torch.
 Tensor add_to_tape(const char *op, Tensor y, const Tensors &inputs, const GradFn &grad_fn) {
     auto wants_grad = [](const Tensor &X) { return X.grad != nullptr; };
     if (recording && std::any_of(inputs.begin(), inputs.end(), wants_grad)) {
-        if (!y.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape});
+        if (!y.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape}); // no memory
         tapes[y.device.id].push_back({op, inputs, y.grad, grad_fn});
     }
     return y;
@@ -1187,7 +1184,7 @@ void backward(const Tensor &l) {
     while (!tape.empty()) {
         const TapeEntry entry = std::move(tape.back());
         tape.pop_back();
-        // If dy has no memory, nothing has asked for it with grad_ptr(): l does not depend on it.
+        // Without memory, nothing has asked for dy with grad_ptr(): l does not use this result.
         if (entry.dy->data) entry.grad_fn(*entry.dy);
     }
 }
@@ -1286,7 +1283,7 @@ struct DeviceState {
     int cuda_device;             // CUDA's number for its GPU
     Stream stream;               // for its work
     std::map<int, Stream> links; // for messages from other devices, by Device::id
-    std::map<int, std::string> connections; // to other devices: what connect() has returned
+    std::map<int, std::string> connections; // to other devices: what enable_peer() has returned
     std::map<std::pair<cudaStream_t, long>, std::vector<float *>> free_memory; // see allocate()
 };
 auto &device_states = *new std::vector<DeviceState>; // never destroyed, like `tapes`
@@ -1354,7 +1351,7 @@ void waitall() {
 
 // Let device i access the memory of device j directly, if the hardware allows it. Return how their
 // data travels: "staged" means that CUDA copies through the host.
-static const char *connect(Device i, Device j) {
+const char *enable_peer(Device i, Device j) {
     int can_access = 0;
     if (cuda_device(i) == cuda_device(j)) return "same GPU";
     CUDA_CHECK(cudaDeviceCanAccessPeer(&can_access, cuda_device(i), cuda_device(j)));
@@ -1365,7 +1362,7 @@ static const char *connect(Device i, Device j) {
     return code == cudaSuccess || code == cudaErrorPeerAccessAlreadyEnabled ? "peer" : "staged";
 }
 
-// Return whether a kernel on device i can read the memory of device j.
+// Return whether a kernel on device i can read the memory of device j. (It can read its own.)
 bool can_read(Device i, Device j) { return state(i).connections[j.id] != "staged"; }
 
 // Create gpu(0) ... gpu(k-1), round-robin over this machine's GPUs, and connect them. If
@@ -1391,7 +1388,7 @@ void use_devices(int k, bool shown) {
         std::string line = str(gpu(i)) + ": " + properties.name;
         for (int j = 0; j < k; j++) {
             if (j == i) continue;
-            device_states[i].connections[j] = connect(gpu(i), gpu(j));
+            device_states[i].connections[j] = enable_peer(gpu(i), gpu(j));
             line += "; " + str(gpu(j)) + ": " + device_states[i].connections[j];
         }
         if (shown) printf("%s\n", line.c_str());
@@ -1704,9 +1701,9 @@ void Animator::add(int epoch, float acc, double epoch_seconds) {
 
 // ---------------------------------------------------------------------------------------------
 // 12. Checks
-// The first two functions check the promise of section 5: k devices compute the same gradient as
-// one, and the copies of the parameters stay equal. If a check fails, `make check` looks for the
-// cause. The last one checks the messages of send().
+// check_first_minibatch() and check_replicas() check the promise of section 5: k devices compute
+// the same gradient as one, and the copies of the parameters stay equal. If they fail, `make check`
+// looks for the cause. check_messages() checks the messages of send().
 
 // Return the name of number j of all_to_host(params), such as W1[7].
 std::string name_of(int j) {
@@ -1728,9 +1725,10 @@ void compare(const char *what, int j, int c, float got, float expected, float to
 
 // Take a trial step on the first samples of the file, with copies of the parameters. Compare the
 // gradients with those that gpu(0) computes alone, one shard after another. (The whole minibatch at
-// once would be rounded differently.) They may differ by the order in which the shards are added:
-// each sum has fewer than k additions, each is off by at most 2^-24 of what is added, and two sums
-// are compared, which makes k * 2^-23 = k * 1.2e-7. Each device must have subtracted lr * grad / n.
+// once would be rounded differently.) They may differ by rounding, because the shards may be added
+// in another order: two sums of fewer than k additions, each of which is off by at most 2^-24 of
+// the sum of |x|, differ by at most k * 2^-23 = k * 1.2e-7 of it. Each device must have subtracted
+// lr * grad / n.
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr) {
     if (!options.checks) return;
     const auto [X, y] = train_iter.minibatch(0);
@@ -1758,7 +1756,7 @@ void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devi
         for (size_t j = 0; j < grad.size(); j++) {
             compare("gradient", j, c, grad[j], expected[j], 1.2e-7f * k * magnitude[j]);
             const float update = lr * grad[j] / n;
-            // A few roundings, of the update and of the parameter, are allowed.
+            // A few roundings of the update and the parameter, or an underflow to 0, are allowed.
             const float rounding = 1e-5f * std::fabs(update) + 1e-6f * std::fabs(before[j]);
             compare("update", j, c, before[j] - after[j], update, rounding + 1e-37f);
         }
@@ -1828,11 +1826,11 @@ const Algorithm &algorithm_on(int k, const std::string &name) {
     if (algorithm.supports && !algorithm.supports(k)) {
         error("ALLREDUCE=%s does not work on %d devices", algorithm.name, k);
     }
-    for (int pair = 0; algorithm.reads_peers && pair < k * k; pair++) {
-        const Device i = gpu(pair / k), j = gpu(pair % k);
-        if (!can_read(i, j)) {
-            error("ALLREDUCE=%s needs peer access, which %s and %s do not have", algorithm.name,
-                  str(i).c_str(), str(j).c_str());
+    for (int i = 0; i < k; i++) {
+        for (int j = 0; j < k; j++) {
+            if (!algorithm.reads_peers || can_read(gpu(i), gpu(j))) continue;
+            error("ALLREDUCE=%s needs peer access, which gpu(%d) and gpu(%d) do not have",
+                  algorithm.name, i, j);
         }
     }
     return algorithm;
@@ -1852,7 +1850,7 @@ struct Option {
     double least = 0, most = 1e9;                      // of a number
 };
 
-// `make help` reads these lines, one for each option.
+// One line for each option: `make help` prints them from here, without compiling anything.
 std::vector<Option> option_table = {
     {"GPUS", &options.gpus, "number of devices, which may share GPUs (1)", 1, 64},
     {"BATCH", &options.batch, "samples per minibatch, over all devices (256)", 1, 60000},
@@ -1913,6 +1911,7 @@ bool parse_options(int argc, char **argv) {
         set_option(word);
         options.words += " " + word;
     }
+    // From now on, train_batch() uses the algorithm that ALLREDUCE names.
     sum_gradients = [](const PerDevice &grads) { run_allreduce(options.allreduce, grads); };
     const int k = options.gpus;
     if (options.batch < k) {
