@@ -245,10 +245,7 @@ void *find_variable(const void *initial, size_t bytes, const char *name, Where w
     if (device_of_thread < 0) return found->host_side;
     return real(copy_on(*found, *machine().devices[device_of_thread]));
 }
-bool add_on_start(void (*call)()) {
-    on_start().push_back(call);
-    return true;
-}
+bool add_on_start(void (*call)()) { return on_start(call), true; }
 cudaError_t find_copy(char *&copy, const volatile void *variable, Where where, const char *call) {
     Symbol *symbol;
     if (is_managed_variable((const void *)variable)) {

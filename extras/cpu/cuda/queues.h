@@ -46,8 +46,8 @@ __attribute__((cold)) void uncaught();
 
 inline __thread int device_of_thread = -1;     // -1: a thread of the program's
 inline __thread bool in_host_function = false; // of cudaLaunchHostFunc
-// The functions that a device's thread calls first.
-std::vector<void (*)()> &on_start();
+// The functions that a device's thread calls first, of which one may be added.
+std::vector<void (*)()> on_start(void (*added)() = nullptr);
 
 // All threads of the stand-in begin here.
 template <class F> std::thread start_thread(int device, F run) {

@@ -27,8 +27,12 @@ void uncaught() {
     }
 }
 
-std::vector<void (*)()> &on_start() {
+std::vector<void (*)()> on_start(void (*added)()) {
     static auto *calls = new std::vector<void (*)()>; // as the machine: never destroyed
+    static std::mutex lock; // a kernel may come to a static variable of its own at any time
+    Hidden hidden;
+    std::lock_guard<std::mutex> guard(lock);
+    if (added) calls->push_back(added);
     return *calls;
 }
 

@@ -171,7 +171,8 @@ __global__ void sum_kernel(float *x, bool right) {
 }
 __device__ int turns;
 __global__ void turn_kernel(bool right) {
-    if (right) atomicAdd(&turns, 1);
+    static int calls;
+    if (right) atomicAdd(&turns, 1), atomicAdd(&calls, 1);
     else turns++;
 }
 RACE("a variable of the device, by two blocks") { turn_kernel<<<2, 1>>>(right); }
