@@ -109,7 +109,10 @@ log := $(if $(wildcard extras/files),LOG=build/)
 flags_asan := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 # (g++: a call before each load, which tells what nothing has been written to: see checks.cc)
 loads := $(if $(clang),,--param asan-instrumentation-with-call-threshold=0)
-flags_race := -fsanitize=thread
+# (Volatile accesses call functions of races.cc, except from g++ 10)
+flags_race = -fsanitize=thread $(if $(clang),-mllvm -tsan-distinguish-volatile,$(shell \
+    $(CXX) $(volatile) -x c++ -E /dev/null >/dev/null 2>&1 && echo $(volatile)))
+volatile := --param tsan-distinguish-volatile=1
 flags_lanes := -DMGPU_LANES
 flags_lanes_asan := $(flags_lanes) -fsanitize=address
 try_sanitizer = echo 'int main() {}' | $(CXX) $(flags_$*) -x c++ - -o $(new) 2>/dev/null && \

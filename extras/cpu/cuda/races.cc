@@ -12,6 +12,8 @@
 #include <unwind.h>
 extern "C" void __tsan_func_entry(void *pc);
 extern "C" void __tsan_func_exit();
+extern "C" void __tsan_read_range(void *p, unsigned long bytes);
+extern "C" void __tsan_write_range(void *p, unsigned long bytes);
 extern "C" void __tsan_on_report(void *report); // called when one is printed
 extern "C" int __tsan_get_report_data(void *report, const char **description, int *count,
                                       int *stack_count, int *mop_count, int *loc_count,
@@ -47,6 +49,60 @@ void leave_callers() {
     for (void *caller : running.callers)
         if (caller) __tsan_func_exit();
 }
+
+// --- volatile memory
+
+// To a GPU a volatile access is one that nothing tears, so that threads may poll a flag, and that
+// orders no other. As with an atomic function, what a thread has written before is seen only if
+// __threadfence() stands in between. (The host has no such fence. In shared memory volatile is no
+// help to other warps.) These are called just before the access.
+static void *polled[256]; // what each thread of the operating system has read last
+CUDA_CPU_UNSEEN static void *&polled_by_me() {
+    static int threads;
+    thread_local void *&mine = polled[__atomic_fetch_add(&threads, 1, __ATOMIC_RELAXED) % 256];
+    return mine;
+}
+template <class T> static void read_volatile(T *p) {
+    __atomic_store_n(&polled_by_me(), p, __ATOMIC_RELAXED);
+    __atomic_load_n(p, __ATOMIC_RELAXED);
+    observed(&fenced_system);
+    if (worker) observed(&fenced_on[running.device]);
+}
+template <class T> static void write_volatile(T *p) {
+    if (!worker) published(&fenced_system);
+    __atomic_fetch_or(p, T(0), __ATOMIC_RELAXED);
+    // Who polls may have observed before the fence, and not yet read: let it find the old value,
+    // and come again
+    for (void *&at : polled) {
+        void *expected = p;
+        if (&at == &polled_by_me() ||
+            !__atomic_compare_exchange_n(&at, &expected, nullptr, false, __ATOMIC_RELAXED,
+                                         __ATOMIC_RELAXED))
+            continue;
+        for (int ms = 0; ms < 20 && !__atomic_load_n(&at, __ATOMIC_RELAXED); ms++) usleep(1000);
+    }
+}
+template <class T> static void access_volatile(T *p, bool writes) {
+    const bool in_one_step = sizeof(T) <= 8 && shared_name(p).empty();
+    if (!in_one_step) writes ? __tsan_write_range(p, sizeof(T)) : __tsan_read_range(p, sizeof(T));
+    else writes ? write_volatile(p) : read_volatile(p);
+}
+} // namespace cuda_cpu
+#define CUDA_CPU_VOLATILE(name, T)                                                                 \
+    extern "C" void __tsan_##name(void *p) {                                                       \
+        cuda_cpu::access_volatile((T *)p, strstr(#name, "write"));                                 \
+    }
+#define CUDA_CPU_VOLATILES(bytes, T)                                                               \
+    CUDA_CPU_VOLATILE(volatile_read##bytes, T)                                                     \
+    CUDA_CPU_VOLATILE(volatile_write##bytes, T)                                                    \
+    CUDA_CPU_VOLATILE(unaligned_volatile_read##bytes, T)                                           \
+    CUDA_CPU_VOLATILE(unaligned_volatile_write##bytes, T)
+CUDA_CPU_VOLATILES(1, unsigned char)
+CUDA_CPU_VOLATILES(2, unsigned short)
+CUDA_CPU_VOLATILES(4, unsigned)
+CUDA_CPU_VOLATILES(8, unsigned long)
+CUDA_CPU_VOLATILES(16, unsigned __int128)
+namespace cuda_cpu {
 
 // --- reports
 

@@ -134,6 +134,20 @@ RACE("fence before an atomic function tells that all is written") {
     OK(cudaMemset(y = memory(0, 1), 0, 4));
     ready_kernel<<<2, 1>>>(x, (unsigned *)y, right);
 }
+__global__ void flag_kernel(float *x, volatile int *flag, bool right) {
+    if (blockIdx.x == 0) {
+        x[0] = 1;
+        if (right) __threadfence_system();
+        *flag = 1;
+    } else {
+        while (!*flag) usleep(100);
+        x[1] = x[0];
+    }
+}
+RACE("fence before a volatile flag") {
+    OK(cudaMemset(y = memory(0, 1), 0, 4));
+    flag_kernel<<<2, 1>>>(x, (int *)y, right);
+}
 __global__ void last_block_kernel(float *x, unsigned *tickets, float *sum, bool right) {
     __shared__ bool last;
     x[4 * blockIdx.x + threadIdx.x] = 1;
@@ -187,6 +201,13 @@ RACE("atomicAdd by two blocks") {
 }
 
 static void read_by_host(const volatile float *p) { (void)*p; }
+RACE("fence before a volatile flag that the host polls") {
+    volatile int *flag = (int *)&host[1];
+    *flag = 0;
+    flag_kernel<<<1, 1, 0, a>>>(host, (int *)flag, right);
+    while (!*flag) usleep(100);
+    read_by_host(host);
+}
 RACE("wait before writing pinned memory again") {
     *host = 1;
     cudaEvent_t copied = new_event(0);
