@@ -162,7 +162,7 @@ extern "C" void __tsan_on_report(void *report) {
     using namespace cuda_cpu;
     const char *description;
     void *sleep[1], *stack[64], *address = nullptr;
-    int stacks, mops, more[6], size, write, atomic;
+    int stacks, mops, more[6], size, write, atomic, atomics = 0;
     __tsan_get_report_data(report, &description, &more[0], &stacks, &mops, &more[1], &more[2],
                            &more[3], &more[4], sleep, 1);
     Hidden hidden;
@@ -171,6 +171,7 @@ extern "C" void __tsan_on_report(void *report) {
         memset(stack, 0, sizeof stack);
         __tsan_get_report_mop(report, i, &more[5], &address, &size, &write, &atomic, stack, 64);
         two[i] = raced(stack, 64, inside[i]);
+        atomics += atomic;
     }
     static std::set<std::string> said;
     const bool swapped = two[0] < two[1];
@@ -181,16 +182,17 @@ extern "C" void __tsan_on_report(void *report) {
                                   ? shared + " of gpu(" + std::to_string(running.device) + ")"
                               : owner ? "gpu(" + std::to_string(owner->id) + ")"
                                       : "the host";
-    const bool one_kernel = two[0] == two[1] && !inside[0].empty();
-    if (one_kernel && inside[0] == inside[1])
-        fprintf(stderr,
-                "race on %s: %s, between threads in %s: is __syncthreads() missing, an atomicAdd, "
-                "or an index that only one thread uses?\n",
-                where.c_str(), two[0].c_str(), inside[0].c_str());
-    else if (one_kernel)
-        fprintf(stderr,
-                "race on %s: %s, between its lines %s and %s: is __syncthreads() missing?\n",
-                where.c_str(), two[0].c_str(), inside[1].c_str(), inside[0].c_str());
+    const bool one_kernel = two[0] == two[1] && !inside[0].empty(),
+               one_line = inside[0] == inside[1];
+    const std::string between =
+        one_line ? "threads in " + inside[0] : "its lines " + inside[1] + " and " + inside[0];
+    if (one_kernel)
+        fprintf(stderr, "race on %s: %s, between %s: is %s?\n", where.c_str(), two[0].c_str(),
+                between.c_str(),
+                atomics    ? "an atomic function missing, or volatile for a first guess"
+                : one_line ? "__syncthreads() missing, an atomicAdd, or an index that only one "
+                             "thread uses"
+                           : "__syncthreads() missing");
     else
         fprintf(stderr, "race on %s: %s and %s: is a wait missing?\n", where.c_str(),
                 two[1].c_str(), two[0].c_str());

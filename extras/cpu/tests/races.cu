@@ -195,6 +195,17 @@ RACE("a variable of each device needs no event between devices") {
     if (right) OnDevice{1}, turn_kernel<<<1, 1, 0, c>>>(false);
     else turn_kernel<<<1, 1, 0, b>>>(false);
 }
+template <bool right> __global__ void guess_kernel(unsigned *x) { // of what atomicCAS finds
+    std::conditional_t<right, volatile unsigned, unsigned> *at = x;
+    unsigned old = *at, guess;
+    do guess = old;
+    while ((old = atomicCAS(x, guess, guess + 1)) != guess);
+}
+RACE("volatile for a guess that atomicCAS checks") {
+    OK(cudaMemset(x, 0, 4));
+    if (right) guess_kernel<true><<<8, 1>>>((unsigned *)x);
+    else guess_kernel<false><<<8, 1>>>((unsigned *)x);
+}
 RACE("atomicAdd by two blocks") {
     OK(cudaMemset(x, 0, 4));
     sum_kernel<<<2, 1>>>(x, right);
@@ -259,6 +270,9 @@ TEST_CASE("races: ThreadSanitizer sees each missing barrier, event and wait") {
             CHECK(output.find("shared memory") != std::string::npos);
             CHECK(output.find(": is __syncthreads() missing") != std::string::npos);
         }
+        if (!strncmp(program.name, "volatile", 8))
+            CHECK(output.find(": is an atomic function missing, or volatile for a first guess") !=
+                  std::string::npos);
         // the line of one of the two
         CHECK(output.find(__FILE__ ":") != std::string::npos);
     }
