@@ -189,8 +189,8 @@ size:  ## count the lines of each part, and of its code, against their limits
 	@sh extras/cpu/size.sh
 
 .PHONY: machines release_checks
-release_checks:  ## for a release: all that .ci/run leaves out (an hour)
-	@RELEASE=1 bash .ci/run
+release_checks:  ## for a release: .ci/run, and then all that it leaves out (an hour)
+	@bash .ci/run && bash .ci/release
 machines:  ## for a release: try other versions of Debian, compilers and CUDA (root)
 	@bash extras/cpu/machines.sh
 

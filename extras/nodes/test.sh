@@ -96,10 +96,11 @@ grep -q '^test acc: .* sec/epoch on \[gpu(0), gpu(1)\] of node 0, \[gpu(0), gpu(
 pass "the last line names the devices"
 
 # unreadable TEXT LINE: a file with this line, in which mpirun would find no machine
+file="$out/bob's hosts"
 unreadable() {
-    printf "%b" "$2" >$out/hosts
-    if ${MAKE:-make} -n run HOSTS=$out/hosts >$out/text 2>&1; then fail "accepted: $2"; fi
-    grep -qF "HOSTS=$out/hosts: $1" $out/text || fail "not said: $1"
+    printf "%b" "$2" >"$file"
+    if ${MAKE:-make} -n run HOSTS="$file" >$out/text 2>&1; then fail "accepted: $2"; fi
+    grep -qF "HOSTS=$file: $1" $out/text || fail "not said: $1"
     pass "HOSTS is refused: $1"
 }
 unreadable 'expected a file with a machine on each line' '\n# pc01\n'
@@ -111,8 +112,8 @@ case $(mpirun --version) in
 *) other='localhost slots=2' hosts='localhost:2 # this one\n\n# pc01\n' ;;
 esac
 unreadable "line 1, $other: expected a line such as pc01" "$other\n"
-printf "%b" "$hosts" >$out/hosts
-${MAKE:-make} -n run HOSTS=$out/hosts >$out/text 2>&1 || fail "HOSTS with comments"
+printf "%b" "$hosts" >"$file"
+${MAKE:-make} -n run HOSTS="$file" >$out/text 2>&1 || fail "HOSTS with comments"
 pass "HOSTS with comments"
 
 # Node 0 reads INIT for all: two trainings of an epoch are one of two epochs
