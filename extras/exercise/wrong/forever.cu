@@ -1,4 +1,4 @@
-// forever.cu: ... the host ... in forever, k = 2 ... no answer within
+// forever.cu: ... the host ... in forever, k = 2 ... no answer within ... an endless
 // d is never doubled: the loop does not end.
 #include "yours.h"
 

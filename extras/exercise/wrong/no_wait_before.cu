@@ -1,4 +1,4 @@
-// no_wait_before.cu:8, message gpu(1) to gpu(0): it does not wait for gpu(1)'s gradients
+// no_wait_before.cu:8, message gpu(1) to gpu(0): it does not wait for ... ALLREDUCE=no_wait_before
 // The receiver does not wait until the sender has written its numbers.
 #include "yours.h"
 
