@@ -2,7 +2,7 @@
 # sh extras/reworded.sh [--text] [make variables]: no tool needs the words of a comment of mgpu.cu or
 # networks.cu. In build/reworded, a copy, they all have other words, and headings other forms and
 # lines. All tools must make the same of the copy as of the files here.
-# With --text nothing is compiled.
+# With --text only those whose output is code.
 cd "$(dirname "$0")/.." || exit 1
 copy=build/reworded
 if [ "$1" = --text ]; then text=yes; shift; fi
@@ -21,9 +21,8 @@ reword() {
         }
         { print }' "$1" >"$copy/$1"
 }
-rm -rf $copy && mkdir -p $copy/build || exit 1
-cp -a Makefile mgpu.cu tests.cu data extras $copy && cp -a build/cpu build/cpp $copy/build || exit 1
-for folder in data doctest page_venv notebook_venv; do ln -s ../../$folder $copy/build/; done
+rm -rf $copy && mkdir -p $copy/build && cp -a Makefile mgpu.cu data extras $copy || exit 1
+for folder in data page_venv; do ln -s ../../$folder $copy/build/; done
 for file in mgpu.cu extras/networks/networks.cu; do reword $file; done
 cmp -s mgpu.cu $copy/mgpu.cu && fail 'the comments are still the same'
 
@@ -49,23 +48,9 @@ same vocabulary.sh sh extras/fast/vocabulary.sh mgpu.cu
 same judged.sh sh extras/exercise/judged.sh mgpu.cu
 clean() { sh extras/fast/checksum.sh --check && echo clean; }
 same checksum.sh clean
-if [ "$text" ]; then echo 'extras/reworded.sh: the text tools need no word of a comment'; exit; fi
+if [ "$text" ]; then exit; fi
 
-run() { # the operators and the loss
-    make -s run GPUS=1 BATCH=32 EPOCHS=1 LIMIT=64 CHECKS=0 "$@" |
-        awk '/^operators/ || $1 == 1 { print $1, $2 }'
-}
-exercise() { make -s exercise GPUS=2 "$@"; }
-wrong() { # what is wrong
-    make -s exercise GPUS=2 SUBMISSION=extras/exercise/wrong/mean.cu "$@" 2>&1 | grep -o 'it has 0.5 times gpu(0)'
-}
-failing() { make -s build/limits/failing "$@" && grep -c plain_check_cuda build/limits/failing.cc; }
-same 'make run' run "$@"
-same 'make exercise' exercise "$@"
-same 'make exercise SUBMISSION=' wrong "$@"
-same 'failing calls' failing "$@"
-
-# A page has each definition, and the notebook finds them
+# A page has each definition, and the notebook finds the exercise
 page() { # (constructors and destructors have no place of their own)
     make -s page "$@" >&2 && for name in $(names mgpu.cu | grep -v '^\(.*\)::~*\1$'); do
         grep -q "id=\"$name\"" build/page/index.html || { echo "no $name on the page" >&2; return 1; }
@@ -74,11 +59,11 @@ page() { # (constructors and destructors have no place of their own)
 }
 notebook() {
     PYTHONPATH=extras/notebook IPYTHONDIR=build/ipython \
-        build/notebook_venv/bin/python -B -m IPython --colors=NoColor -c '
+        "$notebook_python" -B -m IPython --colors=NoColor -c '
 import mgpu_notebook
 mgpu_notebook.exercise = "allreduce(flatten(grads));"
 print(mgpu_notebook.with_exercise(open("mgpu.cu").read()))'
 }
+notebook_python=$PWD/build/notebook_venv/bin/python
 if [ -e build/page_venv/requirements.txt ]; then same 'make page' page "$@"; fi
 if [ -e build/notebook_venv/tests ]; then same 'the notebook' notebook; fi
-echo 'extras/reworded.sh: no tool needs the words of a comment'

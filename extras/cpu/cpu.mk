@@ -140,16 +140,8 @@ race: $(race_tests:%=build/race/%) data  ### tests and a training under ThreadSa
 	    $(if $(value GPUS),,GPUS=2) BATCH=8 LIMIT=12 EPOCHS=1 $(words))
 	@echo 'race: none found'
 
-# A program whose CUDA calls fail when FAIL_AT says so: mgpu.cu with another check_cuda, and files/
-save := $(wildcard extras/files/files.cu)
-build/limits/failing: build/cpp/mgpu.cu extras/cpu/failing.cc $(save:%=build/cpp/%) \
-    build/cpp/extras/hooks.h $(copied) build/cpu/headers.h.gch build/cpu/runtime.o
-	$(begin)
-	@sh extras/replaced.sh $< extras/hooks.h extras/cpu/failing.cc >$@.cc
-	@cat extras/cpu/failing.cc $(save:%=build/cpp/%) >>$@.cc
-	@$(CXX) $(cpu_flags) -w $(once_cpu) -iquote build/cpp/extras/files -x c++ $@.cc $(to)
-limits: $(if $(save),build/cpu/program build/limits/failing) data  ## test kills, full disks and failing calls
-	@$(if $(save),bash extras/cpu/limits.sh,echo 'limits: skipped, SAVE is in extras/files')
+limits: $(if $(wildcard extras/files),build/cpu/program) data  ## test kills, full disks and lack of memory
+	@$(if $(wildcard extras/files),bash extras/cpu/limits.sh,echo 'limits: skipped, SAVE is in extras/files')
 # All but what trains for long or is not about kernels, in each order of warps and lanes; what is
 # about kernels alone under AddressSanitizer too, unless LANES says which orders
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
@@ -235,7 +227,7 @@ build/cu/runtime.o: $(runtime) build/cpu/flags
 	$(begin)
 	$(show)$(CXX) $(cu_flags) -c $< $(to)
 
-# Small programs of a first course: each prints what its head says
+# Small programs: each prints what its head says
 programs: $(cu_needs)  ## run the programs of extras/cpu/programs
 	@sh extras/cpu/programs.sh extras/cpu/programs/*.cu extras/cpu/programs/*/
 programs_nvcc:

@@ -1,7 +1,7 @@
 #!/bin/sh
-# programs.sh PROGRAM ...: compiles and runs each as make cu does. A program is a .cu file, or a folder
-# with a main.cu and others. What it prints must be what stands behind "// prints: " in its first
-# lines, and nothing else. Status 1 if one differs.
+# programs.sh PROGRAM ...: compiles and runs each as make cu does. A program is a .cu file, or a
+# folder with a main.cu and others. What it prints must be what stands behind "// prints: " in its
+# first lines, and nothing else. Status 1 if one differs.
 export CU_FILE CUDA_CPU_DEVICES="${CUDA_CPU_DEVICES:-2}"
 passed=0 failed=0
 mkdir -p build/cu
