@@ -78,8 +78,8 @@ for package in g++ make gzip; do
     command -v "$package" >/dev/null || missing+=("$package")
 done
 if [ ${#missing[@]} -gt 0 ]; then step "install ${missing[*]}" install "${missing[@]}"; fi
-# NODES wants an MPI. Pictures want matplotlib; python3-jsonschema checks build/trace.json. (Another
-# python3 than the system's does not see Debian's packages.)
+# NODES wants an MPI, pictures want matplotlib, make grade bubblewrap, and its test jsonschema.
+# (Another python3 than the system's does not see Debian's packages.)
 has_mpi() { command -v mpicxx >/dev/null && command -v mpirun >/dev/null; }
 has_matplotlib() {
     python3 -c 'import matplotlib' 2>/dev/null || [ -x build/pictures_venv/bin/python ]

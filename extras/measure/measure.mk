@@ -6,10 +6,8 @@
 # STEPS          steps that make trace and make profile record, by default 3
 # STEP_MS        milliseconds of a step on one device, for make scale; by default it is measured
 # RUNS           logs that make plot draws, such as 'a.csv b.csv', by default LOG
-# SWEEP_GPUS     numbers of devices that make sweep trains on, by default 1 2
-# SWEEP_LR       learning rates that make sweep trains with, by default 0.05 0.1 0.2 0.4
 
-.PHONY: bench summary trace profile scale plot pictures_venv sweep
+.PHONY: bench summary trace profile scale plot pictures_venv
 own += TRACE_MS
 
 bench: backend $(dir)/measure  ## time BENCH to build/bench.csv
@@ -29,8 +27,6 @@ plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or print t
 	@python3 extras/measure/pictures.py accuracy $(words)
 pictures_venv: # for make plot and other pictures, where the system has no matplotlib
 	python3 -m venv build/pictures_venv && build/pictures_venv/bin/pip install -q matplotlib
-sweep: backend $(program) data  ## tabulate test acc by learning rates and devices, with BATCH for each
-	@sh extras/measure/sweep.sh $(program) $(words)
 
 # ----- Compiling -------------------------------------------------------------------------------
 

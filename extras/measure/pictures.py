@@ -1,7 +1,6 @@
 """Draws pictures from the files that `measure` and `make run` write.
 
     pictures.py accuracy RUNS='LOG ...'   loss and accuracy of trainings: build/plot.svg and .png
-    pictures.py sweep              accuracy by learning rate, of build/sweep.csv: build/sweep.svg
     pictures.py scale              efficiency by devices, of build/scale.csv: build/scale.svg
     pictures.py trace ROWS [MS]    what ran when, of `make trace`: build/trace.json, and
                                    build/trace.svg, MS milliseconds wide
@@ -163,23 +162,6 @@ def draw_accuracy(logs):
     put_legend(below, left.get_lines(), columns=2)
     save(figure, "build/plot.svg")
     save(figure, "build/plot.png")
-
-
-def draw_sweep():
-    rows = rows_of("build/sweep.csv")
-    figure, (axes,), below = axes_of(420, 300)
-    for i, gpus in enumerate(dict.fromkeys(row["gpus"] for row in rows)):
-        of_gpus = [row for row in rows if row["gpus"] == gpus]
-        axes.plot([number(row, "lr") for row in of_gpus],
-                  [number(row, "test_acc") for row in of_gpus],
-                  color=color_of("", i), label=f"GPUS={gpus}", **LINE)
-    rates = sorted({number(row, "lr") for row in rows})
-    axes.set(xlabel="learning rate", ylabel="test accuracy", xscale="log")
-    axes.set_ylim(bottom=0)
-    axes.set_xticks(rates, [f"{rate:g}" for rate in rates], rotation=45)
-    axes.xaxis.set_minor_locator(NullLocator())
-    put_legend(below, axes.get_lines())
-    save(figure, "build/sweep.svg")
 
 
 def draw_scale():
@@ -412,8 +394,6 @@ def main():
         return None
     if command == "accuracy":
         draw_accuracy(logs)
-    elif command == "sweep":
-        draw_sweep()
     elif command == "scale":
         draw_scale()
     elif command == "trace":

@@ -79,17 +79,10 @@ class Pictures(unittest.TestCase):
         run = subprocess.run(call + ["accuracy", "LOG=a.csv"], capture_output=True, text=True)
         self.assertEqual(run.stdout, "a.csv\n epoch      loss  test_acc\n"
                                      "     1       2.3       0.1\n")
-        run = subprocess.run(call + ["sweep"], capture_output=True, text=True)
+        run = subprocess.run(call + ["scale"], capture_output=True, text=True)
         self.assertEqual((run.returncode, run.stdout), (0, ""))
         self.assertEqual(run.stderr, "no picture: matplotlib is missing: apt-get install "
                                      "python3-matplotlib, or make pictures_venv\n")
-
-    def test_sweep(self):
-        self.file("build/sweep.csv", "gpus,batch,lr,test_acc\n1,256,0.1,0.7\n1,256,0.4,nan\n"
-                                     "2,512,0.1,0.6\n2,512,0.4,0.8\n")
-        self.assertEqual(self.call("sweep"), "build/sweep.svg\n")
-        for text in ("0.1", "0.4", "GPUS=1", "GPUS=2"):
-            self.assertIn(text, self.texts("build/sweep.svg"))
 
     def test_scale(self):
         self.file("build/scale.csv", "k,strong_ms,strong,weak_ms,weak\n1,5,1,5,1\n2,3,0.83,6,0.83\n")
@@ -118,9 +111,14 @@ class Pictures(unittest.TestCase):
                                 f"DATA={root}/build/data", *fabric], capture_output=True, check=True)
                 self.call("trace", "build/trace.csv")
                 with open("build/trace.json") as file:
-                    self.check_events(json.load(file)["traceEvents"])
+                    trace = json.load(file)
+                self.assertIn("lenet, batch 6, 3 devices, ring", trace["otherData"]["title"])
+                self.check_events(trace["traceEvents"])
 
     def check_events(self, events):
+        self.assertEqual({e["ph"] for e in events}, set("XsfM"))
+        for e in events:
+            self.assertTrue(e["ph"] == "M" or e["ts"] >= 0 and e.get("dur", 0) >= 0, e)
         names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events
                  if e["name"] == "thread_name"}
         slices = {}

@@ -11,9 +11,8 @@ static double seconds_of_step(int batch) {
     const auto replicas = replicate(first_devices(1));
     return time_calls(2, 0.3, 3, training_step(replicas, batch));
 }
-// What an exchange of the network's gradients sends between k devices.
-static network::Traffic traffic_of(const std::string &algorithm, int k) {
-    const PerDevice grads = make_grads(k, trained_sizes());
+// What an exchange of gradients sends.
+static network::Traffic traffic_of(const std::string &algorithm, const PerDevice &grads) {
     waitall();
     watch::Recorder r(false);
     sum_with(algorithm, grads);
@@ -49,9 +48,11 @@ void scale() {
            "strong, ms", "efficiency", "weak, ms", "efficiency", options.allreduce.c_str());
     std::ofstream file("build/scale.csv");
     file << "k,strong_ms,strong,weak_ms,weak\n";
+    const auto sizes = trained_sizes();
     for (int k = 1; k <= std::min(batch, most_scaled); k *= 2) {
         if (chosen.supports && !chosen.supports(k)) continue;
-        const double exchange = k > 1 ? traffic_of(options.allreduce, k).seconds(network) : 0;
+        const double exchange =
+            k < 2 ? 0 : traffic_of(options.allreduce, make_grads(k, sizes)).seconds(network);
         const double strong = computes((double)batch / k) + exchange;
         const double weak = computes(batch) + exchange, one = computes(batch);
         printf("%5d %12.3f %12.3f %10.0f%% %12.3f %10.0f%%\n", k, 1e3 * exchange, 1e3 * strong,

@@ -30,21 +30,10 @@ TEST_CASE("Recorder: bytes of the tensors that a kernel names") {
 }
 #endif
 
-
 // ---------------------------------------------------------------------------------------------
 // Networks and timelines
 
 typedef network::Traffic Traffic;
-[[maybe_unused]] static Traffic traffic(const std::string &name, int k, const Ints &sizes) {
-    const PerDevice grads = make_grads(k, sizes);
-    waitall();
-    watch::Recorder r(false);
-    sum_with(name, grads);
-    std::vector<network::Message> messages;
-    for (const watch::Op &op : r.ops)
-        if (is_message(op)) messages.push_back({op.src, op.dst, op.steps, op.bytes});
-    return Traffic(messages);
-}
 #ifdef ALGORITHMS
 TEST_CASE("Traffic: an exchange takes what its formula says") {
     const network::Network own = {"own", 5, 2}; // us, GB/s
@@ -61,7 +50,7 @@ TEST_CASE("Traffic: an exchange takes what its formula says") {
                    {"tree", 2 * log, 2 * log * n}};
         for (const auto &formula : all) {
             INFO(std::string(formula.name), ", k ", k);
-            const Traffic t = traffic(formula.name, k, Ints(P, numbers));
+            const Traffic t = traffic_of(formula.name, make_grads(k, Ints(P, numbers)));
             CHECK(t.rounds == formula.rounds);
             CHECK(t.seconds(own) ==
                   doctest::Approx(formula.rounds * 5e-6 + formula.bytes / 2e9).epsilon(1e-9));

@@ -30,7 +30,7 @@ ifneq ($(value NODES)$(value HOSTS),)
   $(need_mpi)
   $(if $(findstring <$(or $(value NODES),1)>,$(patsubst %,<%>,$(shell seq 1024))),,\
     $(error NODES=$(value NODES): expected a number of processes from 1 to 1024))
-  $(foreach x,$(filter show bench summary trace profile scale sweep plot test race asan lanes \
+  $(foreach x,$(filter show bench summary trace profile scale plot test race asan lanes \
     sanitize,$(MAKECMDGOALS)),$(error make $x works only in one process: leave NODES and HOSTS out))
   wrong := $(if $(value HOSTS),$(wrong_hosts))
   $(if $(wrong),$(error HOSTS=$(value HOSTS): $(wrong)))
