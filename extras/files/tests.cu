@@ -227,16 +227,6 @@ TEST_CASE("load_safetensors: what the format does not allow") {
         {"[24,32]", "[024,32]", wrong},
         {"[24,32]", "[24,3.2e1]", wrong},
         {"[24,32]", "24,32", wrong},
-        {"[2]", "[]", ": b: the numbers of F32 [] are not at data_offsets [24,32]"},
-        {"F32", "F16", ": a1: the numbers of F16 [2,3] are not at data_offsets [0,24]"},
-        {"F32", "f\\n32", ": a1: there is no dtype f?32"},
-        {"F32", "", ": a1: there is no dtype "},
-        {"\"b\":", R"("x\n":{"dtype":"I8","shape":[1],"data_offsets":[24,24]},"b":)",
-         ": x?: the numbers of I8 [1] are not at data_offsets [24,24]"},
-        {"\"b\":", R"("x":{"dtype":"F4","shape":[1],"data_offsets":[24,24]},"b":)", ": x: the num"},
-        {"\"b\":", // 2^64 numbers
-         R"("x":{"dtype":"I8","shape":[4294967296,4294967296],"data_offsets":[24,24]},"b":)",
-         ": x: the numbers of I8 [4294967296,4294967296] are not at data_offsets [24,24]"},
         {"[24,32]}", "[24,32]", wrong}, // a bracket is missing
         {"{\"a1\":{", "{\"a1\":{{", wrong},
         {"\"b\"", "\"a1\"", wrong}, // a name twice
@@ -263,6 +253,10 @@ TEST_CASE("load_safetensors: what the format does not allow") {
         check_says(loaded(safetensors(changed, numbers)), says);
     }
     check_says(loaded(safetensors(header, numbers + "x")), damaged);
+    std::string shorter = header; // without a gap
+    shorter.replace(shorter.find("24,32"), 5, "24,28");
+    CHECK(loaded(safetensors(shorter, numbers.substr(0, 28))) ==
+          ": b is F32 [2], whose numbers are not at data_offsets [24,28]");
     const std::string short_file = " is not a .safetensors file: it does not have the header";
     for (size_t size : {0, 7, 8, 20}) {
         check_says(loaded(safetensors(header, "").substr(0, size)), short_file);
