@@ -11,7 +11,8 @@
 // could flip.
 
 #define MGPU_NO_MAIN
-#include "replaced/mgpu.cu" // a copy, in which the network can be another one: extras/hooks.h
+#include "replaced/mgpu.cu" // a copy that calls
+#include "extras/hooks.cu"  // which lets a test train another network
 
 #include "extras/tests.h"
 

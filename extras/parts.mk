@@ -3,8 +3,7 @@
 # ----- The parts ----------------------------------------------------------------------------------
 
 # The program is mgpu.cu or, if there are such parts, program.cu, which includes a copy of mgpu.cu and
-# then these parts, in this order. In the copy the functions that hooks.h or a part replaces have
-# other names.
+# then these parts, in this order. In the copy the functions that a part replaces have other names.
 parts := $(wildcard extras/algorithms/algorithms.cu extras/networks/networks.cu \
     extras/files/files.cu extras/fast/fast.cu)
 program := $(dir)/mgpu
@@ -12,11 +11,12 @@ ifneq ($(parts),)
 program := $(dir)/program
 programs += program
 endif
+parts := extras/hooks.cu $(parts)
 of_program = $(needs)
 options_program = $(numbers_$(*D)) $(tuned)
 # What includes PROGRAM needs these, with the tuned operators or, as untuned.cu, without
-needs = build/gpu/program.cu build/gpu/untuned.cu $(hooked) $(parts) $(wildcard extras/algorithms/*.h)
-hooked := build/gpu/replaced/mgpu.cu extras/hooks.h
+needs = build/gpu/program.cu build/gpu/untuned.cu $(hooked) $(wordlist 2,9,$(parts)) $(wildcard extras/algorithms/*.h)
+hooked := build/gpu/replaced/mgpu.cu extras/hooks.cu
 tuned = -DPROGRAM='"program.cu"'
 untuned = -DPROGRAM='"untuned.cu"'
 include_all = mkdir -p $(@D); { printf '\043ifndef MGPU_NO_MAIN\n\043define MGPU_NO_MAIN\n'; \
@@ -28,8 +28,8 @@ copy_of = $(if $(filter $1,$(plain)),plain/$1,$(patsubst mgpu.cu,replaced/mgpu.c
 build/gpu/program.cu build/cpp/program.cu: FORCE
 	@$(call include_all,$(foreach x,mgpu.cu $(parts),$(call copy_of,$x)))
 build/gpu/untuned.cu build/cpp/untuned.cu: FORCE
-	@$(call include_all,$(filter-out extras/fast/fast.cu,replaced/mgpu.cu $(parts)))
-copied := extras/replaced.sh extras/definitions.awk extras/hooks.h
+	@$(call include_all,replaced/mgpu.cu $(filter-out extras/fast/fast.cu,$(parts)))
+copied := extras/replaced.sh extras/definitions.awk extras/hooks.cu
 build/gpu/replaced/mgpu.cu: mgpu.cu $(copied)
 	@$(copy)
 build/cpp/replaced/mgpu.cu: build/cpp/mgpu.cu $(copied)

@@ -42,7 +42,7 @@ same() {
 names() { awk -f extras/definitions.awk "$1" | sed 's/ .*//'; }
 for file in mgpu.cu extras/networks/networks.cu; do
     same "the names in $file" names $file
-    same "replaced.sh $file" sh extras/replaced.sh $file extras/hooks.h extras/fast/fast.cu
+    same "replaced.sh $file" sh extras/replaced.sh $file extras/hooks.cu extras/fast/fast.cu
 done
 same vocabulary.sh sh extras/fast/vocabulary.sh mgpu.cu
 same judged.sh sh extras/exercise/judged.sh mgpu.cu

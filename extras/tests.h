@@ -22,7 +22,6 @@
 #include <termios.h>
 
 #include "format.h"
-#include "hooks.h"
 #include "reference.h"
 
 // Under a sanitizer, up to 300 times slower, cases are smaller. Under ThreadSanitizer, or lane by

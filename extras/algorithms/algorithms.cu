@@ -3,7 +3,6 @@
 // tools and what messages, busiest and rounds mean.
 // defines: ALGORITHMS, add_algorithm, Peers, wait_for_each_other
 #define ALGORITHMS
-#include "../hooks.h"
 
 static bool add_algorithm(const char *name, void (*run)(const PerDevice &grads),
                           bool (*supports)(int k) = nullptr, bool reads_peers = false) {

@@ -9,7 +9,7 @@ plant:  ## plant the mistakes of extras/check/mistakes.txt: do make run and make
 
 # Copies of mgpu.cu and its parts with planted mistakes, and program.cu, which includes them. (Where
 # extras/fast is there, it includes plain/mgpu.cu: `plain` is fast.mk's.)
-planted = program.cu mgpu.cu $(filter-out extras/fast/% extras/files/%,$(parts)) \
+planted = program.cu mgpu.cu $(filter-out extras/hooks.cu extras/fast/% extras/files/%,$(parts)) \
     $(wildcard extras/algorithms/*.h) $(or $(plain:%=plain/%),replaced/mgpu.cu)
 .PRECIOUS: build/cpp/build/plant/%
 build/plant/%/check: $$(addprefix build/cpp/build/plant/$$*/,$$(planted)) \

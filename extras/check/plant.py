@@ -24,7 +24,7 @@ FAST = "extras/fast"  # as students have it; what it replaces is included as fas
 PLAIN = [p for p in PARTS if "algorithms" not in p] if os.path.exists(FAST) else []
 # What is included as a copy that extras/replaced.sh makes, in which folder, and what replaces it
 COPIED, COPIES = (PLAIN, "plain") if PLAIN else (["mgpu.cu"], "replaced")
-REPLACING = ["extras/hooks.h"] + [f"{FAST}/fast.cu"] * bool(PLAIN)
+REPLACING = ["extras/hooks.cu"] + [f"{FAST}/fast.cu"] * bool(PLAIN)
 # Less than the program takes by itself: a third, smaller minibatch shall be the last
 OPTIONS = {"run": "run GPUS=2 EPOCHS=1 BATCH=64 LIMIT=150", "check": ""}
 if PARTS[-1].endswith("networks.cu"):
@@ -159,6 +159,7 @@ def write_copies(entries, name=""):
     folders = [f"{FOLDER}/{name}{n}" for n in range(len(copies))]
     for folder, copy in zip(folders, copies):
         included = [f"{COPIES}/{part}" if part in COPIED else part for part in PARTS]
+        included[1:1] = ["../../../extras/hooks.cu"]
         included += [f"../../../{FAST}/fast.cu"] if PLAIN else []
         texts = {"program.cu": "".join(f'#include "{part}"\n' for part in included)}
         for path in SOURCES:

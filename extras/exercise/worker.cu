@@ -4,7 +4,7 @@
 // defines: main. SUBMISSION is the file that is judged: an mgpu.cu. With WITH_ALGORITHMS those of
 // extras/algorithms/ can be judged, too.
 #define MGPU_NO_MAIN
-#define NO_TRAINING // see hooks.h
+#define NO_TRAINING // see hooks.cu
 #include "../watch/watch.h"
 #include "../watch/calls.h"
 
@@ -15,6 +15,7 @@
 #ifndef OWN_CODE // the first and last line of an mgpu.cu that are the submission's own: judged.sh
 #define OWN_CODE 0, 1 << 30
 #endif
+#include "../hooks.cu"
 #if defined(WITH_ALGORITHMS) && !defined(ALGORITHMS)
 #include "../algorithms/algorithms.cu"
 #endif

@@ -7,7 +7,6 @@
 // replaces: Tensor::ptr current_stream allocate
 // defines: FAST, use_kernels, usual_kernels
 #define FAST
-#include "../hooks.h"
 
 #include <utility>
 

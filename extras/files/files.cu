@@ -3,7 +3,6 @@
 // need.
 // defines: FILES, write_file, save_safetensors, load_safetensors, SAVE, INIT, LOG
 #define FILES
-#include "../hooks.h"
 
 #include <csignal>
 #include <filesystem>

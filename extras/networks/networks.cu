@@ -5,7 +5,6 @@
 // resnet_block, resnet18, lab_cnn, evaluate_accuracy_gpus, train_concise, models, MODEL,
 // EVALUATE_ALL, KVSTORE
 #define NETWORKS
-#include "../hooks.h"
 
 // ---------------------------------------------------------------------------------------------
 // 1. Operators
@@ -593,7 +592,7 @@ struct Model {
     const char *kvstore; // its KVSTORE; empty: mgpu.cu's ALLREDUCE
 };
 static const std::vector<Model> models = {
-    {net, experiment, 0, 0.2f, true, 10, ""},
+    {net, chapter, 0, 0.2f, true, 10, ""},
     {resnet18_net,
      {"resnet18", init_resnet18, demos_resnet18, train_concise},
      256,

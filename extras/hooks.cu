@@ -1,25 +1,9 @@
-// What the parts below extras/ can change in a training. Each function here takes the place of
-// mgpu.cu's, and by default calls it: extras/replaced.sh makes a copy of mgpu.cu in which that one
-// is called plain_lenet, say.
+// The functions here take the place of mgpu.cu's, and by default call these: extras/replaced.sh makes
+// a copy of mgpu.cu in which they are called plain_lenet and so on. This is what parts of the program
+// can change in a training. They come after this file, which comes after the copy.
 // replaces: lenet init_params demos train add_to_tape parse_options run_program
-// defines: net, experiment, after_gradient, after_options, run, given
-#ifndef HOOKS // (not #pragma once: a copy of this file may be included, too)
-#define HOOKS
-
-#ifndef REPLACED // mgpu.cu itself was included: it trains as it always does
-#define plain_lenet lenet
-#define plain_init_params init_params
-#define plain_demos demos
-#define plain_train train
-#define plain_run_program run_program
-#endif
-
-// The network that is trained
-std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> net
-#ifndef NO_TRAINING // so that the compiler can drop what trains
-    = plain_lenet
-#endif
-    ;
+// defines: net, experiment, chapter, after_gradient, after_options, run, given
+#pragma once
 
 // What run_program() does
 struct Experiment {
@@ -28,11 +12,6 @@ struct Experiment {
     std::function<void(int num_gpus)> demos;
     std::function<void(int num_gpus, int batch_size, float lr)> train;
 };
-Experiment experiment
-#ifndef NO_TRAINING
-    = {"lenet", plain_init_params, plain_demos, plain_train}
-#endif
-;
 
 // After each operator of the backward pass this is called with the gradient of each parameter that
 // the operator used. After the last call with a gradient, no more work will add to it.
@@ -40,20 +19,26 @@ void (*after_gradient)(const Tensor &grad) = nullptr;
 
 std::vector<void (*)()> after_options; // called when the options have been read
 
-#ifndef NO_TRAINING
-void (*run)() = plain_run_program; // what mgpu_main() calls
-#endif
-
 // Return whether the option is on the command line.
-inline bool given(const std::string &name) {
+bool given(const std::string &name) {
     return (options.words + " ").find(" " + name + "=") != std::string::npos;
 }
 
-#ifdef REPLACED
-Tensor lenet(const Tensor &X, const std::vector<Tensor> &params) { return net(X, params); }
+#ifdef NO_TRAINING // mgpu.cu itself was included, and the compiler can drop what trains
+Experiment chapter, experiment;
+std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> net;
+#else
+const Experiment chapter = {"lenet", plain_init_params, plain_demos, plain_train};
+Experiment experiment = chapter;
 void init_params() { experiment.init_params(); }
 void demos(int num_gpus) { experiment.demos(num_gpus); }
 void train(int num_gpus, int batch_size, float lr) { experiment.train(num_gpus, batch_size, lr); }
+
+// The network that is trained
+std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> net = plain_lenet;
+Tensor lenet(const Tensor &X, const std::vector<Tensor> &params) { return net(X, params); }
+
+void (*run)() = plain_run_program; // what mgpu_main() calls
 void run_program() { run(); }
 
 bool parse_options(int argc, char **argv) {
@@ -76,5 +61,4 @@ Tensor add_to_tape(const char *op, Tensor y, const std::vector<Tensor> &inputs,
         }
     });
 }
-#endif
 #endif
