@@ -67,13 +67,16 @@ __device__ __forceinline__ Wide times_row(int i, const Wide *x, int by) {
 template <class F, typename F::Name T, int rows, int columns>
 __device__ __forceinline__ void transform(Wide (&y)[rows][rows],
                                           const Wide (&x)[columns][columns]) {
-    UNROLL
+    alignas(sizeof(Wide)) Wide half[rows][columns];
+    UNROLL_GPU
+    for (int j = 0; j < columns; j++) {
+        UNROLL
+        for (int i = 0; i < rows; i++) half[i][j] = times_row<F, T>(i, &x[0][j], columns);
+    }
+    UNROLL_GPU
     for (int i = 0; i < rows; i++) {
-        alignas(sizeof(Wide)) Wide half[columns];
         UNROLL
-        for (int j = 0; j < columns; j++) half[j] = times_row<F, T>(i, &x[0][j], columns);
-        UNROLL
-        for (int j = 0; j < rows; j++) y[i][j] = times_row<F, T>(j, half, 1);
+        for (int j = 0; j < rows; j++) y[i][j] = times_row<F, T>(j, half[i], 1);
     }
 }
 
