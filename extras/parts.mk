@@ -12,15 +12,19 @@ program := $(dir)/program
 programs += program
 endif
 parts := extras/hooks.cu $(parts)
-of_program = $(needs)
-options_program = $(numbers_$(*D)) $(tuned)
+of_program = $(call without_lesson,parts)
+options_program = $(numbers_$(*D)) $(tuned) $(call declared,parts)
+links_program = $(lesson)
 # What includes PROGRAM needs these, with the tuned operators or, as untuned.cu, without
 needs = build/gpu/program.cu build/gpu/untuned.cu $(hooked) $(wordlist 2,9,$(parts)) $(wildcard extras/algorithms/*.h)
-hooked := build/gpu/replaced/mgpu.cu extras/hooks.cu
+hooked := build/gpu/replaced/mgpu.cu extras/hooks.cu extras/hooks.h
 tuned = -DPROGRAM='"program.cu"'
 untuned = -DPROGRAM='"untuned.cu"'
 include_all = mkdir -p $(@D); { printf '\043ifndef MGPU_NO_MAIN\n\043define MGPU_NO_MAIN\n'; \
-    printf '\043define PROGRAM_MAIN\n\043endif\n'; printf '\043include "%s"\n' $1; \
+    printf '\043define PROGRAM_MAIN\n\043endif\n'; \
+    printf '\043ifdef DECLARED\n\043include DECLARED\n\043else\n'; \
+    printf '\043include "%s"\n' $(firstword $1); printf '\043endif\n'; \
+    $(foreach x,$(wordlist 2,9,$1),printf '\043include "%s"\n' $x;) \
     printf '\043ifdef PROGRAM_MAIN\n'; \
     echo 'int main(int argc, char **argv) { return mgpu_main(argc, argv); }'; \
     printf '\043endif\n'; } >$(new) && $(renew)
@@ -36,6 +40,19 @@ build/cpp/replaced/mgpu.cu: build/cpp/mgpu.cu $(copied)
 	@$(copy)
 copy = mkdir -p $(@D); sh extras/replaced.sh $< $(filter %.cu %.h,$(wordlist 2,9,$^)) >$(new) && \
     $(finish)
+
+# With g++, mgpu.cu is an object of its own. What else is in the program includes declarations of
+# what it names there, parts.h. So an edit of mgpu.cu leaves the parts as they are.
+objects += lesson
+of_lesson = build/gpu/$(call copy_of,mgpu.cu)
+options_lesson = $(numbers_$(*D)) -DMGPU_NO_MAIN
+apart = $(filter cpu,$(*D))
+lesson = $(if $(apart),build/$(*D)/lesson.o)
+declared = $(if $(apart),-DDECLARED='"$1.h"')
+without_lesson = $(if $(apart),$(filter-out $(of_lesson) build/gpu/replaced/mgpu.cu,$(needs)) build/gpu/$1.h,$(needs))
+build/cpp/parts.h: $$(call in_cpp,$$(of_lesson)) build/cpp/program.cu \
+    $$(filter extras/%.cu extras/%.h,$$(needs)) extras/declarations.sh extras/definitions.awk
+	@sh extras/declarations.sh $< $(filter %.cu %.h,$(wordlist 2,99,$^)) >$(new) && $(renew)
 
 # ----- Tests --------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ awk -f extras/definitions.awk "$file" |
             }
             next
         }
-        FNR == 1 { print "#define REPLACED" }
         FNR == 1 && !/^#line/ { print "#line 1 \"" FILENAME "\"" }
         FNR in empty { $0 = "" }
         # (a function of your own that has such a name, but another type, keeps it)

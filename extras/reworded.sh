@@ -44,7 +44,7 @@ for file in mgpu.cu extras/networks/networks.cu; do
     same "the names in $file" names $file
     same "replaced.sh $file" sh extras/replaced.sh $file extras/hooks.cu extras/fast/fast.cu
 done
-same vocabulary.sh sh extras/fast/vocabulary.sh mgpu.cu
+same declarations.sh sh extras/declarations.sh mgpu.cu
 same judged.sh sh extras/exercise/judged.sh mgpu.cu
 clean() { sh extras/fast/checksum.sh --check && echo clean; }
 same checksum.sh clean

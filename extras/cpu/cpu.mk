@@ -67,16 +67,19 @@ $(foreach x,$(variants),$(patsubst %,build/$x/%.o,$(cpu_programs) $(objects))): 
     $$(call in_cpp,$$(of_$$(*F))) $$(headers_$$(*F)) $$(if $$(findstring tests,$$(*F)),$(DOCTEST)) \
     $(cuda_headers) build/$$(*D)/flags
 	$(begin)
-	$(show)$(CXX) $(cpu_flags) $(flags_$(*D)) -iquote $(patsubst build/cpp/%/,%,$(dir $<)) \
-	    -iquote build/cpp $(options_$(*F)) $(if $(findstring tests,$(*F)),-DDOCTEST_LINKED) \
-	    $(read_before) -x c++ -c $< $(to)
-takes_products := , about 15 s
-takes_watched_products := , about 15 s
-takes_program := , about 10 s
-# (Not with `numbers`, for which g++ would want a library)
-$(foreach x,$(variants),$(cpu_programs:%=build/$x/%)): build/%: $$(links_$$(*F)) build/%.o \
-    $$(if $$(findstring tests,$$(*F)),build/$$(*D)/doctest.o) build/$$(*D)/runtime.o
-	$(show)$(CXX) $(cpu_flags) $(flags_$(*D)) $(filter %.o,$^) $(dl) $(as_program)
+	$(show)$(CXX) $(cpu_flags) $(flags_$(*D)) $(read_before) \
+	    -iquote $(patsubst build/cpp/%/,%,$(dir $<)) -iquote build/cpp $(options_$(*F)) \
+	    $(if $(findstring tests,$(*F)),-DDOCTEST_LINKED) -x c++ -c $< $(to)
+takes_winograd := , about 8 s
+takes_watched_winograd := , about 8 s
+takes_program := , about 6 s
+# The longest compilation begins first. The lesson is linked first, so that mgpu.cu's variables are
+# initialized before the parts add to them. (Not with `numbers`: g++ would want a library)
+$(foreach x,$(variants),$(cpu_programs:%=build/$x/%)): build/%: $$(firstword $$(links_$$(*F))) \
+    build/%.o $$(links_$$(*F)) $$(if $$(findstring tests,$$(*F)),build/$$(*D)/doctest.o) \
+    build/$$(*D)/runtime.o
+	$(show)$(CXX) $(cpu_flags) $(flags_$(*D)) $(filter %lesson.o,$^) \
+	    $(filter-out %lesson.o,$(filter %.o,$^)) $(dl) $(as_program)
 # What they share: the runtime, and doctest's own code
 build/%/runtime.o: $(runtime) build/%/flags
 	$(begin)
@@ -88,12 +91,13 @@ build/%/doctest.o: $(DOCTEST) build/%/flags
 
 # What mgpu.cu includes takes g++ a second to read, but no time if a .gch fits the flags. If that
 # does not work, an empty one is passed over.
-readers := $(patsubst %,build/cpu/%.o,$(programs))
+readers := $(patsubst %,build/cpu/%.o,$(programs) $(objects))
 $(readers): build/cpu/headers.h.gch
 $(readers): read_before = -include build/cpu/headers.h
 build/cpu/headers.h: mgpu.cu
 	@mkdir -p $(@D); sed -n 's/^\(#include <[^>]*>\).*/\1/p' $< >$(new) && $(renew)
-build/cpu/headers.h.gch: build/cpu/headers.h $(cuda_headers) build/cpu/flags
+build/cpu/headers.h.gch: build/cpu/headers.h $(cuda_headers) build/cpu/flags \
+    | $(if $(parts),build/cpp/parts.h) # or this would be late for those who wait for both
 	$(begin)
 	@{ $(CXX) $(cpu_flags) -x c++-header $< $(to) && \
 	    echo | $(CXX) $(cpu_flags) -include $< -fsyntax-only -x c++ -; } 2>/dev/null || : >$@

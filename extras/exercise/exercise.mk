@@ -30,7 +30,7 @@ build/cpu/judge: extras/exercise/judge.cc $(exercise_headers) build/cpu/flags
 # (nvcc's host compiler takes half as long with -O1, and kernels are compiled as with -O3)
 programs += worker wrong
 algorithms := $(wildcard extras/algorithms/*.cu extras/algorithms/*.h)
-of_worker = extras/exercise/worker.cu build/gpu/judged/mgpu.cu extras/hooks.cu $(algorithms)
+of_worker = extras/exercise/worker.cu build/gpu/judged/mgpu.cu extras/hooks.h $(algorithms)
 headers_worker = $(exercise_headers)
 options_worker = $(if $(algorithms),-DWITH_ALGORITHMS) -DSUBMISSION='"judged/mgpu.cu"' $(whole_$(*D))
 level_worker := -O1
@@ -45,7 +45,7 @@ build/gpu/judged/mgpu.cu: mgpu.cu $(judged_needs)
 # All wrong ones together, as one submission
 wrong := $(wildcard extras/exercise/wrong/*.cu)
 of_wrong = extras/exercise/worker.cu build/gpu/wrong.cu $(wrong) extras/exercise/wrong/yours.h \
-    mgpu.cu extras/hooks.cu $(algorithms)
+    mgpu.cu extras/hooks.h $(algorithms)
 headers_wrong = $(exercise_headers)
 options_wrong = -DALL_WRONG -DSUBMISSION='"wrong.cu"' $(whole_$(*D))
 level_wrong := -O1
@@ -59,7 +59,7 @@ to_worker_cpu = $(CXX) $(cpu_flags) $(whole_cpu) $(once_cpu) -iquote extras/exer
 to_worker = $(to_worker_$(notdir $(dir)))
 worker_needs := $(if $(filter build/cpu,$(dir)),build/cpu/headers.h.gch build/cpu/runtime.o \
     build/cpp/mgpu.cu build/cpp/extras/exercise/worker.cu build/cpp/extras/exercise/wrong/yours.h \
-    build/cpp/extras/hooks.cu $(algorithms:%=build/cpp/%))
+    build/cpp/extras/hooks.h $(algorithms:%=build/cpp/%))
 build/submission/worker: build/submission/mgpu.cu $(worker_needs)
 	$(begin)
 	$(show)$(to_worker) -I '$(dir $(abspath $(SUBMISSION)))' -DSUBMISSION='"$(abspath $<)"' $(to)

@@ -4,18 +4,22 @@
 // defines: main. SUBMISSION is the file that is judged: an mgpu.cu. With WITH_ALGORITHMS those of
 // extras/algorithms/ can be judged, too.
 #define MGPU_NO_MAIN
-#define NO_TRAINING // see hooks.cu
 #include "../watch/watch.h"
 #include "../watch/calls.h"
 
 #ifndef SUBMISSION
 #define SUBMISSION "../../mgpu.cu"
 #endif
+std::vector<void (*)()> after_options; // algorithms add to them
 #include SUBMISSION
 #ifndef OWN_CODE // the first and last line of an mgpu.cu that are the submission's own: judged.sh
 #define OWN_CODE 0, 1 << 30
 #endif
-#include "../hooks.cu"
+// Nothing here trains, so hooks.cu is not needed, and the compiler can drop what only it calls.
+#include "../hooks.h"
+Experiment experiment;
+const Experiment chapter = {};
+void (*after_gradient)(const Tensor &grad) = nullptr;
 #if defined(WITH_ALGORITHMS) && !defined(ALGORITHMS)
 #include "../algorithms/algorithms.cu"
 #endif

@@ -104,10 +104,12 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
 #endif
 
 // EDITED names the operators of mgpu.cu that have changed since extras/fast/ was fitted to them.
-// fast.mk finds them; mgpu.cu's own operators then run, not the tuned ones. Its words are conv2d,
-// linear, relu, avg_pool2d, sgd, max_pool2d, add and batch_norm.
+// mgpu.cu's own operators then run, not the tuned ones. Its words are conv2d, linear, relu,
+// avg_pool2d, sgd, max_pool2d, add and batch_norm. fast.mk finds them, and writes an object with
+// them, so that this file need not be compiled again.
 #ifndef EDITED
-#define EDITED ""
+extern const char edited[];
+#define EDITED ::edited
 #endif
 
 namespace fast {

@@ -7,16 +7,22 @@ build/gpu/plain/%: % $(copied) extras/fast/fast.cu
 build/cpp/plain/%: build/cpp/% $(copied) extras/fast/fast.cu
 	@$(copy)
 
-# products.cu takes the longest to compile. Of mgpu.cu it includes a part, and is compiled again only
-# if that changes. (Under a sanitizer fast.cu includes products.cu.)
-objects += products
+# products.cu takes the longest to compile, on a CPU with winograd.cu beside it. Of mgpu.cu they
+# include declarations, and are compiled again only if those change. (Under a sanitizer fast.cu
+# includes products.cu.)
+objects += products winograd
 apart_gpu := -DPRODUCTS_APART
 apart_cpu := -DPRODUCTS_APART
 fast_headers := $(wildcard extras/fast/*.h) extras/format.h
-of_products := extras/fast/products.cu $(fast_headers) build/gpu/vocabulary.h
-options_products = -DVOCABULARY='"vocabulary.h"'
-build/gpu/vocabulary.h build/cpp/vocabulary.h: mgpu.cu extras/fast/vocabulary.sh extras/definitions.awk
-	@mkdir -p $(@D); sh extras/fast/vocabulary.sh $< >$(new) && $(renew)
+included = extras/format.h $(addprefix extras/fast/,\
+    $(shell sed -n 's/^\#include "\(.*\)"/\1/p' $1))
+of_products := extras/fast/products.cu $(call included,extras/fast/products.cu) build/gpu/products.h
+of_winograd := extras/fast/winograd.cu $(call included,extras/fast/winograd.cu) build/gpu/products.h
+options_winograd = -DVOCABULARY='"products.h"' -DWINOGRAD_APART
+options_products = $(if $(filter gpu,$(*D)),-DVOCABULARY='"products.h"',$(options_winograd))
+build/gpu/products.h build/cpp/products.h: mgpu.cu $(filter extras/%,$(of_products)) \
+    extras/declarations.sh extras/definitions.awk
+	@mkdir -p $(@D); sh extras/declarations.sh $(filter %.cu %.h,$^) >$(new) && $(renew)
 # For SM 90 they use wgmma, which is of SM 90 alone: its PTX has none.
 comma := ,
 of_90 := arch=compute_90$(comma)code=
@@ -27,11 +33,20 @@ sms_products = $(with_wgmma)
 sms_watched_products = $(with_wgmma)
 
 # Operators that mgpu.cu no longer has as extras/fast/ knows them: yours run in their place
-tuned += $(apart_$(*D)) -DEDITED='"$(shell sh extras/fast/checksum.sh)"'
+edited = $(shell sh extras/fast/checksum.sh)
+tuned += $(or $(apart_$(*D)),-DEDITED='"$(edited)"')
+objects += edited
+of_edited := build/gpu/edited.cu
+build/gpu/edited.cu build/cpp/edited.cu: FORCE
+	@mkdir -p $(@D); echo 'extern const char edited[] = "$(edited)";' >$(new) && $(renew)
 needs += $(if $(apart_$(*D)),,$(of_products)) $(fast_headers) extras/fast/checksums \
     $(plain:%=build/gpu/plain/%)
-products = $(if $(apart_$(*D)),build/$(*D)/products.o)
-links_program = $(products)
+products_gpu := products.o
+products_cpu := winograd.o products.o
+products_of = $(patsubst %,build/$(*D)/$1%,$(products_$(*D))) \
+    $(if $(apart_$(*D)),build/$(*D)/edited.o)
+products = $(call products_of)
+links_program = $(products) $(lesson)
 
 ifneq ($(wildcard extras/networks),) # they test the operators of both
 programs += fast_tests

@@ -1,9 +1,9 @@
 // The three products of a convolution: y, dX and dW. A dense layer is one, too.
 // Each is a description of where its rows, columns and terms lie. With a stride, dX falls into
 // phases, each a correlation with stride 1 and taps of its own.
-// These kernels take the longest to compile. Of mgpu.cu they need only the vocabulary, which
-// vocabulary.sh prints. So this file is compiled by itself, once for all programs; or else fast.cu
-// includes it.
+// These kernels take the longest to compile. Of mgpu.cu they need only declarations. So this file
+// is compiled by itself, once for all programs; or else fast.cu includes it. On a CPU Winograd's
+// filtering takes most of the time: winograd.cu has it.
 // Gain: a stride-2 gradient by phases multiplies a quarter of what a dy with zeros in it would
 // take. With a launch for each phase a step of ResNet-18 takes 1.03 times as long on an H100. After
 // an edit of mgpu.cu a program compiles in half of the time.
@@ -26,11 +26,20 @@ void channel_sums(const Store &db, const Tensor &dy); // channel_sums.h
 #include "tiles.h"
 #include "layouts.h"
 #include "first_layer.h"
+#ifndef WINOGRAD_APART
 #include "winograd_tiles.h"
 #include "winograd_cpu.h"
 #include "winograd.h"
+#endif
 
 namespace fast {
+#ifdef WINOGRAD_APART
+bool is_winograd(const ConvShape &s);
+void winograd_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
+                      const ConvShape &s, Tensor *);
+void winograd_backward(const Store &dX, const Store &dW, const Store &db, const Tensor &X,
+                       const Tensor &dy, const Tensor &W, const ConvShape &s, const Tensor &);
+#endif
 // Maps. windows: from (n,i,j) to the corner of a window in X; taps: from (c,u,v) to a tap's
 // distance from that corner; pixels: from (n,i,j) to y; weights: from (c,u,v) to W
 static Map windows(const ConvShape &s, const Images &X, bool row_first) {

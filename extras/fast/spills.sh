@@ -5,14 +5,14 @@ cd "$(dirname "$0")/../.." || exit 1
 [ $# -gt 0 ] || set -- nvcc
 found=0
 for nvcc; do
-    make -s sources build/gpu/vocabulary.h BACKEND=cuda NVCC="$nvcc" SM=90 || exit 1
+    make -s sources build/gpu/products.h BACKEND=cuda NVCC="$nvcc" SM=90 || exit 1
     for sm in ${SM:-75 80 86 89 90 100 120}; do
         arch=sm_$sm wgmma=
         case $sm in 90) arch=sm_90a wgmma=-DSM_90A ;; esac # as fast.mk does
         for file in extras/fast/products.cu build/gpu/program.cu; do
             used=$("$nvcc" -std=c++17 -O3 -D_GLIBCXX_ASSERTIONS -arch="$arch" -cubin -o /dev/null \
                 ${wgmma:+"$wgmma"} -DPRODUCTS_APART -DEDITED='""' \
-                -I. -Ibuild/gpu -DVOCABULARY='"vocabulary.h"' --resource-usage "$file" 2>&1) ||
+                -I. -Ibuild/gpu -DVOCABULARY='"products.h"' --resource-usage "$file" 2>&1) ||
                 { echo "$used" >&2; exit 1; }
             echo "$used" | c++filt | awk -v where="$nvcc, SM $sm" '
                 /Compiling entry function/ { name = $0; kernels++ }

@@ -184,7 +184,7 @@ static void winograd_backward_weights(const Store &dW, const Tensor &X, const Te
            <<<blocks(O * blocks(C, wide), 64), 64, 0, stream_of(device)>>>(
                dW, S, sums, s.W_stride_o, s.W_stride_k, O, C));
 }
-static bool is_winograd(const ConvShape &s) {
+bool is_winograd(const ConvShape &s) {
     const bool halves = s.stride == 2 && ((s.K == 3 && s.padding == 1) || (s.K == 1 && !s.padding));
     const bool whole = s.stride == 1 && (s.K == 3 || s.K == 5);
     const bool many = s.K < 5 ? s.C % 32 == 0 && s.O % 32 == 0 : min(s.C, s.O) > 16;
@@ -198,8 +198,8 @@ template <class Call> static void with_filtering(const ConvShape &s, Call call) 
     else if (winograd_outputs(s) == 4) call(Filtering<4, 3>());
     else call(Filtering<5, 3>());
 }
-static void winograd_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
-                             const ConvShape &s, Tensor *) {
+void winograd_forward(const Store &y, const Tensor &X, const Tensor &W, const Tensor &b,
+                      const ConvShape &s, Tensor *) {
     const int k = s.W_stride_k, of_c = s.K * s.K * k;
     with_filtering(s, [&](auto filtering) {
         typedef decltype(filtering) F;
@@ -212,9 +212,8 @@ static void winograd_forward(const Store &y, const Tensor &X, const Tensor &W, c
 // With 3x3 taps dX is the same convolution of dy, with the filter turned by 180 degrees. With 5x5
 // taps it comes from the tiles of dy, as on a GPU: LeNet's dy has 9 of them, its dX would have 25.
 // With a stride of 2 each 2x2 pixels of dX come from a window of dy.
-static void winograd_backward(const Store &dX, const Store &dW, const Store &db, const Tensor &X,
-                              const Tensor &dy, const Tensor &W, const ConvShape &s,
-                              const Tensor &) {
+void winograd_backward(const Store &dX, const Store &dW, const Store &db, const Tensor &X,
+                       const Tensor &dy, const Tensor &W, const ConvShape &s, const Tensor &) {
     const int k = s.W_stride_k, of_c = s.K * s.K * k, of_o = s.W_stride_o;
     if (db.data) channel_sums(db, dy);
     with_filtering(s, [&](auto filtering) {

@@ -54,7 +54,7 @@ mpi = $(mpi_$(notdir $(dir)))
 in_cpp_too := $(filter build/cpu,$(dir))
 of_nodes = extras/nodes/nodes.cu extras/nodes/exercise.h extras/format.h $(needs)
 apart_mpi = $(apart_$(notdir $(dir)))
-mpi_objects = $(if $(apart_$(*D)),$(dir)/products.o) \
+mpi_objects = $(if $(apart_$(*D)),$(addprefix $(dir)/,$(products_$(notdir $(dir))) edited.o)) \
     $(if $(in_cpp_too),build/$(or $(patsubst mpi_%,%,$(filter mpi_%,$(*D))),cpu)/runtime.o)
 nodes_dirs := build/mpi build/mpi_asan build/mpi_race
 $(nodes_dirs:%=%/nodes.o): build/%.o: $$(call $(if $(in_cpp_too),in_cpp,or),$$(of_nodes)) \

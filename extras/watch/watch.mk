@@ -7,11 +7,14 @@ watch := $(wildcard extras/watch/*.h)
 watching = $(if $(filter asan race,$(*D)),$(untuned) $(filter-out -DPROGRAM%,$(tuned)),$(tuned))
 
 ifneq ($(wildcard extras/fast),)
-objects += watched_products
+objects += watched_products watched_winograd
 of_watched_products = $(of_products)
+of_watched_winograd = $(of_winograd)
 headers_watched_products := extras/watch/watch.h
+headers_watched_winograd := extras/watch/watch.h
 options_watched_products = $(options_products) -include extras/watch/watch.h
-watched_products = $(if $(apart_$(*D)),build/$(*D)/watched_products.o)
+options_watched_winograd = $(options_winograd) -include extras/watch/watch.h
+watched_products = $(call products_of,watched_)
 endif
 
 ifneq ($(wildcard extras/watch/tests.cu),) # a handout has none

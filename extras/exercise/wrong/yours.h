@@ -3,7 +3,7 @@
 // defines: YOURS, chunks, Others, wait_for_others
 #pragma once
 #include "../../../mgpu.cu"
-#include "../../hooks.cu"
+#include "../../hooks.h"
 #if __has_include("../../algorithms/algorithms.cu") // some call others
 #include "../../algorithms/algorithms.cu"
 #endif
