@@ -26,7 +26,7 @@ awk -f extras/definitions.awk "$file" |
             end = last[FNR]
         }
         FNR <= end { text[first] = text[first] $0 "\n" }
-        FNR > end && !/^(#line|[ \t]*$)/ { # neither a definition nor a comment
+        FNR > end && !/^(#line|#include "|[ \t]*$)/ { # neither a definition nor a comment
             text[FNR] = $0 "\n"
             is_needed[FNR] = 1
             see($0)
@@ -34,7 +34,7 @@ awk -f extras/definitions.awk "$file" |
         { lines = FNR }
         END {
             for (i = 1; i <= lines; i++) {
-                if (i in last) text[i] = names[i] == " main" ? "" : declared(text[i])
+                if (i in last) text[i] = declared(text[i])
                 if (i in last && (text[i] ~ /^#if/ || part != "users")) need(i)
             }
             do {
@@ -56,6 +56,7 @@ awk -f extras/definitions.awk "$file" |
             for (; count > 0; count--) if (words[count] in seen) return 1
         }
         function declared(text,   head) {
+            if (text ~ /^#if/ && text ~ /\n[^#]/ || text ~ /^template .*static/) return ""
             if (text ~ /^(#|typedef|using|struct|class|union|enum|constexpr|inline|template|__glob)/)
                 return text
             if (text ~ /^__device__/) return (text ~ /^__device__ inline/ ? "" : "inline ") text

@@ -29,8 +29,9 @@ include_all = mkdir -p $(@D); { printf '\043ifndef MGPU_NO_MAIN\n\043define MGPU
     echo 'int main(int argc, char **argv) { return mgpu_main(argc, argv); }'; \
     printf '\043endif\n'; } >$(new) && $(renew)
 copy_of = $(if $(filter $1,$(plain)),plain/$1,$(patsubst mgpu.cu,replaced/mgpu.cu,$1))
+in_program = $(foreach x,mgpu.cu $(parts),$(call copy_of,$x))
 build/gpu/program.cu build/cpp/program.cu: FORCE
-	@$(call include_all,$(foreach x,mgpu.cu $(parts),$(call copy_of,$x)))
+	@$(call include_all,$(in_program))
 build/gpu/untuned.cu build/cpp/untuned.cu: FORCE
 	@$(call include_all,replaced/mgpu.cu $(filter-out extras/fast/fast.cu,$(parts)))
 copied := extras/replaced.sh extras/definitions.awk extras/hooks.cu
@@ -42,17 +43,27 @@ copy = mkdir -p $(@D); sh extras/replaced.sh $< $(filter %.cu %.h,$(wordlist 2,9
     $(finish)
 
 # With g++, mgpu.cu is an object of its own. What else is in the program includes declarations of
-# what it names there, parts.h. So an edit of mgpu.cu leaves the parts as they are.
-objects += lesson
+# what it names there, parts.h. So an edit of mgpu.cu leaves the parts as they are. Tests of parts
+# include lesson.h or, where nothing is tuned, mgpu.h, which have all.
+objects += lesson untuned_lesson
 of_lesson = build/gpu/$(call copy_of,mgpu.cu)
+of_untuned_lesson := build/gpu/replaced/mgpu.cu
 options_lesson = $(numbers_$(*D)) -DMGPU_NO_MAIN
+options_untuned_lesson = $(options_lesson)
 apart = $(filter cpu,$(*D))
 lesson = $(if $(apart),build/$(*D)/lesson.o)
+untuned_lesson = $(if $(apart),build/$(*D)/untuned_lesson.o)
 declared = $(if $(apart),-DDECLARED='"$1.h"')
-without_lesson = $(if $(apart),$(filter-out $(of_lesson) build/gpu/replaced/mgpu.cu,$(needs)) build/gpu/$1.h,$(needs))
+without_lesson = $(if $(apart),$(filter-out $(of_lesson) $(of_untuned_lesson),$(needs)) \
+    build/gpu/$1.h,$(needs))
+declarations_sh := extras/declarations.sh extras/definitions.awk
 build/cpp/parts.h: $$(call in_cpp,$$(of_lesson)) build/cpp/program.cu \
-    $$(filter extras/%.cu extras/%.h,$$(needs)) extras/declarations.sh extras/definitions.awk
+    $$(filter extras/%.cu extras/%.h,$$(needs)) $(declarations_sh)
 	@sh extras/declarations.sh $< $(filter %.cu %.h,$(wordlist 2,99,$^)) >$(new) && $(renew)
+build/cpp/lesson.h: $$(call in_cpp,$$(of_lesson)) $(declarations_sh)
+	@sh extras/declarations.sh $< >$(new) && $(renew)
+build/cpp/mgpu.h: build/cpp/replaced/mgpu.cu $(declarations_sh)
+	@sh extras/declarations.sh $< >$(new) && $(renew)
 
 # ----- Tests --------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ static void record_written(const Tensor &grad) {
 
 // Exchange the stream on which new work is enqueued with the communication stream, on each device.
 // The allocator has free memory for each stream, so neither stream gets memory that the other uses.
-static std::vector<Stream> &other_streams = *new std::vector<Stream>;
+auto &other_streams = *new std::vector<Stream>;
 static void swap_streams(int k) {
     for (int c = 0; c < k; c++) {
         Stream &usual = current_stream(gpu(c));
@@ -83,10 +83,10 @@ void sum_in_groups(const PerDevice &grads) {
     }
 }
 
-static int overlap = 0; // OVERLAP
+int overlap = 0; // OVERLAP
 
 // Let train_batch() overlap its exchange, if OVERLAP=1.
-static void set_overlap() {
+void set_overlap() {
     after_gradient = overlap ? record_written : nullptr;
     if (overlap) sum_gradients = sum_in_groups;
 }

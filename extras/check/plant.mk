@@ -17,7 +17,7 @@ build/plant/%/check: $$(addprefix build/cpp/build/plant/$$*/,$$(planted)) \
     build/cpu/check
 	$(begin)
 	$(show)$(CXX) $(cpu_flags) -w -iquote extras/check $(once_cpu) $(apart_cpu) \
-	    $(if $(apart_cpu),build/cpu/watched_products.o) \
+	    $(if $(apart_cpu),build/cpu/watched_products.o build/cpu/watched_winograd.o) \
 	    -DPROGRAM='"../../build/plant/$*/program.cu"' -x c++ build/cpp/extras/check/plant.cu $(dl) $(to)
 build/cpp/build/plant/%: build/plant/% $(wildcard extras/cpu/to_cpp.*)
 	@$(translate)

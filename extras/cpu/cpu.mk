@@ -72,6 +72,7 @@ $(foreach x,$(variants),$(patsubst %,build/$x/%.o,$(cpu_programs) $(objects))): 
 	    $(if $(findstring tests,$(*F)),-DDOCTEST_LINKED) -x c++ -c $< $(to)
 takes_winograd := , about 8 s
 takes_watched_winograd := , about 8 s
+takes_watched_program := , about 6 s
 takes_program := , about 6 s
 # The longest compilation begins first. The lesson is linked first, so that mgpu.cu's variables are
 # initialized before the parts add to them. (Not with `numbers`: g++ would want a library)

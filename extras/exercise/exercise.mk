@@ -80,10 +80,10 @@ ifneq ($(and $(wildcard extras/exercise/tests.cu),$(algorithms)),)
 exercise_tests := exercise_tests
 programs += exercise_tests
 tests += exercise_tests
-of_exercise_tests = extras/exercise/tests.cu $(needs) $(tests_h)
+of_exercise_tests = extras/exercise/tests.cu $(watched) $(tests_h)
 headers_exercise_tests = $(exercise_headers)
 options_exercise_tests = $(options_tests) $(watching)
-links_exercise_tests = $(watched_products)
+links_exercise_tests = $(watched_objects)
 $(dir)/exercise_tests build/asan/exercise_tests: %/exercise_tests: | %/wrong build/cpu/judge
 race_judges := $(if $(value ALLREDUCE),,build/cpu/exercise_tests)
 endif

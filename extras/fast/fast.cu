@@ -29,7 +29,8 @@ struct Operators {
     Tensor (*add)(const Tensor &A, const Tensor &B) = nullptr;
     Tensor (*batch_norm)(const Tensor &X, const Tensor &gamma, const Tensor &beta,
                          const Tensor &running_mean, const Tensor &running_var) = nullptr;
-} operators;
+};
+Operators operators;
 
 #include "warps.h"
 #include "memory.h"
@@ -161,7 +162,7 @@ void use_usual_kernels() {
 }
 
 namespace fast {
-static std::string kernels, precision; // as the command line has them
+std::string kernels, precision; // as the command line has them
 static void choose() {
     const bool tf32 = precision == "tf32";
     if (given("KERNELS") && kernels != "fast" && kernels != "tiled" && kernels != "plain") {

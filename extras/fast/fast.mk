@@ -53,9 +53,9 @@ programs += fast_tests
 tests += fast_tests
 asan_tests += fast_tests
 lanes_tests += fast_tests
-of_fast_tests = extras/fast/tests.cu $(needs) $(tests_h)
-options_fast_tests = $(options_tests) $(tuned)
-links_fast_tests = $(products)
+of_fast_tests = extras/fast/tests.cu $(call without_lesson,lesson) $(tests_h)
+options_fast_tests = $(options_tests) $(tuned) $(call declared,lesson)
+links_fast_tests = $(products) $(lesson)
 endif
 
 .PHONY: checksum sources

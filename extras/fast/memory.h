@@ -14,7 +14,7 @@ struct Piece {
     bool first; // whether that memory begins with it
 };
 // By Device::id and stream: see mgpu.cu's allocate() for why. (Never destroyed, like its `tapes`.)
-static auto &pieces_of = *new std::map<std::pair<int, cudaStream_t>, std::list<Piece>>;
+auto &pieces_of = *new std::map<std::pair<int, cudaStream_t>, std::list<Piece>>;
 } // namespace fast
 
 // Small pieces are never divided, so that memory checkers notice a write beyond a tensor's end.

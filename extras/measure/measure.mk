@@ -31,16 +31,16 @@ pictures_venv: # for make plot and other pictures, where the system has no matpl
 # ----- Compiling -------------------------------------------------------------------------------
 
 programs += measure
-of_measure = extras/measure/measure.cu $(needs)
+of_measure = extras/measure/measure.cu $(watched)
 headers_measure = $(watch) $(wildcard extras/measure/*.h)
 options_measure = $(watching)
-links_measure = $(watched_products)
+links_measure = $(watched_objects)
 
 ifneq ($(wildcard extras/measure/tests.cu),) # a handout has none
 programs += measure_tests
 tests += measure_tests
-of_measure_tests = extras/measure/tests.cu extras/measure/measure.cu $(needs) $(tests_h)
+of_measure_tests = extras/measure/tests.cu extras/measure/measure.cu $(watched) $(tests_h)
 headers_measure_tests = $(headers_measure)
 options_measure_tests = $(options_tests) $(watching)
-links_measure_tests = $(watched_products)
+links_measure_tests = $(watched_objects)
 endif

@@ -591,7 +591,7 @@ struct Model {
     int epochs;
     const char *kvstore; // its KVSTORE; empty: mgpu.cu's ALLREDUCE
 };
-static const std::vector<Model> models = {
+std::vector<Model> models = {
     {net, chapter, 0, 0.2f, true, 10, ""},
     {resnet18_net,
      {"resnet18", init_resnet18, demos_resnet18, train_concise},
@@ -635,7 +635,7 @@ static bool has_local() {
 }
 
 // KVSTORE is the lab's name for ALLREDUCE: local or device. lab_cnn's default is local.
-static void choose_allreduce() {
+void choose_allreduce() {
     if (given("KVSTORE") && given("ALLREDUCE")) {
         error("KVSTORE and ALLREDUCE cannot both be given: one is enough");
     }

@@ -7,6 +7,7 @@ programs += networks_tests
 tests += networks_tests
 asan_tests += networks_tests
 lanes_tests += networks_tests
-of_networks_tests = extras/networks/tests.cu $(needs) $(tests_h)
-options_networks_tests = $(options_tests) $(untuned)
+of_networks_tests = extras/networks/tests.cu $(call without_lesson,mgpu) $(tests_h)
+options_networks_tests = $(options_tests) $(untuned) $(call declared,mgpu)
+links_networks_tests = $(untuned_lesson)
 endif

@@ -4,24 +4,32 @@
 # Programs that include watch.h, and then the program's source, with the tuned operators if they are
 # there. (Under a sanitizer those would take a minute to compile.)
 watch := $(wildcard extras/watch/*.h)
-watching = $(if $(filter asan race,$(*D)),$(untuned) $(filter-out -DPROGRAM%,$(tuned)),$(tuned))
-
-ifneq ($(wildcard extras/fast),)
-objects += watched_products watched_winograd
-of_watched_products = $(of_products)
-of_watched_winograd = $(of_winograd)
-headers_watched_products := extras/watch/watch.h
-headers_watched_winograd := extras/watch/watch.h
-options_watched_products = $(options_products) -include extras/watch/watch.h
-options_watched_winograd = $(options_winograd) -include extras/watch/watch.h
-watched_products = $(call products_of,watched_)
-endif
+watching = $(if $(filter asan race,$(*D)),$(untuned) $(filter-out -DPROGRAM%,$(tuned)),\
+    $(if $(apart),-DPROGRAM='"program.h"',$(tuned)))
+# With g++ they include declarations, and objects that are compiled with watch.h are linked. (What
+# `static` hides in a part is not declared, nor what the parts include, but for two headers.)
+watched = $(if $(apart),build/gpu/program.h,$(needs))
+watched_objects = $(call products_of,watched_) \
+    $(if $(apart),$(patsubst %,build/$(*D)/watched_%.o,program lesson))
+objects += $(patsubst %,watched_%,products winograd program lesson)
+see := -include extras/watch/watch.h \
+    $(patsubst %,-include %,$(wildcard extras/check/launches.h))
+$(foreach x,products winograd program lesson,$(eval of_watched_$x = $$(of_$x))\
+    $(eval headers_watched_$x = $(watch) $(wildcard extras/check/launches.h))\
+    $(eval options_watched_$x = $$(see) $$(options_$x)))
+options_watched_program += -DMGPU_NO_MAIN
+build/cpp/program.h: $$(patsubst %,build/cpp/%,$$(firstword $$(in_program)) extras/hooks.h \
+    $$(wordlist 2,9,$$(in_program)) \
+    $$(wildcard extras/algorithms/overlap.h extras/fast/memory.h)) $(declarations_sh) \
+    $(wildcard $(foreach x,check exercise measure watch,extras/$x/*.cu extras/$x/*.h)) $(tests_h)
+	@cat $(filter build/%,$^) >$(new).cu; sh extras/declarations.sh $(new).cu \
+	    $(filter-out build/% $(declarations_sh),$^) >$(new); rm $(new).cu; $(renew)
 
 ifneq ($(wildcard extras/watch/tests.cu),) # a handout has none
 programs += watch_tests
 tests += watch_tests
-of_watch_tests = extras/watch/tests.cu $(needs) $(tests_h)
+of_watch_tests = extras/watch/tests.cu $(watched) $(tests_h)
 headers_watch_tests := $(watch)
 options_watch_tests = $(options_tests) $(watching)
-links_watch_tests = $(watched_products)
+links_watch_tests = $(watched_objects)
 endif
