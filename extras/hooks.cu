@@ -5,7 +5,7 @@
 // defines: net, experiment, chapter, after_gradient, after_options, run
 #include "hooks.h"
 
-const Experiment chapter = {"lenet", plain_init_params, plain_demos, plain_train};
+Experiment chapter = {"lenet", plain_init_params, plain_demos, plain_train};
 Experiment experiment = chapter;
 void init_params() { experiment.init_params(); }
 void demos(int num_gpus) { experiment.demos(num_gpus); }

@@ -13,7 +13,7 @@ struct Experiment {
     std::function<void(int num_gpus, int batch_size, float lr)> train;
 };
 extern Experiment experiment;
-extern const Experiment chapter; // has mgpu.cu's own functions
+extern Experiment chapter; // has mgpu.cu's own functions
 
 // After each operator of the backward pass this is called with the gradient of each parameter that
 // the operator used. After the last call with a gradient, no more work will add to it.

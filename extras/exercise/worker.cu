@@ -18,7 +18,7 @@ std::vector<void (*)()> after_options; // algorithms add to them
 // Nothing here trains, so hooks.cu is not needed, and the compiler can drop what only it calls.
 #include "../hooks.h"
 Experiment experiment;
-const Experiment chapter = {};
+Experiment chapter;
 void (*after_gradient)(const Tensor &grad) = nullptr;
 #if defined(WITH_ALGORITHMS) && !defined(ALGORITHMS)
 #include "../algorithms/algorithms.cu"
