@@ -4,7 +4,7 @@
 // with what each gains). With PRODUCTS_APART products.cu is compiled by itself and linked. KERNELS
 // and PRECISION choose a rung of a ladder: plain (mgpu.cu's operators), tiled, fast, tf32.
 // replaces: conv2d linear relu avg_pool2d sgd max_pool2d add batch_norm
-// replaces: Tensor::ptr current_stream allocate
+// replaces: matmul matmul_sum bias_backward Tensor::ptr current_stream allocate
 // defines: FAST, use_kernels, usual_kernels
 #define FAST
 
@@ -22,6 +22,7 @@ struct Operators {
     Tensor (*conv2d)(const Tensor &X, const Tensor &W, const Tensor &b,
                      const fast::Sizes &s) = nullptr;
     Tensor (*linear)(const Tensor &X, const Tensor &W, const Tensor &b) = nullptr;
+    void (*matmul)(bool sum, Matrix C, Matrix A, Matrix B, Device device) = nullptr; // and bias
     Tensor (*relu)(const Tensor &X) = nullptr;
     Tensor (*avg_pool2d)(const Tensor &X, const PoolShape &s) = nullptr;
     void (*sgd)(const std::vector<Tensor> &params, float lr, int batch_size) = nullptr;
@@ -64,6 +65,21 @@ Stream &current_stream(Device device) {
 
 // mgpu.cu and networks.cu call these.
 Tensor relu(const Tensor &X) { return operators.relu ? operators.relu(X) : plain_relu(X); }
+void matmul(Matrix C, Matrix A, Matrix B, Device device) {
+    const bool tuned = operators.matmul && A.count == 1 && C.count == B.count;
+    tuned ? operators.matmul(false, C, A, B, device) : plain_matmul(C, A, B, device);
+}
+void matmul_sum(Matrix C, Matrix A, Matrix B, Device device) {
+    const bool tuned = operators.matmul && A.count == B.count;
+    tuned ? operators.matmul(true, C, A, B, device) : plain_matmul_sum(C, A, B, device);
+}
+void bias(const Tensor &y, const Tensor &b) {
+    operators.matmul ? fast::plane_bias(y, b) : plain_bias(y, b);
+}
+void bias_backward(const Tensor &b, const Tensor &dy) {
+    if (!operators.matmul) return plain_bias_backward(b, dy);
+    if (float *db = grad_ptr(b)) fast::channel_sums({db, db}, dy);
+}
 Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
     if (!operators.linear) return plain_linear(X, W, b);
     check_linear(X, W, b);
@@ -89,8 +105,7 @@ Tensor add(const Tensor &A, const Tensor &B) {
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b, int stride, int padding) {
     if (!operators.conv2d) return plain_conv2d(X, W, b, stride, padding);
     const ConvShape s = strided_shape(X, W, b, stride, padding).conv;
-    return operators.conv2d(X, W, b,
-                            {s.N, s.C, s.H, s.W, s.O, s.K, stride, padding, s.OH, s.OW});
+    return operators.conv2d(X, W, b, {s.N, s.C, s.H, s.W, s.O, s.K, stride, padding, s.OH, s.OW});
 }
 Tensor max_pool2d(const Tensor &X, int kernel_size, int stride) {
     if (!operators.max_pool2d) return plain_max_pool2d(X, kernel_size, stride);
@@ -105,7 +120,7 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
 #endif
 
 // EDITED names the operators of mgpu.cu that have changed since extras/fast/ was fitted to them.
-// mgpu.cu's own operators then run, not the tuned ones. Its words are conv2d, linear, relu,
+// mgpu.cu's own operators then run, not the tuned ones. Its words are conv2d, linear, matmul, relu,
 // avg_pool2d, sgd, max_pool2d, add and batch_norm. fast.mk finds them, and writes an object with
 // them, so that this file need not be compiled again.
 #ifndef EDITED
@@ -116,7 +131,8 @@ extern const char edited[];
 namespace fast {
 static std::string edited = EDITED;
 template <Rung rung> static Operators tuned(const std::string &name) {
-    Operators tuned = {"tuned, " + name, conv2d<rung>, linear<rung>, relu, avg_pool2d, sgd};
+    const auto matmul = warp_size > 1 ? nullptr : matrix_product;
+    Operators tuned = {"tuned, " + name, conv2d<rung>, linear<rung>, matmul, relu, avg_pool2d, sgd};
 #ifdef NETWORKS
     tuned.max_pool2d = max_pool2d;
     tuned.add = add;
@@ -149,6 +165,7 @@ void use_usual_kernels() {
     };
     leave("conv2d", &Operators::conv2d);
     leave("linear", &Operators::linear);
+    leave("matmul", &Operators::matmul);
     leave("relu", &Operators::relu);
     leave("avg_pool2d", &Operators::avg_pool2d);
     leave("sgd", &Operators::sgd);
@@ -157,7 +174,7 @@ void use_usual_kernels() {
     leave("batch_norm", &Operators::batch_norm);
     if (count == 0) return;
     operators.name = "your mgpu.cu's" +
-                     (count < 8 ? left + "; " + operators.name + " otherwise" : "") +
+                     (count < 9 ? left + "; " + operators.name + " otherwise" : "") +
                      " (KERNELS=" + usual_kernels + " for the tuned ones)";
 }
 

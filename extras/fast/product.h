@@ -113,6 +113,9 @@ void product_forward(const Store &y, const Tensor &X, const Tensor &W, const Ten
 void product_backward(const Store &dX, const Store &dW, const Store &db, const Tensor &X,
                       const Tensor &dy, const Tensor &W, ConvShape s, const Tensor &V);
 
+void matrix_product(bool sum, Matrix C, Matrix A, Matrix B, Device device); // matmul.h
+void plane_bias(const Tensor &y, const Tensor &b);
+
 struct Range {
     int begin, end;
 };

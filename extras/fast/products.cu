@@ -26,6 +26,7 @@ void channel_sums(const Store &db, const Tensor &dy); // channel_sums.h
 #include "tiles.h"
 #include "layouts.h"
 #include "first_layer.h"
+#include "matmul.h"
 #ifndef WINOGRAD_APART
 #include "winograd_tiles.h"
 #include "winograd_cpu.h"

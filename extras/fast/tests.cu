@@ -846,11 +846,39 @@ TEST_CASE("use_kernels: the name says which operators run") {
     CHECK(bool(operators.conv2d != nullptr));
     CHECK(operators.name == std::string("your mgpu.cu's relu, sgd; tuned, ") + usual_kernels +
                                 " otherwise (KERNELS=" + usual_kernels + " for the tuned ones)");
-    fast::edited = "conv2d linear relu avg_pool2d sgd max_pool2d add batch_norm";
+    fast::edited = "conv2d linear matmul relu avg_pool2d sgd max_pool2d add batch_norm";
     use_usual_kernels();
     CHECK(operators.name ==
           std::string("your mgpu.cu's (KERNELS=") + usual_kernels + " for the tuned ones)");
     fast::edited = "";
+}
+
+// mgpu.cu's conv2d and linear, with tuned products of matrices and without
+TEST_CASE("tuned matmul: serves an edited conv2d and an edited linear") {
+    Usual usual;
+    for (int N : {0, 1, 7}) {
+        for (bool is_conv : {true, false}) {
+            CAPTURE(N);
+            CAPTURE(is_conv);
+            std::vector<Floats> all;
+            for (const char *rung : {"plain", usual_kernels}) {
+                use_kernels(rung);
+                operators.conv2d = nullptr;
+                operators.linear = nullptr;
+                const std::vector<int> X_shape =
+                    is_conv ? std::vector<int>{N, 3, 9, 8} : std::vector<int>{N, 37};
+                const std::vector<int> W_shape =
+                    is_conv ? std::vector<int>{35, 3, 3, 3} : std::vector<int>{37, 35};
+                const Tensor X = with_grad(numbers(N * (is_conv ? 216 : 37), 1), X_shape);
+                const Tensor W = with_grad(numbers(35 * (is_conv ? 27 : 37), 2), W_shape);
+                const Tensor b = with_grad(numbers(35, 3), {35});
+                const Tensor y = is_conv ? conv2d(X, W, b) : linear(X, W, b);
+                backward(y);
+                all.push_back(together({y, *W.grad, *b.grad, *X.grad}));
+            }
+            check_close(all[1], all[0], 1e-5);
+        }
+    }
 }
 
 static std::string said(const std::string &line) {

@@ -8,7 +8,7 @@ watching = $(if $(filter asan race,$(*D)),$(untuned) $(filter-out -DPROGRAM%,$(t
     $(if $(apart),-DPROGRAM='"program.h"',$(tuned)))
 # With g++ they include declarations, and objects that are compiled with watch.h are linked. (What
 # `static` hides in a part is not declared, nor what the parts include, but for two headers.)
-watched = $(if $(apart),build/gpu/program.h,$(needs))
+watched = $(if $(apart),build/gpu/program.h extras/format.h,$(needs))
 watched_objects = $(call products_of,watched_) \
     $(if $(apart),$(patsubst %,build/$(*D)/watched_%.o,program lesson))
 objects += $(patsubst %,watched_%,products winograd program lesson)
