@@ -1,7 +1,7 @@
 // The other allreduces, to read once you have written your own, and OVERLAP. This part of the
 // program adds them to mgpu.cu's table `algorithms`. Section 7 of mgpu.cu has their contract, their
 // tools and what messages, busiest and rounds mean.
-// defines: ALGORITHMS, add_algorithm, Peers, wait_for_each_other
+// defines: ALGORITHMS, add_algorithm, on_peers, Peers, wait_for_each_other
 #define ALGORITHMS
 
 static bool add_algorithm(const char *name, void (*run)(const PerDevice &grads),
@@ -9,6 +9,8 @@ static bool add_algorithm(const char *name, void (*run)(const PerDevice &grads),
     algorithms.push_back({name, run, supports, reads_peers});
     return true;
 }
+
+static void (*on_peers)(const Tensors &read) = nullptr; // make trace and make scale count them
 
 // What a kernel needs that reads the memory of several devices: the address of a tensor on each.
 // It is passed by value, as a kernel's argument. (Since x is indexed by a variable, each thread
@@ -18,6 +20,7 @@ struct Peers {
     int k;
     explicit Peers(const Tensors &tensors) : k(tensors.size()) {
         for (int c = 0; c < k; c++) x[c] = tensors[c].ptr();
+        if (on_peers) on_peers(tensors);
     }
 };
 static bool at_most_eight(int k) { return k <= 8; } // devices in Peers, and peers of a GPU in CUDA

@@ -11,19 +11,20 @@ __global__ void reduce_scatter_kernel(float *sum, const __grid_constant__ Peers 
     sum[i] = total; // nobody else reads this chunk on this device
 }
 
-// All-gather: y[i] = x[d][i], where d is the device that has summed the chunk of i (see chunk())
-//   x[d] (n), on device d   ->   y (n), which is x[own]
-__global__ void all_gather_kernel(float *y, const __grid_constant__ Peers peers, int own, int n) {
+// All-gather: y[i] = x[d][i - first], where the chunk of device d begins at first (see chunk())
+//   x[d] (chunk d), on device d   ->   y (n), which has x[own]
+__global__ void all_gather_kernel(float *y, const __grid_constant__ Peers chunks, int own, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    const int owner = ((i + 1L) * peers.k - 1) / n;
-    if (owner != own) y[i] = peers.x[owner][i];
+    const long d = ((i + 1L) * chunks.k - 1) / n;
+    if (d != own) y[i] = chunks.x[d][i - n * d / chunks.k];
 }
 
 //   messages 2k(k-1)   busiest 2(k-1)b/k   rounds 2
 static void allreduce_two_shot(const PerDevice &grads) {
     const Tensors flat = flatten(grads);
     const int k = flat.size(), n = size(flat[0]);
+    Tensors sums;           // of chunk c on device c
     wait_for_each_other(k); // until every device has computed its gradients
     for (int c = 0; c < k; c++) {
         Tensors chunks;
@@ -31,11 +32,12 @@ static void allreduce_two_shot(const PerDevice &grads) {
         const int m = size(chunks[c]);
         LAUNCH(reduce_scatter_kernel<<<blocks(m), threads, 0, stream_of(gpu(c))>>>(
             chunks[c].ptr(), Peers(chunks), m));
+        sums.push_back(chunks[c]);
     }
     wait_for_each_other(k); // until every device has its sum
     for (int c = 0; c < k; c++) {
         LAUNCH(all_gather_kernel<<<blocks(n), threads, 0, stream_of(gpu(c))>>>(flat[c].ptr(),
-                                                                               Peers(flat), c, n));
+                                                                               Peers(sums), c, n));
     }
     wait_for_each_other(k); // until every device has read the sums
 }

@@ -18,6 +18,16 @@ static const bool counting = [] {
 }();
 #endif
 
+#ifdef ALGORITHMS
+static const bool counting_reads = [] {
+    on_peers = [](const Tensors &read) {
+        for (const Tensor &x : read)
+            watch::read_by_kernel(x.device.id, sizeof(float) * size(x), x.ptr());
+    };
+    return true;
+}();
+#endif
+
 #include "bench.h"
 #include "profile.h"
 #include "scale.h"
@@ -42,8 +52,10 @@ static const std::vector<Option> measure_options = {
 };
 static const Option step_count = {"STEPS", &steps,
                                   "steps that are recorded (3; of profile: for 1 s)"};
-static const Option network_option = {"FABRIC", &fabric, "network of another machine (of scale: pcie)"};
-static const Option profile_option = {"PROFILE", &kernel_times, "times of kernels for FABRIC (none)"};
+static const Option network_option = {"FABRIC", &fabric,
+                                      "network of another machine (of scale: pcie)"};
+static const Option profile_option = {"PROFILE", &kernel_times,
+                                      "times of kernels for FABRIC (none)"};
 static const Option step_time = {"STEP_MS", &step_ms, "milliseconds of a step (measured)", 1e-6};
 
 static void run_measure() {

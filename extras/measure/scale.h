@@ -17,10 +17,12 @@ static network::Traffic traffic_of(const std::string &algorithm, const PerDevice
     watch::Recorder r(false);
     sum_with(algorithm, grads);
     waitall();
-    std::vector<network::Message> messages;
-    for (const watch::Op &op : r.ops)
-        if (is_message(op)) messages.push_back({op.src, op.dst, op.steps, op.bytes});
-    return network::Traffic(messages);
+    const network::Traffic traffic = traffic_of(r.ops);
+    if (traffic.rounds == 0)
+        error("ALLREDUCE=%s sends no message that make scale counts: of kernels that read other "
+              "devices' memory it counts what Peers names",
+              algorithm.c_str());
+    return traffic;
 }
 // A step of n samples takes a + b * n: two are measured, with the whole minibatch and an eighth of
 // it. The exchange follows it and takes what network.h says.
@@ -33,13 +35,7 @@ void scale() {
     const double most = whole / batch; // a is not negative
     const double slope = eighth < batch ? std::min((whole - part) / (batch - eighth), most) : most;
     auto computes = [&](double n) { return unit * (whole - slope * (batch - n)); };
-    const Algorithm &chosen = *std::find_if(algorithms.begin(), algorithms.end(), [](auto &a) {
-        return a.name == options.allreduce;
-    });
-    if (chosen.reads_peers)
-        error("ALLREDUCE=%s: make scale does not count what kernels read of other devices' memory, "
-              "but make exercise does",
-              chosen.name);
+    const Algorithm &chosen = find_algorithm(options.allreduce);
     printf("%s, batch %d, on %s: a step on k devices, predicted from one measured here on a single "
            "device%s.\nstrong: one minibatch for all; weak: one for each. Efficiency is relative to "
            "k times the speed.\n%5s %11s %12s %11s %12s %11s   %s\n",

@@ -47,9 +47,12 @@ TEST_CASE("Traffic: an exchange takes what its formula says") {
                    {"bucket", 2.0 * (k - 1), 2 * (k - 1) * n},
                    {"sharded", 2, 2 * (k - 1) * n / k},
                    {"ring", 2.0 * (k - 1), 2 * (k - 1) * n / k},
-                   {"tree", 2 * log, 2 * log * n}};
+                   {"tree", 2 * log, 2 * log * n},
+                   {"one_shot", 1, (k - 1) * n},
+                   {"two_shot", 2, 2 * (k - 1) * n / k}};
         for (const auto &formula : all) {
             INFO(std::string(formula.name), ", k ", k);
+            if (find_algorithm(formula.name).reads_peers && !can_read(gpu(0), gpu(1))) continue;
             const Traffic t = traffic_of(formula.name, make_grads(k, Ints(P, numbers)));
             CHECK(t.rounds == formula.rounds);
             CHECK(t.seconds(own) ==
@@ -60,6 +63,13 @@ TEST_CASE("Traffic: an exchange takes what its formula says") {
     }
 }
 #endif
+TEST_CASE("traffic_of: an exchange without a message that is counted is none") {
+    Kept kept;
+    algorithms.push_back({"silent", [](const PerDevice &) {}});
+    check_says(error_of([] { traffic_of("silent", 2); }),
+               "ALLREDUCE=silent sends no message that make scale counts");
+    algorithms.pop_back();
+}
 TEST_CASE("Traffic: the busiest device of each round counts, and no message takes no time") {
     const network::Network own = {"own", 1, 1};
     // gpu(0) gets 300 bytes in the first round; gpu(2) sends 70 in the second
@@ -119,6 +129,24 @@ TEST_CASE("replay: streams in order, waits, and one message at a time at each en
     CHECK(ops[4].begin == 9); // when the bytes before it have left gpu(0)
     CHECK(ops[4].end == 21);
     CHECK(ops[5].begin == 19);
+    ops = four_operations(); // with a kernel that reads 4 bytes and 6, as the message comes
+    ops.push_back(ops[1]);
+    ops[4].lane = 2, ops[4].end = 1;
+    ops[4].reads = {{0, 4, nullptr}, {2, 6, nullptr}};
+    replay(ops, own);
+    CHECK(ops[3].end == 11);
+    CHECK(ops[4].begin == 9);
+    CHECK(ops[4].end == 21);
+    std::vector<std::string> streams(3);
+    add_reads(ops, streams);
+    REQUIRE(ops.size() == 7);
+    CHECK(streams == std::vector<std::string>{"", "", "", "from gpu(0)", "from gpu(2)"});
+    CHECK(ops[6].src == 2);
+    CHECK(ops[6].dst == 1);
+    CHECK(ops[6].lane == 4);
+    CHECK(ops[6].bytes == 6);
+    CHECK(ops[6].begin == 9);
+    CHECK(ops[6].end == 21);
 }
 TEST_CASE("read_profile: kernels by name and bytes; another takes as long as the shortest") {
     const TestFolder folder;
@@ -200,26 +228,31 @@ TEST_CASE("measure summary counts parameters and FLOPs") {
     }
 }
 TEST_CASE("measure trace writes a row for each operation") {
-    TestFolder folder;
-    const std::string said = output_of(folder, "trace GPUS=2 BATCH=8 STEPS=2 ALLREDUCE=bucket");
-    check_parts(said, "lenet, batch 8, 2 devices, bucket: ... ms; the devices compute for ");
-    std::istringstream lines(read_text(folder.file("build/trace.csv")));
-    std::map<std::string, int> names, messages; // of them: what they move
-    std::string line;
-    for (int head = 0; head < 3; head++) std::getline(lines, line);
-    CHECK(line == "device,lane,stream,kind,name,begin,end,src,dst,bytes,critical,cause");
-    while (std::getline(lines, line)) {
-        CHECK(std::count(line.begin(), line.end(), ',') == 11);
-        std::istringstream columns(line);
-        std::string kind, name;
-        for (int c = 0; c < 4; c++) std::getline(columns, kind, ',');
-        std::getline(columns, name, ',');
-        (kind == "message" ? messages : names)[name]++;
+    for (const std::string algorithm : {"bucket", "one_shot"}) {
+        if (!has_algorithm(algorithm)) continue;
+        TestFolder folder;
+        const std::string said =
+            output_of(folder, "trace GPUS=2 BATCH=8 STEPS=2 ALLREDUCE=" + algorithm);
+        check_parts(said, "lenet, batch 8, 2 devices, " + algorithm +
+                              ": ... ms; the devices compute for ");
+        std::istringstream lines(read_text(folder.file("build/trace.csv")));
+        std::map<std::string, int> names, messages; // of them: what they move
+        std::string line;
+        for (int head = 0; head < 3; head++) std::getline(lines, line);
+        CHECK(line == "device,lane,stream,kind,name,begin,end,src,dst,bytes,critical,cause");
+        while (std::getline(lines, line)) {
+            CHECK(std::count(line.begin(), line.end(), ',') == 11);
+            std::istringstream columns(line);
+            std::string kind, name;
+            for (int c = 0; c < 4; c++) std::getline(columns, kind, ',');
+            std::getline(columns, name, ',');
+            (kind == "message" ? messages : names)[name]++;
+        }
+        CHECK(names["cross_entropy_kernel"] == 4);
+        CHECK(names["gradient"] == 2 * 2 * 8);
+        CHECK(names["copy in"] == 2 * 2 * 2); // X and y
+        CHECK(messages == std::map<std::string, int>{{"W1-b4", 2 * 2}});
     }
-    CHECK(names["cross_entropy_kernel"] == 4);
-    CHECK(names["gradient"] == 2 * 2 * 8);
-    CHECK(names["copy in"] == 2 * 2 * 2); // X and y
-    CHECK(messages == std::map<std::string, int>{{"W1-b4", 2 * 2}});
 }
 TEST_CASE("measure trace FABRIC: as on another network") {
     TestFolder folder;
@@ -350,8 +383,6 @@ TEST_CASE("measure: what is wrong is said in a line") {
              {"trace BENCH=step", "BENCH does not apply to trace"},
              {"profile FABRIC=pcie", "FABRIC=pcie is not an option: "},
              {"scale STEP_MS=0", "STEP_MS=0: expected"},
-             {"scale ALLREDUCE=one_shot",
-              "ALLREDUCE=one_shot: make scale does not count what kernels read"},
              {"trace PROFILE=profile.csv", "PROFILE is for FABRIC: give both"},
              {"trace FABRIC=no", "FABRIC=no is unknown: choose one of nvlink, pcie"}}) {
         const Run run = run_in_shell(folder, "", line);

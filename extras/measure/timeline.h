@@ -1,7 +1,7 @@
 // make trace: when the operations of a few steps ran, here or on another machine's network.
 // pictures.py draws the rows of build/trace.csv.
-// defines: busy, moved, stream_names, previous, waited_for, critical_path, read_profile, replay,
-// title_of, write_rows, trace
+// defines: traffic_of, busy, moved, stream_names, previous, waited_for, critical_path,
+// read_profile, replay, add_reads, title_of, write_rows, trace
 #pragma once
 #include "../watch/network.h"
 #include "../watch/training_steps.h"
@@ -13,6 +13,17 @@
 typedef std::vector<watch::Op> Ops;
 
 static bool is_message(const watch::Op &op) { return op.src != -2; }
+
+// What is sent, or read by kernels
+static network::Traffic traffic_of(const std::deque<watch::Op> &ops) {
+    std::vector<network::Message> messages;
+    for (const watch::Op &op : ops) {
+        if (is_message(op)) messages.push_back({op.src, op.dst, op.steps, op.bytes});
+        for (const watch::Read &r : op.reads)
+            messages.push_back({r.src, op.device, op.steps, r.bytes});
+    }
+    return network::Traffic(messages);
+}
 
 // Seconds in which at least one of the operations that `counts` runs
 template <class Counts> static double busy(const Ops &ops, Counts counts) {
@@ -108,7 +119,8 @@ static void read_profile(const std::string &path, Ops &ops) {
 // The times that the operations would have on this network. Each begins as soon as the one before
 // it on its stream has ended, and what its stream waits for. Kernels take the time they have. A
 // message of n bytes takes alpha + n * beta; for n * beta no other one leaves its sender or enters
-// its receiver. (They are placed in the order in which they were enqueued.)
+// its receiver. (They are placed in the order in which they were enqueued.) A kernel that reads
+// other devices' memory takes as long as messages would, but all may read the same one at once.
 static void replay(Ops &ops, const network::Network &network) {
     std::map<int, double> lane, out, in; // until when a stream, a sender, a receiver is busy
     for (watch::Op &op : ops) {
@@ -120,6 +132,13 @@ static void replay(Ops &ops, const network::Network &network) {
             out[op.src] = in[op.dst] = begin + travels;
             seconds = network.latency / 1e6 + travels;
         }
+        if (!op.reads.empty()) {
+            double travels = 0;
+            for (const watch::Read &r : op.reads) travels += r.bytes / (network.bandwidth * 1e9);
+            begin = std::max(begin, in[op.device]);
+            in[op.device] = begin + travels;
+            seconds = std::max(seconds, network.latency / 1e6 + travels);
+        }
         op.begin = begin;
         op.end = lane[op.lane] = begin + seconds;
     }
@@ -127,6 +146,23 @@ static void replay(Ops &ops, const network::Network &network) {
 
 // --- what is printed and drawn
 
+// What a kernel reads of other devices' memory looks like messages that begin and end with it.
+static void add_reads(Ops &ops, std::vector<std::string> &streams) {
+    const std::vector<int> before = previous(ops);
+    std::map<std::pair<int, int>, int> lanes; // of what a device reads of another one
+    for (int i = 0, n = ops.size(); i < n; i++) {
+        for (const watch::Read &r : std::exchange(ops[i].reads, {})) {
+            const int device = ops[i].device;
+            const auto [lane, is_new] = lanes.insert({{device, r.src}, (int)streams.size()});
+            if (is_new) streams.push_back("from " + str(gpu(r.src)));
+            watch::Op read = watch::message(r.src, device, r.bytes, r.from, nullptr);
+            read.device = device, read.lane = lane->second;
+            read.begin = ops[i].begin, read.end = ops[i].end;
+            read.after = waited_for(ops, before, i);
+            ops.push_back(read);
+        }
+    }
+}
 static std::string percent(double part, double whole) {
     const double p = whole > 0 ? std::max(0.0, 100 * part / whole) : 0; // rounding: no -0%
     return format(p < 1 && p > 0 ? "%.1f%%" : "%.0f%%", p);
@@ -183,8 +219,6 @@ void trace() {
     for (int i = 0; i < (steps ? steps : 3); i++) step();
     r.read_times();
     Ops ops(r.ops.begin(), r.ops.end());
-    std::vector<std::string> names;
-    for (const watch::Op &op : ops) names.push_back(moved(op, gradients(replicas)));
 
     std::string title = what_is_trained(), note;
     if (simulated) {
@@ -196,6 +230,9 @@ void trace() {
         note = "Between emulated devices a message takes next to nothing: FABRIC=nvlink or pcie, "
                "... shows a network";
     }
+    std::vector<std::string> names, streams = stream_names(r.count);
+    add_reads(ops, streams);
+    for (const watch::Op &op : ops) names.push_back(moved(op, gradients(replicas)));
     double begin = INFINITY, end = 0;
     for (const watch::Op &op : ops)
         if (op.works()) begin = std::min(begin, op.begin), end = std::max(end, op.end);
@@ -204,5 +241,5 @@ void trace() {
     title += title_of(ops, end - begin, options.gpus);
     printf("%s\n", title.c_str());
     std::filesystem::create_directories("build");
-    write_rows("build/trace.csv", title, note, ops, names, stream_names(r.count));
+    write_rows("build/trace.csv", title, note, ops, names, streams);
 }

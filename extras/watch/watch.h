@@ -81,22 +81,28 @@ struct StreamHandle {
 
 // --- the recorder
 
+struct Read {
+    int src;
+    double bytes;
+    const void *from;
+};
 struct Op {
     const char *kind, *name; // kind: input, forward, backward, sum, message, update; or wait
     int device, lane;        // lane: the stream's number
     int src, dst;            // of a message, -1: the host; of others -2
     int after;               // of a wait: the operation that it is for; -1: none that is recorded
-    int steps;               // the longest chain of messages that ends here
+    int steps;               // the longest chain of messages, or reads, that ends here
     double bytes;            // of a copy; of the tensors that a kernel names, each once
     double begin, end;       // seconds
     const void *from, *to;   // of a copy
+    std::vector<Read> reads = {}; // of a kernel, of other devices' memory
     bool works() const { return strcmp(kind, "wait") != 0; }
 };
 inline Op operation(const char *kind, const char *name, double bytes) {
-    return {kind, name, 0, 0, -2, -2, -1, 0, bytes, 0, 0, nullptr, nullptr};
+    return {kind, name, 0, 0, -2, -2, -1, 0, bytes, 0, 0, nullptr, nullptr, {}};
 }
 inline Op message(int src, int dst, double bytes, const void *from, const void *to) {
-    return {"message", "message", 0, 0, src, dst, -1, 0, bytes, 0, 0, from, to};
+    return {"message", "message", 0, 0, src, dst, -1, 0, bytes, 0, 0, from, to, {}};
 }
 
 // What is enqueued on a device is a part of a step: of the sum of gradients while a Sum lives, else
@@ -197,7 +203,7 @@ struct Recorder { // works as long as it lives
         op.lane = lane.number;
         for (int before : {lane.last, op.after})
             if (before >= 0) op.steps = std::max(op.steps, ops[before].steps);
-        op.steps += op.src != -2;
+        op.steps += op.src != -2 || !op.reads.empty();
         lane.last = i;
         numbers = 0;
         ops.push_back(op);
@@ -273,6 +279,7 @@ struct Launch { // lives while LAUNCH evaluates one; what that sends off first i
     const char *text;
     Launch *outer = nullptr;
     Lane *lane = nullptr;
+    std::vector<Read> reads = {};
     cudaEvent_t begin = nullptr;
     explicit Launch(const char *text) : text(text) {
         if (recorder) outer = std::exchange(innermost, this);
@@ -287,7 +294,9 @@ struct Launch { // lives while LAUNCH evaluates one; what that sends off first i
         innermost = outer;
         if (!lane) return;
         const double bytes = sizeof(float) * recorder->numbers;
-        const Op op = operation(part(lane->device, text), text, bytes);
+        Op op = operation(part(lane->device, text), text, bytes);
+        for (const Read &r : reads)
+            if (r.src != lane->device && r.bytes > 0) op.reads.push_back(r);
         recorder->end(recorder->add(op, *lane, begin), *lane);
         for (Launch *l = outer; l; l = l->outer) // it begins only now
             if (l->begin) check(cudaEventRecord(l->begin, l->lane->handle), "cudaEventRecord");
@@ -427,6 +436,10 @@ inline void gradient_is_complete(StreamHandle stream) {
     recorder->end(recorder->add(operation("wait", "gradient", 0), *stream.lane), *stream.lane);
 }
 
+// The kernel that is being launched reads this, which is memory of device src.
+inline void read_by_kernel(int src, double bytes, const void *from) {
+    if (innermost) innermost->reads.push_back({src, bytes, from});
+}
 // The next kernel uses so many numbers.
 inline void touch(long numbers) {
     if (recorder) recorder->numbers += numbers;
