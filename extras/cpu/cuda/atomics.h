@@ -30,7 +30,7 @@ template <class T, class F> __attribute__((always_inline)) inline T atomic_updat
 #ifdef CUDA_CPU_TSAN
     thread->fenced = false;
 #endif
-    if (worker && !memcmp(&old, &value, sizeof old)) asked_again(p);
+    if (worker && !memcmp(&old, &value, sizeof old)) asked_again();
     return old;
 }
 } // namespace cuda_cpu

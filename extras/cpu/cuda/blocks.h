@@ -98,10 +98,9 @@ struct Worker {
     unsigned todo = 0; // its lanes that have yet to run in this round
     int looped = -1;   // the thread that the plain loop runs, on no fiber
     unsigned long long random = 0;
-    const volatile void *asked = nullptr;     // what a thread has looked at, and found as before
-    unsigned long long asker = 0;             // block and thread
-    int times = 0;                            // that it has asked
-    bool yields = false;                      // lets other warps run, too
+    unsigned long long asker = 0; // block and thread that has looked at flags, and found as before
+    int times = 0;                // that it has
+    bool yields = false;          // lets other warps run, too
     char begin = 0, end = 0, barrier[2] = {}; // addresses that stand for an order, see published()
 };
 inline __thread Worker *worker = nullptr;
@@ -262,9 +261,9 @@ template <class Tag> __forceinline__ void launch_bounds() {
         static int most() { return threads; }                                                      \
     };                                                                                             \
     ::cuda_cpu::launch_bounds<cuda_cpu_bounds>()
-// A thread has looked at a flag and found what was there before. If it goes on and on, it waits for
-// another thread, and the others have their turns.
-CUDA_CPU_UNSEEN void asked_again(const volatile void *flag);
+// A thread has looked at a flag and found what was there before. If it goes on and on, at this one or
+// at several, it waits for another thread, and the others have their turns.
+CUDA_CPU_UNSEEN void asked_again();
 
 // --- shared memory
 

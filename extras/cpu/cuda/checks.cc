@@ -414,9 +414,11 @@ static CUDA_CPU_UNSEEN bool touch(Worker &w, const volatile void *p, size_t byte
     now.value = value_of(now);
     Touched &here = touched(p);
     if (at_once(here.written, now)) writer = &here.written, other = &now;
-    const bool again =
-        last.at == p && last.block == now.block && last.thread == t && last.value == now.value;
-    here.polled = here.polled || (again && w.asked == p && w.times >= 3);
+    const Touch &before = here.by[0];
+    const bool known = before.block == now.block && before.thread == t;
+    const bool again = known && before.value == now.value;
+    if (known && !again) w.times = 0;
+    here.polled = here.polled || (again && w.times > 100); // (see asked_again(): no other runs yet)
     if (writer && !touched(writer->at).polled) {
         if (w.conflict.block == now.block && w.conflict.at != writer->at)
             not_in_step(*writer, *other, pc);
@@ -428,7 +430,7 @@ static CUDA_CPU_UNSEEN bool touch(Worker &w, const volatile void *p, size_t byte
     return again;
 }
 CUDA_CPU_UNSEEN void touch_volatile(const volatile void *p, size_t bytes) {
-    if (touch(*worker, p, bytes, __builtin_return_address(0))) asked_again(p);
+    if (touch(*worker, p, bytes, __builtin_return_address(0))) asked_again();
 }
 
 } // namespace cuda_cpu

@@ -293,11 +293,10 @@ CUDA_CPU_UNSEEN unsigned long long meet(const char *call, Where where, unsigned 
     run_others(w, t);
     return lane.value;
 }
-void asked_again(const volatile void *flag) {
+void asked_again() {
     Worker &w = *worker;
     const unsigned long long asker = w.blocks << 10 | current_thread(w);
-    if (w.asked != flag || w.asker != asker) w.times = 0;
-    w.asked = flag;
+    if (w.asker != asker) w.times = 0;
     w.asker = asker;
     if (++w.times < 1000 || w.threads == 1) return;
     w.times = 0;

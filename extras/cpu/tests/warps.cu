@@ -393,11 +393,12 @@ __global__ void flags_kernel(int *y) {
     if (t == 40) ready = 4;
     if (t == 7) ++one_is_ready;
     if (t > 0) return;
-    while (ready == 0 || one_is_ready == 0) continue;
+    while ((ready == 0) + (one_is_ready == 0) > 0) continue;
     *y = ready + one_is_ready;
 }
 [[maybe_unused]] static void relay() {
     const int n = 70;
+    unsetenv("CUDA_CPU_LANES"); // the last lanes first, none would wait, as if they had no flags
     auto flags = device_copy(std::vector<int>(n)), y = device_copy(std::vector<int>(n));
     OK_LAUNCH(relay_kernel<<<1, n>>>(flags.get(), y.get()));
     expect(values(y) == "70", "what the last thread gets", fetch(y, 1)[0]);
@@ -506,6 +507,8 @@ static const bool wrong_warps = add(wrong_programs, {
     WRONG("volatile without __syncwarp, an argument", (last_warp<argument, false>()),
           "notice: last_warp_kernel<spelling, false> on device 0, in " __FILE__ ":",
           "writes to volatile memory that lane ", "with no __syncwarp() in between"),
+    WRONG("volatile without __syncwarp, an argument, the last lane first",
+          (setenv("CUDA_CPU_LANES", "backwards", 1), last_warp<argument, false>()), "notice: "),
     WRONG("volatile without __syncwarp, a variable", (last_warp<variable, false>()), "notice: "),
     WRONG("volatile without __syncwarp, an array", (last_warp<array, false>()), "notice: "),
     WRONG("volatile without __syncwarp, dynamic", (last_warp<dynamic, false>()), "notice: "),
