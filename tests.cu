@@ -1014,7 +1014,8 @@ TEST_CASE("load_idx: a wrong file is named, and what it should be") {
         {true, images.substr(0, 9)},
         {false, idx({2049, 4294967295}, labels)}};
     for (const auto &[wants_images, bytes] : cases) {
-        CAPTURE(bytes.substr(0, 16));
+        const std::string start = bytes.substr(0, 16); // (nor a binding: CAPTURE has a lambda, too)
+        CAPTURE(start);
         write_text(path, bytes);
         const bool is_image = wants_images; // (a lambda of C++17 may not capture wants_images)
         const std::string what = format(" should be uint8 N%s in the IDX format, but its %zu bytes",
