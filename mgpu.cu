@@ -1249,9 +1249,14 @@ void error(const char *format, ...) {
 
 void check_cuda(cudaError_t code, const char *call, const char *file, int line) {
     if (code == cudaSuccess) return;
+    const char *advice = "";
+    if (code == cudaErrorMemoryAllocation) advice = ": use a smaller BATCH";
+    if (code == cudaErrorIllegalAddress) {
+        advice = ": a kernel has left its arrays, or uses another device's memory without being "
+                 "connected to it (\"staged\")";
+    }
     fflush(stdout);
-    fprintf(stderr, "mgpu: %s:%d: %s: %s%s\n", file, line, call, cudaGetErrorString(code),
-            code == cudaErrorMemoryAllocation ? ": use a smaller BATCH" : "");
+    fprintf(stderr, "mgpu: %s:%d: %s: %s%s\n", file, line, call, cudaGetErrorString(code), advice);
     _exit(1); // no destructors: their CUDA calls would fail, too
 }
 

@@ -1418,6 +1418,9 @@ TEST_CASE("check_cuda: a failed call is named with its line, and ends the progra
     CHECK(run.status == 1);
     check_parts(run.err, "mgpu: ... tests.cu: ... cudaSetDevice(99): invalid device ordinal\n");
     CHECK(run.out == "");
+    check_parts(run_in_shell(folder, "FAILING_CALL=700", "").err,
+                "mgpu: ... illegal memory access ... : a kernel has left its arrays, or uses "
+                "another device's memory without being connected to it (\"staged\")\n");
 }
 
 TEST_CASE("program: devices, demos, a table of the epochs, the tutorial's last line" * trains) {
@@ -1517,7 +1520,10 @@ int main(int argc, char **argv) {
     // Memory that is freed is used again: a fresh page costs the kernel as much as a test of it
     mallopt(M_MMAP_MAX, 0);
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
-    if (getenv("FAILING_CALL")) CUDA_CHECK(cudaSetDevice(99));
+    if (const char *code = getenv("FAILING_CALL")) {
+        if (atoi(code) == cudaErrorIllegalAddress) CUDA_CHECK(cudaErrorIllegalAddress);
+        CUDA_CHECK(cudaSetDevice(99));
+    }
     if (argc > 1 && strcmp(argv[1], "--program") == 0) {
         algorithms.push_back({"rebind", allreduce_rebind});
     }
