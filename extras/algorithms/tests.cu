@@ -13,8 +13,9 @@
 static const std::pair<std::string, bool> others[] = {
     {"host", false}, {"by_tensor", true}, {"sharded", false},  {"ring", false},
     {"tree", false}, {"one_shot", false}, {"two_shot", false}};
-static const std::vector<std::string> all = {"naive",   "bucket", "yours", "host",     "by_tensor",
-                                             "sharded", "ring",   "tree",  "one_shot", "two_shot"};
+static const std::vector<std::string> every = {"naive",     "bucket",  "yours", "host",
+                                               "by_tensor", "sharded", "ring",  "tree",
+                                               "one_shot",  "two_shot"};
 
 // Puts the settings back, and OVERLAP's.
 struct OverlapKept : Kept {
@@ -80,7 +81,7 @@ TEST_CASE("sum_in_groups: OVERLAP=1 gives the same bits as without, and the repl
     for (int k = 1; k <= (small_only ? 3 : 4); k += no_training ? 2 : 1) {
         CHECK(parse("") == "");
         const Floats naive = train_small(k, 1).grads(0);
-        for (const std::string &name : all) {
+        for (const std::string &name : every) {
             INFO("k ", k, ", ", name);
             if (!works_here(name)) continue;
             group_bytes = 1; // each gradient is a group
@@ -174,7 +175,7 @@ TEST_CASE("program: ALLREDUCE and OVERLAP train to the same bits on two devices"
     DataFolder folder(few, few / 4);
     const std::string some = format("BATCH=%d EPOCHS=2 ", few / 2 - 1);
     const Floats want = trained(folder, some);
-    for (const std::string &name : all) {
+    for (const std::string &name : every) {
         if ((small_only && name != "ring") || !works_here(name)) continue;
         CAPTURE(name);
         check_close(trained(folder, some + "OVERLAP=1 ALLREDUCE=" + name), want, 0);
