@@ -480,14 +480,15 @@ TEST_CASE("run_allreduce: an error names the algorithm") {
                 format("ALLREDUCE=halving does not work on %d devices", k));
     }
     algorithms.push_back({"reading", allreduce_naive, nullptr, true});
-    check_exact_sums("reading", 2, {5});
-    options.peers = 0;
-    use_devices(2, false);
-    if (can_read(gpu(0), gpu(1))) { // they share a GPU
-        check_exact_sums("reading", 2, {5});
-    } else {
-        REFUSED(run_allreduce("reading", new_grads(2, {2})),
-                "ALLREDUCE=reading needs peer access, which gpu(0) and gpu(1) do not have");
+    for (int peers : {1, 0}) {
+        options.peers = peers;
+        use_devices(2, false);
+        if (can_read(gpu(0), gpu(1))) { // they are connected, or share a GPU
+            check_exact_sums("reading", 2, {5});
+        } else {
+            REFUSED(run_allreduce("reading", new_grads(2, {2})),
+                    "ALLREDUCE=reading needs peer access, which gpu(0) and gpu(1) do not have");
+        }
     }
     options.peers = 1;
     use_devices(2, false);
