@@ -261,8 +261,8 @@ template <class Tag> __forceinline__ void launch_bounds() {
         static int most() { return threads; }                                                      \
     };                                                                                             \
     ::cuda_cpu::launch_bounds<cuda_cpu_bounds>()
-// A thread has looked at a flag and found what was there before. If it goes on and on, at this one or
-// at several, it waits for another thread, and the others have their turns.
+// A thread has looked at a flag and found what was there before. If it goes on and on, at this one
+// or at several, it waits for another thread, and the others have their turns.
 CUDA_CPU_UNSEEN void asked_again();
 
 // --- shared memory
