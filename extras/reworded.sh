@@ -1,14 +1,12 @@
 #!/bin/sh
-# sh extras/reworded.sh [--text] [make variables]: no tool needs the words of a comment of mgpu.cu or
-# networks.cu. In build/reworded, a copy, they all have other words, and headings other forms and
-# lines. All tools must make the same of the copy as of the files here.
-# With --text only those whose output is code.
+# sh extras/reworded.sh [--text]: no tool needs the words of a comment of mgpu.cu or networks.cu. In
+# build/reworded, a copy, they all have other words, and headings other forms and lines. All tools,
+# or with --text those whose output is code, must make the same of the copy as of the files here.
 cd "$(dirname "$0")/.." || exit 1
 copy=build/reworded
-if [ "$1" = --text ]; then text=yes; shift; fi
 fail() { echo "extras/reworded.sh: $1" >&2; exit 1; }
 
-# Every word becomes another one. Of the lines of a heading every second one goes, the others change.
+# Every word becomes another one. Every second line of a heading goes, the others change.
 reword() {
     awk '
         /^\/\/ -----/ && ++rules % 2 { next }
@@ -48,11 +46,11 @@ same declarations.sh sh extras/declarations.sh mgpu.cu
 same judged.sh sh extras/exercise/judged.sh mgpu.cu
 clean() { sh extras/fast/checksum.sh --check && echo clean; }
 same checksum.sh clean
-if [ "$text" ]; then exit; fi
+if [ "$1" = --text ]; then exit; fi
 
 # A page has each definition, and the notebook finds the exercise
 page() { # (constructors and destructors have no place of their own)
-    make -s page "$@" >&2 && for name in $(names mgpu.cu | grep -v '^\(.*\)::~*\1$'); do
+    make -s page BACKEND=cpu >&2 && for name in $(names mgpu.cu | grep -v '^\(.*\)::~*\1$'); do
         grep -q "id=\"$name\"" build/page/index.html || { echo "no $name on the page" >&2; return 1; }
         echo "$name"
     done
@@ -65,5 +63,5 @@ mgpu_notebook.exercise = "allreduce(flatten(grads));"
 print(mgpu_notebook.with_exercise(open("mgpu.cu").read()))'
 }
 notebook_python=$PWD/build/notebook_venv/bin/python
-if [ -e build/page_venv/requirements.txt ]; then same 'make page' page "$@"; fi
+if [ -e build/page_venv/requirements.txt ]; then same 'make page' page; fi
 if [ -e build/notebook_venv/tests ]; then same 'the notebook' notebook; fi

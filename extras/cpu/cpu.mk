@@ -145,8 +145,9 @@ race: $(race_tests:%=build/race/%) data  ### tests and a training under ThreadSa
 	    $(if $(value GPUS),,GPUS=2) BATCH=8 LIMIT=12 EPOCHS=1 $(words))
 	@echo 'race: none found'
 
-limits: $(if $(wildcard extras/files),build/cpu/program) data  ## test kills, full disks and lack of memory
-	@$(if $(wildcard extras/files),bash extras/cpu/limits.sh,echo 'limits: skipped, SAVE is in extras/files')
+save := $(wildcard extras/files)
+limits: $(if $(save),build/cpu/program) data  ## test kills, full disks and lack of memory
+	@$(if $(save),bash extras/cpu/limits.sh,echo 'limits: skipped, SAVE is in extras/files')
 # All but what trains for long or is not about kernels, in each order of warps and lanes; what is
 # about kernels alone under AddressSanitizer too, unless LANES says which orders
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'

@@ -1,7 +1,7 @@
 #!/bin/bash
-# limits.sh [TIMES]: trainings that are killed, two at once with one SAVE, too little memory, too few
-# files, too little room on a disk, and folders without the data set. What is left on the disk must
-# be the old file or the new one, and what is said one line. TIMES: how often, by default 3.
+# limits.sh [TIMES]: trainings that are killed, two at once with one SAVE, too little memory, room on
+# a disk or number of files, and folders without the data set. What is left on the disk must be the
+# old file or the new one, and what is said one line. TIMES: how often, by default 3.
 times=${1:-3}
 program=$(pwd)/build/cpu/program
 data=$(pwd)/build/data
@@ -91,11 +91,11 @@ no_data() { # no_data TEXT: make data says this
     (cd ../.. && ${AS:-} sh data/unpack.sh DATA=build/limits/set) >out 2>err
     check "$1: status" [ $? = 1 ]
     check "$1: one line" [ "$(wc -l <err)" = 1 ]
-    check "$1" grep -qF "DATA=build/limits/set: $1" err
+    check "$1" grep -q "^DATA=build/limits/set: .*$1" err
 }
 mkdir set && no_data 'there is no train-images-idx3-ubyte, nor a .gz of it, but nothing:'
 touch set/train-images.idx3-ubyte set/mnist.npz
-no_data 'there is no train-images-idx3-ubyte, nor a .gz of it, but mnist.npz train-images.idx3-ubyte:'
+no_data 'no train-images-idx3-ubyte, nor a .gz of it, but mnist.npz train-images.idx3-ubyte:'
 for kind in Fashion '' "It's"; do # as torchvision's root=
     raw="set/${kind}MNIST/raw" && mkdir -p "$raw" && touch "$raw/train-images-idx3-ubyte.gz"
 done
