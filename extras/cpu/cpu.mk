@@ -2,12 +2,11 @@
 
 # MARCH          processor of the stand-in; empty where the compiler does not know -march=native
 # CPUFLAGS       compiler flags of the stand-in
-# LANES          orders of lanes for make lanes: by default forwards backwards 1, and 2 under asan
 # FILE           make cu: the program, one or more .cu files, such as FILE='own.cu kernels.cu'
 # INCLUDE        make cu: folders with headers, such as INCLUDE='common ../samples/Common'
 # ARGS           make cu: arguments of the program, quoted as in a shell
 # CHECK          make cu: asan, race or lanes: run the program as make asan, race or lanes would
-own += MARCH CPUFLAGS LANES FILE INCLUDE ARGS CHECK
+own += MARCH CPUFLAGS FILE INCLUDE ARGS CHECK
 unexport FILE INCLUDE # make would expand a $ in them
 
 # ----- The stand-in ---------------------------------------------------------------------------
@@ -149,19 +148,18 @@ save := $(wildcard extras/files)
 limits: $(if $(save),build/cpu/program) data  ## test kills, full disks and lack of memory
 	@$(if $(save),bash extras/cpu/limits.sh,echo 'limits: skipped, SAVE is in extras/files')
 # All but what trains for long or is not about kernels, in each order of warps and lanes; what is
-# about kernels alone under AddressSanitizer too, unless LANES says which orders
+# about kernels alone under AddressSanitizer too
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
 lanes_asan_T := $(if $(filter command,$(origin T)),$(T), \
     -tc='conv*,matmul*,linear*,*pool*,relu*,add*,*norm*,softmax*,allreduce*,tuned*')
 lanes_tests := $(call chosen,$(lanes_tests) tests)
-lanes_asan_tests := $(if $(LANES),,$(lanes_tests:%=build/lanes_asan/%))
+lanes_asan_tests := $(lanes_tests:%=build/lanes_asan/%)
 lanes: $(lanes_tests:%=build/lanes/%) build/cpu/runtime_tests $(lanes_asan_tests)
 lanes: data  ## tests with a GPU's block shapes, lane by lane
-	@for order in $(or $(LANES),forwards backwards 1); do echo "CUDA_CPU_LANES=$$order" >&2; \
+	@for order in forwards backwards 1; do echo "CUDA_CPU_LANES=$$order" >&2; \
 	    export order; $(call run_tests,build,$(lanes_tests:%=lanes/%) cpu/runtime_tests,\
 	        env CUDA_CPU_LANES=$$order) || exit 1; done
-	@set -f; $(if $(LANES),:,echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2); \
-	for tests in $(lanes_asan_tests); do \
+	@set -f; echo 'CUDA_CPU_LANES=2, AddressSanitizer' >&2; for tests in $(lanes_asan_tests); do \
 	    CUDA_CPU_LANES=2 $$tests $(lanes_asan_T) || [ $$? = 4 ] || exit 1; done
 
 checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \

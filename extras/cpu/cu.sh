@@ -227,7 +227,7 @@ asan) export ASAN_OPTIONS="detect_leaks=0:$ASAN_OPTIONS"; run "$@" ;;
 race) sh extras/cpu/race.sh env --chdir="$program_folder" $CU_SETARCH "$program" "$@" && echo 'race: none found' >&2 ;;
 lanes) # in each order of warps and lanes the same
     first=
-    for order in ${LANES:-forwards backwards 1}; do
+    for order in forwards backwards 1; do
         echo "CUDA_CPU_LANES=$order" >&2
         CUDA_CPU_LANES=$order run "$@" >"$tree/$order" || { cat "$tree/$order"; exit 1; }
         if [ ! "$first" ]; then
