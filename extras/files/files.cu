@@ -378,21 +378,8 @@ static void write_epoch(const Animator &animator, const std::vector<Tensor> &dev
     save_safetensors(save, named(device_params, all_buffers));
 }
 
-// Return whether two paths lead to one file, which may not be there yet.
-static bool are_one_file(const std::string &a, const std::string &b) {
-    namespace fs = std::filesystem;
-    std::error_code ignored;
-    const auto full = [&](const std::string &path) {
-        return fs::weakly_canonical(fs::absolute(behind_links(path), ignored), ignored);
-    };
-    return full(a) == full(b) || fs::equivalent(a, b, ignored);
-}
-
 // Fail now, and not after an epoch, if a file cannot be written.
 static void check_files() {
-    if (!init.empty() && are_one_file(init, log_file)) {
-        error("INIT and LOG are the same file, %s: choose another LOG", init.c_str());
-    }
     if (save.empty()) return;
     struct stat old;
     const bool is_there = stat(save.c_str(), &old) == 0;
@@ -402,9 +389,6 @@ static void check_files() {
     }
     if (is_there ? access(save.c_str(), W_OK) != 0 : errno != ENOENT) {
         error("cannot write %s: %s", save.c_str(), strerror(errno));
-    }
-    if (are_one_file(save, log_file)) {
-        error("SAVE and LOG are the same file, %s: choose another LOG", save.c_str());
     }
     const SignalsWait until_removed;
     const std::string target = behind_links(save);
@@ -428,10 +412,6 @@ static const std::vector<Option> file_options = {
 };
 static const bool files_added = [] {
     signal(SIGXFSZ, SIG_IGN); // writing too large a file is an error, not a signal
-    // LOG must not take the place of a stdout that is closed, whose text would go into it
-    for (int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-        if (fcntl(stream, F_GETFD) < 0) open("/dev/null", O_RDONLY);
-    }
     option_table.insert(option_table.end(), file_options.begin(), file_options.end());
     after_options.push_back([] {
         check_files();
