@@ -21,6 +21,13 @@ struct Launch {
            Stream *stream = nullptr, void *pc = here())
         : name(name), where{file, line, pc}, grid(grid), block(block), shared(shared),
           stream(stream) {}
+    template <class S, class = std::enable_if_t<std::is_class<S>::value &&
+                                                !std::is_convertible<const S &, Stream *>::value>>
+    Launch(const char *, const char *, int, dim3, dim3, size_t, const S &) {
+        static_assert(!std::is_class<S>::value,
+                      "the fourth argument of a launch must be a cudaStream_t, not what has one: "
+                      "stream_of(device), or the handle of a Stream");
+    }
 };
 
 // Run the thread that threadIdx names; or, with `rest`, all of the block but thread 0, one after

@@ -54,6 +54,12 @@ static const Lacking lacking[] = {
      "is unavailable: a kernel's parameter cannot be a reference"},
     {"void odd(float *x) { apply_kernel<<<1, 2>>>; }", // the student's line:
      ": void odd(float *x) { apply_kernel<<<1, 2>>>; }\nbuild/lacking."},
+    {"struct Queue { cudaStream_t handle; } queue; struct { operator cudaStream_t() const; } lane;",
+     ""},
+    {"void no_stream() { dim_kernel<<<1, 1, 0, queue>>>(nullptr); }",
+     "fourth argument of a launch must be a cudaStream_t"},
+    {"void no() { dim_kernel<<<1, 1, 0, lane>>>(nullptr), dim_kernel<<<1, 1, 0, 0>>>(nullptr); }",
+     ""},
     {"__device__ constexpr int n = 2, m = 3;", ""},
     {"__constant__ float several_arrays[n], of_floats[n][m];", ""},
     {"template <class T> __device__ T twice(T x, int y = 1) { return x + x + y; }", ""},
