@@ -1,6 +1,6 @@
 // make check: which kernels are launched, and on which stream. Included after watch.h and before
 // mgpu.cu, this header sees the check for errors that LAUNCH makes after each launch.
-// defines: launched, stray
+// defines: launched, stray, before_launch
 #pragma once
 
 // Kernels that were launched, while a Recorder lived, on a stream that mgpu.cu has not created: the
@@ -25,3 +25,13 @@ inline cudaError_t error_after_launch() {
     return cudaGetLastError();
 }
 #define cudaGetLastError error_after_launch
+
+inline void (*before_launch)() = nullptr; // by LAUNCH
+#undef LAUNCH
+#define LAUNCH(...)                                                                                \
+    do {                                                                                           \
+        if (before_launch) before_launch();                                                        \
+        const watch::Launch watched(#__VA_ARGS__);                                                 \
+        __VA_ARGS__;                                                                               \
+        check_launch(__FILE__, __LINE__);                                                          \
+    } while (0)

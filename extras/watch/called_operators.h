@@ -8,6 +8,7 @@ struct Call { // of an operator
     std::vector<int> how; // stride, padding; kernel size
     std::vector<Tensor> inputs;
     Tensor y;
+    size_t number; // on the tape
 };
 
 // Return what conv2d was called with, as far as the shapes of X, W and y tell.
@@ -31,7 +32,7 @@ static std::vector<Call> calls_of(const Tensor &y) {
     const std::vector<TapeEntry> &tape = tapes[y.device.id];
     std::vector<Call> list;
     for (size_t i = 0; i < tape.size(); i++) {
-        Call call = {tape[i].op, {}, tape[i].inputs, y};
+        Call call = {tape[i].op, {}, tape[i].inputs, y, i};
         bool used = tape[i].dy == y.grad;
         for (size_t j = i + 1; j < tape.size(); j++)
             for (const Tensor &X : tape[j].inputs)
