@@ -19,8 +19,8 @@ __attribute__((format(printf, 1, 2))) static void notice(const char *format, ...
 }
 // Fail because of a difference that may be intended. With CHECKS=0 print a notice instead, one for
 // each cause, and go on.
+static std::set<std::string> told; // causes
 static void differs(const std::string &cause, const std::string &text) {
-    static std::set<std::string> told;
     if (options.checks) error("%s; if this is intended, use CHECKS=0", text.c_str());
     if (told.insert(cause).second) notice("%s", text.c_str());
 }
@@ -121,6 +121,21 @@ static std::string in_terms_of(double factor, Quantities quantities) {
                         return (factor < 0 ? "-" : "") + text;
                     }
     return format("%.4g", factor);
+}
+
+// "0.25 = 1 / n times"
+static std::string times_in(double factor, const Quantities &quantities) {
+    const std::string number = format("%.4g", factor), text = in_terms_of(factor, quantities);
+    return number + (text == number ? "" : " = " + text) + " times";
+}
+
+// Say which of these quotients a number is: ": it equals a / b"
+static std::string as_quotient(double number, const Quantities &tops, const Quantities &bottoms) {
+    for (const auto &[a, x] : tops)
+        for (const auto &[b, y] : bottoms)
+            if (std::fabs(number - x / y) <= 1e-5 * std::fabs(number))
+                return ": it equals " + a + " / " + b;
+    return "";
 }
 
 // The names of the numbers at these indices: "W1[0]", or "in W1 to W3"

@@ -7,6 +7,8 @@
 
 typedef std::vector<int> Indices;
 
+constexpr double pause_in_epoch = 0.2; // seconds
+
 struct NetCall {                // a call of net
     Tensor X, y_hat;            // copies
     std::vector<Tensor> params; // what it got
@@ -15,6 +17,7 @@ struct NetCall {                // a call of net
     watch::Stack stack;
     size_t ops = 0; // so many operations came before its end
     std::vector<Tensor> numbers = {}; // copies of the parameters, in train's steps
+    Flat labels = {}; // so many numbers as images that were copied to its device last
 };
 // Sees what the lesson does while it lives: by net, after_gradient, sum_gradients and the first
 // message.
@@ -27,7 +30,9 @@ struct Seen {
     std::map<const float *, Tensor> given = {}; // gradients, when the exchange begins
     std::vector<PerDevice> exchanged = {};      // what sum_gradients got
     std::vector<std::vector<Tensor>> sums = {}; // copies of gpu(0)'s, in train
-    bool copying = false;
+    bool copying = false, exchanging = false;
+    std::map<int, Flat> copied_in = {}; // to each device, the last few numbers
+    int samples_until_late = 0;         // when net has got so many, their device is late once
     std::unique_ptr<watch::Recorder> recorder{new watch::Recorder(false)};
     std::deque<watch::Op> ops = {};
     std::deque<watch::Stack> stacks = {};                  // of each operation
@@ -40,6 +45,7 @@ struct Seen {
 
     explicit Seen(const PerDevice *trained) : trained(trained) {
         now = this;
+        fill_free_memory();
         net = [this](const Tensor &X, const std::vector<Tensor> &p) { return called(X, p); };
         after_gradient = [](const Tensor &grad) {
             now->written[grad.ptr()].push_back(copyto(grad, grad.device));
@@ -48,6 +54,8 @@ struct Seen {
         };
         watch::on_record = [] {
             now->stacks.push_back(watch::call_stack());
+            now->note_copied_in();
+            if (!now->exchanging && !overlaps()) fill_free_memory();
             if (strcmp(watch::recorder->ops.back().kind, "message") == 0) now->exchange_begins();
         };
         sum_gradients = [this](const PerDevice &grads) { exchanges(grads); };
@@ -68,6 +76,8 @@ struct Seen {
             for (const Tensor &t : p) call.numbers.push_back(copyto(t, t.device));
         const Tensor y_hat = net_before(X, p);
         call.y_hat = copyto(y_hat, y_hat.device);
+        const Flat &last = copied_in[X.device.id];
+        if ((int)last.size() == X.shape[0]) call.labels = last;
         if (!trained) // should the host crash next
             snprintf(last_words, sizeof last_words,
                      "mgpu: net has given y_hat for %d samples on %s: have the labels that it is "
@@ -75,7 +85,17 @@ struct Seen {
                      X.shape[0], str(X.device).c_str());
         call.ops = recorder->ops.size();
         calls.push_back(call);
+        const int before = samples_until_late;
+        if (recording) samples_until_late -= X.shape[0];
+        if (before > 0 && samples_until_late <= 0)
+            watch::pause(stream_of(X.device), 1e3 * pause_in_epoch);
         return y_hat;
+    }
+    void note_copied_in() {
+        const watch::Op &op = recorder->ops.back();
+        const int n = op.bytes / sizeof(float);
+        if (strcmp(op.kind, "input") == 0 && n < 28 * 28)
+            copied_in[op.device].assign((const float *)op.from, (const float *)op.from + n);
     }
     void exchange_begins() {
         if (copying || !trained || !given.empty() || overlaps()) return;
@@ -90,7 +110,10 @@ struct Seen {
         exchange_begins();
         if (!exchange_of) exchange_of.reset(new watch::Stack(watch::call_stack()));
         exchanged.push_back(grads);
+        exchanging = true; // memory that is freed may be in use on streams of its own
         sum_before(grads);
+        exchanging = false;
+        if (!overlaps()) fill_free_memory();
         if (trained) return;
         sums.emplace_back();
         for (const Tensor &g : grads[0]) sums.back().push_back(copyto(g, g.device));
@@ -247,9 +270,26 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         if (right[c].empty())
             error("%snet is not called on %s%s", where.c_str(), str(gpu(c)).c_str(),
                   seen.calls.empty() ? "" : line_of(seen.calls[0].stack).c_str());
-    if (const std::string wrong = samples.not_once(all); !wrong.empty())
-        error("%sthe shards that net gets: %s%s", where.c_str(), wrong.c_str(),
-              seen.line_of_op("input").c_str());
+    if (const std::string wrong = samples.not_once(all); !wrong.empty()) {
+        std::vector<int> copied(n), got(k); // how often each sample, and to each device
+        for (const watch::Op &op : seen.ops) {
+            const bool of_X = op.from >= X.ptr() && op.from < X.ptr() + size(X);
+            if (strcmp(op.kind, "input") == 0 && of_X) {
+                const int first = ((const float *)op.from - X.ptr()) / (28 * 28);
+                const int rows = op.bytes / sizeof(float) / (28 * 28);
+                for (int i = first; i < first + rows && i < n; i++) copied[i]++;
+                if (op.device < k) got[op.device] += rows;
+            }
+        }
+        int c = 0;
+        while (c + 1 < k && got[c] == (int)shards[c].size()) c++;
+        if (copied != std::vector<int>(n, 1))
+            error("%sthe shards that net gets: %s%s", where.c_str(), wrong.c_str(),
+                  seen.line_of_op("input").c_str());
+        error("%sthe shards are right, but net gets %zu samples of the %d on %s: %s%s",
+              where.c_str(), shards[c].size(), got[c], str(gpu(c)).c_str(), wrong.c_str(),
+              line_of(seen.calls.back().stack).c_str());
+    }
 
     // The losses
     if (losses.size() != (size_t)k)
@@ -452,8 +492,11 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         Quantities quantities = sizes;
         quantities.insert(quantities.begin(), {"lr", lr});
         quantities.push_back({"BATCH", options.batch});
+        const bool twice = n > 1 && !ratio.empty() && near(ratio[0], 1. / n);
         differs_from(where, on("the update" + seen.line_of_op("update", c), c), update,
                      right_update, wrong, parts, quantities,
-                     ratio.empty() ? "" : format("; it is %.4g times the right one", ratio[0]));
+                     ratio.empty() ? ""
+                                   : "; it is " + times_in(ratio[0], quantities) +
+                                         " the right one" + (twice ? ": divided by n twice" : ""));
     }
 }

@@ -1,16 +1,10 @@
 // make check: two epochs of train, as net and the exchange see them.
-// defines: begin_again, check_train
+// defines: check_train
 #pragma once
 #include <fcntl.h>
 
 #include "step.h"
 
-// Running statistics begin again, equal on all devices.
-static void begin_again() {
-#ifdef NETWORKS
-    reset_buffers();
-#endif
-}
 static void no_tape(const std::string &who) {
     for (const auto &[d, tape] : tapes)
         if (!tape.empty())
@@ -34,12 +28,11 @@ struct Epoch { // what train passes to after_epoch
     std::vector<Tensor> params;
     Flat numbers; // theirs
 };
-constexpr double pause_in_epoch = 0.2; // seconds
-
 // Run two epochs of train, with the output thrown away.
-static std::vector<Epoch> trained(Seen &seen, size_t steps_in_epoch) {
+static std::string not_finite(const Seen &seen);
+static std::vector<Epoch> trained(Seen &seen, size_t steps_in_epoch, int num_epochs = 2) {
     const auto as_given = std::tuple(options, after_epoch);
-    options.epochs = 2;
+    options.epochs = num_epochs;
     options.checks = 0;
     fflush(stdout);
     const int out = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY);
@@ -52,9 +45,8 @@ static std::vector<Epoch> trained(Seen &seen, size_t steps_in_epoch) {
                   "end, or is a minibatch trained twice?",
                   3 * steps_in_epoch, steps_in_epoch);
         sum(grads);
-        if (seen.exchanged.size() == steps_in_epoch) // a device is late at the end of an epoch
-            watch::pause(stream_of(grads.back()[0].device), 1e3 * pause_in_epoch);
     };
+    seen.samples_until_late = train_set.count; // at the end of an epoch
     after_epoch = [&](const Animator &animator, const std::vector<Tensor> &p) {
         if (animator.Y.size() != epochs.size() + 1)
             error("after epoch %zu animator has %zu rows: does animator.add come before "
@@ -77,7 +69,19 @@ static std::vector<Epoch> trained(Seen &seen, size_t steps_in_epoch) {
     seen.sum_before = sum;
     seen.stop();
     std::tie(options, after_epoch) = as_given;
-    if (!said.empty()) error("train, on %d samples: %s", train_set.count, said.c_str());
+    std::set<int> used; // devices
+    for (const NetCall &call : seen.calls) used.insert(call.X.device.id);
+    const bool other = options.gpus > 1 && seen.calls.size() > 1 && used.size() == 1;
+    const std::string bad = not_finite(seen);
+    if (!bad.empty())
+        error("train, EPOCHS=%d: %s%s", num_epochs, bad.c_str(),
+              said.empty() ? "" : ("; it says: " + said).c_str());
+    if (!said.empty())
+        error("train, on %d samples: %s%s", train_set.count, said.c_str(),
+              other ? (": net is called on " + str(gpu(*used.begin())) +
+                       " alone: which list of devices does train make?")
+                          .c_str()
+                    : "");
     return epochs;
 }
 
@@ -89,6 +93,36 @@ static int shuffles_between(std::mt19937 from, const std::mt19937 &to, int n) {
         std::shuffle(order.begin(), order.end(), from);
     }
     return -1;
+}
+
+// Tell of the first quantity of train's steps that is not finite, or return "".
+static std::string not_finite(const Seen &seen) {
+    auto is_bad = [](float x) { return !std::isfinite(x); };
+    auto count = [&](const Flat &x) { return std::count_if(x.begin(), x.end(), is_bad); };
+    Flat before, sum; // the last ones that were finite
+    for (const NetCall &call : seen.calls) {
+        const std::string step = format("step %zu of train: ", call.step + 1);
+        const Flat now = all_to_host(call.numbers);
+        if (const long bad = count(now)) {
+            const int j = std::find_if(now.begin(), now.end(), is_bad) - now.begin();
+            if (before.empty())
+                return format("%s%s is %g when train begins", step.c_str(), name_of(j).c_str(),
+                              now[j]);
+            return format(
+                "step %zu of train makes %s: %s was %g, with a sum of gradients of %g%s", call.step,
+                bad == (long)now.size()
+                    ? "all parameters nan"
+                    : format("%ld of %zu parameters nan or infinite", bad, now.size()).c_str(),
+                name_of(j).c_str(), before[j], sum.empty() ? NAN : sum[j],
+                bad == (long)now.size() ? ": did train_batch get lr = nan?" : "");
+        }
+        if (!now.empty()) before = now;
+        if (count(to_host(call.y_hat)))
+            return step + "y_hat is not finite, though the parameters are";
+        if (call.step < seen.sums.size()) sum = all_to_host(seen.sums[call.step]);
+        if (count(sum)) return step + "the sum of gradients is not finite, though y_hat is";
+    }
+    return "";
 }
 
 static void check_epochs_of_train(const std::string &where, const Seen &seen,
@@ -117,6 +151,7 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
 
     // The samples of each epoch
     Indices order[2];
+    const double steps_of[] = {(double)epochs[0].steps, (double)epochs[1].steps - epochs[0].steps};
     std::vector<double> n_of(seen.exchanged.size() + 1); // samples of each step
     std::set<const float *> trained;                     // parameters
     for (size_t i = 0; i < seen.calls.size(); i++) {
@@ -130,10 +165,10 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
     }
     for (int e = 0; e < 2; e++) {
         const std::string epoch = format("epoch %d", e + 1);
-        const size_t steps = epochs[e].steps - (e ? epochs[0].steps : 0);
+        const size_t steps = steps_of[e];
         const int shuffles =
             shuffles_between(e ? epochs[0].rng : rng_before, epochs[e].rng, train_set.count);
-        const std::string wrong = samples.not_once(order[e]);
+        const std::string wrong = told.count("training data") ? "" : samples.not_once(order[e]);
         const std::string shuffled =
             shuffles == options.shuffle || shuffles < 0
                 ? ""
@@ -175,19 +210,38 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
         other = other || std::fabs(rate - lr) > 0.01 * lr;
     }
     if (other)
-        differs("lr", format("%slr is %g, but from step to step of train the parameters move by "
-                             "%s times the sum of gradients / n%s",
-                             where.c_str(), lr, rates.c_str(),
-                             line_of(seen.calls[0].stack).c_str()));
+        differs("lr",
+                format("%slr is %g, but from step to step of train the parameters move by "
+                       "%s times the sum of gradients / n%s",
+                       where.c_str(), lr, rates.c_str(), line_of(seen.calls[0].stack).c_str()));
+
+    // What happens between the epochs
+    const NetCall *last_of_one = nullptr, *first_of_two = nullptr;
+    for (size_t i = 0; i < seen.calls.size(); i++) {
+        if (seen.calls[i].numbers.empty()) continue;
+        if (i < epochs[0].calls) last_of_one = &seen.calls[i];
+        else if (!first_of_two) first_of_two = &seen.calls[i];
+    }
+    if (last_of_one && first_of_two) {
+        const Flat a = all_to_host(last_of_one->numbers), b = all_to_host(first_of_two->numbers);
+        const double ratio = std::inner_product(a.begin(), a.end(), b.begin(), 0.) /
+                             std::inner_product(a.begin(), a.end(), a.begin(), 0.);
+        if (k > 1 && std::fabs(ratio - k) < 0.1)
+            error(
+                "%sepoch 2 of train begins with parameters on gpu(0) that are %.2f times those of "
+                "the last step of epoch 1: are k = %d devices' summed, but not divided by k?",
+                where.c_str(), ratio, k);
+    }
 
     // What each epoch says
     for (int e = 0; e < 2; e++) {
         const std::string epoch = format("epoch %d", e + 1);
         double sum = 0, of_step = 0; // of losses
         int n = 0, right = 0, calls = 0;
-        double mean_of_means = 0;
+        double mean_of_means = 0, last_right = 0, last_size = 0; // of the last test minibatch
         size_t step = 0;
         Indices tested;
+        bool known = true;                  // the labels of all losses
         const watch::Stack *test = nullptr; // a call of net
         NoGrad guard;
         for (size_t i = e ? epochs[0].calls : 0; i < epochs[e].calls; i++) {
@@ -195,8 +249,16 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
             const DataIter &iter = call.recorded ? train_iter : test_iter;
             const Indices found = (call.recorded ? samples : test_samples).in(call.X);
             Tensor labels = empty({(int)found.size()}, cpu());
-            for (size_t j = 0; j < found.size(); j++)
-                labels.ptr()[j] = iter.y.ptr()[std::max(0, found[j])];
+            for (size_t j = 0; j < found.size(); j++) { // the test set's come in the file's order
+                const int in_order = (tested.size() + j) % std::max(1, test_set.count);
+                labels.ptr()[j] = iter.y.ptr()[found[j] >= 0   ? found[j]
+                                               : call.recorded ? 0
+                                                               : in_order];
+            }
+            if (call.recorded && !call.labels.empty())
+                std::copy(call.labels.begin(), call.labels.end(), labels.ptr());
+            else if (call.recorded)
+                known = known && std::count(found.begin(), found.end(), -1) == 0;
             if (call.recorded) {
                 if (std::exchange(step, call.step) != call.step) of_step = 0;
                 const Flat losses =
@@ -208,6 +270,7 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
             test = &call.stack;
             const int right_here = right_in(to_host(call.y_hat), to_host(labels));
             right += right_here, calls++;
+            last_right = right_here, last_size = found.size();
             mean_of_means += (double)right_here / std::max<size_t>(1, found.size());
             tested.insert(tested.end(), found.begin(), found.end());
             if (!trained.count(call.params[0].ptr()))
@@ -218,18 +281,24 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
                       line_of(call.stack).c_str());
         }
         auto like = [](double a, double b) { return std::fabs(a - b) <= 1e-4 * std::fabs(b); };
-        if (!like(epochs[e].loss, sum / n))
+        if (known && !like(epochs[e].loss, sum / n))
             differs(
                 "train's loss",
                 format("%sthe loss of %s of train is %.6g, but the mean of its losses is %.6g%s%s",
                        where.c_str(), epoch.c_str(), epochs[e].loss, sum / n,
-                       like(epochs[e].loss, of_step / n)
-                           ? ": it equals the sum of the last minibatch's losses / n"
-                           : "",
+                       as_quotient(epochs[e].loss,
+                                   {{"the sum of its losses", sum},
+                                    {"the sum of the last minibatch's losses", of_step}},
+                                   {{"n", n},
+                                    {"k / n", (double)n / k},
+                                    {"BATCH", options.batch},
+                                    {"the number of minibatches", steps_of[e]}})
+                           .c_str(),
                        in_train("add_losses(").c_str()));
         const int passes =
             std::max<int>(1, tested.size() / test_set.count); // one may be of your own
-        if (const std::string wrong = test_samples.not_once(tested, passes); !wrong.empty())
+        if (const std::string wrong = test_samples.not_once(tested, passes);
+            !wrong.empty() && !told.count("test data"))
             error("%sthe accuracy of %s of train: %s%s%s", where.c_str(), epoch.c_str(),
                   wrong.c_str(), tested.empty() ? ": net gets no test samples" : "",
                   test ? line_of(*test).c_str() : "");
@@ -242,10 +311,19 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
                         "gets fewer samples"
                   : epochs[e].acc == (e ? epochs[0].acc : 0)
                       ? ": it is what was known before: does animator.add get it too early?"
-                      : "",
+                      : as_quotient(epochs[e].acc,
+                                    {{"the right ones", right},
+                                     {"the right ones of the last test minibatch", last_right},
+                                     {"the wrong ones", test_set.count - right}},
+                                    {{"all test samples", test_set.count},
+                                     {"the last test minibatch's samples", last_size},
+                                     {"BATCH", options.batch},
+                                     {"all training samples", train_set.count},
+                                     {"the number of test minibatches", calls}})
+                            .c_str(),
                   in_train("animator.add(").c_str());
     }
-    if (epochs[0].seconds < pause_in_epoch)
+    if (seen.samples_until_late <= 0 && epochs[0].seconds < pause_in_epoch)
         error("%sepoch 1 of train takes %.3f s, but its last minibatch alone takes %.1f: the host "
               "does not wait (waitall) before timer.stop()%s",
               where.c_str(), epochs[0].seconds, pause_in_epoch, in_train("timer.stop(").c_str());
@@ -263,8 +341,15 @@ static void check_train(const std::string &where) {
     const float lr = options.lr;
     options.batch = std::max(options.gpus, std::min(batch, 16));
     options.lr = std::min(lr, 1.0f); // with more a right program's loss may become nan
-    train_set.count = std::min(train_count, 5 * options.batch / 2);
     const auto before = rng;
+    begin_again();
+    {
+        train_set.count = std::min(train_count, 2 * options.batch);
+        Seen seen(nullptr);
+        trained(seen, 2, 1); // one epoch alone
+        rng = before;
+    }
+    train_set.count = std::min(train_count, 5 * options.batch / 2);
     begin_again();
     Seen seen(nullptr);
     const std::vector<Epoch> epochs =
