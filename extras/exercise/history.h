@@ -79,12 +79,12 @@ struct Order {
 class History {
 public:
     // `before`: the sizes of an earlier call. Number i of all is wrong on device d
-    History(const std::string &name, int k, const std::vector<int> &sizes,
-            const std::vector<int> &before, int d, int i)
-        : k(k), d(d), i(i), n(total(sizes)) {
+    History(const Request &failing, const Flat &expected, const std::vector<int> &before, int d,
+            int i)
+        : failing(failing), expected(expected), k(failing.k), d(d), i(i), n(expected.size()) {
         Request r;
-        r.algorithm = name, r.k = k;
-        for (const std::vector<int> &earlier : {before, sizes}) {
+        r.algorithm = failing.algorithm, r.k = k;
+        for (const std::vector<int> &earlier : {before, failing.sizes}) {
             r.what = wire::sums, r.sizes = earlier;
             r.numbers.assign(k, Flat(total(earlier), 1));
             if (!earlier.empty()) ask(r);
@@ -152,6 +152,8 @@ private:
     };
     typedef std::pair<int, int> Place; // of memory: a block, and where in it
     const Place none = {-1, 0};
+    const Request &failing;
+    const Flat &expected; // sums
     int k, d, i, n, end, mark = -1;
     std::string why;
     std::vector<std::unique_ptr<Trace>> traces;
@@ -425,6 +427,16 @@ private:
             } else why += "nothing brings " + number_of(c) + " to " + gpu(d);
         }
     }
+    // Is the failing case right as the first call of a process, each time?
+    bool is_right_alone() const {
+        bool right = true;
+        for (int i = 0; i < 3 && right; i++) {
+            worker.reset();
+            const Answer again = ask(failing);
+            for (const Flat &sum : again.sums) right = right && sum == expected;
+        }
+        return right;
+    }
     // One operation after another it is right: which of them does not wait for another?
     void find_wait() {
         a_wait_is_missing = true;
@@ -470,20 +482,22 @@ private:
         const int w = writer(d, i, end), after = end + 1 + d;
         if (!waits(after, w))
             found(w, "what comes after the allreduce does not wait for it", after, w);
-        if (mark < 0)
+        if (mark < 0 && is_right_alone())
+            why = "it is right as the first call of a process, and wrong after other calls: does "
+                  "something stay from an earlier call (static)?";
+        else if (mark < 0)
             why = "with one operation after another it is right, and each waits for those before "
                   "it: does a kernel's block wait for another's, or depend on time?";
     }
 };
 
 // Why number i of all on device d is wrong: a sentence, then rows.
-static std::pair<std::string, std::string> history(const std::string &name, int k,
-                                                   const std::vector<int> &sizes,
+static std::pair<std::string, std::string> history(const Request &failing, const Flat &expected,
                                                    const std::vector<int> &before, int d, int i) {
     try {
         quiet = true;
         worker.reset();
-        History h(name, k, sizes, before, d, i);
+        History h(failing, expected, before, d, i);
         h.tell();
         worker.reset();
         return {h.cause, h.list};

@@ -430,7 +430,7 @@ static Answer judge_sums(const std::string &name, int k, const std::vector<int> 
             text += format(" (wrong: %d to %d of all%s)", first, last,
                            more ? format(", and %d more", more).c_str() : "");
         if (first_verdict || races) throw wrong_numbers(text);
-        const auto [cause, rows] = history(name, k, sizes, before, c, first);
+        const auto [cause, rows] = history(r, sum, before, c, first);
         asked = k;
         Verdict v = wrong_numbers(text + ": " + cause);
         v.history = rows;

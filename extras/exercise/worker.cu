@@ -141,6 +141,7 @@ static void sums(const wire::Request &r, wire::Answer &answer) {
         write_gradients(grads[c], n, inputs + c * n);
     }
     watch::late_messages = r.straggler == r.k;
+    fill_free_memory();
     if (r.what == wire::counts) {
         callers.clear();
         watch::on_record = note_callers;
