@@ -9,6 +9,9 @@ worker := $(if $(SUBMISSION),build/submission,$(dir))/worker
 ifeq ($(value NODES)$(value HOSTS),)
 exercise: backend build/cpu/judge $(worker)  ### judge yours, or ALLREDUCE=name
 	@build/cpu/judge WORKER=$(worker) $(words)
+	@$(if $(SUBMISSION),,$(if $(own_kernels),$(call look_for_races,$(of_exercise))))
+	@$(if $(SUBMISSION),,$(if $(own_kernels),$(call look_at_memory,$(of_exercise))))
+of_exercise = $(or $(value ALLREDUCE),yours)
 endif
 show: backend build/cpu/judge $(worker)  ### show what yours, or ALLREDUCE=name, does
 	@build/cpu/judge WORKER=$(worker) SHOW=build/show.txt $(words)
