@@ -331,7 +331,8 @@ static void check_slopes(const std::string &where, const Tensor &X, const Tensor
     {
         NoGrad guard;
         begin_again();
-        const Flat once = to_host(net(x, p)), again = to_host(net(x, p));
+        const Tensor all = copyto(X, gpu(0)); // as many as there may be
+        const Flat once = to_host(net(all, p)), again = to_host(net(all, p));
         if (!same_bits(once, again))
             differs("random numbers in the evaluation",
                     where + "under NoGrad, as in the evaluation, two passes over a minibatch give "

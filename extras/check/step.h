@@ -55,7 +55,7 @@ struct Seen {
         watch::on_record = [] {
             now->stacks.push_back(watch::call_stack());
             now->note_copied_in();
-            if (!now->exchanging && !overlaps()) fill_free_memory();
+            if (!now->exchanging && !overlaps()) fill_free_memory(false);
             if (strcmp(watch::recorder->ops.back().kind, "message") == 0) now->exchange_begins();
         };
         sum_gradients = [this](const PerDevice &grads) { exchanges(grads); };

@@ -215,6 +215,32 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
                        "%s times the sum of gradients / n%s",
                        where.c_str(), lr, rates.c_str(), line_of(seen.calls[0].stack).c_str()));
 
+    // Is the sum of step 2 that of its own samples?
+    bool known = !draws && sums.size() > 1, intended = false;
+    for (const std::string &cause : told)
+        intended = intended || cause.find("the sum of gradients") == 0;
+#ifdef NETWORKS
+    known = known && buffers.empty();
+#endif
+    std::vector<Tensor> initial = params;
+    Flat own, magnitude;
+    for (const NetCall &call : seen.calls) {
+        if (!call.recorded || call.step != 1 || !known || intended) continue;
+        if (!call.numbers.empty()) params = call.numbers;
+        known = !call.labels.empty();
+        Tensor labels = empty({(int)call.labels.size()}, cpu());
+        std::copy(call.labels.begin(), call.labels.end(), labels.ptr());
+        if (known) add_to(own, alone(call.X, labels).gradient);
+        magnitude.resize(own.size());
+        for (size_t j = 0; j < own.size(); j++) magnitude[j] += std::fabs(own[j]);
+    }
+    params = initial;
+    if (known && !own.empty())
+        if (const Indices wrong = wrong_at(sums[1], own, magnitude, 10 * k); !wrong.empty())
+            differs_from(where, "the sum of gradients in step 2 of train", sums[1], own, wrong,
+                         {{"that of its samples", own}, {"that of step 1", sums[0]}}, {},
+                         "; does zero_grad come before backward?");
+
     // What happens between the epochs
     const NetCall *last_of_one = nullptr, *first_of_two = nullptr;
     for (size_t i = 0; i < seen.calls.size(); i++) {
@@ -345,9 +371,10 @@ static void check_train(const std::string &where) {
     begin_again();
     {
         train_set.count = std::min(train_count, 2 * options.batch);
+        const int test_count = std::exchange(test_set.count, std::min(test_set.count, 5));
         Seen seen(nullptr);
         trained(seen, 2, 1); // one epoch alone
-        rng = before;
+        rng = before, test_set.count = test_count;
     }
     train_set.count = std::min(train_count, 5 * options.batch / 2);
     begin_again();
