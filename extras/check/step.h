@@ -492,11 +492,14 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         Quantities quantities = sizes;
         quantities.insert(quantities.begin(), {"lr", lr});
         quantities.push_back({"BATCH", options.batch});
-        const bool twice = n > 1 && !ratio.empty() && near(ratio[0], 1. / n);
+        std::string note;
+        if (!ratio.empty())
+            note = "; it is " + times_in(ratio[0], quantities) + " the right one" +
+                   (n > 1 && near(ratio[0], 1. / n) ? ": divided by n twice" : "");
+        if (c > 0 && sums[c] == sums[0])
+            note += "; gpu(0)'s is right, of the same sum: perhaps sgd keeps something that the "
+                    "devices share";
         differs_from(where, on("the update" + seen.line_of_op("update", c), c), update,
-                     right_update, wrong, parts, quantities,
-                     ratio.empty() ? ""
-                                   : "; it is " + times_in(ratio[0], quantities) +
-                                         " the right one" + (twice ? ": divided by n twice" : ""));
+                     right_update, wrong, parts, quantities, note);
     }
 }
