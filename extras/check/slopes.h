@@ -291,11 +291,11 @@ private:
         const Call &call = base.calls[i];
         const TapeEntry &entry = base.tape[call.number];
         for (const Tensor &t : call.inputs)
-            if (t.grad) t.grad->data = nullptr;
-        for (const Tensor &t : entry.params) t.grad->data = full(t.shape, 0, t.device).data;
+            if (t.grad && t.grad->data) fill(*t.grad, 0);
         const Tensor host = empty(call.y.shape, cpu());
         std::copy(dy.begin(), dy.end(), host.ptr());
-        entry.dy->data = copyto(host, call.y.device).data;
+        grad_ptr(call.y);
+        copyto(host, *entry.dy);
         snprintf(last_words, sizeof last_words, "mgpu: %sits backward fails\n",
                  words(i, false).c_str());
         entry.grad_fn(*entry.dy);

@@ -482,10 +482,12 @@ private:
         const int w = writer(d, i, end), after = end + 1 + d;
         if (!waits(after, w))
             found(w, "what comes after the allreduce does not wait for it", after, w);
-        if (mark < 0 && is_right_alone())
+        if (mark >= 0) return;
+        a_wait_is_missing = !is_right_alone();
+        if (!a_wait_is_missing)
             why = "it is right as the first call of a process, and wrong after other calls: does "
                   "something stay from an earlier call (static)?";
-        else if (mark < 0)
+        else
             why = "with one operation after another it is right, and each waits for those before "
                   "it: does a kernel's block wait for another's, or depend on time?";
     }

@@ -1,4 +1,4 @@
-// k = 2, 1 tensor, 1000 numbers: gpu(0) has ... it is right as the first call of a process, and wrong
+// k = 2, 1 tensor, 1000 numbers: gpu(0) has ... it is right as the first call of a process ... show
 // The number of devices is that of the first call, for ever.
 #include "yours.h"
 
