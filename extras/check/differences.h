@@ -187,7 +187,7 @@ static std::string equals(const Flat &got, const std::vector<int> &at,
                           const Quantities &quantities = {}) {
     auto all = [&](auto property) { return std::all_of(at.begin(), at.end(), property); };
     if (std::any_of(at.begin(), at.end(), [&](int j) { return std::isnan(got[j]); }))
-        return "nan, as memory that was not written";
+        return "nan, as memory that was not written, or 0 / 0";
     if (all([&](int j) { return got[j] == 0; })) return "0";
     std::vector<std::vector<const Candidate *>> sums;
     for (const Candidate &a : candidates) sums.push_back({&a});

@@ -478,7 +478,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         const std::vector<double> ratio = factors_of(update, wrong, {&right});
         const bool unlike = now == old || (!wrong.empty() && ratio.empty());
         for (size_t j = 0; j < old.size() && unlike && c > 0 && sums[c] == sums[0]; j++)
-            if (update[j] != updates[0][j])
+            if (update[j] != updates[0][j] && !std::isnan(update[j]))
                 error("%sthe update of %s is %.6g on gpu(0), but %.6g on %s, of the same parameter "
                       "and the same sum%s: %s",
                       where.c_str(), name_of(j).c_str(), updates[0][j], update[j],

@@ -194,7 +194,7 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
         if (begins[s + 1] == start)
             error("%sstep %zu of train begins with the parameters with which train began%s%s",
                   where.c_str(), s + 2,
-                  begins[s] == start ? ": the step before changes nothing" : "",
+                  begins[s] == start ? ": the step before changes nothing: is lr 0?" : "",
                   in_train("device_params = ").c_str());
         Flat update;
         Indices all;
