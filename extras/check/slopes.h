@@ -95,7 +95,7 @@ struct Writes {
         if (op > 0 && on_tape[op - 1] != tapes[0].size()) find_changes(op - 1);
     }
     void find_changes(size_t op) {
-        watch::wait_for_all(true);
+        watch::wait_for_all();
         for (auto &[at, found] : blocks) {
             Flat is = numbers_at(at, found.size());
             const float *const x = is.data(), *const old = found.data();
