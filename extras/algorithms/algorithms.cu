@@ -10,7 +10,7 @@ static bool add_algorithm(const char *name, void (*run)(const PerDevice &grads),
     return true;
 }
 
-static void (*on_peers)(const Tensors &read) = nullptr; // make trace and make scale count them
+void (*on_peers)(const Tensors &read) = nullptr; // make trace and make scale count them
 
 // What a kernel needs that reads the memory of several devices: the address of a tensor on each.
 // It is passed by value, as a kernel's argument. (Since x is indexed by a variable, each thread

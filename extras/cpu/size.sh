@@ -22,9 +22,9 @@ part mgpu.cu 1980/1350 mgpu.cu
 part tests.cu 1569 tests.cu
 part 'tests.h, reference.h' 978 extras/tests.h extras/reference.h
 part Makefile 90 Makefile
-part 'parts.mk and test.sh' 225 extras/parts.mk extras/test.sh
+part 'parts.mk and test.sh' 240 extras/parts.mk extras/test.sh
 part README.md 145 README.md
-for folder in algorithms:405 files:450 networks:700 fast:3830 watch:940 exercise:2750 check:2620 \
+for folder in algorithms:405 files:450 networks:700 fast:3830 watch:960 exercise:2750 check:2620 \
     measure:700 nodes:665; do
     set --
     for f in extras/"${folder%:*}"/*.cu extras/"${folder%:*}"/*.cc extras/"${folder%:*}"/*.h \

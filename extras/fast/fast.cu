@@ -4,7 +4,7 @@
 // with what each gains). With PRODUCTS_APART products.cu is compiled by itself and linked. KERNELS
 // and PRECISION choose a rung of a ladder: plain (mgpu.cu's operators), tiled, fast, tf32.
 // replaces: conv2d linear relu avg_pool2d sgd max_pool2d add batch_norm
-// replaces: matmul matmul_sum bias_backward Tensor::ptr current_stream allocate
+// replaces: matmul matmul_sum bias bias_backward Tensor::ptr current_stream allocate
 // defines: FAST, use_kernels, usual_kernels
 #define FAST
 

@@ -66,7 +66,7 @@ TEST_CASE("Traffic: an exchange takes what its formula says") {
 TEST_CASE("traffic_of: an exchange without a message that is counted is none") {
     Kept kept;
     algorithms.push_back({"silent", [](const PerDevice &) {}});
-    check_says(error_of([] { traffic_of("silent", 2); }),
+    check_says(error_of([] { traffic_of("silent", make_grads(2, {3})); }),
                "ALLREDUCE=silent sends no message that make scale counts");
     algorithms.pop_back();
 }
