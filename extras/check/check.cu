@@ -427,7 +427,8 @@ static std::vector<Tensor> step_of(const std::string &where, const Tensor &X, co
               on_host ? ": it got an empty tensor on the host, no result of net" : "",
               line_of(watch::thrown_by).c_str());
     }
-    if (all_to_host(params) != before) error("it changes the parameters on the host, `params`");
+    if (!same_bits(all_to_host(params), before))
+        error("it changes the parameters on the host, `params`");
     return losses;
 }
 

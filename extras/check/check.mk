@@ -24,7 +24,7 @@ look = $(MAKE) -s build/$1/mgpu 2>/dev/null || exit 0; $2 build/$1/mgpu $(call a
     >build/$1/out 2>&1; ! sed -nE '$3' build/$1/out | grep .
 look_for_races = $(call look,race,CUDA_CPU_CORES=2 $(tsan),/^race on/p,$1)
 look_at_memory = $(call look,asan,ASAN_OPTIONS=detect_leaks=0,/notice: .*written/{p;q}; \
-    s:^SUMMARY\: A[a-zA-Z]+\: [^ ]+ ([^ ]*/)?([^ ]+) in ([A-Za-z_0-9]+).*:\2\: \3 leaves its memory:p,$1)
+    s:^SUMMARY\: A[a-zA-Z]+\: [^ ]+ ([^ ]*/)?([^ ]+) in ([A-Za-z_0-9]+).*:\2\: \3 leaves memory:p,$1)
 build/asan/mgpu.o: options_mgpu += $(loads)
 # Operators that were edited: make check knows more than a training
 run: edited

@@ -24,7 +24,7 @@ says() {
     grep "$1" out >/dev/null || { echo "not told: $1" >&2; cat out >&2; exit 1; }
 }
 says 'race on gpu(0): own_kernel enqueued at mgpu.cu:[0-9]*, between threads' 'y[0] = X[i]'
-says 'mgpu.cu:[0-9]*: own_kernel leaves its memory' 'y[i + 1] = X[i]'
+says 'mgpu.cu:[0-9]*: own_kernel leaves memory' 'y[i + 1] = X[i]'
 says 'own_kernel .* reads .* nothing has been written' 'y[i] += X[i]'
 cp before.cu mgpu.cu
 make -s -f look.mk look BACKEND=cpu | grep . && exit 1

@@ -172,7 +172,7 @@ public:
         typedef std::map<std::pair<size_t, size_t>, std::string> Wrong; // by direction and call
         Wrong wrong;
         if (differing) return true;              // nobody knows
-        for (double step : {1e-3, 1e-4, 1e-2}) { // a kink may lie on the way
+        for (double step : {1e-3, 3e-4, 1e-4}) { // a kink may lie on the way
             const bool first = step == 1e-3;
             if (!first && wrong.empty()) break;
             const Wrong before = std::exchange(wrong, {});
@@ -288,8 +288,8 @@ private:
             if (direction_of(i) == direction) p[i] = move(p[i]);
         return pass(false, {}, p);
     }
-    // What the backward of a call of `base` adds to the gradient of each input that wants one; of an
-    // input that is there twice, only once
+    // What the backward of a call of `base` adds to the gradient of each input that wants one, once
+    // of an input that is there twice
     std::vector<Flat> gradients(size_t i, const Flat &dy) {
         const Call &call = base.calls[i];
         const TapeEntry &entry = base.tape[call.number];
@@ -317,7 +317,7 @@ private:
         return arguments(c)[a];
     }
     // Say how the backward of a call is unlike the slopes of its result in this direction, or "".
-    // What rounding may hide is taken for right `at_first`, but not once it was seen.
+    // What rounding may hide is taken for right `at_first`.
     std::string unlike(const Pass &plus, const Pass &minus, size_t i, size_t direction,
                        bool at_first) {
         const Call &call = base.calls[i];
@@ -370,15 +370,15 @@ private:
                 errors += (got - want) * (got - want);
                 product += got * want, squares += want * want, products += got * got;
             }
-            const bool same = std::sqrt(errors) <= 2e-3 * std::sqrt(slopes) + std::sqrt(roundings);
-            const bool seen = at_first || std::sqrt(roundings) <= 4e-3 * std::sqrt(slopes);
-            if (same && seen && left >= 3 * y.size() / 10) return "";
+            const double error = std::sqrt(errors), rounding = at_first ? std::sqrt(roundings) : 0;
+            const bool same = error <= 3e-3 * std::sqrt(slopes) + rounding;
+            if (same && left >= 3 * y.size() / 10) return "";
             if (masked) break;
             const double ratio = product / squares;
             how = "d" + name_of(i, input) + " is not the slope of its y";
             if (untouched != no_input)
                 how = "d" + name_of(i, untouched) + " is 0, but not the slope of its y";
-            else if (products - ratio * product <= 1e-4 * products)
+            else if (products - ratio * product <= 0.01 * errors)
                 how = "d" + name_of(i, input) + format(" is %.3g times the slope of its y", ratio);
         }
         return how;
