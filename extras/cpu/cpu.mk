@@ -114,7 +114,8 @@ flags_asan := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-f
 # (g++: a call before each load, which tells what nothing has been written to: see checks.cc)
 loads := $(if $(clang),,--param asan-instrumentation-with-call-threshold=0)
 # (Volatile accesses call functions of races.cc, except from g++ 10)
-flags_race = -fsanitize=thread $(if $(clang),-mllvm -tsan-distinguish-volatile,$(shell \
+flags_race = -fsanitize=thread $(if $(clang),-mllvm -tsan-distinguish-volatile \
+    -Wno-unused-command-line-argument,$(shell \
     $(CXX) $(volatile) -x c++ -E /dev/null >/dev/null 2>&1 && echo $(volatile)))
 volatile := --param tsan-distinguish-volatile=1
 flags_lanes := -DMGPU_LANES
