@@ -470,6 +470,11 @@ inline bool has_algorithm(const std::string &name) {
                        [&](const Algorithm &a) { return a.name == name; });
 }
 
+// Return whether it works here, too: the GPUs of some machines have no peer access.
+inline bool works_here(const std::string &name) {
+    return has_algorithm(name) && (!find_algorithm(name).reads_peers || can_read(gpu(0), gpu(1)));
+}
+
 // ---------------------------------------------------------------------------------------------
 // Trainings
 

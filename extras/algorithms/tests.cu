@@ -27,11 +27,6 @@ struct OverlapKept : Kept {
     }
 };
 
-// Return whether an algorithm works here: the GPUs of some machines have no peer access.
-static bool works_here(const std::string &name) {
-    return !find_algorithm(name).reads_peers || can_read(gpu(0), gpu(1));
-}
-
 TEST_CASE("allreduce_*: every device holds the exact sum of all, for any k and any length") {
     for (const auto &[name, any_place] : others) {
         if (works_here(name)) check_algorithm(name, any_place);

@@ -52,7 +52,7 @@ TEST_CASE("Traffic: an exchange takes what its formula says") {
                    {"two_shot", 2, 2 * (k - 1) * n / k}};
         for (const auto &formula : all) {
             INFO(std::string(formula.name), ", k ", k);
-            if (find_algorithm(formula.name).reads_peers && !can_read(gpu(0), gpu(1))) continue;
+            if (!works_here(formula.name)) continue;
             const Traffic t = traffic_of(formula.name, make_grads(k, Ints(P, numbers)));
             CHECK(t.rounds == formula.rounds);
             CHECK(t.seconds(own) ==
@@ -229,7 +229,7 @@ TEST_CASE("measure summary counts parameters and FLOPs") {
 }
 TEST_CASE("measure trace writes a row for each operation") {
     for (const std::string algorithm : {"bucket", "one_shot"}) {
-        if (!has_algorithm(algorithm)) continue;
+        if (!works_here(algorithm)) continue;
         TestFolder folder;
         const std::string said =
             output_of(folder, "trace GPUS=2 BATCH=8 STEPS=2 ALLREDUCE=" + algorithm);
@@ -339,7 +339,7 @@ TEST_CASE("measure bench BENCH=allreduce times every algorithm" * doctest::skip(
     for (std::string name : {"naive", "bucket", "host", "by_tensor", "sharded", "ring", "tree",
                              "one_shot", "two_shot"})
         for (int bytes : {4096, 16384, 65536, 262144}) {
-            if (!has_algorithm(name)) continue;
+            if (!works_here(name)) continue;
             const std::string row = "\nallreduce,," + name + ",2,," + std::to_string(bytes) + ",";
             CAPTURE(row);
             const size_t at = csv.find(row);
