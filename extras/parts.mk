@@ -16,7 +16,8 @@ of_program = $(call without_lesson,parts)
 options_program = $(numbers_$(*D)) $(tuned) $(call declared,parts)
 links_program = $(lesson)
 # What includes PROGRAM needs these, with the tuned operators or, as untuned.cu, without
-needs = build/gpu/program.cu build/gpu/untuned.cu $(hooked) $(wordlist 2,9,$(parts)) $(wildcard extras/algorithms/*.h)
+needs = build/gpu/program.cu build/gpu/untuned.cu $(hooked) $(wordlist 2,9,$(parts)) \
+    $(wildcard extras/algorithms/*.h)
 hooked := build/gpu/replaced/mgpu.cu extras/hooks.cu extras/hooks.h
 tuned = -DPROGRAM='"program.cu"'
 untuned = -DPROGRAM='"untuned.cu"'

@@ -206,10 +206,9 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
                }),
                "it equals 2 times the sum of the step before"); // both had the same minibatch
     // A backward that is wrong on every device alike
-    const auto usual = net;
     for (float factor : {-1.0f, 0.3f, 3.0f}) {
         net = [=](const Tensor &X, const std::vector<Tensor> &params) {
-            return with_gradient_times(factor, usual(X, params));
+            return with_gradient_times(factor, plain_lenet(X, params));
         };
         check_says(checked_step(2, n),
                    format("times(X (2,10)): dX is %g times the slope of its y", factor));
@@ -218,7 +217,7 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
 
 // What is said of the operators of a network that is lenet with `more` behind it
 static std::string checked_network(const std::function<Tensor(const Tensor &y_hat)> &more) {
-    net = [=](const Tensor &X, const std::vector<Tensor> &p) { return more(lenet(X, p)); };
+    net = [=](const Tensor &X, const std::vector<Tensor> &p) { return more(plain_lenet(X, p)); };
     const auto [X, y] = minibatch(4, 3);
     const std::string said = error_of([&, X = X, y = y] { check_slopes("", X, y); });
     tapes.clear();
