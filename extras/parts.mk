@@ -47,7 +47,9 @@ copy = mkdir -p $(@D); sh extras/replaced.sh $< $(filter %.cu %.h,$(wordlist 2,9
 # what it names there, parts.h. So an edit of mgpu.cu leaves the parts as they are. Tests of parts
 # include lesson.h or, where nothing is tuned, mgpu.h, which have all.
 objects += lesson untuned_lesson
-of_lesson = build/gpu/$(call copy_of,mgpu.cu)
+# (program.cu is another one when parts come or go)
+lesson_cu = build/gpu/$(call copy_of,mgpu.cu)
+of_lesson = $(lesson_cu) build/gpu/program.cu
 of_untuned_lesson := build/gpu/replaced/mgpu.cu
 options_lesson = $(numbers_$(*D)) -DMGPU_NO_MAIN
 options_untuned_lesson = $(options_lesson)
@@ -55,10 +57,10 @@ apart = $(filter cpu,$(*D))
 lesson = $(if $(apart),build/$(*D)/lesson.o)
 untuned_lesson = $(if $(apart),build/$(*D)/untuned_lesson.o)
 declared = $(if $(apart),-DDECLARED='"$1.h"')
-without_lesson = $(if $(apart),$(filter-out $(of_lesson) $(of_untuned_lesson),$(needs)) \
+without_lesson = $(if $(apart),$(filter-out $(lesson_cu) $(of_untuned_lesson),$(needs)) \
     build/gpu/$1.h,$(needs))
 declarations_sh := extras/declarations.sh extras/definitions.awk
-build/cpp/parts.h: $$(call in_cpp,$$(of_lesson)) build/cpp/program.cu \
+build/cpp/parts.h: $$(call in_cpp,$$(of_lesson)) \
     $$(filter extras/%.cu extras/%.h,$$(needs)) $(declarations_sh)
 	@sh extras/declarations.sh $< $(filter %.cu %.h,$(wordlist 2,99,$^)) >$(new) && $(renew)
 build/cpp/lesson.h: $$(call in_cpp,$$(of_lesson)) $(declarations_sh)

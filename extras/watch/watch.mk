@@ -21,8 +21,9 @@ options_watched_program += -DMGPU_NO_MAIN
 build/cpp/program.h: $$(patsubst %,build/cpp/%,$$(firstword $$(in_program)) extras/hooks.h \
     $$(wordlist 2,9,$$(in_program)) \
     $$(wildcard extras/algorithms/overlap.h extras/fast/memory.h)) $(declarations_sh) \
+    build/cpp/program.cu \
     $(wildcard $(foreach x,check exercise measure watch,extras/$x/*.cu extras/$x/*.h)) $(tests_h)
-	@cat $(filter build/%,$^) >$(new).cu; sh extras/declarations.sh $(new).cu \
+	@cat $(filter-out %/program.cu,$(filter build/%,$^)) >$(new).cu; sh extras/declarations.sh $(new).cu \
 	    $(filter-out build/% $(declarations_sh),$^) >$(new); rm $(new).cu; $(renew)
 
 ifneq ($(wildcard extras/watch/tests.cu),) # a handout has none
