@@ -56,7 +56,8 @@ static const watch::Frame *lesson_frame(const watch::Stack &stack) {
             if (lesson) break;
             continue; // it is called by the lesson
         }
-        const bool is_lesson = has(f.file + "\n", ".cu\n") && !has(f.file, "extras/fast/");
+        const bool is_lesson = has(f.file + "\n", ".cu\n") && !has(f.file, "extras/fast/") &&
+                               !has(f.file, "extras/hooks.cu");
         bool is_function = true;
         for (const char *other : {"std::", "error(", "run_allreduce(", "mgpu_main("})
             is_function = is_function && f.function.find(other) != 0;

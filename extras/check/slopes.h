@@ -196,6 +196,7 @@ public:
                                              case_kernels.begin(), case_kernels.end());
             differs(words(i), words(i) + how + (known ? "" : ": " + kernels));
         }
+        for (size_t i = 0; i < base.calls.size() && wrong.empty(); i++) check_adds(i);
         return wrong.empty();
     }
 
@@ -288,13 +289,27 @@ private:
             if (direction_of(i) == direction) p[i] = move(p[i]);
         return pass(false, {}, p);
     }
-    // What the backward of a call of `base` adds to the gradient of each input that wants one, once
-    // of an input that is there twice
-    std::vector<Flat> gradients(size_t i, const Flat &dy) {
+    // Tell of a gradient that a backward sets, although another operator may have added to it.
+    void check_adds(size_t i) {
+        const Flat dy(base.y[i].size(), 1);
+        const std::vector<Flat> from_0 = gradients(i, dy), from_1 = gradients(i, dy, 1);
+        for (size_t a = 0; a < from_0.size() && !in_place[i]; a++) {
+            size_t wrong = 0;
+            for (size_t j = 0; j < from_0[a].size(); j++)
+                wrong += std::fabs(from_1[a][j] - from_0[a][j] - 1) > 0.5;
+            if (wrong)
+                differs(words(i), words(i) + "its backward sets d" + name_of(i, a) +
+                                      ", but must add to it: other operators may use " +
+                                      name_of(i, a) + ", too");
+        }
+    }
+    // The gradient of each input that wants one, once of an input that is there twice, after the
+    // backward of a call of `base`. Before it all its numbers are `before`.
+    std::vector<Flat> gradients(size_t i, const Flat &dy, float before = 0) {
         const Call &call = base.calls[i];
         const TapeEntry &entry = base.tape[call.number];
         for (const Tensor &t : call.inputs)
-            if (t.grad && t.grad->data) fill(*t.grad, 0);
+            if (t.grad && t.grad->data) fill(*t.grad, before);
         const Tensor host = empty(call.y.shape, cpu());
         std::copy(dy.begin(), dy.end(), host.ptr());
         grad_ptr(call.y);
@@ -308,7 +323,7 @@ private:
         std::vector<Flat> all;
         for (const Tensor &t : call.inputs) {
             const bool counts = t.grad && known.insert(t.grad.get()).second;
-            all.push_back(!counts ? Flat() : t.grad->data ? to_host(*t.grad) : Flat(size(t)));
+            all.push_back(!counts ? Flat() : t.grad->data ? to_host(*t.grad) : Flat(size(t), before));
         }
         return all;
     }

@@ -263,6 +263,13 @@ TEST_CASE("check_slopes: an operator of one's own is compared with its own slope
                }),
                "sum(X (2,10)) ... dX is");
     check_says(checked_network([&](const Tensor &y) {
+                   return add_to_tape("set", copyto(y, y.device), {y}, [=](const Tensor &dy) {
+                       grad_ptr(y);
+                       copyto(dy, *y.grad);
+                   });
+               }),
+               "set(X (2,10)) ... : its backward sets dX, but must add to it");
+    check_says(checked_network([&](const Tensor &y) {
                    Tensor noisy = copyto(normal(1, y.shape), y.device);
                    return scaled(1, noisy, 1);
                }),
