@@ -54,11 +54,11 @@ static const Lacking lacking[] = {
      "is unavailable: a kernel's parameter cannot be a reference"},
     {"void odd(float *x) { apply_kernel<<<1, 2>>>; }", // the student's line:
      ": void odd(float *x) { apply_kernel<<<1, 2>>>; }\nbuild/lacking."},
-    {"struct Queue { cudaStream_t handle; } queue; struct { operator cudaStream_t() const; } lane;",
+    {"struct Queue { cudaStream_t x; } queue; struct Own { operator cudaStream_t() const; } own;",
      ""},
     {"void no_stream() { dim_kernel<<<1, 1, 0, queue>>>(nullptr); }",
      "fourth argument of a launch must be a cudaStream_t"},
-    {"void no() { dim_kernel<<<1, 1, 0, lane>>>(nullptr), dim_kernel<<<1, 1, 0, 0>>>(nullptr); }",
+    {"void no() { dim_kernel<<<1, 1, 0, own>>>(nullptr), dim_kernel<<<1, 1, 0, 0>>>(nullptr); }",
      ""},
     {"__device__ constexpr int n = 2, m = 3;", ""},
     {"__constant__ float several_arrays[n], of_floats[n][m];", ""},
