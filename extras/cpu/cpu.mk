@@ -97,7 +97,7 @@ $(readers): read_before = -include build/cpu/headers.h
 build/cpu/headers.h: mgpu.cu
 	@mkdir -p $(@D); sed -n 's/^\(#include <[^>]*>\).*/\1/p' $< >$(new) && $(renew)
 build/cpu/headers.h.gch: build/cpu/headers.h $(cuda_headers) build/cpu/flags \
-    | $(if $(parts),build/cpp/parts.h) # or this would be late for those who wait for both
+    | $(if $(filter program,$(programs)),build/cpp/parts.h) # or this would be late for those who wait for both
 	$(begin)
 	@{ $(CXX) $(cpu_flags) -x c++-header $< $(to) && \
 	    echo | $(CXX) $(cpu_flags) -include $< -fsyntax-only -x c++ -; } 2>/dev/null || : >$@
@@ -166,7 +166,7 @@ lanes: data  ## tests with a GPU's block shapes, lane by lane
 checker = $(or $(shell command -v compute-sanitizer 2>/dev/null),$(wildcard \
     /usr/local/cuda/bin/compute-sanitizer))
 # CUDA may refuse what mgpu.cu only tries: a second access to a peer, the time between two GPUs
-sanitized = build/gpu/$(if $(parts),program,mgpu)
+sanitized = build/gpu/$(notdir $(program))
 sanitizer = $(checker) --report-api-errors no --error-exitcode 1
 sanitize:  ## tests and a short training under compute-sanitizer (GPU)
 	@$(if $(has_gpu),,echo 'make sanitize needs a GPU: none found' >&2; exit 1)
