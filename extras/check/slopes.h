@@ -323,7 +323,8 @@ private:
         std::vector<Flat> all;
         for (const Tensor &t : call.inputs) {
             const bool counts = t.grad && known.insert(t.grad.get()).second;
-            all.push_back(!counts ? Flat() : t.grad->data ? to_host(*t.grad) : Flat(size(t), before));
+            if (!counts) all.emplace_back();
+            else all.push_back(t.grad->data ? to_host(*t.grad) : Flat(size(t), before));
         }
         return all;
     }

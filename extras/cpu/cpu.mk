@@ -96,8 +96,9 @@ $(readers): build/cpu/headers.h.gch
 $(readers): read_before = -include build/cpu/headers.h
 build/cpu/headers.h: mgpu.cu
 	@mkdir -p $(@D); sed -n 's/^\(#include <[^>]*>\).*/\1/p' $< >$(new) && $(renew)
+# (parts.h first, or it would be late for those who wait for both)
 build/cpu/headers.h.gch: build/cpu/headers.h $(cuda_headers) build/cpu/flags \
-    | $(if $(filter program,$(programs)),build/cpp/parts.h) # or this would be late for those who wait for both
+    | $(if $(filter program,$(programs)),build/cpp/parts.h)
 	$(begin)
 	@{ $(CXX) $(cpu_flags) -x c++-header $< $(to) && \
 	    echo | $(CXX) $(cpu_flags) -include $< -fsyntax-only -x c++ -; } 2>/dev/null || : >$@
@@ -194,8 +195,8 @@ machines:  ## for a release: try other versions of Debian, compilers and CUDA (r
 # ----- A program of one's own: make cu compiles and starts it, on a GPU or on the stand-in ------
 
 # Warnings are nvcc's or, of the stand-in, of a printf's format and of if (a = b). As nvcc does, g++
-# includes the runtime's header by itself. -O2, since such a program often computes all once more on the host: 15 times as fast there
-# as -Og. In runtime.o it halves the time of a launch.
+# includes the runtime's header by itself. -O2, since such a program often computes all once more on
+# the host: 15 times as fast there as -Og. In runtime.o it halves the time of a launch.
 cu_on := $(if $(CHECK),cpu,$(notdir $(dir)))
 cu_flags = $(filter-out -Wall -Wextra -Werror,$(call level,-O2)) -Wformat -Wparentheses \
     $(if $(clang),-Wno-undefined-inline)

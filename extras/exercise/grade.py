@@ -183,7 +183,7 @@ class Sandbox:
 
 def grade(number, name, path, options, sandbox):
     """-> the row of grades.csv, with the points of each part and the text"""
-    folder = f"build/grades/work/{number}"
+    folder = f"build/grades/tried/{number}"
     os.makedirs(folder)
     row = {
         "name": name,
@@ -370,7 +370,7 @@ def main():
             "install bubblewrap, or use ISOLATE=0 if you trust them all"
         )
     shutil.rmtree("build/grades", ignore_errors=True)
-    os.makedirs("build/grades/work")
+    os.makedirs("build/grades/tried")
     for path in others:
         print(f"{cleaned(path)}: not judged, since it is neither NAME.cu nor NAME/mgpu.cu")
     print(
@@ -399,7 +399,7 @@ def main():
                 f"{row['seconds']:6.1f} s  {error}",
                 flush=True,
             )
-    shutil.rmtree("build/grades/work", ignore_errors=True)
+    shutil.rmtree("build/grades/tried", ignore_errors=True)
     write_csv(rows)
     write_gradescope(rows)
     write_junit(rows)

@@ -70,8 +70,9 @@ static Tensor shifted(const Tensor &X, int copies, int first, int stride, int co
 static bool has_wgmma(Device device) {
     int major = 0, minor = 0;
     if (on_cpu) return true;
-    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda_device(device)));
-    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, cuda_device(device)));
+    const int id = cuda_device(device);
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id));
+    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id));
     return major == 9 && minor == 0;
 }
 static bool is_wgmma(const ConvShape &s, Device device) {

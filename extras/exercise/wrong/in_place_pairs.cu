@@ -1,4 +1,4 @@
-// send: message 0 (gpu(0) to gpu(1)) writes what message 1 (gpu(1) to gpu(0)) of the same call reads
+// send: message 0 (gpu(0) to gpu(1)) writes what message 1 ... of the same call reads
 // Pairs exchange their sums in place.
 #include "yours.h"
 
