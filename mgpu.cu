@@ -363,7 +363,6 @@ struct Animator { // in place of the chapter's plot: a progress bar, and a row f
     int done = 0;                                // samples in `pending`
     void add_losses(const Tensors &losses);
     void add(int epoch, float acc, double seconds); // replace the bar by a row
-    void end_epoch(float acc, double seconds);      // the same without printing the row
 };
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // to train on, to test on
 float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
@@ -606,14 +605,14 @@ void allreduce_yours(const PerDevice &grads) {
 
 // The algorithms that ALLREDUCE=name can select. If yours needs k to be a power of two, write
 // {"yours", allreduce_yours, is_power_of_two}. If its kernels read other devices' memory, write
-// {"yours", allreduce_yours, nullptr, true}. (Those in extras/algorithms/ need one or the other.)
+// {"yours", allreduce_yours, peers_can_read}.
 struct Algorithm {
     const char *name;
     void (*run)(const PerDevice &grads);
     bool (*supports)(int k) = nullptr; // whether it works on k devices; null: on any number
-    bool reads_peers = false;          // whether its kernels read other devices' memory
 };
 bool is_power_of_two(int k) { return (k & (k - 1)) == 0; } // it has exactly one bit set
+bool peers_can_read(int k); // whether the kernels of k devices can read each other's memory
 std::vector<Algorithm> algorithms = {
     {"naive", allreduce_naive},
     {"bucket", allreduce_bucket},
@@ -1307,9 +1306,6 @@ DeviceState &state(Device device) {
 
 int cuda_device(Device device) { return state(device).cuda_device; }
 
-// Make a device's GPU the one that CUDA's calls refer to.
-void make_current(Device device) { CUDA_CHECK(cudaSetDevice(cuda_device(device))); }
-
 Device try_gpu(int i) {
     state(gpu(i)); // fails if there is no such device
     return gpu(i);
@@ -1325,14 +1321,15 @@ std::vector<Device> first_devices(int k) {
 
 Stream &current_stream(Device device) { return state(device).stream; }
 
+// (CUDA launches a kernel only on a stream of the GPU that cudaSetDevice has chosen.)
 cudaStream_t stream_of(Device device) {
-    make_current(device);
+    CUDA_CHECK(cudaSetDevice(cuda_device(device)));
     return current_stream(device).handle;
 }
 
 Stream new_stream(Device device) {
     Stream s;
-    make_current(device);
+    CUDA_CHECK(cudaSetDevice(cuda_device(device)));
     CUDA_CHECK(cudaStreamCreateWithFlags(&s.handle, cudaStreamNonBlocking));
     CUDA_CHECK(cudaEventCreateWithFlags(&s.ready, cudaEventDisableTiming));
     return s;
@@ -1361,14 +1358,20 @@ const char *enable_peer(Device i, Device j) {
     if (cuda_device(i) == cuda_device(j)) return "same GPU";
     CUDA_CHECK(cudaDeviceCanAccessPeer(&can_access, cuda_device(i), cuda_device(j)));
     if (!can_access || !options.peers) return "staged";
-    make_current(i);
+    CUDA_CHECK(cudaSetDevice(cuda_device(i)));
     const cudaError_t code = cudaDeviceEnablePeerAccess(cuda_device(j), 0);
     cudaGetLastError(); // clear the error: a GPU may have too many peers
     return code == cudaSuccess || code == cudaErrorPeerAccessAlreadyEnabled ? "peer" : "staged";
 }
 
-// Return whether a kernel on device i can read the memory of device j. (It can read its own.)
-bool can_read(Device i, Device j) { return state(i).connections[j.id] != "staged"; }
+bool peers_can_read(int k) {
+    for (int i = 0; i < k && i < (int)device_states.size(); i++) {
+        for (const auto &[j, connection] : device_states[i].connections) {
+            if (j < k && connection == "staged") return false;
+        }
+    }
+    return true;
+}
 
 // Create gpu(0) ... gpu(k-1), round-robin over this machine's GPUs, and connect them. If
 // `shown`, print what they are.
@@ -1424,7 +1427,7 @@ std::shared_ptr<float> allocate(long n, Device device) {
     std::vector<float *> &kept = state(device).free_memory[{current_stream(device).handle, n}];
     float *memory = nullptr;
     if (kept.empty()) {
-        make_current(device);
+        CUDA_CHECK(cudaSetDevice(cuda_device(device)));
         CUDA_CHECK(cudaMalloc((void **)&memory, sizeof(float) * n));
     } else {
         memory = kept.back();
@@ -1493,16 +1496,12 @@ std::vector<float> all_to_host(const Tensors &tensors) {
 // One size may be -1: it is computed from the others. (A size of 0 counts as 1 here, so that an
 // empty shard (0,50,4,4) becomes (0,800).)
 Tensor reshape(const Tensor &X, std::vector<int> shape) {
-    auto product = [](const std::vector<int> &sizes) {
-        int n = 1;
-        for (int s : sizes) n *= std::max(1, s);
-        return n;
-    };
+    int all = 1, known = 1;
+    for (int s : X.shape) all *= std::max(1, s);
+    for (int s : shape) known *= std::max(1, s);
+    std::replace(shape.begin(), shape.end(), -1, all / known);
     Tensor y = X;
     y.shape = shape;
-    for (int &s : y.shape) {
-        if (s < 0) s = product(X.shape) / product(shape);
-    }
     if (size(y) != size(X)) error("reshape: %d numbers do not fit %d", size(X), size(y));
     return y;
 }
@@ -1559,10 +1558,9 @@ struct DataSet {
 };
 DataSet train_set, test_set; // read by run_program()
 
-// Read a file in the IDX format of http://yann.lecun.com/exdb/mnist: a header, then a byte for each
-// number. The header has the bytes 0, 0, 8 (uint8) and the number of dimensions, which is 1 for
-// labels and 3 for images. Then it has their sizes, in four bytes each: n, or n, 28, 28. Return the
-// bytes of all samples.
+// Read a file in the IDX format of http://yann.lecun.com/exdb/mnist, and return the bytes of all
+// samples. Before them is a header of numbers of four bytes each: 0x801 and n for labels, or 0x803,
+// n, 28 and 28 for images. (8 means uint8, and 1 or 3 is the number of dimensions.)
 std::vector<unsigned char> load_idx(const std::string &path, bool images) {
     std::ifstream file(path, std::ios::binary | std::ios::ate);
     std::vector<unsigned char> bytes(std::clamp<long>(file.tellg(), 0, 1 << 28));
@@ -1572,12 +1570,12 @@ std::vector<unsigned char> load_idx(const std::string &path, bool images) {
               path.c_str(), strerror(errno));
     }
     const size_t header = images ? 16 : 8, of_sample = images ? 28 * 28 : 1;
-    const int n = (std::max(bytes.size(), header) - header) / of_sample; // the header must say so
-    std::vector<int> expected = {0, 0, 8, images ? 3 : 1};
-    for (int shift : {24, 16, 8, 0}) expected.push_back(n >> shift & 255);
-    if (images) expected.insert(expected.end(), {0, 0, 0, 28, 0, 0, 0, 28});
-    const bool valid = n > 0 && bytes.size() == header + n * of_sample &&
-                       std::equal(expected.begin(), expected.end(), bytes.begin());
+    auto number = [&](int at) { // of the header
+        return bytes[at] << 24 | bytes[at + 1] << 16 | bytes[at + 2] << 8 | bytes[at + 3];
+    };
+    const bool valid = bytes.size() > header && number(0) == (images ? 0x803 : 0x801) &&
+                       number(4) * of_sample == bytes.size() - header &&
+                       (!images || (number(8) == 28 && number(12) == 28));
     if (!valid) {
         error("%s should be uint8 N%s in the IDX format, but its %zu bytes are something else",
               path.c_str(), images ? " x 28 x 28" : "", bytes.size());
@@ -1670,7 +1668,7 @@ double Timer::now() {
     return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::duration<double>(1);
 }
 
-// Keep a minibatch's losses for end_epoch(). On a terminal, draw the bar when it gets longer:
+// Keep a minibatch's losses for add(). On a terminal, draw the bar when it gets longer:
 //   [====================                    ] 30000/60000
 void Animator::add_losses(const Tensors &losses) {
     const int length = 40, drawn = (long)length * done / samples;
@@ -1684,24 +1682,24 @@ void Animator::add_losses(const Tensors &losses) {
     fflush(stdout);
 }
 
-void Animator::end_epoch(float acc, double epoch_seconds) {
-    double sum = 0;
-    if (isatty(STDOUT_FILENO)) printf("\r\033[K");
-    for (float x : all_to_host(pending)) sum += x;
-    loss.push_back(sum / done);
-    Y.push_back(acc);
-    seconds.push_back(epoch_seconds);
-    pending.clear();
-    done = 0;
-    if (!std::isfinite(sum)) {
-        error("the loss is %f in epoch %zu: use a smaller LR than %g", sum, Y.size(), options.lr);
-    }
+void print_row(int epoch, double loss, float acc, double seconds) {
+    if (epoch == 1) printf("epoch      loss  test acc   seconds\n");
+    printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss, acc, seconds);
 }
 
 void Animator::add(int epoch, float acc, double epoch_seconds) {
-    end_epoch(acc, epoch_seconds);
-    if (epoch == 1) printf("epoch      loss  test acc   seconds\n");
-    printf("%5d  %8.4f  %8.4f  %8.2f\n", epoch, loss.back(), acc, epoch_seconds);
+    double sum = 0;
+    for (float x : all_to_host(pending)) sum += x;
+    if (isatty(STDOUT_FILENO)) printf("\r\033[K"); // erase the bar
+    if (!std::isfinite(sum)) {
+        error("the loss is %f in epoch %d: use a smaller LR than %g", sum, epoch, options.lr);
+    }
+    loss.push_back(sum / done);
+    Y.push_back(acc);
+    seconds.push_back(epoch_seconds);
+    print_row(epoch, loss.back(), acc, epoch_seconds);
+    pending.clear();
+    done = 0;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1792,16 +1790,16 @@ void check_messages(const std::vector<Message> &messages) {
         const bool neither_is_empty = size(x) > 0 && size(y) > 0;
         return neither_is_empty && x.ptr() < y.ptr() + size(y) && y.ptr() < x.ptr() + size(x);
     };
-    for (size_t i = 0; i < messages.size(); i++) {
-        const int from = size(messages[i].src), to = size(messages[i].dst);
-        if (from != to) error("send: %d numbers do not fit a tensor of %d", from, to);
-        for (size_t j = 0; j < messages.size(); j++) {
-            const Message &a = messages[i], &b = messages[j];
-            const bool reads = overlap(a.dst, b.src), writes = i != j && overlap(a.dst, b.dst);
+    for (const Message &a : messages) {
+        if (size(a.src) != size(a.dst)) {
+            error("send: %d numbers do not fit a tensor of %d", size(a.src), size(a.dst));
+        }
+        for (const Message &b : messages) {
+            const bool reads = overlap(a.dst, b.src), writes = &a != &b && overlap(a.dst, b.dst);
             if (!reads && !writes) continue;
-            error("send: message %zu (gpu(%d) to gpu(%d)) writes what message %zu (gpu(%d) to "
-                  "gpu(%d)) of the same call %s: send them in two calls",
-                  i, a.src.device.id, a.dst.device.id, j, b.src.device.id, b.dst.device.id,
+            error("send: the message from gpu(%d) to gpu(%d) writes what the one from gpu(%d) to "
+                  "gpu(%d) %s: send them in two calls",
+                  a.src.device.id, a.dst.device.id, b.src.device.id, b.dst.device.id,
                   reads ? "reads" : "writes");
         }
     }
@@ -1825,25 +1823,15 @@ const Algorithm &find_algorithm(const std::string &name) {
     error("ALLREDUCE=%s is unknown: choose one of %s", name.c_str(), names.c_str());
 }
 
-// Return the algorithm of this name, or fail if it does not work on k devices.
-const Algorithm &algorithm_on(int k, const std::string &name) {
-    const Algorithm &algorithm = find_algorithm(name);
-    if (algorithm.supports && !algorithm.supports(k)) {
-        error("ALLREDUCE=%s does not work on %d devices", algorithm.name, k);
-    }
-    for (int i = 0; i < k; i++) {
-        for (int j = 0; j < k; j++) {
-            if (!algorithm.reads_peers || can_read(gpu(i), gpu(j))) continue;
-            error("ALLREDUCE=%s needs peer access, which gpu(%d) and gpu(%d) do not have",
-                  algorithm.name, i, j);
-        }
-    }
-    return algorithm;
-}
-
 // Sum the gradients with the algorithm of this name.
 void run_allreduce(const std::string &name, const PerDevice &grads) {
-    algorithm_on(grads.size(), name).run(grads);
+    const Algorithm &algorithm = find_algorithm(name);
+    const int k = grads.size();
+    if (algorithm.supports && !algorithm.supports(k)) {
+        error("ALLREDUCE=%s does not work on %d devices%s", algorithm.name, k,
+              peers_can_read(k) ? "" : " of which some cannot read others' memory");
+    }
+    algorithm.run(grads);
 }
 
 // --- options
@@ -1934,7 +1922,6 @@ void run_program() {
     test_set = load_data(options.data, "t10k");
     setenv("CUDA_CPU_DEVICES", std::to_string(k).c_str(), 0); // extras/cpu/ emulates this many
     use_devices(k, true);
-    algorithm_on(options.gpus, options.allreduce); // fails before the training
     rng.seed(options.seed);
     init_params();
     demos(options.gpus);

@@ -479,15 +479,16 @@ TEST_CASE("run_allreduce: an error names the algorithm") {
         REFUSED(run_allreduce("halving", new_grads(k, {2})),
                 format("ALLREDUCE=halving does not work on %d devices", k));
     }
-    algorithms.push_back({"reading", allreduce_naive, nullptr, true});
+    algorithms.push_back({"reading", allreduce_naive, peers_can_read});
     for (int peers : {1, 0}) {
         options.peers = peers;
         use_devices(2, false);
-        if (can_read(gpu(0), gpu(1))) { // they are connected, or share a GPU
+        if (peers_can_read(2)) { // they are connected, or share a GPU
             check_exact_sums("reading", 2, {5});
         } else {
             REFUSED(run_allreduce("reading", new_grads(2, {2})),
-                    "ALLREDUCE=reading needs peer access, which gpu(0) and gpu(1) do not have");
+                    "ALLREDUCE=reading does not work on 2 devices of which some cannot read others' "
+                    "memory");
         }
     }
     options.peers = 1;

@@ -1,8 +1,9 @@
 // The functions here take the place of mgpu.cu's, and by default call these: extras/replaced.sh makes
 // a copy of mgpu.cu in which they are called plain_lenet and so on. In the program this file stands
 // between that copy and the parts.
-// replaces: lenet init_params demos train add_to_tape parse_options run_program
-// defines: net, experiment, chapter, after_gradient, after_options, run
+// replaces: lenet init_params demos train add_to_tape print_row parse_options
+// replaces: run_program
+// defines: net, experiment, chapter, after_gradient, after_options, print_epoch, run
 #include "hooks.h"
 
 Experiment chapter = {"lenet", plain_init_params, plain_demos, plain_train};
@@ -13,6 +14,11 @@ void train(int num_gpus, int batch_size, float lr) { experiment.train(num_gpus, 
 
 std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> net = plain_lenet;
 Tensor lenet(const Tensor &X, const std::vector<Tensor> &params) { return net(X, params); }
+
+void (*print_epoch)(int, double, float, double) = plain_print_row;
+void print_row(int epoch, double loss, float acc, double seconds) {
+    print_epoch(epoch, loss, acc, seconds);
+}
 
 void (*run)() = plain_run_program;
 void run_program() { run(); }

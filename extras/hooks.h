@@ -19,6 +19,7 @@ extern Experiment chapter; // has mgpu.cu's own functions
 // the operator used. After the last call with a gradient, no more work will add to it.
 extern void (*after_gradient)(const Tensor &grad);
 
+extern void (*print_epoch)(int epoch, double loss, float acc, double seconds); // a row of the table
 extern std::vector<void (*)()> after_options; // called when the options have been read
 extern void (*run)();                         // what mgpu_main() calls
 

@@ -451,7 +451,7 @@ inline std::string parse(const std::string &line) {
 // Return all that a test may change: the options, the network, the algorithms, the hooks.
 inline auto settings() {
     return std::tie(options, option_table, params, param_names, net, experiment, sum_gradients,
-                    algorithms, after_gradient, after_epoch);
+                    algorithms, after_gradient, after_epoch, print_epoch);
 }
 
 template <class... T> std::tuple<T...> copy_of(const std::tuple<T &...> &values) { return values; }
@@ -472,7 +472,9 @@ inline bool has_algorithm(const std::string &name) {
 
 // Return whether it works here, too: the GPUs of some machines have no peer access.
 inline bool works_here(const std::string &name) {
-    return has_algorithm(name) && (!find_algorithm(name).reads_peers || can_read(gpu(0), gpu(1)));
+    if (!has_algorithm(name)) return false;
+    const Algorithm &algorithm = find_algorithm(name);
+    return !algorithm.supports || algorithm.supports(2);
 }
 
 // ---------------------------------------------------------------------------------------------

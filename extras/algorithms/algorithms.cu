@@ -5,8 +5,8 @@
 #define ALGORITHMS
 
 static bool add_algorithm(const char *name, void (*run)(const PerDevice &grads),
-                          bool (*supports)(int k) = nullptr, bool reads_peers = false) {
-    algorithms.push_back({name, run, supports, reads_peers});
+                          bool (*supports)(int k) = nullptr) {
+    algorithms.push_back({name, run, supports});
     return true;
 }
 
@@ -23,7 +23,8 @@ struct Peers {
         if (on_peers) on_peers(tensors);
     }
 };
-static bool at_most_eight(int k) { return k <= 8; } // devices in Peers, and peers of a GPU in CUDA
+// Return whether k devices fit in Peers, and can read each other's memory.
+static bool are_peers(int k) { return k <= 8 && peers_can_read(k); }
 
 // Make later work on each of k devices wait for all earlier work on the others.
 static void wait_for_each_other(int k) {

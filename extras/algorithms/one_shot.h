@@ -28,4 +28,4 @@ static void allreduce_one_shot(const PerDevice &grads) {
 }
 
 static const bool one_shot_added =
-    add_algorithm("one_shot", allreduce_one_shot, at_most_eight, true);
+    add_algorithm("one_shot", allreduce_one_shot, are_peers);

@@ -142,7 +142,7 @@ TEST_CASE("sum_in_groups: each group waits for its own gradients alone, later wo
     REQUIRE(summed.size() == 2);
     CHECK(cudaEventSynchronize(summed[0]) == cudaSuccess); // or the holds end, and the next fails
     // (A copy through the host has waited until the holds ended)
-    if (can_read(gpu(0), gpu(1))) CHECK(cudaEventQuery(summed[1]) == cudaErrorNotReady);
+    if (peers_can_read(2)) CHECK(cudaEventQuery(summed[1]) == cudaErrorNotReady);
     hold_0.release();
     hold_1.release();
     for (const Tensors &list : p) {

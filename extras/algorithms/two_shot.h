@@ -43,4 +43,4 @@ static void allreduce_two_shot(const PerDevice &grads) {
 }
 
 static const bool two_shot_added =
-    add_algorithm("two_shot", allreduce_two_shot, at_most_eight, true);
+    add_algorithm("two_shot", allreduce_two_shot, are_peers);

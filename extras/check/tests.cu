@@ -361,7 +361,7 @@ static void train_with_mistake(int num_gpus, int batch_size, float lr) {
         auto model = [&](const Tensor &x) { return net(x, tested[0]); };
         const float now = evaluate_accuracy_gpu(model, is("training set") ? train_iter : test_iter,
                                                 devices[0]);
-        animator.end_epoch(is("old accuracy") ? acc : now, timer.times.back());
+        animator.add(epoch + 1, is("old accuracy") ? acc : now, timer.times.back());
         acc = now;
         after_epoch(animator, is("save untrained") ? fresh[0] : device_params[0]);
     }

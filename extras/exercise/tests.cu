@@ -266,7 +266,8 @@ TEST_CASE("judge: right algorithms pass, with their costs beside naive's and the
     check_parts(without[1].out,
                 "owner: the host waits in the tutorial's naive, too ... owner: passed");
     check_parts(without[2].out,
-                "ALLREDUCE=one_shot needs peer access, which gpu(0) and gpu(1) do not have");
+                "ALLREDUCE=one_shot does not work on 2 devices of which some cannot read others' "
+                "memory");
 }
 TEST_CASE("judge: where naive fails nobody else is blamed; an untouched slot is named" *
           doctest::skip(no_training)) {

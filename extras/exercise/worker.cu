@@ -80,7 +80,7 @@ static std::vector<int> others_among_callers(const std::string &judged) {
     }
     std::vector<int> others;
     for (size_t i = 0; i < algorithms.size(); i++) {
-        const auto &[name, run, supports, reads_peers] = algorithms[i];
+        const auto &[name, run, supports] = algorithms[i];
         const bool is_there =
             functions.count((const void *)run) || names.count(std::string("allreduce_") + name);
         if (name != judged && is_there) others.push_back(i);

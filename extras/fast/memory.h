@@ -37,7 +37,7 @@ std::shared_ptr<float> allocate(long n, Device device) {
     }
     if (best == pieces.end()) {
         float *memory = nullptr;
-        make_current(device);
+        CUDA_CHECK(cudaSetDevice(cuda_device(device)));
         CUDA_CHECK(cudaMalloc((void **)&memory, sizeof(float) * n));
         best = pieces.insert(best, {memory, n, false, true});
     }

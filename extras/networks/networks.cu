@@ -494,10 +494,8 @@ float evaluate_accuracy_gpus(const PerDevice &device_params, DataIter &test_iter
     return correct / test_iter.X.shape[0];
 }
 
-// Print a row for an epoch: lab_cnn's as the lab prints it, others in the table.
-static void add_row(Animator &animator, int epoch, float acc, double seconds) {
-    if (model != "lab_cnn") return animator.add(epoch, acc, seconds);
-    animator.end_epoch(acc, seconds);
+// Print a row for an epoch as the lab prints it.
+static void print_lab_row(int epoch, double, float acc, double seconds) {
     printf("Epoch %d, training time = %.1f sec\n         validation accuracy = %.4f\n", epoch - 1,
            seconds, acc);
 }
@@ -521,7 +519,7 @@ void train_concise(int num_gpus, int batch_size, float lr) {
         timer.stop();
         check_replicas(device_params);
         const float acc = evaluate_accuracy_gpus(device_params, test_iter, devices);
-        add_row(animator, epoch + 1, acc, timer.times.back());
+        animator.add(epoch + 1, acc, timer.times.back());
         if (after_epoch) after_epoch(animator, device_params[0]);
     }
     printf("test acc: %.2f, %.1f sec/epoch on %s\n", animator.Y.back(), timer.avg(),
@@ -618,6 +616,7 @@ void choose_model(const std::string &name) {
         model = name;
         net = m.net;
         experiment = m.experiment;
+        print_epoch = m.experiment.name == "lab_cnn" ? print_lab_row : plain_print_row;
         if (evaluate_all) experiment.train = train_concise;
         if (!given("BATCH")) options.batch = m.batch ? m.batch * options.gpus : 256;
         if (!given("LR")) options.lr = m.same_lr ? m.lr : m.lr * options.gpus;

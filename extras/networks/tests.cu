@@ -385,21 +385,21 @@ TEST_CASE("evaluate_accuracy_gpus: each sample counts once, on any device") {
     CHECK(strangers == 0);
 }
 
-TEST_CASE("add_row: lab_cnn's rows are the lab's") {
+TEST_CASE("choose_model: lab_cnn's rows are the lab's") {
     NetworksKept kept;
     auto epoch = [] {
         Animator animator = {2};
         animator.Y.resize(11);
         animator.add_losses({on_device({1, 2}, {2}, gpu(0))});
-        add_row(animator, 12, 0.8215f, 123.456);
+        animator.add(12, 0.8215f, 123.456);
         CHECK(animator.Y.back() == 0.8215f);
         CHECK(animator.loss.back() == 1.5);
         CHECK(animator.seconds.back() == 123.456);
     };
-    model = "lab_cnn";
+    choose_model("lab_cnn");
     check_lines(printed(epoch), "Epoch 11, training time = 123.5 sec\n"
                                 "         validation accuracy = 0.8215\n");
-    model = "resnet18";
+    choose_model("resnet18");
     check_lines(printed(epoch), "   12    1.5000    0.8215    123.46\n");
 }
 

@@ -1,4 +1,4 @@
-// send: message 0 (gpu(0) to gpu(1)) writes what message 1 ... of the same call reads
+// send: the message from gpu(0) to gpu(1) writes what the one ... reads: send them in two calls
 // Pairs exchange their sums in place.
 #include "yours.h"
 

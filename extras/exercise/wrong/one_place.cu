@@ -1,4 +1,4 @@
-// k = 3 ... send: message 0 (gpu(1) to gpu(0)) writes what message 1 (gpu(2) to gpu(0)) of the same
+// k = 3 ... send: the message from gpu(1) to gpu(0) writes what the one from gpu(2) to gpu(0) writes
 // Two messages of a round go to one place.
 #include "yours.h"
 
