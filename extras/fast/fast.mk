@@ -59,7 +59,8 @@ links_fast_tests = $(products) $(lesson)
 endif
 
 .PHONY: checksum sources
-# For a compiler of your own: write what the build generates
+# For a compiler of your own: write what the build generates, and print the options to find it
 sources: build/gpu/program.cu $(hooked) $(plain:%=build/gpu/plain/%)
+	@echo -I. -Ibuild/gpu
 checksum:  ## check that the tuned operators match mgpu.cu's
 	@sh extras/fast/checksum.sh --check
