@@ -25,7 +25,8 @@
 // Notation: k devices; N images with C channels, H rows and W columns; O output channels; windows
 // of K x K pixels. (W is a number of columns or, where it is a tensor, a weight.) Tensors are
 // row-major, NCHW, and hold 32-bit floats. dX is the gradient of the loss with respect to X. F is
-// torch.nn.functional. NAME=value, such as GPUS=2, is an option of the program (section 13).
+// torch.nn.functional. NAME=value, such as GPUS=2, is an option. Section 13 has those of this file;
+// others, such as SAVE, belong to folders of extras/.
 
 #include <cuda_runtime.h>
 #include <algorithm>
@@ -62,7 +63,7 @@ bool is_host(Device device) { return device.id < 0; }
 
 // An array of floats. A Tensor is a handle, as in Python: assigning it copies no data, and even a
 // const Tensor's data may be written. The memory is freed with the last handle, which is safe even
-// while enqueued work still uses it (section 10).
+// if a device has yet to use it (section 10).
 struct Tensor {
     Device device = cpu();
     std::vector<int> shape;
@@ -77,7 +78,8 @@ typedef std::vector<Tensors> PerDevice; // x[c][i] is tensor i on device c
 Tensor copyto(const Tensor &src, Device device);   // return a copy of src on this device
 void copyto(const Tensor &src, const Tensor &dst); // dst[:] = src: src comes first, as in MXNet
 
-// 8. Operators, which enqueue work on their tensors' device and return at once
+// 8. Operators, which enqueue work on their tensors' device and return at once. (The sizes of their
+// inputs are on the right.)
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b);   // (N,C,H,W) (O,C,K,K) (O)
 Tensor relu(const Tensor &X);                                       // any shape
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);    // (N,C,H,W)
@@ -174,7 +176,7 @@ void allreduce(Tensors data) {
 }
 
 // --- The message itself, which the chapter leaves to its framework
-// The host only enqueues work and goes on. A stream is a queue of work for one device. Work in one
+// The host enqueues most work and goes on. A stream is a queue of work for one device. Work in one
 // stream runs in order, but work in different streams may run at the same time. So work that reads
 // what another stream writes, or overwrites what another stream reads, must wait for that stream.
 
@@ -182,8 +184,8 @@ struct Stream {
     cudaStream_t handle = nullptr;
     cudaEvent_t ready = nullptr; // an event, which is a marker in this stream: see make_wait
 };
-Stream &current_stream(Device device); // the stream on which the device's new work is enqueued
-cudaStream_t stream_of(Device device); // current_stream(device).handle, after cudaSetDevice
+Stream &current_stream(Device device); // the stream for a device's work (OVERLAP=1 changes it)
+cudaStream_t stream_of(Device device); // its handle, for a launch: calls cudaSetDevice first
 int cuda_device(Device device);        // CUDA's ID of its GPU, which several devices may share
 
 // Check a CUDA call. If it failed, the program ends and says where and why. (#call is its text.)
@@ -334,10 +336,10 @@ PerDevice replicate(const std::vector<Device> &devices) {
     return device_params;
 }
 
-// What train() needs from sections 10 to 13
+// What train() needs from sections 10 to 13. (You can go on with train(), and look here later.)
 std::vector<Device> first_devices(int k); // [try_gpu(i) for i in range(k)]
 struct DataSet;
-// An iterator over minibatches: images X (N,1,28,28), with pixels from 0 to 1, and labels y (N)
+// Samples in minibatches: images X (N,1,28,28), with pixels from 0 to 1, and labels y (N)
 struct DataIter {
     const DataSet *set;
     int batch_size;
@@ -353,7 +355,7 @@ struct Timer { // a stopwatch
     void start() { started = now(); }
     void stop() { times.push_back(now() - started); }
     double avg() const { return std::accumulate(times.begin(), times.end(), 0.0) / times.size(); }
-    static double now();
+    static double now(); // in seconds
 };
 struct Animator { // in place of the chapter's plot: a progress bar, and a row for each epoch
     int samples;  // in an epoch
@@ -407,7 +409,7 @@ void train(int num_gpus, int batch_size, float lr) {
         auto model = [&](const Tensor &x) { return lenet(x, device_params[0]); };
         const float acc = evaluate_accuracy_gpu(model, test_iter, devices[0]);
         animator.add(epoch + 1, acc, timer.times.back());
-        if (after_epoch) after_epoch(animator, device_params[0]); // saves them, with SAVE=file
+        if (after_epoch) after_epoch(animator, device_params[0]); // SAVE=file sets it
     }
     printf("test acc: %.2f, %.1f sec/epoch on %s\n", animator.Y.back(), timer.avg(),
            str(devices).c_str());
@@ -473,12 +475,13 @@ void demos(int num_gpus) {
 //
 // Cost. A message of m bytes takes about alpha + m * beta seconds: alpha is the latency, which even
 // the shortest message pays, and 1 / beta is the bandwidth. Messages between different pairs of
-// devices can travel at the same time. So for k devices, each with b bytes in P tensors, we count
+// devices can travel at the same time, and a device can receive while it sends. So for k devices,
+// each with b bytes in P tensors, we count
 //   messages   how many copies (or reads by kernels) go from one memory to another
 //   busiest    how many bytes the busiest device receives
 //   rounds     the length of the longest chain of messages in which each waits for the one before
-// An allreduce takes about rounds * alpha + busiest * beta seconds. If the busiest device first
-// receives and then sends, as gpu(0) does below, count busiest * beta twice.
+// An allreduce takes about rounds * alpha + busiest * beta seconds. If the busiest device sends
+// only after it has received, as gpu(0) does below, count busiest * beta twice.
 //
 // The chapter's allreduce is one long chain. For one parameter on three devices:
 //
@@ -532,11 +535,10 @@ struct Message {
 Stream &link_stream(Device src, Device dst);               // for messages from src to dst
 void check_messages(const std::vector<Message> &messages); // fail if they cannot go together
 
-// For kernels of your own, which section 8 explains. LAUNCH(kernel<<<...>>>(...)) launches one and
-// checks for errors. (A program that includes this file may have its own LAUNCH.) A kernel may read
-// another device's memory if the program, when it starts, prints "peer" or "same GPU" for the two.
-// Call make_wait(reader, other) before it and make_wait(other, reader) after it. Such a read counts
-// as a message.
+// You can also write kernels (section 8). LAUNCH(kernel<<<...>>>(...)) launches one and checks for
+// errors. A kernel may read another device's memory if the program, when it starts, prints "peer"
+// or "same GPU" for the two. Call make_wait(reader, other) before it and make_wait(other, reader)
+// after it. Such a read counts as a message.
 constexpr int threads = 256; // in a block
 int blocks(long n);          // how many blocks give each of n elements a thread
 #ifndef LAUNCH
@@ -577,16 +579,15 @@ void allreduce_bucket(const PerDevice &grads) { allreduce(flatten(grads)); }
 // stands, it does the same as `naive`. Tools:
 //   copyto(src, dst)       one message; send({{src, dst}, ...}) sends several at the same time
 //   add_(a, b)             a += b, both on one device
-//   empty(shape, device)   memory. It is freed with its last handle, which is safe even while
-//                          enqueued work still uses it (section 10).
+//   empty(shape, device)   memory for what arrives
 //   flatten(grads)         one tensor per device; chunk(t, j, k) is chunk j of k of such a tensor
-//   to_string(t)           the numbers, for printf; the host waits for them
+//   to_string(t).c_str()   the numbers, for printf's %s; the host waits for them
 //
 // Climb this ladder, and run `make exercise` after each rung. It says whether your allreduce is
 // right on 1 to 8 devices, and what it costs.
 //   1 line      Sum one long tensor instead of P short ones, as `bucket` does.
 //   10 lines    Let different devices sum different tensors. This is what the chapter asks for.
-//   15 lines    Let device c sum chunk c of the one long tensor, and send() all messages at once.
+//   15 lines    Let device c sum chunk c of the one long tensor. Two calls of send() are enough.
 //   20 lines    Let every device send only to its neighbour, a chunk at a time.
 //
 // You can put your own kernels above the function. Section 8 explains kernels; start with
@@ -603,9 +604,8 @@ void allreduce_yours(const PerDevice &grads) {
     }
 }
 
-// The algorithms that ALLREDUCE=name can select. If yours needs k to be a power of two, write
-// {"yours", allreduce_yours, is_power_of_two}. If its kernels read other devices' memory, write
-// {"yours", allreduce_yours, peers_can_read}.
+// The algorithms that ALLREDUCE=name can select. If yours needs k to be a power of two, or its
+// kernels read other devices' memory, add is_power_of_two or peers_can_read to its line below.
 struct Algorithm {
     const char *name;
     void (*run)(const PerDevice &grads);
@@ -622,21 +622,14 @@ std::vector<Algorithm> algorithms = {
 // --- Overlap
 // The chapter remarks that the exchange of some gradients should begin while others are still being
 // computed. Backward starts with the last layer, and nobody has to wait for W1's gradient before
-// sending W4's. When train_batch() calls sum_gradients(), the host has enqueued all of backward,
-// but the devices have hardly begun it. So let backward record an event after each gradient. Then
-// a second stream of each device can wait for just the gradients that it sums, and its messages
-// travel while backward goes on:
-//
-//   usual stream     | backward of W4 b4 W3 b3 | backward of W2 b2 W1 b1 |                  | sgd
-//   second stream                              | sum of W4 b4 W3 b3      | sum of W2 ... b1 |
-//
-// OVERLAP=1 (extras/algorithms/overlap.h) does this with any algorithm. PyTorch's
-// DistributedDataParallel does it, too.
+// sending W4's. This file does not do so, but OVERLAP=1 does (extras/algorithms/overlap.h), with
+// any algorithm and a second stream for each device. So does PyTorch's DistributedDataParallel.
 
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
-// This section implements the operators, from ReLU to convolution, in a simple way. `make run` uses
-// the faster ones of extras/fast/ for those that you have not edited, unless KERNELS=plain.
+// This section implements the operators, from ReLU to convolution. All but the matrix product are
+// as simple as can be. `make run` uses the faster ones of extras/fast/ for those that you have not
+// edited, unless KERNELS=plain.
 //
 // A kernel, marked __global__, is a function that many threads of a device run at the same time.
 // This launches one:
@@ -912,7 +905,7 @@ __device__ void load_tile(Tile &to, const Matrix &m, int n, int row, int column)
 //   A (count,rows,terms) or (1,rows,terms)   B (count,terms,columns) or (1,terms,columns)
 //   ->   C (count,rows,columns)
 // If there is only one A or only one B, all products use it. If C has fewer matrices than there are
-// products, C[n] gets the sum of the products n, n + C.count, n + 2 * C.count, ...
+// products, as in matmul_sum(), C[n] gets the sum of products n, n + C.count, n + 2 * C.count ...
 __global__ void matmul_kernel(Matrix C, Matrix A, Matrix B) {
     __shared__ Tile A_tile, B_tile;
     const int row = blockIdx.y * tile, column = blockIdx.x * tile, i = threadIdx.x;
@@ -962,8 +955,8 @@ void matmul_sum(Matrix C, Matrix A, Matrix B, Device device) {
 }
 
 // --- bias
-// The sizes of a layer's result (N,C,...): `pixels` is the product of the sizes after C. (Below, C
-// is called O if it counts output channels.)
+// The sizes of a layer's result (N,C,...): `pixels` is the product of the sizes after C. (Comments
+// have O for C, which counts output channels here.)
 struct Planes {
     int N, C, pixels;
 };
@@ -1050,9 +1043,8 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
 // y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i+u,j+v] * W[o,c,u,v]
 //   X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW) with OH = H-K+1, OW = W-K+1
 // im2col (image to columns) makes this a matrix product, y[n] = b + W @ columns[n]. Column p =
-// (i,j) of columns[n] is the window of X that gives y[n,:,i,j]; row t = (c,u,v) is multiplied by
-// W[:,c,u,v]. So columns[n] has C*K*K rows, the terms of a sum, and OH*OW columns, one for each
-// pixel of y.
+// (i,j) of the matrix columns[n] is the window of X that gives y[n,:,i,j]; its row t = (c,u,v) is
+// multiplied by W[:,c,u,v]. So the matrix is C*K*K (the terms of a sum) x OH*OW (the pixels of y).
 struct ConvShape {
     int N, C, H, W, O, K, OH, OW;
 };
@@ -1108,7 +1100,7 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
     const Tensor y = empty({N, O, s.OH, s.OW}, device);
     const Tensor columns = empty({N, terms, pixels}, device); // kept for dW
     bias(y, b);                                               // y[n] = b
-    const int windows = N * s.C * pixels; // (at most as many as `columns` has)
+    const int windows = N * s.C * pixels; // fits an int, because size(columns) does
     LAUNCH(im2col_kernel<<<blocks(windows), threads, 0, stream_of(device)>>>(columns.ptr(), X.ptr(),
                                                                              s));
     matmul({y.ptr(), N, O, pixels}, {W.ptr(), 1, O, terms}, {columns.ptr(), N, terms, pixels},
@@ -1157,7 +1149,7 @@ struct NoGrad { // while one exists, operators are not recorded, as under torch.
 Tensor add_to_tape(const char *op, Tensor y, const Tensors &inputs, const GradFn &grad_fn) {
     auto wants_grad = [](const Tensor &X) { return X.grad != nullptr; };
     if (recording && std::any_of(inputs.begin(), inputs.end(), wants_grad)) {
-        if (!y.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape}); // no memory
+        if (!y.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape}); // no memory yet
         tapes[y.device.id].push_back({op, inputs, y.grad, grad_fn});
     }
     return y;
@@ -1183,7 +1175,7 @@ void backward(const Tensor &l) {
     while (!tape.empty()) {
         const TapeEntry entry = std::move(tape.back());
         tape.pop_back();
-        // Without memory, nothing has asked for dy with grad_ptr(): l does not use this result.
+        // If dy has no memory, no later operator has added to it: l does not use this result.
         if (entry.dy->data) entry.grad_fn(*entry.dy);
     }
 }
@@ -1251,7 +1243,7 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
     const char *advice = "";
     if (code == cudaErrorMemoryAllocation) advice = ": use a smaller BATCH";
     if (code == cudaErrorIllegalAddress) {
-        advice = ": a kernel has left its arrays, or uses another device's memory without being "
+        advice = ": a kernel went beyond its arrays, or uses another device's memory without being "
                  "connected to it (\"staged\")";
     }
     fflush(stdout);
@@ -1411,16 +1403,17 @@ std::shared_ptr<float> allocate_on_host(long n) {
     float *memory = nullptr;
     CUDA_CHECK(cudaMallocHost((void **)&memory, sizeof(float) * n));
     return std::shared_ptr<float>(memory, [](float *p) {
-        for (const DeviceState &user : device_states) cudaStreamSynchronize(user.stream.handle);
+        for (const DeviceState &s : device_states) cudaStreamSynchronize(s.stream.handle);
         cudaFreeHost(p);
     });
 }
 
-// Return memory for n floats. cudaMalloc() and cudaFree() make the host wait, so memory of a device
-// that is freed is kept, by its stream and size, for the next tensor that it fits. That tensor may
-// get it while enqueued work of the last one still uses it. This is safe: the new tensor's work is
-// enqueued later on the same stream, and copyto() and send() make this stream wait for every other
-// stream that uses the memory. (When its last handle goes, a shared_ptr calls the lambda below.)
+// Return memory for n floats. cudaMalloc() and cudaFree() make the host wait, so a device's memory
+// that is freed goes into a list for its stream and size, from which the next tensor of this size
+// takes it. Enqueued work of the last tensor may still use it then. This is safe: the new tensor's
+// work is enqueued later on the same stream, and copyto() and send() make this stream wait for
+// every other stream that uses the memory. (With its last handle, a shared_ptr calls the lambda
+// below.)
 std::shared_ptr<float> allocate(long n, Device device) {
     if (n == 0) return nullptr;
     if (is_host(device)) return allocate_on_host(n);
@@ -1728,10 +1721,9 @@ void compare(const char *what, int j, int c, float got, float expected, float to
 
 // Take a trial step on the first samples of the file, with copies of the parameters. Compare the
 // gradients with those that gpu(0) computes alone, one shard after another. (The whole minibatch at
-// once would be rounded differently.) They may differ by rounding, because the shards may be added
-// in another order: two sums of fewer than k additions, each of which is off by at most 2^-24 of
-// the sum of |x|, differ by at most k * 2^-23 = k * 1.2e-7 of it. Each device must have subtracted
-// lr * grad / n.
+// once would be rounded differently.) The shards may be added in another order: each of the at most
+// k - 1 additions of a sum is off by at most 2^-24 of the sum of |x|, so two such sums differ by
+// less than k * 2^-23 = k * 1.2e-7 of it. Each device must have subtracted lr * grad / n.
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr) {
     if (!options.checks) return;
     const auto [X, y] = train_iter.minibatch(0);
@@ -1783,8 +1775,8 @@ void check_replicas(const PerDevice &device_params) {
     }
 }
 
-// Fail if a message of send() has two sizes, or writes to memory that a message reads, or that
-// another one writes.
+// Fail if the two tensors of a message differ in size, or if a message writes to memory that one
+// reads, or that another one writes.
 void check_messages(const std::vector<Message> &messages) {
     auto overlap = [](const Tensor &x, const Tensor &y) {
         const bool neither_is_empty = size(x) > 0 && size(y) > 0;
@@ -1839,11 +1831,11 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
 struct Option {
     const char *name;
     std::variant<int *, float *, std::string *> field; // where the value goes
-    const char *help;                                  // ends with (its default)
+    const char *help;                                  // ends with the default
     double least = 0, most = 1e9;                      // of a number
 };
 
-// One line for each option: `make help` prints them from here, without compiling anything.
+// One line for each option, because `make help` prints them from here
 std::vector<Option> option_table = {
     {"GPUS", &options.gpus, "number of devices, which may share GPUs (1)", 1, 64},
     {"BATCH", &options.batch, "samples per minibatch, over all devices (256)", 1, 60000},

@@ -1421,7 +1421,7 @@ TEST_CASE("check_cuda: a failed call is named with its line, and ends the progra
     check_parts(run.err, "mgpu: ... tests.cu: ... cudaSetDevice(99): invalid device ordinal\n");
     CHECK(run.out == "");
     check_parts(run_in_shell(folder, "FAILING_CALL=700", "").err,
-                "mgpu: ... illegal memory access ... : a kernel has left its arrays, or uses "
+                "mgpu: ... illegal memory access ... : a kernel went beyond its arrays, or uses "
                 "another device's memory without being connected to it (\"staged\")\n");
 }
 
