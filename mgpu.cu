@@ -1065,6 +1065,11 @@ __global__ void im2col_kernel(float *columns, const float *X, ConvShape s) {
     }
 }
 
+void im2col(const Tensor &columns, const Tensor &X, ConvShape s) {
+    const int n = s.N * s.C * s.OH * s.OW; // fits an int, because size(columns) does
+    LAUNCH(im2col_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(columns.ptr(), X.ptr(), s));
+}
+
 // dX[n,c,h,w] += sum of dcolumns[n,t,p] over i,j,u,v with i+u = h and j+v = w
 //   dcolumns (N,terms,pixels)   ->   dX (N,C,H,W)
 __global__ void col2im_kernel(float *dX, const float *dcolumns, ConvShape s) {
@@ -1080,6 +1085,11 @@ __global__ void col2im_kernel(float *dX, const float *dcolumns, ConvShape s) {
         }
     }
     dX[index] += sum;
+}
+
+void col2im(float *dX, const Tensor &dcolumns, ConvShape s) {
+    LAUNCH(col2im_kernel<<<blocks(s.N * s.C * s.H * s.W), threads, 0, stream_of(dcolumns.device)>>>(
+        dX, dcolumns.ptr(), s));
 }
 
 // Return the sizes of a convolution, or fail.
@@ -1099,12 +1109,10 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
     const Device device = X.device;
     const Tensor y = empty({N, O, s.OH, s.OW}, device);
     const Tensor columns = empty({N, terms, pixels}, device); // kept for dW
-    bias(y, b);                                               // y[n] = b
-    const int windows = N * s.C * pixels; // fits an int, because size(columns) does
-    LAUNCH(im2col_kernel<<<blocks(windows), threads, 0, stream_of(device)>>>(columns.ptr(), X.ptr(),
-                                                                             s));
+    im2col(columns, X, s);
+    bias(y, b); // y[n] = b, then y[n] += W @ columns[n]
     matmul({y.ptr(), N, O, pixels}, {W.ptr(), 1, O, terms}, {columns.ptr(), N, terms, pixels},
-           device); // y[n] += W @ columns[n]
+           device);
     return add_to_tape("conv2d", y, {X, W, b}, [=](const Tensor &dy) {
         bias_backward(b, dy);
         if (float *dW = grad_ptr(W)) { // dW += sum over n of dy[n] @ columns[n]^T
@@ -1116,8 +1124,7 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
             const Tensor dcolumns = full({N, terms, pixels}, 0, device);
             matmul({dcolumns.ptr(), N, terms, pixels}, transpose({W.ptr(), 1, O, terms}),
                    {dy.ptr(), N, O, pixels}, device);
-            LAUNCH(col2im_kernel<<<blocks(size(X)), threads, 0, stream_of(device)>>>(
-                dX, dcolumns.ptr(), s));
+            col2im(dX, dcolumns, s);
         }
     });
 }

@@ -4,7 +4,7 @@
 // with what each gains). With PRODUCTS_APART products.cu is compiled by itself and linked. KERNELS
 // and PRECISION choose a rung of a ladder: plain (mgpu.cu's operators), tiled, fast, tf32.
 // replaces: conv2d linear relu avg_pool2d sgd max_pool2d add batch_norm
-// replaces: matmul matmul_sum bias bias_backward Tensor::ptr current_stream allocate
+// replaces: matmul matmul_sum bias bias_backward im2col col2im Tensor::ptr current_stream allocate
 // defines: FAST, use_kernels, usual_kernels
 #define FAST
 
@@ -23,6 +23,7 @@ struct Operators {
                      const fast::Sizes &s) = nullptr;
     Tensor (*linear)(const Tensor &X, const Tensor &W, const Tensor &b) = nullptr;
     void (*matmul)(bool sum, Matrix C, Matrix A, Matrix B, Device device) = nullptr; // and bias
+    void (*im2col)(const Tensor &columns, const Tensor &X, ConvShape s) = nullptr;   // and col2im
     Tensor (*relu)(const Tensor &X) = nullptr;
     Tensor (*avg_pool2d)(const Tensor &X, const PoolShape &s) = nullptr;
     void (*sgd)(const std::vector<Tensor> &params, float lr, int batch_size) = nullptr;
@@ -80,6 +81,12 @@ void bias_backward(const Tensor &b, const Tensor &dy) {
     if (!operators.matmul) return plain_bias_backward(b, dy);
     if (float *db = grad_ptr(b)) fast::channel_sums({db, db}, dy);
 }
+void im2col(const Tensor &columns, const Tensor &X, ConvShape s) {
+    operators.im2col ? operators.im2col(columns, X, s) : plain_im2col(columns, X, s);
+}
+void col2im(float *dX, const Tensor &dcolumns, ConvShape s) {
+    operators.im2col ? fast::add_columns(dX, dcolumns, s) : plain_col2im(dX, dcolumns, s);
+}
 Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
     if (!operators.linear) return plain_linear(X, W, b);
     check_linear(X, W, b);
@@ -120,9 +127,9 @@ Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &beta,
 #endif
 
 // EDITED names the operators of mgpu.cu that have changed since extras/fast/ was fitted to them.
-// mgpu.cu's own operators then run, not the tuned ones. Its words are conv2d, linear, matmul, relu,
-// avg_pool2d, sgd, max_pool2d, add and batch_norm. fast.mk finds them, and writes an object with
-// them, so that this file need not be compiled again.
+// mgpu.cu's own operators then run, not the tuned ones. Its words are conv2d, linear, matmul,
+// im2col, relu, avg_pool2d, sgd, max_pool2d, add and batch_norm. fast.mk finds them, and writes an
+// object with them, so that this file need not be compiled again.
 #ifndef EDITED
 extern const char edited[];
 #define EDITED ::edited
@@ -131,8 +138,15 @@ extern const char edited[];
 namespace fast {
 static std::string edited = EDITED;
 template <Rung rung> static Operators tuned(const std::string &name) {
-    const auto matmul = warp_size > 1 ? nullptr : matrix_product;
-    Operators tuned = {"tuned, " + name, conv2d<rung>, linear<rung>, matmul, relu, avg_pool2d, sgd};
+    const bool on_cpu = warp_size == 1;
+    Operators tuned = {"tuned, " + name,
+                       conv2d<rung>,
+                       linear<rung>,
+                       on_cpu ? matrix_product : nullptr,
+                       on_cpu ? columns_of : nullptr,
+                       relu,
+                       avg_pool2d,
+                       sgd};
 #ifdef NETWORKS
     tuned.max_pool2d = max_pool2d;
     tuned.add = add;
@@ -166,6 +180,7 @@ void use_usual_kernels() {
     leave("conv2d", &Operators::conv2d);
     leave("linear", &Operators::linear);
     leave("matmul", &Operators::matmul);
+    leave("im2col", &Operators::im2col);
     leave("relu", &Operators::relu);
     leave("avg_pool2d", &Operators::avg_pool2d);
     leave("sgd", &Operators::sgd);
@@ -174,7 +189,7 @@ void use_usual_kernels() {
     leave("batch_norm", &Operators::batch_norm);
     if (count == 0) return;
     operators.name = "your mgpu.cu's" +
-                     (count < 9 ? left + "; " + operators.name + " otherwise" : "") +
+                     (count < 10 ? left + "; " + operators.name + " otherwise" : "") +
                      " (KERNELS=" + usual_kernels + " for the tuned ones)";
 }
 

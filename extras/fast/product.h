@@ -115,6 +115,8 @@ void product_backward(const Store &dX, const Store &dW, const Store &db, const T
 
 void matrix_product(bool sum, Matrix C, Matrix A, Matrix B, Device device); // matmul.h
 void plane_bias(const Tensor &y, const Tensor &b);
+void columns_of(const Tensor &columns, const Tensor &X, ::ConvShape s);
+void add_columns(float *dX, const Tensor &dcolumns, ::ConvShape s);
 
 struct Range {
     int begin, end;

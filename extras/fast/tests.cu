@@ -846,30 +846,31 @@ TEST_CASE("use_kernels: the name says which operators run") {
     CHECK(bool(operators.conv2d != nullptr));
     CHECK(operators.name == std::string("your mgpu.cu's relu, sgd; tuned, ") + usual_kernels +
                                 " otherwise (KERNELS=" + usual_kernels + " for the tuned ones)");
-    fast::edited = "conv2d linear matmul relu avg_pool2d sgd max_pool2d add batch_norm";
+    fast::edited = "conv2d linear matmul im2col relu avg_pool2d sgd max_pool2d add batch_norm";
     use_usual_kernels();
     CHECK(operators.name ==
           std::string("your mgpu.cu's (KERNELS=") + usual_kernels + " for the tuned ones)");
     fast::edited = "";
 }
 
-// mgpu.cu's conv2d and linear, with tuned products of matrices and without
-TEST_CASE("tuned matmul: serves an edited conv2d and an edited linear") {
+// mgpu.cu's conv2d and linear, with a tuned matmul and im2col and without
+TEST_CASE("tuned matmul, im2col: serve an edited conv2d and an edited linear") {
     Usual usual;
     for (int N : {0, 1, 7}) {
-        for (bool is_conv : {true, false}) {
+        for (int width : {8, 38, 0}) { // 0: linear
+            const bool is_conv = width > 0;
             CAPTURE(N);
-            CAPTURE(is_conv);
+            CAPTURE(width);
             std::vector<Floats> all;
             for (const char *rung : {"plain", usual_kernels}) {
                 use_kernels(rung);
                 operators.conv2d = nullptr;
                 operators.linear = nullptr;
                 const std::vector<int> X_shape =
-                    is_conv ? std::vector<int>{N, 3, 9, 8} : std::vector<int>{N, 37};
+                    is_conv ? std::vector<int>{N, 3, 9, width} : std::vector<int>{N, 37};
                 const std::vector<int> W_shape =
                     is_conv ? std::vector<int>{35, 3, 3, 3} : std::vector<int>{37, 35};
-                const Tensor X = with_grad(numbers(N * (is_conv ? 216 : 37), 1), X_shape);
+                const Tensor X = with_grad(numbers(N * (is_conv ? 27 * width : 37), 1), X_shape);
                 const Tensor W = with_grad(numbers(35 * (is_conv ? 27 : 37), 2), W_shape);
                 const Tensor b = with_grad(numbers(35, 3), {35});
                 const Tensor y = is_conv ? conv2d(X, W, b) : linear(X, W, b);
