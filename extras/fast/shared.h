@@ -16,7 +16,9 @@ __device__ __forceinline__ float to_tf32(float x) { // to the nearest, ties away
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
     return __uint_as_float(bits);
 #else
-    return std::isfinite(x) ? __uint_as_float((__float_as_uint(x) + 0x1000) & ~0x1fffu) : x;
+    const unsigned bits = __float_as_uint(x);
+    const bool is_finite = (bits >> 23 & 255) < 255;
+    return is_finite ? __uint_as_float((bits + 0x1000) & ~0x1fffu) : x;
 #endif
 }
 // Says how the stages of a tile are copied from SM 80 on. There are `stages` of them. When add()

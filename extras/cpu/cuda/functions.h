@@ -108,21 +108,21 @@ inline float __frsqrt_rn(float x) { return 1 / sqrt((double)x); }
 #undef CUDA_CPU_CONVERSIONS
 #undef CUDA_CPU_ARITHMETIC
 
-// The bits of numbers
+// The bits of numbers. (-Og would not inline them in kernels.)
 namespace cuda_cpu {
-template <class To, class From> To bits_as(From from) {
+template <class To, class From> __forceinline__ To bits_as(From from) {
     static_assert(sizeof(To) == sizeof(From), "the same bits");
     To to;
     memcpy(&to, &from, sizeof to);
     return to;
 }
 } // namespace cuda_cpu
-inline float __int_as_float(int x) { return cuda_cpu::bits_as<float>(x); }
-inline float __uint_as_float(unsigned x) { return cuda_cpu::bits_as<float>(x); }
-inline int __float_as_int(float x) { return cuda_cpu::bits_as<int>(x); }
-inline unsigned __float_as_uint(float x) { return cuda_cpu::bits_as<unsigned>(x); }
-inline double __longlong_as_double(long long x) { return cuda_cpu::bits_as<double>(x); }
-inline long long __double_as_longlong(double x) { return cuda_cpu::bits_as<long long>(x); }
+__forceinline__ float __int_as_float(int x) { return cuda_cpu::bits_as<float>(x); }
+__forceinline__ float __uint_as_float(unsigned x) { return cuda_cpu::bits_as<float>(x); }
+__forceinline__ int __float_as_int(float x) { return cuda_cpu::bits_as<int>(x); }
+__forceinline__ unsigned __float_as_uint(float x) { return cuda_cpu::bits_as<unsigned>(x); }
+__forceinline__ double __longlong_as_double(long long x) { return cuda_cpu::bits_as<double>(x); }
+__forceinline__ long long __double_as_longlong(double x) { return cuda_cpu::bits_as<long long>(x); }
 inline int __double2hiint(double x) { return __double_as_longlong(x) >> 32; }
 inline int __double2loint(double x) { return (int)__double_as_longlong(x); }
 inline double __hiloint2double(int high, int low) {
