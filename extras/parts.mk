@@ -82,6 +82,15 @@ DOCTEST := $(or $(shell grep -ls 'operator+.const String *& *lhs' \
     /usr/include/doctest/doctest.h),build/doctest/doctest.h)
 build/doctest/doctest.h: ; @sh data/fetch.sh doctest
 
+# ----- Packages of Python -------------------------------------------------------------------------
+
+# Those that extras/ROOM/NAME.txt lists, in build/ROOM_venv
+build/%.txt: extras/$$(subst _venv,,$$*).txt
+	@mkdir -p build; python3 -m venv $(@D) >$(@D).log 2>&1 || \
+	    { echo '$@: python3 has no venv: apt-get install python3-venv' >&2; exit 1; }
+	@$(@D)/bin/python -m pip install -q -r $< >$(@D).log 2>&1 && cp $< $@ || \
+	    { echo "pip cannot install $<: $$(tail -n 1 $(@D).log)" >&2; exit 1; }
+
 # ----- The other folders --------------------------------------------------------------------------
 
 # (cpu.mk compiles what the others name.)

@@ -64,4 +64,4 @@ print(mgpu_notebook.with_exercise(open("mgpu.cu").read()))'
 }
 notebook_python=$PWD/build/notebook_venv/bin/python
 if [ -e build/page_venv/requirements.txt ]; then same 'make page' page; fi
-if [ -e build/notebook_venv/tests ]; then same 'the notebook' notebook; fi
+if [ -e build/notebook_venv/tests.txt ]; then same 'the notebook' notebook; fi

@@ -24,14 +24,6 @@ page_test:
 	@$(if $(chromium),,echo 'page_test: skipped: no Chromium (apt-get install chromium)'; exit;) \
 	$(if $(has_show),$(MAKE) show SUBMISSION=extras/exercise/wrong/counted_twice.cu && \
 	    mkdir -p build/page && mv build/show.html build/page/wrong.html &&) \
-	$(MAKE) page build/page_venv/tests DIR= && \
+	$(MAKE) page build/page_venv/tests.txt DIR= && \
 	FILES='build/page/index.html $(if $(has_show),build/show.html build/page/wrong.html)' \
 	    CHROMIUM=$(chromium) build/page_venv/bin/python -Bm pytest -qp no:cacheprovider extras/page/tests.py
-build/page_venv/tests: build/page_venv/requirements.txt
-	@build/page_venv/bin/python -m pip install -q $(page_tests) && touch $@
-page_tests = pytest==9.2.0 playwright==1.65.2 axe-playwright-python==0.1.8
-build/page_venv/requirements.txt: extras/page/requirements.txt
-	@mkdir -p build; python3 -m venv build/page_venv >build/page_venv.log 2>&1 || \
-	    { echo 'page: python3 has no venv: apt-get install python3-venv' >&2; exit 1; }
-	@build/page_venv/bin/python -m pip install -q -r $< >build/page_venv.log 2>&1 && cp $< $@ || \
-	    { echo "page: pip cannot install $<: $$(tail -n 1 build/page_venv.log)" >&2; exit 1; }
