@@ -64,15 +64,14 @@ dir := build/$(if $(filter cuda,$(backend)),gpu,cpu)
 programs := mgpu tests
 of_mgpu := mgpu.cu
 options_mgpu = $(numbers_$(*D))
-tests_h := extras/tests.h extras/reference.h extras/format.h
 of_tests = tests.cu $(hooked) $(tests_h)
-options_tests = -isystem $(dir $(DOCTEST))
 tests := tests
 # extras/parts.mk has the other programs. extras/cpu/cpu.mk has the same two rules for g++.
 include extras/parts.mk
 $(patsubst %,build/gpu/%.o,$(programs) $(objects)): build/%.o: $$(of_$$(*F)) $$(headers_$$(*F)) \
-    $$(if $$(findstring tests,$$(*F)),$(DOCTEST)) build/gpu/flags
+    $$(if $$(is_test),$(DOCTEST)) build/gpu/flags
 	$(begin)
-	$(show)$(NVCC) $(nvcc_flags) -I. -Ibuild/gpu $(options_$(*F)) -c $< $(to)
+	$(show)$(NVCC) $(nvcc_flags) -I. -Ibuild/gpu $(if $(is_test),-isystem $(dir $(DOCTEST))) \
+	    $(options_$(*F)) -c $< $(to)
 $(programs:%=build/gpu/%): build/%: $$(links_$$(*F)) build/%.o
 	$(show)$(NVCC) $(nvcc_flags) $(filter %.o,$^) $(as_program)

@@ -31,14 +31,12 @@ include_all = mkdir -p $(@D); { printf '\043ifndef MGPU_NO_MAIN\n\043define MGPU
     printf '\043endif\n'; } >$(new) && $(renew)
 copy_of = $(if $(filter $1,$(plain)),plain/$1,$(patsubst mgpu.cu,replaced/mgpu.cu,$1))
 in_program = $(foreach x,mgpu.cu $(parts),$(call copy_of,$x))
-build/gpu/program.cu build/cpp/program.cu: FORCE
+build/gpu/program.cu: FORCE
 	@$(call include_all,$(in_program))
-build/gpu/untuned.cu build/cpp/untuned.cu: FORCE
+build/gpu/untuned.cu: FORCE
 	@$(call include_all,replaced/mgpu.cu $(filter-out extras/fast/fast.cu,$(parts)))
 copied := extras/replaced.sh extras/definitions.awk extras/hooks.cu
 build/gpu/replaced/mgpu.cu: mgpu.cu $(copied)
-	@$(copy)
-build/cpp/replaced/mgpu.cu: build/cpp/mgpu.cu $(copied)
 	@$(copy)
 copy = mkdir -p $(@D); sh extras/replaced.sh $< $(filter %.cu %.h,$(wordlist 2,9,$^)) >$(new) && \
     $(finish)
@@ -62,11 +60,12 @@ without_lesson = $(if $(apart),$(filter-out $(lesson_cu) $(of_untuned_lesson),$(
 declarations_sh := extras/declarations.sh extras/definitions.awk
 build/cpp/parts.h: $$(call in_cpp,$$(of_lesson)) \
     $$(filter extras/%.cu extras/%.h,$$(needs)) $(declarations_sh)
-	@sh extras/declarations.sh $< $(filter %.cu %.h,$(wordlist 2,99,$^)) >$(new) && $(renew)
-build/cpp/lesson.h: $$(call in_cpp,$$(of_lesson)) $(declarations_sh)
-	@sh extras/declarations.sh $< >$(new) && $(renew)
+	@$(declare)
+build/cpp/lesson.h: $$(call in_cpp,$$(lesson_cu)) $(declarations_sh)
+	@$(declare)
 build/cpp/mgpu.h: build/cpp/replaced/mgpu.cu $(declarations_sh)
-	@sh extras/declarations.sh $< >$(new) && $(renew)
+	@$(declare)
+declare = mkdir -p $(@D); sh extras/declarations.sh $(filter %.cu %.h,$^) >$(new) && $(renew)
 
 # ----- Tests --------------------------------------------------------------------------------------
 
@@ -93,8 +92,27 @@ build/%.txt: extras/$$(subst _venv,,$$*).txt
 
 # ----- The other folders --------------------------------------------------------------------------
 
-# (cpu.mk compiles what the others name.)
--include $(filter-out extras/cpu/cpu.mk,$(sort $(wildcard extras/*/*.mk))) extras/cpu/cpu.mk
+tests_h := extras/tests.h extras/reference.h extras/format.h
+is_test = $(findstring tests,$(*F))
+# A program of a folder includes the program in one of these ways: untuned, without fast/; tuned, which
+# fast.mk has; or watched, which watch.mk has.
+of_untuned = $(call without_lesson,mgpu)
+options_untuned = $(untuned) $(call declared,mgpu)
+links_untuned = $(untuned_lesson)
+define add_program # NAME, WAY, FILE.cu and what it includes
+programs += $1
+of_$1 = $3 $$(of_$2)
+headers_$1 = $$(headers_$2) $(wildcard $(dir $(firstword $3))*.h)
+options_$1 = $$(options_$2)
+links_$1 = $$(links_$2)
+endef
+include $(filter-out extras/cpu/cpu.mk,$(sort $(wildcard extras/*/*.mk)))
+# extras/ROOM/tests.cu is the program ROOM_tests. (A handout has none.)
+tested := $(filter-out cpu $(untested),$(patsubst extras/%/tests.cu,%,$(wildcard extras/*/tests.cu)))
+$(foreach x,$(tested),$(eval $(call add_program,$x_tests,$(or $(way_$x),untuned),\
+    extras/$x/tests.cu $(wildcard extras/$x/$x.cu) $(tests_h))))
+tests += $(tested:%=%_tests)
+-include extras/cpu/cpu.mk # compiles what the others name
 tests := $(call chosen,$(tests))
 unexport $(filter-out $(own),$(typed)) # make would expand a $ in them
 # In the environment, options such as DATA or SEED may be there for something else
@@ -107,10 +125,10 @@ $(foreach x,$(filter-out $(own),$(options)),$(if $(findstring environment,$(orig
 
 .PHONY: help
 listed = sed -nE 's/^([a-z_]+):.*  $1 (.*)/\1\t\2/p' $2 2>/dev/null | expand -t 15
-variables = sed -nE 's/^\# ([A-Z_]+  )/\1/p' $1 2>/dev/null
+variables = cat $1 2>/dev/null | sed -nE 's/^\# ([A-Z_]+  )/\1/p'
 own_options = sed -nE 's/^    \{"([A-Z_]+)", [^"]*"(.*)".*\},$$/\1\t\2/p' $1 2>/dev/null | \
     expand -t 15
-rooms := $(sort $(patsubst extras/%/,%,$(dir $(wildcard extras/*/*.mk))))
+rooms := $(sort $(patsubst extras/%/,%,$(dir $(wildcard extras/*/*.cu extras/*/*.mk))))
 help:  ### print this list
 	@echo 'make TARGET NAME=value ...'; echo
 	@$(call listed,\#\#\#,Makefile extras/*/*.mk extras/*.mk)

@@ -32,19 +32,4 @@ edited:
 	@$(if $(wildcard extras/fast/checksum.sh),[ -z "$$(sh extras/fast/checksum.sh)" ] || \
 	    echo 'operators were edited: make check compares them with references in double' >&2)
 
-# ----- Compiling -------------------------------------------------------------------------------
-
-programs += check
-of_check = extras/check/check.cu $(watched)
-headers_check = $(watch) $(wildcard extras/check/*.h) extras/reference.h
-options_check = $(watching)
-links_check = $(watched_objects)
-
-ifneq ($(wildcard extras/check/tests.cu),) # a handout has none
-programs += check_tests
-tests += check_tests
-of_check_tests = extras/check/tests.cu extras/check/check.cu $(watched) $(tests_h)
-headers_check_tests = $(headers_check)
-options_check_tests = $(options_tests) $(watching)
-links_check_tests = $(watched_objects)
-endif
+$(eval $(call add_program,check,watched,extras/check/check.cu))

@@ -11,7 +11,6 @@ plant:  ## plant the mistakes of extras/check/mistakes.txt: do make run and make
 # extras/fast is there, it includes plain/mgpu.cu: `plain` is fast.mk's.)
 planted = program.cu mgpu.cu $(filter-out extras/hooks.cu extras/fast/% extras/files/%,$(parts)) \
     $(wildcard extras/algorithms/*.h) $(or $(plain:%=plain/%),replaced/mgpu.cu)
-.PRECIOUS: build/cpp/build/plant/%
 build/plant/%/check: $$(addprefix build/cpp/build/plant/$$*/,$$(planted)) \
     build/cpp/extras/check/plant.cu build/cpp/extras/check/check.cu $$(headers_check) \
     build/cpu/check
@@ -19,5 +18,3 @@ build/plant/%/check: $$(addprefix build/cpp/build/plant/$$*/,$$(planted)) \
 	$(show)$(CXX) $(cpu_flags) -w -iquote extras/check $(once_cpu) $(apart_cpu) \
 	    $(if $(apart_cpu),build/cpu/watched_products.o build/cpu/watched_winograd.o) \
 	    -DPROGRAM='"../../build/plant/$*/program.cu"' -x c++ build/cpp/extras/check/plant.cu $(dl) $(to)
-build/cpp/build/plant/%: build/plant/% $(wildcard extras/cpu/to_cpp.*)
-	@$(translate)

@@ -51,6 +51,8 @@ build/cpp/%.cu: %.cu $(to_cpp)
 	@$(translate)
 build/cpp/%.h: %.h $(to_cpp)
 	@$(translate)
+build/cpp/%.cu: build/gpu/%.cu $(to_cpp)
+	@$(translate)
 translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; sh extras/cpu/to_cpp.sh $<; } >$(new) && $(finish)
 # The names of these, of which those in build/gpu are written in C++ at once
 in_cpp = $(patsubst %,build/cpp/%,$(filter %.cu %.h,$(1:build/gpu/%=%))) $(filter-out %.cu %.h,$1)
@@ -58,17 +60,18 @@ in_cpp = $(patsubst %,build/cpp/%,$(filter %.cu %.h,$(1:build/gpu/%=%))) $(filte
 # Each program of the Makefile and the other folders on the stand-in, and under the sanitizers
 cpu_programs := $(programs) runtime_tests
 of_runtime_tests := extras/cpu/tests.cu $(wildcard extras/cpu/tests/*)
-options_runtime_tests = $(options_tests) -O0 $(if $(filter asan,$(*D)),$(loads)) $(numbers)
+options_runtime_tests = -O0 $(if $(filter asan,$(*D)),$(loads)) $(numbers)
 cuda_headers := $(wildcard extras/cpu/*.h extras/cpu/cuda/*.h extras/cpu/nvtx3/*)
 runtime := extras/cpu/runtime.cc $(cuda_headers) $(wildcard extras/cpu/cuda/*.cc)
 variants := cpu asan race lanes lanes_asan
 $(foreach x,$(variants),$(patsubst %,build/$x/%.o,$(cpu_programs) $(objects))): build/%.o: \
-    $$(call in_cpp,$$(of_$$(*F))) $$(headers_$$(*F)) $$(if $$(findstring tests,$$(*F)),$(DOCTEST)) \
+    $$(call in_cpp,$$(of_$$(*F))) $$(headers_$$(*F)) $$(if $$(is_test),$(DOCTEST)) \
     $(cuda_headers) build/$$(*D)/flags
 	$(begin)
 	$(show)$(CXX) $(cpu_flags) $(flags_$(*D)) $(read_before) \
-	    -iquote $(patsubst build/cpp/%/,%,$(dir $<)) -iquote build/cpp $(options_$(*F)) \
-	    $(if $(findstring tests,$(*F)),-DDOCTEST_LINKED) -x c++ -c $< $(to)
+	    -iquote $(patsubst build/cpp/%/,%,$(dir $<)) -iquote build/cpp \
+	    $(if $(is_test),-isystem $(dir $(DOCTEST)) -DDOCTEST_LINKED) $(options_$(*F)) \
+	    -x c++ -c $< $(to)
 takes_winograd := , about 8 s
 takes_watched_winograd := , about 8 s
 takes_watched_program := , about 6 s
@@ -76,7 +79,7 @@ takes_program := , about 6 s
 # The longest compilation begins first. The lesson is linked first, so that mgpu.cu's variables are
 # initialized before the parts add to them. (Not with `numbers`: g++ would want a library)
 $(foreach x,$(variants),$(cpu_programs:%=build/$x/%)): build/%: $$(firstword $$(links_$$(*F))) \
-    build/%.o $$(links_$$(*F)) $$(if $$(findstring tests,$$(*F)),build/$$(*D)/doctest.o) \
+    build/%.o $$(links_$$(*F)) $$(if $$(is_test),build/$$(*D)/doctest.o) \
     build/$$(*D)/runtime.o
 	$(show)$(CXX) $(cpu_flags) $(flags_$(*D)) $(filter %lesson.o,$^) \
 	    $(filter-out %lesson.o,$(filter %.o,$^)) $(dl) $(as_program)
@@ -128,14 +131,16 @@ try_sanitizer = echo 'int main() {}' | $(CXX) $(flags_$*) -x c++ - -o $(new) 2>/
     exit 1; }
 
 .PHONY: asan race lanes limits sanitize
-asan_tests := $(call chosen,$(asan_tests) tests runtime_tests)
+unwatched_tests := $(call chosen,$(filter-out $(watched_rooms:%=%_tests),$(tests)))
+asan_tests := $(unwatched_tests) $(call chosen,runtime_tests)
 asan: $(asan_tests:%=build/asan/%) data  ## tests under AddressSanitizer and UBSan
 	@$(call run_tests,build/asan,$(asan_tests))
 # The kernel may spread addresses too widely for ThreadSanitizer: setarch -R turns that off
 tsan = sh extras/cpu/race.sh $(setarch)
 setarch = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 # With ALLREDUCE only what is about that one
-race_tests := $(call chosen,$(race_tests) $(if $(value ALLREDUCE),,tests runtime_tests))
+race_tests := $(call chosen,$(if $(value ALLREDUCE),,$(filter tests algorithms_tests,$(tests)) \
+    runtime_tests))
 race_program := build/race/$(notdir $(program))
 race_trains := yes
 race: $(race_tests:%=build/race/%) data  ### tests and a training under ThreadSanitizer
@@ -154,7 +159,7 @@ limits: $(if $(save),build/cpu/program) data  ## test kills, full disks and lack
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
 lanes_asan_T := $(if $(filter command,$(origin T)),$(T), \
     -tc='conv*,matmul*,linear*,*pool*,relu*,add*,*norm*,softmax*,allreduce*,tuned*')
-lanes_tests := $(call chosen,$(lanes_tests) tests)
+lanes_tests := $(unwatched_tests)
 lanes_asan_tests := $(lanes_tests:%=build/lanes_asan/%)
 lanes: $(lanes_tests:%=build/lanes/%) build/cpu/runtime_tests $(lanes_asan_tests)
 lanes: data  ## tests with a GPU's block shapes, lane by lane

@@ -40,8 +40,6 @@ level_worker := -O1
 whole_cpu = $(if $(findstring clang,$(CXX)),,-fwhole-program) -Wno-unused-function
 whole_gpu := -Xcompiler -fwhole-program,-Wno-unused-function
 judged_needs := extras/exercise/judged.sh extras/definitions.awk
-build/cpp/judged/mgpu.cu: build/cpp/mgpu.cu $(judged_needs)
-	@mkdir -p $(@D); sh extras/exercise/judged.sh $< >$(new) && $(finish)
 build/gpu/judged/mgpu.cu: mgpu.cu $(judged_needs)
 	@mkdir -p $(@D); { echo '#line 1 "$<"'; sh extras/exercise/judged.sh $<; } >$(new) && $(finish)
 
@@ -52,7 +50,7 @@ of_wrong = extras/exercise/worker.cu build/gpu/wrong.cu $(wrong) extras/exercise
 headers_wrong = $(exercise_headers)
 options_wrong = -DALL_WRONG -DSUBMISSION='"wrong.cu"' $(whole_$(*D))
 level_wrong := -O1
-build/gpu/wrong.cu build/cpp/wrong.cu: $(wrong) extras/exercise/exercise.mk
+build/gpu/wrong.cu: $(wrong) extras/exercise/exercise.mk
 	@mkdir -p $(@D); printf '#include "%s"\n' $(wrong) >$(new) && $(finish)
 
 # A submission from elsewhere is compiled each time, since its includes are unknown.
@@ -79,17 +77,10 @@ submission = '$(subst ','\'',$(value SUBMISSION))'
 # ----- Tests -----------------------------------------------------------------------------------
 
 # (A handout has none, and submissions of theirs call other algorithms)
-ifneq ($(and $(wildcard extras/exercise/tests.cu),$(algorithms)),)
-exercise_tests := exercise_tests
-programs += exercise_tests
-tests += exercise_tests
-of_exercise_tests = extras/exercise/tests.cu $(watched) $(tests_h)
-headers_exercise_tests = $(exercise_headers)
-options_exercise_tests = $(options_tests) $(watching)
-links_exercise_tests = $(watched_objects)
+exercise_tests := $(if $(algorithms),$(wildcard extras/exercise/tests.cu))
+untested += $(if $(exercise_tests),,exercise)
 $(dir)/exercise_tests build/asan/exercise_tests: %/exercise_tests: | %/wrong build/cpu/judge
-race_judges := $(if $(value ALLREDUCE),,build/cpu/exercise_tests)
-endif
+race_judges := $(if $(exercise_tests),$(if $(value ALLREDUCE),,build/cpu/exercise_tests))
 
 # Under ThreadSanitizer. `wrong` is a worker, too: its mgpu.cu is the one here
 race_worker := build/race/$(if $(value ALLREDUCE)$(if $(exercise_tests),,alone),worker,wrong)

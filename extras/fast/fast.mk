@@ -4,8 +4,6 @@
 plain := mgpu.cu $(wildcard extras/networks/networks.cu)
 build/gpu/plain/%: % $(copied) extras/fast/fast.cu
 	@$(copy)
-build/cpp/plain/%: build/cpp/% $(copied) extras/fast/fast.cu
-	@$(copy)
 
 # products.cu takes the longest to compile, on a CPU with winograd.cu beside it. Of mgpu.cu they
 # include declarations, and are compiled again only if those change. (Under a sanitizer fast.cu
@@ -21,8 +19,8 @@ of_winograd := extras/fast/winograd.cu $(call included,extras/fast/winograd.cu) 
 options_winograd = -DVOCABULARY='"products.h"' -DWINOGRAD_APART
 options_products = $(if $(filter gpu,$(*D)),-DVOCABULARY='"products.h"',$(options_winograd))
 build/gpu/products.h build/cpp/products.h: mgpu.cu $(filter extras/%,$(of_products)) \
-    extras/declarations.sh extras/definitions.awk
-	@mkdir -p $(@D); sh extras/declarations.sh $(filter %.cu %.h,$^) >$(new) && $(renew)
+    $(declarations_sh)
+	@$(declare)
 # For SM 90 they use wgmma, which is of SM 90 alone: its PTX has none.
 comma := ,
 of_90 := arch=compute_90$(comma)code=
@@ -37,7 +35,7 @@ edited = $(shell sh extras/fast/checksum.sh)
 tuned += $(or $(apart_$(*D)),-DEDITED='"$(edited)"')
 objects += edited
 of_edited := build/gpu/edited.cu
-build/gpu/edited.cu build/cpp/edited.cu: FORCE
+build/gpu/edited.cu: FORCE
 	@mkdir -p $(@D); echo 'extern const char edited[] = "$(edited)";' >$(new) && $(renew)
 needs += $(if $(apart_$(*D)),,$(of_products)) $(fast_headers) extras/fast/checksums \
     $(plain:%=build/gpu/plain/%)
@@ -46,17 +44,13 @@ products_cpu := winograd.o products.o
 products_of = $(patsubst %,build/$(*D)/$1%,$(products_$(*D))) \
     $(if $(apart_$(*D)),build/$(*D)/edited.o)
 products = $(call products_of)
-links_program = $(products) $(lesson)
+of_tuned = $(call without_lesson,lesson)
+options_tuned = $(tuned) $(call declared,lesson)
+links_tuned = $(products) $(lesson)
+links_program = $(links_tuned)
 
-ifneq ($(wildcard extras/networks),) # they test the operators of both
-programs += fast_tests
-tests += fast_tests
-asan_tests += fast_tests
-lanes_tests += fast_tests
-of_fast_tests = extras/fast/tests.cu $(call without_lesson,lesson) $(tests_h)
-options_fast_tests = $(options_tests) $(tuned) $(call declared,lesson)
-links_fast_tests = $(products) $(lesson)
-endif
+way_fast := tuned
+untested += $(if $(wildcard extras/networks),,fast) # the tests have operators of both
 
 .PHONY: checksum sources
 # For a compiler of your own: write what the build generates, and print the options to find it

@@ -28,19 +28,4 @@ plot:  ## draw train loss and test acc of RUNS: build/plot.svg, .png; or print t
 pictures_venv: # for make plot and other pictures, where the system has no matplotlib
 	python3 -m venv build/pictures_venv && build/pictures_venv/bin/pip install -q matplotlib
 
-# ----- Compiling -------------------------------------------------------------------------------
-
-programs += measure
-of_measure = extras/measure/measure.cu $(watched)
-headers_measure = $(watch) $(wildcard extras/measure/*.h)
-options_measure = $(watching)
-links_measure = $(watched_objects)
-
-ifneq ($(wildcard extras/measure/tests.cu),) # a handout has none
-programs += measure_tests
-tests += measure_tests
-of_measure_tests = extras/measure/tests.cu extras/measure/measure.cu $(watched) $(tests_h)
-headers_measure_tests = $(headers_measure)
-options_measure_tests = $(options_tests) $(watching)
-links_measure_tests = $(watched_objects)
-endif
+$(eval $(call add_program,measure,watched,extras/measure/measure.cu))

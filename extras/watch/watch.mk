@@ -4,12 +4,15 @@
 # Programs that include watch.h, and then the program's source, with the tuned operators if they are
 # there. (Under a sanitizer those would take a minute to compile.)
 watch := $(wildcard extras/watch/*.h)
-watching = $(if $(filter asan race,$(*D)),$(untuned) $(filter-out -DPROGRAM%,$(tuned)),\
+headers_watched := $(watch)
+watched_rooms := check exercise measure watch
+$(foreach x,$(watched_rooms),$(eval way_$x := watched))
+options_watched = $(if $(filter asan race,$(*D)),$(untuned) $(filter-out -DPROGRAM%,$(tuned)),\
     $(if $(apart),-DPROGRAM='"program.h"',$(tuned)))
 # With g++ they include declarations, and objects that are compiled with watch.h are linked. (What
 # `static` hides in a part is not declared, nor what the parts include, but for two headers.)
-watched = $(if $(apart),build/gpu/program.h extras/format.h,$(needs))
-watched_objects = $(call products_of,watched_) \
+of_watched = $(if $(apart),build/gpu/program.h extras/format.h,$(needs))
+links_watched = $(call products_of,watched_) \
     $(if $(apart),$(patsubst %,build/$(*D)/watched_%.o,program lesson))
 objects += $(patsubst %,watched_%,products winograd program lesson)
 see := -include extras/watch/watch.h \
@@ -22,15 +25,6 @@ build/cpp/program.h: $$(patsubst %,build/cpp/%,$$(firstword $$(in_program)) extr
     $$(wordlist 2,9,$$(in_program)) \
     $$(wildcard extras/algorithms/overlap.h extras/fast/memory.h)) $(declarations_sh) \
     build/cpp/program.cu \
-    $(wildcard $(foreach x,check exercise measure watch,extras/$x/*.cu extras/$x/*.h)) $(tests_h)
+    $(wildcard $(foreach x,$(watched_rooms),extras/$x/*.cu extras/$x/*.h)) $(tests_h)
 	@cat $(filter-out %/program.cu,$(filter build/%,$^)) >$(new).cu; sh extras/declarations.sh $(new).cu \
 	    $(filter-out build/% $(declarations_sh),$^) >$(new); rm $(new).cu; $(renew)
-
-ifneq ($(wildcard extras/watch/tests.cu),) # a handout has none
-programs += watch_tests
-tests += watch_tests
-of_watch_tests = extras/watch/tests.cu $(watched) $(tests_h)
-headers_watch_tests := $(watch)
-options_watch_tests = $(options_tests) $(watching)
-links_watch_tests = $(watched_objects)
-endif
