@@ -30,7 +30,7 @@ test: backend say_tests $$(addprefix $$(dir)/,$$(tests)) data  ### run the tests
 	@$(call run_tests,$(dir),$(tests))
 data:  ### download Fashion-MNIST, or prepare the data set in the folder DATA
 	@sh data/unpack.sh $(words)
-all: $$(addprefix $$(dir)/,$$(programs))  ### build all programs
+all: $$(addprefix $$(dir)/,$$(filter-out $$(not_in_all),$$(programs)))  ### build all programs
 clean:  ### remove build/
 	@said=$$(rm -rf build 2>&1) || { echo "$$said" | head -n 1 >&2; exit 1; }
 backend:

@@ -60,7 +60,7 @@ fails() {
 copy() {
     local to=build/copies/$1 built
     mkdir -p "$to/build" && cp -a Makefile mgpu.cu tests.cu data README.md extras "$to/" &&
-        for built in cpu cpp data doctest mpi; do
+        for built in cpu cpp data doctest; do
             if [ -d build/$built ]; then cp -a build/$built "$to/build/" || return; fi
         done
 }

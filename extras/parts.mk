@@ -94,8 +94,8 @@ build/%.txt: extras/$$(subst _venv,,$$*).txt
 
 tests_h := extras/tests.h extras/reference.h extras/format.h
 is_test = $(findstring tests,$(*F))
-# A program of a folder includes the program in one of these ways: untuned, without fast/; tuned, which
-# fast.mk has; or watched, which watch.mk has.
+# A program of a folder includes the program in one of these ways: untuned, without fast/; tuned,
+# which fast.mk has; or watched, which watch.mk has.
 of_untuned = $(call without_lesson,mgpu)
 options_untuned = $(untuned) $(call declared,mgpu)
 links_untuned = $(untuned_lesson)
@@ -108,7 +108,8 @@ links_$1 = $$(links_$2)
 endef
 include $(filter-out extras/cpu/cpu.mk,$(sort $(wildcard extras/*/*.mk)))
 # extras/ROOM/tests.cu is the program ROOM_tests. (A handout has none.)
-tested := $(filter-out cpu $(untested),$(patsubst extras/%/tests.cu,%,$(wildcard extras/*/tests.cu)))
+tested := $(patsubst extras/%/tests.cu,%,$(wildcard extras/*/tests.cu))
+tested := $(filter-out cpu $(untested),$(tested))
 $(foreach x,$(tested),$(eval $(call add_program,$x_tests,$(or $(way_$x),untuned),\
     extras/$x/tests.cu $(wildcard extras/$x/$x.cu) $(tests_h))))
 tests += $(tested:%=%_tests)
@@ -158,14 +159,14 @@ $(and $(filter none,$(SM)),$(filter build/gpu,$(dir)),$(error this CUDA no longe
 cores := $(if $(filter build/gpu,$(dir)),$(shell $(NVCC) --help | grep -oe '^--split-compile '))
 nvcc_flags = -std=c++17 $(or $(level_$(*F)),-O3) -lineinfo -D_GLIBCXX_ASSERTIONS \
     -Xcompiler -Wall,-Wextra $(or $(sms_$(*F)),$(sms)) $(cores:%=%=0) \
-    $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror)
+    $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror) $(compiler_$(*F):%=-ccbin %)
 sms = $(foreach x,$(SM),-gencode arch=compute_$x,code=$(if $(native),sm_$x,[sm_$x,compute_$x]))
 
 # What is compiled gets the date at which that began, so that an edit meanwhile is newer. All that is
 # written gets its name when it is whole, since another make may be reading it, or this one be killed.
 show := $(if $(V),,@)
 silent := $(findstring s,$(firstword -$(MAKEFLAGS)))
-begin = @mkdir -p $(@D) && touch $@.begun; $(if $(silent),,echo 'compiling $@$(takes_$(*F))' >&2)
+begin = @mkdir -p $(@D) && touch $@.begun; $(if $(silent),,echo 'compiling $@$(takes)' >&2)
 to = -o $(new) && touch -r $@.begun $(new) && $(finish)
 as_program = -o $(new) && $(finish)
 new = $@.$$$$

@@ -28,8 +28,6 @@ CPUFLAGS ?= -std=c++17 $(MARCH) $(wide) -fopenmp-simd -g1 -Wall -Wextra -Wno-psa
     -fstack-clash-protection,\
     -Og -fstrict-aliasing -fno-aggressive-loop-optimizations --param ggc-min-heapsize=1000000)
 cpu_flags = $(CPUFLAGS) -D_GLIBCXX_ASSERTIONS $(if $(WERROR),-Werror) -pthread -Iextras/cpu
-# The same with another level of optimization
-level = $(patsubst -O%,$1,$(cpu_flags))
 
 # Conversions and shifts whose results are others on a GPU are told: see checks.cc
 numbers := $(foreach what,sanitize sanitize-recover,-f$(what)=float-cast-overflow,shift-exponent)
@@ -54,7 +52,7 @@ build/cpp/%.h: %.h $(to_cpp)
 build/cpp/%.cu: build/gpu/%.cu $(to_cpp)
 	@$(translate)
 translate = mkdir -p $(@D); { echo '\#line 1 "$<"'; sh extras/cpu/to_cpp.sh $<; } >$(new) && $(finish)
-# The names of these, of which those in build/gpu are written in C++ at once
+# The names of these
 in_cpp = $(patsubst %,build/cpp/%,$(filter %.cu %.h,$(1:build/gpu/%=%))) $(filter-out %.cu %.h,$1)
 
 # Each program of the Makefile and the other folders on the stand-in, and under the sanitizers
@@ -68,20 +66,18 @@ $(foreach x,$(variants),$(patsubst %,build/$x/%.o,$(cpu_programs) $(objects))): 
     $$(call in_cpp,$$(of_$$(*F))) $$(headers_$$(*F)) $$(if $$(is_test),$(DOCTEST)) \
     $(cuda_headers) build/$$(*D)/flags
 	$(begin)
-	$(show)$(CXX) $(cpu_flags) $(flags_$(*D)) $(read_before) \
+	$(show)$(compiler) $(cpu_flags) $(flags_$(*D)) $(read_before) \
 	    -iquote $(patsubst build/cpp/%/,%,$(dir $<)) -iquote build/cpp \
 	    $(if $(is_test),-isystem $(dir $(DOCTEST)) -DDOCTEST_LINKED) $(options_$(*F)) \
 	    -x c++ -c $< $(to)
-takes_winograd := , about 8 s
-takes_watched_winograd := , about 8 s
-takes_watched_program := , about 6 s
-takes_program := , about 6 s
+compiler = $(or $(compiler_$(*F)),$(CXX))
+takes = $(if $(filter %winograd.o %program.o,$@), (about 8 s))
 # The longest compilation begins first. The lesson is linked first, so that mgpu.cu's variables are
 # initialized before the parts add to them. (Not with `numbers`: g++ would want a library)
 $(foreach x,$(variants),$(cpu_programs:%=build/$x/%)): build/%: $$(firstword $$(links_$$(*F))) \
     build/%.o $$(links_$$(*F)) $$(if $$(is_test),build/$$(*D)/doctest.o) \
     build/$$(*D)/runtime.o
-	$(show)$(CXX) $(cpu_flags) $(flags_$(*D)) $(filter %lesson.o,$^) \
+	$(show)$(compiler) $(cpu_flags) $(flags_$(*D)) $(filter %lesson.o,$^) \
 	    $(filter-out %lesson.o,$(filter %.o,$^)) $(dl) $(as_program)
 # What they share: the runtime, and doctest's own code
 build/%/runtime.o: $(runtime) build/%/flags
@@ -135,9 +131,7 @@ unwatched_tests := $(call chosen,$(filter-out $(watched_rooms:%=%_tests),$(tests
 asan_tests := $(unwatched_tests) $(call chosen,runtime_tests)
 asan: $(asan_tests:%=build/asan/%) data  ## tests under AddressSanitizer and UBSan
 	@$(call run_tests,build/asan,$(asan_tests))
-# The kernel may spread addresses too widely for ThreadSanitizer: setarch -R turns that off
-tsan = sh extras/cpu/race.sh $(setarch)
-setarch = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
+tsan = sh extras/cpu/race.sh
 # With ALLREDUCE only what is about that one
 race_tests := $(call chosen,$(if $(value ALLREDUCE),,$(filter tests algorithms_tests,$(tests)) \
     runtime_tests))
@@ -159,7 +153,7 @@ limits: $(if $(save),build/cpu/program) data  ## test kills, full disks and lack
 lanes: T = -tce='program*,exercise*,check_first*,*gpus gives*,train_batch: k*,train_batch: every*'
 lanes_asan_T := $(if $(filter command,$(origin T)),$(T), \
     -tc='conv*,matmul*,linear*,*pool*,relu*,add*,*norm*,softmax*,allreduce*,tuned*')
-lanes_tests := $(unwatched_tests)
+lanes_tests := $(filter-out files_tests,$(unwatched_tests))
 lanes_asan_tests := $(lanes_tests:%=build/lanes_asan/%)
 lanes: $(lanes_tests:%=build/lanes/%) build/cpu/runtime_tests $(lanes_asan_tests)
 lanes: data  ## tests with a GPU's block shapes, lane by lane
@@ -202,8 +196,9 @@ machines:  ## for a release: try other versions of Debian, compilers and CUDA (r
 # Warnings are nvcc's or, of the stand-in, of a printf's format and of if (a = b). As nvcc does, g++
 # includes the runtime's header by itself. -O2, since such a program often computes all once more on
 # the host: 15 times as fast there as -Og. In runtime.o it halves the time of a launch.
+flags_cu := -O2
 cu_on := $(if $(CHECK),cpu,$(notdir $(dir)))
-cu_flags = $(filter-out -Wall -Wextra -Werror,$(call level,-O2)) -Wformat -Wparentheses \
+cu_flags = $(filter-out -Wall -Wextra -Werror,$(cpu_flags)) $(flags_cu) -Wformat -Wparentheses \
     $(if $(clang),-Wno-undefined-inline)
 cu_once := build/$(or $(filter asan race,$(CHECK)),cu)/runtime.o
 cu_needs := $(if $(CHECK),,backend) $(if $(filter cpu,$(cu_on)),$(cu_once))
@@ -211,9 +206,7 @@ cu_gpu = $(filter-out -Xcompiler -Wall$(comma)-Wextra -Werror all-warnings,$(nvc
 comma := ,
 cu_compile = $(if $(filter gpu,$(cu_on)),$(NVCC) $(cu_gpu),\
     $(CXX) $(cu_flags) $(flags_$(filter-out lanes,$(CHECK))) $(if $(filter asan,$(CHECK)),$(loads)) \
-    -iquote . \
-    $(cu_macros) -include extras/cpu/cuda_runtime.h)
-cu programs: export CU_CHECKED := $(numbers)
+    -iquote . $(cu_macros) -include extras/cpu/cuda_runtime.h $(numbers))
 # What nvcc defines
 cu_macros := -D__NVCC__ -D__CUDACC__ -D__CUDACC_VER_MAJOR__=13 -D__CUDACC_VER_MINOR__=0
 cu programs: export CU_ON = $(cu_on)
@@ -224,7 +217,6 @@ cu programs: export CU_COMPILE = $(cu_compile)
 cu programs: export CU_C = $(CXX) $(filter-out -std=%,$(cu_flags)) \
     $(flags_$(filter-out lanes,$(CHECK))) -iquote .
 cu programs: export CU_OBJECTS = $(cu_once)
-cu programs: export CU_SETARCH = $(if $(filter race,$(CHECK)),$(setarch))
 
 .PHONY: cu nvcc programs programs_nvcc
 cu: $(cu_needs)  ## run a program of your own: make cu FILE=own.cu
@@ -233,10 +225,6 @@ cu: $(cu_needs)  ## run a program of your own: make cu FILE=own.cu
 nvcc: export NVCC := $(NVCC)
 nvcc:  ## compile mgpu.cu, or FILE=own.cu, for a GPU, without one
 	@sh extras/cpu/nvcc.sh
-
-build/cu/runtime.o: $(runtime) build/cpu/flags
-	$(begin)
-	$(show)$(CXX) $(cu_flags) -c $< $(to)
 
 # Small programs: each prints what its head says
 programs: $(cu_needs)  ## run the programs of extras/cpu/programs

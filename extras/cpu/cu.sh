@@ -2,8 +2,7 @@
 # cu.sh WORD ...: compiles the program $CU_FILE, one or several .cu files, and starts it with these
 # words, in the folder of its first file. $CU_INCLUDE are folders with headers. make cu says how:
 # CU_ON is gpu or cpu, or nvcc, which only compiles; CU_COMPILE is the compiler with its flags,
-# CU_CHECKED more of them, CU_C that for C, CU_OBJECTS what is compiled already; CHECK: asan, race,
-# lanes or none.
+# CU_C that for C, CU_OBJECTS what is compiled already; CHECK: asan, race, lanes or none.
 
 # one_a_line PATHS: a path, which may have spaces, or several, then with quotes around such a one
 one_a_line() {
@@ -153,7 +152,7 @@ openmp=
 if grep -qE '^[ \t]*#[ \t]*(pragma[ \t]+omp[ \t]|include[ \t]*[<"]omp\.h)' "$@"; then
     openmp=-fopenmp
 fi
-# CU_COMPILE, CU_OBJECTS, CU_SETARCH are lists of words
+# CU_COMPILE and CU_OBJECTS are lists of words
 # shellcheck disable=SC2086
 if [ "$CU_ON" = nvcc ]; then
     status=0
@@ -188,7 +187,7 @@ else
         if grep -rqE '^[ \t]*#error .*: the stand-in lacks it$' "$tree/tree"; then
             only=-Wfatal-errors
         fi
-        $CU_COMPILE ${global:+"$global"} $CU_CHECKED $openmp $only -iquote "$folder" -x c++ -c \
+        $CU_COMPILE ${global:+"$global"} $openmp $only -iquote "$folder" -x c++ -c \
             "$translated" -o "$tree/$objects.o"
     }
     link() { ${CU_COMPILE%% -include*} $openmp "$tree"/*.o $CU_OBJECTS -o "$program"; }
@@ -224,7 +223,7 @@ eval "set -- $arguments"
 # shellcheck disable=SC2086
 case $CHECK in
 asan) export ASAN_OPTIONS="detect_leaks=0:$ASAN_OPTIONS"; run "$@" ;;
-race) sh extras/cpu/race.sh env --chdir="$program_folder" $CU_SETARCH "$program" "$@" && echo 'race: none found' >&2 ;;
+race) sh extras/cpu/race.sh env --chdir="$program_folder" "$program" "$@" && echo 'race: none found' >&2 ;;
 lanes) # in each order of warps and lanes the same
     first=
     for order in forwards backwards 1; do

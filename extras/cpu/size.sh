@@ -21,8 +21,9 @@ printf '%-22s %7s %7s   %s\n' part lines code limit
 part mgpu.cu 1980/1350 mgpu.cu
 part tests.cu 1569 tests.cu
 part 'tests.h, reference.h' 978 extras/tests.h extras/reference.h
-part Makefile 90 Makefile
-part 'parts.mk and test.sh' 240 extras/parts.mk extras/test.sh
+part Makefile 82 Makefile
+part 'all .mk files' 840/620 extras/*.mk extras/*/*.mk
+part test.sh 75 extras/test.sh
 part README.md 145 README.md
 for folder in algorithms:405 files:450 networks:700 fast:3830 watch:960 exercise:2750 check:2620 \
     measure:700 nodes:665; do

@@ -22,39 +22,28 @@ ifneq ($(value NODES)$(value HOSTS),)
     sanitize,$(MAKECMDGOALS)),$(error make $x works only in one process: leave NODES and HOSTS out))
   start := $(mpirun) $(if $(value NODES),-n $(value NODES)) \
       $(if $(value HOSTS),--hostfile '$(subst ','\'',$(value HOSTS))')
-  program := build/mpi/nodes
+  program := $(dir)/nodes
   backend += with $(if $(value NODES),$(value NODES) processes) on \
       $(or $(subst ',,$(value HOSTS)),$(shell nproc) cores)
 endif
 
-# Of NODES, on the backend: nvcc's host compiler is MPI's, which calls g++. (With CXX=mpicxx it
-# would call itself for ever.)
+# nodes.cu is compiled by MPI's compiler, which calls g++. (With CXX=mpicxx it would call itself for
+# ever.) On a GPU nvcc calls it.
 ifeq ($(findstring mpi,$(notdir $(CXX))),)
 export OMPI_CXX = $(CXX)
 export MPICH_CXX = $(CXX)
 endif
-# nodes.cu includes the program's source, in C++ for the stand-in
-mpi_gpu = $(NVCC) $(nvcc_flags) -I. -Ibuild/gpu -ccbin $(MPICXX)
-mpi_cpu = $(MPICXX) $(cpu_flags) $(flags_$1)
-mpi = $(mpi_$(notdir $(dir)))
-in_cpp_too := $(filter build/cpu,$(dir))
+programs += nodes
+not_in_all += nodes
+compiler_nodes = $(MPICXX)
 of_nodes = extras/nodes/nodes.cu extras/nodes/exercise.h extras/format.h $(needs)
-apart_mpi = $(apart_$(notdir $(dir)))
-mpi_objects = $(if $(apart_$(*D)),$(addprefix $(dir)/,$(products_$(notdir $(dir))) edited.o)) \
-    $(if $(in_cpp_too),build/$(or $(patsubst mpi_%,%,$(filter mpi_%,$(*D))),cpu)/runtime.o)
-nodes_dirs := build/mpi build/mpi_asan build/mpi_race
-$(nodes_dirs:%=%/nodes.o): build/%.o: $$(call $(if $(in_cpp_too),in_cpp,or),$$(of_nodes)) \
-    build/$$(*D)/flags
-	$(need_mpi)$(begin)
-	$(show)$(call mpi,$(*D:mpi_%=%)) $(tuned) $(if $(in_cpp_too),-iquote build/cpp -x c++) \
-	    -c $< $(to)
-$(nodes_dirs:%=%/nodes): build/%: build/%.o $$(mpi_objects)
-	$(show)$(call mpi,$(*D:mpi_%=%)) $(filter %.o,$^) $(as_program)
+headers_nodes = build/mpi_version
+options_nodes = $(need_mpi)$(tuned)
+links_nodes = $(products)
 # The compiler of another MPI, or of another version, may have the same name
-mpi_version = $(shell { $(MPICXX) -show; printf '\043include <mpi.h>\n' | \
-    $(MPICXX) -E -dM -x c++ - | grep -E '(OMPI|MPICH|I_MPI)_[A-Z_]*VERSION '; } 2>/dev/null)
-build/mpi/flags build/mpi_asan/flags build/mpi_race/flags: flags = $(call mpi,$(*:mpi_%=%)) \
-    $(mpi_version)
+build/mpi_version: FORCE
+	@mkdir -p build; { $(MPICXX) -show; printf '\043include <mpi.h>\n' | $(MPICXX) -E -dM -x c++ - | \
+	    grep -E '(OMPI|MPICH|I_MPI)_[A-Z_]*VERSION '; } >$(new) 2>/dev/null; $(renew)
 
 ifneq ($(start),)
 exercise: backend $(program)
@@ -62,15 +51,15 @@ exercise: backend $(program)
 endif
 
 .PHONY: nodes nodes_asan nodes_race
-nodes: backend $(program) build/mpi/nodes data  ## test NODES on this machine (needs MPI)
-	@sh extras/nodes/test.sh $(program) build/mpi/nodes $(mpirun)
+nodes: backend $(program) $(dir)/nodes data  ## test NODES on this machine (needs MPI)
+	@sh extras/nodes/test.sh $(program) $(dir)/nodes $(mpirun)
 nodes_words := $(if $(wildcard extras/algorithms),OVERLAP=1) \
     $(if $(wildcard extras/files),LOG=build/nodes_log)
 # MPI's own leaks and locks are suppressed by name
-nodes_asan: build/mpi_asan/nodes data
+nodes_asan: build/asan/nodes data
 	@ASAN_OPTIONS=fast_unwind_on_malloc=0 \
 	    LSAN_OPTIONS=suppressions=extras/nodes/mpi.lsan:print_suppressions=0 \
 	    $(mpirun) -n 2 $< GPUS=2 LIMIT=90 BATCH=40 EPOCHS=1 $(nodes_words)
-nodes_race: build/mpi_race/nodes data
-	@TSAN_OPTIONS="exitcode=66 suppressions=extras/nodes/mpi.tsan" $(mpirun) -n 2 $(setarch) $< \
+nodes_race: build/race/nodes data
+	@TSAN_OPTIONS=suppressions=extras/nodes/mpi.tsan $(tsan) $(mpirun) -n 2 $< \
 	    GPUS=2 LIMIT=6 BATCH=4 EPOCHS=1 CHECKS=0 $(nodes_words)

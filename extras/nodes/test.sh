@@ -146,10 +146,10 @@ for version in 4 5; do
     printf '#!/bin/sh\n[ "$1" = -show ] || echo "\043define OMPI_MAJOR_VERSION %s"\n' $version \
         >$out/mpicxx
     chmod +x $out/mpicxx
-    ${MAKE:-make} -s build/mpi_race/flags MPICXX=$out/mpicxx >$out/text 2>&1 || fail "flags of MPI"
-    cp build/mpi_race/flags $out/flags$version
+    ${MAKE:-make} -s build/mpi_version MPICXX=$out/mpicxx >$out/text 2>&1 || fail "version of MPI"
+    cp build/mpi_version $out/version$version
 done
-if cmp -s $out/flags4 $out/flags5; then fail "another MPI is not noticed"; fi
-rm -f build/mpi_race/flags
+if cmp -s $out/version4 $out/version5; then fail "another MPI is not noticed"; fi
+rm -f build/mpi_version
 pass "another MPI is noticed"
 echo "$passed passed, 0 failed"
