@@ -13,15 +13,19 @@ import re
 import shutil
 import sys
 
-COPIED = """Makefile LICENSE *.md *.cu .clang-format data extras/*.h extras/*.awk
-    extras/parts.mk extras/test.sh extras/algorithms
+COPIED = """Makefile LICENSE *.md *.cu .clang-format data extras/*.* extras/algorithms
     extras/check extras/cpu extras/exercise extras/fast extras/files extras/measure extras/networks
     extras/nodes extras/watch""".split()
 TEACHERS = """extras/algorithms/tests.cu extras/check/tests.cu extras/exercise/tests.cu
     extras/measure/tests.cu extras/watch/tests.cu extras/exercise/right extras/check/mistakes.txt
     extras/check/plant.py extras/check/plant.cu extras/check/plant.mk extras/exercise/grade.py extras/exercise/grade_test.py
     extras/exercise/gradescope.schema.json extras/exercise/handout.py extras/exercise/teacher.mk
-    extras/exercise/teacher.md extras/networks/tests.cu""".split()
+    extras/exercise/teacher.md extras/networks/tests.cu extras/reworded.sh""".split()
+# README's sentence on the solutions, and its row for their folder
+SENTENCE = (
+    r"Seven solutions are\s+in\s+\[.*?your\s+own\.\s+|`OVERLAP=1`, also there,.*?show\."
+    r"|\n\| \| \[algorithms/\][^\n]*"
+)
 
 
 def change(path, pattern, text=""):
@@ -62,6 +66,8 @@ def main(folder, hidden):
         else:
             shutil.copy(path, to)
 
+    if not hidden:
+        change(os.path.join(folder, "README.md"), rf"(?s:{SENTENCE})")
     for name in hidden or names:
         change(os.path.join(folder, "README.md"), rf"(?m)^\| `{name}` \|.*\n")
         change(os.path.join(folder, "extras/algorithms/algorithms.cu"), rf'#include "{name}\.h"\n')
