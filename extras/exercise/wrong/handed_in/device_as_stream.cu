@@ -1,4 +1,4 @@
-// does not compile 0: device_as_stream.cu:8 ... no matching function
+// does not compile 0: the fourth argument of a launch must be a cudaStream_t
 // A launch has a device where a stream belongs.
 #include "yours.h"
 
