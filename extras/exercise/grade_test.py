@@ -137,13 +137,9 @@ check(not (sandboxed and os.path.exists("build/written_by_a_submission")), "it w
 left = [p for p in glob.glob("/proc/[0-9]*/cmdline") if b"31415" in open(p, "rb").read()]
 check(not left, f"processes are left: {left}")
 
-try:
-    import jsonschema
-except ImportError:
-    print("results.json: its schema skipped, no python3-jsonschema")
-else:
-    schema = json.load(open("extras/exercise/gradescope.schema.json"))
-    jsonschema.validate(json.load(open("build/grades/results.json")), schema)
+for test in json.load(open("build/grades/results.json"))["tests"]:  # as Gradescope reads them
+    check(0 <= test["score"] <= test["max_score"] and test["name"], test)
+    check(test["status"] in ("passed", "failed") and test["output_format"] == "text", test)
 suites = xml.parse("build/grades/grades.xml").getroot()
 check(len(suites) == len(files), "a suite for each in grades.xml")
 

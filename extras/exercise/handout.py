@@ -18,9 +18,9 @@ COPIED = """Makefile LICENSE *.md *.cu .clang-format data extras/*.* extras/algo
     extras/nodes extras/watch""".split()
 TEACHERS = """extras/algorithms/tests.cu extras/check/tests.cu extras/exercise/tests.cu
     extras/measure/tests.cu extras/watch/tests.cu extras/exercise/right extras/check/mistakes.txt
-    extras/check/plant.py extras/check/plant.cu extras/check/plant.mk extras/exercise/grade.py extras/exercise/grade_test.py
-    extras/exercise/gradescope.schema.json extras/exercise/handout.py extras/exercise/teacher.mk
-    extras/exercise/teacher.md extras/networks/tests.cu extras/reworded.sh""".split()
+    extras/check/plant.py extras/check/plant.cu extras/check/plant.mk extras/exercise/grade.py
+    extras/exercise/grade_test.py extras/exercise/handout.py extras/exercise/teacher.mk
+    extras/exercise/teacher.md extras/networks/tests.cu""".split()
 # README's sentence on the solutions, and its row for their folder
 SENTENCE = (
     r"Seven solutions are\s+in\s+\[.*?your\s+own\.\s+|`OVERLAP=1`, also there,.*?show\."
