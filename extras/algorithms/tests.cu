@@ -166,16 +166,4 @@ TEST_CASE("parse_options: OVERLAP") {
     check_says(parse("ALLREDUCE=magic"), "choose one of naive, bucket, yours, host, by_tensor");
 }
 
-TEST_CASE("program: ALLREDUCE and OVERLAP train to the same bits on two devices" * trains) {
-    DataFolder folder(few, few / 4);
-    const std::string some = format("BATCH=%d EPOCHS=2 ", few / 2 - 1);
-    const Floats want = trained(folder, some);
-    for (const std::string &name : every) {
-        if ((small_only && name != "ring") || !works_here(name)) continue;
-        CAPTURE(name);
-        check_close(trained(folder, some + "OVERLAP=1 ALLREDUCE=" + name), want, 0);
-    }
-    check_close(trained(folder, some + "ALLREDUCE=host"), want, 0);
-}
-
 int main(int argc, char **argv) { return tests_main(argc, argv); }

@@ -1009,54 +1009,6 @@ TEST_CASE("train_batch: PRECISION=tf32 trains as FP32 does, to two digits") {
     check_close(step("tf32"), got, 0);
 }
 
-TEST_CASE("check_first_minibatch: a right step passes with each rung" *
-          doctest::skip(no_training)) {
-    Kept kept;
-    Usual usual;
-    for (bool lively : {false, true}) {
-        rng.seed(0);
-        init_params();
-        if (lively) use_lively_params();
-        for (const std::string &rung : rungs) {
-            INFO(rung, ", lively ", lively);
-            use_kernels(rung);
-            const int k = lively && !small_only ? 3 : 2; // with shards that differ in size
-            CHECK(first_minibatch(k, k + 2) ==
-                  format("first minibatch: %d devices agree with one\n", k));
-        }
-    }
-}
-
-// 100 seeds for each network and each rung: on the first 256 images of Fashion-MNIST the check of
-// the first minibatch must not raise a false alarm. (An hour on a CPU: --no-skip -tc=seeds*)
-static void try_seeds(const std::string &network, int seeds, int samples) {
-    Kept kept;
-    Usual usual;
-    choose_model(network);
-    const DataSet set = load_data("data", "train");
-    DataIter iter = make_iter(set, samples, false);
-    for (const std::string rung : {"plain", "tiled", "fast"}) {
-        int alarms = 0;
-        for (int seed = 0; seed < seeds; seed++) {
-            rng.seed(seed);
-            experiment.init_params();
-            use_kernels(rung);
-            const std::string said =
-                error_of([&] { check_first_minibatch(iter, first_devices(2), options.lr); });
-            if (!said.empty()) printf("%s, SEED=%d: %s\n", rung.c_str(), seed, said.c_str());
-            alarms += !said.empty();
-        }
-        CAPTURE(network);
-        CAPTURE(rung);
-        CHECK(alarms == 0);
-        printf("%s, %s: %d of %d seeds\n", network.c_str(), rung.c_str(), alarms, seeds);
-        fflush(stdout);
-    }
-}
-TEST_CASE("seeds: lenet" * doctest::skip()) { try_seeds("lenet", 100, 256); }
-TEST_CASE("seeds: lab_cnn" * doctest::skip()) { try_seeds("lab_cnn", 100, 256); }
-TEST_CASE("seeds: resnet18" * doctest::skip()) { try_seeds("resnet18", 100, 8); }
-
 #ifdef MGPU_LANES
 // A GPU of 132 multiprocessors holds 2112 warps of these kernels. A launch of a training step that
 // leaves more than nine tenths of it empty needs a reason.

@@ -34,35 +34,6 @@ TEST_CASE("Recorder: bytes of the tensors that a kernel names") {
 // Networks and timelines
 
 typedef network::Traffic Traffic;
-#ifdef ALGORITHMS
-TEST_CASE("Traffic: an exchange takes what its formula says") {
-    const network::Network own = {"own", 5, 2}; // us, GB/s
-    for (int k : {2, 4, 8}) {
-        const int P = 4, numbers = 8 * 5;
-        const double n = P * numbers * sizeof(float), log = std::log2(k);
-        const struct {
-            const char *name;
-            double rounds, bytes; // one after another
-        } all[] = {{"naive", 2.0 * (k - 1) * P, 2 * (k - 1) * n},
-                   {"bucket", 2.0 * (k - 1), 2 * (k - 1) * n},
-                   {"sharded", 2, 2 * (k - 1) * n / k},
-                   {"ring", 2.0 * (k - 1), 2 * (k - 1) * n / k},
-                   {"tree", 2 * log, 2 * log * n},
-                   {"one_shot", 1, (k - 1) * n},
-                   {"two_shot", 2, 2 * (k - 1) * n / k}};
-        for (const auto &formula : all) {
-            INFO(std::string(formula.name), ", k ", k);
-            if (!works_here(formula.name)) continue;
-            const Traffic t = traffic_of(formula.name, make_grads(k, Ints(P, numbers)));
-            CHECK(t.rounds == formula.rounds);
-            CHECK(t.seconds(own) ==
-                  doctest::Approx(formula.rounds * 5e-6 + formula.bytes / 2e9).epsilon(1e-9));
-            CHECK(t.seconds(own, 3) ==
-                  doctest::Approx(formula.rounds * 5e-6 + 3 * formula.bytes / 2e9).epsilon(1e-9));
-        }
-    }
-}
-#endif
 TEST_CASE("traffic_of: an exchange without a message that is counted is none") {
     Kept kept;
     algorithms.push_back({"silent", [](const PerDevice &) {}});
@@ -77,6 +48,7 @@ TEST_CASE("Traffic: the busiest device of each round counts, and no message take
     CHECK(t.longest == std::vector<long>{300, 80});
     CHECK(t.ends(own)[0] == doctest::Approx(1e-6 + 300e-9));
     CHECK(t.seconds(own) == doctest::Approx(2e-6 + 380e-9));
+    CHECK(t.seconds(own, 3) == doctest::Approx(2e-6 + 3 * 380e-9));
     CHECK(Traffic({}).seconds(own) == 0);
     int who = -1;
     CHECK(t.busiest(&who) == 340);
