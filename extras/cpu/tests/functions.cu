@@ -5,8 +5,6 @@
 #include <helper_cuda.h>
 #include <helper_functions.h>
 
-#include <random>
-
 __global__ void vectors_kernel(float4 *y, const float4 *x, int2 i, double2 d) {
     const float4 v = x[threadIdx.x];
     y[threadIdx.x] = make_float4(v.w + i.x, v.z + i.y, v.y + d.x, v.x + d.y);
@@ -191,87 +189,6 @@ static const bool wrong_functions = add(wrong_programs, {
           "as -9223372036854775808"),
     WRONG("shift, by 32", shift(), "shift_kernel on device 0: a GPU shifts by as many bits as"),
 });
-
-// A function of numbers in an unsigned, and what it should do to each of them; the sums alone add.
-struct OfParts {
-    unsigned (*of_twos)(unsigned, unsigned), (*of_fours)(unsigned, unsigned);
-    long (*of_signed)(long, long), (*of_unsigned)(long, long); // one of them
-};
-static long limited(long x, long least, long most) {
-    return x < least ? least : x > most ? most : x;
-}
-static long largest = 0; // of a signed number: 127 or 32767
-#define OF_PARTS(name, expected)                                                                   \
-    { __v##name##2, __v##name##4, expected }
-#define SIGNED(value) [](long x, [[maybe_unused]] long y) -> long { return value; }, nullptr
-#define UNSIGNED(value) nullptr, [](long x, long y) -> long { return value; }
-#define OF_ONE(name, value)                                                                        \
-    {                                                                                              \
-        [](unsigned a, unsigned) { return __v##name##2(a); },                                      \
-            [](unsigned a, unsigned) { return __v##name##4(a); }, SIGNED(value)                    \
-    }
-static const OfParts of_parts[] = {
-    OF_ONE(abs, labs(x)),
-    OF_ONE(absss, limited(labs(x), 0, largest)),
-    OF_ONE(neg, -x),
-    OF_ONE(negss, limited(-x, -largest, largest)),
-    OF_PARTS(add, SIGNED(x + y)),
-    OF_PARTS(sub, SIGNED(x - y)),
-    OF_PARTS(addss, SIGNED(limited(x + y, -largest - 1, largest))),
-    OF_PARTS(subss, SIGNED(limited(x - y, -largest - 1, largest))),
-    OF_PARTS(addus, UNSIGNED(limited(x + y, 0, 2 * largest + 1))),
-    OF_PARTS(subus, UNSIGNED(limited(x - y, 0, 2 * largest + 1))),
-    OF_PARTS(avgs, SIGNED(lround((x + y) / 2.0))), // a half goes away from zero
-    OF_PARTS(avgu, UNSIGNED(lround((x + y) / 2.0))),
-    OF_PARTS(haddu, UNSIGNED((x + y) / 2)),
-    OF_PARTS(absdiffs, SIGNED(labs(x - y))),
-    OF_PARTS(absdiffu, UNSIGNED(labs(x - y))),
-    OF_PARTS(mins, SIGNED(std::min(x, y))),
-    OF_PARTS(minu, UNSIGNED(std::min(x, y))),
-    OF_PARTS(maxs, SIGNED(std::max(x, y))),
-    OF_PARTS(maxu, UNSIGNED(std::max(x, y))),
-    OF_PARTS(seteq, SIGNED(x == y)),
-    OF_PARTS(setne, SIGNED(x != y)),
-    OF_PARTS(setges, SIGNED(x >= y)),
-    OF_PARTS(setgtu, UNSIGNED(x > y)),
-    OF_PARTS(setleu, UNSIGNED(x <= y)),
-    OF_PARTS(setlts, SIGNED(x < y)),
-    OF_PARTS(cmpeq, SIGNED(x == y ? -1 : 0)),
-    OF_PARTS(cmpne, SIGNED(x != y ? -1 : 0)),
-    OF_PARTS(cmpgeu, UNSIGNED(x >= y ? -1 : 0)),
-    OF_PARTS(cmpgts, SIGNED(x > y ? -1 : 0)),
-    OF_PARTS(cmples, SIGNED(x <= y ? -1 : 0)),
-    OF_PARTS(cmpltu, UNSIGNED(x < y ? -1 : 0)),
-};
-TEST_CASE("__vadd4, __vabsdiffu2, ...: each number in an unsigned, as a plain loop") {
-    std::mt19937 random(1);
-    for (int i = 0; i < 2000; i++) {
-        const unsigned pick = random(), ends[] = {0x80007fffu, 0x7f80ff01u, 0u, ~0u};
-        const unsigned a = pick % 8 < 4 ? ends[pick % 4] : random();
-        const unsigned b = pick / 8 % 8 < 4 ? ends[pick / 8 % 4] : random();
-        for (const OfParts &f : of_parts)
-            for (int bits : {8, 16}) {
-                largest = (1 << (bits - 1)) - 1;
-                unsigned want = 0;
-                for (int at = 0; at < 32; at += bits) {
-                    const long mask = 2 * largest + 1, x = a >> at & mask, y = b >> at & mask;
-                    auto with_sign = [](long z) { return z > largest ? z - 2 * largest - 2 : z; };
-                    const long value =
-                        f.of_signed ? f.of_signed(with_sign(x), with_sign(y)) : f.of_unsigned(x, y);
-                    want |= unsigned(value & mask) << at;
-                }
-                CAPTURE(&f - of_parts);
-                CAPTURE(a);
-                CAPTURE(b);
-                const unsigned got = bits == 8 ? f.of_fours(a, b) : f.of_twos(a, b);
-                if (got != want) CHECK(got == want); // a CHECK takes long
-            }
-    }
-    CHECK(__vsads4(0x80ff0102, 0x7f000004) == 255 + 1 + 1 + 2);
-    CHECK(__vsadu4(0x80ff0102, 0x7f000004) == 1 + 255 + 1 + 2);
-    CHECK(__vsads2(0x80000001, 0x7fff0000) == 65536);
-    CHECK(__vsadu2(0x80000001, 0x7fff0000) == 2);
-}
 
 TEST_CASE("helper_functions.h: arguments, stopwatches, files of NVIDIA's samples") {
     const char *words[] = {"program", "-n=5", "--Size=2.5", "-verbose", "-n=7", "-file=a=b"};
