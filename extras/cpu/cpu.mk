@@ -70,6 +70,7 @@ $(foreach x,$(variants),$(patsubst %,build/$x/%.o,$(cpu_programs) $(objects))): 
 	    -iquote $(patsubst build/cpp/%/,%,$(dir $<)) -iquote build/cpp \
 	    $(if $(is_test),-isystem $(dir $(DOCTEST)) -DDOCTEST_LINKED) $(options_$(*F)) \
 	    -x c++ -c $< $(to)
+# (That of nodes is MPI's.)
 compiler = $(or $(compiler_$(*F)),$(CXX))
 takes = $(if $(filter %winograd.o %program.o,$@), (about 8 s))
 # The longest compilation begins first. The lesson is linked first, so that mgpu.cu's variables are
