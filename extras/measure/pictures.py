@@ -33,17 +33,10 @@ PAPER, INK, GRID, EDGE = "#ffffff", "#222222", "#dddddd", "#888888"
 FORWARD, BACKWARD = "#7fb3e6", "#2a5caa"
 DARK = {PAPER: "#0d1117", INK: "#e6e6e6", GRID: "#333b45", EDGE: "#8b949e",
         FORWARD: "#9cc9f2", BACKWARD: "#4a80d6"}
-COLORS = {"optimum": "#999999", "naive": "#d9363e", "bucket": "#e59a1e", "host": "#8a6fc0",
-          "by_tensor": "#c2549b", "sharded": "#3b78d8", "ring": "#3a9d5d", "tree": "#17a2a2",
-          "one_shot": "#7a5c3e", "two_shot": "#6b7d1f"}
+COLORS = ["#d9363e", "#3a9d5d", "#e59a1e", "#8a6fc0", "#c2549b", "#3b78d8", "#17a2a2", "#7a5c3e"]
 KINDS = {"input": "#8c8c8c", "forward": FORWARD, "backward": BACKWARD, "sum": "#e59a1e",
          "message": "#d0303a", "update": "#3a9d5d"}
 LINE = {"linewidth": 1.6, "marker": "o", "markersize": 3}
-
-
-def color_of(name, i):
-    """The colour of an algorithm; of anything else that of its number."""
-    return COLORS.get(name, list(COLORS.values())[i % 8 + 1])
 
 
 def fail(picture, why):
@@ -154,7 +147,7 @@ def draw_accuracy(logs):
     for axes, column, title in ((left, "test_acc", "test accuracy"), (right, "loss", "train loss")):
         for i, (log, rows) in enumerate(logs.items()):
             axes.plot([number(row, "epoch") for row in rows], [number(row, column) for row in rows],
-                      color=color_of("", i), label=about(log, rows[-1]), **LINE)
+                      color=COLORS[i % 8], label=about(log, rows[-1]), **LINE)
         axes.set(title=title, xlabel="epoch")
         axes.set_xlim(1, max(2, *(len(rows) for rows in logs.values())))
         axes.set_ylim(0, 1 if axes is left else None)
@@ -168,7 +161,7 @@ def draw_scale():
     rows = rows_of("build/scale.csv")
     figure, (axes,), below = axes_of(640, 360)
     counts = [int(row["k"]) for row in rows]
-    for which, color in (("strong", COLORS["naive"]), ("weak", COLORS["ring"])):
+    for which, color in zip(("strong", "weak"), COLORS):
         axes.plot(counts, [100 * number(row, which) for row in rows], color=color, label=which,
                   **LINE)
     axes.set(title="a step on k devices, predicted", xlabel="devices", ylabel="efficiency",
