@@ -71,7 +71,7 @@ include extras/parts.mk
 $(patsubst %,build/gpu/%.o,$(programs) $(objects)): build/%.o: $$(of_$$(*F)) $$(headers_$$(*F)) \
     $$(if $$(is_test),$(DOCTEST)) build/gpu/flags
 	$(begin)
-	$(show)$(NVCC) $(nvcc_flags) -I. -Ibuild/gpu $(if $(is_test),-isystem $(dir $(DOCTEST))) \
-	    $(options_$(*F)) -c $< $(to)
+	$(show)$(NVCC) -c $(nvcc_flags) -I. -Ibuild/gpu $(if $(is_test),-isystem $(dir $(DOCTEST))) \
+	    $(options_$(*F)) $< $(to)
 $(programs:%=build/gpu/%): build/%: $$(links_$$(*F)) build/%.o
 	$(show)$(NVCC) $(nvcc_flags) $(filter %.o,$^) $(as_program)

@@ -179,14 +179,11 @@ sanitize:  ## tests and a short training under compute-sanitizer (GPU)
 	    $(sanitizer) --tool $$tool $(sanitized) $(if $(value GPUS),,GPUS=2) BATCH=64 LIMIT=160 \
 	        EPOCHS=1 $(log:%=%gpu/log.csv) $(if $(wildcard extras/fast),KERNELS=plain) $(words); done
 
-# ----- Sizes ----------------------------------------------------------------------------------
+# ----- Checks of the project ------------------------------------------------------------------
 
-# Each part's most lines, and of mgpu.cu its most lines of code
-.PHONY: size
+.PHONY: size release_checks machines
 size:  ## count the lines of each part, and of its code, against their limits
 	@sh extras/cpu/size.sh
-
-.PHONY: machines release_checks
 release_checks:  ## for a release: .ci/run, and then all that it leaves out (an hour)
 	@bash .ci/run && bash .ci/release
 machines:  ## for a release: try other versions of Debian, compilers and CUDA (root)
