@@ -64,6 +64,28 @@ static void check_copies() { // between all devices that are there
     watch::late_messages = false;
 }
 
+// Run a check. If it fails, but not while the host waits after each operation, then say so. (Twice: a
+// static may make every other call right.)
+static void check_with_waits(const std::function<void()> &check) {
+    try {
+        check();
+    } catch (const std::exception &e) {
+        const std::string text = e.what();
+        const watch::Stack thrown_by = watch::thrown_by;
+        bool right = true;
+        try {
+            const HostWaits guard;
+            check(), check();
+        } catch (const std::exception &) {
+            right = false;
+        }
+        watch::thrown_by = thrown_by;
+        if (!right) throw;
+        error("%s; it is right if the host waits after each operation: a wait is missing",
+              text.substr(0, text.find("; if this is intended")).c_str());
+    }
+}
+
 // --- the data: minibatches against the bytes of the files
 
 static void check_epochs(const std::string &who, DataIter iter, const DataSet &set) {
@@ -151,9 +173,8 @@ static void be_late(void *) {
 }
 static float number_of(int c, int j) { return (1 + j % 3) * (1 << 3 * c); }
 static float sum_at(int k, int j) { return (1 + j % 3) * ((1 << 3 * k) - 1) / 7; }
-// Sum such numbers while a device is late, and return what was enqueued. If `waits`, the host waits
-// after each operation.
-static std::deque<watch::Op> exchange_while(const PerDevice &grads, int late, bool waits) {
+// Sum such numbers while a device is late, and return what was enqueued.
+static std::deque<watch::Op> exchange_while(const PerDevice &grads, int late) {
     const int k = grads.size();
     std::vector<std::vector<Tensor>> host(k);
     for (int c = 0; c < k; c++)
@@ -165,21 +186,20 @@ static std::deque<watch::Op> exchange_while(const PerDevice &grads, int late, bo
         }
     waitall();
     came_back = was_waited_for = false;
-    if (late >= 0 && late < k && !waits)
+    if (late >= 0 && late < k && !HostWaits::now)
         CUDA_CHECK(cudaLaunchHostFunc(stream_of(gpu(late)), be_late, nullptr));
     for (int c = 0; c < k; c++)
         for (size_t i = 0; i < grads[c].size(); i++) {
             copyto(host[c][i], grads[c][i]);
             if (after_gradient) after_gradient(grads[c][i]);
         }
-    if (waits) waitall();
+    if (HostWaits::now) waitall();
     const HostIn watched("the sum of gradients");
     const watch::Sum summing;
     watch::Recorder recorder(false);
-    if (waits) watch::on_enqueued = [] { watch::wait_for_all(); };
-    watch::late_messages = late == k && !waits;
+    watch::late_messages = late == k && !HostWaits::now;
     sum_gradients(grads);
-    watch::late_messages = false, watch::on_enqueued = nullptr;
+    watch::late_messages = false;
     came_back = true;
     waitall();
     return recorder.ops;
@@ -187,7 +207,7 @@ static std::deque<watch::Op> exchange_while(const PerDevice &grads, int late, bo
 static void check_exchange_while(const PerDevice &grads, const std::string &who, int late) {
     const int k = grads.size();
     const size_t taken = watch::taken_bytes;
-    const std::deque<watch::Op> ops = exchange_while(grads, late, false);
+    const std::deque<watch::Op> ops = exchange_while(grads, late);
     if (was_waited_for && all_are_peers(k) && options.allreduce != "host" &&
         options.allreduce != "local")
         differs("a wait",
@@ -197,7 +217,7 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
                            ? ": the sum takes memory from cudaMalloc, and cudaFree waits"
                            : ", as copyto to the host and cudaStreamSynchronize do"));
     for (int c = 0; c < k; c++) {
-        long wrong = 0, numbers = 0, means = 0, sums_of_others = 0;
+        long wrong = 0, numbers = 0, multiples = 0, sums_of_others = 0;
         size_t at = 0, last = 0; // the tensors of the first wrong number and of the last one
         int first = 0;
         float value = 0;
@@ -208,7 +228,7 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
                 if (got[j] == want) continue;
                 if (wrong++ == 0) at = i, first = j, value = got[j];
                 last = i;
-                means += near(got[j], want / k);
+                multiples += near(got[j] / want, value / sum_at(k, first));
                 for (int others = 1; others <= 3; others++)
                     sums_of_others += got[j] == want / (1 + j % 3) * others;
             }
@@ -223,16 +243,17 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
             left %= 1 << 3 * d;
             sum += times[d] * number_of(d, first);
         }
-        const bool mean = means == wrong;
-        if (mean) times.assign(k, 1. / k);
+        const bool whole = sum == value && value >= 0, multiple = !whole && multiples == wrong;
         std::string what; // 2 gpu(0)'s + gpu(1)'s
         for (int d = 0; d < k; d++)
             if (times[d] != 0)
                 what += (what.empty() ? ": it equals " : " + ") +
                         (times[d] == 1 ? "" : format("%.4g times ", times[d])) + str(gpu(d)) + "'s";
         if (sums_of_others == wrong) what = ": it equals the sum at another index";
-        else if (!mean && !(sum == value && value >= 0))
-            what = ": it is no sum of the devices' numbers";
+        else if (multiple)
+            what = ": it equals " + times_in(value / want, {{"k", k}, {"BATCH", options.batch}}) +
+                   " the sum";
+        else if (!whole) what = ": it is no sum of the devices' numbers";
         int messages = 0, into = 0;
         for (const watch::Op &op : ops) {
             messages += strcmp(op.kind, "message") == 0;
@@ -251,19 +272,10 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
                    : late == k ? ", messages late"
                                : format(", gpu(%d) late", late).c_str(),
                    param_names[at].c_str(), first, c, value, want, part.c_str(), what.c_str());
-        if (mean) return differs("a mean", text);
-        exchange_while(grads, late, true);
-        bool right = true; // if the host waits
-        for (const auto &list : grads)
-            for (const Tensor &g : list) {
-                const Flat sums = to_host(g);
-                for (size_t j = 0; j < sums.size(); j++) right = right && sums[j] == sum_at(k, j);
-            }
+        if (multiple) return differs("a multiple", text);
         error("%s%s", text.c_str(),
-              right ? "; it is right if the host waits after each operation: a wait is missing"
-              : late == -1
-                  ? "; the first call is right: something is kept from it, such as a static"
-                  : "");
+              late == -1 ? "; the first call is right: something is kept from it, such as a static"
+                         : "");
     }
 }
 static void check_exchange() {
@@ -273,7 +285,8 @@ static void check_exchange() {
                                    overlaps() ? ", OVERLAP" : "");
     const PerDevice grads = make_grads(k, trained_sizes());
     // Nothing is late, twice; then each device is; then, with k, all messages
-    for (int late = -2; late <= k; late++) check_exchange_while(grads, who, late);
+    for (int late = -2; late <= k; late++)
+        check_with_waits([&] { check_exchange_while(grads, who, late); });
 }
 
 // --- the network: is its gradient the slope of its loss?
@@ -298,113 +311,45 @@ static std::vector<Tensor> well_scaled() {
     }
     return scaled;
 }
-// Tell of the first operator that gives the same number everywhere: no gradient passes through it.
-static void check_constant(const std::string &where, const Tensor &X) {
-    int number = 0;
-    for (const Call &made : calls_of(net(copyto(X, gpu(0)), get_params(params, gpu(0))))) {
-        const Flat y = to_host(made.y);
-        number++;
-        if (y.size() < 2 || std::count(y.begin(), y.end(), y[0]) < (long)y.size()) continue;
-        notice("%soperator %d of the network, %s, gives %g everywhere: with which initial "
-               "parameters (init_params)?",
-               where.c_str(), number, made.op.c_str(), y[0]);
-        break;
-    }
-    tapes[0].clear();
-}
-// A small step of one parameter along its gradient must raise the mean loss by step * |gradient|^2,
-// one against it lower it by as much, to 5% (10% with batch norm): ReLUs switch on the way. If too
-// many do, a shorter step must be right.
+// Check the operators that the network calls, and whether the evaluation computes what is trained.
 static void check_slopes(const std::string &where, const Tensor &X, const Tensor &y) {
-#ifdef FAST
-    if (fast::precision == "tf32") return; // the steps are rounded, too
-#endif
 #ifdef NETWORKS
     const bool bn = !buffers.empty(); // batch norm sees each device's shard by itself
 #else
     const bool bn = false;
 #endif
-    const int n = std::min(bn ? 4 : 8, X.shape[0]), few = bn ? 1 : std::min(n, 2);
-    const Tensor x = copyto(rows(X, 0, n), gpu(0)), labels = copyto(rows(y, 0, n), gpu(0));
+    const int few = bn ? 1 : std::min(2, X.shape[0]);
     const std::vector<Tensor> start = well_scaled(), p = get_params(start, gpu(0));
+    const Tensor x = copyto(X, gpu(0)), labels = copyto(rows(y, 0, few), gpu(0));
     const auto before = rng;
-    {
+    auto y_hat_if = [&](bool recorded) {
         NoGrad guard;
-        begin_again();
-        const Tensor all = copyto(X, gpu(0)); // as many as there may be
-        const Flat once = to_host(net(all, p)), again = to_host(net(all, p));
-        if (!same_bits(once, again))
-            differs("random numbers in the evaluation",
-                    where + "under NoGrad, as in the evaluation, two passes over a minibatch give "
-                            "other results: the network draws random numbers there, too: does it "
-                            "ask whether `recording`?");
-    }
-    {
-        NetworksOperators called(where, rows(x, 0, few), rows(labels, 0, few), start);
-        called.check_random();
-        draws = called.random;
-        const bool right = called.check_slopes();
-        if (called.differing || !right) return;
-    }
-    auto mean_loss = [&] { // recording, so that batch norm is in training, too
-        rng = before; // of dropout
-        const double sum = sum_of(loss(net(x, p), labels));
+        recording = recorded;
+        const Tensor y_hat = net(x, p);
         tapes[0].clear();
-        return sum / n;
+        return y_hat;
     };
-    rng = before;
-    backward(loss(net(x, p), labels));
-    rng = before;
-    const Tensor y_hat = net(x, p), l = loss(y_hat, labels);
+    NetworksOperators called(where, rows(x, 0, few), labels, start);
+    called.check_waits_and_memory();
+    begin_again();
+    const Flat once = to_host(y_hat_if(false));
+    if (!same_bits(once, to_host(y_hat_if(false))))
+        differs("random numbers in the evaluation",
+                where + "under NoGrad, as in the evaluation, two passes over a minibatch give "
+                        "other results: the network draws random numbers there, too: does it "
+                        "ask whether `recording`?");
+    called.check_random();
+    draws = called.random;
+    const bool right = called.check_slopes();
+    const Tensor y_hat = y_hat_if(true);
+    if (!draws && !bn && right)
+        compare(where + "under NoGrad, as in the evaluation, ", "y_hat", y_hat.shape, once,
+                all_in_double({y_hat})[0], float_error,
+                "in training it is another: what asks whether `recording`?");
     const Flat logits = to_host(y_hat);
-    tapes[0].clear();
-    compare(where + "loss(y_hat, y): ", "l", {n}, to_host(l),
-            reference::softmax_cross_entropy(y_hat.shape[1], all_in_double({y_hat, labels}))[0],
-            10 * float_error, "it is not the cross-entropy of this y_hat");
     if (*std::min_element(logits.begin(), logits.end()) >= 0)
         notice("%sno output of the network is below 0: is there a relu after the last layer?",
                where.c_str());
-    const double whole = std::fabs(mean_loss());
-    double largest = whole; // of the numbers that are rounded on the way to it
-    for (double z : logits) largest = std::max(largest, std::fabs(z));
-    const size_t every = 1 + p.size() / 32; // parameter
-    for (size_t i = 0; i < p.size(); i += every) {
-        const Flat g = to_host(gradient(p[i])), old = to_host(start[i]);
-        double slope = 0, squares = 0; // |gradient of the mean loss|^2, |parameter|^2
-        for (double a : g) slope += a / n * a / n;
-        for (double a : old) squares += a * a;
-        if (slope == 0)
-            error("%sthe gradient of %s is 0 everywhere: does the network use it, and does every "
-                  "operator between it and the loss record its backward, with all inputs?",
-                  where.c_str(), param_names[i].c_str());
-        double step =
-            std::min(1e-3 * whole / slope, 1e-2 * (0.1 + std::sqrt(squares)) / std::sqrt(slope));
-        double change = 0, want = 0;
-        bool right = false;
-        for (int tries = 0; tries < 3 && !right;
-             tries++, step /= 4) { // the shorter, the fewer ReLUs
-            want = 2 * step * slope;
-            if (want <= 1e-5 * largest) { // too small to be measured
-                right = tries == 0;
-                break;
-            }
-            change = 0;
-            for (int way : {1, -1}) {
-                const Tensor moved = empty(p[i].shape, cpu());
-                for (size_t j = 0; j < g.size(); j++)
-                    moved.ptr()[j] = old[j] + way * step / n * g[j];
-                copyto(moved, p[i]);
-                change += way * mean_loss();
-            }
-            right = std::fabs(change - want) <= (bn ? 0.1 : 0.05) * want;
-        }
-        copyto(start[i], p[i]);
-        if (!right)
-            error("%sa step of %s along its gradient changes the loss by %.3g, not by %.3g, though "
-                  "every operator is right by itself: look at the network, backward, "
-                  "add_to_tape and reshape",
-                  where.c_str(), param_names[i].c_str(), change, want);
-    }
     rng = before;
 }
 
@@ -450,12 +395,18 @@ static void check_model(int minibatches) {
                                    options.gpus, options.gpus > 1 ? "s" : "", options.batch);
     auto device_params = replicate(devices);
     check_replicated(device_params);
+    for (size_t i = 0; i < params.size(); i++) {
+        const Flat w = to_host(params[i]);
+        if (params[i].shape.size() > 1 && std::count(w.begin(), w.end(), w[0]) == (long)w.size())
+            notice("%s: all numbers of %s are the same when the training begins, %g: look at "
+                   "init_params and normal",
+                   who.c_str(), param_names[i].c_str(), w[0] + 0.0f);
+    }
     check_exchange();
     DataIter train_iter = load_data_fashion_mnist(options.batch).first;
     const auto epoch = train_iter.epoch();
     auto [X, y] = epoch.at(0);
     check_slopes(who + ": ", X, y);
-    check_constant(who + ": ", rows(X, 0, 1));
     int step = 0;
     do {
         const std::string where = format("%s, minibatch %d: ", who.c_str(), step + 1);
@@ -464,10 +415,14 @@ static void check_model(int minibatches) {
             X = rows(X, 0, n), y = rows(y, 0, n);
         }
         for (size_t i = 0; i < params.size(); i++) copyto(device_params[0][i], params[i]);
-        device_params = replicate(devices); // other tensors, so that nobody keeps the old ones
-        Seen seen(&device_params);
-        const std::vector<Tensor> losses = step_of(where, X, y, device_params, devices);
-        check_step(where, X, y, losses, device_params, options.lr, seen);
+        std::vector<Tensor> losses;
+        auto check_it = [&, X = X, y = y] {
+            device_params = replicate(devices); // other tensors, so that nobody keeps the old ones
+            Seen seen(&device_params);
+            losses = step_of(where, X, y, device_params, devices);
+            check_step(where, X, y, losses, device_params, options.lr, seen);
+        };
+        check_with_waits(check_it);
         double mean = 0;
         for (const Tensor &l : losses) mean += sum_of(l) / X.shape[0];
         if (step == 0 && mean > 10)

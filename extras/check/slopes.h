@@ -15,6 +15,21 @@ static void begin_again() {
 static bool same_bits(const Flat &a, const Flat &b) {
     return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
+static void host_waits() { // for all streams, the default ones, too
+    const int before = watch::current;
+    for (size_t c = 0; c < device_states.size(); c++) {
+        make_current(gpu(c));
+        CUDA_CHECK(cudaDeviceSynchronize());
+    }
+    CUDA_CHECK(cudaSetDevice(before));
+}
+// While it lives, and a Recorder, the host waits after each operation: no wait of a stream is missing.
+struct HostWaits {
+    static inline bool now = false;
+    HostWaits() { before_launch = watch::on_enqueued = host_waits, now = true; }
+    HostWaits(const HostWaits &) = delete;
+    ~HostWaits() { before_launch = watch::on_enqueued = nullptr, now = false; }
+};
 struct MgpusOperators { // while it lives, mgpu.cu's own run: tuned ones may be computed together
 #ifdef FAST
     const Operators before = operators;
@@ -95,7 +110,7 @@ struct Writes {
         if (op > 0 && on_tape[op - 1] != tapes[0].size()) find_changes(op - 1);
     }
     void find_changes(size_t op) {
-        watch::wait_for_all();
+        host_waits();
         for (auto &[at, found] : blocks) {
             Flat is = numbers_at(at, found.size());
             const float *const x = is.data(), *const old = found.data();
@@ -125,8 +140,10 @@ public:
         const HostIn watched(experiment.name);
         const std::vector<Tensor> p = get_params(params, gpu(0));
         Writes writes;
+        stray.clear();
         seen = pass_of(X, labels, p);
         rng = begin;
+        check_stray(where);
         for (const watch::Op &op : writes.recorder.ops)
             names.push_back(watch::kernel_name(op.name));
         stacks = writes.stacks, on_tape = writes.on_tape;
@@ -149,6 +166,26 @@ public:
                     if (change.is_in(t)) made_by[i].back() = change.op;
             }
         }
+    }
+    // Tell of an operator that is right only if the host waits after each operation; and of a
+    // backward that is right at once, but not after all others, when the memory that nobody holds is
+    // overwritten and the network has been called again.
+    void check_waits_and_memory() {
+        if (const Pass early = late_pass(); like(early))
+            if (const size_t i = first_other(early); i < seen.y.size()) {
+                watch::Recorder recorder(false);
+                const HostWaits guard;
+                if (const Pass waits = pass(); like(waits) && first_other(waits) == seen.y.size())
+                    error("%sy is right only if the host waits after each operation: the stream "
+                          "that computes it, or the next ones, waits for nobody (make_wait)",
+                          words(i).c_str());
+            }
+        std::string wrong = changed_backward(false);
+        if (wrong.empty()) return;
+        watch::Recorder recorder(false);
+        const HostWaits guard;
+        if (const std::string still = changed_backward(true); !still.empty()) wrong = still;
+        error("%s", wrong.c_str());
     }
     // Tell of the first operator whose result is another in a second pass.
     void check_random() {
@@ -212,6 +249,85 @@ private:
     std::vector<size_t> on_tape;           // while so many operators were on the tape
     std::vector<std::vector<int>> made_by; // of each input of each call: the last that wrote it; -1
     std::vector<bool> in_place;            // calls whose numbers are no longer there
+
+    // The stream begins late, and the memory that is free has no old results.
+    Pass late_pass() {
+        fill_free_memory();
+        host_waits();
+        watch::pause(stream_of(gpu(0)), 5);
+        return pass();
+    }
+    // Run each backward when the next operator begins, and again as backward() does, when the network
+    // has been called once more. Tell of the first one that gives something else then.
+    std::string changed_backward(bool waits) {
+        static std::function<void()> run_new;
+        std::map<size_t, std::vector<Flat>> at_once; // by the number on the tape
+        bool running = false;
+        auto any_dy = [](const TapeEntry &entry) {
+            const Tensor dy = empty(entry.dy->shape, cpu());
+            dice.seed(size(dy));
+            for (int j = 0; j < size(dy); j++)
+                dy.ptr()[j] = std::normal_distribution<float>()(dice);
+            return copyto(dy, gpu(0));
+        };
+        run_new = [&] {
+            host_waits();
+            if (std::exchange(running, true)) return;
+            for (size_t i = 0; i < seen.calls.size(); i++) {
+                const size_t n = seen.calls[i].number;
+                if (n >= tapes[0].size() || at_once.count(n)) continue;
+                const TapeEntry entry = tapes[0][n];
+                std::vector<std::shared_ptr<Tensor>> results = {entry.dy}; // whose gradients have
+                for (const Tensor &t : entry.inputs)                       // no memory yet
+                    if (t.grad && !t.grad->data) results.push_back(t.grad);
+                prepare(entry, any_dy(entry));
+                at_once[n] = run(i, entry);
+                for (const auto &grad : results) grad->data = nullptr;
+            }
+            running = false;
+        };
+        const auto hook = std::exchange(before_launch, [] { run_new(); });
+        std::vector<TapeEntry> tape = pass().tape;
+        before_launch = hook;
+        pass();
+        std::vector<Tensor> fillers; // of the memory that is free, so that no gradient gets it
+        for (const TapeEntry &entry : tape)
+            for (int twice : {1, 2})
+                for (const Tensor &t : entry.inputs)
+                    fillers.push_back(full(t.shape, NAN * twice, gpu(0)));
+        for (const TapeEntry &entry : tape) prepare(entry, full(entry.dy->shape, NAN, gpu(0)));
+        for (size_t i = seen.calls.size(); i-- > 0;) {
+            const size_t n = seen.calls[i].number;
+            while (tape.size() > n + 1) tape.pop_back();
+            if (tape.size() <= n || !at_once.count(n)) continue;
+            const TapeEntry entry = std::move(tape.back());
+            tape.pop_back();
+            const Tensor dy = any_dy(entry);
+            host_waits();
+            if (!waits) watch::pause(stream_of(gpu(0)), 1);
+            prepare(entry, dy);
+            fill_free_memory();
+            const std::vector<Flat> now = run(i, entry), &right = at_once[n];
+            for (size_t a = 0; a < now.size(); a++) {
+                double largest = 0;
+                for (float x : right[a]) largest = std::max(largest, (double)std::fabs(x));
+                for (size_t j = 0; j < now[a].size(); j++)
+                    if (!(std::fabs(now[a][j] - right[a][j]) <= 1e-4 * largest))
+                        return format(
+                            "%sd%s is %.6g at number %zu if its backward runs at once, but "
+                            "%.6g if it runs after those of the next operators: %s",
+                            words(i).c_str(), name_of(i, a).c_str(), right[a][j], j, now[a][j],
+                            !waits ? "it is right if the host waits after each operation, "
+                                     "so a wait is missing"
+                            : std::isnan(now[a][j])
+                                ? "it reads memory that has been freed: does it keep an "
+                                  "address (ptr()) where it must keep a Tensor?"
+                                : "later calls change something that it uses, such as a "
+                                  "static, or what a lambda captures by reference");
+            }
+        }
+        return "";
+    }
 
     std::string operation(size_t op) const { return names[op] + line_of(stacks[op]); }
     // operator 4 of the network, relu(X (2,20)) (mgpu.cu:178):
@@ -303,30 +419,34 @@ private:
                                       name_of(i, a) + ", too");
         }
     }
-    // The gradient of each input that wants one, once of an input that is there twice, after the
-    // backward of a call of `base`. Before it all its numbers are `before`.
-    std::vector<Flat> gradients(size_t i, const Flat &dy, float before = 0) {
-        const Call &call = base.calls[i];
-        const TapeEntry &entry = base.tape[call.number];
-        for (const Tensor &t : call.inputs)
-            if (t.grad && t.grad->data) fill(*t.grad, before);
-        const Tensor host = empty(call.y.shape, cpu());
-        std::copy(dy.begin(), dy.end(), host.ptr());
-        grad_ptr(call.y);
-        copyto(host, *entry.dy);
-        snprintf(last_words, sizeof last_words, "mgpu: %sits backward fails\n",
-                 words(i, false).c_str());
+    // Set dy, and all numbers of the gradients to which a backward adds.
+    static void prepare(const TapeEntry &entry, const Tensor &dy, float before = 0) {
+        for (const Tensor &t : entry.inputs)
+            if (grad_ptr(t)) fill(*t.grad, before);
+        if (!entry.dy->data) entry.dy->data = empty(entry.dy->shape, entry.dy->device).data;
+        copyto(dy, *entry.dy);
+    }
+    // Run the backward of call i, which is this on the tape. Return the gradient of each input that
+    // wants one, once of an input that is there twice.
+    std::vector<Flat> run(size_t i, const TapeEntry &entry) {
+        snprintf(last_words, sizeof last_words, "mgpu: %s" backward_fails, words(i, false).c_str());
         entry.grad_fn(*entry.dy);
-        waitall();
+        host_waits();
         *last_words = 0;
         std::set<const Tensor *> known;
         std::vector<Flat> all;
-        for (const Tensor &t : call.inputs) {
+        for (const Tensor &t : entry.inputs) {
             const bool counts = t.grad && known.insert(t.grad.get()).second;
-            if (!counts) all.emplace_back();
-            else all.push_back(t.grad->data ? to_host(*t.grad) : Flat(size(t), before));
+            all.push_back(counts ? to_host(*t.grad) : Flat());
         }
         return all;
+    }
+    std::vector<Flat> gradients(size_t i, const Flat &dy, float before = 0) {
+        const TapeEntry &entry = base.tape[base.calls[i].number];
+        const Tensor host = empty(entry.dy->shape, cpu());
+        std::copy(dy.begin(), dy.end(), host.ptr());
+        prepare(entry, copyto(host, gpu(0)), before);
+        return run(i, entry);
     }
     std::string name_of(size_t i, size_t a) const {
         Case c = {seen.calls[i].op, {}, Shapes(seen.calls[i].inputs.size())};
