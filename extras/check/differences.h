@@ -121,6 +121,13 @@ static std::string in_terms_of(double factor, Quantities quantities) {
                             if (below != "1") text += " / " + below;
                         return (factor < 0 ? "-" : "") + text;
                     }
+    for (const auto &[a, x] : quantities) // 0.9 * lr / n
+        for (const auto &[b, y] : quantities) {
+            const double left = factor / x * y, unit = std::pow(10, std::floor(std::log10(left)));
+            const double digit = std::round(left / unit) * unit;
+            if ((b == "1" ? a == "lr" || a == "n" : a == "lr" && b == "n") && near(digit, left))
+                return format("%g * %s", digit, a.c_str()) + (b == "1" ? "" : " / " + b);
+        }
     return format("%.4g", factor);
 }
 
@@ -187,7 +194,7 @@ static std::string equals(const Flat &got, const std::vector<int> &at,
                           const std::vector<Candidate> &candidates,
                           const Quantities &quantities = {}) {
     auto all = [&](auto property) { return std::all_of(at.begin(), at.end(), property); };
-    if (std::any_of(at.begin(), at.end(), [&](int j) { return std::isnan(got[j]); }))
+    if (all([&](int j) { return std::isnan(got[j]); }))
         return "nan, as memory that was not written, or 0 / 0";
     if (all([&](int j) { return got[j] == 0; })) return "0";
     std::vector<std::vector<const Candidate *>> sums;
@@ -228,11 +235,16 @@ static void differs_from(const std::string &where, const std::string &what, cons
                          const std::vector<Candidate> &candidates, const Quantities &quantities,
                          const std::string &note = "") {
     std::string same = equals(got, wrong, candidates, quantities);
-    std::vector<int> first; // those of the first parameter
-    for (int j : wrong)
-        if (range_of({wrong[0], j}).find(" to [") < 100) first.push_back(j);
-    if (same.empty() && !(same = equals(got, first, candidates, quantities)).empty())
-        same += " in " + name_of(first[0]).substr(0, name_of(first[0]).find('['));
+    std::map<std::string, std::vector<int>> of; // each parameter, if not of all
+    for (int j : wrong) of[name_of(j).substr(0, name_of(j).find('['))].push_back(j);
+    std::set<std::string> kinds;
+    for (size_t i = 0; i < param_names.size() && (same.empty() || !kinds.empty()); i++) {
+        const std::vector<int> &at = of[param_names[i]];
+        const std::string text = at.empty() ? "" : equals(got, at, candidates, quantities);
+        if (!text.empty() && kinds.insert(text).second && kinds.size() < 4)
+            same += (same.empty() ? "" : ", ") + text + " in " + param_names[i];
+    }
+    if (kinds.size() > 1) same += ": not the same in all parameters";
     const std::string part = wrong.size() == got.size()
                                  ? ""
                                  : format(" (%zu of %zu numbers are wrong, %s)", wrong.size(),

@@ -13,9 +13,9 @@ struct NetCall {                // a call of net
     Tensor X, y_hat;            // copies
     std::vector<Tensor> params; // what it got
     bool recorded;
-    size_t step;                      // so many sums of gradients came before
+    size_t step; // so many sums of gradients came before
     watch::Stack stack;
-    size_t ops = 0; // so many operations came before its end
+    size_t ops = 0;                   // so many operations came before its end
     std::vector<Tensor> numbers = {}; // copies of the parameters, in train's steps
     Flat labels = {}; // so many numbers as images that were copied to its device last
 };
@@ -35,8 +35,8 @@ struct Seen {
     int samples_until_late = 0;         // when net has got so many, their device is late once
     std::unique_ptr<watch::Recorder> recorder{new watch::Recorder(false)};
     std::deque<watch::Op> ops = {};
-    std::deque<watch::Stack> stacks = {};                  // of each operation
-    std::map<int, watch::Stack> backward_of = {};          // of each device
+    std::deque<watch::Stack> stacks = {};                // of each operation
+    std::map<int, watch::Stack> backward_of = {};        // of each device
     std::unique_ptr<watch::Stack> exchange_of = nullptr; // the first call
     decltype(net) net_before = net;
     decltype(sum_gradients) sum_before = sum_gradients;
@@ -223,19 +223,17 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
                        const std::vector<Tensor> &losses, const PerDevice &device_params, float lr,
                        Seen &seen) {
     seen.stop();
-    if (!stray.empty())
-        error("%s%s is launched on the default stream, or on another that waits for nobody: its "
-              "fourth argument must be stream_of(...)",
-              where.c_str(), stray[0].c_str());
+    check_stray(where);
     const int n = X.shape[0], k = device_params.size();
     const Samples samples(X);
     static struct { // the step before
         std::shared_ptr<Samples> samples;
         Flat sum;
         std::vector<Flat> own;
+        bool updated; // as it must be
     } before;
     auto on = [](const std::string &what, int c) { return what + " on " + str(gpu(c)); };
-    auto last = std::exchange(before, {std::make_shared<Samples>(X), {}, {}});
+    auto last = std::exchange(before, {std::make_shared<Samples>(X), {}, {}, false});
 
     // The shards, and what one device makes of each
     std::vector<std::vector<Alone>> right(k); // of each call of net
@@ -371,6 +369,8 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
     for (size_t c = 0; c < last.own.size(); c++)
         candidates.push_back({str(gpu(c)) + "'s gradient of the step before", last.own[c]});
     if (!last.sum.empty()) candidates.push_back({"the sum of the step before", last.sum});
+    const Flat old = all_to_host(params);
+    candidates.push_back({"the parameter", old});
     for (int c = 0; c < k && !seen.written.empty(); c++)
         for (size_t i = 0; i < params.size(); i++) {
             auto found = seen.written.find(gradient(device_params[c][i]).ptr());
@@ -450,7 +450,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
                     trained =
                         trained || (end >= gradient(p).ptr() && end < gradient(p).ptr() + size(p));
     }
-    std::vector<Flat> sums, updates;
+    std::vector<Flat> sums;
     for (int c = 0; c < k; c++) {
         sums.push_back(all_to_host(gradients({device_params[c]})[0]));
         const Indices wrong = wrong_at(sums[c], want, magnitude, k);
@@ -464,35 +464,47 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
     }
     before.sum = sums[0];
 
-    // The updates
-    const Flat old = all_to_host(params);
+    // The updates, which are the same on all devices if the sums are
+    std::vector<Candidate> updates(k);
+    Indices all_numbers(old.size());
+    std::iota(all_numbers.begin(), all_numbers.end(), 0);
     for (int c = 0; c < k; c++) {
         const Flat now = all_to_host(device_params[c]);
-        Flat update(old.size()), right_update(old.size());
+        Flat &update = updates[c].numbers;
+        const Flat &first = updates[0].numbers;
+        for (size_t j = 0; j < old.size(); j++) update.push_back(old[j] - now[j]);
+        size_t j = 0;
+        while (j < old.size() && (update[j] == first[j] || std::isnan(update[j] + first[j]))) j++;
+        if (j == old.size() || !same_bits(sums[c], sums[0])) continue;
+        const std::vector<double> times = factors_of(update, all_numbers, {&updates[0]});
+        error("%sthe update of %s is %.6g on gpu(0), but %.6g on %s, of the same parameter and the "
+              "same sum%s: %s",
+              where.c_str(), name_of(j).c_str(), first[j], update[j], str(gpu(c)).c_str(),
+              seen.line_of_op("update", c).c_str(),
+              now == old      ? (str(gpu(c)) + "'s parameters are unchanged").c_str()
+              : times.empty() ? "the update keeps something that the devices share"
+                              : format("it is %.4g times gpu(0)'s", times[0]).c_str());
+    }
+    before.updated = true;
+    for (int c = 0; c < k; c++) {
+        const Flat &update = updates[c].numbers;
+        Flat right_update(old.size());
         Indices wrong;
         for (size_t j = 0; j < old.size(); j++) {
-            update[j] = old[j] - now[j];
             right_update[j] = lr * sums[c][j] / n;
             const float rounding = 1e-5f * std::fabs(right_update[j]) + 1e-6f * std::fabs(old[j]);
             if (update[j] == right_update[j]) continue; // even if both are infinite
             if (!(std::fabs(update[j] - right_update[j]) <= rounding)) wrong.push_back(j);
         }
-        updates.push_back(update);
         const Candidate right = {"", right_update};
         const std::vector<double> ratio = factors_of(update, wrong, {&right});
-        const bool unlike = now == old || (!wrong.empty() && ratio.empty());
-        for (size_t j = 0; j < old.size() && unlike && c > 0 && sums[c] == sums[0]; j++)
-            if (update[j] != updates[0][j] && !std::isnan(update[j]))
-                error("%sthe update of %s is %.6g on gpu(0), but %.6g on %s, of the same parameter "
-                      "and the same sum%s: %s",
-                      where.c_str(), name_of(j).c_str(), updates[0][j], update[j],
-                      str(gpu(c)).c_str(), seen.line_of_op("update", c).c_str(),
-                      now == old ? (str(gpu(c)) + "'s parameters are unchanged").c_str()
-                                 : "sgd keeps something that the devices share");
         if (wrong.empty()) continue;
+        before.updated = false;
         std::vector<Candidate> parts = candidates;
         parts.insert(parts.begin(), {"the sum of gradients", sums[c]});
-        parts.push_back({"the parameter", old});
+        parts.push_back({"the sign of the sum", Flat(old.size())}); // Adam's first step
+        for (size_t j = 0; j < old.size(); j++)
+            parts.back().numbers[j] = (sums[c][j] > 0) - (sums[c][j] < 0);
         Quantities quantities = sizes;
         quantities.insert(quantities.begin(), {"lr", lr});
         quantities.push_back({"BATCH", options.batch});
@@ -500,9 +512,10 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         if (!ratio.empty())
             note = "; it is " + times_in(ratio[0], quantities) + " the right one" +
                    (n > 1 && near(ratio[0], 1. / n) ? ": divided by n twice" : "");
-        if (c > 0 && sums[c] == sums[0])
-            note += "; gpu(0)'s is right, of the same sum: perhaps sgd keeps something that the "
-                    "devices share";
+        else if (last.updated)
+            note =
+                "; in the step before it was right, of other copies of the parameters: something "
+                "is kept from an earlier step (a static?)";
         differs_from(where, on("the update" + seen.line_of_op("update", c), c), update,
                      right_update, wrong, parts, quantities, note);
     }
