@@ -172,7 +172,7 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
         {updates_are(2), "it equals lr / gpu(0)'s samples" + of_sum + "2 times"},
         {updates_are(lr), "it equals lr * lr / n" + of_sum + "0.2 = lr times"},
         {updates_are(1 / lr), "it equals 1 / n" + of_sum + "5 times"},
-        {updates_are(2, true), update + " ... ) on gpu(1) is ... 2 times the right one"},
+        {updates_are(2, true), "the same sum (mgpu.cu: ... ): it is 2 times gpu(0)'s"},
         {updates_are(0, true), "the update of W1[0] is ... on gpu(0), but 0 on gpu(1), of the same "
                                "parameter and the same sum (mgpu.cu:"},
         {[](Training &, Tensors &l, const Tensor &, const Tensor &) { l.pop_back(); },
@@ -276,6 +276,51 @@ TEST_CASE("check_slopes: an operator of one's own is compared with its own slope
                "draws random numbers");
 }
 
+TEST_CASE("check_slopes: waits, memory that is kept, and the evaluation" *
+          doctest::skip(small_only)) {
+    Kept kept;
+    set_model("lenet", 0);
+    // y = X, whose forward is `copy` and whose backward adds `dX(dy)`
+    typedef std::function<Tensor(const Tensor &)> Copy;
+    auto same = [](const Tensor &X, const Copy &copy, const Copy &dX) {
+        return add_to_tape("same", copy(X), {X}, [=](const Tensor &dy) {
+            grad_ptr(X);
+            add_(*X.grad, dX(dy));
+        });
+    };
+    auto right = [](const Tensor &t) { return copyto(t, t.device); };
+    auto early = [](const Tensor &t) { // on another stream
+        const Tensor copy = empty(t.shape, t.device);
+        enqueue_message(t, copy, link_stream(t.device, t.device));
+        return copy;
+    };
+    CHECK(checked_network([&](const Tensor &y) { return same(y, right, right); }) == "");
+    check_says(checked_network([&](const Tensor &y) { return same(y, early, right); }),
+               "same(X (2,10)) ... y is right only if the host waits after each operation");
+    check_says(checked_network([&](const Tensor &y) { return same(y, right, early); }),
+               "same(X (2,10)) ... dX is ... a wait is missing");
+    check_says(checked_network([&](const Tensor &y) {
+                   const Tensor freed = copyto(y, y.device);
+                   const std::shared_ptr<float> address(freed.ptr(), [](float *) {});
+                   const Tensor kept = {y.device, y.shape, address};
+                   return same(y, right, [=](const Tensor &) { return kept; });
+               }),
+               "same(X (2,10)) ... it reads memory that has been freed");
+    static int calls;
+    check_says(checked_network([&](const Tensor &y) {
+                   calls++;
+                   return same(y, right,
+                               [](const Tensor &dy) { return calls % 2 ? dy : full(dy.shape, 0, gpu(0)); });
+               }),
+               "same(X (2,10)) ... later calls change something that it uses, such as a static");
+    check_says(checked_network([](const Tensor &y) {
+                   if (!recording) add_(y, copyto(y, y.device));
+                   return y;
+               }),
+               "under NoGrad, as in the evaluation, y_hat[0,0] is ... all of them 2 times the right "
+               "ones): in training it is another");
+}
+
 #ifdef FAST // for its table of operators
 // What check_operators says where the result of linear is spoilt
 static std::string checked_operators(const std::function<Tensor(Tensor)> &spoil) {
@@ -350,6 +395,8 @@ static void train_with_mistake(int num_gpus, int batch_size, float lr) {
             if (is("first parameters")) device_params = replicate(devices);
             if (is("decay")) lr /= 2;
             auto losses = train_batch(X, y, device_params, devices, lr);
+            for (const Tensor &p : device_params[0])
+                if (is("update in place")) add_(*p.grad, copyto(*p.grad, p.device));
             if (!is("no waitall")) waitall();
             if (is("last loss")) animator.pending.clear();
             animator.add_losses(losses);
@@ -382,14 +429,16 @@ TEST_CASE("check_train: what train does is told by what net gets" * doctest::ski
         return error_of([] { check_train(""); });
     };
     CHECK(says("") == "");
+    check_says(says("update in place"), "the gradient after an update of train on gpu(0) is ... it "
+                                        "equals 2 times the sum of gradients: does the update");
     check_says(says("one epoch"), "train calls after_epoch 1 times in 2 epochs, after 3 ");
     check_says(says("one order"), "epoch 2 of train has the samples in the order of epoch 1; "
                                   "train_iter.epoch() has shuffled them 0 times in this epoch");
     check_says(says("one minibatch"), "epoch 1 of train has 1 steps, and of 20 samples number ... "
                                       " does not occur (12 are not there once)");
     check_says(says("first parameters"), "step 2 of train begins with the parameters with which");
-    check_says(says("decay"), "lr is 0.2, but from step to step of train the parameters move by "
-                              "0.1, 0.05, 0.025, 0.0125, 0.00625 times the sum of gradients / n");
+    check_says(says("decay"), "lr is 0.2, but the steps of train have lr = 0.1, 0.05, 0.025, "
+                              "0.0125, 0.00625, by what the parameters move");
     check_says(says("last loss"), "the loss of epoch 1 of train is ... it equals the sum of");
     check_says(says("no waitall"), "epoch 1 of train takes ... the host does not wait (waitall)");
     check_says(says("untrained"), "the accuracy of epoch 1 of train is that of other parameters");
@@ -425,6 +474,15 @@ TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::ski
                    copyto(rows(shifted, 0, 179), rows(W1, 1, 180));
                }),
                "W1, number 1, on gpu(0) is 9, not 18 ... it equals the sum at another index");
+    check_says(says([](const PerDevice &g) { // divided by k twice
+                   allreduce_naive(g);
+                   for (const std::vector<Tensor> &list : g)
+                       for (Tensor t : list) {
+                           t.grad = std::make_shared<Tensor>(copyto(t, t.device));
+                           sgd({t}, 0.75f, 1);
+                       }
+               }),
+               "on gpu(0) is 2.25, not 9 ... it equals 0.25 = 1 / k / k times the sum");
     watch::no_waits = true;
     // (which number is wrong first is a matter of time)
     check_says(says(allreduce_naive), "the sum of ... after each operation: a wait is missing");

@@ -26,7 +26,7 @@ struct Epoch { // what train passes to after_epoch
     size_t steps, calls; // so many came before its end
     std::mt19937 rng;
     std::vector<Tensor> params;
-    Flat numbers; // theirs
+    Flat numbers, gradients; // theirs, after the update
 };
 // Run two epochs of train, with the output thrown away.
 static std::string not_finite(const Seen &seen);
@@ -54,7 +54,8 @@ static std::vector<Epoch> trained(Seen &seen, size_t steps_in_epoch, int num_epo
                   epochs.size() + 1, animator.Y.size());
         no_tape(format("epoch %zu", epochs.size() + 1));
         epochs.push_back({animator.loss.back(), animator.Y.back(), animator.seconds.back(),
-                          seen.exchanged.size(), seen.calls.size(), rng, p, all_to_host(p)});
+                          seen.exchanged.size(), seen.calls.size(), rng, p, all_to_host(p),
+                          seen.exchanged.empty() ? Flat() : all_to_host(seen.exchanged.back()[0])});
     };
     std::string said;
     try {
@@ -184,18 +185,33 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
 
     // The parameters with which each step begins, and lr
     std::vector<Flat> begins, sums;
+    std::vector<const float *> places;
     for (const NetCall &call : seen.calls)
-        if (call.recorded && call.X.device.id == 0 && call.step == begins.size())
+        if (call.recorded && call.X.device.id == 0 && call.step == begins.size()) {
             begins.push_back(all_to_host(call.numbers));
+            places.push_back(call.params.at(0).ptr());
+        }
     for (const auto &sum : seen.sums) sums.push_back(all_to_host(sum));
+    for (const Epoch &epoch : epochs) { // the update leaves the sums, or 0
+        const Flat &now = epoch.gradients, &sum = sums[epoch.steps - 1];
+        const Indices wrong = wrong_at(now, sum, sum, 100);
+        if (!wrong.empty() && now != Flat(now.size()))
+            differs_from(where, "the gradient after an update of train on gpu(0)", now, sum, wrong,
+                         {{"the sum of gradients", sum}}, {},
+                         ": does the update write to it (v = gradient(p) copies a handle)?");
+    }
     std::string rates;
     bool other = false; // than lr
     for (size_t s = 0; s + 1 < begins.size(); s++) {
-        if (begins[s + 1] == start)
-            error("%sstep %zu of train begins with the parameters with which train began%s%s",
-                  where.c_str(), s + 2,
-                  begins[s] == start ? ": the step before changes nothing: is lr 0?" : "",
-                  in_train("device_params = ").c_str());
+        if (begins[s + 1] == start && places[s + 1] != places[s])
+            error("%sstep %zu of train begins with the parameters with which train began%s",
+                  where.c_str(), s + 2, in_train("device_params = ").c_str());
+        const auto a = begins[s].begin(), b = begins[s + 1].begin(), end = begins[s].end();
+        const double ratio = std::inner_product(a, end, b, 0.) / std::inner_product(a, end, a, 0.);
+        if (k > 1 && std::fabs(ratio - k) < 0.1)
+            error("%sstep %zu of train begins with parameters on gpu(0) that are %.2f times those "
+                  "of the step before: are k = %d devices' summed, but not divided by k?",
+                  where.c_str(), s + 2, ratio, k);
         Flat update;
         Indices all;
         for (size_t j = 0; j < start.size(); j++) {
@@ -204,6 +220,11 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
         }
         const Candidate sum = {"", sums[s]};
         const std::vector<double> factor = factors_of(update, all, {&sum});
+        if (factor.empty() && s == 0)
+            differs("the update",
+                    where + "step 1 of train changes the parameters by other than lr / n times the "
+                            "sum of gradients, though train_batch does not, if it is called with "
+                            "new parameters: something is kept from earlier steps (a static?)");
         if (factor.empty()) continue; // momentum, say
         const double rate = factor[0] * n_of[s];
         rates += (rates.empty() ? "" : ", ") + format("%.3g", rate);
@@ -211,52 +232,36 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
     }
     if (other)
         differs("lr",
-                format("%slr is %g, but from step to step of train the parameters move by "
-                       "%s times the sum of gradients / n%s",
+                format("%slr is %g, but the steps of train have lr = %s, by what the parameters "
+                       "move: so many times the sum of gradients / n%s",
                        where.c_str(), lr, rates.c_str(), line_of(seen.calls[0].stack).c_str()));
 
-    // Is the sum of step 2 that of its own samples?
-    bool known = !draws && sums.size() > 1, intended = false;
+    // Is the sum of each step that of its own samples?
+    bool known = !draws, intended = false;
     for (const std::string &cause : told)
         intended = intended || cause.find("gradient") < cause.size();
 #ifdef NETWORKS
     known = known && buffers.empty();
 #endif
-    std::vector<Tensor> initial = params;
-    Flat own, magnitude;
-    for (const NetCall &call : seen.calls) {
-        if (!call.recorded || call.step != 1 || !known || intended) continue;
-        if (!call.numbers.empty()) params = call.numbers;
-        known = !call.labels.empty();
-        Tensor labels = empty({(int)call.labels.size()}, cpu());
-        std::copy(call.labels.begin(), call.labels.end(), labels.ptr());
-        if (known) add_to(own, alone(call.X, labels).gradient);
-        magnitude.resize(own.size());
-        for (size_t j = 0; j < own.size(); j++) magnitude[j] += std::fabs(own[j]);
-    }
-    params = initial;
-    if (known && !own.empty())
-        if (const Indices wrong = wrong_at(sums[1], own, magnitude, 10 * k); !wrong.empty())
-            differs_from(where, "the sum of gradients in step 2 of train", sums[1], own, wrong,
-                         {{"that of its samples", own}, {"that of step 1", sums[0]}}, {},
-                         "; does zero_grad come before backward?");
-
-    // What happens between the epochs
-    const NetCall *last_of_one = nullptr, *first_of_two = nullptr;
-    for (size_t i = 0; i < seen.calls.size(); i++) {
-        if (seen.calls[i].numbers.empty()) continue;
-        if (i < epochs[0].calls) last_of_one = &seen.calls[i];
-        else if (!first_of_two) first_of_two = &seen.calls[i];
-    }
-    if (last_of_one && first_of_two) {
-        const Flat a = all_to_host(last_of_one->numbers), b = all_to_host(first_of_two->numbers);
-        const double ratio = std::inner_product(a.begin(), a.end(), b.begin(), 0.) /
-                             std::inner_product(a.begin(), a.end(), a.begin(), 0.);
-        if (k > 1 && std::fabs(ratio - k) < 0.1)
-            error(
-                "%sepoch 2 of train begins with parameters on gpu(0) that are %.2f times those of "
-                "the last step of epoch 1: are k = %d devices' summed, but not divided by k?",
-                where.c_str(), ratio, k);
+    const std::vector<Tensor> initial = params;
+    for (size_t s = 1; s < sums.size() && known && !intended; s++) {
+        Flat own, magnitude(start.size());
+        for (const NetCall &call : seen.calls) {
+            if (!call.recorded || call.step != s) continue;
+            if (!call.numbers.empty()) params = call.numbers;
+            known = known && !call.labels.empty();
+            Tensor labels = empty({(int)call.labels.size()}, cpu());
+            std::copy(call.labels.begin(), call.labels.end(), labels.ptr());
+            if (known) add_to(own, alone(call.X, labels).gradient);
+            for (size_t j = 0; j < own.size(); j++) magnitude[j] += std::fabs(own[j]);
+        }
+        params = initial;
+        if (known && !own.empty())
+            if (const Indices wrong = wrong_at(sums[s], own, magnitude, 10 * k); !wrong.empty())
+                differs_from(
+                    where, format("the sum of gradients in step %zu of train", s + 1), sums[s], own,
+                    wrong, {{"that of its samples", own}, {"that of the step before", sums[s - 1]}},
+                    {}, "; does zero_grad come before backward?");
     }
 
     // What each epoch says
