@@ -393,13 +393,6 @@ static void check_autograd() {
     zero_grad({p});
     gradient_is(6, times(3, times(2, X)), "y = 3(2X)", "the last entry of the tape must run first");
     zero_grad({p});
-    auto both = [&](const Tensor &a, const Tensor &b) { // a + b
-        return add_to_tape("both", empty(a.shape, a.device), {a, b}, [=](const Tensor &dy) {
-            for (const Tensor &t : {a, b}) grad_ptr(t), add_(*t.grad, dy);
-        });
-    };
-    gradient_is(5, both(times(2, X), times(3, X)), "y = 2X + 3X", "both uses must add to dX");
-    zero_grad({p});
     times(4, W); // does not count, nor does the next one
     times(4, X);
     gradient_is(2, times(2, X), "y = 2X, after a 4X that y does not depend on",
