@@ -42,6 +42,7 @@ export PYTHONPATH=$folder/packages NUMBA_ENABLE_CUDASIM=1 TRITON_INTERPRET=1
 export POCL_CACHE_DIR=$folder/pocl OCL_ICD_VENDORS=$folder/packages/pyopencl/.libs
 
 cat >"$folder/numba_rows.py" <<'END'
+import _numba_cuda_redirector  # otherwise, numba.cuda is numba's own: --target ignores .pth files
 import numpy
 import numba_cuda
 from numba import cuda
