@@ -1067,7 +1067,8 @@ __global__ void im2col_kernel(float *columns, const float *X, ConvShape s) {
 
 void im2col(const Tensor &columns, const Tensor &X, ConvShape s) {
     const int n = s.N * s.C * s.OH * s.OW; // fits an int, because size(columns) does
-    LAUNCH(im2col_kernel<<<blocks(n), threads, 0, stream_of(X.device)>>>(columns.ptr(), X.ptr(), s));
+    LAUNCH(im2col_kernel<<<blocks(n), threads, 0, stream_of(columns.device)>>>(columns.ptr(),
+                                                                              X.ptr(), s));
 }
 
 // dX[n,c,h,w] += sum of dcolumns[n,t,p] over i,j,u,v with i+u = h and j+v = w

@@ -59,6 +59,7 @@ in_cpp = $(patsubst %,build/cpp/%,$(filter %.cu %.h,$(1:build/gpu/%=%))) $(filte
 cpu_programs := $(programs) runtime_tests
 of_runtime_tests := extras/cpu/tests.cu $(wildcard extras/cpu/tests/*)
 options_runtime_tests = -O0 $(if $(filter asan,$(*D)),$(loads)) $(numbers)
+build/asan/runtime_tests build/race/runtime_tests: | build/cpu/runtime.o # for make cu
 cuda_headers := $(wildcard extras/cpu/*.h extras/cpu/cuda/*.h extras/cpu/nvtx3/*)
 runtime := extras/cpu/runtime.cc $(cuda_headers) $(wildcard extras/cpu/cuda/*.cc)
 variants := cpu asan race lanes lanes_asan
