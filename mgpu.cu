@@ -1420,8 +1420,8 @@ std::shared_ptr<float> allocate_on_host(long n) {
 // that is freed goes into a list for its stream and size, from which the next tensor of this size
 // takes it. Enqueued work of the last tensor may still use it then. This is safe: the new tensor's
 // work is enqueued later on the same stream, and copyto() and send() make this stream wait for
-// every other stream that uses the memory. (With its last handle, a shared_ptr calls the lambda
-// below.)
+// every other stream that uses the memory. (When its last handle goes, a shared_ptr calls the
+// lambda below.)
 std::shared_ptr<float> allocate(long n, Device device) {
     if (n == 0) return nullptr;
     if (is_host(device)) return allocate_on_host(n);
@@ -1829,7 +1829,7 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
     const int k = grads.size();
     if (algorithm.supports && !algorithm.supports(k)) {
         error("ALLREDUCE=%s does not work on %d devices%s", algorithm.name, k,
-              peers_can_read(k) ? "" : " of which some cannot read others' memory");
+              peers_can_read(k) ? "" : " (not all of which can read each other's memory)");
     }
     algorithm.run(grads);
 }

@@ -487,8 +487,8 @@ TEST_CASE("run_allreduce: an error names the algorithm") {
             check_exact_sums("reading", 2, {5});
         } else {
             REFUSED(run_allreduce("reading", new_grads(2, {2})),
-                    "ALLREDUCE=reading does not work on 2 devices of which some cannot read others' "
-                    "memory");
+                    "ALLREDUCE=reading does not work on 2 devices (not all of which can read each "
+                    "other's memory)");
         }
     }
     options.peers = 1;

@@ -266,8 +266,8 @@ TEST_CASE("judge: right algorithms pass, with their costs beside naive's and the
     check_parts(without[1].out,
                 "owner: the host waits in the tutorial's naive, too ... owner: passed");
     check_parts(without[2].out,
-                "ALLREDUCE=one_shot does not work on 2 devices of which some cannot read others' "
-                "memory");
+                "ALLREDUCE=one_shot does not work on 2 devices (not all of which can read each "
+                "other's memory)");
 }
 TEST_CASE("judge: where naive fails nobody else is blamed; an untouched slot is named" *
           doctest::skip(no_training)) {
