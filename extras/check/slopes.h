@@ -23,7 +23,7 @@ static void host_waits() { // for all streams, the default ones, too
     }
     CUDA_CHECK(cudaSetDevice(before));
 }
-// While it lives, and a Recorder, the host waits after each operation: no wait of a stream is missing.
+// While it lives, and a Recorder, the host waits after each operation, so no wait is missing.
 struct HostWaits {
     static inline bool now = false;
     HostWaits() { before_launch = watch::on_enqueued = host_waits, now = true; }
@@ -168,8 +168,7 @@ public:
         }
     }
     // Tell of an operator that is right only if the host waits after each operation; and of a
-    // backward that is right at once, but not after all others, when the memory that nobody holds is
-    // overwritten and the network has been called again.
+    // backward that is right at once, but not after all others, when free memory is overwritten.
     void check_waits_and_memory() {
         if (const Pass early = late_pass(); like(early))
             if (const size_t i = first_other(early); i < seen.y.size()) {
@@ -253,11 +252,11 @@ private:
     Pass late_pass() {
         fill_free_memory();
         host_waits();
-        watch::pause(stream_of(gpu(0)), 5);
+        watch::pause(stream_of(gpu(0)), 10);
         return pass();
     }
-    // Run each backward when the next operator begins, and again as backward() does, when the network
-    // has been called once more. Tell of the first one that gives something else then.
+    // Run each backward when the next operator begins, and again as backward() does, after another
+    // call of the network. Tell of the first one that gives something else then, or does not add.
     std::string changed_backward(bool waits) {
         static std::function<void()> run_new;
         std::map<size_t, std::vector<Flat>> at_once; // by the number on the tape
@@ -303,7 +302,7 @@ private:
             tape.pop_back();
             const Tensor dy = any_dy(entry);
             host_waits();
-            if (!waits) watch::pause(stream_of(gpu(0)), 1);
+            if (!waits) watch::pause(stream_of(gpu(0)), 5);
             prepare(entry, dy, 1);
             fill_free_memory();
             const std::vector<Flat> now = run(i, entry), &right = at_once[n];

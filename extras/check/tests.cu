@@ -77,13 +77,6 @@ TEST_CASE("check_step, check_slopes: right steps pass" * doctest::skip(no_traini
     }
 }
 
-static Tensor with_gradient_times(float factor, const Tensor &y) {
-    return add_to_tape("times", y, {y}, [=](const Tensor &gradient) { // dy *= factor
-        Tensor dy = gradient;
-        dy.grad = std::make_shared<Tensor>(dy);
-        sgd({dy}, 1 - factor, 1);
-    });
-}
 TEST_CASE("extras/check/kernels lists the kernels that mgpu.cu comes with, and no other") {
     std::string names;
     for (const std::string &line : lines_of(read_text("mgpu.cu")))
@@ -164,7 +157,7 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
         {gradients_are({{0, 0}, {0, 0}}), sum + " ... it equals 0"},
         {one_gradient(NAN, false), sum + " ... it equals nan, as memory that was not written"},
         {one_gradient(7, true), sum + " ... (10 of 129068 numbers are wrong, b4[0] to [9])"},
-        {updates_are(0), update + " ... ) on gpu(0) is 0 at W1[0], not ... it equals 0"},
+        {updates_are(0), "is 0 at W1[0], not ... it equals 0; gpu(0)'s parameters are unchanged"},
         {updates_are(-1), "it equals -lr / n" + of_sum + "-1 times"},
         {updates_are(n), "it equals lr" + of_sum + "6 times"},
         {updates_are(1 / n), "it equals lr / n / n" + of_sum + "0.1667 = 1 / n times the right "
@@ -172,9 +165,10 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
         {updates_are(2), "it equals lr / gpu(0)'s samples" + of_sum + "2 times"},
         {updates_are(lr), "it equals lr * lr / n" + of_sum + "0.2 = lr times"},
         {updates_are(1 / lr), "it equals 1 / n" + of_sum + "5 times"},
-        {updates_are(2, true), "the same sum (mgpu.cu: ... ): it is 2 times gpu(0)'s"},
-        {updates_are(0, true), "the update of W1[0] is ... on gpu(0), but 0 on gpu(1), of the same "
-                               "parameter and the same sum (mgpu.cu:"},
+        {updates_are(2, true), update + " ... ) on gpu(1) is ... of the same parameter and the "
+                               "same sum: the update keeps something that the devices share"},
+        {updates_are(0, true), update + " ... ) on gpu(1) is 0 ... gpu(1)'s parameters are "
+                               "unchanged"},
         {[](Training &, Tensors &l, const Tensor &, const Tensor &) { l.pop_back(); },
          "train_batch returns the losses of 1 devices, but there are 2"},
         {[](Training &, Tensors &losses, const Tensor &, const Tensor &) {
@@ -205,120 +199,99 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
                    }
                }),
                "it equals 2 times the sum of the step before"); // both had the same minibatch
-    // A backward that is wrong on every device alike
-    for (float factor : {-1.0f, 0.3f, 3.0f}) {
-        net = [=](const Tensor &X, const std::vector<Tensor> &params) {
-            return with_gradient_times(factor, plain_lenet(X, params));
-        };
-        check_says(checked_step(2, n),
-                   format("times(X (2,10)): dX is %g times the slope of its y", factor));
-    }
 }
 
+// An operator with this result, whose backward adds dX(dy)
+typedef std::function<Tensor(const Tensor &)> Of;
+static Tensor own(const char *op, const Tensor &X, const Of &y, const Of &dX) {
+    return add_to_tape(op, y(X), {X}, [=](const Tensor &dy) {
+        grad_ptr(X);
+        add_(*X.grad, dX(dy));
+    });
+}
+static Tensor same(const Tensor &t) { return copyto(t, t.device); }
+static Tensor zeros(const Tensor &t) { return full(t.shape, 0, t.device); }
+static Of times(float factor) {
+    return [=](const Tensor &t) {
+        Tensor y = same(t);
+        y.grad = std::make_shared<Tensor>(same(t));
+        sgd({y}, 1 - factor, 1);
+        return y;
+    };
+}
 // What is said of the operators of a network that is lenet with `more` behind it
-static std::string checked_network(const std::function<Tensor(const Tensor &y_hat)> &more) {
+static std::string checked_network(const Of &more) {
     net = [=](const Tensor &X, const std::vector<Tensor> &p) { return more(plain_lenet(X, p)); };
     const auto [X, y] = minibatch(4, 3);
     const std::string said = error_of([&, X = X, y = y] { check_slopes("", X, y); });
     tapes.clear();
     return said;
 }
+static std::string said(const Of &y, const Of &dX) { // of one's own operator
+    return checked_network([=](const Tensor &X) { return own("own", X, y, dX); });
+}
 TEST_CASE("check_slopes: an operator of one's own is compared with its own slopes" *
           doctest::skip(small_only)) {
     Kept kept;
     set_model("lenet", 0);
-    auto scaled = [](float factor, const Tensor &X, float backward) { // y = factor * X
-        const Tensor y = full(X.shape, 0, X.device);
-        auto add_times = [](const Tensor &to, float factor, const Tensor &from) {
-            const Tensor minus = copyto(from, from.device);
-            Tensor target = to;
-            target.grad = std::make_shared<Tensor>(minus);
-            sgd({target}, -factor, 1);
-        };
-        add_times(y, factor, X);
-        return add_to_tape("scaled", y, {X}, [=](const Tensor &dy) {
-            grad_ptr(X);
-            add_times(*X.grad, backward, dy);
-        });
-    };
-    CHECK(checked_network([](const Tensor &y) { return y; }) == "");
-    CHECK(checked_network([&](const Tensor &y) { return scaled(3, y, 3); }) == "");
-    check_says(checked_network([&](const Tensor &y) { return scaled(3, y, 6); }),
-               "operator 10 of the network, scaled(X (2,10)) ... dX is 2 times the slope of its y");
-    check_says(checked_network([&](const Tensor &y) { return scaled(3, y, 0); }),
-               "scaled(X (2,10)) ... : dX is 0, but not the slope of its y");
+    CHECK(said(same, same) == "");
+    CHECK(said(times(3), times(3)) == "");
+    check_says(said(times(3), times(6)),
+               "operator 10 of the network, own(X (2,10)) ... dX is 2 times the slope of its y");
+    for (float factor : {-1.0f, 0.3f, 3.0f})
+        check_says(said(same, times(factor)), format("dX is %g times the slope of its y", factor));
+    check_says(said(times(3), zeros), "own(X (2,10)) ... : dX is 0, but not the slope of its y");
+    check_says(said(zeros, same), "own(X (2,10)) ... dX is");
     check_says(checked_network([&](const Tensor &y) {
-                   add_(y, copyto(y, y.device));
+                   add_(y, same(y));
                    return y;
                }),
                "operator 9 of the network, linear(X (2,128), W (128,10), b (10)) ... : y has been "
                "changed since it returned, by add_kernel");
     check_says(checked_network([&](const Tensor &y) {
-                   return scaled(1, add_to_tape("sum", full(y.shape, 0, y.device), {y},
-                                                [=](const Tensor &dy) {
-                                                    grad_ptr(y);
-                                                    add_(*y.grad, dy);
-                                                }),
-                                 1);
-               }),
-               "sum(X (2,10)) ... dX is");
-    check_says(checked_network([&](const Tensor &y) {
-                   return add_to_tape("set", copyto(y, y.device), {y}, [=](const Tensor &dy) {
+                   return add_to_tape("set", same(y), {y}, [=](const Tensor &dy) {
                        grad_ptr(y);
                        copyto(dy, *y.grad);
                    });
                }),
                "set(X (2,10)) ... : its backward sets dX, but must add to it");
-    check_says(checked_network([&](const Tensor &y) {
-                   Tensor noisy = copyto(normal(1, y.shape), y.device);
-                   return scaled(1, noisy, 1);
-               }),
-               "draws random numbers");
+    auto noise = [](const Tensor &t) { return copyto(normal(1, t.shape), t.device); };
+    check_says(said(noise, same), "under NoGrad, as in the evaluation, ... draws random numbers");
+    check_says(said([&](const Tensor &t) { return recording ? noise(t) : same(t); }, same),
+               "own(X (2,10)) ... in two passes over the same minibatch ... draws random numbers");
 }
-
 TEST_CASE("check_slopes: waits, memory that is kept, and the evaluation" *
           doctest::skip(small_only)) {
     Kept kept;
     set_model("lenet", 0);
-    // y = X, whose forward is `copy` and whose backward adds `dX(dy)`
-    typedef std::function<Tensor(const Tensor &)> Copy;
-    auto same = [](const Tensor &X, const Copy &copy, const Copy &dX) {
-        return add_to_tape("same", copy(X), {X}, [=](const Tensor &dy) {
-            grad_ptr(X);
-            add_(*X.grad, dX(dy));
-        });
-    };
-    auto right = [](const Tensor &t) { return copyto(t, t.device); };
     auto early = [](const Tensor &t) { // on another stream
         const Tensor copy = empty(t.shape, t.device);
         enqueue_message(t, copy, link_stream(t.device, t.device));
         return copy;
     };
-    CHECK(checked_network([&](const Tensor &y) { return same(y, right, right); }) == "");
-    check_says(checked_network([&](const Tensor &y) { return same(y, early, right); }),
-               "same(X (2,10)) ... y is right only if the host waits after each operation");
-    check_says(checked_network([&](const Tensor &y) { return same(y, right, early); }),
-               "same(X (2,10)) ... dX is ... a wait is missing");
+    check_says(said(early, same), "own(X (2,10)) ... y is right only if the host waits");
+    check_says(said(same, early), "own(X (2,10)) ... dX is ... a wait is missing");
     check_says(checked_network([&](const Tensor &y) {
-                   const Tensor freed = copyto(y, y.device);
+                   const Tensor freed = same(y);
                    const std::shared_ptr<float> address(freed.ptr(), [](float *) {});
                    const Tensor kept = {y.device, y.shape, address};
-                   return same(y, right, [=](const Tensor &) { return kept; });
+                   return own("own", y, same, [=](const Tensor &) { return kept; });
                }),
-               "same(X (2,10)) ... it reads memory that has been freed");
+               "own(X (2,10)) ... it reads memory that has been freed");
     static int calls;
-    check_says(checked_network([&](const Tensor &y) {
-                   calls++;
-                   return same(y, right,
-                               [](const Tensor &dy) { return calls % 2 ? dy : full(dy.shape, 0, gpu(0)); });
-               }),
-               "same(X (2,10)) ... later calls change something that it uses, such as a static");
+    check_says(said(
+                   [](const Tensor &t) {
+                       calls++;
+                       return same(t);
+                   },
+                   [](const Tensor &dy) { return calls % 2 ? dy : zeros(dy); }),
+               "own(X (2,10)) ... later calls change something that it uses, such as a static");
     check_says(checked_network([](const Tensor &y) {
-                   if (!recording) add_(y, copyto(y, y.device));
+                   if (!recording) add_(y, same(y));
                    return y;
                }),
-               "under NoGrad, as in the evaluation, y_hat[0,0] is ... all of them 2 times the right "
-               "ones): in training it is another");
+               "under NoGrad, as in the evaluation, y_hat[0,0] is ... all of them 2 times the "
+               "right ones): in training it is another");
 }
 
 #ifdef FAST // for its table of operators
@@ -477,10 +450,7 @@ TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::ski
     check_says(says([](const PerDevice &g) { // divided by k twice
                    allreduce_naive(g);
                    for (const std::vector<Tensor> &list : g)
-                       for (Tensor t : list) {
-                           t.grad = std::make_shared<Tensor>(copyto(t, t.device));
-                           sgd({t}, 0.75f, 1);
-                       }
+                       for (const Tensor &t : list) copyto(times(0.25f)(t), t);
                }),
                "on gpu(0) is 2.25, not 9 ... it equals 0.25 = 1 / k / k times the sum");
     watch::no_waits = true;

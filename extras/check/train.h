@@ -192,7 +192,22 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
             places.push_back(call.params.at(0).ptr());
         }
     for (const auto &sum : seen.sums) sums.push_back(all_to_host(sum));
+    Flat parameters;
+    for (const NetCall &call : seen.calls) {
+        if (call.numbers.empty()) continue;
+        const Flat now = all_to_host(call.numbers);
+        parameters.resize(now.size());
+        const double ratio =
+            std::inner_product(now.begin(), now.end(), parameters.begin(), 0.) /
+            std::inner_product(parameters.begin(), parameters.end(), parameters.begin(), 0.);
+        if (k > 1 && std::fabs(ratio - k) < 0.1)
+            error("%sstep %zu of train begins with parameters on gpu(0) that are %.2f times those "
+                  "before: are k = %d devices' summed, but not divided by k?",
+                  where.c_str(), call.step + 1, ratio, k);
+        parameters = now;
+    }
     for (const Epoch &epoch : epochs) { // the update leaves the sums, or 0
+        if (epoch.steps == 0) continue;
         const Flat &now = epoch.gradients, &sum = sums[epoch.steps - 1];
         const Indices wrong = wrong_at(now, sum, sum, 100);
         if (!wrong.empty() && now != Flat(now.size()))
@@ -206,12 +221,6 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
         if (begins[s + 1] == start && places[s + 1] != places[s])
             error("%sstep %zu of train begins with the parameters with which train began%s",
                   where.c_str(), s + 2, in_train("device_params = ").c_str());
-        const auto a = begins[s].begin(), b = begins[s + 1].begin(), end = begins[s].end();
-        const double ratio = std::inner_product(a, end, b, 0.) / std::inner_product(a, end, a, 0.);
-        if (k > 1 && std::fabs(ratio - k) < 0.1)
-            error("%sstep %zu of train begins with parameters on gpu(0) that are %.2f times those "
-                  "of the step before: are k = %d devices' summed, but not divided by k?",
-                  where.c_str(), s + 2, ratio, k);
         Flat update;
         Indices all;
         for (size_t j = 0; j < start.size(); j++) {
