@@ -2,7 +2,7 @@
 // Its backward must give the slopes of its own forward, with the inputs that it has in the network.
 // No operator is called by itself. If the images or some parameters move a little, the inputs and
 // the result of each one move, too, and sum(dX * move of X) must be sum(dy * move of y) for any dy.
-// defines: begin_again, NetworksOperators
+// defines: begin_again, host_waits, HostWaits, NetworksOperators
 #pragma once
 #include "reference.h"
 
@@ -255,6 +255,32 @@ private:
         watch::pause(stream_of(gpu(0)), 10);
         return pass();
     }
+    // Say how a gradient, to which a backward has added late, is not what it was at once, or "".
+    static std::string changed(const Flat &at_once, const Flat &late, int before, bool waits) {
+        double largest = 0;
+        for (float x : at_once) largest = std::max(largest, (double)std::fabs(x));
+        size_t wrong = 0, same = 0, first = 0;
+        for (size_t j = at_once.size(); j-- > 0;) {
+            auto is = [&](double x) { return std::fabs(late[j] - x) <= 1e-4 * largest + 1e-6; };
+            same += is(at_once[j]);
+            if (!is(at_once[j] + before)) wrong++, first = j;
+        }
+        if (wrong == 0) return "";
+        if (same == at_once.size())
+            return " is set by its backward, which must add to it, as other operators may use the "
+                   "input, too";
+        return format(
+            " is %.6g at number %zu if its backward runs at once, but %.6g if it runs after "
+            "those of the next operators: %s",
+            at_once[first], first, late[first] - before,
+            !waits ? "it is right if the host waits after each operation, so a wait is "
+                     "missing"
+            : std::isnan(late[first])
+                ? "it reads memory that has been freed: does it keep an address (ptr()) "
+                  "where it must keep a Tensor?"
+                : "later calls change something that it uses, such as a static, or what a "
+                  "lambda captures by reference");
+    }
     // Run each backward when the next operator begins, and again as backward() does, after another
     // call of the network. Tell of the first one that gives something else then, or does not add.
     std::string changed_backward(bool waits) {
@@ -307,34 +333,9 @@ private:
             fill_free_memory();
             const std::vector<Flat> now = run(i, entry), &right = at_once[n];
             for (size_t a = 0; a < now.size(); a++) {
-                double largest = 0;
-                for (float x : right[a]) largest = std::max(largest, (double)std::fabs(x));
-                auto is_wrong = [&](size_t j, float added) {
-                    return !(std::fabs(now[a][j] - added - right[a][j]) <= 1e-4 * largest + 1e-6);
-                };
-                const int added = entry.inputs[a].grad != entry.dy; // works in place, if not
-                size_t sets = 0;
-                for (size_t j = 0; j < now[a].size() && added; j++) sets += !is_wrong(j, 0);
-                const std::string name = name_of(i, a);
-                for (size_t j = 0; j < now[a].size(); j++) {
-                    if (!is_wrong(j, added)) continue;
-                    if (sets == now[a].size())
-                        return words(i) + "its backward sets d" + name +
-                               ", but must add to it: "
-                               "other operators may use " +
-                               name + ", too";
-                    return format(
-                        "%sd%s is %.6g at number %zu if its backward runs at once, but %.6g "
-                        "if it runs after those of the next operators: %s",
-                        words(i).c_str(), name.c_str(), right[a][j], j, now[a][j] - added,
-                        !waits ? "it is right if the host waits after each operation, so "
-                                 "a wait is missing"
-                        : std::isnan(now[a][j])
-                            ? "it reads memory that has been freed: does it keep an "
-                              "address (ptr()) where it must keep a Tensor?"
-                            : "later calls change something that it uses, such as a "
-                              "static, or what a lambda captures by reference");
-                }
+                const bool adds = entry.inputs[a].grad != entry.dy; // not in place
+                if (const std::string how = changed(right[a], now[a], adds, waits); !how.empty())
+                    return words(i) + "d" + name_of(i, a) + how;
             }
         }
         return "";

@@ -254,7 +254,7 @@ TEST_CASE("check_slopes: an operator of one's own is compared with its own slope
                        copyto(dy, *y.grad);
                    });
                }),
-               "set(X (2,10)) ... : its backward sets dX, but must add to it");
+               "set(X (2,10)) ... : dX is set by its backward, which must add to it");
     auto noise = [](const Tensor &t) { return copyto(normal(1, t.shape), t.device); };
     check_says(said(noise, same), "under NoGrad, as in the evaluation, ... draws random numbers");
     check_says(said([&](const Tensor &t) { return recording ? noise(t) : same(t); }, same),
