@@ -202,22 +202,6 @@ static void add_to(Flat &sum, const Flat &part) {
     for (size_t j = 0; j < part.size(); j++) sum[j] += part[j];
 }
 
-// Which labels have these losses, if they are cross-entropies of y_hat
-static Indices labels_of(const Flat &losses, const Flat &y_hat) {
-    Indices labels;
-    const int classes = y_hat.size() / std::max<size_t>(1, losses.size());
-    for (size_t i = 0; i < losses.size(); i++) {
-        int best = -1;
-        for (int j = 0; j < classes; j++) {
-            const Doubles z(&y_hat[i * classes], &y_hat[i * classes] + classes);
-            const double l = reference::softmax_cross_entropy(classes, {z, {(double)j}})[0][0];
-            if (std::fabs(l - losses[i]) <= 1e-5 * std::max(1.0, l)) best = j;
-        }
-        labels.push_back(best);
-    }
-    return labels;
-}
-
 // Check what train_batch has made of a minibatch and of `params`: losses and device_params.
 static void check_step(const std::string &where, const Tensor &X, const Tensor &y,
                        const std::vector<Tensor> &losses, const PerDevice &device_params, float lr,
@@ -269,19 +253,18 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
             error("%snet is not called on %s%s", where.c_str(), str(gpu(c)).c_str(),
                   seen.calls.empty() ? "" : line_of(seen.calls[0].stack).c_str());
     if (const std::string wrong = samples.not_once(all); !wrong.empty()) {
-        std::vector<int> copied(n), got(k); // how often each sample, and to each device
+        Indices copied, got(k); // samples; how many of them to each device
         for (const watch::Op &op : seen.ops) {
             const bool of_X = op.from >= X.ptr() && op.from < X.ptr() + size(X);
-            if (strcmp(op.kind, "input") == 0 && of_X) {
-                const int first = ((const float *)op.from - X.ptr()) / (28 * 28);
-                const int rows = op.bytes / sizeof(float) / (28 * 28);
-                for (int i = first; i < first + rows && i < n; i++) copied[i]++;
-                if (op.device < k) got[op.device] += rows;
-            }
+            if (strcmp(op.kind, "input") != 0 || !of_X || op.device >= k) continue;
+            const int first = ((const float *)op.from - X.ptr()) / (28 * 28);
+            const int rows = op.bytes / sizeof(float) / (28 * 28);
+            for (int i = first; i < first + rows && i < n; i++) copied.push_back(samples.same[i]);
+            got[op.device] += rows;
         }
         int c = 0;
         while (c + 1 < k && got[c] == (int)shards[c].size()) c++;
-        if (copied != std::vector<int>(n, 1))
+        if (!samples.not_once(copied).empty())
             error("%sthe shards that net gets: %s%s", where.c_str(), wrong.c_str(),
                   seen.line_of_op("input").c_str());
         error("%sthe shards are right, but net gets %zu samples of the %d on %s: %s%s",
@@ -320,7 +303,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         if (got.size() != want.size())
             error("%strain_batch returns %zu losses of %zu samples on %s%s", where.c_str(),
                   got.size(), want.size(), str(gpu(c)).c_str(), seen.line_after_net(c).c_str());
-        const Indices used = labels_of(got, seen_y_hat);
+        const int classes = y_hat.size() / std::max<size_t>(1, got.size());
         for (size_t i = 0; i < got.size(); i++) {
             if (!std::isfinite(got[i]))
                 error("%s%s is %s at sample %zu: y_hat is finite, so loss makes it%s",
@@ -328,15 +311,13 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
                       std::isnan(got[i]) ? "nan" : "infinite", i, seen.line_after_net(c).c_str());
             if (draws || std::fabs(got[i] - want[i]) <= 1e-5f * std::max(1.0f, want[i])) continue;
             std::string same;
-            if (used[i] >= 0)
-                same = format(": it is the loss with label %d, but the sample's label is %g",
-                              used[i], y.ptr()[shards[c][i]]);
-            for (int d = 0; d < k; d++) {
-                bool theirs = used.size() <= shards[d].size() && d != c;
-                for (size_t j = 0; j < used.size() && theirs; j++)
-                    theirs = used[j] == y.ptr()[shards[d][j]];
-                if (theirs) same = ": the labels are those of " + str(gpu(d)) + "'s shard";
-            }
+            const Doubles z(&seen_y_hat[i * classes], &seen_y_hat[i * classes] + classes);
+            for (int j = 0; j < classes; j++)
+                if (const double l =
+                        reference::softmax_cross_entropy(classes, {z, {(double)j}})[0][0];
+                    std::fabs(l - got[i]) <= 1e-5 * std::max(1.0, l))
+                    same = format(": it is the loss with label %d, but the sample's label is %g", j,
+                                  y.ptr()[shards[c][i]]);
             error("%s%s is %.6g at sample %zu, but on one device %.6g%s%s", where.c_str(),
                   on("the loss", c).c_str(), got[i], i, want[i], same.c_str(),
                   seen.line_after_net(c).c_str());
@@ -445,27 +426,15 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
             zeros += (zeros.empty() ? "" : ", ") + param_names[i];
     if (!zeros.empty())
         notice("%sthe gradient of %s is 0 everywhere", where.c_str(), zeros.c_str());
-    bool sent = false, trained = k == 1; // a message; one from or to a gradient that is trained
-    for (const watch::Op &op : seen.ops) {
-        if (strcmp(op.kind, "message") != 0) continue;
-        sent = true;
-        for (const auto &list : device_params)
-            for (const Tensor &p : list)
-                for (const void *end : {op.from, op.to})
-                    trained =
-                        trained || (end >= gradient(p).ptr() && end < gradient(p).ptr() + size(p));
-    }
+    auto is_message = [](const watch::Op &op) { return strcmp(op.kind, "message") == 0; };
+    const bool sent = std::any_of(seen.ops.begin(), seen.ops.end(), is_message);
     std::vector<Flat> sums;
     for (int c = 0; c < k; c++) {
         sums.push_back(all_to_host(gradients({device_params[c]})[0]));
         const Indices wrong = wrong_at(sums[c], want, magnitude, k);
         if (!wrong.empty())
             differs_from(where, on("the sum of gradients" + seen.line_of_exchange(), c), sums[c],
-                         want, wrong, candidates, sizes,
-                         !sent     ? "; no message was sent"
-                         : trained ? ""
-                                   : "; the messages are from and to other tensors than the "
-                                     "gradients of device_params");
+                         want, wrong, candidates, sizes, sent ? "" : "; no message was sent");
     }
     before.sum = sums[0];
 
