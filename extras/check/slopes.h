@@ -170,7 +170,10 @@ public:
     // Tell of an operator that is right only if the host waits after each operation; and of a
     // backward that is right at once, but not after all others, when free memory is overwritten.
     void check_waits_and_memory() {
-        if (const Pass early = late_pass(); like(early))
+        fill_free_memory(); // which has old results
+        host_waits();
+        watch::pause(stream_of(gpu(0)), 10);
+        if (const Pass early = pass(); like(early))
             if (const size_t i = first_other(early); i < seen.y.size()) {
                 watch::Recorder recorder(false);
                 const HostWaits guard;
@@ -248,13 +251,6 @@ private:
     std::vector<std::vector<int>> made_by; // of each input of each call: the last that wrote it; -1
     std::vector<bool> in_place;            // calls whose numbers are no longer there
 
-    // The stream begins late, and the memory that is free has no old results.
-    Pass late_pass() {
-        fill_free_memory();
-        host_waits();
-        watch::pause(stream_of(gpu(0)), 10);
-        return pass();
-    }
     // Say how a gradient, to which a backward has added late, is not what it was at once, or "".
     static std::string changed(const Flat &at_once, const Flat &late, int before, bool waits) {
         double largest = 0;
