@@ -407,13 +407,12 @@ static void check_model(int minibatches) {
         }
         for (size_t i = 0; i < params.size(); i++) copyto(device_params[0][i], params[i]);
         std::vector<Tensor> losses;
-        auto check_it = [&, X = X, y = y] {
+        check_with_waits([&, X = X, y = y] {
             device_params = replicate(devices); // other tensors, so that nobody keeps the old ones
             Seen seen(&device_params);
             losses = step_of(where, X, y, device_params, devices);
             check_step(where, X, y, losses, device_params, options.lr, seen);
-        };
-        check_with_waits(check_it);
+        });
         double mean = 0;
         for (const Tensor &l : losses) mean += sum_of(l) / X.shape[0];
         if (step == 0 && mean > 10)
