@@ -18,7 +18,7 @@ static bool same_bits(const Flat &a, const Flat &b) {
 static void host_waits() { // for all streams, the default ones, too
     const int before = watch::current;
     for (size_t c = 0; c < device_states.size(); c++) {
-        make_current(gpu(c));
+        CUDA_CHECK(cudaSetDevice(cuda_device(gpu(c))));
         CUDA_CHECK(cudaDeviceSynchronize());
     }
     CUDA_CHECK(cudaSetDevice(before));
