@@ -144,13 +144,6 @@ static void check_replicated(const PerDevice &device_params) {
 
 // --- allreduce, with numbers that tell whose they are: 8^c from device c
 
-// Copies that are staged through the host may wait there
-static bool all_are_peers(int k) {
-    bool all = true;
-    for (int i = 0; i < k * k; i++)
-        all = all && (i / k == i % k || can_read(gpu(i / k), gpu(i % k)));
-    return all;
-}
 // The late device waits until the host has come back from the exchange, or a while
 static std::atomic<bool> came_back, was_waited_for;
 static void be_late(void *) {
@@ -269,7 +262,8 @@ static void check_exchange() {
     for (int late = -2; late <= k; late++) {
         const size_t taken = watch::taken_bytes;
         check_with_waits([&] { check_exchange_while(grads, who, late); });
-        if (was_waited_for && all_are_peers(k) && options.allreduce != "host" &&
+        // (Copies that are staged through the host may wait there.)
+        if (was_waited_for && peers_can_read(k) && options.allreduce != "host" &&
             options.allreduce != "local")
             differs("a wait",
                     format("%s: the host waits for gpu(%d), where only a stream should wait%s",
