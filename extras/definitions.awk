@@ -1,8 +1,8 @@
 # Lists the definitions of a file that is written as mgpu.cu is, so that tools find them by name:
 #     awk -f extras/definitions.awk mgpu.cu
 # Each line has a name, the first line of the comment above, and the definition's first and last line.
-# A definition begins at the left margin. If a line of it ends with {, it ends with a line that
-# begins with }, otherwise with a line that ends with ; or }. Everything from #if to #endif is one
+# A definition begins at the left margin. If a line of it ends with {, it ends where all braces are
+# closed, otherwise with a line that ends with ; or }. Everything from #if to #endif is one
 # definition, with each name in it. Declarations are not listed. The words of comments do not matter.
 
 # Return the line without comments. Strings become _.
@@ -16,6 +16,15 @@ function code_of(line) {
     sub(/[ \t\r]+$/, "", line)
     return line
 }
+# End the definition that began with `head` in a line.
+function finish(line) {
+    end = line
+    add_names(head)
+    inside = ""
+    above = 0
+}
+# Return how many braces a line opens, less those that it closes.
+function opened(line) { return gsub(/\{/, "", line) - gsub(/\}/, "", line) }
 # List the name at the end of a text.
 function add(text) {
     if (!match(text, /[A-Za-z_0-9:~]+ *$/)) return
@@ -23,7 +32,7 @@ function add(text) {
     sub(/ +$/, "", name[count])
     comment[count] = depth > 0 ? above_block : above
     first[count] = depth > 0 ? block : begin
-    last[count] = NR
+    last[count] = end
 }
 # List the names in the head of a definition. Parentheses become @, and braces $.
 function add_names(head,   i, n, part) {
@@ -49,6 +58,11 @@ function add_names(head,   i, n, part) {
 }
 
 { code = code_of($0) }
+# A function within a body: a brace is missing above
+inside == "body" && margin && code ~ /^[A-Za-z_][^=(;]* [*&]*[A-Za-z_0-9:]+\(.*\) \{/ &&
+        code !~ /^(else|do|return) / {
+    finish(margin)
+}
 !inside && code == "" { # a comment or an empty line
     above = /[^ \t\r]/ ? (above ? above : NR) : 0
     next
@@ -73,12 +87,16 @@ function add_names(head,   i, n, part) {
 inside != "body" { head = head " " code }
 inside == "head" && code ~ /\{$/ {
     inside = "body"
+    braces = opened(head)
+    other = 0  # inside of #else, which may open the same brace once more
+    margin = 0 # the first } at the left margin
     next
 }
+inside == "body" && !margin && code ~ /^\}/ { margin = NR }
+inside == "body" && code ~ /^[ \t]*#/ { other = code ~ /#[ \t]*el/ }
+inside == "body" && !other { braces += opened(code) }
 inside == "macro" && code !~ /\\$/ || inside == "head" && code ~ /[;}]$/ ||
-        inside == "body" && code ~ /^\}/ {
-    add_names(head)
-    inside = ""
-    above = 0
+        inside == "body" && braces <= 0 {
+    finish(NR)
 }
 END { for (i = 1; i <= count; i++) print name[i], comment[i], first[i], last[i] }
