@@ -182,12 +182,11 @@ public:
                           "that computes it, or the next ones, waits for nobody (make_wait)",
                           words(i).c_str());
             }
-        std::string wrong = changed_backward(false);
-        if (wrong.empty()) return;
+        const std::string wrong = changed_backward(false);
         watch::Recorder recorder(false);
         const HostWaits guard;
-        if (const std::string still = changed_backward(true); !still.empty()) wrong = still;
-        error("%s", wrong.c_str());
+        const std::string still = wrong.empty() ? "" : changed_backward(true);
+        if (!wrong.empty()) error("%s", (still.empty() ? wrong : still).c_str());
     }
     // Tell of the first operator whose result is another in a second pass.
     void check_random() {
@@ -310,26 +309,27 @@ private:
         std::vector<TapeEntry> tape = pass().tape;
         before_launch = hook;
         pass();
-        std::vector<Tensor> fillers; // of the memory that is free, so that no gradient gets it
+        std::vector<Tensor> dys, fillers; // of free memory, so that no gradient gets it
         for (const TapeEntry &entry : tape)
             for (int twice : {1, 2})
                 for (const Tensor &t : entry.inputs)
                     fillers.push_back(full(t.shape, NAN * twice, gpu(0)));
-        for (const TapeEntry &entry : tape) prepare(entry, full(entry.dy->shape, NAN, gpu(0)));
+        for (const TapeEntry &entry : tape) {
+            dys.push_back(any_dy(entry));
+            prepare(entry, full(entry.dy->shape, NAN, gpu(0)));
+        }
         for (size_t i = seen.calls.size(); i-- > 0;) {
             const size_t n = seen.calls[i].number;
-            while (tape.size() > n + 1) tape.pop_back();
+            tape.resize(std::min(tape.size(), n + 1));
             if (tape.size() <= n || !at_once.count(n)) continue;
             const TapeEntry entry = std::move(tape.back());
             tape.pop_back();
-            const Tensor dy = any_dy(entry);
-            host_waits();
             if (!waits) watch::pause(stream_of(gpu(0)), 5);
-            prepare(entry, dy, 1);
+            prepare(entry, dys[n], 1);
             fill_free_memory();
             const std::vector<Flat> now = run(i, entry), &right = at_once[n];
-            for (size_t a = 0; a < now.size(); a++) {
-                const bool adds = entry.inputs[a].grad != entry.dy; // not in place
+            for (size_t a = 0; a < now.size(); a++) { // an input may be the result, in place
+                const bool adds = entry.inputs[a].grad != entry.dy;
                 if (const std::string how = changed(right[a], now[a], adds, waits); !how.empty())
                     return words(i) + "d" + name_of(i, a) + how;
             }

@@ -271,13 +271,16 @@ TEST_CASE("check_slopes: waits, memory that is kept, and the evaluation" *
     };
     check_says(said(early, same), "own(X (2,10)) ... y is right only if the host waits");
     check_says(said(same, early), "own(X (2,10)) ... dX is ... a wait is missing");
-    check_says(checked_network([&](const Tensor &y) {
-                   const Tensor freed = same(y);
-                   const std::shared_ptr<float> address(freed.ptr(), [](float *) {});
-                   const Tensor kept = {y.device, y.shape, address};
-                   return own("own", y, same, [=](const Tensor &) { return kept; });
-               }),
-               "own(X (2,10)) ... it reads memory that has been freed");
+    for (bool result : {false, true}) // of the operator, freed only when the next one has run
+        check_says(checked_network([&](const Tensor &X) {
+                       const Tensor freed = same(X);
+                       const std::shared_ptr<float> address(freed.ptr(), [](float *) {});
+                       const Tensor kept = {X.device, X.shape, address};
+                       auto y = [=](const Tensor &t) { return result ? freed : same(t); };
+                       auto dX = [=](const Tensor &) { return kept; };
+                       return own("next", own("own", X, y, dX), same, same);
+                   }),
+                   "own(X (2,10)) ... it reads memory that has been freed");
     static int calls;
     check_says(said(
                    [](const Tensor &t) {
