@@ -1,6 +1,6 @@
 // make check: how a difference is told. What a wrong number equals is looked for among the numbers
 // that were computed.
-// defines: notice, differs, line_of, place, Candidate, times, sum_of, range_of, equals, wrong_at
+// defines: notice, differs, line_of, place, Candidate, times_in, range_of, equals, wrong_at
 #pragma once
 #include <csignal>
 

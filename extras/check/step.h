@@ -214,10 +214,9 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         std::shared_ptr<Samples> samples;
         Flat sum;
         std::vector<Flat> own;
-        bool updated; // as it must be
     } before;
     auto on = [](const std::string &what, int c) { return what + " on " + str(gpu(c)); };
-    auto last = std::exchange(before, {std::make_shared<Samples>(X), {}, {}, false});
+    auto last = std::exchange(before, {std::make_shared<Samples>(X), {}, {}});
 
     // The shards, and what one device makes of each
     std::vector<std::vector<Alone>> right(k); // of each call of net
@@ -444,7 +443,6 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         const Flat now = all_to_host(device_params[c]);
         for (size_t j = 0; j < old.size(); j++) updates[c].push_back(old[j] - now[j]);
     }
-    before.updated = true;
     for (int c = 0; c < k; c++) {
         const Flat &update = updates[c], &other = updates[c ? 0 : k - 1];
         Flat right_update(old.size());
@@ -458,7 +456,6 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         const Candidate right = {"", right_update};
         const std::vector<double> ratio = factors_of(update, wrong, {&right});
         if (wrong.empty()) continue;
-        before.updated = false;
         std::vector<Candidate> parts = candidates;
         parts.insert(parts.begin(), {"the sum of gradients", sums[c]});
         parts.push_back({"the sign of the sum", Flat(old.size())}); // Adam's first step
@@ -471,10 +468,6 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
         if (!ratio.empty())
             note = "; it is " + times_in(ratio[0], quantities) + " the right one" +
                    (n > 1 && near(ratio[0], 1. / n) ? ": divided by n twice" : "");
-        else if (last.updated)
-            note =
-                "; in the step before it was right, of other copies of the parameters: something "
-                "is kept from an earlier step (a static?)";
         const float a = update[wrong[0]], b = other[wrong[0]];
         if (update == Flat(update.size()))
             note = "; " + str(gpu(c)) + "'s parameters are unchanged";
