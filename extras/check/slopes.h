@@ -311,9 +311,9 @@ private:
         pass();
         std::vector<Tensor> dys, fillers; // of free memory, so that no gradient gets it
         for (const TapeEntry &entry : tape)
-            for (int twice : {1, 2})
-                for (const Tensor &t : entry.inputs)
-                    fillers.push_back(full(t.shape, NAN * twice, gpu(0)));
+            for (const Tensor &t : entry.inputs)
+                for (int times = 0; times < 2; times++)
+                    fillers.push_back(full(t.shape, NAN, gpu(0)));
         for (const TapeEntry &entry : tape) {
             dys.push_back(any_dy(entry));
             prepare(entry, full(entry.dy->shape, NAN, gpu(0)));
