@@ -229,17 +229,11 @@ static void average_losses(Animator &animator) {
     animator.done = 1;
 }
 
-// Return the devices that compute the test accuracy, and add a row for an epoch. (networks/ has its
-// own ways.)
+// Return how many devices compute the test accuracy. (networks/ has its own way.)
 #ifdef NETWORKS
 static int evaluating() { return evaluates_all() ? options.gpus : 1; }
 #else
 static int evaluating() { return 1; }
-
-static void add_row(Animator &animator, int epoch, float acc, double seconds) {
-    animator.add(epoch, acc, seconds);
-}
-
 static void reset_buffers() {}
 #endif
 
@@ -264,7 +258,7 @@ static void train_on_nodes(int num_gpus, int batch_size, float lr) {
         average_losses(animator);
         check_nodes(device_params);
         const float acc = accuracy_on_nodes(device_params, test_iter, first_devices(evaluating()));
-        add_row(animator, epoch + 1, acc, timer.times.back());
+        animator.add(epoch + 1, acc, timer.times.back());
         if (after_epoch) after_epoch(animator, device_params[0]);
     }
     std::string where;
