@@ -24,6 +24,7 @@ struct Operators {
     Tensor (*linear)(const Tensor &X, const Tensor &W, const Tensor &b) = nullptr;
     void (*matmul)(bool sum, Matrix C, Matrix A, Matrix B, Device device) = nullptr; // and bias
     void (*im2col)(const Tensor &columns, const Tensor &X, ConvShape s) = nullptr;   // and col2im
+    void (*col2im)(float *dX, const Tensor &dcolumns, ConvShape s) = nullptr;
     Tensor (*relu)(const Tensor &X) = nullptr;
     Tensor (*avg_pool2d)(const Tensor &X, const PoolShape &s) = nullptr;
     void (*sgd)(const std::vector<Tensor> &params, float lr, int batch_size) = nullptr;
@@ -85,7 +86,7 @@ void im2col(const Tensor &columns, const Tensor &X, ConvShape s) {
     operators.im2col ? operators.im2col(columns, X, s) : plain_im2col(columns, X, s);
 }
 void col2im(float *dX, const Tensor &dcolumns, ConvShape s) {
-    operators.im2col ? fast::add_columns(dX, dcolumns, s) : plain_col2im(dX, dcolumns, s);
+    operators.im2col ? operators.col2im(dX, dcolumns, s) : plain_col2im(dX, dcolumns, s);
 }
 Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
     if (!operators.linear) return plain_linear(X, W, b);
@@ -138,15 +139,17 @@ extern const char edited[];
 namespace fast {
 static std::string edited = EDITED;
 template <Rung rung> static Operators tuned(const std::string &name) {
-    const bool on_cpu = warp_size == 1;
-    Operators tuned = {"tuned, " + name,
-                       conv2d<rung>,
-                       linear<rung>,
-                       on_cpu ? matrix_product : nullptr,
-                       on_cpu ? columns_of : nullptr,
-                       relu,
-                       avg_pool2d,
-                       sgd};
+    Operators tuned = {"tuned, " + name};
+    tuned.conv2d = conv2d<rung>;
+    tuned.linear = linear<rung>;
+    if constexpr (warp_size == 1) {
+        tuned.matmul = matrix_product;
+        tuned.im2col = columns_of;
+        tuned.col2im = add_columns;
+    }
+    tuned.relu = relu;
+    tuned.avg_pool2d = avg_pool2d;
+    tuned.sgd = sgd;
 #ifdef NETWORKS
     tuned.max_pool2d = max_pool2d;
     tuned.add = add;

@@ -49,6 +49,7 @@ void plane_bias(const Tensor &y, const Tensor &b) {
         LAUNCH(plane_bias_kernel<<<blocks(s.N * s.C), threads, 0, stream_of(y.device)>>>(
             y.ptr(), b.ptr(), s));
 }
+#ifndef __CUDACC__
 // One thread per term t = (c,u,v) of an image, whose pixels are neighbours.
 __global__ void im2col_rows_kernel(float *columns, const float *X, ::ConvShape s) {
     const int row = blockIdx.x * blockDim.x + threadIdx.x;
@@ -86,4 +87,5 @@ void add_columns(float *dX, const Tensor &dcolumns, ::ConvShape s) {
     LAUNCH(col2im_rows_kernel<<<blocks(s.N * s.C * s.H), threads, 0, stream_of(dcolumns.device)>>>(
         dX, dcolumns.ptr(), s));
 }
+#endif
 } // namespace fast
