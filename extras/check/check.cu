@@ -1,7 +1,8 @@
 // make check: check the parts of a training from the bottom up, each against an independent one:
 // copies, operators (reference.h), data, replicas, allreduce, the network, steps (step.h), accuracy
 // and epochs (train.h). Tell of the first difference, and of what it equals (differences.h).
-// defines: check_copies, check_with_waits, check_data, check_replicated, check_exchange, check_slopes, check, main
+// defines: check_copies, check_with_waits, check_data, check_replicated, check_exchange,
+// check_slopes, check, main
 #ifndef MGPU_NO_MAIN // the tests have included mgpu.cu, and have a main
 #define MGPU_NO_MAIN
 #define CHECK_MAIN
