@@ -14,7 +14,6 @@
 #include PROGRAM
 #endif
 #include <atomic>
-#include <set>
 
 #include "differences.h"
 #include "reference.h"

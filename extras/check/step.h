@@ -55,6 +55,7 @@ struct Seen {
         watch::on_record = [] {
             now->stacks.push_back(watch::call_stack());
             now->note_copied_in();
+            now->delay_next();
             if (!now->exchanging && !overlaps()) fill_free_memory(false);
             if (strcmp(watch::recorder->ops.back().kind, "message") == 0) now->exchange_begins();
         };
@@ -90,6 +91,14 @@ struct Seen {
         if (before > 0 && samples_until_late <= 0)
             watch::pause(stream_of(X.device), 1e3 * pause_in_epoch);
         return y_hat;
+    }
+    // What comes after a kernel on a stream of one's own is late: who does not wait for it sees that.
+    void delay_next() const {
+        const watch::Op &op = recorder->ops.back();
+        for (watch::Lane &lane : watch::lanes)
+            if (lane.number == op.lane && op.works() && !op.from && !HostWaits::now &&
+                lane.handle != current_stream(gpu(op.device)).handle.handle())
+                watch::pause(watch::StreamHandle(&lane), 1);
     }
     void note_copied_in() {
         const watch::Op &op = recorder->ops.back();
@@ -207,6 +216,8 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
                        const std::vector<Tensor> &losses, const PerDevice &device_params, float lr,
                        Seen &seen) {
     seen.stop();
+    std::vector<Flat> updates; // read at once, should an update be late
+    for (const auto &list : device_params) updates.push_back(all_to_host(list));
     check_stray(where);
     const int n = X.shape[0], k = device_params.size();
     const Samples samples(X);
@@ -438,11 +449,8 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
     before.sum = sums[0];
 
     // The updates
-    std::vector<Flat> updates(k);
-    for (int c = 0; c < k; c++) {
-        const Flat now = all_to_host(device_params[c]);
-        for (size_t j = 0; j < old.size(); j++) updates[c].push_back(old[j] - now[j]);
-    }
+    for (Flat &numbers : updates)
+        for (size_t j = 0; j < old.size(); j++) numbers[j] = old[j] - numbers[j];
     for (int c = 0; c < k; c++) {
         const Flat &update = updates[c], &other = updates[c ? 0 : k - 1];
         Flat right_update(old.size());

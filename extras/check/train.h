@@ -28,8 +28,36 @@ struct Epoch { // what train passes to after_epoch
     std::vector<Tensor> params;
     Flat numbers, gradients; // theirs, after the update
 };
+// Tell of the first quantity of train's steps that is not finite, or return "".
+static std::string not_finite(const Seen &seen) {
+    auto is_bad = [](float x) { return !std::isfinite(x); };
+    auto count = [&](const Flat &x) { return std::count_if(x.begin(), x.end(), is_bad); };
+    Flat before, sum; // the last ones that were finite
+    for (const NetCall &call : seen.calls) {
+        const std::string step = format("step %zu of train: ", call.step + 1);
+        const Flat now = all_to_host(call.numbers);
+        if (const long bad = count(now)) {
+            const int j = std::find_if(now.begin(), now.end(), is_bad) - now.begin();
+            if (before.empty())
+                return format("%s%s is %g when train begins", step.c_str(), name_of(j).c_str(),
+                              now[j]);
+            return format(
+                "step %zu of train makes %s: %s was %g, with a sum of gradients of %g%s", call.step,
+                bad == (long)now.size()
+                    ? "all parameters nan"
+                    : format("%ld of %zu parameters nan or infinite", bad, now.size()).c_str(),
+                name_of(j).c_str(), before[j], sum.empty() ? NAN : sum[j],
+                bad == (long)now.size() ? ": did train_batch get lr = nan?" : "");
+        }
+        if (!now.empty()) before = now;
+        if (count(to_host(call.y_hat)))
+            return step + "y_hat is not finite, though the parameters are";
+        if (call.step < seen.sums.size()) sum = all_to_host(seen.sums[call.step]);
+        if (count(sum)) return step + "the sum of gradients is not finite, though y_hat is";
+    }
+    return "";
+}
 // Run two epochs of train, with the output thrown away.
-static std::string not_finite(const Seen &seen);
 static std::vector<Epoch> trained(Seen &seen, size_t steps_in_epoch, int num_epochs = 2) {
     const auto as_given = std::tuple(options, after_epoch);
     options.epochs = num_epochs;
@@ -94,36 +122,6 @@ static int shuffles_between(std::mt19937 from, const std::mt19937 &to, int n) {
         std::shuffle(order.begin(), order.end(), from);
     }
     return -1;
-}
-
-// Tell of the first quantity of train's steps that is not finite, or return "".
-static std::string not_finite(const Seen &seen) {
-    auto is_bad = [](float x) { return !std::isfinite(x); };
-    auto count = [&](const Flat &x) { return std::count_if(x.begin(), x.end(), is_bad); };
-    Flat before, sum; // the last ones that were finite
-    for (const NetCall &call : seen.calls) {
-        const std::string step = format("step %zu of train: ", call.step + 1);
-        const Flat now = all_to_host(call.numbers);
-        if (const long bad = count(now)) {
-            const int j = std::find_if(now.begin(), now.end(), is_bad) - now.begin();
-            if (before.empty())
-                return format("%s%s is %g when train begins", step.c_str(), name_of(j).c_str(),
-                              now[j]);
-            return format(
-                "step %zu of train makes %s: %s was %g, with a sum of gradients of %g%s", call.step,
-                bad == (long)now.size()
-                    ? "all parameters nan"
-                    : format("%ld of %zu parameters nan or infinite", bad, now.size()).c_str(),
-                name_of(j).c_str(), before[j], sum.empty() ? NAN : sum[j],
-                bad == (long)now.size() ? ": did train_batch get lr = nan?" : "");
-        }
-        if (!now.empty()) before = now;
-        if (count(to_host(call.y_hat)))
-            return step + "y_hat is not finite, though the parameters are";
-        if (call.step < seen.sums.size()) sum = all_to_host(seen.sums[call.step]);
-        if (count(sum)) return step + "the sum of gradients is not finite, though y_hat is";
-    }
-    return "";
 }
 
 static void check_epochs_of_train(const std::string &where, const Seen &seen,
@@ -229,11 +227,6 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
         }
         const Candidate sum = {"", sums[s]};
         const std::vector<double> factor = factors_of(update, all, {&sum});
-        if (factor.empty() && s == 0)
-            differs("the update",
-                    where + "step 1 of train changes the parameters by other than lr / n times the "
-                            "sum of gradients, though train_batch does not, if it is called with "
-                            "new parameters: something is kept from earlier steps (a static?)");
         if (factor.empty()) continue; // momentum, say
         const double rate = factor[0] * n_of[s];
         rates += (rates.empty() ? "" : ", ") + format("%.3g", rate);
