@@ -88,8 +88,9 @@ struct Seen {
         calls.push_back(call);
         const int before = samples_until_late;
         if (recording) samples_until_late -= X.shape[0];
-        if (before > 0 && samples_until_late <= 0)
-            watch::pause(stream_of(X.device), 1e3 * pause_in_epoch);
+        const bool late = before > 0 && samples_until_late <= 0;
+        if (late || (trained && !HostWaits::now)) // so is backward, for which a message must wait
+            watch::pause(stream_of(X.device), late ? 1e3 * pause_in_epoch : 3);
         return y_hat;
     }
     // What comes after a kernel on a stream of one's own is late: who does not wait for it sees that.
