@@ -25,8 +25,7 @@
 // Notation: k devices; N images with C channels, H rows and W columns; O output channels; windows
 // of K x K pixels. (W is a number of columns or, where it is a tensor, a weight.) Tensors are
 // row-major, NCHW, and hold 32-bit floats. dX is the gradient of the loss with respect to X. F is
-// torch.nn.functional. NAME=value, such as GPUS=2, is an option. Section 13 has those of this file;
-// others, such as SAVE, belong to folders of extras/.
+// torch.nn.functional. NAME=value, such as GPUS=2, is an option (section 13 or extras/).
 
 #include <cuda_runtime.h>
 #include <algorithm>
@@ -78,8 +77,7 @@ typedef std::vector<Tensors> PerDevice; // x[c][i] is tensor i on device c
 Tensor copyto(const Tensor &src, Device device);   // return a copy of src on this device
 void copyto(const Tensor &src, const Tensor &dst); // dst[:] = src: src comes first, as in MXNet
 
-// 8. Operators, which enqueue work on their tensors' device and return at once. (The sizes of their
-// inputs are on the right.)
+// 8. Operators, which enqueue work and return at once. On the right: the sizes of their inputs.
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b);   // (N,C,H,W) (O,C,K,K) (O)
 Tensor relu(const Tensor &X);                                       // any shape
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);    // (N,C,H,W)
