@@ -40,8 +40,8 @@ __global__ void product_sum_kernel(ProductOut out, const float *partial, int sli
     if (m < s.M && out.C.data) out.C.store(out.row(s, m) + n * s.C_column, sum);
     if (m == s.M && out.sums.data) out.sums.store(out.row(s, m) + n * out.sums_by, sum);
 }
-static void product_sum(const ProductOut &out, const float *partial, int slices, const Product &s,
-                        Device device) {
+static inline void product_sum(const ProductOut &out, const float *partial, int slices,
+                               const Product &s, Device device) {
     const int n = s.rows() * s.N * s.batch, parts = slices < 64 ? 1 : 16;
     const dim3 block(threads / parts, parts);
     LAUNCH(product_sum_kernel<<<blocks(n, block.x), block, 0, stream_of(device)>>>(
