@@ -23,6 +23,13 @@ static void host_waits() { // for all streams, the default ones, too
     }
     CUDA_CHECK(cudaSetDevice(before));
 }
+// While it lives, a function is called before each launch; then the one before it again.
+struct BeforeLaunch {
+    void (*const before)();
+    explicit BeforeLaunch(void (*call)()) : before(std::exchange(before_launch, call)) {}
+    BeforeLaunch(const BeforeLaunch &) = delete;
+    ~BeforeLaunch() { before_launch = before; }
+};
 // While it lives, and a Recorder, the host waits after each operation, so no wait is missing.
 struct HostWaits {
     static inline bool now = false;
@@ -305,9 +312,11 @@ private:
             }
             running = false;
         };
-        const auto hook = std::exchange(before_launch, [] { run_new(); });
-        std::vector<TapeEntry> tape = pass().tape;
-        before_launch = hook;
+        std::vector<TapeEntry> tape;
+        {
+            const BeforeLaunch guard([] { run_new(); });
+            tape = pass().tape;
+        }
         pass();
         std::vector<Tensor> dys, fillers; // of free memory, so that no gradient gets it
         for (const TapeEntry &entry : tape)
