@@ -149,7 +149,8 @@ TEST_CASE("allreduce: every tensor of the list becomes the sum, in place") {
     for (int k = 1; k <= 5; k++) {
         CAPTURE(k);
         Tensors data;
-        for (int c = 0; c < k; c++) data.push_back(on_device({float(1 << c), float(c)}, {2}, gpu(c)));
+        for (int c = 0; c < k; c++)
+            data.push_back(on_device({float(1 << c), float(c)}, {2}, gpu(c)));
         allreduce(data);
         const Floats want = {float((1 << k) - 1), float(k * (k - 1) / 2)};
         for (const Tensor &t : data) CHECK(to_host(t) == want);
@@ -207,7 +208,8 @@ TEST_CASE("train_batch: k devices learn what one device learns" * trains) {
             const Computed alone = computed_alone(k, before, batch);
             check_close(losses, alone.losses, 0);
             for (int c = 0; c < k; c++) check_close(many.grads(c), alone.grads, 0);
-            check_close(many.params(0), after_update(all_to_host(before), alone.grads, lr, n), 1e-6);
+            check_close(many.params(0), after_update(all_to_host(before), alone.grads, lr, n),
+                        1e-6);
             many.check_replicas_equal();
             mean.push_back(std::accumulate(losses.begin(), losses.end(), 0.0) / n);
             // mgpu.cu's operators compute each sample with the same roundings, whatever the others
@@ -372,7 +374,8 @@ TEST_CASE("train: each epoch has a row with what the test computes itself, the l
         const Row row = row_of(lines[epoch]);
         double loss = 0; // all steps once more, in the order of the file
         for (int first = 0; first < count; first += n) {
-            for (float l : training.step(samples(train_set, first, std::min(first + n, count)), lr)) {
+            for (float l :
+                 training.step(samples(train_set, first, std::min(first + n, count)), lr)) {
                 loss += l / count;
             }
         }
@@ -732,7 +735,8 @@ TEST_CASE("conv2d, linear, avg_pool2d, softmax_cross_entropy, add_, empty: what 
             "softmax_cross_entropy: expected ... (2,3), (3)");
     REFUSED(softmax_cross_entropy(t({2, 0}), t({2})), "softmax_cross_entropy: expected ... (2,0)");
     REFUSED(empty({-1, 3}, gpu(0)), "a tensor of ");
-    REFUSED(empty({1 << 16, 1 << 15}, gpu(0)), "a tensor of 2147483648 numbers: use a smaller BATCH");
+    REFUSED(empty({1 << 16, 1 << 15}, gpu(0)),
+            "a tensor of 2147483648 numbers: use a smaller BATCH");
     const std::string apart = "gpu(0) and gpu(1), but must be on one device";
     REFUSED(conv2d(t({1, 1, 3, 3}), t({1, 1, 2, 2}, gpu(1)), t({1})), apart);
     REFUSED(linear(t({2, 3}), t({3, 4}), t({4}, gpu(1))), apart);
@@ -1300,8 +1304,9 @@ TEST_CASE("check_first_minibatch: a wrong update is named, with both numbers") {
     for (double wrong : {6.0, 2.0, 1 / 6.0, 0.2, 0.0, -1.0, 0.999}) {
         CAPTURE(wrong);
         factor = wrong;
-        check_says(first_minibatch(2, 6), "the first minibatch: the update of b1[0] on gpu(1) is ... "
-                                          ", not ... : `make check ... ` looks for the cause");
+        check_says(first_minibatch(2, 6),
+                   "the first minibatch: the update of b1[0] on gpu(1) is ... "
+                   ", not ... : `make check ... ` looks for the cause");
     }
 }
 
@@ -1403,10 +1408,11 @@ TEST_CASE("parse_options: a wrong value is refused, and the message says what wa
             }
         }
     }
-    const std::string known = " is not an option: write NAME=value with one of GPUS BATCH LR EPOCHS "
-                              "ALLREDUCE SEED SHUFFLE LIMIT DATA CHECKS PEERS";
-    for (const char *word : {"GPU=2", "gpus=2", "NUM_GPUS=2", "--gpus=2", "COLOUR=red", "=2", "more",
-                             "-h", "GPUS", "DATA="}) {
+    const std::string known =
+        " is not an option: write NAME=value with one of GPUS BATCH LR EPOCHS "
+        "ALLREDUCE SEED SHUFFLE LIMIT DATA CHECKS PEERS";
+    for (const char *word : {"GPU=2", "gpus=2", "NUM_GPUS=2", "--gpus=2", "COLOUR=red", "=2",
+                             "more", "-h", "GPUS", "DATA="}) {
         CHECK(parse(word) == word + known);
     }
     CHECK(parse("GPUS=2 BATCH=1") ==

@@ -1,8 +1,7 @@
-// The functions here take the place of mgpu.cu's, and by default call these: extras/replaced.sh makes
-// a copy of mgpu.cu in which they are called plain_lenet and so on. In the program this file stands
-// between that copy and the parts.
-// replaces: lenet init_params demos train add_to_tape print_row parse_options
-// replaces: run_program
+// The functions here take the place of mgpu.cu's, and by default call these: extras/replaced.sh
+// makes a copy of mgpu.cu in which they are called plain_lenet and so on. In the program this file
+// stands between that copy and the parts.
+// replaces: lenet init_params demos train add_to_tape print_row parse_options run_program
 // defines: net, experiment, chapter, after_gradient, after_options, print_epoch, run
 #include "hooks.h"
 

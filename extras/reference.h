@@ -144,7 +144,8 @@ inline std::pair<Doubles, Doubles> moments(const Doubles &X, int C, int pixels) 
     const double n = X.size() / C;
     auto channel = [=](size_t i) { return i / pixels % C; };
     for (size_t i = 0; i < X.size(); i++) mean[channel(i)] += X[i] / n;
-    for (size_t i = 0; i < X.size(); i++) var[channel(i)] += std::pow(X[i] - mean[channel(i)], 2) / n;
+    for (size_t i = 0; i < X.size(); i++)
+        var[channel(i)] += std::pow(X[i] - mean[channel(i)], 2) / n;
     return {mean, var};
 }
 
@@ -181,7 +182,8 @@ inline Arrays batch_norm(int pixels, const Arrays &in, const Doubles &dy = {}) {
 
 // LeNet with average pooling or with max pooling, of N images X and its eight parameters. It
 // returns y_hat and the gradients with respect to the parameters.
-inline Arrays lenet(bool max, int N, const Doubles &X, const Arrays &p, const Doubles &dy_hat = {}) {
+inline Arrays lenet(bool max, int N, const Doubles &X, const Arrays &p,
+                    const Doubles &dy_hat = {}) {
     const ConvSizes conv1 = {N, 1, 28, 28, 20, 3}, conv2 = {N, 20, 13, 13, 50, 5};
     const PoolSizes pool1 = {N, 20, 26, 26, 2}, pool2 = {N, 50, 9, 9, 2};
     const Arrays in1 = {X, p[0], p[1]};

@@ -145,7 +145,8 @@ inline void check_operator(const std::vector<Ints> &shapes,
         exact.push_back(doubles(numbers));
     }
     const Tensors ys = {op(in), op(in)};
-    const std::vector<Floats> dys = {random_floats(size(ys[0]), 10), random_floats(size(ys[0]), 11)};
+    const std::vector<Floats> dys = {random_floats(size(ys[0]), 10),
+                                     random_floats(size(ys[0]), 11)};
     backward_from(ys, dys);
     Doubles dy = doubles(dys[0]);
     for (size_t i = 0; i < dy.size(); i++) dy[i] += dys[1][i];
@@ -544,7 +545,8 @@ struct Computed {
 // Compute on gpu(0) what k devices compute with these parameters, one shard after another: all
 // numbers are rounded alike, whatever the operators. The gradients are summed in the order in which
 // naive and bucket sum them, so they have the same bits.
-inline Computed computed_alone(int k, const Tensors &start, const std::pair<Tensor, Tensor> &batch) {
+inline Computed computed_alone(int k, const Tensors &start,
+                               const std::pair<Tensor, Tensor> &batch) {
     const int n = batch.first.shape[0];
     Computed all;
     int begin = 0;
@@ -658,7 +660,8 @@ inline void check_algorithm(const std::string &name, bool any_place) {
         if (any_place) {
             check_exact_sums(name, k, sizes, false);
         } else {
-            REFUSED(run_allreduce(name, new_grads(k, sizes, false)), "do not lie side by side in memory");
+            REFUSED(run_allreduce(name, new_grads(k, sizes, false)),
+                    "do not lie side by side in memory");
         }
     }
     if (small_only) return;

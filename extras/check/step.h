@@ -93,7 +93,7 @@ struct Seen {
             watch::pause(stream_of(X.device), late ? 1e3 * pause_in_epoch : 3);
         return y_hat;
     }
-    // What comes after a kernel on a stream of one's own is late: who does not wait for it sees that.
+    // What comes after a kernel on a stream of one's own is late: so who does not wait sees that.
     void delay_next() const {
         const watch::Op &op = recorder->ops.back();
         for (watch::Lane &lane : watch::lanes)

@@ -324,7 +324,8 @@ TEST_CASE("LOG: a row for each epoch, with what is on the screen, and with more 
     CHECK(rows_of(folder.file("build/log.csv")).size() == 2); // the default
 }
 
-TEST_CASE("SAVE, INIT: the parameters after the last epoch; a training goes on with them" * trains) {
+TEST_CASE("SAVE, INIT: the parameters after the last epoch; a training goes on with them" *
+          trains) {
     DataFolder folder(few, few / 4);
     const std::string half = format("SHUFFLE=0 BATCH=%d ", few / 2); // of an epoch
     const Floats one = trained(folder, half + "EPOCHS=1 SAVE=new/one");

@@ -2,7 +2,7 @@
 // outside (watch.h).
 // defines: run_measure, main
 //
-//     measure bench|trace|profile|summary|scale NAME=value ...    mgpu's options, and some of its own
+//     measure bench|trace|profile|summary|scale NAME=value ...   mgpu's options, and its own
 #define MGPU_NO_MAIN
 #include "../watch/watch.h"
 

@@ -36,12 +36,13 @@ void scale() {
     const double slope = eighth < batch ? std::min((whole - part) / (batch - eighth), most) : most;
     auto computes = [&](double n) { return unit * (whole - slope * (batch - n)); };
     const Algorithm &chosen = find_algorithm(options.allreduce);
-    printf("%s, batch %d, on %s: a step on k devices, predicted from one measured here on a single "
-           "device%s.\nstrong: one minibatch for all; weak: one for each. Efficiency is relative to "
-           "k times the speed.\n%5s %11s %12s %11s %12s %11s   %s\n",
-           experiment.name.c_str(), batch, network.name.c_str(),
-           step_ms > 0 ? format(", as if it took %g ms", step_ms).c_str() : "", "k", "exchange, ms",
-           "strong, ms", "efficiency", "weak, ms", "efficiency", options.allreduce.c_str());
+    printf(
+        "%s, batch %d, on %s: a step on k devices, predicted from one measured here on a single "
+        "device%s.\nstrong: one minibatch for all; weak: one for each. Efficiency is relative to "
+        "k times the speed.\n%5s %11s %12s %11s %12s %11s   %s\n",
+        experiment.name.c_str(), batch, network.name.c_str(),
+        step_ms > 0 ? format(", as if it took %g ms", step_ms).c_str() : "", "k", "exchange, ms",
+        "strong, ms", "efficiency", "weak, ms", "efficiency", options.allreduce.c_str());
     std::ofstream file("build/scale.csv");
     file << "k,strong_ms,strong,weak_ms,weak\n";
     const auto sizes = trained_sizes();

@@ -130,7 +130,8 @@ TEST_CASE("read_profile: kernels by name and bytes; another takes as long as the
     CHECK(ops[0].end - ops[0].begin == doctest::Approx(7.5e-6));
     CHECK(ops[1].end - ops[1].begin == doctest::Approx(1e-6));
     CHECK(ops[3].end - ops[3].begin == 4);
-    CHECK(contains(error_of([&] { read_profile(folder.file("none"), ops); }), "cannot read PROFILE"));
+    CHECK(
+        contains(error_of([&] { read_profile(folder.file("none"), ops); }), "cannot read PROFILE"));
 }
 TEST_CASE("write_rows: times, the critical path, and what an operation has waited for") {
     const TestFolder folder;
@@ -146,7 +147,9 @@ TEST_CASE("write_rows: times, the critical path, and what an operation has waite
           "1,1,from gpu(0),forward,relu_kernel,0,3000,-2,-2,8,0,-1\n"
           "1,1,from gpu(0),wait,wait,3000,5000,-2,-2,8,0,0\n"
           "1,1,from gpu(0),message,W3,5000,9000,0,1,4,1,0\n");
-    CHECK(contains(error_of([&] { write_rows("/dev/full", "", "", ops, {"", "", "", ""}, streams); }),
+    CHECK(contains(error_of([&] {
+                       write_rows("/dev/full", "", "", ops, {"", "", "", ""}, streams);
+                   }),
                    "cannot write /dev/full"));
 }
 
@@ -250,7 +253,8 @@ TEST_CASE("measure scale: a step on k devices is its part of the samples, and th
         double strong = 0, efficiency = 0, weak = 0, of_weak = 0;
         char comma;
         int devices = 0;
-        rows >> devices >> comma >> strong >> comma >> efficiency >> comma >> weak >> comma >> of_weak;
+        rows >> devices >> comma >> strong >> comma >> efficiency >> comma >> weak >> comma >>
+            of_weak;
         const double exchange = 2 * (k - 1) * 8; // naive: so many messages of 1 ms
         CHECK(devices == k);
         CHECK(weak == doctest::Approx(80 + exchange));
@@ -324,7 +328,8 @@ TEST_CASE("measure bench BENCH=allreduce times every algorithm" * doctest::skip(
     CHECK(!contains(csv, "local"));
     CHECK(contains(out, "1048576 bytes and more: skipped"));
 }
-TEST_CASE("measure bench BENCH=kernels times the kernels of each rung" * doctest::skip(small_only)) {
+TEST_CASE("measure bench BENCH=kernels times the kernels of each rung" *
+          doctest::skip(small_only)) {
     TestFolder folder;
     std::filesystem::create_directory(folder.file("build"));
     const bool tuned = find_option("KERNELS"); // extras/fast/ is there

@@ -91,9 +91,10 @@ TEST_CASE("batch_norm: the running statistics, in training and in evaluation") {
     }
     batch_norm(rows(X, 0, 0), gamma, beta, mean, var); // an empty shard changes nothing
     NoGrad guard;
-    check_close(to_host(batch_norm(X, gamma, beta, mean, var)),
-                reference::normalize(exact, doubles(gamma), doubles(beta), want_mean, want_var, plane),
-                2e-6);
+    check_close(
+        to_host(batch_norm(X, gamma, beta, mean, var)),
+        reference::normalize(exact, doubles(gamma), doubles(beta), want_mean, want_var, plane),
+        2e-6);
     check_close(to_host(mean), want_mean, 1e-6);
     check_close(to_host(var), want_var, 1e-6);
     CHECK(to_host(batch_norm(rows(X, 0, 0), gamma, beta, mean, var)).empty());
@@ -285,7 +286,8 @@ TEST_CASE("resnet18: the chapter's, in training and in evaluation; an empty shar
         CHECK(grad(p) == Floats(size(p)));
     }
     check_close(all_to_host(buffers_on(gpu(0))), all_to_host(statistics), 0);
-    check_close(all_to_host(buffers_on(gpu(1))), all_to_host(buffers), 0); // each device has its own
+    check_close(all_to_host(buffers_on(gpu(1))), all_to_host(buffers),
+                0); // each device has its own
 }
 
 TEST_CASE("lab_cnn: outputs, losses, and the gradients of all parameters" * slow) {
@@ -348,8 +350,8 @@ TEST_CASE("check_first_minibatch: a right step of lab_cnn passes" * slow) {
     for (int k : {1, 2, 5}) {
         CAPTURE(k);
         set_model("lab_cnn", k); // k is the seed too
-        check_says(first_minibatch(k, 7),
-                   format("first minibatch: %d device%s with one", k, k > 1 ? "s agree" : " agrees"));
+        check_says(first_minibatch(k, 7), format("first minibatch: %d device%s with one", k,
+                                                 k > 1 ? "s agree" : " agrees"));
     }
 }
 
@@ -383,10 +385,12 @@ TEST_CASE("parse_options: the values of each network's chapter; KVSTORE, EVALUAT
         {"MODEL=resnet18", "resnet18", "naive", 1, 256, 10, 0.1f, true},
         {"GPUS=2 MODEL=resnet18", "resnet18", "naive", 2, 512, 10, 0.2f, true},
         {"MODEL=lab_cnn", "lab_cnn", local, 1, 64, 5, 0.3f, true},
-        {"MODEL=lab_cnn BATCH=9 LR=1 EPOCHS=2 ALLREDUCE=bucket", "lab_cnn", "bucket", 1, 9, 2, 1, true},
+        {"MODEL=lab_cnn BATCH=9 LR=1 EPOCHS=2 ALLREDUCE=bucket", "lab_cnn", "bucket", 1, 9, 2, 1,
+         true},
         {"BATCH=7 EVALUATE_ALL=1", "lenet", "naive", 1, 7, 10, 0.2f, true}};
 #ifdef ALGORITHMS
-    cases.push_back({"GPUS=2 MODEL=lab_cnn KVSTORE=device", "lab_cnn", "device", 2, 128, 5, 0.3f, true});
+    cases.push_back(
+        {"GPUS=2 MODEL=lab_cnn KVSTORE=device", "lab_cnn", "device", 2, 128, 5, 0.3f, true});
 #endif
     for (const Case &c : cases) {
         CAPTURE(c.line);
@@ -417,7 +421,8 @@ TEST_CASE("parse_options: what does not go together is refused") {
     }
     CHECK(parse_all("MODEL=vgg") == "MODEL=vgg is unknown: choose one of lenet, resnet18, lab_cnn");
     check_says(parse_all("KVSTORE=magic"), "ALLREDUCE=magic is unknown: choose one of naive");
-    check_says(parse_all("EVALUATE_ALL=yes"), "EVALUATE_ALL=yes: expected a whole number from 0 to 1");
+    check_says(parse_all("EVALUATE_ALL=yes"),
+               "EVALUATE_ALL=yes: expected a whole number from 0 to 1");
     check_says(parse_all("--evaluate-all"), "--evaluate-all is not an option ... EVALUATE_ALL");
 }
 
@@ -475,8 +480,9 @@ TEST_CASE("program: resnet18's prints" * slow) {
     DataFolder folder(2, 2);
     const std::string out =
         output_of(folder, "MODEL=resnet18 GPUS=2 BATCH=2 EPOCHS=1 LIMIT=2 ALLREDUCE=yours");
-    check_parts(out, "not initialized on cpu\n[[[ ... ]]] @gpu(0)\n[[[ ... ]]] @gpu(1)\n"
-                     "first minibatch: 2 devices agree with one\nepoch ... \n    1 ... \ntest acc: ");
+    check_parts(out,
+                "not initialized on cpu\n[[[ ... ]]] @gpu(0)\n[[[ ... ]]] @gpu(1)\n"
+                "first minibatch: 2 devices agree with one\nepoch ... \n    1 ... \ntest acc: ");
 }
 
 int main(int argc, char **argv) { return tests_main(argc, argv); }

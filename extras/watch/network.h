@@ -69,7 +69,8 @@ struct Traffic {
             rounds = std::max<long>(rounds, m.round);
             longest.resize(rounds);
             long &most = longest.at(m.round - 1);
-            most = std::max({most, in[{m.round, m.dst}] += m.bytes, out[{m.round, m.src}] += m.bytes});
+            most =
+                std::max({most, in[{m.round, m.dst}] += m.bytes, out[{m.round, m.src}] += m.bytes});
         }
     }
     // Bytes into or out of the device, or the host, that moves most: `who`

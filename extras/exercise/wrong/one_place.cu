@@ -1,4 +1,4 @@
-// k = 3 ... send: the message from gpu(1) to gpu(0) writes what the one from gpu(2) to gpu(0) writes
+// k = 3 ... send: the message from gpu(1) to gpu(0) writes what the one from gpu(2) to gpu(0)
 // Two messages of a round go to one place.
 #include "yours.h"
 

@@ -1,4 +1,4 @@
-// static_flat.cu:9, message gpu(1) to gpu(0): it reads memory of gpu(1) that this call ... not written
+// static_flat.cu:9, message gpu(1) to gpu(0): it reads memory of gpu(1) ... not written
 // The tensors of the first call are kept.
 #include "yours.h"
 
