@@ -745,43 +745,30 @@ void sgd(const Tensors &params, float lr, int batch_size) {
 }
 
 // --- softmax cross-entropy
-// Return the sum of exp(z[j] - largest) over j, and the largest z[j]. Subtracting it prevents
-// overflow: the sum is between 1 and `classes`.
-__device__ float exp_sum(const float *z, int classes, float *largest) {
-    float sum = 0;
-    *largest = z[0];
-    for (int j = 1; j < classes; j++) *largest = z[j] > *largest ? z[j] : *largest;
-    for (int j = 0; j < classes; j++) sum += expf(z[j] - *largest);
-    return sum;
-}
-
-// l[n] = log(sum over j of exp(y_hat[n,j])) - y_hat[n,y[n]]
-//   y_hat (N,classes)   y (N), the labels   ->   l (N)
-// One thread per sample.
-__global__ void cross_entropy_kernel(float *l, const float *y_hat, const float *y, int N,
+// p[n,j] = exp(y_hat[n,j]) / sum over j of exp(y_hat[n,j]), which is the softmax of row n
+// l[n] = -log(p[n,y[n]])
+//   y_hat (N,classes)   y (N), the labels   ->   l (N)   p (N,classes)
+// One thread per sample. It first subtracts the largest number of the row. That changes nothing in
+// p, and exp() cannot overflow.
+__global__ void cross_entropy_kernel(float *l, float *p, const float *y_hat, const float *y, int N,
                                      int classes) {
     const int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) return;
-    const float *z = y_hat + n * classes; // the logits of sample n
-    float largest;
-    const float sum = exp_sum(z, classes, &largest);
+    const float *z = y_hat + n * classes; // the row of sample n
+    float largest = z[0], sum = 0;
+    for (int j = 1; j < classes; j++) largest = z[j] > largest ? z[j] : largest;
+    for (int j = 0; j < classes; j++) sum += expf(z[j] - largest);
+    for (int j = 0; j < classes; j++) p[n * classes + j] = expf(z[j] - largest) / sum;
     l[n] = logf(sum) - (z[(int)y[n]] - largest);
 }
 
-// dy_hat[n,j] += dl[n] * (softmax(y_hat[n])[j] - (1 if j == y[n] else 0))
-//   dl (N)   y_hat (N,classes)   y (N)   ->   dy_hat (N,classes)
-// One thread per sample.
-__global__ void cross_entropy_backward_kernel(float *dy_hat, const float *dl, const float *y_hat,
+// dy_hat[n,j] += dl[n] * (p[n,j] - (1 if j == y[n] else 0))
+//   dl (N)   p (N,classes)   y (N)   ->   dy_hat (N,classes)
+__global__ void cross_entropy_backward_kernel(float *dy_hat, const float *dl, const float *p,
                                               const float *y, int N, int classes) {
-    const int n = blockIdx.x * blockDim.x + threadIdx.x;
-    if (n >= N) return;
-    const float *z = y_hat + n * classes;
-    float largest;
-    const float sum = exp_sum(z, classes, &largest);
-    for (int j = 0; j < classes; j++) {
-        const float p = expf(z[j] - largest) / sum;
-        dy_hat[n * classes + j] += dl[n] * (p - (j == (int)y[n] ? 1.0f : 0.0f));
-    }
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    const int j = index % classes, n = index / classes;
+    if (n < N) dy_hat[index] += dl[n] * (p[index] - (j == (int)y[n] ? 1.0f : 0.0f));
 }
 
 // Same as F.cross_entropy(y_hat, y, reduction='none'). y gets no gradient.
@@ -791,13 +778,13 @@ Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y) {
     check_inputs("softmax_cross_entropy", valid, "(N,classes), (N)", {y_hat, y});
     const int N = y_hat.shape[0], classes = y_hat.shape[1];
     const Device device = y_hat.device;
-    const Tensor l = empty({N}, device);
-    LAUNCH(cross_entropy_kernel<<<blocks(N), threads, 0, stream_of(device)>>>(l.ptr(), y_hat.ptr(),
-                                                                              y.ptr(), N, classes));
+    const Tensor l = empty({N}, device), p = empty({N, classes}, device); // p is for backward
+    LAUNCH(cross_entropy_kernel<<<blocks(N), threads, 0, stream_of(device)>>>(
+        l.ptr(), p.ptr(), y_hat.ptr(), y.ptr(), N, classes));
     return add_to_tape("softmax_cross_entropy", l, {y_hat}, [=](const Tensor &dl) {
         float *dy_hat = grad_ptr(y_hat);
-        LAUNCH(cross_entropy_backward_kernel<<<blocks(N), threads, 0, stream_of(device)>>>(
-            dy_hat, dl.ptr(), y_hat.ptr(), y.ptr(), N, classes));
+        LAUNCH(cross_entropy_backward_kernel<<<blocks(size(p)), threads, 0, stream_of(device)>>>(
+            dy_hat, dl.ptr(), p.ptr(), y.ptr(), N, classes));
     });
 }
 
@@ -963,19 +950,6 @@ Planes planes(const Tensor &y) {
     return {y.shape[0], y.shape[1], size(y) / std::max(1, y.shape[0] * y.shape[1])};
 }
 
-// Return to every thread of a block the sum of all threads' values. The values, in shared memory,
-// are added pairwise, the upper half to the lower half, until one is left. This order is fixed, so
-// every run gives the same bits. `scratch` has a float for each thread.
-__device__ float block_sum(float *scratch, float value) {
-    scratch[threadIdx.x] = value;
-    __syncthreads();
-    for (unsigned half = threads / 2; half > 0; half /= 2) {
-        if (threadIdx.x < half) scratch[threadIdx.x] += scratch[threadIdx.x + half];
-        __syncthreads();
-    }
-    return scratch[0];
-}
-
 // y[n,o,p] = b[o]
 //   b (O)   ->   y (N,O,pixels)
 __global__ void bias_kernel(float *y, const float *b, Planes s) {
@@ -983,31 +957,31 @@ __global__ void bias_kernel(float *y, const float *b, Planes s) {
     if (i < s.N * s.C * s.pixels) y[i] = b[i / s.pixels % s.C];
 }
 
-// db[o] += sum over n,p of dy[n,o,p]
-//   dy (N,O,pixels)   ->   db (O)
-// One block per channel o. First each thread sums a part of the channel.
-__global__ void bias_backward_kernel(float *db, const float *dy, Planes s) {
-    __shared__ float scratch[threads];
-    const int o = blockIdx.x;
-    float sum = 0;
-    for (int i = threadIdx.x; i < s.N * s.pixels; i += threads) {
-        const int n = i / s.pixels, p = i % s.pixels; // number i of channel o
-        sum += dy[(n * s.C + o) * s.pixels + p];
-    }
-    sum = block_sum(scratch, sum);
-    if (threadIdx.x == 0) db[o] += sum;
-}
-
 void bias(const Tensor &y, const Tensor &b) {
     LAUNCH(bias_kernel<<<blocks(size(y)), threads, 0, stream_of(y.device)>>>(y.ptr(), b.ptr(),
                                                                              planes(y)));
 }
 
+// sums[n,o] = sum over p of dy[n,o,p]
+//   dy (N,O,pixels)   ->   sums (N,O)
+__global__ void pixel_sum_kernel(float *sums, const float *dy, Planes s) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= s.N * s.C) return;
+    float sum = 0;
+    for (int p = 0; p < s.pixels; p++) sum += dy[i * s.pixels + p];
+    sums[i] = sum;
+}
+
+// db[o] += sum over n of sums[n,o]. (One thread per channel would be too few to keep a GPU busy.)
+//   dy (N,O,pixels)   ->   db (O)
 void bias_backward(const Tensor &b, const Tensor &dy) {
-    if (float *db = grad_ptr(b)) {
-        LAUNCH(bias_backward_kernel<<<size(b), threads, 0, stream_of(b.device)>>>(db, dy.ptr(),
-                                                                                  planes(dy)));
-    }
+    float *db = grad_ptr(b);
+    if (!db) return;
+    const Planes s = planes(dy);
+    const Tensor sums = empty({s.N, s.C}, b.device);
+    const cudaStream_t stream = stream_of(b.device);
+    LAUNCH(pixel_sum_kernel<<<blocks(s.N * s.C), threads, 0, stream>>>(sums.ptr(), dy.ptr(), s));
+    LAUNCH(sum_kernel<<<blocks(s.C), threads, 0, stream>>>(db, sums.ptr(), s.N, s.C));
 }
 
 // --- dense layer

@@ -1017,7 +1017,7 @@ TEST_CASE("launches: 31 a step; those that leave a GPU nearly empty, each with i
         {"add_kernel", "of two numbers, in the chapter's example"},
         {"fill_kernel", "of a loss for each sample"},
         {"cross_entropy_kernel", "a thread a sample: 256"},
-        {"cross_entropy_backward_kernel", "a thread a sample: 256"},
+        {"cross_entropy_backward_kernel", "a thread a probability: 2560"},
         {"product_kernel", "dense layers: few products, and they wait for memory"},
         {"product_sum_kernel", "a thread a weight"},
         {"winograd_filters_kernel", "a thread a filter: 1,000 of LeNet's second convolution"}};

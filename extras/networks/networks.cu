@@ -207,6 +207,19 @@ struct BatchNorm {                  // X (N,C,plane), all others (C)
     float *mean, *var, *running_mean, *running_var;
 };
 
+// Return to every thread of a block the sum of all threads' values. The values, in shared memory,
+// are added pairwise, the upper half to the lower half, until one is left. This order is fixed, so
+// every run gives the same bits. `scratch` has a float for each thread.
+__device__ inline float block_sum(float *scratch, float value) {
+    scratch[threadIdx.x] = value;
+    __syncthreads();
+    for (unsigned half = threads / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) scratch[threadIdx.x] += scratch[threadIdx.x + half];
+        __syncthreads();
+    }
+    return scratch[0];
+}
+
 // Return to every thread of a block the sum of value(i) over the indices i of channel c.
 template <class Value>
 __device__ inline float channel_sum(float *scratch, Planes s, int c, Value value) {
