@@ -241,6 +241,29 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     return cudaSuccess;
 }
 
+// Those of all devices: a GPU's usual ones at first. (CUDA refuses those after the heap on many GPUs)
+static size_t limits[] = {1024, 1 << 20, 8 << 20};
+static cudaError_t no_limit(const char *call, cudaLimit limit, Where where) {
+    if ((unsigned)limit < std::size(limits)) return cudaSuccess;
+    return cuda_cpu::fail(cudaErrorUnsupportedLimit, where, "%s: the stand-in lacks limit %d", call,
+                          limit);
+}
+cudaError_t cudaDeviceSetLimit(cudaLimit limit, size_t value, Where where) {
+    if (cudaError_t error = no_limit("cudaDeviceSetLimit", limit, where)) return error;
+    if (limit == cudaLimitStackSize && value > cuda_cpu::stack_bytes)
+        return cuda_cpu::fail(cudaErrorInvalidValue, where,
+                              "cudaDeviceSetLimit: a stack has %zu bytes here, not %zu",
+                              cuda_cpu::stack_bytes, value);
+    limits[limit] = value;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetLimit(size_t *value, cudaLimit limit, Where where) {
+    if (!value) return cuda_cpu::no_result("cudaDeviceGetLimit", where);
+    if (cudaError_t error = no_limit("cudaDeviceGetLimit", limit, where)) return error;
+    *value = limits[limit];
+    return cudaSuccess;
+}
+
 cudaError_t cudaDeviceSynchronize(Where where) {
     if (cudaError_t error = cuda_cpu::check_capture(where, "cudaDeviceSynchronize")) return error;
     return cuda_cpu::synchronize(cuda_cpu::current());

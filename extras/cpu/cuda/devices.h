@@ -44,6 +44,18 @@ constexpr unsigned cudaDeviceScheduleAuto = 0, cudaDeviceScheduleSpin = 1,
                    cudaDeviceScheduleYield = 2, cudaDeviceScheduleBlockingSync = 4,
                    cudaDeviceMapHost = 8, cudaDeviceLmemResizeToMax = 16;
 inline cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
+// A thread's stack and the heap are as large as they are; a larger stack is an error.
+enum cudaLimit {
+    cudaLimitStackSize,
+    cudaLimitPrintfFifoSize,
+    cudaLimitMallocHeapSize,
+    cudaLimitDevRuntimeSyncDepth,
+    cudaLimitDevRuntimePendingLaunchCount,
+    cudaLimitMaxL2FetchGranularity,
+    cudaLimitPersistingL2CacheSize
+};
+CUDA_CPU_CALL(cudaDeviceSetLimit, (limit, value), cudaLimit limit, size_t value);
+CUDA_CPU_CALL(cudaDeviceGetLimit, (value, limit), size_t *value, cudaLimit limit);
 CUDA_CPU_CALL(cudaGetDevice, (device), int *device);
 CUDA_CPU_CALL(cudaGetDeviceProperties, (prop, device), cudaDeviceProp *prop, int device);
 

@@ -36,6 +36,7 @@ extern "C" void AnnotateIgnoreSyncEnd(const char *file, int line);
     X(cudaErrorNoKernelImageForDevice, 209,                                                        \
       "no kernel image is available for execution on the device")                                  \
     X(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error encountered")                       \
+    X(cudaErrorUnsupportedLimit, 215, "limit is not supported on this architecture")               \
     X(cudaErrorPeerAccessUnsupported, 217,                                                         \
       "peer access is not supported between these two devices")                                    \
     X(cudaErrorInvalidPtx, 218, "a PTX JIT compilation failed")                                    \

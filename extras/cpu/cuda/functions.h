@@ -11,6 +11,10 @@ template <class T> T __ldg(const T *p) { return *p; }
 #define __ldcs __ldg
 #define __ldcv __ldg
 #define __ldlu __ldg
+template <class T> void __stwb(T *p, std::common_type_t<T> value) { *p = value; }
+#define __stcg __stwb
+#define __stcs __stwb
+#define __stwt __stwb
 
 // A GPU's fast functions have a few bits less; here they are the exact ones.
 #define __expf expf

@@ -40,12 +40,9 @@ CUDA_CPU_LACKS_TYPE(cudaIpcMemHandle_t) CUDA_CPU_LACKS_TYPE(cudaIpcEventHandle_t
 
 CUDA_CPU_LACKS(cudaLaunchKernel) CUDA_CPU_LACKS(cudaLaunchKernelEx)
 CUDA_CPU_LACKS(cudaLaunchCooperativeKernel) CUDA_CPU_LACKS(cudaStreamAddCallback)
-CUDA_CPU_LACKS(cudaDeviceSetLimit)
-CUDA_CPU_LACKS(cudaPointerGetAttributes)
 CUDA_CPU_LACKS(cudaMallocFromPoolAsync) CUDA_CPU_LACKS(cudaMemPoolCreate)
 CUDA_CPU_LACKS(cudaDeviceGetDefaultMemPool)
-CUDA_CPU_LACKS_TYPE(cudaLaunchConfig_t) CUDA_CPU_LACKS_TYPE(cudaPointerAttributes)
-CUDA_CPU_LACKS_TYPE(cudaMemPool_t)
+CUDA_CPU_LACKS_TYPE(cudaLaunchConfig_t) CUDA_CPU_LACKS_TYPE(cudaMemPool_t)
 CUDA_CPU_LACKS(cudaFuncGetAttributes)
 CUDA_CPU_LACKS_TYPE(cudaFuncAttributes)
 CUDA_CPU_LACKS(cuCtxCreate) CUDA_CPU_LACKS(cuModuleLoad) CUDA_CPU_LACKS(cuModuleLoadData)
@@ -53,9 +50,8 @@ CUDA_CPU_LACKS(cuModuleGetFunction) CUDA_CPU_LACKS(cuLaunchKernel) CUDA_CPU_LACK
 CUDA_CPU_LACKS(cuMemFree) CUDA_CPU_LACKS(cuMemcpyHtoD) CUDA_CPU_LACKS(cuMemcpyDtoH)
 CUDA_CPU_LACKS(__trap)
 namespace cooperative_groups {
-CUDA_CPU_LACKS_TYPE(thread_group) CUDA_CPU_LACKS_TYPE(grid_group)
-CUDA_CPU_LACKS_TYPE(cluster_group) CUDA_CPU_LACKS_TYPE(coalesced_group)
-CUDA_CPU_LACKS(this_grid) CUDA_CPU_LACKS(this_cluster) CUDA_CPU_LACKS(coalesced_threads)
+CUDA_CPU_LACKS_TYPE(grid_group) CUDA_CPU_LACKS_TYPE(cluster_group)
+CUDA_CPU_LACKS(this_grid) CUDA_CPU_LACKS(this_cluster)
 }
 // clang-format on
 #undef CUDA_CPU_LACKS

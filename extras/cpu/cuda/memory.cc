@@ -383,6 +383,20 @@ cudaError_t cudaMemGetInfo(size_t *free, size_t *total, Where where) {
     *free = *total - cuda_cpu::current().used;
     return cudaSuccess;
 }
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *pointer,
+                                     Where where) {
+    if (!attributes) return cuda_cpu::no_result("cudaPointerGetAttributes", where);
+    const cuda_cpu::Device *const owner = cuda_cpu::owner_of(pointer);
+    void *const address = const_cast<void *>(pointer);
+    const int here = cuda_cpu::current_device;
+    if (cuda_cpu::is_managed(owner) || cuda_cpu::is_managed_variable(pointer))
+        *attributes = {cudaMemoryTypeManaged, here, address, address};
+    else if (owner) *attributes = {cudaMemoryTypeDevice, owner->id, address, nullptr};
+    else if (cuda_cpu::is_pinned_now(pointer))
+        *attributes = {cudaMemoryTypeHost, here, address, address};
+    else *attributes = {cudaMemoryTypeUnregistered, cudaInvalidDeviceId, nullptr, address};
+    return cudaSuccess;
+}
 cudaError_t cudaHostGetDevicePointer(void **pointer, void *host, unsigned, Where where) {
     const char *call = "cudaHostGetDevicePointer";
     if (!pointer) return cuda_cpu::no_result(call, where);

@@ -35,7 +35,7 @@ CUDA_CPU_CALL(cudaMemGetInfo, (free, total), size_t *free, size_t *total);
 constexpr unsigned cudaMemAttachGlobal = 1, cudaMemAttachHost = 2;
 CUDA_CPU_ALLOCATION(cudaMallocManaged, (bytes, flags), size_t bytes,
                     unsigned flags = cudaMemAttachGlobal);
-constexpr int cudaCpuDeviceId = -1;
+constexpr int cudaCpuDeviceId = -1, cudaInvalidDeviceId = -2;
 // As up to CUDA 12, and as CUDA 13 has them. The memory does not move, so advice changes nothing.
 CUDA_CPU_CALL(cudaMemPrefetchAsync, (pointer, bytes, device, stream), const void *pointer,
               size_t bytes, int device, cudaStream_t stream = nullptr);
@@ -81,6 +81,20 @@ CUDA_CPU_CALL(cudaHostRegister, (pointer, bytes, flags), void *pointer, size_t b
 CUDA_CPU_CALL(cudaHostUnregister, (pointer), void *pointer);
 // A device finds pinned memory under the host's address.
 CUDA_CPU_ALLOCATION(cudaHostGetDevicePointer, (host, flags), void *host, unsigned flags);
+// Whose memory an address is; of pinned and managed memory that is the current device.
+enum cudaMemoryType {
+    cudaMemoryTypeUnregistered,
+    cudaMemoryTypeHost,
+    cudaMemoryTypeDevice,
+    cudaMemoryTypeManaged
+};
+struct cudaPointerAttributes {
+    cudaMemoryType type;
+    int device;
+    void *devicePointer, *hostPointer; // null where it cannot be used
+};
+CUDA_CPU_CALL(cudaPointerGetAttributes, (attributes, pointer), cudaPointerAttributes *attributes,
+              const void *pointer);
 
 // --- copies and fills
 

@@ -142,7 +142,8 @@ template <class T> unsigned __match_all_sync(unsigned mask, T value, int *all, C
     return *all ? mask : 0;
 }
 
-// Groups of threads, as objects: a block, and tiles of N neighbouring lanes of it.
+// Groups of threads, as objects: a block, tiles of N neighbouring lanes of it, lanes that are active
+// together, and any of these.
 namespace cooperative_groups {
 struct thread_block {
     static unsigned size() { return blockDim.x * blockDim.y * blockDim.z; }
@@ -189,6 +190,66 @@ template <unsigned N, class Parent = thread_block> struct thread_block_tile {
 template <unsigned N, class Parent> thread_block_tile<N, Parent> tiled_partition(const Parent &) {
     return {};
 }
+
+struct coalesced_group { // its lanes have the ranks 0, 1, 2 ... in the order of their numbers
+    unsigned lanes;      // as a mask
+    unsigned size() const { return __builtin_popcount(lanes); }
+    unsigned num_threads() const { return size(); }
+    unsigned thread_rank() const {
+        return __builtin_popcount(lanes & ~(~0u << cuda_cpu::lane_of_thread()));
+    }
+    unsigned meta_group_rank() const { return 0; }
+    unsigned meta_group_size() const { return 1; }
+    void sync(CUDA_CPU_WHERE) const { __syncwarp(lanes, where); }
+    template <class T> T shfl(T value, unsigned rank, CUDA_CPU_WHERE) const {
+        unsigned left = lanes;
+        while (rank-- > 0 && left) left &= left - 1;
+        return __shfl_sync(lanes, value, left ? __builtin_ctz(left) : 31, 32, where);
+    }
+    template <class T> T shfl_up(T value, unsigned delta, CUDA_CPU_WHERE) const {
+        const unsigned rank = thread_rank();
+        return shfl(value, rank < delta ? rank : rank - delta, where);
+    }
+    template <class T> T shfl_down(T value, unsigned delta, CUDA_CPU_WHERE) const {
+        const unsigned rank = thread_rank();
+        return shfl(value, rank + delta < size() ? rank + delta : rank, where);
+    }
+    int any(int yes, CUDA_CPU_WHERE) const { return __any_sync(lanes, yes, where); }
+    int all(int yes, CUDA_CPU_WHERE) const { return __all_sync(lanes, yes, where); }
+    unsigned ballot(int yes, CUDA_CPU_WHERE) const { // by rank
+        unsigned votes = 0, rank = 0;
+        const unsigned of_lanes = __ballot_sync(lanes, yes, where);
+        for (unsigned left = lanes; left; left &= left - 1, rank++)
+            votes |= (of_lanes >> __builtin_ctz(left) & 1) << rank;
+        return votes;
+    }
+};
+inline coalesced_group coalesced_threads(CUDA_CPU_WHERE) { return {__activemask(where)}; }
+
+struct thread_group {
+    unsigned lanes; // as a mask, or 0 for a block
+    thread_group(thread_block) : lanes(0) {}
+    thread_group(coalesced_group group) : lanes(group.lanes) {}
+    template <unsigned N, class P> thread_group(thread_block_tile<N, P> t) : lanes(t.mask()) {}
+    unsigned size() const {
+        return lanes ? __builtin_popcount(lanes) : thread_block::num_threads();
+    }
+    unsigned num_threads() const { return size(); }
+    unsigned thread_rank() const {
+        return lanes ? coalesced_group{lanes}.thread_rank() : thread_block::thread_rank();
+    }
+    void sync(CUDA_CPU_WHERE) const {
+        if (lanes) __syncwarp(lanes, where);
+        else thread_block::sync(where);
+    }
+};
+// The tile of `size` lanes, with neighbouring ranks, to which the thread belongs
+inline thread_group tiled_partition(const thread_group &group, unsigned size) {
+    unsigned tile = 0, rank = 0;
+    for (unsigned left = group.lanes ? group.lanes : ~0u; left; left &= left - 1, rank++)
+        if (rank / size == group.thread_rank() % 32 / size) tile |= left & -left;
+    return coalesced_group{tile};
+}
 template <class Group> void sync(const Group &group, CUDA_CPU_WHERE) { group.sync(where); }
 
 template <class T = void> struct plus {
@@ -205,5 +266,8 @@ T reduce(const thread_block_tile<N, Parent> &tile, T value, F f, CUDA_CPU_WHERE)
     for (unsigned bit = N / 2; bit > 0; bit /= 2)
         value = f(value, tile.shfl_xor(value, bit, where));
     return value;
+}
+template <class T, class F> T reduce(const coalesced_group &group, T value, F f, CUDA_CPU_WHERE) {
+    return cuda_cpu::fold(group.lanes, value, f, where);
 }
 } // namespace cooperative_groups

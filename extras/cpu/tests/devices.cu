@@ -265,6 +265,38 @@ static void device_reset() {
     OK(cudaSetDevice(0));
     OK(cudaFree(other));
 }
+TEST_CASE("cudaPointerGetAttributes: whose memory it is") {
+    auto of_type = [](const void *pointer) {
+        cudaPointerAttributes found;
+        OK(cudaPointerGetAttributes(&found, pointer));
+        const char *const usable = found.devicePointer && found.hostPointer ? " of both"
+                                   : found.devicePointer                   ? " of a device"
+                                                                           : " of the host";
+        return std::to_string(found.type) + " " + std::to_string(found.device) + usable;
+    };
+    auto one = floats_on(1, 2);
+    auto page = pinned<float>(2);
+    int *managed, on_host;
+    OK(cudaMallocManaged(&managed, 8));
+    CHECK(of_type(one.get() + 1) == "2 1 of a device");
+    CHECK(of_type(page.get() + 1) == "1 0 of both");
+    CHECK(of_type(managed + 1) == "3 0 of both");
+    CHECK(of_type(&counter) == "3 0 of both");
+    CHECK(of_type(&on_host) == "0 -2 of the host");
+    OK(cudaFree(managed));
+}
+TEST_CASE("cudaDeviceSetLimit: of a stack that is too large, an error") {
+    size_t before = 0, now = 0;
+    OK(cudaDeviceGetLimit(&before, cudaLimitStackSize));
+    OK(cudaDeviceSetLimit(cudaLimitStackSize, 16384));
+    OK(cudaDeviceGetLimit(&now, cudaLimitStackSize));
+    CHECK(now == 16384);
+    OK(cudaDeviceSetLimit(cudaLimitStackSize, before));
+    OK(cudaDeviceSetLimit(cudaLimitMallocHeapSize, 1 << 30));
+    REFUSED(cudaErrorInvalidValue, cudaDeviceSetLimit(cudaLimitStackSize, 1 << 20), "a stack has");
+    REFUSED(cudaErrorUnsupportedLimit, cudaDeviceSetLimit(cudaLimitDevRuntimeSyncDepth, 2),
+            "cudaDeviceSetLimit: the stand-in lacks limit 3");
+}
 static void eight_peers() {
     setenv("CUDA_CPU_DEVICES", "11", 1);
     setenv("CUDA_CPU_CORES", "1", 1);

@@ -35,13 +35,14 @@ __global__ void intrinsics_kernel(float *y, float x, long long *ticks) {
     y[5] = __int_as_float(__float_as_int(x));
     y[6] = min(7, blockDim.x) + max(0.5f, 1.0);
     y[7] = __umulhi(0x80000000u, blockDim.x * 6) + __umulhi(~0u, 1);
+    __stcs(y + 8, __ldcs(y) + 1);
     *ticks = clock64() - begin;
 }
 TEST_CASE("rsqrtf, __expf, __saturatef, __int_as_float, ..., clock64") {
-    auto y = floats_on(0, 8);
+    auto y = floats_on(0, 9);
     auto ticks = pinned<long long>(1);
     OK_LAUNCH(intrinsics_kernel<<<1, 1>>>(y.get(), 4, ticks.get()));
-    CHECK(fetch(y, 8) == Floats{0.5, 5, 18, -1, 1.5, 4, 2, 3});
+    CHECK(fetch(y, 9) == Floats{0.5, 5, 18, -1, 1.5, 4, 2, 3, 1.5});
     CHECK(*ticks >= 0);
 }
 

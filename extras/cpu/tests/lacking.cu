@@ -39,7 +39,7 @@ static const Lacking lacking[] = {
     {"__global__ void trap_kernel() { __trap(); }", unavailable},
     {"#include <math_constants.h>", ""},
     {"__global__ void __maxnreg__(32) limited_kernel(const __grid_constant__ int n) {}", ""},
-    {"void group(cooperative_groups::thread_group) {}", unavailable},
+    {"void group(cooperative_groups::grid_group) {}", unavailable},
     {"__global__ void smallest_kernel(long long *x) { atomicMin(x, atomicMax(x, 3)); }", ""},
     {"__global__ void dim_kernel(dim3 *x) { *x = blockIdx; uint3 y = blockDim; x->x = y.x; }", ""},
     {"ushort4 vector(char1 x) { return make_ushort4(x.x, 1, 2, make_longlong2(3, 4).y); }", ""},

@@ -221,6 +221,62 @@ TEST_CASE("cooperative groups: a block, and tiles of it") {
     }
 }
 
+// One function for groups of any kind: add up the values of a group, in memory for one each.
+__device__ int group_sum(const cg::thread_group &group, int *scratch, int value) {
+    const unsigned rank = group.thread_rank();
+    for (unsigned left = group.size(); left > 1; left = (left + 1) / 2) {
+        scratch[rank] = value;
+        group.sync();
+        if (rank + (left + 1) / 2 < left) value += scratch[rank + (left + 1) / 2];
+        group.sync();
+    }
+    return value; // of rank 0: the sum
+}
+__global__ void any_group_kernel(int *y, int *count, int *taken) {
+    __shared__ int scratch[80];
+    const int t = threadIdx.x;
+    const cg::thread_block block = cg::this_thread_block();
+    const int all = group_sum(block, scratch, t);
+    if (t == 0) y[0] = all;
+    cg::sync(block);
+    const cg::thread_group tile = cg::tiled_partition(block, 16);
+    const int of_tile = group_sum(tile, scratch + t / 16 * 16, t);
+    if (tile.thread_rank() == 0) y[1 + t / 16] = of_tile;
+    cg::sync(block);
+    if (t % 3 != 1) return;
+    // Lanes in a branch choose a leader that makes room for all of them
+    const cg::coalesced_group active = cg::coalesced_threads();
+    int at = 0;
+    if (active.thread_rank() == 0) at = atomicAdd(count, active.size());
+    at = active.shfl(at, 0) + active.thread_rank();
+    const int up = active.shfl_up(t, 1), down = active.shfl_down(t, 2);
+    const int votes = active.ballot(active.thread_rank() < 3) + 10 * active.any(t == 1);
+    const int pairs = cg::tiled_partition(active, 2).size();
+    taken[at] = t + 1000 * (t - up) + 10000 * (down - t) + 100000 * votes + 10000000 * pairs;
+    const int sum = cg::reduce(active, t, cg::plus<int>());
+    if (active.thread_rank() == 0) y[6 + t / 32] = sum + active.all(t >= 32);
+}
+TEST_CASE("cooperative groups: lanes that are active together, and a group of any kind") {
+    auto y = pinned<int>(9), count = pinned<int>(1), taken = pinned<int>(80);
+    *count = 0;
+    OK_LAUNCH(any_group_kernel<<<1, 80>>>(y.get(), count.get(), taken.get()));
+    OK(cudaDeviceSynchronize());
+    CHECK(std::vector<int>(y.get(), y.get() + 9) ==
+          std::vector<int>{3160, 120, 376, 632, 888, 1144, 176, 476, 430});
+    CHECK(*count == 27);
+    std::vector<int> got(taken.get(), taken.get() + 27), want;
+    for (int t = 1; t < 80; t += 3) {
+        const int first = t < 32 ? 1 : t < 64 ? 34 : 64, last = t < 32 ? 31 : t < 64 ? 61 : 79;
+        const int votes = 7 + 10 * (first == 1);
+        const int pairs = (last - first) / 3 % 2 == 0 && t == last ? 1 : 2;
+        want.push_back(t + 3000 * (t > first) + 60000 * (t + 6 <= last) + 100000 * votes +
+                       10000000 * pairs);
+    }
+    std::sort(got.begin(), got.end());
+    std::sort(want.begin(), want.end());
+    CHECK(got == want);
+}
+
 // Lanes end before others call a warp function: they are not waited for, and have no vote. Thread t
 // takes end[t] turns.
 __global__ void lane_turns_kernel(unsigned *y, const int *end) {
