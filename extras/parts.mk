@@ -130,17 +130,16 @@ variables = cat $1 2>/dev/null | sed -nE 's/^\# ([A-Z_]+  )/\1/p'
 own_options = sed -nE 's/^    \{"([A-Z_]+)", [^"]*"(.*)".*\},$$/\1\t\2/p' $1 2>/dev/null | \
     expand -t 15
 rooms := $(sort $(patsubst extras/%/,%,$(dir $(wildcard extras/*/*.cu extras/*/*.mk))))
+# (Through cat, for a reader such as head may leave early)
 help:  ### print this list
-	@echo 'make TARGET NAME=value ...'; echo
-	@$(call listed,\#\#\#,Makefile extras/*/*.mk extras/*.mk)
-	@echo; $(call own_options,mgpu.cu)
-	@echo; $(call variables,Makefile)
-	@$(if $(rooms),echo; echo 'More: make $(rooms:%=help_%)' | fold -sw 100)
+	@{ echo 'make TARGET NAME=value ...'; echo; \
+	    $(call listed,\#\#\#,Makefile extras/*/*.mk extras/*.mk); echo; \
+	    $(call own_options,mgpu.cu); echo; $(call variables,Makefile); \
+	    $(if $(rooms),echo; echo 'More: make $(rooms:%=help_%)' | fold -sw 100); } | cat || :
 .PHONY: $(rooms:%=help_%)
 $(rooms:%=help_%): help_%:
-	@$(call listed,\#\#\#?,extras/$*/*.mk)
-	@$(call variables,extras/$*/*.mk)
-	@$(call own_options,extras/$*/*.cu extras/$*/*.h)
+	@{ $(call listed,\#\#\#?,extras/$*/*.mk); $(call variables,extras/$*/*.mk); \
+	    $(call own_options,extras/$*/*.cu extras/$*/*.h); } | cat || :
 
 # ----- Compiling ----------------------------------------------------------------------------------
 
