@@ -7,8 +7,8 @@
 // comments and order of its MXNet tab in edition 0.16. (Later editions reword some comments and
 // have no "Experiment".) In section 7, the chapter's third exercise, you can write your own
 // allreduce. In section 8, read relu and sgd, and the rest if you like kernels. In section 9, read
-// what backward() does. You can skip sections 10 to 13 until you need them: they are about memory,
-// files and options, not about learning.
+// what backward() does. Look things up in section 1. You can skip sections 10 to 13 until you need
+// them: they are about memory, files, checks and options, not about learning.
 //
 //    1. The vocabulary                    8. Kernels and operators
 //    2. A toy network                     9. Autograd
@@ -18,13 +18,13 @@
 //    6. Experiment                       13. Program
 //    7. The exercise
 //
-// A device is what the chapter calls a GPU: it has its own memory and its own streams. If you ask
-// for more devices than there are GPUs, several devices share a GPU. Without a GPU, extras/cpu/
-// turns this file into C++ for g++ and emulates the devices.
+// A device is what the chapter calls a GPU: it has its own memory and its own queues of work. If
+// you ask for more devices than there are GPUs, several devices share a GPU. Without a GPU,
+// extras/cpu/ turns this file into C++ for g++ and emulates the devices.
 //
 // Notation: k devices; N images with C channels, H rows and W columns; O output channels; windows
-// of K x K pixels. (W is a number of columns or, where it is a tensor, a weight.) Tensors are
-// row-major, NCHW, and hold 32-bit floats. dX is the gradient of the loss with respect to X. F is
+// of K x K pixels. (The number W counts columns; the tensor W is a weight.) Tensors are row-major,
+// NCHW, and hold 32-bit floats. dX is the gradient of the loss with respect to X. F is
 // torch.nn.functional. NAME=value, such as GPUS=2, is an option (section 13 or extras/).
 
 #include <cuda_runtime.h>
@@ -51,8 +51,8 @@
 // This section declares two types and most of the functions that sections 2 to 6 call. The
 // functions are grouped by the section that defines them.
 
-// The place where a tensor lives. It is a device, such as gpu(0), or the host, cpu(), which is the
-// CPU that runs this program. (We do not call the host a device, in spite of the type's name.)
+// The place where a tensor lives: a device, such as gpu(0), or the host, cpu(), which runs this
+// program. (In comments, "device" never means the host, although the type is called Device.)
 struct Device {
     int id; // the device's number, or -1 for the host
 };
@@ -66,7 +66,7 @@ bool is_host(Device device) { return device.id < 0; }
 struct Tensor {
     Device device = cpu();
     std::vector<int> shape;
-    std::shared_ptr<float> data = nullptr;  // its elements, or null if it has none
+    std::shared_ptr<float> data = nullptr;  // its elements; null if it is empty or not needed yet
     std::shared_ptr<Tensor> grad = nullptr; // its gradient, or null if none is wanted
     float *ptr() const;                     // data.get(), the address of its elements
 };
@@ -77,14 +77,14 @@ typedef std::vector<Tensors> PerDevice; // x[c][i] is tensor i on device c
 Tensor copyto(const Tensor &src, Device device);   // return a copy of src on this device
 void copyto(const Tensor &src, const Tensor &dst); // dst[:] = src: src comes first, as in MXNet
 
-// 8. Operators, which enqueue work and return at once. On the right: the sizes of their inputs.
+// 8. Operators. They enqueue work and return at once. On the right: the sizes of their inputs.
 Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b);   // (N,C,H,W) (O,C,K,K) (O)
 Tensor relu(const Tensor &X);                                       // any shape
 Tensor avg_pool2d(const Tensor &X, int kernel_size, int stride);    // (N,C,H,W)
 Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b);   // (N,C) (C,O) (O): X @ W + b
 Tensor softmax_cross_entropy(const Tensor &y_hat, const Tensor &y); // (N,classes) (N) -> (N)
 void sgd(const Tensors &params, float lr, int batch_size); // param -= lr * grad / batch_size
-void add_(const Tensor &a, const Tensor &b);               // a[:] += b; _ means in place
+void add_(const Tensor &a, const Tensor &b);               // a[:] += b, as PyTorch's add_
 
 // 9. Autograd
 void attach_grad(Tensors &params);                   // give each parameter a gradient of 0
@@ -97,7 +97,7 @@ PerDevice gradients(const PerDevice &device_params); // the gradients of all par
 [[noreturn]] void error(const char *format, ...); // print a message, as printf does, and end
 Device try_gpu(int i);     // gpu(i), or an error if there is none (d2l's returns cpu() instead)
 void waitall();            // make the host wait for all devices
-int size(const Tensor &t); // the product of its shape
+int size(const Tensor &t); // the number of its elements
 std::vector<float> to_host(const Tensor &t);         // its numbers, for which the host waits
 Tensor empty(std::vector<int> shape, Device device); // uninitialized memory
 Tensor full(std::vector<int> shape, float value, Device device);
@@ -149,8 +149,8 @@ Tensor loss(const Tensor &y_hat, const Tensor &y) { return softmax_cross_entropy
 
 // ---------------------------------------------------------------------------------------------
 // 3. Data synchronization                                      chapter: "Data Synchronization"
-// We need two operations: one copies the parameters to every device, and the other sums the
-// gradients over all devices. Both send messages, which are copies from one memory to another.
+// We need two operations: one copies the parameters to a device, and the other sums the gradients
+// over all devices. Both send messages, which are copies from one memory to another.
 
 // Copy the parameters to a device and attach gradients to the copies.
 Tensors get_params(const Tensors &params, Device device) {
@@ -174,17 +174,17 @@ void allreduce(Tensors data) {
 }
 
 // --- The message itself, which the chapter leaves to its framework
-// The host enqueues most work and goes on. A stream is a queue of work for one device. Work in one
-// stream runs in order, but work in different streams may run at the same time. So work that reads
-// what another stream writes, or overwrites what another stream reads, must wait for that stream.
+// A stream is a queue of work for one device. The host enqueues work there and goes on. Work in one
+// stream runs in order, but work in different streams may run at the same time. So work that uses
+// what another stream writes, or overwrites what another stream uses, must wait for that stream.
 
 struct Stream {
     cudaStream_t handle = nullptr;
     cudaEvent_t ready = nullptr; // an event, which is a marker in this stream: see make_wait
 };
-Stream &current_stream(Device device); // the stream for a device's work (OVERLAP=1 changes it)
-cudaStream_t stream_of(Device device); // its handle, for a launch: calls cudaSetDevice first
-int cuda_device(Device device);        // CUDA's ID of its GPU, which several devices may share
+Stream &current_stream(Device device); // the stream for a device's work
+cudaStream_t stream_of(Device device); // its handle; selects its GPU first, as launches require
+int cuda_device(Device device);        // CUDA's number for its GPU, which devices may share
 
 // Check a CUDA call. If it failed, the program ends and says where and why. (#call is its text.)
 #define CUDA_CHECK(call) check_cuda((call), #call, __FILE__, __LINE__)
@@ -214,7 +214,7 @@ void enqueue_message(const Tensor &src, const Tensor &dst, const Stream &stream)
                                    stream.handle));
 }
 
-// Set dst[:] = src, which has the same size. If dst is on the host, the host waits for the copy. If
+// Set dst[:] = src. They have the same size. If dst is on the host, the host waits for the copy. If
 // src is on the host, it must not change before the device has copied it: waitall() waits for that.
 void copyto(const Tensor &src, const Tensor &dst) {
     if (size(src) != size(dst)) error("%d numbers do not fit a tensor of %d", size(src), size(dst));
@@ -231,7 +231,7 @@ void copyto(const Tensor &src, const Tensor &dst) {
         make_wait(src.device, dst.device);
     } else if (is_host(src.device) && is_host(dst.device)) {
         memcpy(y, x, bytes);
-    } else { // within a device, or between a device and the host: CUDA can tell which
+    } else { // within a device, or between it and the host: CUDA can tell from the addresses
         const cudaStream_t stream = stream_of(is_host(dst.device) ? src.device : dst.device);
         CUDA_CHECK(cudaMemcpyAsync(y, x, bytes, cudaMemcpyDefault, stream));
         if (is_host(dst.device)) CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -273,8 +273,8 @@ std::pair<Tensors, Tensors> split_batch(const Tensor &X, const Tensor &y,
 
 // ---------------------------------------------------------------------------------------------
 // 5. Training                                                              chapter: "Training"
-// Why do k devices take the step that one device would take? The loss of a minibatch is a sum over
-// its samples, so its gradient is the sum of the shards' gradients:
+// Why do k devices take the step that one device would take? backward() differentiates sum(l), the
+// sum of the samples' losses, so the gradient of a minibatch is the sum of its shards' gradients:
 //
 //     dW of the minibatch  =  dW of shard 0  +  dW of shard 1  +  ...  +  dW of shard k-1
 //
@@ -306,7 +306,7 @@ Tensors train_batch(const Tensor &X, const Tensor &y, const PerDevice &device_pa
                     const std::vector<Device> &devices, float lr) {
     auto [X_shards, y_shards] = split_batch(X, y, devices);
     zero_grad(device_params);
-    // Loss is calculated separately on each GPU
+    // Loss is calculated separately on each GPU (the host only enqueues it, so all work at once)
     Tensors losses;
     for (size_t c = 0; c < devices.size(); c++) {
         Tensor y_hat = lenet(X_shards[c], device_params[c]);
@@ -381,9 +381,9 @@ extern std::function<void(const Animator &, const Tensors &params)> after_epoch;
 std::string str(const std::vector<Device> &devices);                             // [gpu(0), gpu(1)]
 
 // Train on num_gpus devices. Unlike the chapter's, this function checks the first minibatch, checks
-// that the devices' copies of the parameters (the replicas) stay equal, and collects losses and
-// seconds for a table. To give each of two devices as much work as one had, use BATCH=512. Which LR
-// is best then? (See the chapter's first two exercises.)
+// that the devices' copies of the parameters (the replicas) stay equal, and prints a table of
+// losses and times. To give each of two devices as much work as one had, use BATCH=512. Which LR is
+// best then? (The chapter's first two exercises ask for this.)
 void train(int num_gpus, int batch_size, float lr) {
     auto [train_iter, test_iter] = load_data_fashion_mnist(batch_size);
     const std::vector<Device> devices = first_devices(num_gpus);
@@ -417,7 +417,9 @@ void train(int num_gpus, int batch_size, float lr) {
 // 6. Experiment                                                          chapter: "Experiment"
 // The experiments are train(1, 256, 0.2) and train(2, 256, 0.2): make run GPUS=1, make run GPUS=2.
 // Do not expect two devices to be faster: two that share a GPU or a CPU have half of it each, and
-// even with two GPUs the chapter sees no speedup, because LeNet is too small.
+// even with two GPUs the chapter sees no speedup, because LeNet is too small. Expect about the same
+// losses, since only the order of additions differs. (The chapter's two accuracies differ more,
+// because it shuffles differently in each run.)
 //
 // All weights start close to 0, so y_hat is close to 0, each class has a probability of about 1/10,
 // and the loss is -ln(1/10) = 2.3026. The gradient of a weight has the other layers' weights as
@@ -435,8 +437,8 @@ void print(const char *title, const Tensors &tensors) {
     }
 }
 
-// Run the examples on num_gpus devices, at least two. They print numbers that are copied back from
-// the devices, so a mistake in copyto() or allreduce() shows here first.
+// Run the examples on num_gpus devices, or on two if it is 1. They print numbers that are copied
+// back from the devices, so a mistake in copyto() or allreduce() shows here first.
 void demos(int num_gpus) {
     Tensors new_params = get_params(params, try_gpu(0));
     printf("b1 weight: %s\n", to_string(new_params[1]).c_str());
@@ -473,8 +475,9 @@ void demos(int num_gpus) {
 //
 // Cost. A message of m bytes takes about alpha + m * beta seconds: alpha is the latency, which even
 // the shortest message pays, and 1 / beta is the bandwidth. Messages between different pairs of
-// devices can travel at the same time, and a device can receive while it sends. So for k devices,
-// each with b bytes in P tensors, we count
+// devices can travel at the same time, and a device can receive while it sends, but all that it
+// receives shares its bandwidth. (Additions are so fast that we do not count them.) So for k
+// devices, each with b bytes in P tensors, we count
 //   messages   how many copies (or reads by kernels) go from one memory to another
 //   busiest    how many bytes the busiest device receives
 //   rounds     the length of the longest chain of messages in which each waits for the one before
@@ -533,10 +536,10 @@ struct Message {
 Stream &link_stream(Device src, Device dst);               // for messages from src to dst
 void check_messages(const std::vector<Message> &messages); // fail if they cannot go together
 
-// You can also write kernels (section 8). LAUNCH(kernel<<<...>>>(...)) launches one and checks for
-// errors. A kernel may read another device's memory if the program, when it starts, prints "peer"
-// or "same GPU" for the two. Call make_wait(reader, other) before it and make_wait(other, reader)
-// after it. Such a read counts as a message.
+// You can also write kernels, as section 8 explains. LAUNCH(kernel<<<...>>>(...)) launches one and
+// checks for errors. A kernel may read another device's memory if the program, when it starts,
+// prints "peer" or "same GPU" for the two. Call make_wait(reader, other) before it and
+// make_wait(other, reader) after it. Such a read counts as a message.
 constexpr int threads = 256; // in a block
 int blocks(long n);          // how many blocks give each of n elements a thread
 #ifndef LAUNCH
@@ -544,7 +547,7 @@ int blocks(long n);          // how many blocks give each of n elements a thread
 #endif
 void check_launch(const char *file, int line);
 
-// Enqueue messages that may travel at the same time, each on the link_stream of its two devices. A
+// Enqueue messages that may travel at the same time, each on the link_stream from src to dst. A
 // message waits for everything that was enqueued on its devices before this call, and everything
 // that is enqueued on them later waits for it. No message may write to memory that another one
 // writes, or that any message of the same call reads.
@@ -557,8 +560,7 @@ void send(const std::vector<Message> &messages) {
         make_wait(link, current_stream(dst.device));
         enqueue_message(src, dst, link);
     }
-    // This needs a loop of its own. In the first loop, it would make each message wait for those
-    // before it.
+    // Not in the first loop: there, a device's second message would wait for its first.
     for (const auto &[src, dst] : messages) {
         if (size(src) == 0) continue;
         const Stream &link = link_stream(src.device, dst.device);
@@ -573,8 +575,8 @@ void send(const std::vector<Message> &messages) {
 void allreduce_bucket(const PerDevice &grads) { allreduce(flatten(grads)); }
 
 // --- yours
-// Write your own allreduce here. It must satisfy the contract at the top of this section. As it
-// stands, it does the same as `naive`. Tools:
+// Write your own allreduce here. The contract is at the top of this section. As it stands, it does
+// the same as `naive`. Tools:
 //   copyto(src, dst)       one message; send({{src, dst}, ...}) sends several at the same time
 //   add_(a, b)             a += b, both on one device
 //   empty(shape, device)   memory for what arrives
@@ -584,9 +586,11 @@ void allreduce_bucket(const PerDevice &grads) { allreduce(flatten(grads)); }
 // Climb this ladder, and run `make exercise` after each rung. It says whether your allreduce is
 // right on 1 to 8 devices, and what it costs.
 //   1 line      Sum one long tensor instead of P short ones, as `bucket` does.
-//   10 lines    Let different devices sum different tensors. This is what the chapter asks for.
+//   10 lines    Let different devices sum different tensors, as the chapter asks. Use send(), since
+//               copyto() makes both devices wait for each message. (W3 has 79% of the bytes.)
 //   15 lines    Let device c sum chunk c of the one long tensor. Two calls of send() are enough.
-//   20 lines    Let every device send only to its neighbour, a chunk at a time.
+//   20 lines    A ring: let device c send only to device c + 1, a chunk at a time. This takes more
+//               rounds, but it is best where only neighbours have a fast connection.
 //
 // You can put your own kernels above the function. Section 8 explains kernels; start with
 // add_kernel.
@@ -625,9 +629,9 @@ std::vector<Algorithm> algorithms = {
 
 // ---------------------------------------------------------------------------------------------
 // 8. Kernels and operators
-// This section implements the operators, from ReLU to convolution. All but the matrix product are
-// as simple as can be. `make run` uses the faster ones of extras/fast/ for those that you have not
-// edited, unless KERNELS=plain.
+// This section implements the operators, from ReLU to convolution. They are meant to be read, not
+// to be fast. `make run` uses the faster ones of extras/fast/ for those that you have not edited,
+// unless KERNELS=plain.
 //
 // A kernel, marked __global__, is a function that many threads of a device run at the same time.
 // This launches one:
@@ -635,8 +639,9 @@ std::vector<Algorithm> algorithms = {
 //     relu_kernel<<<blocks(n), threads, 0, stream>>>(y, X, n);
 //
 // The host enqueues it on the stream and goes on. When the kernel's turn comes, the device starts
-// blocks(n) blocks of `threads` threads each. (The 0 stands for an option that we do not use.) Each
-// thread finds out from its position which element it computes. With 3 blocks of 4 threads:
+// blocks(n) blocks of `threads` threads each. (The 0 is for dynamic shared memory, which we do not
+// use.) Each thread finds out from its position which element it computes. With 3 blocks of 4
+// threads:
 //
 //     blockIdx.x       0 0 0 0   1 1 1 1   2 2 2 2
 //     threadIdx.x      0 1 2 3   0 1 2 3   0 1 2 3
@@ -662,7 +667,7 @@ int blocks(long n) {
     return std::max(1, ceil_div(n, threads));
 }
 
-// Fail unless the inputs are `valid`, and on the same device. The error shows what was `expected`.
+// Fail unless the inputs are on one device and `valid`, a condition that `expected` says in words.
 void check_inputs(const char *op, bool valid, const char *expected, const Tensors &inputs);
 
 // An operator's backward gets dy, the gradient of the loss with respect to its result y, and adds
@@ -745,7 +750,7 @@ void sgd(const Tensors &params, float lr, int batch_size) {
 }
 
 // --- softmax cross-entropy
-// p[n,j] = exp(y_hat[n,j]) / sum over j of exp(y_hat[n,j]), which is the softmax of row n
+// p[n,j] = exp(y_hat[n,j]) / sum over m of exp(y_hat[n,m]), which is the softmax of row n
 // l[n] = -log(p[n,y[n]])
 //   y_hat (N,classes)   y (N), the labels   ->   l (N)   p (N,classes)
 // One thread per sample. It first subtracts the largest number of the row. That changes nothing in
@@ -860,13 +865,12 @@ Matrix transpose(Matrix m) {
     return m;
 }
 
-// To compute C += A @ B, each block computes a tile of C, and each of its threads one row of it.
-// The threads copy a tile of A and a tile of B into shared memory, multiply those, and go on to the
-// next two tiles. So each number that is loaded from the device's memory is used in 32 products
-// instead of one.
+// To compute a tile of C += A @ B, the threads of a block copy a tile of A and a tile of B into
+// shared memory, multiply those, and go on to the next two tiles. So each number that is loaded
+// from the device's memory is used in 32 products instead of one.
 constexpr int tile = 32; // rows and columns of a tile
-// (Each row has one number more than needed. Otherwise the 32 numbers of a column would lie in the
-// same bank of shared memory, and threads that use the same bank take turns.)
+// (Each row has one number more than needed. Shared memory has 32 banks, and threads that use the
+// same bank take turns. So the 32 numbers of a column should not lie in one bank.)
 typedef float Tile[tile][tile + 1];
 
 // Copy the tile of matrix n that begins at (row, column). Beyond the matrix there are zeros. Each
@@ -886,7 +890,7 @@ __device__ void load_tile(Tile &to, const Matrix &m, int n, int row, int column)
     }
 }
 
-// C[n] += A[n] @ B[n]
+// C[n] += A[n] @ B[n], where C is row-major. One block per tile of C, one thread per row of a tile.
 //   A (count,rows,terms) or (1,rows,terms)   B (count,terms,columns) or (1,terms,columns)
 //   ->   C (count,rows,columns)
 // If there is only one A or only one B, all products use it. If C has fewer matrices than there are
@@ -912,6 +916,7 @@ __global__ void matmul_kernel(Matrix C, Matrix A, Matrix B) {
     }
 }
 
+// Enqueue C += A @ B.
 void matmul(Matrix C, Matrix A, Matrix B, Device device) {
     if (C.count == 0 || C.rows == 0) return; // an empty shard
     const dim3 grid(ceil_div(C.columns, tile), ceil_div(C.rows, tile), C.count);
@@ -972,7 +977,8 @@ __global__ void pixel_sum_kernel(float *sums, const float *dy, Planes s) {
     sums[i] = sum;
 }
 
-// db[o] += sum over n of sums[n,o]. (One thread per channel would be too few to keep a GPU busy.)
+// db[o] += sum over n,p of dy[n,o,p], the sum over p first. (With one thread per channel for both
+// sums, most of a GPU would idle.)
 //   dy (N,O,pixels)   ->   db (O)
 void bias_backward(const Tensor &b, const Tensor &dy) {
     float *db = grad_ptr(b);
@@ -1014,9 +1020,9 @@ Tensor linear(const Tensor &X, const Tensor &W, const Tensor &b) {
 // --- convolution
 // y[n,o,i,j] = b[o] + sum over c,u,v of X[n,c,i+u,j+v] * W[o,c,u,v]
 //   X (N,C,H,W)   W (O,C,K,K)   b (O)   ->   y (N,O,OH,OW) with OH = H-K+1, OW = W-K+1
-// im2col (image to columns) makes this a matrix product, y[n] = b + W @ columns[n]. Column p =
-// (i,j) of the matrix columns[n] is the window of X that gives y[n,:,i,j]; its row t = (c,u,v) is
-// multiplied by W[:,c,u,v]. So the matrix is C*K*K (the terms of a sum) x OH*OW (the pixels of y).
+// im2col (image to columns) makes this a matrix product, y[n] = b + W @ columns[n]. The matrix
+// columns[n] has a column p for each pixel (i,j) of y, which holds the window of X that gives
+// y[n,:,i,j], and a row t for each term (c,u,v). So it is C*K*K (terms) x OH*OW (pixels).
 struct ConvShape {
     int N, C, H, W, O, K, OH, OW;
 };
@@ -1104,9 +1110,9 @@ Tensor conv2d(const Tensor &X, const Tensor &W, const Tensor &b) {
 
 // ---------------------------------------------------------------------------------------------
 // 9. Autograd
-// This section implements l.backward(). Every operator stores a function for its backward on a
-// tape, one tape per device. backward() calls these functions in reverse order, so that each dy is
-// complete before it is read.
+// This section implements backward(l), the chapter's l.backward(). Every operator stores a function
+// for its backward on a tape, one tape per device. backward() calls these functions in reverse
+// order, so that each dy is complete before it is read.
 
 // An operator that has run
 struct TapeEntry {
@@ -1160,7 +1166,7 @@ void backward(const Tensor &l) {
     }
 }
 
-// The gradients are contiguous views of one allocation.
+// The gradients are views of one allocation, one after another.
 void attach_grad(Tensors &params) {
     if (params.empty()) return;
     int n = 0;
@@ -1208,7 +1214,8 @@ std::string str(const std::vector<Device> &devices) {
     return "[" + list + "]";
 }
 
-// Throw an error. mgpu_main() prints it on one line and ends the program.
+// Throw an error, which mgpu_main() prints before it ends the program. (An error of CUDA ends it at
+// once: see check_cuda().)
 void error(const char *format, ...) {
     char text[1000];
     va_list args;
@@ -1302,6 +1309,7 @@ cudaStream_t stream_of(Device device) {
 Stream new_stream(Device device) {
     Stream s;
     CUDA_CHECK(cudaSetDevice(cuda_device(device)));
+    // It does not wait for CUDA's default stream.
     CUDA_CHECK(cudaStreamCreateWithFlags(&s.handle, cudaStreamNonBlocking));
     CUDA_CHECK(cudaEventCreateWithFlags(&s.ready, cudaEventDisableTiming));
     return s;
@@ -1324,7 +1332,7 @@ void waitall() {
 // --- peers
 
 // Let device i access the memory of device j directly, if the hardware allows it. Return how their
-// data travels: "staged" means that CUDA copies through the host.
+// data travels: within the "same GPU", directly ("peer"), or through the host ("staged").
 const char *enable_peer(Device i, Device j) {
     int can_access = 0;
     if (cuda_device(i) == cuda_device(j)) return "same GPU";
@@ -1388,11 +1396,11 @@ std::shared_ptr<float> allocate_on_host(long n) {
     });
 }
 
-// Return memory for n floats. cudaMalloc() and cudaFree() make the host wait, so a device's memory
-// that is freed goes into a list for its stream and size, from which the next tensor of this size
-// takes it. Enqueued work of the last tensor may still use it then. This is safe: the new tensor's
-// work is enqueued later on the same stream, and copyto() and send() make this stream wait for
-// every other stream that uses the memory. (When its last handle goes, a shared_ptr calls the
+// Return memory for n floats. cudaMalloc() and cudaFree() can make the host wait, so a device's
+// memory that is freed goes into a list for its stream and size, from which the next tensor of this
+// size takes it. Work of its previous owner may still be enqueued then. This is safe: the new
+// owner's work is enqueued later on the same stream, and copyto() and send() make this stream wait
+// for every other stream that uses the memory. (When its last handle goes, a shared_ptr calls the
 // lambda below.)
 std::shared_ptr<float> allocate(long n, Device device) {
     if (n == 0) return nullptr;
@@ -1473,7 +1481,7 @@ Tensor reshape(const Tensor &X, std::vector<int> shape) {
     for (int s : X.shape) all *= std::max(1, s);
     for (int s : shape) known *= std::max(1, s);
     std::replace(shape.begin(), shape.end(), -1, all / known);
-    Tensor y = X;
+    Tensor y = X; // with X's gradient, so that the tape needs no entry
     y.shape = shape;
     if (size(y) != size(X)) error("reshape: %d numbers do not fit %d", size(X), size(y));
     return y;
@@ -1494,7 +1502,7 @@ Tensor rows(const Tensor &X, int begin, int end) {
 
 // ---------------------------------------------------------------------------------------------
 // 11. Data
-// The parts that the chapter takes from d2l: the data set, the accuracy, the stopwatch, the plot.
+// What the chapter takes from d2l and NumPy: printing, the data set, accuracy, stopwatch and plot.
 
 // Write a number with at most 8 digits. A whole one (no point, no exponent, not nan) ends with a
 // point, as in NumPy.
@@ -1536,7 +1544,7 @@ DataSet train_set, test_set; // read by run_program()
 // n, 28 and 28 for images. (8 means uint8, and 1 or 3 is the number of dimensions.)
 std::vector<unsigned char> load_idx(const std::string &path, bool images) {
     std::ifstream file(path, std::ios::binary | std::ios::ate);
-    std::vector<unsigned char> bytes(std::clamp<long>(file.tellg(), 0, 1 << 28));
+    std::vector<unsigned char> bytes(std::clamp<long>(file.tellg(), 0, 1 << 28)); // -1: no file
     file.seekg(0);
     if (!file.read((char *)bytes.data(), bytes.size())) {
         error("cannot read %s: %s: `make data` with the same DATA downloads it, or says why not",
@@ -1589,7 +1597,7 @@ std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
             make_iter(test_set, batch_size, false)};
 }
 
-// Convert the samples to floats. The last minibatch of an epoch may be smaller.
+// Convert a minibatch to floats. The last one of an epoch may be smaller.
 std::pair<Tensor, Tensor> DataIter::minibatch(int begin) {
     const int end = std::min(begin + batch_size, set->count);
     for (int i = begin; i < end; i++) {
@@ -1681,7 +1689,7 @@ void Animator::add(int epoch, float acc, double epoch_seconds) {
 // the same gradient as one, and the copies of the parameters stay equal. If they fail, `make check`
 // looks for the cause. check_messages() checks the messages of send().
 
-// Return the name of number j of all_to_host(params), such as W1[7].
+// Return where number j of all_to_host(params) is, such as W1[7].
 std::string name_of(int j) {
     size_t i = 0;
     while (j >= size(params[i])) {
@@ -1703,7 +1711,7 @@ void compare(const char *what, int j, int c, float got, float expected, float to
 // gradients with those that gpu(0) computes alone, one shard after another. (The whole minibatch at
 // once would be rounded differently.) The shards may be added in another order: each of the at most
 // k - 1 additions of a sum is off by at most 2^-24 of the sum of |x|, so two such sums differ by
-// less than k * 2^-23 = k * 1.2e-7 of it. Each device must have subtracted lr * grad / n.
+// less than 2 * k * 2^-24 = k * 1.2e-7 of it. Each device must have subtracted lr * grad / n.
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr) {
     if (!options.checks) return;
     const auto [X, y] = train_iter.minibatch(0);
@@ -1755,8 +1763,8 @@ void check_replicas(const PerDevice &device_params) {
     }
 }
 
-// Fail if the two tensors of a message differ in size, or if a message writes to memory that one
-// reads, or that another one writes.
+// Fail if the two tensors of a message differ in size, or if a message writes to memory that any
+// message reads or another one writes.
 void check_messages(const std::vector<Message> &messages) {
     auto overlap = [](const Tensor &x, const Tensor &y) {
         const bool neither_is_empty = size(x) > 0 && size(y) > 0;
