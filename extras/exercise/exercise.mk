@@ -29,7 +29,7 @@ build/cpu/judge: extras/exercise/judge.cc $(exercise_headers) build/cpu/flags
 	$(show)$(CXX) -std=c++17 -O1 -Wall -Wextra $(if $(WERROR),-Werror) $< $(to)
 
 # A worker includes the submission alone, or mgpu.cu and the other algorithms. It needs little of
-# what it includes: in the copy judged/mgpu.cu nothing calls the rest, which is not compiled.
+# what it includes: nothing calls the rest, which is not compiled.
 # (nvcc's host compiler takes half as long with -O1, and kernels are compiled as with -O3)
 programs += worker wrong
 algorithms := $(wildcard extras/algorithms/*.cu extras/algorithms/*.h)

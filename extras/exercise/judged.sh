@@ -1,17 +1,13 @@
 #!/bin/sh
-# sh extras/exercise/judged.sh FILE: prints a copy of an mgpu.cu, in C++ or not, for the worker, in
-# which the table of options is empty. So nothing calls what trains, reads data or computes a network,
-# and the compiler drops it, which takes a third off the time to compile the worker. Lines keep their numbers. OWN_CODE is where students write. What only nvcc
-# would refuse, a kernel that is not marked, is an error here, too.
+# sh extras/exercise/judged.sh FILE: prints a copy of an mgpu.cu, in C++ or not, for the worker.
+# OWN_CODE is where students write. What only nvcc would refuse, a kernel that is not marked, is an
+# error here, too. Lines keep their numbers.
 export LC_ALL=C
 awk -f extras/definitions.awk "$1" |
-    awk -v emptied=option_table '
+    awk '
         !in_file {
             if ($1 == "allreduce_bucket") first = $4 + 1
             if ($1 == "allreduce_yours") last = $4
-            if (!index(" " emptied " ", " " $1 " ")) next
-            begin[$3]
-            for (line = $3 + 1; line <= $4; line++) rest[line]
             next
         }
         {
@@ -31,6 +27,4 @@ awk -f extras/definitions.awk "$1" |
                     print "#error " name " is launched, but its definition lacks __global__"
             if (first && last) print "#define OWN_CODE " first ", " last
         }
-        FNR in begin { is_empty = sub(/ = [^=()]*$/, ";") }
-        FNR in rest && is_empty { $0 = "" }
         { print }' - in_file=1 "$1"
