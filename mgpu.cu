@@ -42,7 +42,6 @@
 #include <random>
 #include <stdexcept>
 #include <string>
-#include <variant>
 #include <vector>
 #include <unistd.h>
 
@@ -296,8 +295,8 @@ void allreduce_naive(const PerDevice &grads) {
     }
 }
 
-// The algorithm that train_batch uses to sum gradients. ALLREDUCE=name selects another one.
-std::function<void(const PerDevice &grads)> sum_gradients = allreduce_naive;
+// Sum all gradients with the algorithm that ALLREDUCE=name selects, by default with this one.
+void sum_gradients(const PerDevice &grads);
 
 // Take one step on a minibatch. Unlike the chapter's, this function returns the losses, one number
 // per sample. It needs no autograd.record(), because operators record themselves. It needs
@@ -369,14 +368,8 @@ float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, Da
                             Device device);
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr);
 void check_replicas(const PerDevice &device_params);
-struct Options { // the command line
-    int gpus = 1, batch = 256, epochs = 10, seed = 0, limit = 0; // section 13 explains them
-    float lr = 0.2f;
-    int shuffle = 1, checks = 1, peers = 1;
-    std::string allreduce = "naive", data = "data";
-    std::string words; // as they were typed, for messages
-};
-extern Options options;
+double option(const std::string &name);          // the value of an option, such as EPOCHS
+extern std::map<std::string, std::string> typed; // the options on the command line
 extern std::function<void(const Animator &, const Tensors &params)> after_epoch; // or null
 std::string str(const std::vector<Device> &devices);                             // [gpu(0), gpu(1)]
 
@@ -389,7 +382,7 @@ void train(int num_gpus, int batch_size, float lr) {
     const std::vector<Device> devices = first_devices(num_gpus);
     // Copy model parameters to num_gpus GPUs
     PerDevice device_params = replicate(devices);
-    const int num_epochs = options.epochs;       // 10, as in the chapter, unless you say otherwise
+    const int num_epochs = option("EPOCHS");     // 10, as in the chapter, unless you say otherwise
     Animator animator = {train_iter.X.shape[0]}; // the samples in an epoch
     Timer timer;
     check_first_minibatch(train_iter, devices, lr); // on copies of the parameters
@@ -1337,7 +1330,7 @@ const char *enable_peer(Device i, Device j) {
     int can_access = 0;
     if (cuda_device(i) == cuda_device(j)) return "same GPU";
     CUDA_CHECK(cudaDeviceCanAccessPeer(&can_access, cuda_device(i), cuda_device(j)));
-    if (!can_access || !options.peers) return "staged";
+    if (!can_access || !option("PEERS")) return "staged";
     CUDA_CHECK(cudaSetDevice(cuda_device(i)));
     const cudaError_t code = cudaDeviceEnablePeerAccess(cuda_device(j), 0);
     cudaGetLastError(); // clear the error: a GPU may have too many peers
@@ -1581,7 +1574,7 @@ DataSet load_data(const std::string &folder, const std::string &which) {
               "images",
               path.c_str(), set.labels.size(), largest, set.images.size() / (28 * 28));
     }
-    if (options.limit) set.count = std::min(set.count, options.limit);
+    if (option("LIMIT") > 0) set.count = std::min<int>(set.count, option("LIMIT"));
     return set;
 }
 
@@ -1593,7 +1586,7 @@ DataIter make_iter(const DataSet &set, int batch_size, bool shuffle) {
 }
 
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size) {
-    return {make_iter(train_set, batch_size, options.shuffle),
+    return {make_iter(train_set, batch_size, option("SHUFFLE")),
             make_iter(test_set, batch_size, false)};
 }
 
@@ -1673,7 +1666,7 @@ void Animator::add(int epoch, float acc, double epoch_seconds) {
     for (float x : all_to_host(pending)) sum += x;
     if (isatty(STDOUT_FILENO)) printf("\r\033[K"); // erase the bar
     if (!std::isfinite(sum)) {
-        error("the loss is %f in epoch %d: use a smaller LR than %g", sum, epoch, options.lr);
+        error("the loss is %f in epoch %d: use a smaller LR than %g", sum, epoch, option("LR"));
     }
     loss.push_back(sum / done);
     Y.push_back(acc);
@@ -1702,9 +1695,11 @@ std::string name_of(int j) {
 // Fail if number j of the first minibatch's gradient or update on gpu(c) is wrong, or is NaN.
 void compare(const char *what, int j, int c, float got, float expected, float tolerance) {
     if (std::fabs(got - expected) <= tolerance) return;
+    std::string words; // " GPUS=2 LR=0.1"
+    for (const auto &[name, value] : typed) words += " " + name + "=" + value;
     error("the first minibatch: the %s of %s on gpu(%d) is %.9g, not %.9g: `make check%s` looks "
           "for the cause; if this is intended, use CHECKS=0",
-          what, name_of(j).c_str(), c, got, expected, options.words.c_str());
+          what, name_of(j).c_str(), c, got, expected, words.c_str());
 }
 
 // Take a trial step on the first samples of the file, with copies of the parameters. Compare the
@@ -1713,7 +1708,7 @@ void compare(const char *what, int j, int c, float got, float expected, float to
 // k - 1 additions of a sum is off by at most 2^-24 of the sum of |x|, so two such sums differ by
 // less than 2 * k * 2^-24 = k * 1.2e-7 of it. Each device must have subtracted lr * grad / n.
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr) {
-    if (!options.checks) return;
+    if (!option("CHECKS")) return;
     const auto [X, y] = train_iter.minibatch(0);
     const int n = X.shape[0], k = devices.size();
     const std::vector<float> before = all_to_host(params);
@@ -1749,7 +1744,7 @@ void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devi
 
 // Fail unless the parameters are bitwise identical on all devices.
 void check_replicas(const PerDevice &device_params) {
-    if (!options.checks) return;
+    if (!option("CHECKS")) return;
     const std::vector<float> first = all_to_host(device_params[0]);
     for (size_t c = 1; c < device_params.size(); c++) {
         const std::vector<float> other = all_to_host(device_params[c]);
@@ -1789,8 +1784,60 @@ void check_messages(const std::vector<Message> &messages) {
 // 13. Program
 // Options have the form NAME=value, for make and for this program alike: mgpu GPUS=2 LR=0.1
 
-Options options;
+std::map<std::string, std::string> typed;
 std::function<void(const Animator &, const Tensors &params)> after_epoch;
+
+struct Option {
+    std::string name, kind, preset, help; // `preset` is its value if none is typed
+    double least = 0, most = 1e9;         // of a number
+};
+
+// One line for each option, because `make help` prints them from here
+std::vector<Option> option_table = {
+    {"GPUS", "whole number", "1", "number of devices, which may share GPUs", 1, 64},
+    {"BATCH", "whole number", "256", "samples per minibatch, over all devices", 1, 60000},
+    {"LR", "number", "0.2", "learning rate", 1e-30, 1e30},
+    {"EPOCHS", "whole number", "10", "passes over the training set", 1},
+    {"ALLREDUCE", "text", "naive", "algorithm that sums the gradients, see section 7"},
+    {"SEED", "whole number", "0", "seed of the parameters and of the shuffling"},
+    {"SHUFFLE", "whole number", "1", "0: keep the samples in the order of the file", 0, 1},
+    {"LIMIT", "whole number", "0", "use only the first LIMIT training and test samples, 0: all"},
+    {"DATA", "text", "data", "folder with the four files of (Fashion-)MNIST"},
+    {"CHECKS", "whole number", "1", "0: check neither the first minibatch nor the replicas", 0, 1},
+    {"PEERS", "whole number", "1", "0: copies between devices go through the host", 0, 1},
+};
+
+// Return the option that a word names, such as GPUS or GPUS=2, or fail.
+Option &find_option(const std::string &word) {
+    std::string names;
+    for (Option &o : option_table) {
+        if (o.name == word.substr(0, word.find('='))) return o;
+        names += " " + o.name;
+    }
+    error("%s is not an option: write NAME=value with one of%s", word.c_str(), names.c_str());
+}
+
+std::string option_text(const std::string &name) {
+    const Option &o = find_option(name);
+    return typed.count(name) ? typed[name] : o.preset;
+}
+
+double option(const std::string &name) { return std::stod(option_text(name)); }
+
+// Set an option to a word of the command line, such as GPUS=2, or fail.
+void set_option(const std::string &word) {
+    const Option &o = find_option(word);
+    const std::string value = word.substr(std::min(o.name.size() + 1, word.size()));
+    if (value.empty()) error("%s has no value: write %s=value", o.name.c_str(), o.name.c_str());
+    char *end;
+    const double x = strtod(value.c_str(), &end);
+    const bool fits = *end == 0 && x >= o.least && x <= o.most;
+    const bool whole = x == std::floor(x);
+    if (o.kind != "text" && !(fits && (whole || o.kind == "number"))) {
+        error("%s: expected a %s from %g to %g", word.c_str(), o.kind.c_str(), o.least, o.most);
+    }
+    typed[o.name] = value;
+}
 
 // --- algorithms
 
@@ -1814,98 +1861,41 @@ void run_allreduce(const std::string &name, const PerDevice &grads) {
     algorithm.run(grads);
 }
 
-// --- options
+void sum_gradients(const PerDevice &grads) { run_allreduce(option_text("ALLREDUCE"), grads); }
 
-struct Option {
-    const char *name;
-    std::variant<int *, float *, std::string *> field; // where the value goes
-    const char *help;                                  // ends with the default
-    double least = 0, most = 1e9;                      // of a number
-};
+// --- main
 
-// One line for each option, because `make help` prints them from here
-std::vector<Option> option_table = {
-    {"GPUS", &options.gpus, "number of devices, which may share GPUs (1)", 1, 64},
-    {"BATCH", &options.batch, "samples per minibatch, over all devices (256)", 1, 60000},
-    {"LR", &options.lr, "learning rate (0.2)", 1e-30, 1e30},
-    {"EPOCHS", &options.epochs, "passes over the training set (10)", 1},
-    {"ALLREDUCE", &options.allreduce, "algorithm that sums the gradients, see section 7 (naive)"},
-    {"SEED", &options.seed, "seed of the parameters and of the shuffling (0)"},
-    {"SHUFFLE", &options.shuffle, "0: keep the samples in the order of the file (1)", 0, 1},
-    {"LIMIT", &options.limit, "use only the first LIMIT training and test samples (0: all)"},
-    {"DATA", &options.data, "folder with the four files of (Fashion-)MNIST (data)"},
-    {"CHECKS", &options.checks, "0: check neither the first minibatch nor the replicas (1)", 0, 1},
-    {"PEERS", &options.peers, "0: copies between devices go through the host (1)", 0, 1},
-};
-
-Option *find_option(const std::string &name) {
-    for (Option &option : option_table) {
-        if (option.name == name) return &option;
-    }
-    return nullptr;
-}
-
-// Set an option to a word of the command line, such as GPUS=2, or fail.
-void set_option(const std::string &word) {
-    const size_t equals = std::min(word.find('='), word.size());
-    Option *const option = find_option(word.substr(0, equals));
-    if (!option || equals + 1 >= word.size()) {
-        std::string names;
-        for (const Option &known : option_table) names += std::string(" ") + known.name;
-        error("%s is not an option: write NAME=value with one of%s", word.c_str(), names.c_str());
-    }
-    const std::string value = word.substr(equals + 1);
-    if (auto *text = std::get_if<std::string *>(&option->field)) {
-        **text = value;
-        return;
-    }
-    auto *whole = std::get_if<int *>(&option->field);
-    char *end;
-    const double x = strtod(value.c_str(), &end);
-    if (*end || !(x >= option->least && x <= option->most) || (whole && x != (int)x)) {
-        error("%s: expected a %s from %g to %g", word.c_str(), whole ? "whole number" : "number",
-              option->least, option->most);
-    }
-    if (whole) **whole = x;
-    else *std::get<float *>(option->field) = x;
-}
-
-// Read the command line into `options`. Return false if it asks for help, which is then printed.
+// Read the command line. Return false if it asks for help, which is then printed.
 bool parse_options(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         const std::string word = argv[i];
         if (word == "help" || word == "--help") {
             printf("Options have the form NAME=value, such as GPUS=2 (defaults in parentheses):\n");
-            for (const Option &option : option_table) {
-                printf("  %-14s %s\n", option.name, option.help);
+            for (const Option &o : option_table) {
+                printf("  %-14s %s (%s)\n", o.name.c_str(), o.help.c_str(), o.preset.c_str());
             }
             return false;
         }
         set_option(word);
-        options.words += " " + word;
     }
-    // From now on, train_batch() uses the algorithm that ALLREDUCE names.
-    sum_gradients = [](const PerDevice &grads) { run_allreduce(options.allreduce, grads); };
-    const int k = options.gpus;
-    if (options.batch < k) {
-        error("batch %d cannot be split over %d devices: use BATCH >= %d", options.batch, k, k);
+    const int k = option("GPUS"), batch_size = option("BATCH");
+    if (batch_size < k) {
+        error("batch %d cannot be split over %d devices: use BATCH >= %d", batch_size, k, k);
     }
-    find_algorithm(options.allreduce); // fails if there is no such algorithm
+    find_algorithm(option_text("ALLREDUCE")); // fails if there is no such algorithm
     return true;
 }
 
-// --- main
-
 void run_program() {
-    const int k = std::max(2, options.gpus); // the demos want two
-    train_set = load_data(options.data, "train");
-    test_set = load_data(options.data, "t10k");
-    setenv("CUDA_CPU_DEVICES", std::to_string(k).c_str(), 0); // extras/cpu/ emulates this many
-    use_devices(k, true);
-    rng.seed(options.seed);
+    const int k = option("GPUS"), shown = std::max(2, k); // the demos want two
+    train_set = load_data(option_text("DATA"), "train");
+    test_set = load_data(option_text("DATA"), "t10k");
+    setenv("CUDA_CPU_DEVICES", std::to_string(shown).c_str(), 0); // extras/cpu/ emulates this many
+    use_devices(shown, true);
+    rng.seed(option("SEED"));
     init_params();
-    demos(options.gpus);
-    train(options.gpus, options.batch, options.lr);
+    demos(k);
+    train(k, option("BATCH"), option("LR"));
     params.clear(); // before CUDA shuts down
 }
 

@@ -238,7 +238,7 @@ TEST_CASE("train_batch: the gradients are summed by sum_gradients") {
     const std::pair<Tensor, Tensor> batch = {reshape(arange(4), {4, 1}), full({4}, 1, cpu())};
     Training usual(2, params), other(2, params);
     usual.step(batch);
-    sum_gradients = [](const PerDevice &grads) {
+    exchange = [](const PerDevice &grads) {
         for (const Tensors &list : grads) {
             for (const Tensor &t : list) fill(t, 4);
         }
@@ -332,8 +332,9 @@ TEST_CASE("train: each epoch has a row with what the test computes itself, the l
     test_set = learnable_set(200, 2);
     use_dense_layer();
     const auto dense = net;
-    options.epochs = epochs;
-    options.shuffle = options.checks = 0;
+    set_option(format("EPOCHS=%d", epochs));
+    set_option("SHUFFLE=0");
+    set_option("CHECKS=0");
 
     // While train() runs, note when the network computes. Each step takes 30 ms at least, and each
     // test 50 ms, so that the seconds that are printed have some digits.
@@ -412,9 +413,9 @@ TEST_CASE("train: it checks the first minibatch before any step, the replicas af
     train_set = learnable_set(6, 1);
     test_set = learnable_set(4, 2);
     use_lively_params();
-    options.epochs = 2;
+    set_option("EPOCHS=2");
     int steps = 0, wrong_step = 0;
-    sum_gradients = [&](const PerDevice &grads) {
+    exchange = [&](const PerDevice &grads) {
         allreduce_naive(grads);
         if (++steps == wrong_step) fill(grads[1][7], 0);
     };
@@ -429,7 +430,7 @@ TEST_CASE("train: it checks the first minibatch before any step, the replicas af
                               : "the replicas differ: b4[0] is ");
         CHECK(steps == (wrong == 5 ? 5 : wrong == 1 ? 1 : 3));
     }
-    options.checks = 0;
+    set_option("CHECKS=0");
     steps = 0;
     wrong_step = 1;
     CHECK(error_of_training() == "");
@@ -484,7 +485,7 @@ TEST_CASE("run_allreduce: an error names the algorithm") {
     }
     algorithms.push_back({"reading", allreduce_naive, peers_can_read});
     for (int peers : {1, 0}) {
-        options.peers = peers;
+        set_option(format("PEERS=%d", peers));
         use_devices(2, false);
         if (peers_can_read(2)) { // they are connected, or share a GPU
             check_exact_sums("reading", 2, {5});
@@ -494,7 +495,7 @@ TEST_CASE("run_allreduce: an error names the algorithm") {
                     "other's memory)");
         }
     }
-    options.peers = 1;
+    set_option("PEERS=1");
     use_devices(2, false);
     REFUSED(run_allreduce("magic", new_grads(1, {2})),
             "ALLREDUCE=magic is unknown: choose one of naive, bucket, yours, halving, reading");
@@ -1045,7 +1046,7 @@ TEST_CASE("load_data: the files' bytes, of the first samples with LIMIT; or what
     write_data(path, 17, 3);
     for (int limit : {0, 1, 200}) {
         CAPTURE(limit);
-        options.limit = limit;
+        set_option(format("LIMIT=%d", limit));
         const DataSet set = load_data(path, "train");
         CHECK(set.count == (limit == 1 ? 1 : 17));
         CHECK(std::string(set.images.begin(), set.images.end()) == idx_images(17).substr(16));
@@ -1119,7 +1120,7 @@ TEST_CASE("load_data_fashion_mnist: the training set, which is shuffled, and the
     test_set = numbered_set(7);
     for (int shuffle : {1, 0}) {
         CAPTURE(shuffle);
-        options.shuffle = shuffle;
+        set_option(format("SHUFFLE=%d", shuffle));
         auto [train_iter, test_iter] = load_data_fashion_mnist(64);
         const Floats file = to_host(arange(100));
         CHECK((epoch_of(train_iter, {64, 36}) != file) == shuffle);
@@ -1197,7 +1198,7 @@ TEST_CASE("Animator: on a terminal, a bar that is drawn when it gets longer, and
 
 TEST_CASE("Animator: a loss that is no number ends the run") {
     Kept kept;
-    options.lr = 0.5f;
+    set_option("LR=0.5");
     for (float bad : {NAN, INFINITY, -INFINITY}) {
         Animator animator = {12};
         animator.Y = {0, 0, 0}; // three epochs are done
@@ -1237,7 +1238,7 @@ TEST_CASE("check_first_minibatch: a right step passes, for each seed and device 
     const Floats before = all_to_host(params); // the trial step has parameters of its own
     CHECK(first_minibatch(2, 16) == says);
     CHECK(all_to_host(params) == before);
-    options.checks = 0;
+    set_option("CHECKS=0");
     CHECK(first_minibatch(2, 16) == "");
 }
 
@@ -1261,7 +1262,7 @@ TEST_CASE("check_first_minibatch: a wrong gradient is named, with both numbers")
     use_dense_layer();
     float factor = 1;
     int first = 0;
-    sum_gradients = [&](const PerDevice &grads) { // of devices first ... 1, spoil b1's gradient
+    exchange = [&](const PerDevice &grads) { // of devices first ... 1, spoil b1's gradient
         allreduce_naive(grads);
         for (size_t c = first; c < grads.size(); c++) {
             Floats b1 = to_host(grads[c][1]);
@@ -1292,7 +1293,7 @@ TEST_CASE("check_first_minibatch: a wrong update is named, with both numbers") {
     PerDevice seen; // the parameters in each call of the network
     use_dense_layer(&seen);
     double factor = 1;
-    sum_gradients = [&](const PerDevice &grads) { // move b1 on gpu(1), so that sgd() adds to that
+    exchange = [&](const PerDevice &grads) { // move b1 on gpu(1), so that sgd() adds to that
         allreduce_naive(grads);
         const Tensor b1 = seen.back()[1];
         Floats moved = to_host(b1);
@@ -1321,7 +1322,7 @@ TEST_CASE("check_replicas: one changed number is named") {
             "the replicas differ: b2[17] is 0 on gpu(0) but -0 on gpu(2): does allreduce leave");
     fill(rows(reshape(device_params[1][4], {-1}), 102399, 102400), 1);
     REFUSED(check_replicas(device_params), "W3[102399] is ... on gpu(0) but 1 on gpu(1)");
-    options.checks = 0;
+    set_option("CHECKS=0");
     check_replicas(device_params);
 }
 
@@ -1331,35 +1332,35 @@ TEST_CASE("check_replicas: one changed number is named") {
 TEST_CASE("parse_options: each option sets what it names; else the chapter's values hold") {
     Kept kept;
     CHECK(parse("") == "");
-    CHECK(options.gpus == 1);
-    CHECK(options.batch == 256);
-    CHECK(options.lr == 0.2f);
-    CHECK(options.epochs == 10);
-    CHECK(options.allreduce == "naive");
-    CHECK(options.seed == 0);
-    CHECK(options.shuffle == 1);
-    CHECK(options.limit == 0);
-    CHECK(options.data == "data");
-    CHECK(options.checks == 1);
-    CHECK(options.peers == 1);
+    CHECK(option("GPUS") == 1);
+    CHECK(option("BATCH") == 256);
+    CHECK((float)option("LR") == 0.2f);
+    CHECK(option("EPOCHS") == 10);
+    CHECK(option_text("ALLREDUCE") == "naive");
+    CHECK(option("SEED") == 0);
+    CHECK(option("SHUFFLE") == 1);
+    CHECK(option("LIMIT") == 0);
+    CHECK(option_text("DATA") == "data");
+    CHECK(option("CHECKS") == 1);
+    CHECK(option("PEERS") == 1);
     CHECK_FALSE(given("SEED"));
     CHECK(parse("GPUS=3 BATCH=64 EPOCHS=7 LR=1e-3 ALLREDUCE=yours LIMIT=9 SEED=12 SHUFFLE=0 "
                 "CHECKS=0 PEERS=0 DATA=a=b") == "");
-    CHECK(options.gpus == 3);
-    CHECK(options.batch == 64);
-    CHECK(options.lr == 1e-3f);
-    CHECK(options.epochs == 7);
-    CHECK(options.allreduce == "yours");
-    CHECK(options.seed == 12);
-    CHECK(options.shuffle == 0);
-    CHECK(options.limit == 9);
-    CHECK(options.data == "a=b");
-    CHECK(options.checks == 0);
-    CHECK(options.peers == 0);
+    CHECK(option("GPUS") == 3);
+    CHECK(option("BATCH") == 64);
+    CHECK((float)option("LR") == 1e-3f);
+    CHECK(option("EPOCHS") == 7);
+    CHECK(option_text("ALLREDUCE") == "yours");
+    CHECK(option("SEED") == 12);
+    CHECK(option("SHUFFLE") == 0);
+    CHECK(option("LIMIT") == 9);
+    CHECK(option_text("DATA") == "a=b");
+    CHECK(option("CHECKS") == 0);
+    CHECK(option("PEERS") == 0);
     CHECK(given("SEED"));
     CHECK(parse("GPUS=64") == "");
     CHECK(parse("GPUS=2 GPUS=5") == "");
-    CHECK(options.gpus == 5); // the last one counts
+    CHECK(option("GPUS") == 5); // the last one counts
 }
 
 TEST_CASE("parse_options: ALLREDUCE names the algorithm that train_batch calls") {
@@ -1381,7 +1382,7 @@ TEST_CASE("parse_options: help names all options, and their defaults") {
     for (const char *line : {"GPUS=2 help", "--help"}) {
         CHECK(printed([&] { CHECK(parse(line) == ""); }) == help);
     }
-    for (const Option &o : option_table) check_parts(help, "\n  " + std::string(o.name) + " ");
+    for (const Option &o : option_table) check_parts(help, "\n  " + o.name + " ");
     check_parts(help, "(1) ... (256) ... (0.2) ... (10) ... (naive) ... (data)");
     for (const std::string &line : lines_of(help)) CHECK(line.size() <= 100);
     fails(folder, "help > /dev/full", "cannot write to stdout");
@@ -1412,9 +1413,12 @@ TEST_CASE("parse_options: a wrong value is refused, and the message says what wa
         " is not an option: write NAME=value with one of GPUS BATCH LR EPOCHS "
         "ALLREDUCE SEED SHUFFLE LIMIT DATA CHECKS PEERS";
     for (const char *word : {"GPU=2", "gpus=2", "NUM_GPUS=2", "--gpus=2", "COLOUR=red", "=2",
-                             "more", "-h", "GPUS", "DATA="}) {
+                             "more", "-h"}) {
         CHECK(parse(word) == word + known);
     }
+    CHECK(parse("GPUS") == "GPUS has no value: write GPUS=value");
+    CHECK(parse("DATA=") == "DATA has no value: write DATA=value");
+    REFUSED(option("BACTH"), "BACTH" + known);
     CHECK(parse("GPUS=2 BATCH=1") ==
           "batch 1 cannot be split over 2 devices: use BATCH >= 2");
     CHECK(parse("") == ""); // nothing is left of what went wrong
@@ -1492,7 +1496,7 @@ TEST_CASE("program: a wrong allreduce is caught by the first minibatch, unless C
     DataFolder folder(few, few / 4);
     const std::string rebind = "GPUS=2 BATCH=8 EPOCHS=1 ALLREDUCE=rebind ";
     check_lacks(fails(folder, rebind, "the first minibatch: the gradient of W1[0] on gpu(1) is ... "
-                                      "`make check ... GPUS=2 BATCH=8 EPOCHS=1 ALLREDUCE=rebind"
+                                      "`make check ... ALLREDUCE=rebind BATCH=8 EPOCHS=1 GPUS=2"
                                       " ... ` looks for the cause"),
                 "test acc:");
     check_parts(output_of(folder, rebind + "CHECKS=0"), "test acc:");

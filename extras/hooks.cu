@@ -1,8 +1,9 @@
 // The functions here take the place of mgpu.cu's, and by default call these: extras/replaced.sh
 // makes a copy of mgpu.cu in which they are called plain_lenet and so on. In the program this file
 // stands between that copy and the parts.
-// replaces: lenet init_params demos train add_to_tape print_row parse_options run_program
-// defines: net, experiment, chapter, after_gradient, after_options, print_epoch, run
+// replaces: lenet init_params demos train sum_gradients add_to_tape print_row
+// replaces: parse_options run_program
+// defines: net, experiment, chapter, exchange, after_gradient, after_options, print_epoch, run
 #include "hooks.h"
 
 Experiment chapter = {"lenet", plain_init_params, plain_demos, plain_train};
@@ -13,6 +14,9 @@ void train(int num_gpus, int batch_size, float lr) { experiment.train(num_gpus, 
 
 std::function<Tensor(const Tensor &X, const std::vector<Tensor> &params)> net = plain_lenet;
 Tensor lenet(const Tensor &X, const std::vector<Tensor> &params) { return net(X, params); }
+
+std::function<void(const PerDevice &grads)> exchange = plain_sum_gradients;
+void sum_gradients(const PerDevice &grads) { exchange(grads); }
 
 void (*print_epoch)(int, double, float, double) = plain_print_row;
 void print_row(int epoch, double loss, float acc, double seconds) {
@@ -26,7 +30,7 @@ std::vector<void (*)()> after_options;
 bool parse_options(int argc, char **argv) {
     if (!plain_parse_options(argc, argv)) return false;
     for (auto part : after_options) part();
-    find_algorithm(options.allreduce); // which a part may have changed
+    find_algorithm(option_text("ALLREDUCE")); // which a part may have changed
     return true;
 }
 

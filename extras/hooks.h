@@ -1,5 +1,5 @@
 // What the parts below extras/ can change in a training: hooks.cu calls these.
-// defines: Experiment, given
+// defines: Experiment, has_option, given
 #pragma once
 
 // The network that is trained
@@ -15,6 +15,9 @@ struct Experiment {
 extern Experiment experiment;
 extern Experiment chapter; // has mgpu.cu's own functions
 
+// How train_batch() sums the gradients
+extern std::function<void(const PerDevice &grads)> exchange;
+
 // After each operator of the backward pass this is called with the gradient of each parameter that
 // the operator used. After the last call with a gradient, no more work will add to it.
 extern void (*after_gradient)(const Tensor &grad);
@@ -23,7 +26,10 @@ extern void (*print_epoch)(int epoch, double loss, float acc, double seconds); /
 extern std::vector<void (*)()> after_options; // called when the options have been read
 extern void (*run)();                         // what mgpu_main() calls
 
-// Return whether the option is on the command line.
-inline bool given(const std::string &name) {
-    return (options.words + " ").find(" " + name + "=") != std::string::npos;
+// Return whether there is such an option: the parts add theirs. Its `preset` may be words for help.
+inline bool has_option(const std::string &name) {
+    return std::any_of(option_table.begin(), option_table.end(),
+                       [&](const Option &o) { return o.name == name; });
 }
+// Return whether the option is on the command line.
+inline bool given(const std::string &name) { return typed.count(find_option(name).name); }

@@ -127,8 +127,8 @@ $(foreach x,$(filter-out $(own),$(options)),$(if $(findstring environment,$(orig
 .PHONY: help
 listed = sed -nE 's/^([a-z_]+):.*  $1 (.*)/\1\t\2/p' $2 2>/dev/null | expand -t 15
 variables = cat $1 2>/dev/null | sed -nE 's/^\# ([A-Z_]+  )/\1/p'
-own_options = sed -nE 's/^    \{"([A-Z_]+)", [^"]*"(.*)".*\},$$/\1\t\2/p' $1 2>/dev/null | \
-    expand -t 15
+own_options = sed -nE 's/^    \{"([A-Z_]+)", "[^"]*", "(.*)", "(.*)".*\},$$/\1\t\3 (\2)/p' $1 \
+    2>/dev/null | expand -t 15
 rooms := $(sort $(patsubst extras/%/,%,$(dir $(wildcard extras/*/*.cu extras/*/*.mk))))
 # (Through cat, for a reader such as head may leave early)
 help:  ### print this list

@@ -444,15 +444,15 @@ inline std::string parse(const std::string &line) {
     std::vector<char *> argv;
     for (std::string &word : words) argv.push_back(&word[0]);
     argv.push_back(nullptr);
-    options = Options();
-    sum_gradients = allreduce_naive;
+    typed.clear();
+    exchange = plain_sum_gradients;
     return error_of([&] { parse_options(words.size(), argv.data()); });
 }
 
 // Return all that a test may change: the options, the network, the algorithms, the hooks.
 inline auto settings() {
-    return std::tie(options, option_table, params, param_names, net, experiment, sum_gradients,
-                    algorithms, after_gradient, after_epoch, print_epoch);
+    return std::tie(typed, option_table, params, param_names, net, experiment, exchange, algorithms,
+                    after_gradient, after_epoch, print_epoch);
 }
 
 template <class... T> std::tuple<T...> copy_of(const std::tuple<T &...> &values) { return values; }

@@ -73,7 +73,7 @@ void sum_in_groups(const PerDevice &grads) {
                 wait_for_gradient(grad);
             }
         }
-        run_allreduce(options.allreduce, group);
+        run_allreduce(option_text("ALLREDUCE"), group);
         end = begin;
     }
     written_now.clear();
@@ -83,16 +83,14 @@ void sum_in_groups(const PerDevice &grads) {
     }
 }
 
-int overlap = 0; // OVERLAP
-
 // Let train_batch() overlap its exchange, if OVERLAP=1.
 void set_overlap() {
-    after_gradient = overlap ? record_written : nullptr;
-    if (overlap) sum_gradients = sum_in_groups;
+    after_gradient = option("OVERLAP") ? record_written : nullptr;
+    if (after_gradient) exchange = sum_in_groups;
 }
 
 static const std::vector<Option> overlap_options = {
-    {"OVERLAP", &overlap, "1: exchange gradients while backward is still computing (0)", 0, 1},
+    {"OVERLAP", "whole number", "0", "1: exchange gradients while backward still computes", 0, 1},
 };
 static const bool overlap_added = [] {
     option_table.push_back(overlap_options[0]);

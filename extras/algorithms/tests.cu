@@ -20,11 +20,7 @@ static const std::vector<std::string> every = {"naive",     "bucket",  "yours", 
 // Puts the settings back, and OVERLAP's.
 struct OverlapKept : Kept {
     const size_t bytes = group_bytes;
-    const int before = overlap;
-    ~OverlapKept() {
-        group_bytes = bytes;
-        overlap = before;
-    }
+    ~OverlapKept() { group_bytes = bytes; }
 };
 
 TEST_CASE("allreduce_*: every device holds the exact sum of all, for any k and any length") {
@@ -86,7 +82,7 @@ TEST_CASE("sum_in_groups: OVERLAP=1 gives the same bits as without, and the repl
             with.check_replicas_equal();
             check_close(train_small(k, steps).params(0), with.params(0), 0);
             CHECK(parse("OVERLAP=0") == "");
-            sum_gradients = [&, name = name](const PerDevice &grads) { sum_singly(name, grads); };
+            exchange = [&, name = name](const PerDevice &grads) { sum_singly(name, grads); };
             check_close(train_small(k, steps).params(0), with.params(0), 0);
         }
     }
@@ -99,7 +95,7 @@ TEST_CASE("sum_in_groups: groups of so many bytes, the last layers first") {
                               for (const Tensor &t : grads[0]) groups += in_parentheses(t.shape);
                               groups += " ";
                           }});
-    options.allreduce = "probed";
+    typed["ALLREDUCE"] = "probed";
     auto groups_of = [](size_t bytes) {
         group_bytes = bytes;
         groups = "";
@@ -122,7 +118,7 @@ TEST_CASE("sum_in_groups: each group waits for its own gradients alone, later wo
                               CUDA_CHECK(cudaEventCreate(&summed.back()));
                               CUDA_CHECK(cudaEventRecord(summed.back(), stream_of(gpu(0))));
                           }});
-    options.allreduce = "recorded";
+    typed["ALLREDUCE"] = "recorded";
     const PerDevice p = Training(2, {arange(3), arange(2)}).device_params;
     auto write = [&](int i) { // as backward() does
         for (int c : {0, 1}) {
@@ -154,15 +150,13 @@ TEST_CASE("parse_options: OVERLAP") {
     OverlapKept kept;
     CHECK(parse("OVERLAP=1 ALLREDUCE=tree") == "");
     CHECK(bool(after_gradient == record_written));
-    const auto *const called = sum_gradients.target<void (*)(const PerDevice &)>();
-    REQUIRE(called != nullptr);
-    CHECK(bool(*called == sum_in_groups));
-    CHECK(options.allreduce == "tree");
+    auto called = [] { return *exchange.target<void (*)(const PerDevice &)>(); };
+    CHECK(bool(called() == sum_in_groups));
+    CHECK(option_text("ALLREDUCE") == "tree");
     CHECK(parse("OVERLAP=0") == "");
     CHECK(bool(after_gradient == nullptr));
-    CHECK(sum_gradients.target<void (*)(const PerDevice &)>() == nullptr);
+    CHECK(bool(called() == plain_sum_gradients));
     check_says(parse("OVERLAP=2"), "OVERLAP=2: expected a whole number from 0 to 1");
-    overlap = 0;
     check_says(parse("ALLREDUCE=magic"), "choose one of naive, bucket, yours, host, by_tensor");
 }
 

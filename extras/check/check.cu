@@ -234,7 +234,7 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
                         (times[d] == 1 ? "" : format("%.4g times ", times[d])) + str(gpu(d)) + "'s";
         if (sums_of_others == wrong) what = ": it equals the sum at another index";
         else if (multiple)
-            what = ": it equals " + times_in(value / want, {{"k", k}, {"BATCH", options.batch}}) +
+            what = ": it equals " + times_in(value / want, {{"k", k}, {"BATCH", option("BATCH")}}) +
                    " the sum";
         else if (!whole) what = ": it is no sum of the devices' numbers";
         int messages = 0, into = 0;
@@ -262,18 +262,18 @@ static void check_exchange_while(const PerDevice &grads, const std::string &who,
     }
 }
 static void check_exchange() {
-    const int k = options.gpus;
+    const int k = option("GPUS");
     if (k > 7) return; // 24 bits have place for seven
-    const std::string who = format("allreduce %s, k = %d%s", options.allreduce.c_str(), k,
-                                   overlaps() ? ", OVERLAP" : "");
+    const std::string allreduce = option_text("ALLREDUCE");
+    const std::string who =
+        format("allreduce %s, k = %d%s", allreduce.c_str(), k, overlaps() ? ", OVERLAP" : "");
     const PerDevice grads = make_grads(k, trained_sizes());
     // Nothing is late, twice; then each device is; then, with k, all messages
     for (int late = -2; late <= k; late++) {
         const size_t taken = watch::taken_bytes;
         check_with_waits([&] { check_exchange_while(grads, who, late); });
         // (Copies that are staged through the host may wait there.)
-        if (was_waited_for && peers_can_read(k) && options.allreduce != "host" &&
-            options.allreduce != "local")
+        if (was_waited_for && peers_can_read(k) && allreduce != "host" && allreduce != "local")
             differs("a wait",
                     format("%s: the host waits for gpu(%d), where only a stream should wait%s",
                            who.c_str(), late,
@@ -355,7 +355,7 @@ static std::vector<Tensor> step_of(const std::string &where, const Tensor &X, co
     const Flat before = all_to_host(params);
     std::vector<Tensor> losses;
     try {
-        losses = train_batch(X, y, device_params, devices, options.lr);
+        losses = train_batch(X, y, device_params, devices, option("LR"));
     } catch (const std::exception &e) {
         const bool on_host = tapes.count(-1); // backward has looked for its tape
         error("%s%s%s%s", where.c_str(), e.what(),
@@ -370,19 +370,20 @@ static std::vector<Tensor> step_of(const std::string &where, const Tensor &X, co
 // Some minibatches of a model on the run's devices, from the parameters that a run starts with.
 // Each step is compared with one device's from the same parameters.
 static void check_model(int minibatches) {
-    const std::vector<Device> devices = first_devices(options.gpus);
-    for (int c = 0; c < options.gpus; c++)
-        if (devices.size() != (size_t)options.gpus || devices[c].id != c)
-            error("first_devices(%d) returns %s%s", options.gpus, str(devices).c_str(),
+    const int k = option("GPUS"), batch = option("BATCH");
+    const std::vector<Device> devices = first_devices(k);
+    for (int c = 0; c < k; c++)
+        if (devices.size() != (size_t)k || devices[c].id != c)
+            error("first_devices(%d) returns %s%s", k, str(devices).c_str(),
                   place("first_devices", "try_gpu(").c_str());
-    rng.seed(options.seed);
+    rng.seed(option("SEED"));
     experiment.init_params();
 #ifdef FILES
     load_init();
 #endif
     choose_exchange();
-    const std::string who = format("%s, %d device%s, batch %d", experiment.name.c_str(),
-                                   options.gpus, options.gpus > 1 ? "s" : "", options.batch);
+    const std::string who =
+        format("%s, %d device%s, batch %d", experiment.name.c_str(), k, k > 1 ? "s" : "", batch);
     auto device_params = replicate(devices);
     check_replicated(device_params);
     for (size_t i = 0; i < params.size(); i++) {
@@ -393,7 +394,7 @@ static void check_model(int minibatches) {
                    who.c_str(), param_names[i].c_str(), w[0] + 0.0f);
     }
     check_exchange();
-    DataIter train_iter = load_data_fashion_mnist(options.batch).first;
+    DataIter train_iter = load_data_fashion_mnist(batch).first;
     const auto epoch = train_iter.epoch();
     auto [X, y] = epoch.at(0);
     check_slopes(who + ": ", X, y);
@@ -401,7 +402,7 @@ static void check_model(int minibatches) {
     do {
         const std::string where = format("%s, minibatch %d: ", who.c_str(), step + 1);
         if (step == 2) { // a smaller one, as the last of an epoch
-            const int n = std::max(options.gpus, X.shape[0] * 2 / 3);
+            const int n = std::max(k, X.shape[0] * 2 / 3);
             X = rows(X, 0, n), y = rows(y, 0, n);
         }
         for (size_t i = 0; i < params.size(); i++) copyto(device_params[0][i], params[i]);
@@ -410,7 +411,7 @@ static void check_model(int minibatches) {
             device_params = replicate(devices); // other tensors, so that nobody keeps the old ones
             Seen seen(&device_params);
             losses = step_of(where, X, y, device_params, devices);
-            check_step(where, X, y, losses, device_params, options.lr, seen);
+            check_step(where, X, y, losses, device_params, option("LR"), seen);
         });
         double mean = 0;
         for (float l : all_to_host(losses)) mean += l / X.shape[0];
@@ -426,18 +427,17 @@ static void check_model(int minibatches) {
 }
 // MODEL alone, or lenet and lab_cnn (resnet18 takes minutes on a CPU: ask for it).
 void check() {
-    const int k = options.gpus;
+    const int k = option("GPUS");
+    const bool one = has_option("MODEL") && given("MODEL");
     check_operators();
     check_data();
     const std::string chosen = experiment.name;
     for (const std::string &model : model_names()) {
-        if (given("MODEL") ? model != chosen : model == "resnet18") continue;
-        const Options as_given = options;
+        if (one ? model != chosen : model == "resnet18") continue;
         use_model(model);
-        if (!given("BATCH")) options.batch = model == "resnet18" ? 4 * k : std::max(31, k);
+        find_option("BATCH").preset = std::to_string(model == "resnet18" ? 4 * k : std::max(31, k));
         test_set.count = std::min(test_set.count, model == "resnet18" ? 7 : 47);
         check_model(model == "resnet18" ? 1 : 3);
-        options = as_given;
     }
     if (notices) printf("check: %d notice%s above\n", notices, notices > 1 ? "s" : "");
     else printf("check: nothing wrong was found on %d device%s\n", k, k > 1 ? "s" : "");
@@ -446,10 +446,11 @@ void check() {
 
 #ifdef CHECK_MAIN
 static void run_check() {
-    train_set = load_data(options.data, "train");
-    test_set = load_data(options.data, "t10k");
-    if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(options.gpus).c_str(), 0);
-    use_devices(options.gpus, true);
+    const int k = option("GPUS");
+    train_set = load_data(option_text("DATA"), "train");
+    test_set = load_data(option_text("DATA"), "t10k");
+    if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(k).c_str(), 0);
+    use_devices(k, true);
     prepare_last_words();
     try {
         check_copies();
@@ -460,7 +461,7 @@ static void run_check() {
     }
 }
 int main(int argc, char **argv) {
-    options.gpus = 2;
+    find_option("GPUS").preset = "2";
     run = run_check;
     return mgpu_main(argc, argv);
 }

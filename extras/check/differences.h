@@ -21,7 +21,7 @@ __attribute__((format(printf, 1, 2))) static void notice(const char *format, ...
 // each cause, and go on.
 static std::set<std::string> told; // causes
 static void differs(const std::string &cause, const std::string &text) {
-    if (options.checks) error("%s; if this is intended, use CHECKS=0", text.c_str());
+    if (option("CHECKS")) error("%s; if this is intended, use CHECKS=0", text.c_str());
     if (told.insert(cause).second) notice("%s", text.c_str());
 }
 

@@ -148,7 +148,7 @@ static std::string kernels_of(const std::string &who, const std::function<void()
 // --- one at a time
 
 // Where they run: what is launched on gpu(0) whatever the device is found
-static Device last() { return gpu(options.gpus - 1); }
+static Device last() { return gpu(option("GPUS") - 1); }
 // Its stream stands still for a while: a kernel on another one, or before a wait, is early
 static void pause_stream(Device d) { watch::pause(stream_of(d), 1); }
 

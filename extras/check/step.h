@@ -19,8 +19,7 @@ struct NetCall {                // a call of net
     std::vector<Tensor> numbers = {}; // copies of the parameters, in train's steps
     Flat labels = {}; // so many numbers as images that were copied to its device last
 };
-// Sees what the lesson does while it lives: by net, after_gradient, sum_gradients and the first
-// message.
+// Sees what the lesson does while it lives: by net, after_gradient, exchange and the first message.
 // Nothing is made to wait. Numbers are copied on the stream of their device, which has written
 // them.
 struct Seen {
@@ -39,7 +38,7 @@ struct Seen {
     std::map<int, watch::Stack> backward_of = {};        // of each device
     std::unique_ptr<watch::Stack> exchange_of = nullptr; // the first call
     decltype(net) net_before = net;
-    decltype(sum_gradients) sum_before = sum_gradients;
+    decltype(exchange) sum_before = exchange;
     decltype(after_gradient) after_before = after_gradient;
     static inline Seen *now = nullptr;
 
@@ -59,7 +58,7 @@ struct Seen {
             if (!now->exchanging && !overlaps()) fill_free_memory(false);
             if (strcmp(watch::recorder->ops.back().kind, "message") == 0) now->exchange_begins();
         };
-        sum_gradients = [this](const PerDevice &grads) { exchanges(grads); };
+        exchange = [this](const PerDevice &grads) { exchanges(grads); };
     }
     ~Seen() { stop(); }
     void stop() {
@@ -68,7 +67,7 @@ struct Seen {
         recorder.reset();
         watch::on_record = nullptr;
         *last_words = 0;
-        net = net_before, sum_gradients = sum_before, after_gradient = after_before;
+        net = net_before, exchange = sum_before, after_gradient = after_before;
     }
     Tensor called(const Tensor &X, const std::vector<Tensor> &p) {
         NetCall call = {copyto(X, X.device), {}, p, recording, exchanged.size(),
@@ -472,7 +471,7 @@ static void check_step(const std::string &where, const Tensor &X, const Tensor &
             parts.back().numbers[j] = (sums[c][j] > 0) - (sums[c][j] < 0);
         Quantities quantities = sizes;
         quantities.insert(quantities.begin(), {"lr", lr});
-        quantities.push_back({"BATCH", options.batch});
+        quantities.push_back({"BATCH", option("BATCH")});
         std::string note;
         if (!ratio.empty())
             note = "; it is " + times_in(ratio[0], quantities) + " the right one" +

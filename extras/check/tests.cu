@@ -40,13 +40,13 @@ static std::string checked_step(int k, int n, const Spoil &spoil = nullptr,
     const Tensor &X = batch.first, &y = batch.second;
     Training training(k, params);
     Seen seen(&training.device_params);
-    Tensors losses = train_batch(X, y, training.device_params, training.devices, options.lr);
+    Tensors losses = train_batch(X, y, training.device_params, training.devices, option("LR"));
     seen.stop();
     if (spoil) spoil(training, losses, X, y);
     std::string said;
     const std::string out = printed([&] {
         said = error_of([&] {
-            check_step("", X, y, losses, training.device_params, options.lr, seen);
+            check_step("", X, y, losses, training.device_params, option("LR"), seen);
             check_slopes("", X, y);
         });
     });
@@ -109,7 +109,7 @@ TEST_CASE("check_step: what is wrong is named by what it looks like" * doctest::
                     for (float &x : moved) {
                         sum.push_back(0);
                         for (int d = 0; d < k; d++) sum.back() += factors[c][d] * shards[d][at];
-                        x -= options.lr * sum.back() / X.shape[0];
+                        x -= option("LR") * sum.back() / X.shape[0];
                         at++;
                     }
                     copyto(on_host(sum, params[i].shape), gradient(t.device_params[c][i]));
@@ -341,7 +341,7 @@ TEST_CASE("check_operators: which operator is wrong, and how" * doctest::skip(sm
 TEST_CASE("check_operators: CHECKS=0 lets another result through" *
           doctest::skip(small_only)) {
     Kept kept;
-    options.checks = 0;
+    set_option("CHECKS=0");
     std::string said;
     const std::string out = printed([&] {
         said = checked_operators([](Tensor y) {
@@ -393,10 +393,9 @@ TEST_CASE("check_train: what train does is told by what net gets" * doctest::ski
     Kept kept;
     set_model("lenet", 0);
     params = lively_params();
-    options.gpus = 2;
-    options.batch = 8;
-    options.allreduce = "naive";
-    sum_gradients = allreduce_naive;
+    set_option("GPUS=2");
+    set_option("BATCH=8");
+    set_option("ALLREDUCE=naive");
     train_set = learnable_set(20, 1);
     test_set = learnable_set(15, 2);
     experiment.train = train_with_mistake;
@@ -428,9 +427,9 @@ TEST_CASE("check_train: what train does is told by what net gets" * doctest::ski
 TEST_CASE("check_exchange: whose numbers are missing, and a wait" * doctest::skip(no_training)) {
     Kept kept;
     set_model("lenet", 0);
-    options.gpus = 2;
+    set_option("GPUS=2");
     auto says = [](const Exchange &wrong) {
-        sum_gradients = wrong;
+        exchange = wrong;
         return error_of(check_exchange);
     };
     CHECK(says(allreduce_naive) == "");

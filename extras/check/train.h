@@ -59,9 +59,9 @@ static std::string not_finite(const Seen &seen) {
 }
 // Run two epochs of train, with the output thrown away.
 static std::vector<Epoch> trained(Seen &seen, size_t steps_in_epoch, int num_epochs = 2) {
-    const auto as_given = std::tuple(options, after_epoch);
-    options.epochs = num_epochs;
-    options.checks = 0;
+    const auto as_given = std::tuple(typed, after_epoch);
+    set_option(format("EPOCHS=%d", num_epochs));
+    set_option("CHECKS=0");
     fflush(stdout);
     const int out = dup(STDOUT_FILENO), null = open("/dev/null", O_WRONLY);
     dup2(null, STDOUT_FILENO);
@@ -88,7 +88,7 @@ static std::vector<Epoch> trained(Seen &seen, size_t steps_in_epoch, int num_epo
     std::string said;
     try {
         const HostIn watched("train");
-        experiment.train(options.gpus, options.batch, options.lr);
+        experiment.train(option("GPUS"), option("BATCH"), option("LR"));
     } catch (const std::exception &e) {
         said = e.what() + line_of(watch::thrown_by);
     }
@@ -97,10 +97,10 @@ static std::vector<Epoch> trained(Seen &seen, size_t steps_in_epoch, int num_epo
     close(out), close(null);
     seen.sum_before = sum;
     seen.stop();
-    std::tie(options, after_epoch) = as_given;
+    std::tie(typed, after_epoch) = as_given;
     std::set<int> used; // devices
     for (const NetCall &call : seen.calls) used.insert(call.X.device.id);
-    const bool other = options.gpus > 1 && seen.calls.size() > 1 && used.size() == 1;
+    const bool other = option("GPUS") > 1 && seen.calls.size() > 1 && used.size() == 1;
     const std::string bad = not_finite(seen);
     if (!bad.empty())
         error("train, EPOCHS=%d: %s%s", num_epochs, bad.c_str(),
@@ -127,8 +127,8 @@ static int shuffles_between(std::mt19937 from, const std::mt19937 &to, int n) {
 static void check_epochs_of_train(const std::string &where, const Seen &seen,
                                   const std::vector<Epoch> &epochs,
                                   const std::mt19937 &rng_before) {
-    const int k = options.gpus;
-    const float lr = options.lr;
+    const int k = option("GPUS");
+    const float lr = option("LR");
     const watch::Frame *const train =
         seen.calls.empty() ? nullptr : lesson_frame(seen.calls[0].stack);
     auto in_train = [&](const char *code) {
@@ -169,7 +169,7 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
             shuffles_between(e ? epochs[0].rng : rng_before, epochs[e].rng, train_set.count);
         const std::string wrong = told.count("training data") ? "" : samples.not_once(order[e]);
         const std::string shuffled =
-            shuffles == options.shuffle || shuffles < 0
+            shuffles == option("SHUFFLE") || shuffles < 0
                 ? ""
                 : format("; train_iter.epoch() has shuffled them %d times in this epoch", shuffles);
         if (!wrong.empty())
@@ -325,7 +325,7 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
                                     {"the sum of the last minibatch's losses", of_step}},
                                    {{"n", n},
                                     {"k / n", (double)n / k},
-                                    {"BATCH", options.batch},
+                                    {"BATCH", option("BATCH")},
                                     {"the number of minibatches", steps_of[e]}})
                            .c_str(),
                        in_train("add_losses(").c_str()));
@@ -352,7 +352,7 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
                                      {"the wrong ones", test_set.count - right}},
                                     {{"all test samples", test_set.count},
                                      {"the last test minibatch's samples", last_size},
-                                     {"BATCH", options.batch},
+                                     {"BATCH", option("BATCH")},
                                      {"all training samples", train_set.count},
                                      {"the number of test minibatches", calls}})
                             .c_str(),
@@ -372,25 +372,25 @@ static void check_epochs_of_train(const std::string &where, const Seen &seen,
     check_replicas(last);
 }
 static void check_train(const std::string &where) {
-    const int train_count = train_set.count, batch = options.batch;
-    const float lr = options.lr;
-    options.batch = std::max(options.gpus, std::min(batch, 16));
-    options.lr = std::min(lr, 1.0f); // with more a right program's loss may become nan
+    const auto as_given = typed;
+    const int train_count = train_set.count;
+    const int batch = std::max(option("GPUS"), std::min(option("BATCH"), 16.0));
+    set_option(format("BATCH=%d", batch));
+    if (option("LR") > 1) set_option("LR=1"); // with more a right program's loss may become nan
     const auto before = rng;
     begin_again();
     {
-        train_set.count = std::min(train_count, 2 * options.batch);
+        train_set.count = std::min(train_count, 2 * batch);
         const int test_count = std::exchange(test_set.count, std::min(test_set.count, 5));
         Seen seen(nullptr);
         trained(seen, 2, 1); // one epoch alone
         rng = before, test_set.count = test_count;
     }
-    train_set.count = std::min(train_count, 5 * options.batch / 2);
+    train_set.count = std::min(train_count, 5 * batch / 2);
     begin_again();
     Seen seen(nullptr);
-    const std::vector<Epoch> epochs =
-        trained(seen, (train_set.count + options.batch - 1) / options.batch);
+    const std::vector<Epoch> epochs = trained(seen, (train_set.count + batch - 1) / batch);
     check_epochs_of_train(where, seen, epochs, before);
     train_set.count = train_count;
-    options.batch = batch, options.lr = lr;
+    typed = as_given;
 }

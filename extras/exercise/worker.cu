@@ -19,6 +19,7 @@ std::vector<void (*)()> after_options; // algorithms add to them
 #include "../hooks.h"
 Experiment experiment;
 Experiment chapter;
+std::function<void(const PerDevice &grads)> exchange;
 void (*after_gradient)(const Tensor &grad) = nullptr;
 #if defined(WITH_ALGORITHMS) && !defined(ALGORITHMS)
 #include "../algorithms/algorithms.cu"

@@ -197,13 +197,13 @@ void use_usual_kernels() {
 }
 
 namespace fast {
-std::string kernels, precision; // as the command line has them
 static void choose() {
+    const std::string kernels = option_text("KERNELS"), precision = option_text("PRECISION");
     const bool tf32 = precision == "tf32";
     if (given("KERNELS") && kernels != "fast" && kernels != "tiled" && kernels != "plain") {
         error("KERNELS=%s is unknown: choose one of fast, tiled, plain", kernels.c_str());
     }
-    if (given("PRECISION") && precision != "fp32" && !tf32) {
+    if (precision != "fp32" && !tf32) {
         error("PRECISION=%s is unknown: choose one of fp32, tf32", precision.c_str());
     }
     if (tf32 && given("KERNELS") && kernels != "fast") {
@@ -220,8 +220,8 @@ static void run_fast() {
     run_mgpu();
 }
 static const std::vector<Option> fast_options = {
-    {"KERNELS", &kernels, "operators: fast, tiled, or mgpu.cu's plain (your edits; else fast)"},
-    {"PRECISION", &precision, "of the fast kernels: fp32, or tf32 on tensor cores (fp32)"},
+    {"KERNELS", "text", "your edits; else fast", "operators: fast, tiled, or mgpu.cu's plain"},
+    {"PRECISION", "text", "fp32", "of the fast kernels: fp32, or tf32 on tensor cores"},
 };
 static const bool ready = [] {
     option_table.insert(option_table.end(), fast_options.begin(), fast_options.end());

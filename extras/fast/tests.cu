@@ -885,7 +885,6 @@ TEST_CASE("tuned matmul, im2col: serve an edited conv2d and an edited linear") {
 static std::string said(const std::string &line) {
     Usual usual;
     Kept kept;
-    fast::kernels = fast::precision = "";
     const std::string error = parse(line);
     return error.empty() ? operators.name : error;
 }

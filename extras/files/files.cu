@@ -337,29 +337,29 @@ void load_safetensors(const std::string &path, const Named &tensors) {
 
 // --- options
 
-static std::string save, init, log_file = "build/log.csv"; // SAVE, INIT, LOG
-
 // Load the parameters that INIT names into `params`.
 void load_init() {
-    if (init.empty()) return;
+    if (!given("INIT")) return;
     const std::vector<Tensor> *all_buffers = nullptr;
 #ifdef NETWORKS
     all_buffers = &buffers;
     reset_buffers();
 #endif
-    load_safetensors(init, named(params, all_buffers));
+    load_safetensors(option_text("INIT"), named(params, all_buffers));
 }
 
 static std::ofstream log_stream;
 static void write_log(const char *row) {
     log_stream << row;
-    if (!log_stream.flush()) error("cannot write %s: %s", log_file.c_str(), strerror(errno));
+    if (!log_stream.flush()) {
+        error("cannot write %s: %s", option_text("LOG").c_str(), strerror(errno));
+    }
 }
 
 // Begin a new LOG.
 static void begin_log() {
-    make_folder(log_file);
-    log_stream = std::ofstream(log_file);
+    make_folder(option_text("LOG"));
+    log_stream = std::ofstream(option_text("LOG"));
     write_log("epoch,loss,test_acc,seconds,model,gpus,allreduce,lr\n");
 }
 
@@ -368,19 +368,21 @@ static void write_epoch(const Animator &animator, const std::vector<Tensor> &dev
     char row[200];
     snprintf(row, sizeof row, "%zu,%.6f,%.4f,%.4f,%s,%d,%s,%g\n", animator.Y.size(),
              animator.loss.back(), animator.Y.back(), animator.seconds.back(),
-             experiment.name.c_str(), options.gpus, options.allreduce.c_str(), options.lr);
+             experiment.name.c_str(), (int)option("GPUS"), option_text("ALLREDUCE").c_str(),
+             option("LR"));
     write_log(row);
-    if (save.empty()) return;
+    if (!given("SAVE")) return;
     const std::vector<Tensor> *all_buffers = nullptr;
 #ifdef NETWORKS
     all_buffers = &buffers_on(device_params[0].device);
 #endif
-    save_safetensors(save, named(device_params, all_buffers));
+    save_safetensors(option_text("SAVE"), named(device_params, all_buffers));
 }
 
 // Fail now, and not after an epoch, if a file cannot be written.
 static void check_files() {
-    if (save.empty()) return;
+    if (!given("SAVE")) return;
+    const std::string save = option_text("SAVE");
     struct stat old;
     const bool is_there = stat(save.c_str(), &old) == 0;
     if (is_there && !S_ISREG(old.st_mode)) {
@@ -406,9 +408,9 @@ static void check_files() {
 }
 
 static const std::vector<Option> file_options = {
-    {"INIT", &init, "start from the parameters in this .safetensors file"},
-    {"SAVE", &save, "write the parameters to this file after each epoch"},
-    {"LOG", &log_file, "file with a row for each epoch (build/log.csv)"},
+    {"INIT", "text", "none", "start from the parameters in this .safetensors file"},
+    {"SAVE", "text", "none", "write the parameters to this file after each epoch"},
+    {"LOG", "text", "build/log.csv", "file with a row for each epoch"},
 };
 static const bool files_added = [] {
     signal(SIGXFSZ, SIG_IGN); // writing too large a file is an error, not a signal

@@ -88,9 +88,9 @@ TEST_CASE("SAVE: what a process that was killed has left is removed, and no link
     for (const char *end : {".part", ".test"}) write_text(folder.file(gone + end), "");
     write_text(folder.file(gone + ".test." + std::to_string(child) + ".part"), "");
     std::filesystem::create_symlink("other", folder.file(here + ".test"));
-    save = folder.file("s");
+    Kept kept;
+    set_option("SAVE=" + folder.file("s"));
     check_files();
-    save = "";
     CHECK(folder.listing() == others);
     CHECK(read_text(folder.file("other")) == "other");
 }

@@ -20,11 +20,11 @@ static void bench_step(const std::string &model) {
     use_model(model);
     choose_exchange();
     experiment.init_params();
-    const int batch = options.batch;
-    const auto step = training_step(replicate(first_devices(options.gpus)), batch);
+    const int k = option("GPUS"), batch = option("BATCH");
+    const auto step = training_step(replicate(first_devices(k)), batch);
     const double seconds = time_calls(3, 0.5, 5, step);
     bench_row(format("step,%s,%s%s,%d,%d,,%.1f,%.0f,images/s", model.c_str(),
-                     options.allreduce.c_str(), overlaps() ? "+overlap" : "", options.gpus, batch,
+                     option_text("ALLREDUCE").c_str(), overlaps() ? "+overlap" : "", k, batch,
                      seconds * 1e6, batch / seconds));
 }
 
@@ -42,14 +42,14 @@ static void bench_kernels(const std::string &only) {
 #ifdef FAST
     rungs = {"plain", "tiled", "fast"};
     if (!given("PRECISION")) rungs.push_back("tf32");
-    if (given("KERNELS")) rungs = {fast::kernels};
-    if (fast::precision == "tf32") rungs = {"tf32"};
+    if (given("KERNELS")) rungs = {option_text("KERNELS")};
+    if (option_text("PRECISION") == "tf32") rungs = {"tf32"};
 #endif
     struct Layer {
         const char *name;
         int N, C, size, O, K, padding;
     };
-    const int N = given("BATCH") ? options.batch : on_cpu ? 16 : 256;
+    const int N = given("BATCH") ? (int)option("BATCH") : on_cpu ? 16 : 256;
     for (const Layer &l :
          {Layer{"lenet conv2", N, 20, 13, 50, 5, 0}, Layer{"resnet18 3x3", N, 64, 28, 64, 3, 1},
           Layer{"lenet dense1", N, 800, 1, 128, 1, 0}}) {
@@ -93,8 +93,9 @@ static void bench_allreduce(int k) {
         const PerDevice grads = make_grads(k, std::vector<int>(8, bytes / 8 / sizeof(float)));
         std::set<void (*)(const PerDevice &)> timed = {allreduce_yours};
         for (const Algorithm &a : algorithms) {
-            if (given("ALLREDUCE") ? a.name != options.allreduce : !timed.insert(a.run).second)
-                continue;
+            const bool wanted = given("ALLREDUCE") ? a.name == option_text("ALLREDUCE")
+                                                   : timed.insert(a.run).second;
+            if (!wanted) continue;
             if (a.supports && !a.supports(k)) continue;
             const double us = time_allreduce(a.name, grads) * 1e6;
             bench_row(format("allreduce,,%s,%d,,%ld,%.1f,%.3f,GB/s", a.name, k, bytes, us,
@@ -104,11 +105,12 @@ static void bench_allreduce(int k) {
     }
 }
 
-static std::string bench_what = "all"; // or step, allreduce, kernels
 void bench() {
     bench_row("what,model,by,gpus,batch,bytes,us,rate,unit");
-    auto wanted = [](const char *what) { return bench_what == what || bench_what == "all"; };
-    const std::string chosen = given("MODEL") ? experiment.name : "";
+    auto wanted = [what = option_text("BENCH")](const char *name) {
+        return what == name || what == "all";
+    };
+    const std::string chosen = has_option("MODEL") && given("MODEL") ? experiment.name : "";
     for (const std::string &name : model_names()) {
         if (!wanted("step")) break;
         const bool slow = on_cpu && name == "resnet18"; // it would take minutes

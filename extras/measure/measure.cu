@@ -48,31 +48,31 @@ static const Command commands[] = {
 static const Command *command = nullptr;
 
 static const std::vector<Option> measure_options = {
-    {"BENCH", &bench_what, "part of make bench: step, allreduce, kernels or all (all)"},
+    {"BENCH", "text", "all", "part of make bench: step, allreduce, kernels or all"},
 };
-static const Option step_count = {"STEPS", &steps,
-                                  "steps that are recorded (3; of profile: for 1 s)"};
-static const Option network_option = {"FABRIC", &fabric,
-                                      "network of another machine (of scale: pcie)"};
-static const Option profile_option = {"PROFILE", &kernel_times,
-                                      "times of kernels for FABRIC (none)"};
-static const Option step_time = {"STEP_MS", &step_ms, "milliseconds of a step (measured)", 1e-6};
+static const Option step_count = {"STEPS", "whole number", "3; of profile: for 1 s",
+                                  "steps that are recorded", 1};
+static const Option network_option = {"FABRIC", "text", "of scale: pcie",
+                                      "network of another machine"};
+static const Option profile_option = {"PROFILE", "text", "none", "times of kernels for FABRIC"};
+static const Option step_time = {"STEP_MS", "number", "measured", "milliseconds of a step", 1e-6};
 
 static void run_measure() {
     const bool bench = command->run == ::bench;
     if (given("BENCH") && !bench) error("BENCH does not apply to %s", command->name);
+    const std::string part = option_text("BENCH");
     const std::set<std::string> parts = {"all", "step", "allreduce", "kernels"};
-    if (!parts.count(bench_what))
-        error("BENCH=%s is unknown: choose one of all, step, allreduce, kernels",
-              bench_what.c_str());
-    const bool few = bench_what != "all" && bench_what != "allreduce";
+    if (!parts.count(part))
+        error("BENCH=%s is unknown: choose one of all, step, allreduce, kernels", part.c_str());
+    const bool few = part != "all" && part != "allreduce";
     const bool scaled = command->run == ::scale;
-    const int devices = scaled ? most_scaled : !bench || few || given("GPUS") ? options.gpus : 4;
+    const bool chosen = !bench || few || given("GPUS");
+    const int devices = scaled ? most_scaled : chosen ? option("GPUS") : 4;
     if (!on_cpu && !bench) watch::show_devices(devices);
     // As run_program() without the data: the samples are random ones
     if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);
     use_devices(devices, bench);
-    rng.seed(options.seed);
+    rng.seed(option("SEED"));
     experiment.init_params();
     choose_exchange(!bench);
     command->run();

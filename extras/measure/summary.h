@@ -21,7 +21,8 @@ static size_t used_bytes(Device device) {
 // The operators of a training step, of the first device's part of BATCH images (1 on each): shapes
 // and memory of results, parameters, FLOPs. Then the memory of a whole step on each device.
 void summary() {
-    const int k = options.gpus, batch = given("BATCH") ? options.batch : k, N = ceil_div(batch, k);
+    const int k = option("GPUS"), batch = given("BATCH") ? option("BATCH") : k;
+    const int N = ceil_div(batch, k);
     empty_cache(); // of what making the parameters has taken
     const size_t before = watch::taken_bytes;
     const PerDevice device_params = replicate(first_devices(k));

@@ -177,10 +177,10 @@ TEST_CASE("measure summary counts parameters and FLOPs") {
           Network{"resnet18", 11175818, first + blocks, first + 2 * blocks,
                   "batch_norm (2,512,4,4) 1024"}}) {
         if (small_only && n.parameters > 1000000) continue;
-        if (!find_option("MODEL") && std::string(n.model) != "lenet") continue;
+        if (!has_option("MODEL") && std::string(n.model) != "lenet") continue;
         CAPTURE(n.model);
         std::string text; // with single spaces
-        const std::string model = find_option("MODEL") ? format(" MODEL=%s", n.model) : "";
+        const std::string model = has_option("MODEL") ? format(" MODEL=%s", n.model) : "";
         for (char c : output_of(folder, "summary BATCH=2" + model))
             if (c != ' ' || (!text.empty() && text.back() != ' ')) text += c;
         CHECK(contains(text, "\n" + std::string(n.row) + " "));
@@ -332,20 +332,20 @@ TEST_CASE("measure bench BENCH=kernels times the kernels of each rung" *
           doctest::skip(small_only)) {
     TestFolder folder;
     std::filesystem::create_directory(folder.file("build"));
-    const bool tuned = find_option("KERNELS"); // extras/fast/ is there
+    const bool tuned = has_option("KERNELS"); // extras/fast/ is there
     auto rows = [&](const std::string &more) {
         output_of(folder, "bench BENCH=kernels GPUS=1 BATCH=1 " + more);
         return read_text(folder.file("build/bench.csv"));
     };
     const std::string one = tuned ? "tiled" : "plain", csv = rows(tuned ? "KERNELS=tiled" : "");
     for (std::string layer : {"lenet conv2", "resnet18 3x3", "lenet dense1"})
-        if (find_option("MODEL") || contains(layer, "lenet"))
+        if (has_option("MODEL") || contains(layer, "lenet"))
             CHECK(contains(csv, "\nkernels," + layer + "," + one + ",1,1,,"));
     if (!tuned) return;
     CHECK(!contains(csv, "plain"));
     CHECK(!contains(csv, "fast"));
     CHECK(!contains(csv, "tf32"));
-    const std::string lenet = find_option("MODEL") ? " MODEL=lenet" : "";
+    const std::string lenet = has_option("MODEL") ? " MODEL=lenet" : "";
     const std::string tf32 = rows("PRECISION=tf32" + lenet), all = rows(lenet);
     CHECK(contains(tf32, ",tf32,1,1,,"));
     CHECK(!contains(tf32, "fast"));
@@ -360,6 +360,7 @@ TEST_CASE("measure: what is wrong is said in a line") {
              {"trace BENCH=step", "BENCH does not apply to trace"},
              {"profile FABRIC=pcie", "FABRIC=pcie is not an option: "},
              {"scale STEP_MS=0", "STEP_MS=0: expected"},
+             {"trace STEPS=0", "STEPS=0: expected"},
              {"trace PROFILE=profile.csv", "PROFILE is for FABRIC: give both"},
              {"trace FABRIC=no", "FABRIC=no is unknown: choose one of nvlink, pcie"}}) {
         const Run run = run_in_shell(folder, "", line);

@@ -205,28 +205,28 @@ static void write_rows(const std::string &path, const std::string &title, const 
     if (!file.flush()) error("cannot write %s", path.c_str());
 }
 
-static int steps = 0;                    // STEPS, if it is given
-static std::string fabric, kernel_times; // FABRIC, PROFILE
 // Some steps on the devices: their rows to build/trace.csv, and a line
 void trace() {
-    const bool simulated = !fabric.empty();
-    const network::Network network = simulated ? network::find_network(fabric) : network::Network();
-    if (!simulated && !kernel_times.empty()) error("PROFILE is for FABRIC: give both");
-    const auto replicas = replicate(first_devices(options.gpus));
-    const auto step = training_step(replicas, options.batch);
+    const bool simulated = given("FABRIC");
+    const network::Network network =
+        simulated ? network::find_network(option_text("FABRIC")) : network::Network();
+    if (!simulated && given("PROFILE")) error("PROFILE is for FABRIC: give both");
+    const int k = option("GPUS");
+    const auto replicas = replicate(first_devices(k));
+    const auto step = training_step(replicas, option("BATCH"));
     for (int i = 0; i < 2; i++) step(); // they take what memory is needed
     watch::Recorder r(true);
-    for (int i = 0; i < (steps ? steps : 3); i++) step();
+    for (int i = 0; i < (given("STEPS") ? option("STEPS") : 3); i++) step();
     r.read_times();
     Ops ops(r.ops.begin(), r.ops.end());
 
     std::string title = what_is_trained(), note;
     if (simulated) {
-        if (!kernel_times.empty()) read_profile(kernel_times, ops);
+        if (given("PROFILE")) read_profile(option_text("PROFILE"), ops);
         replay(ops, network);
-        title += kernel_times.empty() ? "" : ", kernels of " + kernel_times;
+        if (given("PROFILE")) title += ", kernels of " + option_text("PROFILE");
         title += " on " + network.name + " (simulated)";
-    } else if (on_cpu && options.gpus > 1) {
+    } else if (on_cpu && k > 1) {
         note = "Between emulated devices a message takes next to nothing: FABRIC=nvlink or pcie, "
                "... shows a network";
     }
@@ -238,7 +238,7 @@ void trace() {
         if (op.works()) begin = std::min(begin, op.begin), end = std::max(end, op.end);
     for (watch::Op &op : ops) // waits may have begun before all work
         for (double *time : {&op.begin, &op.end}) *time = std::max(0.0, *time - begin);
-    title += title_of(ops, end - begin, options.gpus);
+    title += title_of(ops, end - begin, k);
     printf("%s\n", title.c_str());
     std::filesystem::create_directories("build");
     write_rows("build/trace.csv", title, note, ops, names, streams);

@@ -485,9 +485,7 @@ static Tensor lab_cnn_net(const Tensor &X, const std::vector<Tensor> &params) {
 // 3. Training
 // As in mgpu.cu, but the test accuracy is computed on all devices, as both texts do it.
 
-static std::string model = "lenet"; // MODEL
-static int evaluate_all = 0;        // EVALUATE_ALL
-bool evaluates_all() { return evaluate_all || model != "lenet"; }
+bool evaluates_all() { return option("EVALUATE_ALL") || experiment.name != "lenet"; }
 
 // Return the test accuracy, computed on all devices. Each sample counts once.
 float evaluate_accuracy_gpus(const PerDevice &device_params, DataIter &test_iter,
@@ -522,7 +520,7 @@ void train_concise(int num_gpus, int batch_size, float lr) {
     Timer timer;
     check_first_minibatch(train_iter, devices, lr);
     reset_buffers(); // which the check has updated
-    for (int epoch = 0; epoch < options.epochs; epoch++) {
+    for (int epoch = 0; epoch < option("EPOCHS"); epoch++) {
         timer.start();
         for (auto [X, y] : train_iter.epoch()) {
             std::vector<Tensor> losses = train_batch(X, y, device_params, devices, lr);
@@ -559,7 +557,7 @@ static std::string channel0(const Tensor &weight) {
 void demos_resnet18(int num_gpus) {
     const std::vector<Device> devices = first_devices(num_gpus);
     const auto device_params = replicate(devices); // net.initialize(ctx=devices)
-    std::mt19937 dice(options.seed);
+    std::mt19937 dice(option("SEED"));
     const int n = std::max(4, num_gpus);
     const Tensor x = uniform(0, 1, {n, 1, 28, 28}, dice);
     print_outputs(split_and_load(x, devices), device_params);
@@ -586,7 +584,7 @@ void demos_lab_cnn(int num_gpus) {
         printf("=== grad of channel 0 of the first conv2d on %s ===\n%s\n", str(devices[c]).c_str(),
                channel0(gradient(device_params[c][0])).c_str());
     }
-    printf("Running on %s\nBatch size is %d\n", str(devices).c_str(), options.batch);
+    printf("Running on %s\nBatch size is %d\n", str(devices).c_str(), (int)option("BATCH"));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -622,24 +620,24 @@ std::vector<Model> models = {
 
 // Select a network. Options that are not on the command line get the values of its text.
 void choose_model(const std::string &name) {
+    const int k = option("GPUS");
     std::string names;
     for (const Model &m : models) {
         names += (names.empty() ? "" : ", ") + m.experiment.name;
         if (m.experiment.name != name) continue;
-        model = name;
         net = m.net;
         experiment = m.experiment;
         print_epoch = m.experiment.name == "lab_cnn" ? print_lab_row : plain_print_row;
-        if (evaluate_all) experiment.train = train_concise;
-        if (!given("BATCH")) options.batch = m.batch ? m.batch * options.gpus : 256;
-        if (!given("LR")) options.lr = m.same_lr ? m.lr : m.lr * options.gpus;
-        if (!given("EPOCHS")) options.epochs = m.epochs;
+        if (option("EVALUATE_ALL")) experiment.train = train_concise;
+        char lr[20];
+        snprintf(lr, sizeof lr, "%.9g", m.same_lr ? m.lr : m.lr * k); // which tell a float's bits
+        find_option("LR").preset = lr;
+        find_option("BATCH").preset = std::to_string(m.batch ? m.batch * k : 256);
+        find_option("EPOCHS").preset = std::to_string(m.epochs);
         return;
     }
     error("MODEL=%s is unknown: choose one of %s", name.c_str(), names.c_str());
 }
-
-static std::string kvstore; // KVSTORE
 
 static bool has_local() {
     auto is_local = [](const Algorithm &a) { return a.name == std::string("local"); };
@@ -651,11 +649,8 @@ void choose_allreduce() {
     if (given("KVSTORE") && given("ALLREDUCE")) {
         error("KVSTORE and ALLREDUCE cannot both be given: one is enough");
     }
-    if (given("KVSTORE")) {
-        options.allreduce = kvstore;
-    } else if (!given("ALLREDUCE")) {
-        options.allreduce = model == "lab_cnn" && has_local() ? "local" : "naive";
-    }
+    const char *usual = experiment.name == "lab_cnn" && has_local() ? "local" : "naive";
+    find_option("ALLREDUCE").preset = given("KVSTORE") ? option_text("KVSTORE") : usual;
 }
 
 // Add the lab's names for two algorithms of extras/algorithms/, if these are there.
@@ -666,16 +661,16 @@ static void add_alias(const char *alias, const std::string &name) {
 }
 
 static const std::vector<Option> network_options = {
-    {"MODEL", &model, "network: lenet, resnet18, lab_cnn (lenet)"},
-    {"KVSTORE", &kvstore, "the lab's name for ALLREDUCE: local or device (local)"},
-    {"EVALUATE_ALL", &evaluate_all, "1: test on all devices, not on gpu(0) alone (0)", 0, 1},
+    {"MODEL", "text", "lenet", "network: lenet, resnet18, lab_cnn"},
+    {"KVSTORE", "text", "local", "the lab's name for ALLREDUCE: local or device"},
+    {"EVALUATE_ALL", "whole number", "0", "1: test on all devices, not on gpu(0) alone", 0, 1},
 };
 static const bool networks_added = [] {
     add_alias("local", "host");
     add_alias("device", "by_tensor");
     option_table.insert(option_table.end(), network_options.begin(), network_options.end());
     after_options.push_back([] {
-        choose_model(model);
+        choose_model(option_text("MODEL"));
         choose_allreduce();
     });
     return true;

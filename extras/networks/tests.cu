@@ -11,14 +11,9 @@
 
 // Puts the settings back, and those of this folder.
 struct NetworksKept : Kept {
-    const std::string before_model = model, before_kvstore = kvstore;
-    const int before_evaluate_all = evaluate_all;
     const std::vector<std::string> before_names = buffer_names;
     const Tensors before_buffers = buffers;
     ~NetworksKept() {
-        model = before_model;
-        kvstore = before_kvstore;
-        evaluate_all = before_evaluate_all;
         buffer_names = before_names;
         buffers = before_buffers;
         reset_buffers();
@@ -358,14 +353,6 @@ TEST_CASE("check_first_minibatch: a right step of lab_cnn passes" * slow) {
 // ---------------------------------------------------------------------------------------------
 // 5. Options
 
-// Parse a command line, from all defaults on.
-static std::string parse_all(const std::string &line) {
-    model = "lenet";
-    kvstore = "";
-    evaluate_all = 0;
-    return parse(line);
-}
-
 TEST_CASE("parse_options: the values of each network's chapter; KVSTORE, EVALUATE_ALL") {
     NetworksKept kept;
 #ifdef ALGORITHMS
@@ -384,6 +371,7 @@ TEST_CASE("parse_options: the values of each network's chapter; KVSTORE, EVALUAT
         {"GPUS=4", "lenet", "naive", 4, 256, 10, 0.2f, false},
         {"MODEL=resnet18", "resnet18", "naive", 1, 256, 10, 0.1f, true},
         {"GPUS=2 MODEL=resnet18", "resnet18", "naive", 2, 512, 10, 0.2f, true},
+        {"GPUS=9 MODEL=resnet18", "resnet18", "naive", 9, 2304, 10, 0.1f * 9, true},
         {"MODEL=lab_cnn", "lab_cnn", local, 1, 64, 5, 0.3f, true},
         {"MODEL=lab_cnn BATCH=9 LR=1 EPOCHS=2 ALLREDUCE=bucket", "lab_cnn", "bucket", 1, 9, 2, 1,
          true},
@@ -394,13 +382,12 @@ TEST_CASE("parse_options: the values of each network's chapter; KVSTORE, EVALUAT
 #endif
     for (const Case &c : cases) {
         CAPTURE(c.line);
-        CHECK(parse_all(c.line) == "");
-        CHECK(options.gpus == c.gpus);
-        CHECK(options.batch == c.batch);
-        CHECK(options.epochs == c.epochs);
-        CHECK(options.lr == c.lr);
-        CHECK(options.allreduce == c.allreduce);
-        CHECK(model == c.name);
+        CHECK(parse(c.line) == "");
+        CHECK(option("GPUS") == c.gpus);
+        CHECK(option("BATCH") == c.batch);
+        CHECK(option("EPOCHS") == c.epochs);
+        CHECK((float)option("LR") == c.lr);
+        CHECK(option_text("ALLREDUCE") == c.allreduce);
         CHECK(experiment.name == c.name);
         CHECK(evaluates_all() == c.all);
     }
@@ -416,14 +403,13 @@ TEST_CASE("parse_options: what does not go together is refused") {
     NetworksKept kept;
     for (const std::string allreduce : {"ALLREDUCE=bucket", "ALLREDUCE=naive"}) {
         const std::string both = "KVSTORE and ALLREDUCE cannot both be given: one is enough";
-        CHECK(parse_all(allreduce + " KVSTORE=local") == both);
-        CHECK(parse_all("KVSTORE=local " + allreduce) == both);
+        CHECK(parse(allreduce + " KVSTORE=local") == both);
+        CHECK(parse("KVSTORE=local " + allreduce) == both);
     }
-    CHECK(parse_all("MODEL=vgg") == "MODEL=vgg is unknown: choose one of lenet, resnet18, lab_cnn");
-    check_says(parse_all("KVSTORE=magic"), "ALLREDUCE=magic is unknown: choose one of naive");
-    check_says(parse_all("EVALUATE_ALL=yes"),
-               "EVALUATE_ALL=yes: expected a whole number from 0 to 1");
-    check_says(parse_all("--evaluate-all"), "--evaluate-all is not an option ... EVALUATE_ALL");
+    CHECK(parse("MODEL=vgg") == "MODEL=vgg is unknown: choose one of lenet, resnet18, lab_cnn");
+    check_says(parse("KVSTORE=magic"), "ALLREDUCE=magic is unknown: choose one of naive");
+    check_says(parse("EVALUATE_ALL=yes"), "EVALUATE_ALL=yes: expected a whole number from 0 to 1");
+    check_says(parse("--evaluate-all"), "--evaluate-all is not an option ... EVALUATE_ALL");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -453,15 +439,15 @@ TEST_CASE("SAVE, INIT: a network's parameters, and gpu(0)'s running statistics" 
           doctest::skip(no_training)) {
     NetworksKept kept;
     const TestFolder folder;
-    const std::string before_save = save, before_init = init, before_log = log_file;
     set_model("resnet18", 0);
     const Tensors device_params = get_params(params, gpu(0));
     for (const Tensor &t : buffers_on(gpu(0))) add_(t, full(t.shape, 0.25f, gpu(0)));
     buffers_on(gpu(1)); // has others
     const Floats want = all_to_host(params), statistics = all_to_host(buffers_on(gpu(0)));
-    save = init = folder.file("resnet18");
+    set_option("SAVE=" + folder.file("resnet18"));
+    set_option("INIT=" + folder.file("resnet18"));
     Animator animator = {1, {0.5f}, {1}, {1}};
-    log_file = folder.file("log");
+    set_option("LOG=" + folder.file("log"));
     begin_log();
     write_epoch(animator, device_params);
     set_model("resnet18", 3);
@@ -470,9 +456,6 @@ TEST_CASE("SAVE, INIT: a network's parameters, and gpu(0)'s running statistics" 
     check_close(all_to_host(params), want, 0);
     check_close(all_to_host(buffers), statistics, 0);
     for (int c : {0, 1}) check_close(all_to_host(buffers_on(gpu(c))), statistics, 0);
-    save = before_save;
-    init = before_init;
-    log_file = before_log;
 }
 #endif
 

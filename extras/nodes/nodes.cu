@@ -73,7 +73,7 @@ static void sum_over_nodes(const PerDevice &grads) {
     if (size(memory) < n) memory = empty({n}, cpu());
     const Tensor host = rows(memory, 0, n);
     copyto(flat[0], host);
-    if (options.allreduce == "ring") {
+    if (option_text("ALLREDUCE") == "ring") {
         ring_between_nodes(host.ptr(), n);
     } else {
         mpi_between_nodes(host.ptr(), n);
@@ -112,14 +112,14 @@ static void allreduce_over_nodes(const PerDevice &grads) {
 // Return the first of n samples that device c gets, counted over all nodes. The shards are those of
 // one process with all devices: as equal as can be, the larger ones first.
 static int shard_begin(int n, int c) {
-    const int k = nodes * options.gpus;
+    const int k = nodes * option("GPUS");
     return c * (n / k) + std::min(c, n % k);
 }
 
 // Split this node's part of a minibatch into its devices' shards.
 static auto split_over_nodes(const Tensor &X, const Tensor &y, const std::vector<Device> &devices) {
-    const int first = shard_begin(X.shape[0], node * options.gpus);
-    const int last = shard_begin(X.shape[0], (node + 1) * options.gpus);
+    const int k = option("GPUS"), n = X.shape[0];
+    const int first = shard_begin(n, node * k), last = shard_begin(n, (node + 1) * k);
     return split_batch(rows(X, first, last), rows(y, first, last), devices);
 }
 
@@ -167,7 +167,7 @@ static float accuracy_on_nodes(const PerDevice &device_params, DataIter &test_it
 // and the nodes sum them.
 static void check_first_on_nodes(DataIter &train_iter, const std::vector<Device> &devices,
                                  float lr) {
-    if (!options.checks) return;
+    if (!option("CHECKS")) return;
     const auto [X, y] = train_iter.minibatch(0);
     const int n = X.shape[0], k = nodes * devices.size();
     const std::vector<float> before = all_to_host(params);
@@ -203,7 +203,7 @@ static void check_first_on_nodes(DataIter &train_iter, const std::vector<Device>
 
 // Fail unless the replicas are equal and every node holds the bits of node 0.
 static void check_nodes(const PerDevice &device_params) {
-    if (!options.checks) return;
+    if (!option("CHECKS")) return;
     check_replicas(device_params);
     const std::vector<float> own = all_to_host(device_params[0]);
     std::vector<float> other = own;
@@ -231,7 +231,7 @@ static void average_losses(Animator &animator) {
 
 // Return how many devices compute the test accuracy. (networks/ has its own way.)
 #ifdef NETWORKS
-static int evaluating() { return evaluates_all() ? options.gpus : 1; }
+static int evaluating() { return evaluates_all() ? option("GPUS") : 1; }
 #else
 static int evaluating() { return 1; }
 static void reset_buffers() {}
@@ -246,7 +246,7 @@ static void train_on_nodes(int num_gpus, int batch_size, float lr) {
     Timer timer;
     check_first_on_nodes(train_iter, devices, lr);
     reset_buffers(); // which the check has updated
-    for (int epoch = 0; epoch < options.epochs; epoch++) {
+    for (int epoch = 0; epoch < option("EPOCHS"); epoch++) {
         timer.start();
         for (auto [X, y] : train_iter.epoch()) {
             const std::vector<Tensor> losses =
@@ -410,15 +410,13 @@ static void meet_nodes() {
         }
     }
     std::ifstream program("/proc/self/exe", std::ios::binary);
-    std::string text = format(
-        "MODEL=%s GPUS=%d BATCH=%d LR=%.8g EPOCHS=%d SEED=%d SHUFFLE=%d LIMIT=%d ALLREDUCE=%s "
-        "CHECKS=%d data=%zx program=%zx",
-        experiment.name.c_str(), options.gpus, options.batch, options.lr, options.epochs,
-        options.seed, options.shuffle, options.limit, options.allreduce.c_str(), options.checks,
-        data, hash_of({std::istreambuf_iterator<char>(program), {}}));
-#ifdef ALGORITHMS
-    text = format("OVERLAP=%d ", overlap) + text;
-#endif
+    std::string text = "MODEL=" + experiment.name + " ALLREDUCE=" + option_text("ALLREDUCE");
+    for (const char *name :
+         {"OVERLAP", "GPUS", "BATCH", "LR", "EPOCHS", "SEED", "SHUFFLE", "LIMIT", "CHECKS"}) {
+        if (has_option(name)) text += format(" %s=%.10g", name, option(name));
+    }
+    text += format(" data=%zx program=%zx", data,
+                   hash_of({std::istreambuf_iterator<char>(program), {}}));
     char bytes[2000] = {};
     text.copy(bytes, sizeof bytes - 1);
     from_node_0(bytes, sizeof bytes);
@@ -436,11 +434,12 @@ static void meet_nodes() {
 // Called with the options that were given: complete them for the devices of all nodes together, and
 // let node 0 alone read and write files.
 static void options_of_nodes() {
-    options.gpus *= nodes;
+    typed["GPUS"] = std::to_string(int(option("GPUS") * nodes));
 #ifdef FILES
     if (node > 0) {
-        init = save = "";
-        log_file = "/dev/null";
+        typed.erase("INIT");
+        typed.erase("SAVE");
+        typed["LOG"] = "/dev/null";
     }
 #endif
 }
@@ -453,10 +452,10 @@ static bool parse_options_of_nodes(int argc, char **argv) {
         algorithms.push_back({"ring", allreduce_bucket});
     }
     if (!parse_options(argc, argv)) return false;
-    options.gpus /= nodes;
-    if (nodes > 1 && options.allreduce == "naive") options.allreduce = "bucket"; // the same sums
+    typed["GPUS"] = std::to_string(int(option("GPUS") / nodes));
+    if (nodes > 1 && option_text("ALLREDUCE") == "naive") typed["ALLREDUCE"] = "bucket"; // the same
     for (Algorithm &algorithm : algorithms) {
-        if (algorithm.name != options.allreduce) continue;
+        if (algorithm.name != option_text("ALLREDUCE")) continue;
         within_node = algorithm;
         algorithm.run = allreduce_over_nodes;
     }
@@ -469,7 +468,7 @@ static void use_devices_in_turn(int k) {
     use_devices(0, false); // fails if there is no GPU
     CUDA_CHECK(cudaGetDeviceCount(&count));
     for (int i = 0; i < k; i++) { // use_devices(k) keeps the devices that are there
-        device_states.emplace_back().cuda_device = (place * options.gpus + i) % count;
+        device_states.emplace_back().cuda_device = int(place * option("GPUS") + i) % count;
         device_states[i].stream = new_stream(gpu(i));
     }
     use_devices(k, true);
@@ -480,20 +479,17 @@ static void run_on_nodes() {
 #ifdef FAST
     printf("operators: %s\n", operators.name.c_str());
 #endif
-    if (nodes > 1) {
-        printf("%d nodes with %d device%s each\n", nodes, options.gpus,
-               options.gpus > 1 ? "s" : "");
-    }
-    train_set = load_data(options.data, "train");
-    test_set = load_data(options.data, "t10k");
-    const int k = std::max(2, options.gpus); // the demos want two
-    const int cores = std::thread::hardware_concurrency() / neighbours / options.gpus;
+    const int k = option("GPUS"), shown = std::max(2, k); // the demos want two
+    if (nodes > 1) printf("%d nodes with %d device%s each\n", nodes, k, k > 1 ? "s" : "");
+    train_set = load_data(option_text("DATA"), "train");
+    test_set = load_data(option_text("DATA"), "t10k");
+    const int cores = std::thread::hardware_concurrency() / neighbours / k;
     if (on_cpu) {
-        setenv("CUDA_CPU_DEVICES", std::to_string(k).c_str(), 0);
+        setenv("CUDA_CPU_DEVICES", std::to_string(shown).c_str(), 0);
         setenv("CUDA_CPU_CORES", std::to_string(std::max(1, cores)).c_str(), 0);
     }
-    use_devices_in_turn(k);
-    rng.seed(options.seed);
+    use_devices_in_turn(shown);
+    rng.seed(option("SEED"));
     experiment.init_params();
     meet_nodes();
     from_node_0(params); // which may be those of INIT
@@ -504,8 +500,8 @@ static void run_on_nodes() {
 #ifdef FILES
     begin_log();
 #endif
-    experiment.demos(options.gpus);
-    train_on_nodes(options.gpus, options.batch, options.lr);
+    experiment.demos(k);
+    train_on_nodes(k, option("BATCH"), option("LR"));
     params.clear();
 }
 

@@ -36,13 +36,13 @@ struct Recorded {
 
 // Sum with this algorithm, watched. Kept puts back what was there.
 static void sum_by(const std::string &allreduce, [[maybe_unused]] bool overlapping) {
-    options.allreduce = allreduce;
+    typed["ALLREDUCE"] = allreduce;
 #ifdef ALGORITHMS
-    overlap = overlapping;
+    typed["OVERLAP"] = overlapping ? "1" : "0";
 #endif
     choose_exchange(true);
 #ifdef ALGORITHMS
-    overlap = false;
+    typed.erase("OVERLAP");
 #endif
 }
 TEST_CASE("Recorder: streams in order, waits end after what they are for, every message counts") {
