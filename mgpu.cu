@@ -29,10 +29,13 @@
 
 #include <cuda_runtime.h>
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <climits>
 #include <cmath>
 #include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -368,10 +371,9 @@ float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, Da
                             Device device);
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr);
 void check_replicas(const PerDevice &device_params);
-double option(const std::string &name);          // the value of an option, such as EPOCHS
-extern std::map<std::string, std::string> typed; // the options on the command line
-extern std::function<void(const Animator &, const Tensors &params)> after_epoch; // or null
-std::string str(const std::vector<Device> &devices);                             // [gpu(0), gpu(1)]
+double option(const std::string &name);              // the value of an option, such as EPOCHS
+std::string str(const std::vector<Device> &devices); // [gpu(0), gpu(1)]
+std::function<void(const Animator &, const Tensors &params)> after_epoch; // SAVE=file sets it
 
 // Train on num_gpus devices. Unlike the chapter's, this function checks the first minibatch, checks
 // that the devices' copies of the parameters (the replicas) stay equal, and prints a table of
@@ -400,7 +402,7 @@ void train(int num_gpus, int batch_size, float lr) {
         auto model = [&](const Tensor &x) { return lenet(x, device_params[0]); };
         const float acc = evaluate_accuracy_gpu(model, test_iter, devices[0]);
         animator.add(epoch + 1, acc, timer.times.back());
-        if (after_epoch) after_epoch(animator, device_params[0]); // SAVE=file sets it
+        if (after_epoch) after_epoch(animator, device_params[0]);
     }
     printf("test acc: %.2f, %.1f sec/epoch on %s\n", animator.Y.back(), timer.avg(),
            str(devices).c_str());
@@ -1692,6 +1694,8 @@ std::string name_of(int j) {
     return param_names[i] + "[" + std::to_string(j) + "]";
 }
 
+std::map<std::string, std::string> typed; // the options on the command line
+
 // Fail if number j of the first minibatch's gradient or update on gpu(c) is wrong, or is NaN.
 void compare(const char *what, int j, int c, float got, float expected, float tolerance) {
     if (std::fabs(got - expected) <= tolerance) return;
@@ -1784,9 +1788,6 @@ void check_messages(const std::vector<Message> &messages) {
 // 13. Program
 // Options have the form NAME=value, for make and for this program alike: mgpu GPUS=2 LR=0.1
 
-std::map<std::string, std::string> typed;
-std::function<void(const Animator &, const Tensors &params)> after_epoch;
-
 struct Option {
     std::string name, kind, preset, help; // `preset` is its value if none is typed
     double least = 0, most = 1e9;         // of a number
@@ -1804,7 +1805,7 @@ std::vector<Option> option_table = {
     {"LIMIT", "whole number", "0", "use only the first LIMIT training and test samples, 0: all"},
     {"DATA", "text", "data", "folder with the four files of (Fashion-)MNIST"},
     {"CHECKS", "whole number", "1", "0: check neither the first minibatch nor the replicas", 0, 1},
-    {"PEERS", "whole number", "1", "0: copies between devices go through the host", 0, 1},
+    {"PEERS", "whole number", "1", "0: copies between GPUs go through the host", 0, 1},
 };
 
 // Return the option that a word names, such as GPUS or GPUS=2, or fail.

@@ -38,7 +38,7 @@ part 'notebook/, without tests' 375 extras/notebook/mgpu_notebook.py extras/note
 longest=$(wc -l extras/cpu/*.* extras/cpu/*/*.* 2>/dev/null | grep -v ' total$' | sort -n | tail -n 1)
 part 'cpu/, its longest file' 637 "${longest##* }"
 # shellcheck disable=SC2046
-part 'all of extras/' 37700 $(find extras -type f ! -name '*.png' ! -name '*.svg')
+part 'all of extras/' 38100 $(find extras -type f ! -name '*.png' ! -name '*.svg')
 part 'page/, with tests' 525 extras/page/*[!d] .github/workflows/page.yml # all but README.md
 awk '
     length($0) > 100 || /[ \t\r]$/ { print "mgpu.cu:" NR ": too long, or blanks"; wrong = 1 }
