@@ -161,8 +161,8 @@ static void winograd_backward_weights(const Store &dW, const Tensor &X, const Te
     typedef std::conditional_t<F::taps, EachPixel, F> Out;
     const TiledImages x = tiled_inputs(s), out = F::taps ? pixels_of(s) : tiled_outputs(s);
     const int C = s.C, O = s.O, elements = F::elements, of_Y = Out::elements;
-    const int most = min((1 << 14) / elements, (5 << 20) / (elements * (C + O)));
-    const int at_once = min(x.count, most) + 1; // what a cache holds
+    const int most = min(max(128, 2 * min(C, O)), (5 << 20) / (elements * (C + O)));
+    const int at_once = min(x.count, most) + 1; // few fit a cache, but each time S is read again
     const Panels sums(O, C), v(at_once, C), g(at_once, O);
     const int of_V = elements * v.by_e, of_all = of_V + of_Y * g.by_e;
     const Tensor memory = empty({of_all + elements * sums.by_e}, device);
