@@ -73,11 +73,12 @@ static const Shape shapes[] = {
     {1, 32, 2, 70, 32, 3, 1, 1},  // more tiles in a row than are computed at a time
     {260, 32, 3, 3, 32, 3, 1, 1}, // more tiles than in a cache
     {0, 32, 3, 3, 32, 3, 1, 1},   // no images
-    // Its windows with a stride of 2: odd and even sizes, long rows, no images
+    // With a stride of 2: odd and even sizes, the longest rows that it takes, no images
     {2, 32, 7, 8, 64, 3, 2, 1},
     {2, 64, 8, 7, 32, 1, 2, 0},
-    {1, 32, 3, 71, 32, 3, 2, 1},
-    {1, 32, 1, 66, 32, 1, 2, 0},
+    {1, 32, 3, 32, 32, 3, 2, 1},
+    {1, 32, 5, 31, 32, 1, 2, 0},
+    {1, 32, 3, 33, 32, 3, 2, 1}, // and longer ones
     {0, 32, 4, 4, 32, 3, 2, 1},
     {1, 32, 4, 5, 32, 2, 1, 0}, // and what is not Winograd's: taps of 2x2 or 1x1 with stride 1,
     {1, 32, 4, 5, 32, 1, 1, 0},
@@ -286,6 +287,7 @@ TEST_CASE("tuned conv2d, Winograd's: relative errors below 1e-5" * doctest::skip
                                              {1, 128, 14, 14, 128, 3, 1, 1},
                                              {2, 256, 7, 7, 256, 3, 1, 1},
                                              {2, 512, 4, 4, 512, 3, 1, 1},
+                                             {1, 64, 28, 28, 128, 3, 2, 1},
                                              {8, 20, 13, 13, 50, 5},
                                              {4096, 64, 2, 2, 64, 3, 1, 1}}) { // a tile an image
         if (on_cpu && s.work() > 1e8) continue;

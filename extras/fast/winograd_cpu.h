@@ -1,18 +1,13 @@
 // Winograd's filtering on a CPU, with the tiles of a GPU: F(4x4,3x3), F(5x5,3x3) and F(3x3,5x5).
 // A block, which is a thread, transforms a few tiles, multiplies them and transforms back while
-// they are in the core's cache. winograd.h has the formulas. A convolution with a stride of 2 takes
-// the same way, but its windows are not transformed.
+// they are in the core's cache. winograd.h has the formulas. With a stride of 2 tiles have 2x2
+// outputs, which take 25 products in place of 36.
 // Gain: ResNet-18's step takes 0.53 of the time, LeNet's 0.60, lab_cnn's 0.69.
 // Cost: rounding errors, see README.md.
 // defines: is_winograd, winograd_forward, winograd_backward
 
 #if !defined(__CUDACC__) && !defined(MGPU_LANES)
 namespace fast {
-typedef Filtering<1, 1, true> EachPixel;
-static TiledImages pixels_of(ConvShape s) { // of y, each image as a row
-    s.OW *= s.OH, s.OH = 1;
-    return tiled_outputs(s);
-}
 // M (rows,tile_n) = or += A @ B, K terms, of product_m rows of A from `first` on, which are rows of
 // its panels or, with turned, columns. Of its own: inlined, the sums would leave the registers.
 constexpr int product_m = tile_m == 12 ? 13 : tile_m; // 64, 128, 256, 512 fill tiles of 13
@@ -50,64 +45,46 @@ __device__ __noinline__ void product_tile(float *M, const float *A, const Panels
         }
     }
 }
-// Which product of a filter's element i belongs to which sum: M[m] += V[v] @ U[i]. Of windows with
-// stride 2 all V are added; and of dX each tile has 2x2 pixels, which take some of the taps each.
-struct Term {
-    int m, v;
-};
-template <class F, class Out> __device__ __forceinline__ Term term(int i) {
-    if (!F::taps) return {i, i};
-    if (Out::elements == 1) return {0, i};
-    constexpr int K = F::r, padding = K / 2, across = (K + 1) / 2; // windows of dy
-    const int u = i / K, v = i % K, h = (u + padding) % 2, w = (v + padding) % 2;
-    return {2 * h + w, (h + padding - u) / 2 * across + (w + padding - v) / 2};
-}
 // Compute y from X, of_X being B^T and of_M A^T; or dX from dy, with A and B. Each block, a thread,
 // takes a part of the tiles, `group` at a time: their V and M, in memory of its own, stay in the
 // core's cache.
-template <class F, class In, typename In::Name of_X, class Out, typename Out::Name of_M>
+template <class F, typename F::Name of_X, typename F::Name of_M>
 __global__ void winograd_kernel(Store y, const float *X, TiledImages x, const float *U, Panels u,
                                 const float *b, TiledImages out, float *memory, Panels v, Panels m,
                                 int group) {
     const Range part = slice_of({0, x.count}, group);
-    float *const V = memory + blockIdx.z * (long(In::elements) * v.by_e + Out::elements * m.by_e);
-    float *const M = V + In::elements * v.by_e;
-    if (F::elements < Out::elements) memset(M, 0, sizeof *M * Out::elements * m.by_e); // no taps
+    float *const V = memory + blockIdx.z * F::elements * (long(v.by_e) + m.by_e);
+    float *const M = V + F::elements * v.by_e;
     for (int t = part.begin; t < part.end; t += group) {
         const int end = min(t + group, part.end), rows = end - t;
-        for (int c = 0; c < x.C; c += tile_n) transform_tiles<In, of_X>(V, v, X, x, t, end, c);
-        unsigned long long sums = 0; // bit m: M[m] is one
-        for (int e = 0; e < F::elements; e++) {
-            const Term k = term<F, Out>(e);
+        for (int c = 0; c < x.C; c += tile_n) transform_tiles<F, of_X>(V, v, X, x, t, end, c);
+        for (int e = 0; e < F::elements; e++)
             for (int o = 0; o < out.C; o += tile_n)
                 for (int r = 0; r < rows; r += product_m)
-                    product_tile<false>(M + k.m * m.by_e + m.at(r, o), V + k.v * v.by_e, v, r, rows,
-                                        U + e * u.by_e + u.at(0, o), x.C, sums >> k.m & 1);
-            sums |= 1ull << k.m;
-        }
+                    product_tile<false>(M + e * m.by_e + m.at(r, o), V + e * v.by_e, v, r, rows,
+                                        U + e * u.by_e + u.at(0, o), x.C, false);
         for (int o = 0; o < out.C; o += tile_n)
-            transform_products<Out, of_M>(y, M, m, b, out, t, end, o);
+            transform_products<F, of_M>(y, M, m, b, out, t, end, o);
     }
 }
-// transform_tiles, for row_of_tiles tiles and tile_n channels a thread
+// transform_tiles, for a row of tiles and tile_n channels a thread
 template <class F, typename F::Name T>
 __global__ void winograd_tiles_kernel(float *V, Panels p, const float *X, TiledImages s, int first,
                                       int last) {
+    constexpr int most = TileRow<F::distance(T)>::most;
     const int i = blockIdx.x * blockDim.x + threadIdx.x, panels = p.columns(s.C) / tile_n;
-    const int begin = first + i / panels * row_of_tiles<F>,
-              end = min(begin + row_of_tiles<F>, last);
+    const int begin = first + i / panels * most, end = min(begin + most, last);
     if (begin < end)
         transform_tiles<F, T>(V + p.at(begin - first, 0), p, X, s, begin, end, i % panels * tile_n);
 }
-// S[e][o][c] = or += sum over t < tiles of Y[e][t][o] * V[e][t][c], or of Y[0], if there is one
-// One thread per product_tile.
+// S[e][o][c] = or += sum over t < tiles of Y[e][t][o] * V[e][t][c]   One thread per product_tile.
 __global__ void winograd_sum_kernel(float *S, Panels s, const float *Y, Panels y, const float *V,
-                                    Panels v, int O, int C, int of_Y, int tiles, bool add) {
+                                    Panels v, int O, int C, int tiles, bool add) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x, e = blockIdx.y;
     const int of_panel = (O + product_m - 1) / product_m, o = i % of_panel * product_m;
     const int c = i / of_panel * tile_n;
     if (c >= C) return;
-    product_tile<true>(S + e * s.by_e + s.at(o, c), Y + min(e, of_Y - 1) * y.by_e, y, o, O,
+    product_tile<true>(S + e * s.by_e + s.at(o, c), Y + e * y.by_e, y, o, O,
                        V + e * v.by_e + v.at(0, c), tiles, add);
 }
 // dW = G^T S G   One thread per o and `wide` neighbours c.
@@ -131,7 +108,7 @@ __global__ void __launch_bounds__(64)
             dW.store(o * by_o + ((c + q) * r * r + k) * by_k, ((const float *)&w[k / r][k % r])[q]);
 }
 
-template <class F, class In, typename In::Name of_X, class Out, typename Out::Name of_M>
+template <class F, typename F::Name of_X, typename F::Name of_M>
 static void winograd(const Store &y, const float *X, const TiledImages &x, const float *W, int by_o,
                      int by_c, int by_k, const float *b, const TiledImages &out, Device device) {
     if (x.count == 0) return;
@@ -140,9 +117,9 @@ static void winograd(const Store &y, const float *X, const TiledImages &x, const
     int cores;
     CUDA_CHECK(cudaDeviceGetAttribute(&cores, cudaDevAttrMultiProcessorCount, cuda_device(device)));
     const int tiles = min(min(max(39, x.C / 4), 65), blocks(x.count, cores));
-    const int step = of_M == Out::B ? x.of_image : product_m, group = blocks(tiles, step) * step;
+    const int step = of_M == F::B ? x.of_image : product_m, group = blocks(tiles, step) * step;
     const Panels u(x.C, out.C), v(group, x.C), m(group, out.C);
-    const int floats = In::elements * v.by_e + Out::elements * m.by_e;
+    const int floats = F::elements * (v.by_e + m.by_e);
     const int rounds = max(1, min(4, (4 << 20) / (cores * floats)));
     const dim3 parts(1, 1, min(cores * rounds, blocks(x.count, group)));
     // (All in one piece of memory, which a large tensor may take next)
@@ -151,34 +128,34 @@ static void winograd(const Store &y, const float *X, const TiledImages &x, const
     const int registers = u.columns(out.C) / wide * x.C;
     LAUNCH(winograd_filter_kernel<F><<<blocks(registers, 64), 64, 0, stream_of(device)>>>(
         U, u, W, by_o, by_c, by_k, out.C, x.C));
-    LAUNCH(winograd_kernel<F, In, of_X, Out, of_M>
+    LAUNCH(winograd_kernel<F, of_X, of_M>
            <<<parts, 1, 0, stream_of(device)>>>(y, X, x, U, u, b, out, memory.ptr(), v, m, group));
 }
 template <class F>
 static void winograd_backward_weights(const Store &dW, const Tensor &X, const Tensor &dy,
                                       const ConvShape &s) {
     const Device device = X.device;
-    typedef std::conditional_t<F::taps, EachPixel, F> Out;
-    const TiledImages x = tiled_inputs(s), out = F::taps ? pixels_of(s) : tiled_outputs(s);
-    const int C = s.C, O = s.O, elements = F::elements, of_Y = Out::elements;
+    const TiledImages x = tiled_inputs(s), out = tiled_outputs(s);
+    const int C = s.C, O = s.O, elements = F::elements;
     const int most = min(max(128, 2 * min(C, O)), (5 << 20) / (elements * (C + O)));
     const int at_once = min(x.count, most) + 1; // few fit a cache, but each time S is read again
     const Panels sums(O, C), v(at_once, C), g(at_once, O);
-    const int of_V = elements * v.by_e, of_all = of_V + of_Y * g.by_e;
+    const int of_V = elements * v.by_e, of_all = of_V + elements * g.by_e;
     const Tensor memory = empty({of_all + elements * sums.by_e}, device);
     float *const V = memory.ptr(), *const Y = V + of_V, *const S = V + of_all;
     const int C_panels = blocks(C, tile_n), O_panels = blocks(O, tile_n);
     const dim3 grid(blocks(blocks(O, product_m) * C_panels, 4), elements);
     for (int t = 0; t == 0 || t < x.count; t += at_once) {
-        const int end = min(t + at_once, x.count), rows = blocks(end - t, row_of_tiles<F>);
-        const int Y_rows = blocks(end - t, row_of_tiles<Out>);
+        const int end = min(t + at_once, x.count);
+        const int rows = blocks(end - t, TileRow<F::distance(F::BT)>::most);
+        const int Y_rows = blocks(end - t, TileRow<F::distance(F::A)>::most);
         LAUNCH(winograd_tiles_kernel<F, F::BT>
                <<<blocks(rows * C_panels, 4), 4, 0, stream_of(device)>>>(V, v, X.ptr(), x, t, end));
-        LAUNCH(winograd_tiles_kernel<Out, Out::A>
+        LAUNCH(winograd_tiles_kernel<F, F::A>
                <<<blocks(Y_rows * O_panels, 4), 4, 0, stream_of(device)>>>(Y, g, dy.ptr(), out, t,
                                                                            end));
         LAUNCH(winograd_sum_kernel<<<grid, 4, 0, stream_of(device)>>>(S, sums, Y, g, V, v, O, C,
-                                                                      of_Y, end - t, t > 0));
+                                                                      end - t, t > 0));
     }
     LAUNCH(winograd_weights_kernel<F>
            <<<blocks(O * blocks(C, wide), 64), 64, 0, stream_of(device)>>>(
@@ -188,12 +165,12 @@ bool is_winograd(const ConvShape &s) {
     const bool halves = s.stride == 2 && ((s.K == 3 && s.padding == 1) || (s.K == 1 && !s.padding));
     const bool whole = s.stride == 1 && (s.K == 3 || s.K == 5);
     const bool many = s.K < 5 ? s.C % 32 == 0 && s.O % 32 == 0 : min(s.C, s.O) > 16;
-    const bool fits = s.K < 5 || s.OW <= 3 * row_of_tiles<Filtering<3, 5>>;
+    const bool fits = s.stride > 1 ? s.OW <= 16 : s.K < 5 || s.OW <= 30; // a TileRow, for dX
     return s.rung == tiled && (halves || whole) && many && fits;
 }
 template <class Call> static void with_filtering(const ConvShape &s, Call call) {
-    if (s.stride == 2 && s.K == 3) call(Filtering<2, 3, true>());
-    else if (s.stride == 2) call(Filtering<2, 1, true>());
+    if (s.stride == 2 && s.K == 3) call(Filtering<2, 3, 2>());
+    else if (s.stride == 2) call(Filtering<1, 1, 2>());
     else if (s.K == 5) call(Filtering<3, 5>());
     else if (winograd_outputs(s) == 4) call(Filtering<4, 3>());
     else call(Filtering<5, 3>());
@@ -203,15 +180,13 @@ void winograd_forward(const Store &y, const Tensor &X, const Tensor &W, const Te
     const int k = s.W_stride_k, of_c = s.K * s.K * k;
     with_filtering(s, [&](auto filtering) {
         typedef decltype(filtering) F;
-        typedef std::conditional_t<F::taps, EachPixel, F> Out;
-        winograd<F, F, F::BT, Out, Out::AT>(y, X.ptr(), tiled_inputs(s), W.ptr(), s.W_stride_o,
-                                            of_c, k, b.ptr(),
-                                            F::taps ? pixels_of(s) : tiled_outputs(s), X.device);
+        winograd<F, F::BT, F::AT>(y, X.ptr(), tiled_inputs(s), W.ptr(), s.W_stride_o, of_c, k,
+                                  b.ptr(), tiled_outputs(s), X.device);
     });
 }
 // With 3x3 taps dX is the same convolution of dy, with the filter turned by 180 degrees. With 5x5
 // taps it comes from the tiles of dy, as on a GPU: LeNet's dy has 9 of them, its dX would have 25.
-// With a stride of 2 each 2x2 pixels of dX come from a window of dy.
+// So it does with a stride of 2.
 void winograd_backward(const Store &dX, const Store &dW, const Store &db, const Tensor &X,
                        const Tensor &dy, const Tensor &W, const ConvShape &s, const Tensor &) {
     const int k = s.W_stride_k, of_c = s.K * s.K * k, of_o = s.W_stride_o;
@@ -220,24 +195,18 @@ void winograd_backward(const Store &dX, const Store &dW, const Store &db, const 
         typedef decltype(filtering) F;
         if (dW.data) winograd_backward_weights<F>(dW, X, dy, s);
         if (!dX.data) return;
-        if constexpr (F::taps) {
-            typedef Filtering<1, (F::r + 1) / 2, true> In;
-            typedef Filtering<2, 2, true> Out;
-            return winograd<F, In, In::BT, Out, Out::AT>(dX, dy.ptr(), tiled_outputs(s), W.ptr(),
-                                                         of_c, of_o, k, nullptr,
-                                                         {s.C, s.H, s.W, 0, s}, X.device);
-        } else if constexpr (F::r == 5) {
-            return winograd<F, F, F::A, F, F::B>(dX, dy.ptr(), tiled_outputs(s), W.ptr(), of_c,
-                                                 of_o, k, nullptr, tiled_inputs(s), X.device);
+        if constexpr (F::r == 5 || F::stride > 1) {
+            return winograd<F, F::A, F::B>(dX, dy.ptr(), tiled_outputs(s), W.ptr(), of_c, of_o, k,
+                                           nullptr, tiled_inputs(s), X.device);
         } else {
             const ConvShape turned = {
                 {s.N, s.O, s.OH, s.OW, s.C, 3, 1, 2 - s.padding, s.H, s.W}, s.rung, 0, 0};
             with_filtering(turned, [&](auto filtering) {
                 typedef decltype(filtering) F;
-                if constexpr (F::r == 3 && !F::taps)
-                    winograd<F, F, F::BT, F, F::AT>(dX, dy.ptr(), tiled_inputs(turned),
-                                                    W.ptr() + 8 * k, of_c, of_o, -k, nullptr,
-                                                    tiled_outputs(turned), X.device);
+                if constexpr (F::r == 3 && F::stride == 1)
+                    winograd<F, F::BT, F::AT>(dX, dy.ptr(), tiled_inputs(turned), W.ptr() + 8 * k,
+                                              of_c, of_o, -k, nullptr, tiled_outputs(turned),
+                                              X.device);
             });
         }
     });

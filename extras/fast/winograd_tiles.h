@@ -4,46 +4,49 @@
 // defines: Filtering, transform, TiledImages, Panels, transform_tiles, transform_products
 
 namespace fast {
-// F(m x m,r x r). Or, for strided convolutions, windows of r x r pixels, m apart, as they are: all
-// matrices are 1.
-template <int m_, int r_, bool taps_ = false> struct Filtering {
-    static constexpr bool taps = taps_;
-    static constexpr int m = m_, r = r_, n = taps ? r : m + r - 1, elements = n * n;
+// F(m x m,r x r). With a stride of 2 even taps filter the even pixels of a row, odd taps the odd
+// ones, and y is the sum of both.
+template <int m_, int r_, int stride_ = 1> struct Filtering {
+    static constexpr int m = m_, r = r_, stride = stride_, n = stride * (m - 1) + r;
+    static constexpr int elements = n * n;
     enum Name { AT, G, BT, A, GT, B }; // A^T (m,n), G (n,r), B^T (n,n); then these transposed
     __host__ __device__ static constexpr int rows(Name T) { return T == AT ? m : T == GT ? r : n; }
     __host__ __device__ static constexpr int columns(Name T) { return T == A ? m : T == G ? r : n; }
+    // How far apart neighbouring tiles are, in X or in y
+    static constexpr int distance(Name T) { return T == BT || T == B ? stride * m : m; }
     struct Matrices {
         float of[3][n][n] = {};
     };
-    // Filtering multiplies polynomials by their values at n points: row i of a matrix, or column i
-    // of A^T, belongs to the i-th of these, the last to infinity. (2 before 1/2: larger errors.)
+    // Filtering multiplies polynomials by their values at points: row i of a matrix, or column i of
+    // A^T, belongs to one of these, the last to infinity. (2 before 1/2: larger errors.)
     __host__ __device__ static constexpr Matrices matrices() {
         const double points[] = {0, 1, -1, .5, -2, 2};
         Matrices all;
-        for (int i = 0; i < n; i++) {
-            double others[n] = {1}, divisor = 1; // the product of x - p for the other points p
-            for (int k = 0; k < n - 1; k++) {
-                if (k == i) continue;
-                for (int j = n - 1; j > 0; j--) others[j] = others[j - 1] - points[k] * others[j];
-                others[0] *= -points[k];
-                if (i < n - 1) divisor *= points[i] - points[k];
+        for (int phase = 0, i = 0; phase < stride && phase < r; phase++) {
+            const int taps = (r - phase + stride - 1) / stride, last = m + taps - 2;
+            for (int point = 0; point <= last; point++, i++) {
+                double others[n] = {1}, divisor = 1; // the product of x - p for the other points p
+                for (int k = 0; k < last; k++) {
+                    if (k == point) continue;
+                    for (int j = last; j > 0; j--)
+                        others[j] = others[j - 1] - points[k] * others[j];
+                    others[0] *= -points[k];
+                    if (point < last) divisor *= points[point] - points[k];
+                }
+                for (int j = 0; j <= last; j++) all.of[BT][i][j * stride + phase] = others[j];
+                double power = 1; // of the point
+                for (int j = 0; j <= last && point < last; j++, power *= points[point]) {
+                    if (j < m) all.of[AT][j][i] = power;
+                    if (j < taps) all.of[G][i][j * stride + phase] = power / divisor;
+                }
             }
-            for (int j = 0; j < n; j++) all.of[BT][i][j] = others[j];
-            double power = 1; // of the point
-            for (int j = 0; j < n && i < n - 1; j++, power *= points[i]) {
-                if (j < m) all.of[AT][j][i] = power;
-                if (j < r) all.of[G][i][j] = power / divisor;
-            }
+            all.of[AT][m - 1][i - 1] = all.of[G][i - 1][(taps - 1) * stride + phase] = 1;
         }
-        all.of[AT][m - 1][n - 1] = all.of[G][n - 1][r - 1] = 1;
         return all;
     }
     __device__ __forceinline__ static constexpr float at(Name T, int i, int j) {
-        if constexpr (taps) return i == j;
-        else {
-            constexpr Matrices all = matrices();
-            return T < A ? all.of[T][i][j] : all.of[T - A][j][i];
-        }
+        constexpr Matrices all = matrices();
+        return T < A ? all.of[T][i][j] : all.of[T - A][j][i];
     }
 };
 // Return the sum over k of T[i][k] * x[k * by]. Where the loop is unrolled, T's elements are
@@ -82,7 +85,7 @@ __device__ __forceinline__ void transform(Wide (&y)[rows][rows],
 
 // Return the size m of tiles, the one that takes the fewest products.
 static int winograd_outputs(const ConvShape &s) {
-    if (s.stride > 1) return 1;
+    if (s.stride > 1) return s.K == 1 ? 1 : 2;
     if (s.K == 5) return 3;
     auto tiles = [&](int m) { return blocks(s.OH, m) * blocks(s.OW, m); };
     return tiles(5) * 7 * 7 < tiles(4) * 6 * 6 ? 5 : 4;
@@ -101,7 +104,10 @@ struct TiledImages {
           columns(blocks(s.OW, m)), plane(H * W), row(W) {}
 };
 static TiledImages tiled_inputs(const ConvShape &s) { return {s.C, s.H, s.W, s.padding, s}; }
-static TiledImages tiled_outputs(const ConvShape &s) { return {s.O, s.OH, s.OW, 0, s}; }
+static TiledImages tiled_outputs(ConvShape s) {
+    if (winograd_outputs(s) == 1) s.OW *= s.OH, s.OH = 1; // each image as a row
+    return {s.O, s.OH, s.OW, 0, s};
+}
 
 #if !defined(__CUDACC__) && !defined(MGPU_LANES)
 // Where an array [e][row][column] has its elements: its columns form panels of tile_n. The last
@@ -144,16 +150,16 @@ __global__ void __launch_bounds__(64)
     }
 }
 // --- Channels are neighbours, so that a register holds those of a pixel
-// The tiles from t on that are neighbours in a row, at most row_of_tiles of them, and before `end`.
-// Tile t has output (h,w) of its image.
-template <class F> constexpr int row_of_tiles = 32 / F::m;
+// The tiles from t on that are neighbours in a row, at most `most` of them, and before `end`. Tile
+// t begins at pixel (h,w) of its image, the next one at a distance from it.
 typedef float Four __attribute__((vector_size(16), aligned(4), may_alias)); // neighbours of a row
-template <class F> struct TileRow {
+template <int distance> struct TileRow {
+    static constexpr int most = 32 / distance;
     int image, h, w, count;
     __device__ __forceinline__ TileRow(const TiledImages &s, int t, int end) {
         const int row = s.columns(t), j = t - row * s.columns.d;
-        image = s.rows(row), h = (row - image * s.rows.d) * F::m, w = j * F::m;
-        count = min(min(row_of_tiles<F>, int(s.columns.d) - j), end - t);
+        image = s.rows(row), h = (row - image * s.rows.d) * distance, w = j * distance;
+        count = min(min(most, int(s.columns.d) - j), end - t);
     }
 };
 // V[e][t - begin][c] = (T x T^T)[e] of the pixels x (size,size) of tile t, for the tiles from begin
@@ -161,8 +167,8 @@ template <class F> struct TileRow {
 template <class F, typename F::Name T>
 __device__ __noinline__ void transform_tiles(float *V, const Panels &p, const float *X,
                                              const TiledImages &s, int begin, int end, int c0) {
-    constexpr int size = F::columns(T), n = F::n, m = F::m, overlap = size - m;
-    constexpr int most = (m * row_of_tiles<F> + overlap + 3) / 4;
+    constexpr int size = F::columns(T), n = F::n, m = F::distance(T), overlap = size - m;
+    constexpr int row_of_tiles = TileRow<m>::most, most = (m * row_of_tiles + overlap + 3) / 4;
     alignas(64) float pixels[size][4 * most][tile_n], fours[most][tile_n][4];
     const int plane = s.H * s.W, channels = min(tile_n, s.C - c0);
     const long by_e = p.by_e;
@@ -171,16 +177,16 @@ __device__ __noinline__ void transform_tiles(float *V, const Panels &p, const fl
         memset(fours, 0, sizeof fours);
     }
     for (int t = begin, count; t < end; t += count) {
-        const TileRow<F> tiles(s, t, end);
+        const TileRow<m> tiles(s, t, end);
         const int image = tiles.image, h0 = tiles.h, w0 = tiles.w;
         count = tiles.count;
         // If this call had the tiles above, their last rows of pixels are the first ones of these.
         const int columns = s.columns.d;
-        const bool above = h0 > 0 && columns <= row_of_tiles<F> && t - columns >= begin;
-        const int kept = above ? overlap : 0, width = m * count + overlap;
+        const bool above = h0 > 0 && columns <= row_of_tiles && t - columns >= begin;
+        const int kept = above ? max(0, overlap) : 0, width = m * count + overlap;
         for (int u = 0; u < kept; u++) memcpy(pixels[u], pixels[m + u], width * sizeof *pixels[u]);
         // What the next tiles will need begins its way to the cache.
-        const TileRow<F> next(s, min(t + count, s.count - 1), end);
+        const TileRow<m> next(s, min(t + count, s.count - 1), end);
         const float *row = X + (next.image * s.C + c0) * plane;
         row += max(0, next.h + overlap - s.padding) * s.W;
         for (int q = 0; q < channels; q++, row += plane)
@@ -231,24 +237,25 @@ __device__ __noinline__ void transform_tiles(float *V, const Panels &p, const fl
 }
 // y = b + T m T^T of the products m = M[.][t - begin][o], for the tiles from begin to end and
 // tile_n channels from o0 on. With T == B these tiles overlap, and y is their sum. Then they are
-// those of whole images, and a row has at most row_of_tiles of them.
+// those of whole images, and a row has at most TileRow's `most`.
 template <class F, typename F::Name T>
 __device__ __noinline__ void transform_products(const Store &y, const float *M, const Panels &p,
                                                 const float *b, const TiledImages &s, int begin,
                                                 int end, int o0) {
-    constexpr int size = F::rows(T), n = F::n, m = F::m, overlap = size - m;
-    constexpr int most = (m * row_of_tiles<F> + overlap + 3) / 4 * 4 + (overlap ? 4 : 0);
+    constexpr int size = F::rows(T), n = F::n, m = F::distance(T), overlap = max(0, size - m);
+    constexpr int most = (m * TileRow<m>::most + overlap + 3) / 4 * 4 + (overlap ? 4 : 0);
+    constexpr bool sum = T == F::B;
     const int channels = min(tile_n, s.C - o0);
     const long by_e = p.by_e;
     constexpr int longest = m * most; // m rows of an image
-    alignas(64) float pixels[size][most][tile_n], row[tile_n][longest];
+    alignas(64) float pixels[m + overlap][most][tile_n], row[tile_n][longest];
     for (int t = begin, count; t < end; t += count) {
-        const TileRow<F> tiles(s, t, end);
+        const TileRow<m> tiles(s, t, end);
         const int image = tiles.image, h0 = tiles.h, w0 = tiles.w;
         count = tiles.count;
         // Tiles that overlap add to the last rows of the tiles above, or else to zeros.
         const int all = m * count + overlap;
-        for (int u = 0; u < size && overlap; u++) {
+        for (int u = 0; u < m + overlap && sum; u++) {
             if (h0 > 0 && u < overlap) memcpy(pixels[u], pixels[m + u], all * sizeof *pixels[u]);
             else memset(pixels[u], 0, all * sizeof *pixels[u]);
         }
@@ -267,14 +274,14 @@ __device__ __noinline__ void transform_products(const Store &y, const float *M, 
                     UNROLL
                     for (int i = 0; i < size; i++) {
                         Wide &to = (Wide &)pixels[k][m * j + i][q];
-                        to = overlap ? to + v[k][i] : v[k][i];
+                        to = sum ? to + v[k][i] : v[k][i];
                     }
                 }
             }
         const bool last = h0 + m >= int(s.rows.d) * m; // row of an image
         const int top = h0 - s.padding, left = w0 - s.padding;
-        const int begin_u = overlap ? max(0, -top) : 0, begin_w = overlap ? max(0, -left) : 0;
-        const int end_u = min(last ? size : m, s.H - top), end_w = min(all, s.W - left);
+        const int begin_u = sum ? max(0, -top) : 0, begin_w = sum ? max(0, -left) : 0;
+        const int end_u = min(last ? m + overlap : m, s.H - top), end_w = min(all, s.W - left);
         // Whole rows of an image are one row, since they are neighbours in memory.
         const int width = end_w - begin_w, rows = end_u - begin_u;
         const bool whole = width == s.W && rows <= m;
