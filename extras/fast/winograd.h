@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(winograd_threads)
         const bool inside = y >= 0 && y < s.H && z >= 0 && z < s.W && t < s.count;
         x[k / size][k % size] = inside ? X[y * s.W + z] : 0;
     }
-    transform<F, T>(v, x);
+    transform<F, T>(v[0], F::n, 1, x[0], size, 1);
     V += c * s.pitch + t;
     UNROLL
     for (int e = 0; e < F::elements; e++) V[e * s.C * s.pitch] = v[e / F::n][e % F::n];
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(winograd_threads)
         M += c * s.pitch + first * down * across + thread;
         UNROLL
         for (int e = 0; e < F::elements; e++) m[e / F::n][e % F::n] = M[e * s.C * s.pitch];
-        transform<F, T>(x, m);
+        transform<F, T>(x[0], size, 1, m[0], F::n, 1);
         UNROLL
         for (int k = 0; k < size * size; k++) tiles[thread * pitch + k] = x[k / size][k % size];
     }
@@ -106,7 +106,7 @@ __global__ void winograd_filters_kernel(Store Y, const float *X, int count, Map 
     if (i >= count) return;
     UNROLL
     for (int k = 0; k < n * n; k++) x[k / n][k % n] = X[from.at({row, column, k}).offset];
-    transform<F, T>(y, x);
+    transform<F, T>(y[0], m, 1, x[0], n, 1);
     UNROLL
     for (int k = 0; k < m * m; k++) Y.store(to.at({row, column, k}).offset, y[k / m][k % m]);
 }

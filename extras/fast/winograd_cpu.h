@@ -95,14 +95,9 @@ __global__ void __launch_bounds__(64)
     const int i = blockIdx.x * blockDim.x + threadIdx.x, registers = (C + wide - 1) / wide;
     const int o = i / registers, c = i % registers * wide;
     if (o >= O) return;
-    alignas(sizeof(Wide)) Wide x[n][n], w[r][r];
-    S += p.at(o, c);
-    UNROLL
-    for (int k = 0; k < n; k++) {
-        UNROLL
-        for (int j = 0; j < n; j++, S += p.by_e) x[k][j] = (const Wide &)S[0];
-    }
-    transform<F, F::GT>(w, x);
+    alignas(sizeof(Wide)) Wide w[r][r];
+    const int by_e = p.by_e / wide;
+    transform<F, F::GT>(w[0], r, 1, (const Wide *)(S + p.at(o, c)), n * by_e, by_e);
     for (int q = 0; q < min(wide, C - c); q++)
         for (int k = 0; k < r * r; k++)
             dW.store(o * by_o + ((c + q) * r * r + k) * by_k, ((const float *)&w[k / r][k % r])[q]);

@@ -66,20 +66,26 @@ __device__ __forceinline__ Wide times_row(int i, const Wide *x, int by) {
     }
     return sum;
 }
-// y = T x T^T, on a CPU of `wide` channels. (A template forgets that Wide is aligned(4): alignas.)
-template <class F, typename F::Name T, int rows, int columns>
-__device__ __forceinline__ void transform(Wide (&y)[rows][rows],
-                                          const Wide (&x)[columns][columns]) {
+// y = or, with `add`, += T x T^T, on a CPU of `wide` channels: x has [i][j] at i * by_row + j *
+// by_column, y likewise. (A template forgets that Wide is aligned(4): alignas.)
+template <class F, typename F::Name T, bool add = false>
+__device__ __forceinline__ void transform(Wide *y, int to_row, int to_column, const Wide *x,
+                                          int by_row, int by_column) {
+    constexpr int rows = F::rows(T), columns = F::columns(T);
     alignas(sizeof(Wide)) Wide half[rows][columns];
     UNROLL_GPU
     for (int j = 0; j < columns; j++) {
         UNROLL
-        for (int i = 0; i < rows; i++) half[i][j] = times_row<F, T>(i, &x[0][j], columns);
+        for (int i = 0; i < rows; i++) half[i][j] = times_row<F, T>(i, x + j * by_column, by_row);
     }
     UNROLL_GPU
     for (int i = 0; i < rows; i++) {
         UNROLL
-        for (int j = 0; j < rows; j++) y[i][j] = times_row<F, T>(j, half[i], 1);
+        for (int j = 0; j < rows; j++) {
+            Wide &to = y[i * to_row + j * to_column];
+            const Wide sum = times_row<F, T>(j, half[i], 1);
+            to = add ? to + sum : sum;
+        }
     }
 }
 
@@ -132,7 +138,7 @@ __global__ void __launch_bounds__(64)
     const bool c_first = by_c < by_o; // as W lies in memory
     const int c = c_first ? i % C : i / registers, o = (c_first ? i / C : i % registers) * wide;
     if (i >= registers * C) return;
-    alignas(sizeof(Wide)) Wide g[r][r], u[n][n];
+    alignas(sizeof(Wide)) Wide g[r][r];
     UNROLL
     for (int k = 0; k < r; k++) {
         UNROLL
@@ -141,13 +147,8 @@ __global__ void __launch_bounds__(64)
                 ((float *)&g[k][i])[q] =
                     W[min(o + q, O - 1) * by_o + c * by_c + (k * r + i) * by_k];
     }
-    transform<F, F::G>(u, g);
-    U += p.at(c, o);
-    UNROLL
-    for (int k = 0; k < n; k++) {
-        UNROLL
-        for (int i = 0; i < n; i++, U += p.by_e) (Wide &)U[0] = u[k][i];
-    }
+    const int by_e = p.by_e / wide;
+    transform<F, F::G>((Wide *)(U + p.at(c, o)), n * by_e, by_e, g[0], r, 1);
 }
 // --- Channels are neighbours, so that a register holds those of a pixel
 // The tiles from t on that are neighbours in a row, at most `most` of them, and before `end`. Tile
@@ -171,7 +172,7 @@ __device__ __noinline__ void transform_tiles(float *V, const Panels &p, const fl
     constexpr int row_of_tiles = TileRow<m>::most, most = (m * row_of_tiles + overlap + 3) / 4;
     alignas(64) float pixels[size][4 * most][tile_n], fours[most][tile_n][4];
     const int plane = s.H * s.W, channels = min(tile_n, s.C - c0);
-    const long by_e = p.by_e;
+    const int by_e = p.by_e / wide;
     if (channels < tile_n) {
         memset(pixels, 0, sizeof pixels);
         memset(fours, 0, sizeof fours);
@@ -218,21 +219,10 @@ __device__ __noinline__ void transform_tiles(float *V, const Panels &p, const fl
                     }
                 }
         for (int j = 0; j < count; j++)
-            for (int q = 0; q < tile_n; q += wide) {
-                alignas(sizeof(Wide)) Wide x[size][size], v[n][n];
-                UNROLL
-                for (int k = 0; k < size; k++) {
-                    UNROLL
-                    for (int i = 0; i < size; i++) x[k][i] = (Wide &)pixels[k][m * j + i][q];
-                }
-                transform<F, T>(v, x);
-                float *to = V + p.at(t + j - begin, c0 + q);
-                UNROLL
-                for (int k = 0; k < n; k++) {
-                    UNROLL
-                    for (int i = 0; i < n; i++, to += by_e) (Wide &)to[0] = v[k][i];
-                }
-            }
+            for (int q = 0; q < tile_n; q += wide)
+                transform<F, T>((Wide *)(V + p.at(t + j - begin, c0 + q)), n * by_e, by_e,
+                                (Wide *)&pixels[0][m * j][q], 4 * most * tile_n / wide,
+                                tile_n / wide);
     }
 }
 // y = b + T m T^T of the products m = M[.][t - begin][o], for the tiles from begin to end and
@@ -246,7 +236,7 @@ __device__ __noinline__ void transform_products(const Store &y, const float *M, 
     constexpr int most = (m * TileRow<m>::most + overlap + 3) / 4 * 4 + (overlap ? 4 : 0);
     constexpr bool sum = T == F::B;
     const int channels = min(tile_n, s.C - o0);
-    const long by_e = p.by_e;
+    const int by_e = p.by_e / wide;
     constexpr int longest = m * most; // m rows of an image
     alignas(64) float pixels[m + overlap][most][tile_n], row[tile_n][longest];
     for (int t = begin, count; t < end; t += count) {
@@ -260,24 +250,10 @@ __device__ __noinline__ void transform_products(const Store &y, const float *M, 
             else memset(pixels[u], 0, all * sizeof *pixels[u]);
         }
         for (int j = 0; j < count; j++)
-            for (int q = 0; q < channels; q += wide) {
-                const float *from = M + p.at(t + j - begin, o0 + q);
-                alignas(sizeof(Wide)) Wide x[n][n], v[size][size];
-                UNROLL
-                for (int k = 0; k < n; k++) {
-                    UNROLL
-                    for (int i = 0; i < n; i++, from += by_e) x[k][i] = (const Wide &)from[0];
-                }
-                transform<F, T>(v, x);
-                UNROLL
-                for (int k = 0; k < size; k++) {
-                    UNROLL
-                    for (int i = 0; i < size; i++) {
-                        Wide &to = (Wide &)pixels[k][m * j + i][q];
-                        to = sum ? to + v[k][i] : v[k][i];
-                    }
-                }
-            }
+            for (int q = 0; q < channels; q += wide)
+                transform<F, T, sum>((Wide *)&pixels[0][m * j][q], most * tile_n / wide,
+                                     tile_n / wide, (const Wide *)(M + p.at(t + j - begin, o0 + q)),
+                                     n * by_e, by_e);
         const bool last = h0 + m >= int(s.rows.d) * m; // row of an image
         const int top = h0 - s.padding, left = w0 - s.padding;
         const int begin_u = sum ? max(0, -top) : 0, begin_w = sum ? max(0, -left) : 0;
