@@ -163,6 +163,11 @@ template <int distance> struct TileRow {
         count = min(min(most, int(s.columns.d) - j), end - t);
     }
 };
+// Let n numbers begin their way to the second-level cache: a few at a time, while tiles are
+// transformed, since a core waits if it asks for many lines at once.
+__device__ __forceinline__ void prefetch(const float *p, int n) {
+    for (int i = 0; i < n + 15; i += 16) __builtin_prefetch(p + i, 0, 2);
+}
 // V[e][t - begin][c] = (T x T^T)[e] of the pixels x (size,size) of tile t, for the tiles from begin
 // to end and tile_n channels from c0 on. Past the last channel it is zero.
 template <class F, typename F::Name T>
@@ -186,12 +191,11 @@ __device__ __noinline__ void transform_tiles(float *V, const Panels &p, const fl
         const bool above = h0 > 0 && columns <= row_of_tiles && t - columns >= begin;
         const int kept = above ? max(0, overlap) : 0, width = m * count + overlap;
         for (int u = 0; u < kept; u++) memcpy(pixels[u], pixels[m + u], width * sizeof *pixels[u]);
-        // What the next tiles will need begins its way to the cache.
+        // What the next tiles will need, but these do not have
         const TileRow<m> next(s, min(t + count, s.count - 1), end);
-        const float *row = X + (next.image * s.C + c0) * plane;
-        row += max(0, next.h + overlap - s.padding) * s.W;
-        for (int q = 0; q < channels; q++, row += plane)
-            for (int i = 0; i < m * s.W; i += 16) __builtin_prefetch(row + i);
+        const int next_h = next.h > 0 ? next.h + overlap - s.padding : 0;
+        const int ahead = (next.h + size - s.padding - next_h) * s.W;
+        const float *const next_row = X + (next.image * s.C + c0) * plane + next_h * s.W;
         // Four pixels of a row at a time: so channels become neighbours in half the time. First all
         // are loaded: what has just been stored in parts cannot be loaded as a whole at once.
         for (int u = kept; u < size; u++)
@@ -218,11 +222,13 @@ __device__ __noinline__ void transform_tiles(float *V, const Panels &p, const fl
                         for (int q = 0; q < tile_n; q++) to[0][q] = 0;
                     }
                 }
-        for (int j = 0; j < count; j++)
+        for (int j = 0; j < count; j++) {
+            for (int q = j; q < channels; q += count) prefetch(next_row + q * plane, ahead);
             for (int q = 0; q < tile_n; q += wide)
                 transform<F, T>((Wide *)(V + p.at(t + j - begin, c0 + q)), n * by_e, by_e,
                                 (Wide *)&pixels[0][m * j][q], 4 * most * tile_n / wide,
                                 tile_n / wide);
+        }
     }
 }
 // y = b + T m T^T of the products m = M[.][t - begin][o], for the tiles from begin to end and
@@ -249,11 +255,17 @@ __device__ __noinline__ void transform_products(const Store &y, const float *M, 
             if (h0 > 0 && u < overlap) memcpy(pixels[u], pixels[m + u], all * sizeof *pixels[u]);
             else memset(pixels[u], 0, all * sizeof *pixels[u]);
         }
-        for (int j = 0; j < count; j++)
+        for (int j = 0; j < count; j++) {
+            for (int q = j; q < channels; q += count)
+                for (const float *to : {(const float *)y.data, y.mask, y.plus}) {
+                    const int at = ((image * s.C + o0 + q) * s.H + max(0, h0 - s.padding)) * s.W;
+                    if (to) prefetch(to + at, m * s.W);
+                }
             for (int q = 0; q < channels; q += wide)
                 transform<F, T, sum>((Wide *)&pixels[0][m * j][q], most * tile_n / wide,
                                      tile_n / wide, (const Wide *)(M + p.at(t + j - begin, o0 + q)),
                                      n * by_e, by_e);
+        }
         const bool last = h0 + m >= int(s.rows.d) * m; // row of an image
         const int top = h0 - s.padding, left = w0 - s.padding;
         const int begin_u = sum ? max(0, -top) : 0, begin_w = sum ? max(0, -left) : 0;
