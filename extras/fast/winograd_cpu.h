@@ -8,12 +8,16 @@
 
 #if !defined(__CUDACC__) && !defined(MGPU_LANES)
 namespace fast {
-// M (rows,tile_n) = or += A @ B, K terms, of product_m rows of A from `first` on, which are rows of
-// its panels or, with turned, columns. Of its own: inlined, the sums would leave the registers.
+// M (rows,columns) = or += A @ B, K terms, of product_m rows of A from `first` on: rows of its
+// panels or, with turned, columns. Of its own: inlined, the sums would leave the registers.
+// LeNet's 20 channels, and the last of its 50, take only `narrow` columns.
 constexpr int product_m = tile_m == 12 ? 13 : tile_m; // 64, 128, 256, 512 fill tiles of 13
-template <bool turned>
+constexpr int narrow = tile_n - 8;
+typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
+template <bool turned, int columns>
 __device__ __noinline__ void product_tile(float *M, const float *A, const Panels &p, int first,
                                           int rows, const float *B, int K, bool add) {
+    constexpr int whole = columns / wide * wide;
     float sum[product_m][tile_n] = {};
     int offset[product_m];
     UNROLL
@@ -28,9 +32,11 @@ __device__ __noinline__ void product_tile(float *M, const float *A, const Panels
             __builtin_prefetch(B + 8 * tile_n + tile_n / 2);
             UNROLL
             for (int r = 0; r < product_m; r++) {
-                const float ar = a[offset[r]];
+                const Wide ar = a[offset[r]] - Wide{};
                 UNROLL
-                for (int q = 0; q < tile_n; q += wide) (Wide &)sum[r][q] += ar * (const Wide &)B[q];
+                for (int q = 0; q < whole; q += wide) (Wide &)sum[r][q] += ar * (const Wide &)B[q];
+                if (whole < columns)
+                    (Half &)sum[r][whole] += (const Half &)ar * (const Half &)B[whole];
             }
         }
     }
@@ -39,10 +45,12 @@ __device__ __noinline__ void product_tile(float *M, const float *A, const Panels
     for (int r = 0; r < product_m; r++) {
         if (r >= rows) break;
         UNROLL
-        for (int q = 0; q < tile_n; q += wide) {
+        for (int q = 0; q < whole; q += wide) {
             Wide &to = (Wide &)M[r * tile_n + q];
             to = add ? to + (Wide &)sum[r][q] : (Wide &)sum[r][q];
         }
+        Half &to = (Half &)M[r * tile_n + whole];
+        if (whole < columns) to = add ? to + (Half &)sum[r][whole] : (Half &)sum[r][whole];
     }
 }
 // Compute y from X, of_X being B^T and of_M A^T; or dX from dy, with A and B. Each block, a thread,
@@ -59,10 +67,13 @@ __global__ void winograd_kernel(Store y, const float *X, TiledImages x, const fl
         const int end = min(t + group, part.end), rows = end - t;
         for (int c = 0; c < x.C; c += tile_n) transform_tiles<F, of_X>(V, v, X, x, t, end, c);
         for (int e = 0; e < F::elements; e++)
-            for (int o = 0; o < out.C; o += tile_n)
+            for (int o = 0; o < out.C; o += tile_n) {
+                const auto tile =
+                    out.C - o > narrow ? product_tile<false, tile_n> : product_tile<false, narrow>;
                 for (int r = 0; r < rows; r += product_m)
-                    product_tile<false>(M + e * m.by_e + m.at(r, o), V + e * v.by_e, v, r, rows,
-                                        U + e * u.by_e + u.at(0, o), x.C, false);
+                    tile(M + e * m.by_e + m.at(r, o), V + e * v.by_e, v, r, rows,
+                         U + e * u.by_e + u.at(0, o), x.C, false);
+            }
         for (int o = 0; o < out.C; o += tile_n)
             transform_products<F, of_M>(y, M, m, b, out, t, end, o);
     }
@@ -84,8 +95,9 @@ __global__ void winograd_sum_kernel(float *S, Panels s, const float *Y, Panels y
     const int of_panel = (O + product_m - 1) / product_m, o = i % of_panel * product_m;
     const int c = i / of_panel * tile_n;
     if (c >= C) return;
-    product_tile<true>(S + e * s.by_e + s.at(o, c), Y + e * y.by_e, y, o, O,
-                       V + e * v.by_e + v.at(0, c), tiles, add);
+    const auto tile = C - c > narrow ? product_tile<true, tile_n> : product_tile<true, narrow>;
+    tile(S + e * s.by_e + s.at(o, c), Y + e * y.by_e, y, o, O, V + e * v.by_e + v.at(0, c), tiles,
+         add);
 }
 // dW = G^T S G   One thread per o and `wide` neighbours c.
 template <class F>
@@ -112,7 +124,8 @@ static void winograd(const Store &y, const float *X, const TiledImages &x, const
     int cores;
     CUDA_CHECK(cudaDeviceGetAttribute(&cores, cudaDevAttrMultiProcessorCount, cuda_device(device)));
     const int tiles = min(min(max(39, x.C / 4), 65), blocks(x.count, cores));
-    const int step = of_M == F::B ? x.of_image : product_m, group = blocks(tiles, step) * step;
+    const int step = of_M == F::B ? x.of_image : product_m; // whole images, rather too few
+    const int group = (of_M == F::B ? max(1, tiles / step) : blocks(tiles, step)) * step;
     const Panels u(x.C, out.C), v(group, x.C), m(group, out.C);
     const int floats = F::elements * (v.by_e + m.by_e);
     const int rounds = max(1, min(4, (4 << 20) / (cores * floats)));
