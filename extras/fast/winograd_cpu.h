@@ -104,9 +104,9 @@ template <class F>
 __global__ void __launch_bounds__(64)
     winograd_weights_kernel(Store dW, const float *S, Panels p, int by_o, int by_k, int O, int C) {
     constexpr int n = F::n, r = F::r;
-    const int i = blockIdx.x * blockDim.x + threadIdx.x, registers = (C + wide - 1) / wide;
-    const int o = i / registers, c = i % registers * wide;
-    if (o >= O) return;
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    const int o = i % O, c = i / O * wide; // neighbours o are neighbours in S
+    if (c >= C) return;
     alignas(sizeof(Wide)) Wide w[r][r];
     const int by_e = p.by_e / wide;
     transform<F, F::GT>(w[0], r, 1, (const Wide *)(S + p.at(o, c)), n * by_e, by_e);

@@ -135,8 +135,7 @@ __global__ void __launch_bounds__(64)
                            int C) {
     constexpr int n = F::n, r = F::r;
     const int i = blockIdx.x * blockDim.x + threadIdx.x, registers = p.columns(O) / wide;
-    const bool c_first = by_c < by_o; // as W lies in memory
-    const int c = c_first ? i % C : i / registers, o = (c_first ? i / C : i % registers) * wide;
+    const int c = i % C, o = i / C * wide; // neighbours c are neighbours in U
     if (i >= registers * C) return;
     alignas(sizeof(Wide)) Wide g[r][r];
     UNROLL
