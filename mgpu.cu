@@ -1130,7 +1130,7 @@ struct NoGrad { // while one exists, operators are not recorded, as under torch.
 Tensor add_to_tape(const char *op, Tensor y, const Tensors &inputs, const GradFn &grad_fn) {
     auto wants_grad = [](const Tensor &X) { return X.grad != nullptr; };
     if (recording && std::any_of(inputs.begin(), inputs.end(), wants_grad)) {
-        if (!y.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape}); // no memory yet
+        y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape}); // no memory yet
         tapes[y.device.id].push_back({op, inputs, y.grad, grad_fn});
     }
     return y;

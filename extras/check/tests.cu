@@ -324,9 +324,7 @@ TEST_CASE("check_operators: which operator is wrong, and how" * doctest::skip(sm
                "linear(X (5,3), W (3,2), b (2)): y[0,1] is 7, not ... (1 of 10 numbers are wrong, "
                "in y[0,1]): ");
     check_says(checked_operators([](Tensor y) {
-                   add_to_tape("zero", y, {y}, [=](const Tensor &dy) {
-                       copyto(full({5, 2}, 0, y.device), dy);
-                   });
+                   if (y.grad) tapes[y.device.id].back().grad_fn = [](const Tensor &) {};
                    return y;
                }),
                "linear(X (5,3), W (3,2), b (2)): dX[0,0] is 0, not ... (15 of 15 numbers are "

@@ -115,7 +115,7 @@ static Tensor batch_norm(const Tensor &X, const Tensor &gamma, const Tensor &bet
         });
     };
     launch(y, kernel, y.grad != nullptr);
-    return add_to_tape("batch_norm", y, inputs, [=](const Tensor &) {
+    return record("batch_norm", y, inputs, [=](const Tensor &) {
         (void)inputs, (void)mean, (void)var;
         const Tensor dy = dy_of(y);
         // In this order, so that dbeta is added where gamma and beta are the same tensor

@@ -14,7 +14,7 @@ static Tensor conv(const char *op, const Tensor &X, const Tensor &W, const Tenso
         product_forward(y, X, W, b, s, keep ? V.get() : nullptr);
         if (std::exchange(*first, false)) leave_out(X);
     });
-    return add_to_tape(op, y, {X, W, b}, [=](const Tensor &) {
+    return record(op, y, {X, W, b}, [=](const Tensor &) {
         const Tensor dy = dy_of(y);
         const Store dW = target_of(W), db = target_of(b), dX = target_of(X);
         product_backward(dX, dW, db, X, dy, W, s, *V);

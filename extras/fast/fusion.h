@@ -185,6 +185,15 @@ static Tensor output(const std::vector<Tensor> &inputs, const std::vector<int> &
         if (recording && X.grad) y.grad = std::make_shared<Tensor>(Tensor{y.device, y.shape});
     return y;
 }
+// Put it on the tape, with that gradient, which grad_fn knows.
+static Tensor record(const char *op, Tensor y, const std::vector<Tensor> &inputs,
+                     const GradFn &grad_fn) {
+    const auto grad = y.grad;
+    y = add_to_tape(op, y, inputs, grad_fn);
+    std::vector<TapeEntry> &tape = tapes[y.device.id];
+    if (grad && !tape.empty()) tape.back().dy = y.grad = grad;
+    return y;
+}
 
 // --- relu
 // dX is dy, the same memory, if all that was written there has been masked.
@@ -197,7 +206,7 @@ static Tensor relu(const Tensor &X) {
         set_note(y, std::make_shared<Note>(Note{nullptr, {}, n, plain_relu(X).data}));
     }
     if (const auto note = note_of(y)) note->masks = y.grad;
-    return add_to_tape("relu", y, {X}, [=](const Tensor &) {
+    return record("relu", y, {X}, [=](const Tensor &) {
         const GradNote *const note = note_of_grad(y.grad.get());
         if (note && note->masked && share_grad(X, y)) return;
         const float *dy = dy_of(y).ptr();
@@ -217,7 +226,7 @@ static Tensor add(const Tensor &A, const Tensor &B) {
         LAUNCH(addition_kernel<<<blocks(n), threads, 0, stream_of(A.device)>>>(y.ptr(), A.ptr(),
                                                                                B.ptr(), n));
     }
-    return add_to_tape("add", y, {A, B}, [=](const Tensor &) {
+    return record("add", y, {A, B}, [=](const Tensor &) {
         for (const Tensor &X : {A, B}) {
             if (!X.grad || share_grad(X, y)) continue;
             const float *dy = dy_of(y).ptr();

@@ -206,7 +206,7 @@ template <class Window> static Tensor pool2d(const char *op, const Tensor &X, co
     const dim3 block = block_of(blocks(s.W, 2)), block_back = block_of(s.W);
     LAUNCH(fast::pool2d_kernel<Window>
            <<<blocks(s.planes, block.z), block, 0, stream_of(X.device)>>>(y.ptr(), X.ptr(), s));
-    return add_to_tape(op, y, {X}, [=](const Tensor &) {
+    return record(op, y, {X}, [=](const Tensor &) {
         const float *dy = dy_of(y).ptr();
         LAUNCH(fast::pool2d_backward_kernel<Window>
                <<<blocks(s.planes, block_back.z), block_back, 0, stream_of(X.device)>>>(
