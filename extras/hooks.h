@@ -26,7 +26,8 @@ extern void (*print_epoch)(int epoch, double loss, float acc, double seconds); /
 extern std::vector<void (*)()> after_options; // called when the options have been read
 extern void (*run)();                         // what mgpu_main() calls
 
-// Return whether there is such an option: the parts add theirs. Its `preset` may be words for help.
+// Return whether there is such an option: each part adds its own. (The preset of some, such as
+// SAVE, is no value but words for `help`: ask given() first.)
 inline bool has_option(const std::string &name) {
     return std::any_of(option_table.begin(), option_table.end(),
                        [&](const Option &o) { return o.name == name; });

@@ -31,8 +31,8 @@ build/cpu/judge: extras/exercise/judge.cc $(exercise_headers) build/cpu/flags
 # A worker includes the submission alone, or mgpu.cu and the other algorithms. It needs little of
 # what it includes: nothing calls the rest, which is not compiled.
 # (nvcc's host compiler takes half as long with -O1, and kernels are compiled as with -O3)
-programs += worker wrong
 algorithms := $(wildcard extras/algorithms/*.cu extras/algorithms/*.h)
+programs += worker $(if $(algorithms),wrong) # some of which call other algorithms
 of_worker = extras/exercise/worker.cu build/gpu/judged/mgpu.cu extras/hooks.h $(algorithms)
 headers_worker = $(exercise_headers)
 options_worker = $(if $(algorithms),-DWITH_ALGORITHMS) -DSUBMISSION='"judged/mgpu.cu"' $(whole_$(*D))
