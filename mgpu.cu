@@ -537,7 +537,7 @@ void check_messages(const std::vector<Message> &messages); // fail if they canno
 // make_wait(other, reader) after it. Such a read counts as a message.
 constexpr int threads = 256; // in a block
 int blocks(long n);          // how many blocks give each of n elements a thread
-#ifndef LAUNCH
+#ifndef LAUNCH // extras/watch/ defines one that also writes down what it launches
 #define LAUNCH(...) do { __VA_ARGS__; check_launch(__FILE__, __LINE__); } while (0)
 #endif
 void check_launch(const char *file, int line);
