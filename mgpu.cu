@@ -76,7 +76,7 @@ typedef std::vector<Tensor> Tensors;
 typedef std::vector<Tensors> PerDevice; // x[c][i] is tensor i on device c
 
 // 3. Data synchronization
-Tensor copyto(const Tensor &src, Device device);   // return a copy of src on this device
+Tensor copyto(const Tensor &src, Device device);   // return a copy of src in that place
 void copyto(const Tensor &src, const Tensor &dst); // dst[:] = src: src comes first, as in MXNet
 
 // 8. Operators. They enqueue work and return at once. On the right: the sizes of their inputs.
@@ -185,7 +185,7 @@ struct Stream {
     cudaEvent_t ready = nullptr; // an event, which is a marker in this stream: see make_wait
 };
 Stream &current_stream(Device device); // the stream for a device's work
-cudaStream_t stream_of(Device device); // its handle; selects its GPU first, as launches require
+cudaStream_t stream_of(Device device); // its handle, after cudaSetDevice(), as a launch requires
 int cuda_device(Device device);        // CUDA's number for its GPU, which devices may share
 
 // Check a CUDA call. If it failed, the program ends and says where and why. (#call is its text.)
@@ -233,7 +233,7 @@ void copyto(const Tensor &src, const Tensor &dst) {
         make_wait(src.device, dst.device);
     } else if (is_host(src.device) && is_host(dst.device)) {
         memcpy(y, x, bytes);
-    } else { // within a device, or between it and the host: CUDA can tell from the addresses
+    } else { // within a device, or between it and the host: CUDA can tell which from the addresses
         const cudaStream_t stream = stream_of(is_host(dst.device) ? src.device : dst.device);
         CUDA_CHECK(cudaMemcpyAsync(y, x, bytes, cudaMemcpyDefault, stream));
         if (is_host(dst.device)) CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -308,7 +308,7 @@ Tensors train_batch(const Tensor &X, const Tensor &y, const PerDevice &device_pa
                     const std::vector<Device> &devices, float lr) {
     auto [X_shards, y_shards] = split_batch(X, y, devices);
     zero_grad(device_params);
-    // Loss is calculated separately on each GPU (the host only enqueues it, so all work at once)
+    // Loss is calculated separately on each GPU (the host only enqueues it, so they work at once)
     Tensors losses;
     for (size_t c = 0; c < devices.size(); c++) {
         Tensor y_hat = lenet(X_shards[c], device_params[c]);
@@ -364,7 +364,7 @@ struct Animator { // in place of the chapter's plot: a progress bar, and a row f
     Tensors pending = {};                        // losses of this epoch's minibatches
     int done = 0;                                // samples in `pending`
     void add_losses(const Tensors &losses);
-    void add(int epoch, float acc, double seconds); // replace the bar by a row
+    void add(int epoch, float acc, double seconds); // replace the bar with a row
 };
 std::pair<DataIter, DataIter> load_data_fashion_mnist(int batch_size); // to train on, to test on
 float evaluate_accuracy_gpu(const std::function<Tensor(const Tensor &)> &net, DataIter &test_iter,
@@ -471,8 +471,8 @@ void demos(int num_gpus) {
 // Cost. A message of m bytes takes about alpha + m * beta seconds: alpha is the latency, which even
 // the shortest message pays, and 1 / beta is the bandwidth. Messages between different pairs of
 // devices can travel at the same time, and a device can receive while it sends, but all that it
-// receives shares its bandwidth. (Additions are so fast that we do not count them.) So for k
-// devices, each with b bytes in P tensors, we count
+// receives shares its bandwidth, as does all that it sends. (We do not count additions, which are
+// fast.) So for k devices, each with b bytes in P tensors, we count
 //   messages   how many copies (or reads by kernels) go from one memory to another
 //   busiest    how many bytes the busiest device receives
 //   rounds     the length of the longest chain of messages in which each waits for the one before
@@ -531,10 +531,11 @@ struct Message {
 Stream &link_stream(Device src, Device dst);               // for messages from src to dst
 void check_messages(const std::vector<Message> &messages); // fail if they cannot go together
 
-// You can also write kernels, as section 8 explains. LAUNCH(kernel<<<...>>>(...)) launches one and
-// checks for errors. A kernel may read another device's memory if the program, when it starts,
-// prints "peer" or "same GPU" for the two. Call make_wait(reader, other) before it and
-// make_wait(other, reader) after it. Such a read counts as a message.
+// You can also write kernels above your function, as section 8 explains (begin with add_kernel).
+// LAUNCH(kernel<<<...>>>(...)) launches one and checks for errors. A kernel may read another
+// device's memory if the program, when it starts, prints "peer" or "same GPU" for the two. Call
+// make_wait(reader, other) before it and make_wait(other, reader) after it. Such a read counts as a
+// message.
 constexpr int threads = 256; // in a block
 int blocks(long n);          // how many blocks give each of n elements a thread
 #ifndef LAUNCH // extras/watch/ defines one that also writes down what it launches
@@ -582,13 +583,11 @@ void allreduce_bucket(const PerDevice &grads) { allreduce(flatten(grads)); }
 // right on 1 to 8 devices, and what it costs.
 //   1 line      Sum one long tensor instead of P short ones, as `bucket` does.
 //   10 lines    Let different devices sum different tensors, as the chapter asks. Use send(), since
-//               copyto() makes both devices wait for each message. (W3 has 79% of the bytes.)
+//               copyto() makes both devices wait for each message. (W3 has 79% of the bytes, so
+//               one device still receives most.)
 //   15 lines    Let device c sum chunk c of the one long tensor. Two calls of send() are enough.
-//   20 lines    A ring: let device c send only to device c + 1, a chunk at a time. This takes more
+//   20 lines    A ring: let device c send only to device c + 1, the last one to 0. This takes more
 //               rounds, but it is best where only neighbours have a fast connection.
-//
-// You can put your own kernels above the function. Section 8 explains kernels; start with
-// add_kernel.
 void allreduce_yours(const PerDevice &grads) {
     const size_t k = grads.size(), P = grads[0].size();
     for (size_t i = 0; i < P; i++) {
@@ -618,8 +617,8 @@ std::vector<Algorithm> algorithms = {
 
 // --- Overlap
 // The chapter remarks that the exchange of some gradients should begin while others are still being
-// computed. Backward starts with the last layer, and nobody has to wait for W1's gradient before
-// sending W4's. This file does not do so, but OVERLAP=1 does (extras/algorithms/overlap.h), with
+// computed. Backward starts with the last layer, so W4's gradient can be sent before W1's is
+// computed. This file does not do so, but OVERLAP=1 does (extras/algorithms/overlap.h), with
 // any algorithm and a second stream for each device. So does PyTorch's DistributedDataParallel.
 
 // ---------------------------------------------------------------------------------------------
@@ -940,10 +939,9 @@ void matmul_sum(Matrix C, Matrix A, Matrix B, Device device) {
 }
 
 // --- bias
-// The sizes of a layer's result (N,C,...): `pixels` is the product of the sizes after C. (Comments
-// have O for C, which counts output channels here.)
+// The sizes of a layer's result (N,O,...): `pixels` is the product of the sizes after O.
 struct Planes {
-    int N, C, pixels;
+    int N, O, pixels;
 };
 
 Planes planes(const Tensor &y) {
@@ -954,7 +952,7 @@ Planes planes(const Tensor &y) {
 //   b (O)   ->   y (N,O,pixels)
 __global__ void bias_kernel(float *y, const float *b, Planes s) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < s.N * s.C * s.pixels) y[i] = b[i / s.pixels % s.C];
+    if (i < s.N * s.O * s.pixels) y[i] = b[i / s.pixels % s.O];
 }
 
 void bias(const Tensor &y, const Tensor &b) {
@@ -966,7 +964,7 @@ void bias(const Tensor &y, const Tensor &b) {
 //   dy (N,O,pixels)   ->   sums (N,O)
 __global__ void pixel_sum_kernel(float *sums, const float *dy, Planes s) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= s.N * s.C) return;
+    if (i >= s.N * s.O) return;
     float sum = 0;
     for (int p = 0; p < s.pixels; p++) sum += dy[i * s.pixels + p];
     sums[i] = sum;
@@ -979,10 +977,10 @@ void bias_backward(const Tensor &b, const Tensor &dy) {
     float *db = grad_ptr(b);
     if (!db) return;
     const Planes s = planes(dy);
-    const Tensor sums = empty({s.N, s.C}, b.device);
+    const Tensor sums = empty({s.N, s.O}, b.device);
     const cudaStream_t stream = stream_of(b.device);
-    LAUNCH(pixel_sum_kernel<<<blocks(s.N * s.C), threads, 0, stream>>>(sums.ptr(), dy.ptr(), s));
-    LAUNCH(sum_kernel<<<blocks(s.C), threads, 0, stream>>>(db, sums.ptr(), s.N, s.C));
+    LAUNCH(pixel_sum_kernel<<<blocks(s.N * s.O), threads, 0, stream>>>(sums.ptr(), dy.ptr(), s));
+    LAUNCH(sum_kernel<<<blocks(s.O), threads, 0, stream>>>(db, sums.ptr(), s.N, s.O));
 }
 
 // --- dense layer
@@ -1156,7 +1154,7 @@ void backward(const Tensor &l) {
     while (!tape.empty()) {
         const TapeEntry entry = std::move(tape.back());
         tape.pop_back();
-        // If dy has no memory, no later operator has added to it: l does not use this result.
+        // If dy has no memory, l does not use this result (or the shard is empty).
         if (entry.dy->data) entry.grad_fn(*entry.dy);
     }
 }
@@ -1209,7 +1207,7 @@ std::string str(const std::vector<Device> &devices) {
     return "[" + list + "]";
 }
 
-// Throw an error, which mgpu_main() prints before it ends the program. (An error of CUDA ends it at
+// Throw an error, which mgpu_main() prints before it ends the program. (A CUDA error ends it at
 // once: see check_cuda().)
 void error(const char *format, ...) {
     char text[1000];
@@ -1225,8 +1223,8 @@ void check_cuda(cudaError_t code, const char *call, const char *file, int line) 
     const char *advice = "";
     if (code == cudaErrorMemoryAllocation) advice = ": use a smaller BATCH";
     if (code == cudaErrorIllegalAddress) {
-        advice = ": a kernel went beyond its arrays, or uses another device's memory without being "
-                 "connected to it (\"staged\")";
+        advice = ": a kernel went beyond its arrays, or uses the memory of a device that is not "
+                 "its peer (\"staged\" in the first lines)";
     }
     fflush(stdout);
     fprintf(stderr, "mgpu: %s:%d: %s: %s%s\n", file, line, call, cudaGetErrorString(code), advice);
@@ -1259,14 +1257,12 @@ void check_inputs(const char *op, bool valid, const char *expected, const Tensor
 // The state of a device. Devices that share a GPU have their own memory and streams.
 struct DeviceState {
     int cuda_device;             // CUDA's number for its GPU
-    Stream stream;               // for its work
+    Stream stream;               // for its work (OVERLAP=1 has a second one)
     std::map<int, Stream> links; // for messages from other devices, by Device::id
     std::map<int, std::string> connections; // to other devices: what enable_peer() has returned
     std::map<std::pair<cudaStream_t, long>, std::vector<float *>> free_memory; // see allocate()
 };
 auto &device_states = *new std::vector<DeviceState>; // never destroyed, like `tapes`
-
-float *Tensor::ptr() const { return data.get(); }
 
 // Return the state of a device, or fail if there is no such device.
 DeviceState &state(Device device) {
@@ -1393,7 +1389,7 @@ std::shared_ptr<float> allocate_on_host(long n) {
 
 // Return memory for n floats. cudaMalloc() and cudaFree() can make the host wait, so a device's
 // memory that is freed goes into a list for its stream and size, from which the next tensor of this
-// size takes it. Work of its previous owner may still be enqueued then. This is safe: the new
+// size takes it. Work of its previous owner may still be in the queue then. This is safe: the new
 // owner's work is enqueued later on the same stream, and copyto() and send() make this stream wait
 // for every other stream that uses the memory. (When its last handle goes, a shared_ptr calls the
 // lambda below.)
@@ -1413,6 +1409,8 @@ std::shared_ptr<float> allocate(long n, Device device) {
 }
 
 // --- tensors
+
+float *Tensor::ptr() const { return data.get(); }
 
 int size(const Tensor &t) {
     long n = 1;
@@ -1545,12 +1543,12 @@ std::vector<unsigned char> load_idx(const std::string &path, bool images) {
         error("cannot read %s: %s: `make data` with the same DATA downloads it, or says why not",
               path.c_str(), strerror(errno));
     }
-    const size_t header = images ? 16 : 8, of_sample = images ? 28 * 28 : 1;
+    const size_t header = images ? 16 : 8, sample_bytes = images ? 28 * 28 : 1;
     auto number = [&](int at) { // of the header
         return bytes[at] << 24 | bytes[at + 1] << 16 | bytes[at + 2] << 8 | bytes[at + 3];
     };
     const bool valid = bytes.size() > header && number(0) == (images ? 0x803 : 0x801) &&
-                       number(4) * of_sample == bytes.size() - header &&
+                       number(4) * sample_bytes == bytes.size() - header &&
                        (!images || (number(8) == 28 && number(12) == 28));
     if (!valid) {
         error("%s should be uint8 N%s in the IDX format, but its %zu bytes are something else",
@@ -1708,9 +1706,9 @@ void compare(const char *what, int j, int c, float got, float expected, float to
 
 // Take a trial step on the first samples of the file, with copies of the parameters. Compare the
 // gradients with those that gpu(0) computes alone, one shard after another. (The whole minibatch at
-// once would be rounded differently.) The shards may be added in another order: each of the at most
-// k - 1 additions of a sum is off by at most 2^-24 of the sum of |x|, so two such sums differ by
-// less than 2 * k * 2^-24 = k * 1.2e-7 of it. Each device must have subtracted lr * grad / n.
+// once would be rounded differently.) The shards' gradients x may be added in another order: each
+// of the at most k - 1 additions is off by at most 2^-24 of the sum of |x|, so two such sums differ
+// by less than 2 * k * 2^-24 = k * 1.2e-7 of it. Each device must have subtracted lr * grad / n.
 void check_first_minibatch(DataIter &train_iter, const std::vector<Device> &devices, float lr) {
     if (!option("CHECKS")) return;
     const auto [X, y] = train_iter.minibatch(0);
@@ -1888,11 +1886,11 @@ bool parse_options(int argc, char **argv) {
 }
 
 void run_program() {
-    const int k = option("GPUS"), shown = std::max(2, k); // the demos want two
+    const int k = option("GPUS"), count = std::max(2, k); // the demos want two
     train_set = load_data(option_text("DATA"), "train");
     test_set = load_data(option_text("DATA"), "t10k");
-    setenv("CUDA_CPU_DEVICES", std::to_string(shown).c_str(), 0); // extras/cpu/ emulates this many
-    use_devices(shown, true);
+    setenv("CUDA_CPU_DEVICES", std::to_string(count).c_str(), 0); // extras/cpu/ emulates this many
+    use_devices(count, true);
     rng.seed(option("SEED"));
     init_params();
     demos(k);

@@ -1432,7 +1432,7 @@ TEST_CASE("check_cuda: a failed call is named with its line, and ends the progra
     CHECK(run.out == "");
     check_parts(run_in_shell(folder, "FAILING_CALL=700", "").err,
                 "mgpu: ... illegal memory access ... : a kernel went beyond its arrays, or uses "
-                "another device's memory without being connected to it (\"staged\")\n");
+                "the memory of a device that is not its peer (\"staged\" in the first lines)\n");
 }
 
 TEST_CASE("program: devices, demos, a table of the epochs, the tutorial's last line" * trains) {

@@ -18,8 +18,8 @@ struct Slices : Planes {
     Divisor vectors; // in a plane
     Slices(const Planes &s, const Addresses &addresses, bool last_first)
         : Planes(s), last_first(last_first), four(pixels % 4 == 0 && are_aligned(addresses)),
-          slices(max(1, min(N, 512 / C))), vectors(four ? pixels / 4 : pixels) {}
-    dim3 grid() const { return dim3(C, slices); } // a block has a channel in a slice
+          slices(max(1, min(N, 512 / O))), vectors(four ? pixels / 4 : pixels) {}
+    dim3 grid() const { return dim3(O, slices); } // a block has a channel in a slice
     __device__ int channel() const { return blockIdx.x; }
     __device__ bool first() const { return blockIdx.y == 0 && threadIdx.x == 0; } // of a channel
 };
@@ -37,7 +37,7 @@ __device__ __forceinline__ void for_channel(const Slices &s, const float *const 
         for (int q = 0; q < at_once; q++) {
             const int j = min(i + q * threads, count - 1), image = s.vectors(j);
             const int n = begin + (s.last_first ? images - 1 - image : image);
-            at[q] = (n * s.C + s.channel()) * plane + j - image * plane;
+            at[q] = (n * s.O + s.channel()) * plane + j - image * plane;
             UNROLL
             for (int a = 0; a < A; a++) x[q][a] = ((const Vector<V> *)from[a])[at[q]];
         }
@@ -51,15 +51,15 @@ struct Slices : Planes {
     static constexpr bool four = false;
     static constexpr int slices = 1;
     Slices(const Planes &s, const Addresses &, bool) : Planes(s) {}
-    int grid() const { return blocks(max(1, N) * C); } // a thread has a plane
+    int grid() const { return blocks(max(1, N) * O); } // a thread has a plane
     __device__ int p() const { return blockIdx.x * threads + threadIdx.x; }
-    __device__ int channel() const { return p() % C; }
-    __device__ bool first() const { return p() < C; }
+    __device__ int channel() const { return p() % O; }
+    __device__ bool first() const { return p() < O; }
 };
 template <int V, int A, class Use>
 __device__ __forceinline__ void for_channel(const Slices &s, const float *const (&from)[A],
                                             Use use) {
-    const int begin = s.p() * s.pixels, end = s.p() < s.N * s.C ? begin + s.pixels : begin;
+    const int begin = s.p() * s.pixels, end = s.p() < s.N * s.O ? begin + s.pixels : begin;
     for (int i = begin; i < end; i++) { // is vectorised, but by g++ not with UNROLL_LANES
         Vector<V> x[A];
         UNROLL
@@ -91,7 +91,7 @@ template <class Part> __device__ inline Part merge_lanes(Part all) {
 template <class Part> __device__ inline Part merged(const Part *parts, const Slices &s, int c) {
     Part all = {};
     for (int i = threadIdx.x % warp_size; i < s.slices; i += warp_size)
-        all = merge(all, parts[i * s.C + c]);
+        all = merge(all, parts[i * s.O + c]);
     all = merge_lanes(all);
     for (size_t i = 0; i < sizeof all / sizeof(float) && warp_size > 1; i++)
         ((float *)&all)[i] = __shfl_sync(~0u, ((float *)&all)[i], 0);
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(threads) slices_kernel(Part *parts, Of of, Sli
     __syncthreads();
     if (threadIdx.x >= warp_size) return;
     all = merge_lanes(threadIdx.x < warps ? of_warps[threadIdx.x] : Part{});
-    if (threadIdx.x == 0) parts[blockIdx.y * s.C + s.channel()] = all;
+    if (threadIdx.x == 0) parts[blockIdx.y * s.O + s.channel()] = all;
 }
 // A CPU takes two kernels for that. In the first, a thread per plane computes of_planes[p] = of(p),
 // in the order of memory. In the second, a thread per channel merges the parts of its planes.
@@ -139,7 +139,7 @@ template <class Part, class Of>
 static Tensor parts_of(const Of &of, const Planes &planes, Device device) {
     constexpr int floats = sizeof(Part) / sizeof(float);
     const Slices s(planes, {of.from[0], of.from[1]}, false);
-    const Tensor parts = empty({s.slices, s.C, floats}, device);
+    const Tensor parts = empty({s.slices, s.O, floats}, device);
     Part *const to = (Part *)parts.ptr();
     if constexpr (warp_size > 1) {
         with_vectors(s, [&](auto width) {
@@ -147,11 +147,11 @@ static Tensor parts_of(const Of &of, const Planes &planes, Device device) {
             LAUNCH(slices_kernel<V><<<s.grid(), threads, 0, stream_of(device)>>>(to, of, s));
         });
     } else {
-        const int P = s.N * s.C;
+        const int P = s.N * s.O;
         const Tensor of_planes = empty({P, floats}, device);
         Part *const from = (Part *)of_planes.ptr();
         LAUNCH(planes_kernel<<<blocks(P), threads, 0, stream_of(device)>>>(from, of, P));
-        LAUNCH(merge_kernel<<<blocks(s.C), threads, 0, stream_of(device)>>>(to, from, P, s.C));
+        LAUNCH(merge_kernel<<<blocks(s.O), threads, 0, stream_of(device)>>>(to, from, P, s.O));
     }
     return parts;
 }
@@ -177,7 +177,7 @@ struct SumsOf {
     __device__ Sum start(int c) const { return {{}, mean ? mean[c] : 0}; }
     __device__ Sums operator()(int p) const { // of a plane
         const float *dy = from[0] + p * s.pixels, *X = from[1] + p * s.pixels;
-        const float m = mean ? mean[p % s.C] : 0;
+        const float m = mean ? mean[p % s.O] : 0;
         return {warp_sum(s.pixels, [=](int i) { return dy[i]; }),
                 mean ? warp_sum(s.pixels, [=](int i) { return dy[i] * (X[i] - m); }) : 0};
     }
@@ -185,14 +185,14 @@ struct SumsOf {
 // db[c] = or += the sum of dy, from its parts: a bias's gradient. One warp per channel.
 __global__ void channel_sums_kernel(Store db, const Sums *parts, Slices s) {
     const int c = (blockIdx.x * blockDim.x + threadIdx.x) / warp_size;
-    if (c >= s.C) return;
+    if (c >= s.O) return;
     const float sum = merged(parts, s, c).dy;
     if (threadIdx.x % warp_size == 0) db.store(c, sum);
 }
 void channel_sums(const Store &db, const Tensor &dy) {
     const Slices s(planes(dy), {}, false);
     const Tensor parts = parts_of<Sums>(SumsOf{{dy.ptr(), dy.ptr()}, nullptr, s}, s, dy.device);
-    LAUNCH(channel_sums_kernel<<<blocks(s.C * warp_size), threads, 0, stream_of(dy.device)>>>(
+    LAUNCH(channel_sums_kernel<<<blocks(s.O * warp_size), threads, 0, stream_of(dy.device)>>>(
         db, (const Sums *)parts.ptr(), s));
 }
 } // namespace fast

@@ -39,14 +39,14 @@ void matrix_product(bool sum, Matrix C, Matrix A, Matrix B, Device device) {
 // y[n,c,p] = b[c]   One thread per plane.
 __global__ void plane_bias_kernel(float *y, const float *b, Planes s) {
     const int plane = blockIdx.x * blockDim.x + threadIdx.x;
-    const int pixels = plane < s.N * s.C ? s.pixels : 0;
-    const float value = b[plane % s.C];
+    const int pixels = plane < s.N * s.O ? s.pixels : 0;
+    const float value = b[plane % s.O];
     for (int i = 0; i < pixels; i++) y[plane * s.pixels + i] = value;
 }
 void plane_bias(const Tensor &y, const Tensor &b) {
     const Planes s = planes(y);
-    if (s.C > 0)
-        LAUNCH(plane_bias_kernel<<<blocks(s.N * s.C), threads, 0, stream_of(y.device)>>>(
+    if (s.O > 0)
+        LAUNCH(plane_bias_kernel<<<blocks(s.N * s.O), threads, 0, stream_of(y.device)>>>(
             y.ptr(), b.ptr(), s));
 }
 #ifndef __CUDACC__

@@ -225,7 +225,7 @@ template <class Value>
 __device__ inline float channel_sum(float *scratch, Planes s, int c, Value value) {
     float sum = 0;
     for (int m = threadIdx.x; m < s.N * s.pixels; m += threads) {
-        sum += value((m / s.pixels * s.C + c) * s.pixels + m % s.pixels);
+        sum += value((m / s.pixels * s.O + c) * s.pixels + m % s.pixels);
     }
     __syncthreads(); // until all threads have read the result of an earlier call
     return block_sum(scratch, sum);
@@ -252,8 +252,8 @@ __global__ void batch_norm_moments_kernel(BatchNorm a, Planes s) {
 // One thread per element.
 __global__ void batch_norm_kernel(float *y, BatchNorm a, Planes s) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= s.N * s.C * s.pixels) return;
-    const int c = i / s.pixels % s.C;
+    if (i >= s.N * s.O * s.pixels) return;
+    const int c = i / s.pixels % s.O;
     y[i] = (a.X[i] - a.mean[c]) * (a.gamma[c] / sqrtf(a.var[c] + bn_eps)) + a.beta[c];
 }
 
@@ -274,7 +274,7 @@ __global__ void batch_norm_backward_kernel(float *dX, float *dgamma, float *dbet
     if (threadIdx.x == 0 && dbeta) dbeta[c] += sum;
     const float scale = a.gamma[c] / sqrtf(var), slope = product / M / var;
     for (int m = threadIdx.x; dX && m < M; m += threads) {
-        const int i = (m / s.pixels * s.C + c) * s.pixels + m % s.pixels; // as in channel_sum
+        const int i = (m / s.pixels * s.O + c) * s.pixels + m % s.pixels; // as in channel_sum
         dX[i] += scale * (dy[i] - sum / M - (X[i] - mean) * slope);
     }
 }
