@@ -962,7 +962,7 @@ void bias(const Tensor &y, const Tensor &b) {
 
 // sums[n,o] = sum over p of dy[n,o,p]
 //   dy (N,O,pixels)   ->   sums (N,O)
-__global__ void pixel_sum_kernel(float *sums, const float *dy, Planes s) {
+__global__ void bias_sum_kernel(float *sums, const float *dy, Planes s) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= s.N * s.O) return;
     float sum = 0;
@@ -979,7 +979,7 @@ void bias_backward(const Tensor &b, const Tensor &dy) {
     const Planes s = planes(dy);
     const Tensor sums = empty({s.N, s.O}, b.device);
     const cudaStream_t stream = stream_of(b.device);
-    LAUNCH(pixel_sum_kernel<<<blocks(s.N * s.O), threads, 0, stream>>>(sums.ptr(), dy.ptr(), s));
+    LAUNCH(bias_sum_kernel<<<blocks(s.N * s.O), threads, 0, stream>>>(sums.ptr(), dy.ptr(), s));
     LAUNCH(sum_kernel<<<blocks(s.O), threads, 0, stream>>>(db, sums.ptr(), s.N, s.O));
 }
 
