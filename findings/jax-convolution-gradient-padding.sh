@@ -2,15 +2,14 @@
 # On a CPU, JAX's gradient of a convolution with respect to its input is wrong for some paddings,
 # such as one of 2 or 3 before a row and none after it, where the kernel is 2 wide. This gradient is
 # a convolution, too, and its padding is negative before the row and positive after it. XLA's CPU
-# convolution does not append zeros there but goes on reading in the next row, and after the last
-# row in memory that does not belong to the array. No error is raised, and the loss itself is right.
-# An image with one channel is not affected. XLA's issue 48713 describes the same for a convolution
-# with such a padding, but here no padding is negative. Pad with jnp.pad and convolve with "VALID".
+# convolution does not append zeros there but goes on with the numbers of the next row. No error is
+# raised, and the loss itself is right. An image with one channel is not affected. XLA's issue 48713
+# describes the same for a convolution with such a padding, but here no padding is negative. Pad
+# with jnp.pad and convolve with "VALID".
 #
 # The images are 2 x 4, with 3 channels, and go to 4 channels. The kernel is 1 x 2. The loss is
-# linear, so differences of it are the gradient, too. Of each, this prints the first row, because
-# the last number of the last row depends on what is in memory. Seen on Linux, x86-64, with Python
-# 3.11, numpy 2.4.6, jax 0.10.2 and jaxlib 0.10.2:
+# linear, so differences of it are the gradient, too. This prints the first row of each. Seen on
+# Linux, x86-64, with Python 3.11, numpy 2.4.6, jax 0.10.2 and jaxlib 0.10.2:
 #
 #     padding (1, 0): differences 12 20 28 16
 #     padding (1, 0): gradient 12 20 28 16, with jnp.pad 12 20 28 16
