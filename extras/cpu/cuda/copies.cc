@@ -154,29 +154,27 @@ cudaError_t copy_and_wait(Copy copy, Where where) {
 }
 } // namespace cuda_cpu
 
-using cuda_cpu::Where;
+using namespace cuda_cpu;
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream, Where where) {
-    return cuda_cpu::copy_async({"cudaMemcpyAsync", to, bytes, from, bytes, bytes, 1, kind}, stream,
-                                where);
+    return copy_async({"cudaMemcpyAsync", to, bytes, from, bytes, bytes, 1, kind}, stream, where);
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, Where where) {
-    return cuda_cpu::copy_and_wait({"cudaMemcpy", to, bytes, from, bytes, bytes, 1, kind}, where);
+    return copy_and_wait({"cudaMemcpy", to, bytes, from, bytes, bytes, 1, kind}, where);
 }
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                               size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t stream,
                               Where where) {
-    return cuda_cpu::copy_async(
-        {"cudaMemcpy2DAsync", to, to_pitch, from, from_pitch, width, height, kind}, stream, where);
+    return copy_async({"cudaMemcpy2DAsync", to, to_pitch, from, from_pitch, width, height, kind},
+                      stream, where);
 }
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                          size_t width, size_t height, cudaMemcpyKind kind, Where where) {
-    return cuda_cpu::copy_and_wait(
-        {"cudaMemcpy2D", to, to_pitch, from, from_pitch, width, height, kind}, where);
+    return copy_and_wait({"cudaMemcpy2D", to, to_pitch, from, from_pitch, width, height, kind},
+                         where);
 }
 
-namespace cuda_cpu {
 static cudaError_t set_async(const char *call, void *to, size_t pitch, int value, size_t width,
                              size_t height, cudaStream_t stream, Where where) {
     if (width == 0 || height == 0) return cudaSuccess;
@@ -196,20 +194,19 @@ static cudaError_t set_async(const char *call, void *to, size_t pitch, int value
     });
     return cudaSuccess;
 }
-} // namespace cuda_cpu
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream, Where where) {
-    return cuda_cpu::set_async("cudaMemsetAsync", to, bytes, value, bytes, 1, stream, where);
+    return set_async("cudaMemsetAsync", to, bytes, value, bytes, 1, stream, where);
 }
 cudaError_t cudaMemset(void *to, int value, size_t bytes, Where where) {
-    return cuda_cpu::set_async("cudaMemset", to, bytes, value, bytes, 1, nullptr, where);
+    return set_async("cudaMemset", to, bytes, value, bytes, 1, nullptr, where);
 }
 cudaError_t cudaMemset2DAsync(void *to, size_t pitch, int value, size_t width, size_t height,
                               cudaStream_t stream, Where where) {
-    return cuda_cpu::set_async("cudaMemset2DAsync", to, pitch, value, width, height, stream, where);
+    return set_async("cudaMemset2DAsync", to, pitch, value, width, height, stream, where);
 }
 cudaError_t cudaMemset2D(void *to, size_t pitch, int value, size_t width, size_t height,
                          Where where) {
-    return cuda_cpu::set_async("cudaMemset2D", to, pitch, value, width, height, nullptr, where);
+    return set_async("cudaMemset2D", to, pitch, value, width, height, nullptr, where);
 }
 
 // --- variables of a device
@@ -267,7 +264,6 @@ cudaError_t find_copy(char *&copy, const volatile void *variable, Where where, c
 
 // --- copies between devices
 
-namespace cuda_cpu {
 static cudaError_t check_peers(const void *to, int to_device, const void *from, int from_device,
                                size_t bytes, Where where, const char *call) {
     if (!valid_device(to_device) || !valid_device(from_device))
@@ -280,11 +276,9 @@ static cudaError_t check_peers(const void *to, int to_device, const void *from, 
     cudaError_t error = check_memory(*machine().devices[to_device], to, bytes, where, dst);
     return error ? error : check_memory(*machine().devices[from_device], from, bytes, where, src);
 }
-} // namespace cuda_cpu
 
 cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device,
                                 size_t bytes, cudaStream_t stream, Where where) {
-    using namespace cuda_cpu;
     if (bytes == 0) return cudaSuccess;
     const char *call = "cudaMemcpyPeerAsync";
     if (cudaError_t error = check_peers(to, to_device, from, from_device, bytes, where, call))
@@ -303,7 +297,6 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int f
 }
 cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device, size_t bytes,
                            Where where) {
-    using namespace cuda_cpu;
     if (bytes == 0) return cudaSuccess;
     const char *call = "cudaMemcpyPeer";
     if (cudaError_t error = check_capture(where, call)) return error;

@@ -134,51 +134,50 @@ Machine &machine() {
 
 } // namespace cuda_cpu
 
-using cuda_cpu::Where;
+using namespace cuda_cpu;
+
+// Fail if there is no such device.
+static cudaError_t check_device(int device, Where where, const char *call) {
+    if (valid_device(device)) return cudaSuccess;
+    return fail(cudaErrorInvalidDevice, where, "%s: there is no device %d: the device count is %zu",
+                call, device, machine().devices.size());
+}
 
 cudaError_t cudaRuntimeGetVersion(int *version, Where where) {
-    if (!version) return cuda_cpu::no_result("cudaRuntimeGetVersion", where);
+    if (!version) return no_result("cudaRuntimeGetVersion", where);
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int *version, Where where) {
-    if (!version) return cuda_cpu::no_result("cudaDriverGetVersion", where);
+    if (!version) return no_result("cudaDriverGetVersion", where);
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
 cudaError_t cudaGetDeviceCount(int *count, Where where) {
-    if (!count) return cuda_cpu::no_result("cudaGetDeviceCount", where);
-    *count = cuda_cpu::machine().devices.size();
+    if (!count) return no_result("cudaGetDeviceCount", where);
+    *count = machine().devices.size();
     return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device, Where where) {
-    if (!cuda_cpu::valid_device(device))
-        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
-                              "cudaSetDevice: there is no device %d: the device count is %zu",
-                              device, cuda_cpu::machine().devices.size());
-    cuda_cpu::current_device = device;
+    if (cudaError_t error = check_device(device, where, "cudaSetDevice")) return error;
+    current_device = device;
     return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int *device, Where where) {
-    if (!device) return cuda_cpu::no_result("cudaGetDevice", where);
-    *device = cuda_cpu::current_device;
+    if (!device) return no_result("cudaGetDevice", where);
+    *device = current_device;
     return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device, Where where) {
-    if (!prop) return cuda_cpu::no_result("cudaGetDeviceProperties", where);
-    if (!cuda_cpu::valid_device(device))
-        return cuda_cpu::fail(
-            cudaErrorInvalidDevice, where,
-            "cudaGetDeviceProperties: there is no device %d: the device count is %zu", device,
-            cuda_cpu::machine().devices.size());
-    const cuda_cpu::Device &d = *cuda_cpu::machine().devices[device];
+    if (!prop) return no_result("cudaGetDeviceProperties", where);
+    if (cudaError_t error = check_device(device, where, "cudaGetDeviceProperties")) return error;
+    const Device &d = *machine().devices[device];
     *prop = {};
     snprintf(prop->name, sizeof prop->name, "CPU stand-in, %d core%s", d.cores,
              d.cores == 1 ? "" : "s");
     prop->totalGlobalMem = d.total;
-    prop->sharedMemPerBlock = cuda_cpu::usual_shared_bytes;
-    prop->sharedMemPerBlockOptin = prop->sharedMemPerMultiprocessor =
-        cuda_cpu::dynamic_shared_bytes;
+    prop->sharedMemPerBlock = usual_shared_bytes;
+    prop->sharedMemPerBlockOptin = prop->sharedMemPerMultiprocessor = dynamic_shared_bytes;
     prop->totalConstMem = 65536;
     prop->multiProcessorCount = d.cores;
     prop->maxThreadsPerBlock = prop->maxThreadsPerMultiProcessor = 1024;
@@ -196,12 +195,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device, Where wher
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device, Where where) {
-    if (!value) return cuda_cpu::no_result("cudaDeviceGetAttribute", where);
-    if (!cuda_cpu::valid_device(device))
-        return cuda_cpu::fail(
-            cudaErrorInvalidDevice, where,
-            "cudaDeviceGetAttribute: there is no device %d: the device count is %zu", device,
-            cuda_cpu::machine().devices.size());
+    if (!value) return no_result("cudaDeviceGetAttribute", where);
+    if (cudaError_t error = check_device(device, where, "cudaDeviceGetAttribute")) return error;
     switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock:
     case cudaDevAttrMaxBlockDimX:
@@ -211,14 +206,12 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrMaxGridDimX: *value = 0x7fffffff; break;
     case cudaDevAttrMaxGridDimY:
     case cudaDevAttrMaxGridDimZ: *value = 65535; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = cuda_cpu::usual_shared_bytes; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = usual_shared_bytes; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-        *value = cuda_cpu::dynamic_shared_bytes;
-        break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = dynamic_shared_bytes; break;
     case cudaDevAttrTotalConstantMemory: *value = 65536; break;
     case cudaDevAttrWarpSize: *value = 32; break;
-    case cudaDevAttrMultiProcessorCount: *value = cuda_cpu::machine().devices[device]->cores; break;
+    case cudaDevAttrMultiProcessorCount: *value = machine().devices[device]->cores; break;
     case cudaDevAttrMaxBlocksPerMultiprocessor:
     case cudaDevAttrUnifiedAddressing:
     case cudaDevAttrStreamPrioritiesSupported:
@@ -234,8 +227,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     default:
         if (attribute < cudaDevAttrMaxThreadsPerBlock ||
             attribute > cudaDevAttrOnlyPartialHostNativeAtomicSupported)
-            return cuda_cpu::fail(cudaErrorInvalidValue, where,
-                                  "cudaDeviceGetAttribute: CUDA has no attribute %d", attribute);
+            return fail(cudaErrorInvalidValue, where,
+                        "cudaDeviceGetAttribute: CUDA has no attribute %d", attribute);
         *value = 0;
     }
     return cudaSuccess;
@@ -245,91 +238,82 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 static size_t limits[] = {1024, 1 << 20, 8 << 20};
 static cudaError_t no_limit(const char *call, cudaLimit limit, Where where) {
     if ((unsigned)limit < std::size(limits)) return cudaSuccess;
-    return cuda_cpu::fail(cudaErrorUnsupportedLimit, where, "%s: the stand-in lacks limit %d", call,
-                          limit);
+    return fail(cudaErrorUnsupportedLimit, where, "%s: the stand-in lacks limit %d", call, limit);
 }
 cudaError_t cudaDeviceSetLimit(cudaLimit limit, size_t value, Where where) {
     if (cudaError_t error = no_limit("cudaDeviceSetLimit", limit, where)) return error;
-    if (limit == cudaLimitStackSize && value > cuda_cpu::stack_bytes)
-        return cuda_cpu::fail(cudaErrorInvalidValue, where,
-                              "cudaDeviceSetLimit: a stack has %zu bytes here, not %zu",
-                              cuda_cpu::stack_bytes, value);
+    if (limit == cudaLimitStackSize && value > stack_bytes)
+        return fail(cudaErrorInvalidValue, where,
+                    "cudaDeviceSetLimit: a stack has %zu bytes here, not %zu", stack_bytes, value);
     limits[limit] = value;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetLimit(size_t *value, cudaLimit limit, Where where) {
-    if (!value) return cuda_cpu::no_result("cudaDeviceGetLimit", where);
+    if (!value) return no_result("cudaDeviceGetLimit", where);
     if (cudaError_t error = no_limit("cudaDeviceGetLimit", limit, where)) return error;
     *value = limits[limit];
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize(Where where) {
-    if (cudaError_t error = cuda_cpu::check_capture(where, "cudaDeviceSynchronize")) return error;
-    return cuda_cpu::synchronize(cuda_cpu::current());
+    if (cudaError_t error = check_capture(where, "cudaDeviceSynchronize")) return error;
+    return synchronize(current());
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer, Where where) {
-    if (!can) return cuda_cpu::no_result("cudaDeviceCanAccessPeer", where);
-    if (!cuda_cpu::valid_device(device) || !cuda_cpu::valid_device(peer))
-        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
-                              "cudaDeviceCanAccessPeer: there is no device %d or no device %d: the "
-                              "device count is %zu",
-                              device, peer, cuda_cpu::machine().devices.size());
-    *can = device != peer && cuda_cpu::machine().peers;
+    if (!can) return no_result("cudaDeviceCanAccessPeer", where);
+    if (!valid_device(device) || !valid_device(peer))
+        return fail(cudaErrorInvalidDevice, where,
+                    "cudaDeviceCanAccessPeer: there is no device %d or no device %d: the "
+                    "device count is %zu",
+                    device, peer, machine().devices.size());
+    *can = device != peer && machine().peers;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetP2PAttribute(int *value, cudaDeviceP2PAttr attribute, int device, int peer,
                                       Where where) {
     const char *call = "cudaDeviceGetP2PAttribute";
-    if (!value) return cuda_cpu::no_result(call, where);
-    if (!cuda_cpu::valid_device(device) || !cuda_cpu::valid_device(peer) || device == peer)
-        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
-                              "%s: devices %d and %d are not two devices: the device count is %zu",
-                              call, device, peer, cuda_cpu::machine().devices.size());
+    if (!value) return no_result(call, where);
+    if (!valid_device(device) || !valid_device(peer) || device == peer)
+        return fail(cudaErrorInvalidDevice, where,
+                    "%s: devices %d and %d are not two devices: the device count is %zu", call,
+                    device, peer, machine().devices.size());
     if (attribute < cudaDevP2PAttrPerformanceRank ||
         attribute > cudaDevP2PAttrOnlyPartialNativeAtomicSupported)
-        return cuda_cpu::fail(cudaErrorInvalidValue, where, "%s: there is no attribute %d", call,
-                              attribute);
+        return fail(cudaErrorInvalidValue, where, "%s: there is no attribute %d", call, attribute);
     const bool is_yes = attribute == cudaDevP2PAttrAccessSupported ||
                         attribute == cudaDevP2PAttrNativeAtomicSupported;
-    *value = is_yes && cuda_cpu::machine().peers;
+    *value = is_yes && machine().peers;
     return cudaSuccess;
 }
-namespace cuda_cpu {
 constexpr int most_peers = 8; // of a device, as CUDA has it on machines without an NVSwitch
-}
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags, Where where) {
     if (flags)
-        return cuda_cpu::fail(cudaErrorInvalidValue, where,
-                              "cudaDeviceEnablePeerAccess: flags are %u, but must be 0", flags);
-    if (!cuda_cpu::machine().peers)
-        return cuda_cpu::fail(cudaErrorPeerAccessUnsupported, where,
-                              "cudaDeviceEnablePeerAccess: CUDA_CPU_PEERS=0 allows no peer access");
-    if (!cuda_cpu::valid_device(peer) || peer == cuda_cpu::current_device)
-        return cuda_cpu::fail(
-            cudaErrorInvalidDevice, where,
-            "cudaDeviceEnablePeerAccess: device %d cannot have device %d as a peer",
-            cuda_cpu::current_device, peer);
-    std::vector<bool> &peers = cuda_cpu::current().peers;
-    if (peers[peer]) return cuda_cpu::fail(cudaErrorPeerAccessAlreadyEnabled);
+        return fail(cudaErrorInvalidValue, where,
+                    "cudaDeviceEnablePeerAccess: flags are %u, but must be 0", flags);
+    if (!machine().peers)
+        return fail(cudaErrorPeerAccessUnsupported, where,
+                    "cudaDeviceEnablePeerAccess: CUDA_CPU_PEERS=0 allows no peer access");
+    if (!valid_device(peer) || peer == current_device)
+        return fail(cudaErrorInvalidDevice, where,
+                    "cudaDeviceEnablePeerAccess: device %d cannot have device %d as a peer",
+                    current_device, peer);
+    std::vector<bool> &peers = current().peers;
+    if (peers[peer]) return fail(cudaErrorPeerAccessAlreadyEnabled);
     int enabled = 0;
     for (bool is_peer : peers) enabled += is_peer;
-    if (enabled == cuda_cpu::most_peers) return cuda_cpu::fail(cudaErrorTooManyPeers);
+    if (enabled == most_peers) return fail(cudaErrorTooManyPeers);
     peers[peer] = true;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceDisablePeerAccess(int peer, Where where) {
-    if (!cuda_cpu::valid_device(peer))
-        return cuda_cpu::fail(cudaErrorInvalidDevice, where,
-                              "cudaDeviceDisablePeerAccess: there is no device %d", peer);
-    if (!cuda_cpu::current().peers[peer]) return cuda_cpu::fail(cudaErrorPeerAccessNotEnabled);
-    cuda_cpu::current().peers[peer] = false;
+    if (cudaError_t error = check_device(peer, where, "cudaDeviceDisablePeerAccess")) return error;
+    if (!current().peers[peer]) return fail(cudaErrorPeerAccessNotEnabled);
+    current().peers[peer] = false;
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceReset(Where where) {
-    using namespace cuda_cpu;
     Device &device = current();
     synchronize(device);
     while (device.streams.size() > 1) destroy(device.streams.back());

@@ -77,10 +77,9 @@ cudaError_t capture_wait(Stream *stream, cudaEvent &event, Where where) {
 
 } // namespace cuda_cpu
 
-using cuda_cpu::Where;
+using namespace cuda_cpu;
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode, Where where) {
-    using namespace cuda_cpu;
     const char *call = "cudaStreamBeginCapture";
     if (!stream)
         return fail(cudaErrorStreamCaptureUnsupported, where,
@@ -98,7 +97,6 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
     return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph, Where where) {
-    using namespace cuda_cpu;
     const char *call = "cudaStreamEndCapture";
     if (!graph) return no_result(call, where);
     *graph = nullptr;
@@ -130,7 +128,6 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph, Where 
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status,
                                   Where where) {
-    using namespace cuda_cpu;
     const char *call = "cudaStreamIsCapturing";
     if (!status) return no_result(call, where);
     if (cudaError_t error = check_handle(stream, where, call)) return error;
@@ -142,7 +139,6 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long,
                                  Where where) {
-    using namespace cuda_cpu;
     const char *call = "cudaGraphInstantiate";
     if (!exec) return no_result(call, where);
     *exec = nullptr;
@@ -162,7 +158,6 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *exec, cudaGraph_t gra
     return cudaGraphInstantiate(exec, graph, flags, where);
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream, Where where) {
-    using namespace cuda_cpu;
     const char *call = "cudaGraphLaunch";
     if (cudaError_t error = check_handle(exec, where, call, "an instantiated graph")) return error;
     if (cudaError_t error = check_handle(stream, where, call)) return error;
@@ -179,7 +174,6 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream, Where whe
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count,
                               Where where) {
-    using namespace cuda_cpu;
     const char *call = "cudaGraphGetNodes";
     if (!count) return no_result(call, where);
     if (cudaError_t error = check_handle(graph, where, call, "a graph")) return error;
@@ -189,7 +183,6 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
     *count = graph->operations.size();
     return cudaSuccess;
 }
-namespace cuda_cpu {
 template <class T>
 static cudaError_t destroy_graph(T *graph, Where where, const char *call, const char *kind) {
     if (cudaError_t error = check_handle(graph, where, call, kind)) return error;
@@ -199,10 +192,9 @@ static cudaError_t destroy_graph(T *graph, Where where, const char *call, const 
     delete graph;
     return cudaSuccess;
 }
-} // namespace cuda_cpu
 cudaError_t cudaGraphDestroy(cudaGraph_t graph, Where where) {
-    return cuda_cpu::destroy_graph(graph, where, "cudaGraphDestroy", "a graph");
+    return destroy_graph(graph, where, "cudaGraphDestroy", "a graph");
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec, Where where) {
-    return cuda_cpu::destroy_graph(exec, where, "cudaGraphExecDestroy", "an instantiated graph");
+    return destroy_graph(exec, where, "cudaGraphExecDestroy", "an instantiated graph");
 }

@@ -197,22 +197,21 @@ static cudaError_t end_of(Place &at, void *pointer, Where where, const char *cal
 }
 } // namespace cuda_cpu
 
-using cuda_cpu::Where;
+using namespace cuda_cpu;
 
 cudaError_t cudaMalloc(void **pointer, size_t bytes, Where where) {
-    if (cudaError_t error = cuda_cpu::check_capture(where, "cudaMalloc")) return error;
-    return cuda_cpu::allocate(cuda_cpu::current(), pointer, bytes, where, "cudaMalloc");
+    if (cudaError_t error = check_capture(where, "cudaMalloc")) return error;
+    return allocate(current(), pointer, bytes, where, "cudaMalloc");
 }
 
 cudaError_t cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height,
                             Where where) {
-    if (!pitch) return cuda_cpu::no_result("cudaMallocPitch", where);
+    if (!pitch) return no_result("cudaMallocPitch", where);
     *pitch = (width + 511) / 512 * 512;
     return cudaMalloc(pointer, *pitch * height, where);
 }
 
 cudaError_t cudaFree(void *pointer, Where where) {
-    using namespace cuda_cpu;
     if (!pointer) return cudaSuccess;
     if (cudaError_t error = check_capture(where, "cudaFree")) return error;
     Place at;
@@ -224,7 +223,6 @@ cudaError_t cudaFree(void *pointer, Where where) {
 }
 
 cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream, Where where) {
-    using namespace cuda_cpu;
     const char *by = "cudaMallocAsync";
     if (cudaError_t error = check_handle(stream, where, by)) return error;
     if (cudaError_t error = check_capture_of(stream, where, by)) return error;
@@ -236,7 +234,6 @@ cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream, W
     return allocate(device, pointer, bytes, where, by);
 }
 cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream, Where where) {
-    using namespace cuda_cpu;
     if (!pointer) return cudaSuccess;
     const char *call = "cudaFreeAsync";
     if (cudaError_t error = check_handle(stream, where, call)) return error;
@@ -253,7 +250,6 @@ cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream, Where where) {
 }
 
 cudaError_t cudaMallocManaged(void **pointer, size_t bytes, unsigned flags, Where where) {
-    using namespace cuda_cpu;
     if (bytes == 0 || flags < cudaMemAttachGlobal || flags > cudaMemAttachHost)
         return fail(cudaErrorInvalidValue, where,
                     "cudaMallocManaged: cannot allocate %zu bytes with flags %u", bytes, flags);
@@ -274,7 +270,6 @@ cudaError_t cudaMallocManaged(void **pointer, size_t bytes, unsigned flags, Wher
 }
 cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, int device, cudaStream_t,
                                  Where where) {
-    using namespace cuda_cpu;
     if (device != cudaCpuDeviceId && !valid_device(device))
         return fail(cudaErrorInvalidDevice, where,
                     "cudaMemPrefetchAsync: there is no device %d: the device count is %zu", device,
@@ -303,7 +298,6 @@ cudaError_t cudaMemAdvise(const void *pointer, size_t bytes, cudaMemoryAdvise, c
 }
 
 cudaError_t cudaMallocHost(void **pointer, size_t bytes, unsigned flags, Where where) {
-    using namespace cuda_cpu;
     if (!pointer) return no_result("cudaMallocHost", where);
     if (flags > 7)
         return fail(cudaErrorInvalidValue, where, "cudaHostAlloc: invalid flags %u", flags);
@@ -324,7 +318,6 @@ cudaError_t cudaMallocHost(void **pointer, size_t bytes, Where where) {
 cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags, Where where) {
     return cudaMallocHost(pointer, bytes, flags, where);
 }
-namespace cuda_cpu {
 // Pinned memory is forgotten. A GPU's driver may wait for what is queued and uses it, or not.
 static cudaError_t unpin(void *pointer, Where where, const char *call, const char *by,
                          cudaError_t error) {
@@ -342,16 +335,14 @@ static cudaError_t unpin(void *pointer, Where where, const char *call, const cha
     machine().pinned.erase(found);
     return cudaSuccess;
 }
-} // namespace cuda_cpu
 cudaError_t cudaFreeHost(void *pointer, Where where) {
     if (!pointer) return cudaSuccess;
     cudaError_t error =
-        cuda_cpu::unpin(pointer, where, "cudaFreeHost", "cudaMallocHost", cudaErrorInvalidValue);
+        unpin(pointer, where, "cudaFreeHost", "cudaMallocHost", cudaErrorInvalidValue);
     if (!error) free(pointer);
     return error;
 }
 cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags, Where where) {
-    using namespace cuda_cpu;
     if (flags > 15)
         return fail(cudaErrorInvalidValue, where, "cudaHostRegister: invalid flags %u", flags);
     if (!pointer || bytes == 0)
@@ -373,37 +364,35 @@ cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags, Where 
     return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void *pointer, Where where) {
-    return cuda_cpu::unpin(pointer, where, "cudaHostUnregister", "cudaHostRegister",
-                           cudaErrorHostMemoryNotRegistered);
+    return unpin(pointer, where, "cudaHostUnregister", "cudaHostRegister",
+                 cudaErrorHostMemoryNotRegistered);
 }
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total, Where where) {
-    if (!free || !total) return cuda_cpu::no_result("cudaMemGetInfo", where);
-    std::lock_guard<std::mutex> guard(cuda_cpu::machine().lock);
-    *total = cuda_cpu::current().total;
-    *free = *total - cuda_cpu::current().used;
+    if (!free || !total) return no_result("cudaMemGetInfo", where);
+    std::lock_guard<std::mutex> guard(machine().lock);
+    *total = current().total;
+    *free = *total - current().used;
     return cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *pointer,
                                      Where where) {
-    if (!attributes) return cuda_cpu::no_result("cudaPointerGetAttributes", where);
-    const cuda_cpu::Device *const owner = cuda_cpu::owner_of(pointer);
+    if (!attributes) return no_result("cudaPointerGetAttributes", where);
+    const Device *const owner = owner_of(pointer);
     void *const address = const_cast<void *>(pointer);
-    const int here = cuda_cpu::current_device;
-    if (cuda_cpu::is_managed(owner) || cuda_cpu::is_managed_variable(pointer))
+    const int here = current_device;
+    if (is_managed(owner) || is_managed_variable(pointer))
         *attributes = {cudaMemoryTypeManaged, here, address, address};
     else if (owner) *attributes = {cudaMemoryTypeDevice, owner->id, address, nullptr};
-    else if (cuda_cpu::is_pinned_now(pointer))
-        *attributes = {cudaMemoryTypeHost, here, address, address};
+    else if (is_pinned_now(pointer)) *attributes = {cudaMemoryTypeHost, here, address, address};
     else *attributes = {cudaMemoryTypeUnregistered, cudaInvalidDeviceId, nullptr, address};
     return cudaSuccess;
 }
 cudaError_t cudaHostGetDevicePointer(void **pointer, void *host, unsigned, Where where) {
     const char *call = "cudaHostGetDevicePointer";
-    if (!pointer) return cuda_cpu::no_result(call, where);
-    if (!cuda_cpu::is_pinned_now(host))
-        return cuda_cpu::fail(cudaErrorInvalidValue, where,
-                              "%s: %p is not pinned memory: allocate it with cudaHostAlloc", call,
-                              host);
+    if (!pointer) return no_result(call, where);
+    if (!is_pinned_now(host))
+        return fail(cudaErrorInvalidValue, where,
+                    "%s: %p is not pinned memory: allocate it with cudaHostAlloc", call, host);
     *pointer = host;
     return cudaSuccess;
 }

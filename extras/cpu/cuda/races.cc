@@ -127,10 +127,10 @@ static void own_frames(void **stack, int n, std::vector<Frame> (&frames)[2], std
             // A lambda's frame has no name of its own, but std::function's around it have
             auto is_in = [&](const char *name) { return function.find(name) != std::string::npos; };
             if (!enqueued && what.empty())
-                what = is_in("cudaMemcpyPeer")        ? "a message"
-                       : is_in("cuda_cpu::Copy")      ? "a copy"
-                       : is_in("cuda_cpu::set_async") ? "a memset"
-                                                      : "";
+                what = is_in("cudaMemcpyPeer")   ? "a message"
+                       : is_in("cuda_cpu::Copy") ? "a copy"
+                       : is_in("set_async")      ? "a memset"
+                                                 : "";
             if (function.find("cuda_cpu::here") == 0) enqueued = 1;
             if (length && !strncmp(line, folder, length) && line[length] == '/') line += length + 1;
             if (strchr("<?", *line) || !is_own(line) || strstr(line, "sanitizer")) continue;

@@ -249,10 +249,9 @@ double seconds_of(cudaEvent_t event) { return event->mark->seconds; }
 
 } // namespace cuda_cpu
 
-using cuda_cpu::Where;
+using namespace cuda_cpu;
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags, Where where) {
-    using namespace cuda_cpu;
     if (!stream) return no_result("cudaStreamCreate", where);
     if (flags > cudaStreamNonBlocking)
         return fail(cudaErrorInvalidValue, where, "cudaStreamCreateWithFlags: invalid flags %u",
@@ -279,7 +278,6 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream, Where where) {
-    using namespace cuda_cpu;
     if (cudaError_t error = check_handle(stream, where, "cudaStreamSynchronize")) return error;
     if (cudaError_t error = check_capture_of(stream, where, "cudaStreamSynchronize")) return error;
     return synchronize(stream ? stream : current().default_stream);
@@ -295,7 +293,6 @@ cudaStream_t cuda_cpu::stream_of_thread() {
     return stream;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream, Where where) {
-    using namespace cuda_cpu;
     if (!stream) return fail(cudaErrorInvalidResourceHandle);
     if (cudaError_t error = check_handle(stream, where, "cudaStreamDestroy")) return error;
     if (cudaError_t error = check_capture_of(stream, where, "cudaStreamDestroy")) return error;
@@ -303,7 +300,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream, Where where) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream, Where where) {
-    using namespace cuda_cpu;
     if (cudaError_t error = check_handle(stream, where, "cudaStreamQuery")) return error;
     if (cudaError_t error = check_capture_of(stream, where, "cudaStreamQuery")) return error;
     if (!stream) stream = current().default_stream;
@@ -315,7 +311,6 @@ cudaError_t cudaStreamQuery(cudaStream_t stream, Where where) {
     return synchronize(stream); // which orders what the host does next
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags, Where where) {
-    using namespace cuda_cpu;
     if (!event) return no_result("cudaEventCreate", where);
     if (flags > (cudaEventBlockingSync | cudaEventDisableTiming))
         return fail(cudaErrorInvalidValue, where, "cudaEventCreateWithFlags: invalid flags %u",
@@ -333,7 +328,6 @@ cudaError_t cudaEventCreate(cudaEvent_t *event, Where where) {
     return cudaEventCreateWithFlags(event, 0, where);
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event, Where where) {
-    using namespace cuda_cpu;
     if (cudaError_t error = check_handle(event, where, "cudaEventDestroy", "an event"))
         return error;
     Hidden hidden;
@@ -343,7 +337,6 @@ cudaError_t cudaEventDestroy(cudaEvent_t event, Where where) {
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream, Where where) {
-    using namespace cuda_cpu;
     const char *call = "cudaEventRecord";
     if (cudaError_t error = check_handle(event, where, call, "an event")) return error;
     if (cudaError_t error = check_handle(stream, where, call)) return error;
@@ -363,7 +356,6 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream, Where where)
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags,
                                 Where where) {
-    using namespace cuda_cpu;
     const char *call = "cudaStreamWaitEvent";
     if (flags)
         return fail(cudaErrorInvalidValue, where, "%s: flags are %u, but must be 0", call, flags);
@@ -379,7 +371,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     pushed(stream);
     return cudaSuccess;
 }
-namespace cuda_cpu {
 // Check an event that the host looks at.
 static cudaError_t check_event(cudaEvent_t event, Where where, const char *call) {
     if (cudaError_t error = check_handle(event, where, call, "an event")) return error;
@@ -388,21 +379,17 @@ static cudaError_t check_event(cudaEvent_t event, Where where, const char *call)
                 "%s: the event was last recorded in a stream that %s:%d began to capture", call,
                 event->capture->where.file, event->capture->where.line);
 }
-} // namespace cuda_cpu
 cudaError_t cudaEventSynchronize(cudaEvent_t event, Where where) {
-    using namespace cuda_cpu;
     if (cudaError_t error = check_event(event, where, "cudaEventSynchronize")) return error;
     if (event->mark) wait(*event->mark);
     return event->device->fault;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event, Where where) {
-    using namespace cuda_cpu;
     if (cudaError_t error = check_event(event, where, "cudaEventQuery")) return error;
     return !event->mark || is_reached(*event->mark) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end,
                                  Where where) {
-    using namespace cuda_cpu;
     if (!milliseconds) return no_result("cudaEventElapsedTime", where);
     for (cudaEvent_t event : {start, end})
         if (cudaError_t error = check_event(event, where, "cudaEventElapsedTime")) return error;
@@ -419,7 +406,6 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEve
     return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t f, void *data, Where where) {
-    using namespace cuda_cpu;
     if (!f) return fail(cudaErrorInvalidValue, where, "cudaLaunchHostFunc: the function is null");
     if (cudaError_t error = check_handle(stream, where, "cudaLaunchHostFunc")) return error;
     Device &device = stream ? *stream->device : current();
