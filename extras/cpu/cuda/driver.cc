@@ -14,9 +14,11 @@ static CUresult check_device(const void *result, CUdevice device) {
 }
 } // namespace cuda_cpu
 
+using namespace cuda_cpu;
+
 CUresult cuInit(unsigned flags) {
     if (flags) return CUDA_ERROR_INVALID_VALUE;
-    cuda_cpu::initialized = true;
+    initialized = true;
     return CUDA_SUCCESS;
 }
 CUresult cuDriverGetVersion(int *version) {
@@ -28,28 +30,9 @@ CUresult cuGetErrorName(CUresult error, const char **name) {
     if (!name) return CUDA_ERROR_INVALID_VALUE;
     *name = nullptr;
     switch (error) {
-#define CUDA_CPU_NAME(value)                                                                       \
+#define CUDA_CPU_NAME(value, number)                                                               \
     case value: *name = #value; return CUDA_SUCCESS;
-        CUDA_CPU_NAME(CUDA_SUCCESS)
-        CUDA_CPU_NAME(CUDA_ERROR_INVALID_VALUE)
-        CUDA_CPU_NAME(CUDA_ERROR_OUT_OF_MEMORY)
-        CUDA_CPU_NAME(CUDA_ERROR_NOT_INITIALIZED)
-        CUDA_CPU_NAME(CUDA_ERROR_DEINITIALIZED)
-        CUDA_CPU_NAME(CUDA_ERROR_NO_DEVICE)
-        CUDA_CPU_NAME(CUDA_ERROR_INVALID_DEVICE)
-        CUDA_CPU_NAME(CUDA_ERROR_INVALID_CONTEXT)
-        CUDA_CPU_NAME(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)
-        CUDA_CPU_NAME(CUDA_ERROR_INVALID_HANDLE)
-        CUDA_CPU_NAME(CUDA_ERROR_NOT_FOUND)
-        CUDA_CPU_NAME(CUDA_ERROR_NOT_READY)
-        CUDA_CPU_NAME(CUDA_ERROR_ILLEGAL_ADDRESS)
-        CUDA_CPU_NAME(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
-        CUDA_CPU_NAME(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED)
-        CUDA_CPU_NAME(CUDA_ERROR_TOO_MANY_PEERS)
-        CUDA_CPU_NAME(CUDA_ERROR_LAUNCH_FAILED)
-        CUDA_CPU_NAME(CUDA_ERROR_NOT_PERMITTED)
-        CUDA_CPU_NAME(CUDA_ERROR_NOT_SUPPORTED)
-        CUDA_CPU_NAME(CUDA_ERROR_UNKNOWN)
+        CUDA_CPU_DRIVER_ERRORS(CUDA_CPU_NAME)
 #undef CUDA_CPU_NAME
     }
     return CUDA_ERROR_INVALID_VALUE;
@@ -59,29 +42,21 @@ CUresult cuGetErrorString(CUresult error, const char **text) {
     const char *name;
     *text = nullptr;
     if (CUresult unknown = cuGetErrorName(error, &name)) return unknown;
-    switch (error) { // those that the runtime has no number for here
-    case CUDA_ERROR_NOT_INITIALIZED: *text = "initialization error"; break;
-    case CUDA_ERROR_DEINITIALIZED: *text = "driver shutting down"; break;
-    case CUDA_ERROR_INVALID_CONTEXT: *text = "invalid device context"; break;
-    case CUDA_ERROR_NOT_FOUND: *text = "named symbol not found"; break;
-    case CUDA_ERROR_NOT_SUPPORTED: *text = "operation not supported"; break;
-    case CUDA_ERROR_UNKNOWN: *text = "unknown error"; break;
-    default: *text = cudaGetErrorString((cudaError_t)error);
-    }
+    *text = cudaGetErrorString((cudaError_t)error);
     return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetCount(int *count) {
-    if (CUresult error = cuda_cpu::check_device(count, 0)) return error;
+    if (CUresult error = check_device(count, 0)) return error;
     return (CUresult)cudaGetDeviceCount(count);
 }
 CUresult cuDeviceGet(CUdevice *device, int ordinal) {
-    if (CUresult error = cuda_cpu::check_device(device, ordinal)) return error;
+    if (CUresult error = check_device(device, ordinal)) return error;
     *device = ordinal;
     return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetName(char *name, int bytes, CUdevice device) {
-    if (CUresult error = cuda_cpu::check_device(name, device)) return error;
+    if (CUresult error = check_device(name, device)) return error;
     cudaDeviceProp prop;
     cudaGetDeviceProperties(&prop, device);
     if (bytes <= 0) return CUDA_ERROR_INVALID_VALUE;
@@ -89,11 +64,11 @@ CUresult cuDeviceGetName(char *name, int bytes, CUdevice device) {
     return CUDA_SUCCESS;
 }
 CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device) {
-    if (CUresult error = cuda_cpu::check_device(bytes, device)) return error;
-    *bytes = cuda_cpu::machine().devices[device]->total;
+    if (CUresult error = check_device(bytes, device)) return error;
+    *bytes = machine().devices[device]->total;
     return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
-    if (CUresult error = cuda_cpu::check_device(value, device)) return error;
+    if (CUresult error = check_device(value, device)) return error;
     return (CUresult)cudaDeviceGetAttribute(value, attribute, device);
 }

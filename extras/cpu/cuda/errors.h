@@ -43,6 +43,7 @@ extern "C" void AnnotateIgnoreSyncEnd(const char *file, int line);
     X(cudaErrorFileNotFound, 301, "file not found")                                                \
     X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                              \
     X(cudaErrorIllegalState, 401, "the operation cannot be performed in the present state")        \
+    X(cudaErrorSymbolNotFound, 500, "named symbol not found")                                      \
     X(cudaErrorNotReady, 600, "device not ready")                                                  \
     X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                    \
     X(cudaErrorLaunchOutOfResources, 701, "too many resources requested for launch")               \
