@@ -92,7 +92,7 @@ build/%.txt: extras/$$(subst _venv,,$$*).txt
 
 # ----- The other folders --------------------------------------------------------------------------
 
-tests_h := extras/tests.h extras/reference.h extras/format.h
+tests_h := extras/tests.h extras/run_tests.h extras/reference.h extras/format.h
 is_test = $(findstring tests,$(*F))
 # A program of a folder includes the program in one of these ways: untuned, without fast/; tuned,
 # which fast.mk has; or watched, which watch.mk has.

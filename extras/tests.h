@@ -5,11 +5,6 @@
 // tests_main
 #pragma once
 
-#ifndef DOCTEST_LINKED
-#define DOCTEST_CONFIG_IMPLEMENT
-#endif
-#include "doctest.h"
-
 #include <array>
 #include <atomic>
 #include <filesystem>
@@ -23,6 +18,7 @@
 
 #include "format.h"
 #include "reference.h"
+#include "run_tests.h"
 
 // Under a sanitizer, up to 300 times slower, cases are smaller. Under ThreadSanitizer, or lane by
 // lane under AddressSanitizer, a training would take longest; `make race` runs one anyway.
@@ -695,30 +691,6 @@ inline void check_late_devices(const std::string &name, bool waits = false) {
 
 // ---------------------------------------------------------------------------------------------
 // The run of all tests
-
-// Return doctest's status, or 4 if no test matches the filters, for then nothing was tested.
-inline int run_tests(int argc, char **argv) {
-    for (int i = 1; i < argc; i++) {
-        if (argv[i][0] == '-') continue;
-        fprintf(stderr, "%s is no option of the tests: try -tc='%s*', or --help\n", argv[i],
-                argv[i]);
-        return 1;
-    }
-    doctest::Context tests;
-    tests.setOption("abort-after", 20); // one mistake can fail hundreds of checks
-    tests.applyCommandLine(argc, argv);
-    const int status = tests.run();
-    if (tests.shouldExit()) return status; // --help, --list-test-cases and the like
-    std::vector<const char *> words(argv, argv + argc);
-    words.insert(words.end(), {"--count", "--reporters=console"});
-    std::ostringstream counted;
-    doctest::Context query(words.size(), words.data());
-    query.setCout(&counted);
-    query.run();
-    if (!contains(counted.str(), " filters: 0\n")) return status;
-    fprintf(stderr, "no test case matches %s\n", argv[argc - 1]);
-    return 4;
-}
 
 inline int tests_main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--program") == 0) {

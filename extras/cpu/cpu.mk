@@ -57,7 +57,7 @@ in_cpp = $(patsubst %,build/cpp/%,$(filter %.cu %.h,$(1:build/gpu/%=%))) $(filte
 
 # Each program of the Makefile and the other folders on the stand-in, and under the sanitizers
 cpu_programs := $(programs) runtime_tests
-of_runtime_tests := extras/cpu/tests.cu $(wildcard extras/cpu/tests/*)
+of_runtime_tests := extras/cpu/tests.cu $(wildcard extras/cpu/tests/*) extras/run_tests.h
 options_runtime_tests = -O0 $(if $(filter asan,$(*D)),$(loads)) $(numbers)
 build/asan/runtime_tests build/race/runtime_tests: | build/cpu/runtime.o # for make cu
 cuda_headers := $(wildcard extras/cpu/*.h extras/cpu/cuda/*.h extras/cpu/nvtx3/*)

@@ -86,30 +86,6 @@ static int run_wrong(const std::string &name) {
     return 0;
 }
 
-// doctest's run; status 4 where no test matches the filters, for then nothing was tested.
-static int run_tests(int argc, char **argv) {
-    for (int i = 1; i < argc; i++)
-        if (argv[i][0] != '-') {
-            fprintf(stderr, "%s is no option of the tests: try -tc='%s*', or --help\n", argv[i],
-                    argv[i]);
-            return 1;
-        }
-    doctest::Context tests(argc, argv);
-    const int status = tests.run();
-    if (tests.shouldExit()) return status; // --help, --list-test-cases and the like
-    std::vector<const char *> words(argv, argv + argc);
-    words.insert(words.end(), {"--count", "--reporters=console"});
-    std::ostringstream counted;
-    doctest::Context query(words.size(), words.data());
-    query.setCout(&counted);
-    query.run();
-    if (counted.str().find(" filters: 0\n") == std::string::npos) return status;
-    fprintf(stderr, "no test case matches:");
-    for (int i = 0; i < argc; i++) fprintf(stderr, " %s", argv[i]);
-    fprintf(stderr, "\n");
-    return 4;
-}
-
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], "--wrong") == 0) return run_wrong(argv[2]);
     setenv("CUDA_CPU_DEVICES", "2", 1);

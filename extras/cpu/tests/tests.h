@@ -9,10 +9,7 @@
 #include "./cuda/checks.h" // "cuda/...": to_cpp.sed would take it for one of CUDA's
 #include "./cuda/queues.h"
 
-#ifndef DOCTEST_LINKED
-#define DOCTEST_CONFIG_IMPLEMENT
-#endif
-#include "doctest.h"
+#include "../../run_tests.h"
 
 #include <algorithm>
 #include <array>
