@@ -14,11 +14,13 @@ constexpr bool on_cpu = false;
 #endif
 
 __attribute__((format(printf, 1, 2))) inline std::string format(const char *format, ...) {
-    char text[1000];
-    va_list args;
+    va_list args, again;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    va_copy(again, args);
+    std::string text(vsnprintf(nullptr, 0, format, args), 0);
     va_end(args);
+    vsnprintf(&text[0], text.size() + 1, format, again);
+    va_end(again);
     return text;
 }
 #endif

@@ -24,7 +24,7 @@ words_of_judge = $(foreach name,GPUS ALLREDUCE KVSTORE MODEL SEED,$(if $(value $
 
 all: build/cpu/judge
 exercise_headers := $(wildcard extras/exercise/*.h extras/watch/*.h)
-build/cpu/judge: extras/exercise/judge.cc $(exercise_headers) build/cpu/flags
+build/cpu/judge: extras/exercise/judge.cc extras/format.h $(exercise_headers) build/cpu/flags
 	$(begin)
 	$(show)$(CXX) -std=c++17 -O1 -Wall -Wextra $(if $(WERROR),-Werror) $< $(to)
 

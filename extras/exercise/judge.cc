@@ -6,6 +6,7 @@
 //     judge WORKER=program [GPUS=k] [ALLREDUCE=name] [MODEL=name] [SEED=n|stdin]
 //         [FABRIC=name] [SECONDS=of a case] [POINTS=1] [RESULT=number of an open file]
 //     judge WORKER=program SHOW=file ...     does not judge: see show.h
+#include "../format.h"
 #include "judged_cases.h"
 #include "judge_protocol.h"
 
@@ -14,7 +15,6 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -47,16 +47,6 @@ struct Options {
 };
 static Options options;
 
-__attribute__((format(printf, 1, 2))) static std::string format(const char *format, ...) {
-    va_list args, again;
-    va_start(args, format);
-    va_copy(again, args);
-    std::string text(vsnprintf(nullptr, 0, format, args), 0);
-    va_end(args);
-    vsnprintf(text.data(), text.size() + 1, format, again);
-    va_end(again);
-    return text;
-}
 static std::string listed(const std::vector<std::string> &words) {
     std::string text;
     for (const std::string &word : words) text += (text.empty() ? "" : ", ") + word;
