@@ -308,16 +308,9 @@ def show(line):
 
 
 def algorithms():
-    """Return the names of the allreduces: those of mgpu.cu's table, and those that each file of
-    extras/algorithms adds."""
-    text = (COPY / "mgpu.cu").read_text()
-    [[_, first, last]] = definitions(text, "algorithms")
-    entries = "\n".join(text.splitlines()[first - 1 : last])
-    folder = COPY / "extras/algorithms"
-    if folder.exists():
-        included = re.findall(r'#include "(\w+\.h)"', (folder / "algorithms.cu").read_text())
-        entries += "".join((folder / name).read_text() for name in included)
-    return re.findall(r'(?:\{|\badd_algorithm\()"(\w+)", allreduce_', entries)
+    """Return the names of the allreduces, as the judge lists them when it gets an unknown one."""
+    _, text = run("make", "-s", "exercise", "ALLREDUCE=none")
+    return re.search(r"choose one of (.*)", text)[1].split(", ")
 
 
 @register_line_magic
