@@ -20,7 +20,7 @@
 //
 // A device is what the chapter calls a GPU: it has its own memory and its own queues of work. If
 // you ask for more devices than there are GPUs, several devices share a GPU. Without a GPU,
-// extras/cpu/ turns this file into C++ for g++ and emulates the devices.
+// extras/cpu/ turns this file into plain C++ and emulates the devices.
 //
 // Notation: k devices; N images with C channels, H rows and W columns; O output channels; windows
 // of K x K pixels. (The number W counts columns; the tensor W is a weight.) Tensors are row-major,
@@ -96,7 +96,7 @@ const Tensor &gradient(const Tensor &param);         // param.grad, or an error 
 PerDevice gradients(const PerDevice &device_params); // the gradients of all parameters
 
 // 10. Devices and memory
-[[noreturn]] void error(const char *format, ...); // print a message, as printf does, and end
+[[noreturn]] void error(const char *format, ...); // throw a message, formatted as by printf
 Device try_gpu(int i);     // gpu(i), or an error if there is none (d2l's returns cpu() instead)
 void waitall();            // make the host wait for all devices
 int size(const Tensor &t); // the number of its elements
@@ -185,7 +185,7 @@ struct Stream {
     cudaEvent_t ready = nullptr; // an event, which is a marker in this stream: see make_wait
 };
 Stream &current_stream(Device device); // the stream for a device's work
-cudaStream_t stream_of(Device device); // its handle, after cudaSetDevice(), as a launch requires
+cudaStream_t stream_of(Device device); // its handle; calls cudaSetDevice(), which a launch needs
 int cuda_device(Device device);        // CUDA's number for its GPU, which devices may share
 
 // Check a CUDA call. If it failed, the program ends and says where and why. (#call is its text.)
@@ -298,7 +298,7 @@ void allreduce_naive(const PerDevice &grads) {
     }
 }
 
-// Sum all gradients with the algorithm that ALLREDUCE=name selects, by default with this one.
+// Sum all gradients with the algorithm that ALLREDUCE=name selects, by default allreduce_naive().
 void sum_gradients(const PerDevice &grads);
 
 // Take one step on a minibatch. Unlike the chapter's, this function returns the losses, one number
@@ -308,7 +308,7 @@ Tensors train_batch(const Tensor &X, const Tensor &y, const PerDevice &device_pa
                     const std::vector<Device> &devices, float lr) {
     auto [X_shards, y_shards] = split_batch(X, y, devices);
     zero_grad(device_params);
-    // Loss is calculated separately on each GPU (the host only enqueues it, so they work at once)
+    // Loss is calculated separately on each GPU (the host only enqueues, so they run in parallel)
     Tensors losses;
     for (size_t c = 0; c < devices.size(); c++) {
         Tensor y_hat = lenet(X_shards[c], device_params[c]);
@@ -418,7 +418,7 @@ void train(int num_gpus, int batch_size, float lr) {
 //
 // All weights start close to 0, so y_hat is close to 0, each class has a probability of about 1/10,
 // and the loss is -ln(1/10) = 2.3026. The gradient of a weight has the other layers' weights as
-// factors. These are just as tiny, so the first epoch hardly changes anything.
+// factors. These are close to 0, too, so the first epoch hardly changes anything.
 //
 // Before it trains, the program prints the chapter's examples for sections 3 and 4.
 
@@ -463,16 +463,16 @@ void demos(int num_gpus) {
 //
 // Contract. grads[c][i] is on device c and has the same size on every device. The tensors of a
 // device lie side by side in memory, as attach_grad() allocates them. An algorithm overwrites every
-// grads[c][i] with the sum over all devices, bitwise identical on all devices. It enqueues its work
-// and returns; it should not make the host wait. Work that is enqueued later on a device sees the
-// sums. The algorithm accepts any number of devices (unless its entry in the table `algorithms`
-// below says otherwise), and tensors of any size, including 0.
+// grads[c][i] with the sum over all devices, bitwise identical on all of them, or their parameters
+// would drift apart. It enqueues its work and returns; it should not make the host wait. Work that
+// is enqueued later on a device sees the sums. The algorithm accepts any number of devices (unless
+// its entry in the table `algorithms` below says otherwise), and tensors of any size, including 0.
 //
 // Cost. A message of m bytes takes about alpha + m * beta seconds: alpha is the latency, which even
 // the shortest message pays, and 1 / beta is the bandwidth. Messages between different pairs of
-// devices can travel at the same time, and a device can receive while it sends, but all that it
-// receives shares its bandwidth, as does all that it sends. (We do not count additions, which are
-// fast.) So for k devices, each with b bytes in P tensors, we count
+// devices can travel at the same time. A device can send while it receives, at 1 / beta each way,
+// however many messages share that. (We do not count additions, which are fast.) So for k devices,
+// each with b bytes in P tensors, we count
 //   messages   how many copies (or reads by kernels) go from one memory to another
 //   busiest    how many bytes the busiest device receives
 //   rounds     the length of the longest chain of messages in which each waits for the one before
@@ -577,17 +577,17 @@ void allreduce_bucket(const PerDevice &grads) { allreduce(flatten(grads)); }
 //   add_(a, b)             a += b, both on one device
 //   empty(shape, device)   memory for what arrives
 //   flatten(grads)         one tensor per device; chunk(t, j, k) is chunk j of k of such a tensor
-//   to_string(t).c_str()   the numbers, for printf's %s; the host waits for them
+//   print("b1", {t, u})    print the numbers of t and u; the host waits for them
 //
 // Climb this ladder, and run `make exercise` after each rung. It says whether your allreduce is
 // right on 1 to 8 devices, and what it costs.
 //   1 line      Sum one long tensor instead of P short ones, as `bucket` does.
 //   10 lines    Let different devices sum different tensors, as the chapter asks. Use send(), since
 //               copyto() makes both devices wait for each message. (W3 has 79% of the bytes, so
-//               one device still receives most.)
+//               one device still sums most of them.)
 //   15 lines    Let device c sum chunk c of the one long tensor. Two calls of send() are enough.
-//   20 lines    A ring: let device c send only to device c + 1, the last one to 0. This takes more
-//               rounds, but it is best where only neighbours have a fast connection.
+//   20 lines    A ring: let device c send chunks only to device c + 1 (the last to 0). This takes
+//               more rounds, but it is best where only neighbours have a fast connection.
 void allreduce_yours(const PerDevice &grads) {
     const size_t k = grads.size(), P = grads[0].size();
     for (size_t i = 0; i < P; i++) {
@@ -661,7 +661,7 @@ int blocks(long n) {
     return std::max(1, ceil_div(n, threads));
 }
 
-// Fail unless the inputs are on one device and `valid`, a condition that `expected` says in words.
+// Fail unless `valid` is true and all inputs are on one device. `expected` describes valid inputs.
 void check_inputs(const char *op, bool valid, const char *expected, const Tensors &inputs);
 
 // An operator's backward gets dy, the gradient of the loss with respect to its result y, and adds
@@ -927,7 +927,7 @@ __global__ void sum_kernel(float *sum, const float *parts, int count, int n) {
     sum[i] += total;
 }
 
-// Add the sum over n of A[n] @ B[n] to the matrix C. One block per tile of C would be too few to
+// Add the sum over m of A[m] @ B[m] to the matrix C. One block per tile of C would be too few to
 // keep a GPU busy. So `count` blocks share the products of a tile (about 2048 blocks in all are
 // enough), and a second kernel adds up their sums.
 void matmul_sum(Matrix C, Matrix A, Matrix B, Device device) {
@@ -1114,8 +1114,8 @@ struct TapeEntry {
     std::shared_ptr<Tensor> dy; // the gradient of its result, which gets its memory later
     GradFn grad_fn;
 };
-// The tape of each device, by Device::id. It is never deleted: a global map would be destroyed
-// after CUDA has shut down, and could not free its tensors then.
+// The tape of each device, by Device::id. The map is never deleted: a plain global would be
+// destroyed after CUDA has shut down, and could not free its tensors then.
 auto &tapes = *new std::map<int, std::vector<TapeEntry>>;
 bool recording = true;
 
@@ -1497,15 +1497,15 @@ Tensor rows(const Tensor &X, int begin, int end) {
 // 11. Data
 // What the chapter takes from d2l and NumPy: printing, the data set, accuracy, stopwatch and plot.
 
-// Write a number with at most 8 digits. A whole one (no point, no exponent, not nan) ends with a
-// point, as in NumPy.
+// Return a number as text, with at most 8 digits. A whole one (no point, no exponent, not nan) ends
+// with a point, as in NumPy.
 std::string to_string(float x) {
     char text[32];
     snprintf(text, sizeof text, "%.8g", x);
     return text + std::string(strpbrk(text, ".en") ? "" : ".");
 }
 
-// Write each row, that is the numbers along the last axis, on a line of its own.
+// Return the numbers as text: each row, that is the numbers along the last axis, on its own line.
 std::string to_string(const Tensor &t) {
     const std::vector<float> numbers = to_host(t);
     const size_t axes = t.shape.size();
