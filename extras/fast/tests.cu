@@ -158,10 +158,7 @@ static Floats numbers(size_t n, unsigned seed) {
     for (float &x : list) x = to_tf32(distribution(random));
     return list;
 }
-static int count(const Ints &shape) {
-    return std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<int>());
-}
-static Floats together(const Tensors &list) { return all_to_host(list); }
+static int count(const Ints &shape) { return size({cpu(), shape}); }
 
 // What an operator makes of inputs of these shapes: its result, then the gradients. `uses`: how
 // often it is used, so that gradients are sums. masked: X is a ReLU's result, whose gradient is
@@ -468,7 +465,7 @@ TEST_CASE("tuned sgd: the simple one's bits, of any number of parameters") {
             copyto(on_device(numbers(n, i + 1), {n}), *p[i].grad);
         }
         sgd(p, 0.3f, 7);
-        all.push_back(together(p));
+        all.push_back(all_to_host(p));
     }
     check_close(all[1], all[0], 0);
 }
@@ -648,12 +645,12 @@ TEST_CASE("fusion: what was left out is computed when somebody asks, with the ol
     const Tensor x = on_device({-1, 2}, {1, 2});
     const Tensor h = linear(x, params[0], params[1]), y = relu(h);
     CHECK(to_host(y) == Floats{0, 2});
-    CHECK(together({h, copyto(h, gpu(1))}) == Floats{-1, 2, -1, 2});
+    CHECK(all_to_host({h, copyto(h, gpu(1))}) == Floats{-1, 2, -1, 2});
     const Tensor later = linear(x, params[0], params[1]), z = relu(later);
     backward(z);
-    CHECK(together({gradient(params[0]), gradient(params[1])}) == Floats{0, -1, 0, 2, 0, 1});
+    CHECK(all_to_host({gradient(params[0]), gradient(params[1])}) == Floats{0, -1, 0, 2, 0, 1});
     sgd(params, 1, 1);
-    CHECK(together({z, h}) == Floats{0, 2, -1, 2});
+    CHECK(all_to_host({z, h}) == Floats{0, 2, -1, 2});
     REFUSED(to_host(later), "KERNELS=plain");
 }
 
@@ -719,7 +716,7 @@ TEST_CASE("fusion: a batch norm's result is computed again for the backward pass
             CHECK(left_out(y) == (rung == std::string(usual_kernels) && !asked));
             if (asked) CHECK(y.ptr() == address);
             backward(relu(add(z, y)));
-            all.push_back(together({z, y, mean, var, *X.grad, *W.grad}));
+            all.push_back(all_to_host({z, y, mean, var, *X.grad, *W.grad}));
         }
         check_close(all[1], all[0], 1e-5);
     }
@@ -735,14 +732,14 @@ TEST_CASE("fusion: gradients that share memory part when one is added to") {
     const Tensor y = add(A, B);
     backward(add(add(y, C), add(D, y)));
     CHECK(grad(x) == Floats{2 * (2 + 7) + 3 * (2 + 11)});
-    CHECK(together({*A.grad, *B.grad, *C.grad}) == Floats{9, 13, 1});
+    CHECK(all_to_host({*A.grad, *B.grad, *C.grad}) == Floats{9, 13, 1});
 }
 TEST_CASE("fusion: a gradient of another pass stays when what it was shared with is written") {
     const Tensor x = with_grad({5}, {1, 1});
     const Tensor A = times(x, 2), B = times(x, 3), y = add(A, B);
     backward(y);
     backward(times(y, 7)); // is added to y's 1
-    CHECK(together({*A.grad, *B.grad, *y.grad}) == Floats{1, 1, 8});
+    CHECK(all_to_host({*A.grad, *B.grad, *y.grad}) == Floats{1, 1, 8});
 }
 TEST_CASE("fusion: a relu's gradient after operators that mask and one that does not") {
     // The loss writes an unmasked gradient; the tuned ones, before it or after it, masked ones
@@ -791,7 +788,7 @@ TEST_CASE("fusion: what is left out is computed before what waits and reads it")
     const Tensor x = on_device({-1, 2}, {1, 2}), W = on_device({1, 0, 0, 1}, {2, 2});
     const Tensor b = full({2}, 0, gpu(0));
     Tensor h = linear(x, W, b), y = relu(h), z = linear(h, W, b);
-    CHECK(together({h, z, y}) == Floats{-1, 2, -1, 2, 0, 2});
+    CHECK(all_to_host({h, z, y}) == Floats{-1, 2, -1, 2, 0, 2});
     // An update comes after what waits, too
     Tensors params = {on_device({1, 0, 0, 1}, {2, 2}), full({2}, 0, gpu(0))};
     attach_grad(params);
@@ -820,7 +817,7 @@ TEST_CASE("fusion: an allreduce of what was left out") {
             for (float number : to_host(x)) sums.push_back(2 * number);
         }
         run_allreduce(a.name, grads);
-        CHECK(together({grads[0][0], grads[1][0]}) == sums);
+        CHECK(all_to_host({grads[0][0], grads[1][0]}) == sums);
     }
 }
 TEST_CASE("fusion: whether launches are joined does not depend on what CUDA has to allocate") {
@@ -836,10 +833,8 @@ TEST_CASE("use_kernels: the name says which operators run") {
     Usual usual;
     use_kernels("plain");
     CHECK(bool(operators.relu == nullptr));
-    CHECK(operators.name == "simple");
     use_kernels("tf32");
     CHECK(bool(operators.relu == fast::relu));
-    CHECK(operators.name == "tuned, fast in tf32");
     fast::edited = "relu sgd";
     use_usual_kernels();
     CHECK(bool(operators.relu == nullptr));
@@ -877,7 +872,7 @@ TEST_CASE("tuned matmul, im2col: serve an edited conv2d and an edited linear") {
                 const Tensor b = with_grad(numbers(35, 3), {35});
                 const Tensor y = is_conv ? conv2d(X, W, b) : linear(X, W, b);
                 backward(y);
-                all.push_back(together({y, *W.grad, *b.grad, *X.grad}));
+                all.push_back(all_to_host({y, *W.grad, *b.grad, *X.grad}));
             }
             check_close(all[1], all[0], 1e-5);
         }
@@ -973,41 +968,25 @@ TEST_CASE("train_batch: with each rung k devices learn what one device learns, t
     }
 }
 
-TEST_CASE("train_batch: each rung trains as the simple operators do") {
+TEST_CASE("train_batch: each rung trains as the simple operators do, TF32 to two digits") {
     Usual usual;
     const int k = small_only ? 1 : 2;
-    for (const std::string rung : {"tiled", "fast"}) {
-        CAPTURE(rung);
+    for (const std::string rung : {"tiled", "fast", "tf32"}) {
+        const bool tf32 = rung == "tf32";
         Training simple(k, steady_params()), tuned(k, steady_params());
-        for (int s = 0; s < (small_only ? 1 : 5); s++) {
-            CAPTURE(s);
+        for (int s = 0; s < (small_only || tf32 ? 1 : 5); s++) {
+            INFO(rung, ", step ", s);
             const auto batch = minibatch(small_only ? 2 : 7, s);
             use_kernels("plain");
             const Floats losses = simple.step(batch);
             use_kernels(rung);
-            check_close(tuned.step(batch), losses, 1e-6 * (1 + s)); // they drift apart by rounding
+            const double drift = 1e-6 * (1 + s); // by rounding
+            check_close(tuned.step(batch), losses, tf32 ? 1e-2 : drift);
             const Floats got = tuned.grads(0), want = simple.grads(0);
-            check_close(got, want, 5e-6 * (1 + s));
+            check_close(got, want, tf32 ? 1e-2 : 5 * drift);
             CHECK(got != want); // or the operators are the same
         }
     }
-}
-
-TEST_CASE("train_batch: PRECISION=tf32 trains as FP32 does, to two digits") {
-    Usual usual;
-    const auto batch = minibatch(small_only ? 2 : 7, 3);
-    auto step = [&](const char *rung) { // the losses, then the gradients
-        use_kernels(rung);
-        Training training(small_only ? 1 : 2, steady_params());
-        Floats numbers = training.step(batch);
-        const Floats gradients = training.grads(0);
-        numbers.insert(numbers.end(), gradients.begin(), gradients.end());
-        return numbers;
-    };
-    const Floats want = step("fast"), got = step("tf32");
-    check_close(got, want, 1e-2);
-    CHECK(got != want);
-    check_close(step("tf32"), got, 0);
 }
 
 #ifdef MGPU_LANES
