@@ -120,7 +120,7 @@ static void winograd(const Store &y, const float *X, const TiledImages &x, const
                      int by_c, int by_k, const float *b, const TiledImages &out, Device device) {
     if (x.count == 0) return;
     // Few tiles fit the cache. But if U does not, it is read once for each group. Each core has
-    // some parts, in case one is delayed, but all together at most 16 MB if they can.
+    // some parts, in case one is delayed, but all together at most 8 MB if they can.
     int cores;
     CUDA_CHECK(cudaDeviceGetAttribute(&cores, cudaDevAttrMultiProcessorCount, cuda_device(device)));
     const int tiles = min(min(max(39, x.C / 4), 65), blocks(x.count, cores));
@@ -128,7 +128,7 @@ static void winograd(const Store &y, const float *X, const TiledImages &x, const
     const int group = (of_M == F::B ? max(1, tiles / step) : blocks(tiles, step)) * step;
     const Panels u(x.C, out.C), v(group, x.C), m(group, out.C);
     const int floats = F::elements * (v.by_e + m.by_e);
-    const int rounds = max(1, min(4, (4 << 20) / (cores * floats)));
+    const int rounds = max(1, min(4, (2 << 20) / (cores * floats)));
     const dim3 parts(1, 1, min(cores * rounds, blocks(x.count, group)));
     // (All in one piece of memory, which a large tensor may take next)
     const Tensor memory = empty({int(parts.z) * floats + F::elements * u.by_e}, device);
