@@ -48,31 +48,6 @@ TEST_CASE("atomicAdd: a dot product in every type") {
     test_dot<double>();
 }
 
-// *sum = the sum of x, added up by whichever block is done last
-__global__ void last_block_kernel(float *sum, float *partial, unsigned *done, const int *x, int n) {
-    __shared__ bool last;
-    if (threadIdx.x == 0) {
-        float mine = 0;
-        for (int i = blockIdx.x; i < n; i += gridDim.x) mine += x[i];
-        partial[blockIdx.x] = mine;
-        __threadfence();
-        last = atomicInc(done, gridDim.x - 1) == gridDim.x - 1;
-    }
-    __syncthreads();
-    if (!last || threadIdx.x > 0) return;
-    *sum = 0;
-    for (unsigned b = 0; b < gridDim.x; b++) *sum += partial[b];
-}
-TEST_CASE("__threadfence: the last block adds up what the others have written") {
-    const std::vector<int> x = numbers(many);
-    auto X = device_copy(x);
-    auto done = device_copy(std::vector<unsigned>(1));
-    auto partial = floats_on(0, 37), sum = floats_on(0, 1);
-    for (int i = 0; i < (small_only ? 1 : 50); i++) // the counter is 0 again after each
-        last_block_kernel<<<37, 3>>>(sum.get(), partial.get(), done.get(), X.get(), many);
-    CHECK(fetch(sum, 1)[0] == std::accumulate(x.begin(), x.end(), 0.0f));
-}
-
 __device__ float atomic_max(float *p, float x) { // as in CUDA's manual
     int *bits = (int *)p, old = atomicOr(bits, 0), seen;
     do {
