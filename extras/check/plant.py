@@ -3,7 +3,6 @@
 mistake, and looks whether `make run` and `make check` explain them.
 
     python3 extras/check/plant.py apply           find the place of each mistake; nothing is compiled
-    python3 extras/check/plant.py build           write and compile the copies
     python3 extras/check/plant.py try [NAME...]   run each, or those whose names contain a NAME
     python3 extras/check/plant.py sample          apply, then run some; status 1 if one fails
 
@@ -257,8 +256,6 @@ def main():
     if what == "apply":
         folders = write_copies(entries)
         print(f"{len(entries)} mistakes in {len(folders)} copies: {FOLDER}/")
-    elif what == "build":
-        build(entries)
     elif what == "try":
         chosen = [e for e in entries if not names or any(n in e.name for n in names)]
         programs = build(chosen, "chosen" if names else "")
