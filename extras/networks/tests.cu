@@ -340,16 +340,6 @@ TEST_CASE("choose_model: lab_cnn's rows are the lab's") {
     check_lines(printed(epoch), "   12    1.5000    0.8215    123.46\n");
 }
 
-TEST_CASE("check_first_minibatch: a right step of lab_cnn passes" * slow) {
-    NetworksKept kept;
-    for (int k : {1, 2, 5}) {
-        CAPTURE(k);
-        set_model("lab_cnn", k); // k is the seed too
-        check_says(first_minibatch(k, 7), format("first minibatch: %d device%s with one", k,
-                                                 k > 1 ? "s agree" : " agrees"));
-    }
-}
-
 // ---------------------------------------------------------------------------------------------
 // 5. Options
 
