@@ -234,7 +234,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     return cudaSuccess;
 }
 
-// Those of all devices: a GPU's usual ones at first. (CUDA refuses those after the heap on many GPUs)
+// Those of all devices, at first a GPU's usual ones
 static size_t limits[] = {1024, 1 << 20, 8 << 20};
 static cudaError_t no_limit(const char *call, cudaLimit limit, Where where) {
     if ((unsigned)limit < std::size(limits)) return cudaSuccess;

@@ -142,8 +142,8 @@ template <class T> unsigned __match_all_sync(unsigned mask, T value, int *all, C
     return *all ? mask : 0;
 }
 
-// Groups of threads, as objects: a block, tiles of N neighbouring lanes of it, lanes that are active
-// together, and any of these.
+// Groups of threads, as objects: a block, tiles of N neighbouring lanes of it, lanes that are
+// active together, and any of these.
 namespace cooperative_groups {
 struct thread_block {
     static unsigned size() { return blockDim.x * blockDim.y * blockDim.z; }
