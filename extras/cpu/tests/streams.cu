@@ -258,6 +258,23 @@ TEST_CASE("cudaMemset, cudaMemcpy: in the current device's order, whose memory i
     OK(cudaDeviceDisablePeerAccess(1));
 }
 
+TEST_CASE("cudaMemcpy: comes after the streams that block, however small it is, and no others") {
+    TestStream blocking(0, cudaStreamDefault), free(0, cudaStreamNonBlocking);
+    for (size_t n : {1, 1 << 20})
+        for (bool waits : {true, false}) {
+            CAPTURE(n);
+            CAPTURE(waits);
+            std::vector<float> found(n, -1);
+            auto x = device_copy(std::vector<float>(n));
+            Hold hold(waits ? blocking : free, x.get());
+            std::thread copier([&] { OK(cudaMemcpy(found.data(), x.get(), n * one_float, down)); });
+            if (waits) hold.release_later();
+            copier.join();
+            CHECK(found[0] == (waits ? 5 : 0));
+            hold.release_and_wait_for(free);
+        }
+}
+
 TEST_CASE("cudaStreamQuery: whether all is done") {
     auto x = floats_on(0, 1);
     TestStream a;
