@@ -158,7 +158,12 @@ static void traced(const wire::Request &r, wire::Answer &answer) {
     watch::on_record = watch::on_enqueued = nullptr, watch::on_memory = nullptr;
     watch::wait_for_all();
     for (int c = 0; c < r.k; c++) answer.sums.push_back(tracing.blocks[c].found);
-    for (size_t i = 0; r.keeps && i < answer.rows.size(); i++) {
+    if (!r.keeps) return;
+    std::vector<void *> addresses;
+    for (const Stack &s : tracing.calls)
+        addresses.insert(addresses.end(), s.frames, s.frames + s.n);
+    watch::look_up(addresses);
+    for (size_t i = 0; i < answer.rows.size(); i++) {
         if (answer.words[answer.rows[i].name] == "wait") continue;
         answer.rows[i].line = answer.words.size();
         answer.words.push_back(own_line(tracing.calls[i]));

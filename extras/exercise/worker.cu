@@ -70,14 +70,11 @@ static void note_callers() {
 static std::vector<int> others_among_callers(const std::string &judged) {
     std::set<const void *> functions = {(const void *)find_algorithm(judged).run};
     std::set<std::string> names;
-    Stack stack;
+    watch::look_up({callers.begin(), callers.end()});
     for (void *at : callers) {
         functions.insert(_Unwind_FindEnclosingFunction((char *)at - 1));
-        stack.frames[stack.n++] = at;
-        if (stack.n < (int)std::size(stack.frames) && at != *callers.rbegin()) continue;
-        for (const watch::Frame &f : watch::frames_of(stack))
+        for (const watch::Frame &f : watch::calls_at[at])
             names.insert(f.function.substr(0, f.function.find_first_of("(\n")));
-        stack.n = 0;
     }
     std::vector<int> others;
     for (size_t i = 0; i < algorithms.size(); i++) {
@@ -290,6 +287,7 @@ int main(int argc, char **argv) {
     const int devices = argc > 1 ? atoi(argv[1]) : 1;
     std::string error;
     worker::limit_memory(devices);
+    wire::keep_memory();
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     // The stand-in shows as many devices as are wanted; one GPU stands for several
     if (on_cpu) setenv("CUDA_CPU_DEVICES", std::to_string(devices).c_str(), 0);

@@ -1,6 +1,7 @@
 // Which line of the lesson has enqueued an operation, or thrown an exception: the chain of calls
 // that has led there, read from the program's debug information. (A GPU's program has none.)
-// defines: watch::Stack, watch::call_stack, watch::thrown_by, watch::Frame, watch::frames_of
+// defines: watch::Stack, watch::call_stack, watch::thrown_by, watch::Frame, watch::calls_at,
+// watch::look_up, watch::frames_of
 #pragma once
 #include <cstdio>
 #include <cstdlib>
@@ -37,41 +38,59 @@ struct Frame {
 };
 inline Stack thrown_by; // who has thrown the last exception
 
+// The calls at each address that was looked up, as the source has them: several where functions are
+// inlined, the innermost first
+inline std::map<void *, std::vector<Frame>> calls_at;
 #ifdef CUDA_CPU
 extern "C" char __executable_start;
-// Return the calls of a stack as the source has them, the innermost first.
-inline const std::vector<Frame> &frames_of(const Stack &stack) {
-    static std::map<std::vector<void *>, std::vector<Frame>> known;
-    auto [found, is_new] = known.insert({{stack.frames, stack.frames + stack.n}, {}});
-    std::vector<Frame> &frames = found->second;
-    if (!is_new) return frames;
-    std::string command = "addr2line -Cfie /proc/" + std::to_string(getpid()) + "/exe";
-    for (void *address : found->first) {
-        size_t at = (size_t)address - 1;
+// Look up addresses, all of them at once: it takes longer to start addr2line than to find one more.
+inline void look_up(const std::vector<void *> &addresses) {
+    // (-a: it prints each address before its calls)
+    std::string command = "addr2line -Cfiae /proc/" + std::to_string(getpid()) + "/exe";
+    size_t base = 1; // a call is before what it returns to
 #ifdef __PIE__
-        at -= (size_t)&__executable_start;
+    base += (size_t)&__executable_start;
 #endif
+    bool is_any_new = false;
+    for (void *address : addresses) {
+        if (!calls_at.insert({address, {}}).second) continue;
         char text[20];
-        snprintf(text, sizeof text, " 0x%zx", at);
+        snprintf(text, sizeof text, " 0x%zx", (size_t)address - base);
         command += text;
+        is_any_new = true;
     }
+    if (!is_any_new) return;
     char function[4000], line[1000];
     FILE *lines = popen((command + " 2>/dev/null").c_str(), "r");
-    while (lines && fgets(function, sizeof function, lines) && fgets(line, sizeof line, lines)) {
+    std::vector<Frame> *calls = nullptr;
+    while (lines && fgets(function, sizeof function, lines)) {
+        if (strncmp(function, "0x", 2) == 0) {
+            calls = &calls_at[(void *)(strtoull(function, nullptr, 16) + base)];
+            continue;
+        }
+        if (!fgets(line, sizeof line, lines)) break;
         const std::string text = line;
         const size_t colon = text.rfind(':');
-        if (colon >= text.size() || text[0] == '?') continue;
-        frames.push_back({function, text.substr(0, colon), atoi(&text[colon + 1])});
+        if (!calls || colon >= text.size() || text[0] == '?') continue;
+        calls->push_back({function, text.substr(0, colon), atoi(&text[colon + 1])});
     }
     if (lines) pclose(lines);
-    return frames;
 }
 #else
-inline const std::vector<Frame> &frames_of(const Stack &) {
-    static const std::vector<Frame> none;
-    return none;
-}
+inline void look_up(const std::vector<void *> &) {}
 #endif
+// Return the calls of a stack, the innermost first.
+inline const std::vector<Frame> &frames_of(const Stack &stack) {
+    static std::map<std::vector<void *>, std::vector<Frame>> known;
+    const std::vector<void *> addresses(stack.frames, stack.frames + stack.n);
+    auto [found, is_new] = known.insert({addresses, {}});
+    std::vector<Frame> &frames = found->second;
+    if (!is_new) return frames;
+    look_up(addresses);
+    for (void *address : addresses)
+        for (const Frame &call : calls_at[address]) frames.push_back(call);
+    return frames;
+}
 
 } // namespace watch
 
