@@ -827,6 +827,7 @@ static void write_result() {
 int main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
     signal(SIGPIPE, SIG_IGN);
+    wire::keep_memory();
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prctl(PR_SET_DUMPABLE, 0); // no worker can read the sums that are expected in this memory
     try {

@@ -9,7 +9,15 @@
 #include <type_traits>
 #include <vector>
 
+#include <malloc.h>
+
 namespace wire {
+
+// Keep memory that is freed for what comes next. (glibc would give large pieces back at once, and
+// the system would fill each new one with zeros.)
+inline void keep_memory() {
+    for (int threshold : {M_MMAP_THRESHOLD, M_TRIM_THRESHOLD}) mallopt(threshold, 1 << 30);
+}
 
 typedef std::vector<float> Flat;  // the numbers of several tensors, one after another
 constexpr int poison_byte = 0xf1; // each byte of what takes the place of a sum that was copied

@@ -38,11 +38,12 @@ static void note_changes(int row, bool of_host = false) {
         if (!block.at || (of_host && block.device >= 0)) continue;
         static Flat x;
         x.resize(block.found.size());
-        std::copy(block.found.begin(), block.found.end(), x.begin()); // should it have been freed
+        if (block.device < 0) x = block.found; // should it have been freed
         read_numbers(block.device, block.at, x);
-        if (x == block.found) continue;
-        auto same = [&](int i) { return memcmp(&x[i], &block.found[i], sizeof(float)) == 0; };
-        for (int i = 0, j, n = x.size(); i < n; i = j) {
+        const int n = x.size();
+        if (memcmp(x.data(), block.found.data(), n * sizeof(float)) == 0) continue;
+        auto same = [&](int i) { return watch::bits(x[i]) == watch::bits(block.found[i]); };
+        for (int i = 0, j; i < n; i = j) {
             for (j = i + 1; j < n && same(j) == same(i); j++) {}
             if (!same(i)) add_change(row, b, x, i, j);
         }

@@ -130,6 +130,12 @@ inline void check(cudaError_t code, const char *what) {
     fprintf(stderr, "watch: %s: %s\n", what, cudaGetErrorString(code));
     _exit(1);
 }
+// The bits of a number, by which NaN is like itself, and 0 unlike -0
+inline uint32_t bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
 inline double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
