@@ -7,13 +7,13 @@ own += SUBMISSION
 
 worker := $(if $(SUBMISSION),build/submission,$(dir))/worker
 ifeq ($(value NODES)$(value HOSTS),)
-exercise: backend build/cpu/judge $(worker)  ### judge yours, or ALLREDUCE=name
+exercise: backend $(worker) build/cpu/judge  ### judge yours, or ALLREDUCE=name
 	@build/cpu/judge WORKER=$(worker) $(words)
 	@$(if $(SUBMISSION),,$(if $(own_kernels),$(call look_for_races,$(of_exercise))))
 	@$(if $(SUBMISSION),,$(if $(own_kernels),$(call look_at_memory,$(of_exercise))))
 of_exercise = $(or $(value ALLREDUCE),yours)
 endif
-show: backend build/cpu/judge $(worker)  ### show what yours, or ALLREDUCE=name, does
+show: backend $(worker) build/cpu/judge  ### show what yours, or ALLREDUCE=name, does
 	@build/cpu/judge WORKER=$(worker) SHOW=build/show.txt $(words)
 	@sed -e '/^@data$$/{r build/show.txt' -e 'd;}' extras/exercise/show.html >build/show.html
 	@echo build/show.html: open it in a browser
@@ -24,24 +24,38 @@ words_of_judge = $(foreach name,GPUS ALLREDUCE KVSTORE MODEL SEED,$(if $(value $
 
 all: build/cpu/judge
 exercise_headers := $(wildcard extras/exercise/*.h extras/watch/*.h)
-build/cpu/judge: extras/exercise/judge.cc extras/format.h $(exercise_headers) build/cpu/flags
+# (Not first: the worker waits for the headers)
+build/cpu/judge: extras/exercise/judge.cc extras/format.h $(exercise_headers) build/cpu/flags \
+    $(if $(filter build/cpu,$(dir)),| build/cpu/headers.h.gch)
 	$(begin)
 	$(show)$(CXX) -std=c++17 -O1 -Wall -Wextra $(if $(WERROR),-Werror) $< $(to)
 
 # A worker includes the submission alone, or mgpu.cu and the other algorithms. It needs little of
-# what it includes: nothing calls the rest, which is not compiled.
+# what it includes: nothing calls the rest, which is not compiled. With g++ mgpu.cu is an object of
+# its own, of which the worker includes the declarations: an edit of mgpu.cu leaves it as it is.
 # (nvcc's host compiler takes half as long with -O1, and kernels are compiled as with -O3)
 algorithms := $(wildcard extras/algorithms/*.cu extras/algorithms/*.h)
 programs += worker $(if $(algorithms),wrong) # some of which call other algorithms
-of_worker = extras/exercise/worker.cu build/gpu/judged/mgpu.cu extras/hooks.h $(algorithms)
+objects += judged_lesson
+judged := build/gpu/judged/mgpu.cu
+of_worker = extras/exercise/worker.cu $(if $(apart),build/gpu/judged.h,$(judged)) extras/hooks.h \
+    $(algorithms)
 headers_worker = $(exercise_headers)
-options_worker = $(if $(algorithms),-DWITH_ALGORITHMS) -DSUBMISSION='"judged/mgpu.cu"' $(whole_$(*D))
+options_worker = $(if $(algorithms),-DWITH_ALGORITHMS) $(if $(apart),,$(whole_$(*D))) \
+    -DSUBMISSION='"$(if $(apart),judged.h,judged/mgpu.cu)"'
+links_worker = $(if $(apart),build/$(*D)/judged_lesson.o)
 level_worker := -O1
 whole_cpu = $(if $(findstring clang,$(CXX)),,-fwhole-program) -Wno-unused-function
 whole_gpu := -Xcompiler -fwhole-program,-Wno-unused-function
 judged_needs := extras/exercise/judged.sh extras/definitions.awk
-build/gpu/judged/mgpu.cu: mgpu.cu $(judged_needs)
+$(judged): mgpu.cu $(judged_needs)
 	@mkdir -p $(@D); { echo '#line 1 "$<"'; sh extras/exercise/judged.sh $<; } >$(new) && $(finish)
+build/cpp/judged.h: build/cpp/judged/mgpu.cu $(declarations_sh)
+	@$(declare)
+of_judged_lesson := build/gpu/judged.cu
+options_judged_lesson := -DMGPU_NO_MAIN -include extras/watch/watch.h
+build/cpp/judged.cu: build/cpp/judged/mgpu.cu build/cpu/worker.o extras/exercise/inlined.sh
+	@sh extras/exercise/inlined.sh $(wordlist 1,2,$^) >$(new) && $(finish)
 
 # All wrong ones together, as one submission
 wrong := $(wildcard extras/exercise/wrong/*.cu)
@@ -51,7 +65,8 @@ headers_wrong = $(exercise_headers)
 options_wrong = -DALL_WRONG -DSUBMISSION='"wrong.cu"' $(whole_$(*D))
 level_wrong := -O1
 build/gpu/wrong.cu: $(wrong) extras/exercise/exercise.mk
-	@mkdir -p $(@D); printf '#include "%s"\n' $(wrong) >$(new) && $(finish)
+	@mkdir -p $(@D); { printf '#include "%s"\n' $(wrong); echo 'int own_code[2] = {0, 1 << 30};'; } \
+	    >$(new) && $(finish)
 
 # A submission from elsewhere is compiled each time, since its includes are unknown.
 to_worker_gpu = $(NVCC) $(subst -O3,-O1,$(nvcc_flags)) $(whole_gpu) extras/exercise/worker.cu

@@ -1,6 +1,6 @@
 #!/bin/sh
 # sh extras/exercise/judged.sh FILE: prints a copy of an mgpu.cu, in C++ or not, for the worker.
-# OWN_CODE is where students write. What only nvcc would refuse, a kernel that is not marked, is an
+# own_code is where students write. What only nvcc would refuse, a kernel that is not marked, is an
 # error here, too. Lines keep their numbers.
 export LC_ALL=C
 awk -f extras/definitions.awk "$1" |
@@ -25,6 +25,6 @@ awk -f extras/definitions.awk "$1" |
             for (name in launched)
                 if (text ~ "void +" name " *\\(" && text !~ "__global__[^{};]*[ *]" name " *\\(")
                     print "#error " name " is launched, but its definition lacks __global__"
-            if (first && last) print "#define OWN_CODE " first ", " last
+            print "int own_code[2] = {" (first && last ? first ", " last : "0, 1 << 30") "};"
         }
         { print }' - in_file=1 "$1"

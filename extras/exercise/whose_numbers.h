@@ -102,17 +102,16 @@ static void note_allocation(const void *p, size_t bytes) { // 0 bytes: it is fre
 }
 
 // The innermost line of a stack that is the submission's own: in the file of the allreduce and, if
-// that is a whole mgpu.cu, between the lines that OWN_CODE names. `callee`: what is called there.
+// that is a whole mgpu.cu, between the lines that own_code names. `callee`: what is called there.
 static std::string own_line(const Stack &stack, std::string *callee = nullptr) {
     std::vector<watch::Frame> frames = watch::frames_of(stack);
     auto runs_it = [](const watch::Frame &f) { return f.function.find("run_allreduce") == 0; };
     const auto outermost = std::find_if(frames.begin(), frames.end(), runs_it);
     if (outermost == frames.begin() || outermost == frames.end()) return "";
     frames.erase(outermost, frames.end());
-    const int own[] = {OWN_CODE};
     size_t i = 0;
     auto is_own = [&](const watch::Frame &f) {
-        return f.file == frames.back().file && f.line >= own[0] && f.line <= own[1];
+        return f.file == frames.back().file && f.line >= own_code[0] && f.line <= own_code[1];
     };
     while (i + 1 < frames.size() && !is_own(frames[i])) i++;
     size_t called = i; // but not by watch.h in its place

@@ -1,0 +1,24 @@
+#!/bin/sh
+# sh extras/exercise/inlined.sh FILE OBJECT: prints a copy of an mgpu.cu, in C++, in which all
+# functions are inline that the object does not call. So what nobody calls is not compiled: most.
+export LC_ALL=C
+{
+    nm -uC "$2"
+    awk -f extras/definitions.awk "$1"
+} | awk '
+    !in_file && $1 == "U" { # U copyto(Tensor const&, Tensor const&)
+        sub(/^ *U /, "")
+        sub(/[[(].*/, "")
+        called[$0]
+        next
+    }
+    !in_file { # a name, its comment, first and last line
+        if (!($1 in called)) name_at[$3] = $1
+        next
+    }
+    FNR in name_at {
+        at = index($0, name_at[FNR] "(")
+        head = substr($0, 1, at)
+        if (at && head !~ /^(static|inline|constexpr|template|struct|__|#)|=/) printf "inline "
+    }
+    { print }' - in_file=1 "$1"
