@@ -653,9 +653,9 @@ static std::string devices(const std::vector<int> &ks) {
 static bool is_power_of_two(int k) { return (k & (k - 1)) == 0; }
 
 // Judge the sums on each number of devices. If they are wrong on one, the others are still judged,
-// but not the parts that follow.
-static void judge_devices(const std::string &name, const std::vector<int> &ks,
-                          bool own_sums = true) {
+// but not the parts that follow. Before it says so it calls a function.
+static void judge_devices(const std::string &name, const std::vector<int> &ks, bool own_sums,
+                          const std::function<void()> &before_verdict) {
     std::vector<int> right, wrong;
     int late = 0;
     for (int k : ks) {
@@ -665,11 +665,11 @@ static void judge_devices(const std::string &name, const std::vector<int> &ks,
             judge_all_sums(name, k);
             right.push_back(k);
         } catch (const Verdict &v) {
-            if (wrong.empty()) say_wrong(v, v.what());
+            worker.reset();
+            if (wrong.empty()) before_verdict(), say_wrong(v, v.what());
             wrong.push_back(k);
             late += v.kind == timeout;
             quiet = true;
-            worker.reset();
         }
     }
     if (wrong.empty()) return;
@@ -717,18 +717,19 @@ static void exercise() {
                              "to %d, or at least on the powers of two",
                              name.c_str(), listed(others).c_str(), options.gpus));
     const int most = ks.back();
-    if (name != "naive") { // what the tutorial's own cannot do here, no other is to blame for
+    // What the tutorial's own cannot do here, no other is to blame for
+    auto naive_is_right = [&] {
         std::vector<int> few = meant_for("naive");
         few.resize(std::min<size_t>(few.size(), limits::naive_devices));
         try {
-            judge_devices("naive", few, false);
+            if (name != "naive") judge_devices("naive", few, false, [] {});
         } catch (const Verdict &v) {
             throw Verdict(std::string(v.what()) +
                           ". It is the tutorial's own: an edit outside of " + name +
                           ", or this machine, is to blame. " + name + " is not judged");
         }
-    }
-    judge_devices(name, ks);
+    };
+    judge_devices(name, ks, true, naive_is_right);
     points_sums = limits::points_sums;
     printf("%s: right sums on %s, with each of them late once%s\n", name.c_str(),
            devices(ks).c_str(),
