@@ -69,22 +69,28 @@ inline Arrays linear(const Arrays &in, const Doubles &dy = {}) {
 // of the inputs X, W and b. Beyond the border of an image X counts as 0.
 inline Arrays conv2d(const ConvSizes &s, const Arrays &in, const Doubles &dy = {}) {
     const Doubles &X = in[0], &W = in[1], &b = in[2];
-    const int OH = s.OH(), OW = s.OW(), terms = s.C * s.K * s.K;
+    const int OH = s.OH(), OW = s.OW();
     Doubles y(s.N * s.O * OH * OW), dX(X.size()), dW(W.size()), db(s.O);
     for (size_t at = 0; at < y.size(); at++) {
         const int j = at % OW, i = at / OW % OH, o = at / OW / OH % s.O, n = at / OW / OH / s.O;
-        y[at] = b[o];
-        if (!dy.empty()) db[o] += dy[at];
-        for (int t = 0; t < terms; t++) {
-            const int v = t % s.K, u = t / s.K % s.K, c = t / s.K / s.K, w = o * terms + t;
-            const int row = i * s.stride + u - s.padding, column = j * s.stride + v - s.padding;
-            if (row < 0 || row >= s.H || column < 0 || column >= s.W) continue;
-            const int x = ((n * s.C + c) * s.H + row) * s.W + column;
-            y[at] += X[x] * W[w];
-            if (dy.empty()) continue;
-            dX[x] += dy[at] * W[w];
-            dW[w] += dy[at] * X[x];
-        }
+        double sum = b[o];
+        const double dy_at = dy.empty() ? 0 : dy[at];
+        db[o] += dy_at;
+        for (int c = 0; c < s.C; c++)
+            for (int u = 0; u < s.K; u++) {
+                const int row = i * s.stride + u - s.padding;
+                if (row < 0 || row >= s.H) continue;
+                for (int v = 0; v < s.K; v++) {
+                    const int column = j * s.stride + v - s.padding;
+                    if (column < 0 || column >= s.W) continue;
+                    const int x = ((n * s.C + c) * s.H + row) * s.W + column;
+                    const int w = ((o * s.C + c) * s.K + u) * s.K + v;
+                    sum += X[x] * W[w];
+                    dX[x] += dy_at * W[w];
+                    dW[w] += dy_at * X[x];
+                }
+            }
+        y[at] = sum;
     }
     return {y, dX, dW, db};
 }
