@@ -75,7 +75,7 @@ chosen = $(if $(T),$(shell T=$(call in_shell,$(T)) sh extras/test.sh choose $1),
 say_tests:
 	@T=$(call in_shell,$(T)) sh extras/test.sh say $(tests)
 run_tests = T=$(call in_shell,$(T)) BEFORE=$(call in_shell,$3) \
-    AT_ONCE=$(if $(filter build/gpu,$1),1,$(shell nproc)) sh extras/test.sh run $(2:%=$1/%)
+    AT_ONCE=$(if $(filter build/gpu,$1),1,$$(($(shell nproc) + 1))) sh extras/test.sh run $(2:%=$1/%)
 # (The system's doctest if it is not too old: Debian 11's lacks this operator)
 DOCTEST := $(or $(shell grep -ls 'operator+.const String *& *lhs' \
     /usr/include/doctest/doctest.h),build/doctest/doctest.h)
