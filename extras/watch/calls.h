@@ -3,6 +3,8 @@
 // defines: watch::Stack, watch::call_stack, watch::thrown_by, watch::Frame, watch::calls_at,
 // watch::look_up, watch::frames_of
 #pragma once
+#include "../format.h"
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -41,44 +43,35 @@ inline Stack thrown_by; // who has thrown the last exception
 // The calls at each address that was looked up, as the source has them: several where functions are
 // inlined, the innermost first
 inline std::map<void *, std::vector<Frame>> calls_at;
-#ifdef CUDA_CPU
 extern "C" char __executable_start;
 // Look up addresses, all of them at once: it takes longer to start addr2line than to find one more.
-inline void look_up(const std::vector<void *> &addresses) {
-    // (-a: it prints each address before its calls)
-    std::string command = "addr2line -Cfiae /proc/" + std::to_string(getpid()) + "/exe";
+inline void look_up([[maybe_unused]] const std::vector<void *> &addresses) {
+#ifdef CUDA_CPU
     size_t base = 1; // a call is before what it returns to
 #ifdef __PIE__
     base += (size_t)&__executable_start;
 #endif
-    bool is_any_new = false;
-    for (void *address : addresses) {
-        if (!calls_at.insert({address, {}}).second) continue;
-        char text[20];
-        snprintf(text, sizeof text, " 0x%zx", (size_t)address - base);
-        command += text;
-        is_any_new = true;
-    }
-    if (!is_any_new) return;
-    char function[4000], line[1000];
-    FILE *lines = popen((command + " 2>/dev/null").c_str(), "r");
+    std::string list;
+    for (void *address : addresses)
+        if (calls_at.insert({address, {}}).second) list += format(" 0x%zx", (size_t)address - base);
+    if (list.empty()) return;
+    const std::string options = format("-Cfiae /proc/%d/exe", getpid()); // -a prints addresses, too
+    FILE *lines = popen(("addr2line " + options + list + " 2>/dev/null").c_str(), "r");
     std::vector<Frame> *calls = nullptr;
+    char function[4000], line[1000];
     while (lines && fgets(function, sizeof function, lines)) {
         if (strncmp(function, "0x", 2) == 0) {
             calls = &calls_at[(void *)(strtoull(function, nullptr, 16) + base)];
             continue;
         }
         if (!fgets(line, sizeof line, lines)) break;
-        const std::string text = line;
-        const size_t colon = text.rfind(':');
-        if (!calls || colon >= text.size() || text[0] == '?') continue;
-        calls->push_back({function, text.substr(0, colon), atoi(&text[colon + 1])});
+        char *const colon = strrchr(line, ':');
+        if (!calls || !colon || line[0] == '?') continue;
+        calls->push_back({function, std::string(line, colon), atoi(colon + 1)});
     }
     if (lines) pclose(lines);
-}
-#else
-inline void look_up(const std::vector<void *> &) {}
 #endif
+}
 // Return the calls of a stack, the innermost first.
 inline const std::vector<Frame> &frames_of(const Stack &stack) {
     static std::map<std::vector<void *>, std::vector<Frame>> known;
