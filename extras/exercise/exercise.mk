@@ -38,8 +38,8 @@ algorithms := $(wildcard extras/algorithms/*.cu extras/algorithms/*.h)
 programs += worker $(if $(algorithms),wrong) # some of which call other algorithms
 objects += judged_lesson
 judged := build/gpu/judged/mgpu.cu
-of_worker = extras/exercise/worker.cu $(if $(apart),build/gpu/judged.h,$(judged)) extras/hooks.h \
-    $(algorithms)
+includes_judged := extras/exercise/worker.cu extras/hooks.h $(algorithms)
+of_worker = $(includes_judged) $(if $(apart),build/gpu/judged.h,$(judged))
 headers_worker = $(exercise_headers)
 options_worker = $(if $(algorithms),-DWITH_ALGORITHMS) $(if $(apart),,$(whole_$(*D))) \
     -DSUBMISSION='"$(if $(apart),judged.h,judged/mgpu.cu)"'
@@ -50,7 +50,8 @@ whole_gpu := -Xcompiler -fwhole-program,-Wno-unused-function
 judged_needs := extras/exercise/judged.sh extras/definitions.awk
 $(judged): mgpu.cu $(judged_needs)
 	@mkdir -p $(@D); { echo '#line 1 "$<"'; sh extras/exercise/judged.sh $<; } >$(new) && $(finish)
-build/cpp/judged.h: build/cpp/judged/mgpu.cu $(declarations_sh)
+build/cpp/judged.h: build/cpp/judged/mgpu.cu $(includes_judged) $(exercise_headers) \
+    $(declarations_sh)
 	@$(declare)
 of_judged_lesson := build/gpu/judged.cu
 options_judged_lesson := -DMGPU_NO_MAIN -include extras/watch/watch.h

@@ -19,6 +19,6 @@ export LC_ALL=C
     FNR in name_at {
         at = index($0, name_at[FNR] "(")
         head = substr($0, 1, at)
-        if (at && head !~ /^(static|inline|constexpr|template|struct|__|#)|=/) printf "inline "
+        if (at && head !~ /^(static|inline|constexpr|extern|template|struct|__|\[|#)|=/) printf "inline "
     }
     { print }' - in_file=1 "$1"
