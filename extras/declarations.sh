@@ -26,7 +26,7 @@ awk -f extras/definitions.awk "$file" |
             end = last[FNR]
         }
         FNR <= end { text[first] = text[first] $0 "\n" }
-        FNR > end && !/^(#line|#include "|[ \t]*$)/ { # neither a definition nor a comment
+        FNR > end && !/^(#line|#error|#include "|[ \t]*$)/ { # neither a definition nor a comment
             text[FNR] = $0 "\n"
             is_needed[FNR] = 1
             see($0)
@@ -68,6 +68,7 @@ awk -f extras/definitions.awk "$file" |
                 return text
             }
             if (head ~ /^const [^*]*=/) return text
+            if (head ~ /^auto [A-Za-z_]/) return "[[maybe_unused]] static " text
             if (sub(/^auto &/, "", head) && sub(/ .*/, "", head)) {
                 sub(/^[^=]*= \*new /, "", text)
                 sub(/;/, " \\&" head "&", text)

@@ -18,7 +18,7 @@ esac
 g++ -w -E "${@:1:$#-2}" | grep -v '^#' | cksum >"${*: -1}"
 END
 chmod +x compiler
-programs='build/cpu/program build/cpu/check build/cpu/files_tests'
+programs='build/cpu/program build/cpu/check build/cpu/files_tests build/cpu/worker'
 build() { # build: make builds the programs, whose sums are in $1
     # shellcheck disable=SC2086
     make -s BACKEND=cpu CXX="$PWD/compiler" $programs 2>err || { cat err; exit 1; }
@@ -47,6 +47,6 @@ awk '{ open += gsub(/{/, "") - gsub(/}/, "") } END { exit open }' build/cpp/part
     { echo 'edits: parts.h has a brace too many'; exit 1; }
 edit mgpu.cu 's/^Tensor add_to_tape(const char \*op, /Tensor add_to_tape(const char *const op, /'
 for file in extras/networks/networks.cu extras/fast/winograd_cpu.h extras/format.h \
-    extras/check/launches.h extras/cpu/cuda/copies.cc; do
+    extras/check/launches.h extras/watch/watch.h extras/cpu/cuda/copies.cc; do
     if [ -e "$file" ]; then edit "$file" '1i static int edited_here;'; fi
 done

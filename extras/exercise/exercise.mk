@@ -23,9 +23,9 @@ words_of_judge = $(foreach name,GPUS ALLREDUCE KVSTORE MODEL SEED,$(if $(value $
 # ----- Compiling -------------------------------------------------------------------------------
 
 all: build/cpu/judge
-exercise_headers := $(wildcard extras/exercise/*.h extras/watch/*.h)
+exercise_headers := $(wildcard extras/exercise/*.h extras/watch/*.h) extras/format.h
 # (Not first: the worker waits for the headers)
-build/cpu/judge: extras/exercise/judge.cc extras/format.h $(exercise_headers) build/cpu/flags \
+build/cpu/judge: extras/exercise/judge.cc $(exercise_headers) build/cpu/flags \
     $(if $(filter build/cpu,$(dir)),| build/cpu/headers.h.gch)
 	$(begin)
 	$(show)$(CXX) -std=c++17 -O1 -Wall -Wextra $(if $(WERROR),-Werror) $< $(to)
@@ -41,7 +41,8 @@ judged := build/gpu/judged/mgpu.cu
 includes_judged := extras/exercise/worker.cu extras/hooks.h $(algorithms)
 of_worker = $(includes_judged) $(if $(apart),build/gpu/judged.h,$(judged))
 headers_worker = $(exercise_headers)
-options_worker = $(if $(algorithms),-DWITH_ALGORITHMS) $(if $(apart),,$(whole_$(*D))) \
+options_worker = $(if $(algorithms),-DWITH_ALGORITHMS) \
+    $(if $(apart),-Wno-unused-function,$(whole_$(*D))) \
     -DSUBMISSION='"$(if $(apart),judged.h,judged/mgpu.cu)"'
 links_worker = $(if $(apart),build/$(*D)/judged_lesson.o)
 level_worker := -O1
@@ -54,7 +55,9 @@ build/cpp/judged.h: build/cpp/judged/mgpu.cu $(includes_judged) $(exercise_heade
     $(declarations_sh)
 	@$(declare)
 of_judged_lesson := build/gpu/judged.cu
-options_judged_lesson := -DMGPU_NO_MAIN -include extras/watch/watch.h
+headers_judged_lesson := extras/watch/watch.h
+options_judged_lesson := -DMGPU_NO_MAIN -include extras/watch/watch.h \
+    -fdebug-prefix-map=build/cpp/judged.cu=mgpu.cu
 build/cpp/judged.cu: build/cpp/judged/mgpu.cu build/cpu/worker.o extras/exercise/inlined.sh
 	@sh extras/exercise/inlined.sh $(wordlist 1,2,$^) >$(new) && $(finish)
 

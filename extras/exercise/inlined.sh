@@ -19,6 +19,15 @@ export LC_ALL=C
     FNR in name_at {
         at = index($0, name_at[FNR] "(")
         head = substr($0, 1, at)
-        if (at && head !~ /^(static|inline|constexpr|extern|template|struct|__|\[|#)|=/) printf "inline "
+        if (at && head !~ /^(static|inline|constexpr|extern|template|struct|__|\[|#)|=/) {
+            if (before ~ /["#\\]/) {
+                $0 = "inline " $0
+            } else { # on the line before, so that warnings name the right columns
+                sub(/\/\/.*/, "", before)
+                before = before " inline"
+            }
+        }
     }
-    { print }' - in_file=1 "$1"
+    FNR > 1 { print before }
+    { before = $0 }
+    END { print before }' - in_file=1 "$1"

@@ -666,7 +666,10 @@ static void judge_devices(const std::string &name, const std::vector<int> &ks, b
             right.push_back(k);
         } catch (const Verdict &v) {
             worker.reset();
-            if (wrong.empty()) before_verdict(), say_wrong(v, v.what());
+            const int asked_wrong = asked;
+            if (wrong.empty()) before_verdict();
+            asked = asked_wrong;
+            if (wrong.empty()) say_wrong(v, v.what());
             wrong.push_back(k);
             late += v.kind == timeout;
             quiet = true;
