@@ -57,8 +57,8 @@ awk -f extras/definitions.awk "$file" |
         }
         function declared(text,   head) {
             if (text ~ /^#if/ && text ~ /\n[^#]/ || text ~ /^template .*static/) return ""
-            if (text ~ /^(#|typedef|using|struct|class|union|enum|constexpr|inline|template|__glob)/)
-                return text
+            if (text ~ /^(#|typedef|using|struct|class|union|enum|constexpr|inline|template)/ ||
+                text ~ /^__global__/) return text
             if (text ~ /^__device__/) return (text ~ /^__device__ inline/ ? "" : "inline ") text
             head = text
             while (gsub(/<[^<>]*>/, "", head)) continue

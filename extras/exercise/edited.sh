@@ -1,6 +1,6 @@
 #!/bin/sh
-# sh extras/exercise/edited.sh [make variables]: `make exercise` judges what is edited in mgpu.cu, and
-# names its lines. It builds in build/edited_exercise, from copies.
+# sh extras/exercise/edited.sh [make variables]: `make exercise` judges what is edited in mgpu.cu,
+# and names its lines. It builds in build/edited_exercise, from copies.
 cd "$(dirname "$0")/../.." || exit 1
 folder=build/edited_exercise
 rm -rf $folder && mkdir -p $folder/build/cpu && cp -a Makefile mgpu.cu data extras $folder || exit 1
@@ -20,11 +20,12 @@ expect() {
 }
 line=$(grep -n "$yours" kept.cu | cut -d: -f1)
 copy=$(awk -v first="$line" 'NR > first && /copyto/ { print NR; exit }' kept.cu)
-expect '^yours: passed\. ' "s/$yours/void mine(Tensors t) { allreduce(t); }\nauto own = [](int) {};\n&\n    return mine(flatten(grads));/"
+own='void mine(Tensors t) { allreduce(t); }\nauto own = [](int) {};'
+expect '^yours: passed\. ' "s/$yours/$own\n&\n    return mine(flatten(grads));/"
 expect "^judge: yours.*mgpu.cu:$((copy + 2)): " "s/$yours/\n\n&/; ${copy}s/i\]/0]/"
 expect "mgpu.cu:$((line + 1)): the host accesses" "s/$yours/&\n    *(int *)nullptr = grads.size();/"
 expect "^mgpu.cu:$((line + 1)):.*error: " "s/$yours/&\n    missing(grads);/"
-expect '^mgpu.cu:.*#error relu_kernel is launched' 's/^__global__ void relu_kernel/void relu_kernel/'
+expect '^mgpu.cu:.*#error relu_kernel is' 's/^__global__ void relu_kernel/void relu_kernel/'
 expect "It is the tutorial's own: an edit outside" '/^__global__ void add_kernel/,/^}/s/+=/-=/'
 expect '^yours: passed' 's/^    std::vector<int> shape;$/&\n    int own[100] = {};/'
 echo 'extras/exercise/edited.sh: what is edited is judged'
