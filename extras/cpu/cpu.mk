@@ -97,9 +97,9 @@ $(readers): build/cpu/headers.h.gch
 $(readers): read_before = -include build/cpu/headers.h
 build/cpu/headers.h: mgpu.cu
 	@mkdir -p $(@D); sed -n 's/^\(#include <[^>]*>\).*/\1/p' $< >$(new) && $(renew)
-# (parts.h first, or it would be late for those who wait for both)
+# (What the longest compilation waits for, too, comes first, or it would begin after the short ones)
 build/cpu/headers.h.gch: build/cpu/headers.h $(cuda_headers) build/cpu/flags \
-    | $(if $(filter program,$(programs)),build/cpp/parts.h)
+    | $(if $(filter program,$(programs)),build/cpp/parts.h $$(call in_cpp,$$(needs)))
 	$(begin)
 	@{ $(CXX) $(cpu_flags) -x c++-header $< $(to) && \
 	    echo | $(CXX) $(cpu_flags) -include $< -fsyntax-only -x c++ -; } 2>/dev/null || : >$@
