@@ -1,6 +1,7 @@
 #!/bin/sh
 # sh extras/exercise/inlined.sh FILE OBJECT: prints a copy of an mgpu.cu, in C++, in which all
-# functions are inline that the object does not call. So what nobody calls is not compiled: most.
+# functions are inline that the object does not call. The compiler then leaves out what nobody calls,
+# which is most of it.
 export LC_ALL=C
 {
     nm -uC "$2"

@@ -653,7 +653,7 @@ static std::string devices(const std::vector<int> &ks) {
 static bool is_power_of_two(int k) { return (k & (k - 1)) == 0; }
 
 // Judge the sums on each number of devices. If they are wrong on one, the others are still judged,
-// but not the parts that follow. Before it says so it calls a function.
+// but not the parts that follow. `before_verdict` is called before the first verdict is printed.
 static void judge_devices(const std::string &name, const std::vector<int> &ks, bool own_sums,
                           const std::function<void()> &before_verdict) {
     std::vector<int> right, wrong;
