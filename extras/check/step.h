@@ -7,7 +7,7 @@
 
 typedef std::vector<int> Indices;
 
-constexpr double pause_in_epoch = 0.1; // seconds
+constexpr double pause_in_epoch = 0.2; // seconds
 
 struct NetCall {                // a call of net
     Tensor X, y_hat;            // copies
