@@ -177,7 +177,7 @@ renew = if cmp -s $(new) $@; then rm $(new); else $(finish); fi # only if it dif
 # The flags of the last build. The file changes only if they do, and then all is built again. (To an
 # implicit rule's target FORCE would be newer than all that needs the flags.)
 build/gpu/flags: flags = $(NVCC) $(nvcc_flags)
-$(patsubst %,build/%/flags,gpu cu $(variants)): build/%/flags: FORCE
+$(patsubst %,build/%/flags,$(sort gpu cpu cu $(variants))): build/%/flags: FORCE
 	@{ mkdir -p $(@D) && echo $(call in_shell,$(flags)) >$(new); } 2>/dev/null || { \
 	    echo 'build/ cannot be written, or is full' >&2; exit 1; }; $(renew)
 # An edit would be older than what a wrong clock has dated in the future (by more than 2 s, for
