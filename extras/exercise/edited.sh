@@ -9,8 +9,8 @@ for built in cpp cpu/worker.o cpu/runtime.o cpu/judge cpu/flags cpu/headers.h cp
 done
 cd $folder && cp mgpu.cu kept.cu || exit 1
 yours='^void allreduce_yours(const PerDevice &grads) {'
-# expect REGEX SED: after this edit the judge or the compiler prints such a line
 variables=$*
+# expect REGEX SED: after this edit the judge or the compiler prints such a line
 expect() {
     sed "$2" kept.cu >mgpu.cu
     ! cmp -s mgpu.cu kept.cu || { echo "edited.sh: no edit: $2"; exit 1; }

@@ -150,8 +150,7 @@ static bool copied_by_host(Device &device, const Running &what, const Copy &copy
     const size_t bytes = 1 << 18; // others that enqueue something wait so long
     if (device_of_thread >= 0 || copy.width * copy.height > bytes) return false;
     const Enqueuing one_at_a_time;
-    for (const Stream *s : device.streams)
-        if ((s->blocking || s == device.default_stream) && s->unfinished > 0) return false;
+    if (!is_done(device.default_stream)) return false;
     running = what;
     copy();
     running.name = nullptr;

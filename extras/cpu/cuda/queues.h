@@ -133,6 +133,9 @@ void submit(Stream *stream, Device &device, Running running, std::function<void(
 // stream, but it cannot be used while it would wait for a stream that is captured.
 cudaError_t check_handle(const void *handle, Where where, const char *call,
                          const char *kind = nullptr);
+// Whether nothing is left to do of what a stream was given or, if it is the default stream, of what
+// it would wait for. To be called with Enqueuing held
+bool is_done(const Stream *stream);
 // The host waits for a stream, or for a device; returns the device's fault.
 cudaError_t synchronize(Stream *stream);
 cudaError_t synchronize(Device &device);

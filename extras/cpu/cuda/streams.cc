@@ -186,6 +186,13 @@ cudaError_t check_handle(const void *handle, Where where, const char *call, cons
                 kind ? kind : "a stream");
 }
 
+bool is_done(const Stream *stream) {
+    const bool is_default = stream == stream->device->default_stream;
+    for (const Stream *other : stream->device->streams)
+        if ((other == stream || (is_default && other->blocking)) && other->unfinished > 0)
+            return false;
+    return true;
+}
 cudaError_t synchronize(Stream *stream) {
     const Device &device = *stream->device;
     std::shared_ptr<Mark> last;
@@ -304,10 +311,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream, Where where) {
     if (cudaError_t error = check_capture_of(stream, where, "cudaStreamQuery")) return error;
     if (!stream) stream = current().default_stream;
     const Enqueuing one_at_a_time;
-    const bool is_default = stream == stream->device->default_stream;
-    for (const Stream *other : stream->device->streams)
-        if ((other == stream || (is_default && other->blocking)) && other->unfinished > 0)
-            return cudaErrorNotReady;
+    if (!is_done(stream)) return cudaErrorNotReady;
     return synchronize(stream); // which orders what the host does next
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags, Where where) {
